@@ -12,7 +12,7 @@ from PIL import Image
 
 from image_files import encoded
 from vitrim.data import DetectionDataset, SegmentationDataset
-from vitrim.training.build import look_for_idle, make_accelerator, starting_model
+from vitrim.training.build import make_accelerator, starting_model
 from vitrim.training.images import seed_all
 from vitrim.training.loop import Running, Trainer
 from vitrim.training.recipe import Resolved, resolve
@@ -161,6 +161,5 @@ def trainer(resolved: Resolved, out: Path, train: Any = None, watched: Any = Non
     accelerator = make_accelerator(found, cpu=True)
     seed_all(found.seed)
     model = starting_model(found, train.num_classes, None)
-    look_for_idle(accelerator, model, found)
     settings = {"log_every": 1, "save_minutes": 1e9, **running}
     return Trainer(resolved, model, train, watched, accelerator, Running(out=out, **settings))

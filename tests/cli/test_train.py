@@ -156,7 +156,7 @@ def test_the_command_has_the_names_and_the_defaults_of_its_function() -> None:
         (["cifar10_vit", "epochs"], "write key=value"),
         (["none.yaml"], "no recipe file none.yaml"),
         (["cifar10_vit", "--data", "nowhere"], "nowhere does not exist"),
-        (["cifar10_vit", "--data", ".", "--device", "cuda:1"], "--device is cpu or left out"),
+        (["cifar10_vit", "--data", ".", "--device", "cuda:1"], "device is cpu or left out"),
         (
             ["cifar10_vit", "--data", ".", "--log-with", "tensorbord"],
             "unknown tracker 'tensorbord'; did you mean 'tens",
@@ -164,7 +164,7 @@ def test_the_command_has_the_names_and_the_defaults_of_its_function() -> None:
         (["cifar10_vit", "--data", ".", "--workers", "100000"], "less than or equal to 256"),
         (["cifar10_vit", "augment.repeats=1000000"], "augment.repeats: Input should be less than or equal to 1000"),
         (["cifar10_vit", "--data", ".", "--json", "."], "cannot write .: it is a folder"),
-        (["cifar10_vit", "--data", "images", "--out", "images"], "--out is the folder of the data, images"),
+        (["cifar10_vit", "--data", "images", "--out", "images"], "out is the folder of the data, images"),
         (["cifar10_vit", "method=tomme", "--show"], "unknown method 'tomme'; did you mean 'tome'"),
         (["cifar10_vit", "model=vit_smal_patch16_224", "--show"], "did you mean 'vit_small_patch16_224'"),
         (["cifar10_vit", "optimizer.name=adamv", "--show"], "unknown optimizer 'adamv'; did you mean"),

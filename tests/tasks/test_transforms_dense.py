@@ -19,10 +19,9 @@ from vitrim.data import DetectionDataset, SegmentationDataset
 from vitrim.tasks import make_task
 from vitrim.tasks.options import DenseAugment
 from vitrim.tasks.transforms_dense import (
-    BoxEvalTransform,
     CropUnderShare,
+    DenseEvalTransform,
     DenseTrainTransform,
-    MaskEvalTransform,
     PhotometricDistort,
     ResizeRange,
     ScaleJitter,
@@ -195,14 +194,14 @@ def test_each_distortion_comes_half_the_time() -> None:
 
 
 def test_masks_are_evaluated_at_the_size_they_have() -> None:
-    image, mask = MaskEvalTransform(Geometry())(*painted((50, 70)))
+    image, mask = DenseEvalTransform(Geometry())(*painted((50, 70)))
     assert (image.shape, mask.shape, mask.dtype) == ((3, 50, 70), (50, 70), torch.int64)
     assert torch.equal(((image[0] * 0.5 + 0.5) * 255).round().long(), mask)
 
 
 def test_boxes_are_evaluated_in_the_stored_pixels() -> None:
     given = objects((60, 80), [[4, 6, 30, 40]], crowd=[1])
-    image, target = BoxEvalTransform(Geometry((32, 48)))(photo(0, (60, 80)), given)
+    image, target = DenseEvalTransform(Geometry((32, 48)))(photo(0, (60, 80)), given)
     assert image.shape == (3, 32, 48)
     assert (image[:, :, 43:] == 0).all()
     assert (image[:, :, 42] != 0).any()
@@ -256,7 +255,13 @@ def test_the_size_is_that_of_the_image_without_padding() -> None:
         ([255, 255], False),
     ],
 )
-def test_a_window_is_varied_by_what_is_not_ignored(labels: list[int], varied: bool) -> None:
-    mask = tv_tensors.Mask(torch.tensor([[9, *labels]], dtype=torch.uint8))
-    crop = CropUnderShare((1, len(labels)), share=0.75)
-    assert crop._varied(mask, top=0, left=1, height=1, width=len(labels)) is varied
+def test_a_window_is_varied_by_what_is_not_ignored(
+    labels: list[int], varied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is not is drawn again, as often as it may be."""
+    drawn: list[int] = []
+    randint = torch.randint
+    monkeypatch.setattr(torch, "randint", lambda most, size: (drawn.append(most), randint(most, size))[1])
+    mask = tv_tensors.Mask(torch.tensor([labels], dtype=torch.uint8))
+    CropUnderShare((1, len(labels)), share=0.75, tries=3)(mask)
+    assert len(drawn) == (2 if varied else 8)  # of each window top and left

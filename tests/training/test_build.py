@@ -19,8 +19,10 @@ from full_matrix import cells
 from tiny_training import TINY, recipe, trainer
 from vitrim.errors import VitrimError
 from vitrim.loading import load_run
+from vitrim.tasks import make_task
 from vitrim.training import loop
-from vitrim.training.build import hold_out, look_for_idle, make_accelerator, mimetic_, open_data
+from vitrim.training.build import hold_out, make_accelerator, mimetic_, open_data
+from vitrim.training.learner import Learner
 from vitrim.training.recipe import load_recipe, recipes
 
 
@@ -34,7 +36,7 @@ def test_many_processes_look_for_idle_parameters_where_there_may_be_some(
     """By the model, not by how it was named: a finished run of a Hugging Face model has them, too."""
     options = recipe(model="run:folder", grad_checkpointing=checkpointing).recipe
     accelerator = make_accelerator(options, cpu=True)
-    look_for_idle(accelerator, tiny.HOSTS[host](), options)
+    Learner(options, tiny.HOSTS[host](), make_task("classification", 3), accelerator, 1)
     assert accelerator.ddp_handler is not None
     assert accelerator.ddp_handler.to_kwargs().get("find_unused_parameters", False) is looks
 

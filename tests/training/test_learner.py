@@ -19,7 +19,8 @@ import vitrim.models
 from vitrim.core.registry import ask, parse_method
 from vitrim.errors import VitrimError
 from vitrim.tasks.step import Step
-from vitrim.training.learner import Distillation, Objective
+from vitrim.training.learner import Objective, distilled
+from vitrim.training.recipe import Distil
 
 LEARNED = ("dynamicvit", "mctf:r=4", "cropr", "a_vit", "evo_vit:class_head=true", "diffrate:learn=true", "ia_red2")
 """With a loss of their own."""
@@ -37,7 +38,7 @@ def objective_of(
     config: vitrim.MethodConfig | str | None,
     model: nn.Module,
     teacher: nn.Module | None = None,
-    distillation: Distillation | None = None,
+    distil: Distil | None = None,
 ) -> Objective:
     reduction = None if config is None else vitrim.reduce_(model.train(), config)
     return Objective(
@@ -45,7 +46,7 @@ def objective_of(
         F.cross_entropy,
         reduction=reduction,
         teacher=teacher,
-        distillation=distillation,
+        distil=distil,
         options=OPTIONS.get("dense" if reduction is None else reduction.config.describe()),
     )
 
@@ -83,7 +84,7 @@ def test_one_update_reaches_every_parameter(config: vitrim.MethodConfig | None) 
 def test_one_update_with_a_teacher(method: str) -> None:
     model = tiny.HOSTS["vit"]()
     teacher = copy.deepcopy(model).eval().requires_grad_(False)
-    objective = objective_of(method, model, teacher, Distillation(alpha=0.3, tau=2.0))
+    objective = objective_of(method, model, teacher, Distil(alpha=0.3, tau=2.0))
     weights = copy.deepcopy(teacher.state_dict())
     update(objective)
     assert without_gradient(objective) == set()
@@ -176,7 +177,7 @@ def test_the_teacher_is_asked_for_by_name() -> None:
     with pytest.raises(VitrimError, match="set teacher=dense in the recipe"):
         step.teach()
     with pytest.raises(VitrimError, match="distillation needs a teacher"):
-        Objective(step.model, F.cross_entropy, distillation=Distillation())
+        Objective(step.model, F.cross_entropy, distil=Distil())
 
 
 def test_tokens_and_logits_are_the_two_halves_of_a_forward() -> None:
@@ -197,7 +198,9 @@ def test_distillation_is_the_published_one(ref: golden_files.Reference) -> None:
     )
     labels = golden_files.tensor(ref, "ce/labels").long()
     for alpha, key in ((0.5, "distill/soft_alpha0.5_tau3"), (0.0, "distill/none_alpha0.5_tau3")):
-        criterion = Distillation(alpha=alpha, tau=3.0)(lambda _, targets: F.cross_entropy(logits, targets), teacher)
+        criterion = distilled(
+            Distil(alpha=alpha, tau=3.0), lambda _, targets: F.cross_entropy(logits, targets), teacher
+        )
         ref.check(key, criterion(student, labels))
 
 
@@ -206,7 +209,7 @@ def test_distillation_by_its_formulas() -> None:
     base = F.cross_entropy(student, TARGETS)
     p, q = (teacher / 2).softmax(1), (student / 2).softmax(1)
     soft = 4 * (p * (p.log() - q.log())).sum(1).mean()
-    found = Distillation(alpha=0.3, tau=2.0)(F.cross_entropy, teacher)(student, TARGETS)
+    found = distilled(Distil(alpha=0.3, tau=2.0), F.cross_entropy, teacher)(student, TARGETS)
     torch.testing.assert_close(found, 0.7 * base + 0.3 * soft)
-    hard = Distillation(hard=True, alpha=0.3)(F.cross_entropy, teacher)(student, TARGETS)
+    hard = distilled(Distil(kind="hard", alpha=0.3), F.cross_entropy, teacher)(student, TARGETS)
     torch.testing.assert_close(hard, 0.7 * base + 0.3 * F.cross_entropy(student, teacher.argmax(1)))

@@ -197,7 +197,7 @@ def test_a_full_disk_at_the_very_end_loses_nothing(
     run = trainer(recipe(epochs=1), images, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(run_folder, "save_file", full)
-        with pytest.raises(VitrimError, match=r"No space left .*; they are in .*update-00000003: make room and run"):
+        with pytest.raises(VitrimError, match=r"No space left .*; they are in .*update-00000003: make room and resume"):
             run.run()
     trainer(recipe(epochs=1), images, tmp_path, resume=True).run()
     assert load_run(tmp_path)(torch.zeros(1, 3, 16, 16)).shape == (1, 3)
@@ -241,7 +241,7 @@ def test_a_log_that_was_cut_short_by_a_full_disk_is_mended_on_resume(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", full)
         with pytest.raises(
-            VitrimError, match=r"evaluations\.jsonl: No space left on device; a run .*--resume"
+            VitrimError, match=r"evaluations\.jsonl: No space left on device; a run .* can be resumed"
         ) as found:
             run.run()
     assert "\n" not in str(found.value)
@@ -260,10 +260,11 @@ def test_processes_share_the_running_statistics_that_are_written(
     monkeypatch.setattr(learner, "broadcast", lambda buffer, from_process: shared.append(buffer))
     run = trainer(recipe(), images, tmp_path)
     norm = torch.nn.BatchNorm2d(3)
-    run.learner.share_buffers(norm)
+    run.learner.learned = norm
+    run.learner.evaluated(0)
     assert not shared  # one process has nobody to share with
     run.learner.accelerator = SimpleNamespace(num_processes=2)
-    run.learner.share_buffers(norm)
+    assert run.learner.evaluated(0) is norm
     assert [buffer.data_ptr() for buffer in shared] == [norm.running_mean.data_ptr(), norm.running_var.data_ptr()]
 
 
@@ -358,7 +359,7 @@ def test_a_finished_run_is_not_overwritten_without_its_checkpoints(images: Path,
     trainer(recipe(epochs=1), images, tmp_path).run()
     shutil.rmtree(tmp_path / "checkpoints")
     before = (tmp_path / "result.json").read_text()
-    with pytest.raises(VitrimError, match="has a finished run: give another --out"):
+    with pytest.raises(VitrimError, match="has a finished run: name another folder"):
         trainer(recipe(epochs=1, method="tome:r=2"), images, tmp_path)
     assert (tmp_path / "result.json").read_text() == before
 
@@ -369,9 +370,9 @@ def test_a_run_goes_on_from_the_start_it_had(images: Path, tmp_path: Path) -> No
         trainer(recipe(epochs=1), images, tmp_path / name).run()
     out = tmp_path / "out"
     trainer(recipe(), images, out, start=tmp_path / "a", max_updates=2).run()
-    with pytest.raises(VitrimError, match=f"begun with --checkpoint {tmp_path / 'a'}, not with no --checkpoint"):
+    with pytest.raises(VitrimError, match=f"began from the weights of {tmp_path / 'a'}, not from the recipe's own"):
         trainer(recipe(), images, out, resume=True)
-    with pytest.raises(VitrimError, match=f"begun with --checkpoint {tmp_path / 'a'}, not with .*b$"):
+    with pytest.raises(VitrimError, match=f"began from the weights of {tmp_path / 'a'}, not from .*b$"):
         trainer(recipe(), images, out, start=tmp_path / "b", resume=True)
     assert trainer(recipe(), images, out, start=tmp_path / "a", resume=True).update == 2
 

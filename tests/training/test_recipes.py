@@ -26,7 +26,7 @@ from vitrim.core.registry import ask, parse_method
 from vitrim.loading import create_model
 from vitrim.reference import references
 from vitrim.tasks import make_task, tasks
-from vitrim.training.checks import check_model, check_queries
+from vitrim.training.checks import check_model
 from vitrim.training.objectives import learned
 from vitrim.training.optim import select_trainable
 from vitrim.training.recipe import Recipe, Resolved, load_recipe, recipes
@@ -169,8 +169,7 @@ def test_dense_recipes_fit_their_crops(name: str) -> None:
     task.follow(found.protocol)
     assert not found.mix.on
     with reduced(found) as (model, _):
-        check_model(task, model)
-        check_queries(parse_method(found.method), task, model)
+        check_model(task, model, parse_method(found.method))
         window, side = found.protocol.window, ask(model).preprocessing(model).size
     assert window is None or side == (window, window)  # what is seen in training is what is seen in evaluation
 

@@ -66,10 +66,27 @@ def test_one_data_set_and_a_share_of_it(images: Path, tmp_path: Path) -> None:
     [
         ({}, {}, "no split test in the data that were given; there is: train"),
         ({"eval_split": None, "stream": True}, {}, "stream=true reads files"),
-        ({"eval_split": None}, {"device": "cuda:1"}, "--device is cpu or left out, not 'cuda:1'"),
-        ({"eval_split": None}, {"workers": -1}, "workers=-1: at least 0"),
-        ({"eval_split": None}, {"log_every": 0}, "log_every=0: at least 1"),
+        ({"eval_split": None}, {"device": "cuda:1"}, "device is cpu or left out, not 'cuda:1'"),
+        ({"eval_split": None}, {"workers": -1}, "workers is a whole number of at least 0, not -1"),
+        ({"eval_split": None}, {"log_every": 0}, "log_every is a whole number of at least 1, not 0"),
         ({"epoch": 2}, {}, "recipe: unknown key epoch; did you mean epochs?"),
+        ({"eval_split": None}, {"workers": "x"}, "workers is a whole number of at least 0, not 'x'"),
+        ({"eval_split": None}, {"max_updates": 1.5}, "max_updates is a whole number of at least 1, not 1.5"),
+        ({"eval_split": None}, {"save_minutes": "x"}, "save_minutes is a number of at least 0, not 'x'"),
+        ({"eval_split": None}, {"threads": "x"}, "threads is a whole number of at least 1, not 'x'"),
+        ({"eval_split": None}, {"log_with": 5}, "log_with is a list of trackers, not 5"),
+        ({"eval_split": None}, {"checkpoint": 5}, "checkpoint is the path of a folder or file, not 5"),
+        ({"eval_split": None}, {"console": 5}, "console is a console of rich, not 5"),
+        ({"data_options": 5}, {}, "recipe: data_options: Input should be a valid dictionary (got 5)"),
+        ({"model_options": 5}, {}, "recipe: model_options: Input should be a valid dictionary (got 5)"),
+        ({"split": 5}, {}, "recipe: split: Input should be a valid string (got 5)"),
+        ({"epochs": "x"}, {}, "recipe: epochs: Input should be a valid number"),
+        ({"seed": -1}, {}, "recipe: seed: Input should be greater than or equal to 0 (got -1)"),
+        ({5: 1}, {}, "cannot read 5: write key=value"),
+        (5, {}, "changes are a list of key=value texts, or a mapping, not 5"),
+        ([5], {}, "cannot read 5: write key=value"),
+        ("epochs=1", {}, "changes are a list of key=value texts, or a mapping, not 'epochs=1'"),
+        ({"eval_split": None, "data_options": {"split": "x"}}, {}, "data_options has no split"),
     ],
 )
 def test_what_is_refused(images: Path, tmp_path: Path, changes: dict, options: dict, said: str) -> None:
@@ -77,6 +94,28 @@ def test_what_is_refused(images: Path, tmp_path: Path, changes: dict, options: d
     with pytest.raises(VitrimError) as refused:
         train(TINY, data, changes=changes, out=tmp_path / "out", **{"device": "cpu", **options})
     assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"recipe": 5}, "a recipe is a name, a YAML file or a mapping of values, not 5"),
+        ({"recipe": None}, "a recipe is a name, a YAML file or a mapping of values, not None"),
+        ({"data": 5}, "the data are a source, data sets of vitrim.data by split, or one of them, not int"),
+        (
+            {"data": {"train": [1]}},
+            "the data are a source, data sets of vitrim.data by split, or one of them, not list",
+        ),
+        ({"out": 5}, "out is the path of a folder or file, not 5"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_refused(images: Path, tmp_path: Path, arguments: dict, said: str) -> None:
+    given = {"recipe": TINY, "data": images, "out": tmp_path / "out", "changes": {"eval_split": None}, **arguments}
+    with pytest.raises(VitrimError) as refused:
+        train(**given, device="cpu")
+    assert str(refused.value) == said
     assert not (tmp_path / "out").exists()
 
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from timm.data import Mixup
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from vitrim.core.registry import ask, enter
 from vitrim.data.paths import listed
-from vitrim.errors import VitrimError, unknown
+from vitrim.errors import DataError, VitrimError, unknown
+from vitrim.tasks.sliding import Protocol
+from vitrim.tasks.transforms_dense import DenseEvalTransform, DenseTrainTransform
 
 if TYPE_CHECKING:
     from torchmetrics import MetricCollection
 
-    from vitrim.tasks.options import Loss, Mix
-    from vitrim.tasks.sliding import Protocol
+    from vitrim.tasks.options import DenseAugment, Loss, Mix
     from vitrim.tasks.step import Criterion
 
 T = TypeVar("T", bound="Task")
@@ -41,6 +43,15 @@ class Task(ABC):
         cost_varies: whether the work of a prediction depends on what is in the image.
         learned_by: the kind of model that learns it.
         reads: the task of `vitrim.data.load_data` whose data it learns; None: whatever labels a source has.
+        other_classes: whether a model's classes that the data does not have count, too, after `meet`; else they are
+            left out.
+        mixes: whether images are mixed, with their labels.
+        several: whether an image has several labels, (B, K).
+        by_windows: whether images can be evaluated by a protocol of windows and scales.
+        query_per_patch: whether `auxiliary` takes an output per patch; otherwise one for the whole image.
+        protocol: how images are evaluated; may be replaced.
+        unpadded: whether a model sees each image in its own size and shape, after `meet`.
+        columns: the places of the logits that are read, in the order of the classes; None: all, as they are.
         places: the model's class of each of the data's, after `meet`; None: they have the same numbers.
         by_number: whether data and model both have class names, and these do not say which class is which.
     """
@@ -53,11 +64,19 @@ class Task(ABC):
     cost_varies: ClassVar[bool] = False
     learned_by: ClassVar[str] = "a classifier"
     reads: ClassVar[str | None] = None
+    other_classes: ClassVar[bool] = False
+    mixes: ClassVar[bool] = False
+    several: ClassVar[bool] = False
+    by_windows: ClassVar[bool] = False
+    query_per_patch: ClassVar[bool] = False
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
         self.places: list[int] | None = None
+        self.columns: list[int] | None = None
         self.by_number = False
+        self.protocol = Protocol()
+        self.unpadded = False
 
     @abstractmethod
     def check(self, dataset: Any) -> None:
@@ -67,15 +86,31 @@ class Task(ABC):
     def criterion(self, loss: Loss) -> Criterion:
         """The loss from logits (B, K) and targets."""
 
-    def mixer(self, mix: Mix) -> Any | None:
-        """Function that mixes images (B, C, H, W) and targets, or None if the recipe mixes none.
+    def mixer(self, mix: Mix) -> Mixup | None:
+        """timm's mixup and cutmix as a recipe says, or None if it mixes none.
+
+        It takes images (B, C, H, W), which it overwrites, with B even, and (B,) class indices, or (B, K) where images
+        have several labels, and gives the mixed images and (B, K) targets. It draws from numpy's global stream.
+
+        Labels are not smoothed here but by the criterion: both are linear, so mixing smoothed labels and smoothing
+        mixed ones is the same.
 
         Raises:
-            VitrimError: the recipe does, and the task's targets cannot be mixed, as those of dense tasks.
+            VitrimError: the recipe mixes, and the task's targets cannot be mixed, as those of dense tasks.
         """
-        if mix.on:
+        if not mix.on:
+            return None
+        if not self.mixes:
             raise VitrimError(f"task {self.name} does not mix images: set mix.mixup=0 and mix.cutmix=0")
-        return None
+        return Mixup(
+            mixup_alpha=mix.mixup,
+            cutmix_alpha=mix.cutmix,
+            prob=mix.probability,
+            switch_prob=mix.switch,
+            label_smoothing=0.0,
+            num_classes=self.num_classes,
+            multi_label=self.several,
+        )
 
     @abstractmethod
     def metrics(self) -> MetricCollection:
@@ -93,17 +128,13 @@ class Task(ABC):
         """The loss of an auxiliary head on patches or on a query, from its output and targets; None: that of logits."""
         return None
 
-    def queries(self, patches: int) -> int:
-        """The outputs per image that `auxiliary` takes of a model with so many patches: one, for the whole image."""
-        return 1
-
-    def train_transform(self, geometry: Any, augment: Any) -> Callable[..., Any] | None:
+    def train_transform(self, geometry: Any, augment: DenseAugment) -> Callable[..., Any] | None:
         """The changes to a training image and its target together; None: of images alone, the training loop's own."""
-        return None
+        return None if self.reads is None else DenseTrainTransform(geometry, augment)
 
     def eval_transform(self, geometry: Any) -> Callable[..., Any] | None:
         """The processing of an image and its target for evaluation; None: of images alone, the model's own."""
-        return None
+        return None if self.reads is None else DenseEvalTransform(geometry, padded=not self.unpadded)
 
     def follow(self, protocol: Protocol) -> None:
         """Evaluate by a protocol of windows and scales.
@@ -111,13 +142,15 @@ class Task(ABC):
         Raises:
             VitrimError: the task has none, and this is not the plain one.
         """
-        if not protocol.plain:
+        if not protocol.plain and not self.by_windows:
             raise VitrimError(f"task {self.name} sees whole images, once: leave the protocol out")
+        self.protocol = protocol
 
     def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
         """Adapt the reading of predictions to a model that may have been made elsewhere, for data with these classes.
 
-        Names decide where both sides have them; classes without a name in common are matched by their numbers.
+        Names decide where both sides have them: the data's classes become the first ones, and the model's others
+        follow or are left out. Classes without a name in common are matched by their numbers.
 
         Raises:
             VitrimError: some names of the data are the model's and others are not, or one is that of several classes.
@@ -128,10 +161,14 @@ class Task(ABC):
             known = None  # of a head that it had before
         self.places = places_of(class_names, known, numbered=self.reads is not None)
         self.by_number = bool(class_names and known) and self.places is None
+        if self.places is not None and self.other_classes:
+            self.columns = [*self.places, *sorted(set(range(self.num_classes)).difference(self.places))]
+        elif self.places is not None:
+            self.columns, self.num_classes = self.places, len(self.places)
 
     def eval_batch(self, batch_size: int) -> int:
-        """The images of a batch of an evaluation, where ``batch_size`` were asked for."""
-        return batch_size
+        """The images of a batch of an evaluation, where ``batch_size`` were asked for: one if each has its own size."""
+        return batch_size if self.protocol.plain and not self.unpadded else 1
 
     def collate(self, items: list[Any]) -> Any:
         """A batch of what a dataset gives."""
@@ -142,7 +179,8 @@ class Task(ABC):
 
         ``targets`` say at most where in the images there is padding; None: nowhere.
         """
-        return ask(model).logits(model(images))
+        logits = ask(model).logits(model(images))
+        return logits if self.columns is None else logits[:, self.columns]
 
     def update(self, metrics: MetricCollection, prediction: Any, targets: Any) -> None:
         """Show a prediction and its targets to the metrics."""
@@ -164,6 +202,19 @@ class Task(ABC):
         library = ask(model)
         if library.num_classes(model) != self.num_classes:
             library.reset_head(model, self.num_classes)
+
+    def check_labels(self, labels: Tensor) -> None:
+        """Raise `DataError` if a label is beyond the model's classes."""
+        wrong = labels[(labels < 0) | (labels >= self.num_classes)]
+        if len(wrong):
+            end = self.num_classes - 1
+            raise DataError(f"label {int(wrong[0])} is beyond the model's {self.num_classes} classes, 0 to {end}")
+
+    def check_classes(self, source: str, num_classes: int) -> None:
+        """Raise `VitrimError` if data has another number of classes than the data that is trained on."""
+        if num_classes != self.num_classes:
+            found = f"{source} has {num_classes} classes"
+            raise VitrimError(f"{found}, but the training data has {self.num_classes} classes")
 
     def check_loss(self, loss: Loss) -> None:
         """Raise `VitrimError` if the task cannot learn the loss of a recipe."""
@@ -194,7 +245,11 @@ def places_of(names: Sequence[str] | None, known: Sequence[str] | None, *, numbe
         return None
     if list(names) == list(known):  # ImageNet has two cranes
         return list(range(len(known)))
-    exact, spelt = _by_name(known), _by_name(map(_spelling, known))
+    exact: dict[str, list[int]] = {}
+    spelt: dict[str, list[int]] = {}
+    for place, name in enumerate(known):
+        exact.setdefault(name, []).append(place)
+        spelt.setdefault(_spelling(name), []).append(place)
     found = [exact.get(name) or spelt.get(_spelling(name)) or [] for name in names]
     if not any(found):
         return None
@@ -216,14 +271,6 @@ def places_of(names: Sequence[str] | None, known: Sequence[str] | None, *, numbe
             f"class '{names[doubled]}' of the data cannot be told by its name, which is not that of one class of the "
             f"model ({listed(known)}): name the classes as the model does"
         )
-    return places
-
-
-def _by_name(names: Iterable[str]) -> dict[str, list[int]]:
-    """The places of every name."""
-    places: dict[str, list[int]] = {}
-    for place, name in enumerate(names):
-        places.setdefault(name, []).append(place)
     return places
 
 

@@ -14,14 +14,10 @@ from vitrim.data import DataError
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task, register_task
-from vitrim.tasks.step import BinaryCrossEntropy, make_mixup
+from vitrim.tasks.step import BinaryCrossEntropy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from timm.data import Mixup
-
-    from vitrim.tasks.options import Loss, Mix
+    from vitrim.tasks.options import Loss
     from vitrim.tasks.step import Criterion
 
 
@@ -53,12 +49,13 @@ class Classification(Task):
     selects_by = "top1"
     losses = ("cross_entropy", "bce")
     agreement_means = "same class as dense"
+    other_classes = True
+    mixes = True
 
     def __init__(self, num_classes: int) -> None:
         if num_classes < 2:
             raise VitrimError(f"classification needs at least 2 classes, got {num_classes}")
         super().__init__(num_classes)
-        self.order: list[int] | None = None
 
     def check(self, dataset: Any) -> None:
         if isinstance(dataset, ImageStream):
@@ -78,32 +75,14 @@ class Classification(Task):
     def criterion(self, loss: Loss) -> Criterion:
         self.check_loss(loss)
         if loss.name == "bce":
-            return BinaryCrossEntropy(loss.smoothing, 1 / self.num_classes, sum_classes=loss.sum_classes)
+            return BinaryCrossEntropy(smoothing=loss.smoothing, rest=1 / self.num_classes, sum_classes=loss.sum_classes)
         return nn.CrossEntropyLoss(label_smoothing=loss.smoothing)
-
-    def mixer(self, mix: Mix) -> Mixup | None:
-        return make_mixup(mix, self.num_classes)
-
-    def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
-        """As of `Task`: the data's classes become the first ones, and the model's others follow."""
-        super().meet(model, class_names)
-        if self.places is not None:
-            others = set(range(self.num_classes)).difference(self.places)
-            self.order = [*self.places, *sorted(others)]
-
-    def predict(self, model: nn.Module, images: Tensor, targets: Any = None) -> Tensor:
-        logits: Tensor = super().predict(model, images, targets)
-        return logits if self.order is None else logits[:, self.order]
 
     def check_targets(self, targets: Any, count: int) -> None:
         if targets.shape != (count,) or targets.is_floating_point():
             shape = f"{targets.dtype} of {tuple(targets.shape)}"
             raise DataError(f"expected {count} integer labels, one per image, got {shape}")
-        wrong = targets[(targets < 0) | (targets >= self.num_classes)]
-        if len(wrong):
-            raise DataError(
-                f"label {int(wrong[0])} is beyond the model's {self.num_classes} classes, 0 to {self.num_classes - 1}"
-            )
+        self.check_labels(targets)
 
     def agreement(self, prediction: Tensor, dense: Tensor, targets: Any) -> Tensor:
         return (prediction.argmax(1) == dense.argmax(1)).double()
@@ -111,8 +90,7 @@ class Classification(Task):
     def metrics(self) -> MetricCollection:
         k = min(5, self.num_classes)
         every: dict[str, Metric | MetricCollection] = {
-            "top1": _Accuracy(self.num_classes, 1),
-            f"top{k}": _Accuracy(self.num_classes, k),
+            f"top{most}": _Accuracy(num_classes=self.num_classes, average="micro", top_k=most) for most in (1, k)
         }
         # torchmetrics would let metrics share their counts for good if these are the same after the first batch
         return MetricCollection(every, compute_groups=False)
@@ -120,9 +98,6 @@ class Classification(Task):
 
 class _Accuracy(MulticlassAccuracy):
     """The share of images whose label is among the k largest logits, in float64: sums over any processes are exact."""
-
-    def __init__(self, num_classes: int, k: int) -> None:
-        super().__init__(num_classes=num_classes, average="micro", top_k=k)
 
     def compute(self) -> Tensor:
         right, wrong = dim_zero_cat(self.tp).sum().double(), dim_zero_cat(self.fn).sum()

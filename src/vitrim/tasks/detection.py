@@ -20,13 +20,11 @@ from vitrim.data.dense import DetectionDataset
 from vitrim.data.objects import Boxes, import_pycocotools
 from vitrim.errors import DataError, VitrimError
 from vitrim.tasks.base import Task, register_task
-from vitrim.tasks.transforms_dense import BoxEvalTransform, DenseTrainTransform
 
 if TYPE_CHECKING:
     from vitrim.data.objects import Objects
-    from vitrim.tasks.options import DenseAugment, Loss
+    from vitrim.tasks.options import Loss
     from vitrim.tasks.step import Criterion
-    from vitrim.tasks.transforms_dense import Geometry
 
 SURE = 0.5
 """Score above which a detection of the dense model counts in the agreement with it."""
@@ -69,7 +67,6 @@ class Detection(Task):
         super().__init__(num_classes)
         self.labels: Tensor | None = None
         """The class of the data for each of the model's, -1 for none; None: they are the same."""
-        self.unpadded = False
 
     def check(self, dataset: Any) -> None:
         source = getattr(dataset, "source", type(dataset).__name__)
@@ -77,9 +74,7 @@ class Detection(Task):
             raise VitrimError(f"{source} has no boxes, which task {self.name} learns")
         if self.outlines and dataset.outlines is None:
             raise VitrimError(f"{source} has boxes without outlines, which task {self.name} learns")
-        if dataset.num_classes != self.num_classes:
-            found = f"{source} has {dataset.num_classes} classes"
-            raise VitrimError(f"{found}, but the training data has {self.num_classes} classes")
+        self.check_classes(source, dataset.num_classes)
 
     def criterion(self, loss: Loss) -> Criterion:
         self.check_loss(loss)
@@ -91,13 +86,7 @@ class Detection(Task):
 
     def auxiliary(self, loss: Loss) -> Criterion:
         self.check_loss(loss)
-        return ClassesPresent()
-
-    def train_transform(self, geometry: Geometry, augment: DenseAugment) -> DenseTrainTransform:
-        return DenseTrainTransform(geometry, augment)
-
-    def eval_transform(self, geometry: Geometry) -> BoxEvalTransform:
-        return BoxEvalTransform(geometry, padded=not self.unpadded)
+        return classes_present
 
     def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
         library = ask(model)
@@ -105,13 +94,8 @@ class Detection(Task):
         super().meet(model, class_names)
         if self.places is not None:
             known = library.class_names(model)
-            self.num_classes = len(self.places)
             self.labels = torch.full((len(known or ()),), -1)
             self.labels[self.places] = torch.arange(self.num_classes)
-
-    def eval_batch(self, batch_size: int) -> int:
-        """One image where each goes through the model in its own size and shape."""
-        return 1 if self.unpadded else batch_size
 
     def collate(self, items: list[tuple[Tensor, Objects]]) -> tuple[Tensor, Boxes]:
         """Stack images (B, C, H, W), padded to one size by the transforms, and list their objects."""
@@ -152,7 +136,16 @@ class Detection(Task):
 
     def agreement(self, prediction: Any, dense: Any, targets: Any) -> Tensor:
         """For each detection of the dense model above `SURE` the best IoU with a detection of the same class."""
-        return torch.cat([_best_overlaps(found, other) for found, other in zip(prediction, dense, strict=True)])
+        best = []
+        for found, other in zip(prediction, dense, strict=True):
+            sure = other["scores"] > SURE
+            boxes, labels = other["boxes"][sure].double(), other["labels"][sure]
+            if len(found["boxes"]):
+                same = labels[:, None] == found["labels"][None]
+                best.append((box_iou(boxes, found["boxes"].double()) * same).amax(dim=1))
+            else:
+                best.append(boxes.new_zeros(len(boxes)))
+        return torch.cat(best)
 
     def metrics(self) -> MetricCollection:
         return MetricCollection({"scores": DetectionScores(masks=self.outlines)}, compute_groups=False)
@@ -182,24 +175,25 @@ class Instances(Detection):
     outlines = True
 
 
-class ClassesPresent(nn.Module):
-    """Binary cross entropy of which classes are among the boxes of an image, mean over classes and images (Cropr)."""
+def classes_present(logits: Tensor, targets: Boxes) -> Tensor:
+    """Binary cross entropy of which classes are among the boxes of an image, mean over classes and images (Cropr).
 
-    def forward(self, logits: Tensor, targets: Boxes) -> Tensor:
-        """The loss, a scalar, from logits (B, K), or (B, 1, K) of one query, and the objects of B images.
+    Args:
+        logits: (B, K), or (B, 1, K) of one query.
+        targets: the objects of B images.
 
-        Raises:
-            VitrimError: logits of several queries.
-        """
-        if logits.ndim == 3 and logits.shape[1] == 1:
-            logits = logits[:, 0]
-        if logits.ndim != 2:
-            raise VitrimError(f"expected one output (B, K) per image, got {tuple(logits.shape)}: set num_queries=1")
-        kind = torch.promote_types(logits.dtype, torch.float32)
-        present = torch.zeros(logits.shape, dtype=kind, device=logits.device)
-        for row, objects in zip(present, targets, strict=True):
-            row[objects["labels"].to(row.device)] = 1
-        return F.binary_cross_entropy_with_logits(logits.to(kind), present)
+    Raises:
+        VitrimError: logits of several queries.
+    """
+    if logits.ndim == 3 and logits.shape[1] == 1:
+        logits = logits[:, 0]
+    if logits.ndim != 2:
+        raise VitrimError(f"expected one output (B, K) per image, got {tuple(logits.shape)}: set num_queries=1")
+    kind = torch.promote_types(logits.dtype, torch.float32)
+    present = torch.zeros(logits.shape, dtype=kind, device=logits.device)
+    for row, objects in zip(present, targets, strict=True):
+        row[objects["labels"].to(row.device)] = 1
+    return F.binary_cross_entropy_with_logits(logits.to(kind), present)
 
 
 def in_stored_pixels(prediction: Objects, target: Objects) -> Objects:
@@ -231,16 +225,6 @@ def in_stored_pixels(prediction: Objects, target: Objects) -> Objects:
         resized = F.interpolate(inside, size=(tall, wide), mode="bilinear", align_corners=False)
         moved["masks"] = resized[:, 0] > 0.5
     return moved
-
-
-def _best_overlaps(found: Objects, dense: Objects) -> Tensor:
-    sure = dense["scores"] > SURE
-    boxes, labels = dense["boxes"][sure].double(), dense["labels"][sure]
-    if not len(found["boxes"]):
-        return boxes.new_zeros(len(boxes))
-    same = labels[:, None] == found["labels"][None]
-    overlaps: Tensor = box_iou(boxes, found["boxes"].double()) * same
-    return overlaps.amax(dim=1)
 
 
 class DetectionScores(Metric):
@@ -276,22 +260,15 @@ class DetectionScores(Metric):
     def __init__(self, *, masks: bool = False) -> None:
         super().__init__()
         self.masks = masks
+        # the kinds that are scored, and the beginnings of their names in torchmetrics
+        self.prefixes = {"box": "bbox_", "mask": "segm_"} if masks else {"box": ""}
+        self.names = tuple(f"{kind}_AP{ending}" for kind in self.prefixes for ending in _ENDINGS)
         self.backend = FAST if importlib.util.find_spec(FAST) is not None else "pycocotools"
         if masks or self.backend != FAST:
             import_pycocotools()
         for kind, fields in (("predicted", _PREDICTED), ("true", _TRUE)):
             for name in (*fields, *(("masks",) if masks else ())):
                 self.add_state(f"{kind}_{name}", default=[], dist_reduce_fx=None)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The scores."""
-        return tuple(f"{kind}_AP{ending}" for kind in self._prefixes for ending in _ENDINGS)
-
-    @property
-    def _prefixes(self) -> dict[str, str]:
-        """The kinds that are scored, and the beginnings of their names in torchmetrics."""
-        return {"box": "bbox_", "mask": "segm_"} if self.masks else {"box": ""}
 
     def update(self, predictions: Sequence[Objects], targets: Sequence[Objects]) -> None:
         """A batch, in the same pixels.
@@ -303,7 +280,9 @@ class DetectionScores(Metric):
                 and those of the masks or boxes.
         """
         for prediction, target in zip(predictions, targets, strict=True):
-            filled = {"iscrowd": torch.zeros_like(target["labels"]), "area": _areas(target, self.masks)} | target
+            boxes = target["boxes"]
+            areas = target["masks"].flatten(1).sum(1) if self.masks else (boxes[:, 2:] - boxes[:, :2]).prod(dim=1)
+            filled = {"iscrowd": torch.zeros_like(target["labels"]), "area": areas} | target
             for kind, fields, given in (("predicted", _PREDICTED, prediction), ("true", _TRUE, filled)):
                 for name, dtype in fields.items():
                     getattr(self, f"{kind}_{name}").append(given[name].detach().to(dtype))
@@ -315,7 +294,7 @@ class DetectionScores(Metric):
         found = self._found(extended=False)
         numbers = {
             f"{kind}_AP{ending}": found[f"{prefix}map{theirs}"].double()
-            for kind, prefix in self._prefixes.items()
+            for kind, prefix in self.prefixes.items()
             for ending, theirs in _ENDINGS.items()
         }
         return {name: torch.where(value < 0, torch.nan, value) for name, value in numbers.items()}
@@ -325,7 +304,7 @@ class DetectionScores(Metric):
         found = self._found(extended=True)
         classes = found["classes"].reshape(-1).tolist()
         rows: dict[str, dict[int, float]] = {}
-        for kind, prefix in self._prefixes.items():
+        for kind, prefix in self.prefixes.items():
             precision = found[f"{prefix}precision"][..., 0, -1].double()  # (thresholds, recalls, classes) of any size
             precision = torch.where(precision < 0, torch.nan, precision)
             means = precision.flatten(0, 1).nanmean(dim=0)
@@ -339,17 +318,14 @@ class DetectionScores(Metric):
         metric = MeanAveragePrecision(iou_type=kinds, backend=self.backend, extended_summary=extended)  # type: ignore[arg-type]
         metric.warn_on_many_detections = False
         for row in range(len(self.predicted_boxes)):
-            metric.update([self._image(row, "predicted", _PREDICTED)], [self._image(row, "true", _TRUE)])
+            pair = []
+            for kind, fields in (("predicted", _PREDICTED), ("true", _TRUE)):
+                image = {name: getattr(self, f"{kind}_{name}")[row].cpu() for name in fields}
+                if self.masks:
+                    image["masks"] = _unpacked(getattr(self, f"{kind}_masks")[row])
+                pair.append([image])
+            metric.update(*pair)
         return dict(metric.compute())
-
-    def _image(self, row: int, kind: str, fields: dict[str, Any]) -> Objects:
-        image = {name: getattr(self, f"{kind}_{name}")[row].cpu() for name in fields}
-        return {**image, "masks": _unpacked(getattr(self, f"{kind}_masks")[row])} if self.masks else image
-
-
-def _areas(target: Objects, masks: bool) -> Tensor:
-    boxes = target["boxes"]
-    return target["masks"].flatten(1).sum(1) if masks else (boxes[:, 2:] - boxes[:, :2]).prod(dim=1)
 
 
 def _packed(masks: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from timm.loss import AsymmetricLossMultiLabel
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.functional.classification import binary_average_precision
 from torchmetrics.utilities import dim_zero_cat
@@ -15,14 +15,10 @@ from torchmetrics.utilities import dim_zero_cat
 from vitrim.data import DataError
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task, register_task
-from vitrim.tasks.step import BinaryCrossEntropy, make_mixup
+from vitrim.tasks.step import BinaryCrossEntropy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from timm.data import Mixup
-
-    from vitrim.tasks.options import Loss, Mix
+    from vitrim.tasks.options import Loss
     from vitrim.tasks.step import Criterion
 
 
@@ -56,6 +52,8 @@ class MultiLabel(Task):
     name = "multilabel"
     selects_by = "mAP"
     losses = ("asl", "bce")
+    mixes = True
+    several = True
     agreement_means = "overlap of the classes found with dense's"
 
     def check(self, dataset: Any) -> None:
@@ -63,31 +61,15 @@ class MultiLabel(Task):
         targets = np.asarray(getattr(dataset, "targets", ()))
         if targets.ndim != 2:
             raise VitrimError(f"{source} has no table of classes per image, which task multilabel learns")
-        if targets.shape[1] != self.num_classes:
-            raise VitrimError(
-                f"{source} has {targets.shape[1]} classes, but the training data has {self.num_classes} classes"
-            )
+        self.check_classes(source, targets.shape[1])
 
     def criterion(self, loss: Loss) -> Criterion:
         self.check_loss(loss)
         if loss.name == "bce":
-            return BinaryCrossEntropy(loss.smoothing, 1 / 2, sum_classes=loss.sum_classes)
+            return BinaryCrossEntropy(smoothing=loss.smoothing, rest=1 / 2, sum_classes=loss.sum_classes)
         if loss.smoothing:
             raise VitrimError(f"loss asl has no smoothing (got loss.smoothing={loss.smoothing:g}): set it to 0")
         return AsymmetricLossMultiLabel(loss.gamma_neg, loss.gamma_pos, loss.clip, reduction="sum")
-
-    def mixer(self, mix: Mix) -> Mixup | None:
-        return make_mixup(mix, self.num_classes, multi_label=True)
-
-    def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
-        """As of `Task`: of the model's classes those of the data are read."""
-        super().meet(model, class_names)
-        if self.places is not None:
-            self.num_classes = len(self.places)
-
-    def predict(self, model: nn.Module, images: Tensor, targets: Any = None) -> Tensor:
-        logits: Tensor = super().predict(model, images, targets)
-        return logits if self.places is None else logits[:, self.places]
 
     def check_targets(self, targets: Any, count: int) -> None:
         if targets.shape != (count, self.num_classes):

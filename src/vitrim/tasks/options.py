@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -85,6 +85,12 @@ class Loss(Section):
     sum_classes: bool = Field(False, description="bce: add up the losses of the classes of an image, not their mean")
 
 
+def short(value: object, most: int = 100) -> str:
+    """A value in one line, cut where it is long."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def invalid(name: str, error: ValidationError, kind: type[Section], *, inside: tuple[str, ...] = ()) -> VitrimError:
     """The fault in the values of a section, in one line: an unknown key first, for it explains a missing one.
 
@@ -101,16 +107,16 @@ def invalid(name: str, error: ValidationError, kind: type[Section], *, inside: t
         ...     print(invalid("mine", error, Mix, inside=("mix",)))
         mine: unknown key mix.mixupp; did you mean mixup?
     """
-
-    def short(value: object) -> str:
-        text = " ".join(str(value).split())
-        return text if len(text) <= 100 else f"{text[:100]}..."
-
     errors = error.errors()
     first = next((entry for entry in errors if entry["type"] == "extra_forbidden"), errors[0])
     where = short(".".join(str(part) for part in (*inside, *first["loc"])))
     if first["type"] == "extra_forbidden":
-        valid = _keys(kind, first["loc"][:-1])
+        section: Any = kind  # the one to which the keys before the unknown one lead
+        for part in first["loc"][:-1]:
+            field = section.model_fields.get(str(part)) if isinstance(part, str) else None
+            kinds = [] if field is None else [field.annotation, *getattr(field.annotation, "__args__", ())]
+            section = next((one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)), section)
+        valid = list(section.model_fields)
         close = difflib.get_close_matches(str(first["loc"][-1]), valid, n=1)
         hint = f"did you mean {close[0]}?" if close else f"valid: {', '.join(valid)}"
         return VitrimError(f"{name}: unknown key {where}; {hint}")
@@ -119,12 +125,3 @@ def invalid(name: str, error: ValidationError, kind: type[Section], *, inside: t
     message = str(first["msg"]).removeprefix("Value error, ")
     given = "" if not where or isinstance(first["input"], Mapping) else f" (got {short(repr(first['input']))})"
     return VitrimError(" ".join(f"{name}: {where + ': ' if where else ''}{message}{given}".split()))
-
-
-def _keys(section: Any, where: Iterable[int | str]) -> list[str]:
-    """The keys of the section to which the path ``where`` leads."""
-    for part in where:
-        field = section.model_fields.get(str(part)) if isinstance(part, str) else None
-        kinds = [] if field is None else [field.annotation, *getattr(field.annotation, "__args__", ())]
-        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), section)
-    return list(section.model_fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import isqrt
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,14 +16,12 @@ from vitrim.data.dense import IGNORED, SegmentationDataset
 from vitrim.errors import DataError, VitrimError
 from vitrim.tasks.base import Task, register_task
 from vitrim.tasks.sliding import Protocol, predict
-from vitrim.tasks.transforms_dense import DenseTrainTransform, MaskEvalTransform
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vitrim.tasks.options import DenseAugment, Loss
+    from vitrim.tasks.options import Loss
     from vitrim.tasks.step import Criterion
-    from vitrim.tasks.transforms_dense import Geometry
 
 
 @register_task
@@ -34,9 +33,6 @@ class Segmentation(Task):
 
     Args:
         num_classes: K.
-
-    Attributes:
-        protocol: how images are evaluated; may be replaced.
 
     Example:
         >>> from vitrim.tasks.options import Loss
@@ -55,21 +51,20 @@ class Segmentation(Task):
     reads = "segmentation"
     selects_by = "mIoU"
     losses = ("pixel_cross_entropy",)
+    by_windows = True
+    query_per_patch = True
     agreement_means = "pixels of the same class"
 
     def __init__(self, num_classes: int) -> None:
         if not 2 <= num_classes <= IGNORED:
             raise VitrimError(f"segmentation needs 2 to {IGNORED} classes, the data has {num_classes}")
         super().__init__(num_classes)
-        self.protocol = Protocol()
 
     def check(self, dataset: Any) -> None:
         source = getattr(dataset, "source", type(dataset).__name__)
         if not isinstance(dataset, SegmentationDataset):
             raise VitrimError(f"{source} has no label for every pixel, which task segmentation learns")
-        if dataset.num_classes != self.num_classes:
-            found = f"{source} has {dataset.num_classes} classes"
-            raise VitrimError(f"{found}, but the training data has {self.num_classes} classes")
+        self.check_classes(source, dataset.num_classes)
 
     def criterion(self, loss: Loss) -> Criterion:
         self.check_loss(loss)
@@ -79,31 +74,13 @@ class Segmentation(Task):
         self.check_loss(loss)
         return PatchCrossEntropy(loss.smoothing)
 
-    def queries(self, patches: int) -> int:
-        return patches
-
-    def train_transform(self, geometry: Geometry, augment: DenseAugment) -> DenseTrainTransform:
-        return DenseTrainTransform(geometry, augment)
-
-    def eval_transform(self, geometry: Geometry) -> MaskEvalTransform:
-        return MaskEvalTransform(geometry)
-
-    def follow(self, protocol: Protocol) -> None:
-        self.protocol = protocol
-
     def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
         """As of `Task`; a model of images of one size sees, where no protocol says more, windows of that size."""
         super().meet(model, class_names)
         library = ask(model)
-        if self.places is not None:
-            self.num_classes = len(self.places)
         size = library.input_size(model)
         if library.takes_one_size and size is not None and self.protocol.plain:
             self.protocol = Protocol(mode="slide", size=size[1], window=size[1])
-
-    def eval_batch(self, batch_size: int) -> int:
-        """One image where a protocol resizes or cuts it: each has its own forwards then, and may be of its own size."""
-        return batch_size if self.protocol.plain else 1
 
     def collate(self, items: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Stack images (B, C, H, W) and masks (B, H, W) int64.
@@ -115,18 +92,15 @@ class Segmentation(Task):
         if len(sizes) > 1:
             found = ", ".join(f"{width} x {height}" for width, height in sizes[:3])
             raise VitrimError(
-                f"images of {len(sizes)} sizes ({found}) are no batch: evaluate them one by one (--batch-size 1, of "
-                "`vitrim train` --eval-batch 1), or by a protocol with a size or a window"
+                f"images of {len(sizes)} sizes ({found}) are no batch: evaluate them one by one (batches of 1), "
+                "or by a protocol with a size or a window"
             )
         return torch.stack([image for image, _ in items]), torch.stack([mask for _, mask in items]).long()
 
     def check_targets(self, targets: Any, count: int) -> None:
         if targets.ndim != 3 or len(targets) != count or targets.is_floating_point():
             raise DataError(f"expected {count} masks of integers, got {targets.dtype} of {tuple(targets.shape)}")
-        wrong = targets[(targets != IGNORED) & ((targets < 0) | (targets >= self.num_classes))]
-        if len(wrong):
-            end = self.num_classes - 1
-            raise DataError(f"label {int(wrong[0])} is beyond the model's {self.num_classes} classes, 0 to {end}")
+        self.check_labels(targets[targets != IGNORED])
 
     def predict(self, model: nn.Module, images: Tensor, targets: Any = None) -> Tensor:
         """Logits (B, K, H, W) of ``model`` for images (B, C, H, W), by the protocol."""
@@ -134,7 +108,7 @@ class Segmentation(Task):
 
         def forward(batch: Tensor) -> Tensor:
             scores = library.pixel_scores(model, batch)
-            return scores if self.places is None else scores[:, self.places]
+            return scores if self.columns is None else scores[:, self.columns]
 
         if self.protocol.plain:
             return forward(images)
@@ -206,7 +180,8 @@ class SegmentationScores(Metric):
         }
 
 
-class PixelCrossEntropy(nn.Module):
+@dataclass(frozen=True)
+class PixelCrossEntropy:
     """Cross entropy of every pixel that is not ignored, their mean; 0 where all are ignored.
 
     Args:
@@ -217,11 +192,9 @@ class PixelCrossEntropy(nn.Module):
         0.0
     """
 
-    def __init__(self, smoothing: float = 0.0) -> None:
-        super().__init__()
-        self.smoothing = smoothing
+    smoothing: float = 0.0
 
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss, a scalar, from logits (B, K, H, W) and labels (B, H, W) in [0, K) or `IGNORED`.
 
         Raises:
@@ -235,7 +208,8 @@ class PixelCrossEntropy(nn.Module):
         return _cross_entropy(logits, labels, self.smoothing)
 
 
-class PatchCrossEntropy(nn.Module):
+@dataclass(frozen=True)
+class PatchCrossEntropy:
     """Cross entropy of every patch, with labels taken at its first pixel (Cropr: nearest down-sampling).
 
     The patches are those of square ones that fill the labels' height and width.
@@ -248,11 +222,9 @@ class PatchCrossEntropy(nn.Module):
         1.3862943649291992
     """
 
-    def __init__(self, smoothing: float = 0.0) -> None:
-        super().__init__()
-        self.smoothing = smoothing
+    smoothing: float = 0.0
 
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss, a scalar, from logits (B, P, K), row by row, and labels (B, H, W) in [0, K) or `IGNORED`.
 
         Raises:

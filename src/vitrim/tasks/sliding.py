@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -83,8 +83,17 @@ def predict(model_fn: ModelFunction, image: Tensor, protocol: Protocol, most: in
         True
     """
     total: Tensor | None = None
+    size = (image.shape[-2], image.shape[-1])
+    now = max(size) if protocol.side == "long" else min(size)
     for scale in protocol.scales:
-        resized = _resized(image, protocol, scale)
+        # the size of the protocol; for windows at least so that the short side fills one
+        wanted = resized_to(size, protocol.side, scale * (protocol.size or now))
+        if protocol.mode == "slide" and protocol.window is not None and min(wanted) < protocol.window:
+            wanted = resized_to(size, "short", protocol.window)
+        resized = image
+        if wanted != size:
+            how: dict[str, Any] = {"mode": "bilinear", "align_corners": False, "antialias": True}
+            resized = F.interpolate(image[None], size=wanted, **how)[0]
         for mirrored in (False, True) if protocol.flip else (False,):
             given = resized.flip(-1) if mirrored else resized
             if protocol.mode == "whole":
@@ -95,7 +104,6 @@ def predict(model_fn: ModelFunction, image: Tensor, protocol: Protocol, most: in
                 logits = _slide(model_fn, given, protocol, most)
             logits = logits.flip(-1) if mirrored else logits
             if logits.shape[-2:] != image.shape[-2:]:
-                size = (image.shape[-2], image.shape[-1])
                 logits = F.interpolate(logits[None], size=size, mode="bilinear", align_corners=False)[0]
             result = logits.softmax(dim=0) if protocol.average == "probabilities" else logits
             total = result if total is None else total + result
@@ -112,18 +120,6 @@ def window_places(length: int, window: int, stride: int) -> list[int]:
     """
     last = max(length - window, 0)
     return [*range(0, last, stride), last]
-
-
-def _resized(image: Tensor, protocol: Protocol, scale: float) -> Tensor:
-    """Resize to the size of a protocol; for windows at least so that the short side fills one."""
-    size = (image.shape[-2], image.shape[-1])
-    now = max(size) if protocol.side == "long" else min(size)
-    wanted = resized_to(size, protocol.side, scale * (protocol.size or now))
-    if protocol.mode == "slide" and protocol.window is not None and min(wanted) < protocol.window:
-        wanted = resized_to(size, "short", protocol.window)
-    if wanted == size:
-        return image
-    return F.interpolate(image[None], size=wanted, mode="bilinear", align_corners=False, antialias=True)[0]
 
 
 def _slide(model_fn: ModelFunction, image: Tensor, protocol: Protocol, most: int | None) -> Tensor:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
-from timm.data import Mixup
 from torch import Tensor, nn
 
 from vitrim.core.reduce import Reduction
@@ -20,13 +19,14 @@ from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
-    from vitrim.tasks.options import Mix
+    pass
 
 Criterion = Callable[[Any, Any], Tensor]
 """From logits (B, K), or what a dense task predicts, and targets to a scalar."""
 
 
-class BinaryCrossEntropy(nn.Module):
+@dataclass(frozen=True, kw_only=True)
+class BinaryCrossEntropy:
     """One binary cross entropy per class, mean over the images, and mean or sum over the classes.
 
     Smoothed targets are (1 - smoothing) * y + smoothing * rest. timm's criterion of the same name moves all targets but
@@ -44,54 +44,17 @@ class BinaryCrossEntropy(nn.Module):
         True
     """
 
-    def __init__(self, smoothing: float, rest: float, *, sum_classes: bool) -> None:
-        super().__init__()
-        self.smoothing = smoothing
-        self.rest = rest
-        self.sum_classes = sum_classes
+    smoothing: float
+    rest: float
+    sum_classes: bool
 
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss, a scalar, from logits (B, K) and targets: (B,) class indices, or (B, K) in [0, 1]."""
         kind = torch.promote_types(logits.dtype, torch.float32)  # half precision cannot hold a smoothed target
         dense = F.one_hot(targets, logits.shape[1]) if targets.ndim == 1 else targets
         smoothed = (1 - self.smoothing) * dense.to(kind) + self.smoothing * self.rest
         per_class = F.binary_cross_entropy_with_logits(logits.to(kind), smoothed, reduction="none")
         return (per_class.sum(dim=1) if self.sum_classes else per_class).mean()
-
-
-def make_mixup(mix: Mix, num_classes: int, *, multi_label: bool = False) -> Mixup | None:
-    """timm's mixup and cutmix as a recipe says, or None if it mixes none.
-
-    It takes images (B, C, H, W), which it overwrites, with B even, and (B,) class indices, or (B, K) where images have
-    several labels, and gives the mixed images and (B, K) targets. It draws from numpy's global stream.
-
-    Labels are not smoothed here but by the criterion: both are linear, so mixing smoothed labels and smoothing mixed
-    ones is the same.
-
-    Args:
-        mix: of the recipe.
-        num_classes: K.
-        multi_label: whether targets are (B, K).
-
-    Example:
-        >>> import torch
-        >>> from vitrim.tasks.options import Mix
-        >>> mixup = make_mixup(Mix(mixup=0.8), num_classes=3)
-        >>> images, targets = mixup(torch.rand(2, 3, 8, 8), torch.tensor([0, 2]))
-        >>> images.shape, targets.sum(dim=1).allclose(torch.ones(2))
-        (torch.Size([2, 3, 8, 8]), True)
-    """
-    if not mix.on:
-        return None
-    return Mixup(
-        mixup_alpha=mix.mixup,
-        cutmix_alpha=mix.cutmix,
-        prob=mix.probability,
-        switch_prob=mix.switch,
-        label_smoothing=0.0,
-        num_classes=num_classes,
-        multi_label=multi_label,
-    )
 
 
 @dataclass(frozen=True)
@@ -116,10 +79,6 @@ class Step:
     criterion: Criterion
     teacher: nn.Module | None = None
     auxiliary: Criterion | None = None
-
-    def auxiliary_loss(self, output: Tensor) -> Tensor:
-        """The loss of an auxiliary head from its ``output``: on patches (B, P, K), or of a query, (B, K)."""
-        return (self.auxiliary or self.criterion)(output, self.targets)
 
     def logits(self) -> Tensor:
         """A forward of the model: (B, K)."""

@@ -6,7 +6,7 @@ Built on `torchvision.transforms.v2`: masks are resized to the nearest pixel, bo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -20,24 +20,12 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from vitrim.data.objects import Objects
+    from vitrim.data.transforms import Geometry
     from vitrim.tasks.options import DenseAugment
 
 Side = Literal["long", "short"]
 LONGEST = 4.0
 """Most the long side may be of what is drawn for the short one: 2048 of 512, as published."""
-
-
-class Geometry(Protocol):
-    """Format of the images a model takes: height and width in pixels, and the normalisation of its 1 or 3 channels."""
-
-    @property
-    def size(self) -> tuple[int, int]: ...
-
-    @property
-    def mean(self) -> tuple[float, ...]: ...
-
-    @property
-    def std(self) -> tuple[float, ...]: ...
 
 
 def resized_to(size: tuple[int, int], side: Side, pixels: float, *, longest: float | None = None) -> tuple[int, int]:
@@ -74,7 +62,16 @@ def fitted(size: tuple[int, int], within: tuple[int, int]) -> tuple[int, int]:
     return height, width
 
 
-class ResizeRange(v2.Transform):
+class Change(v2.Transform):
+    """A change made by one function of torchvision, whose arguments `make_params` draws."""
+
+    function: ClassVar[Any]
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        return self._call_kernel(self.function, inpt, **params)
+
+
+class ResizeRange(Change):
     """Resize in the same ratio, so that one side has a number of pixels drawn uniformly from a range.
 
     With `side="short"` the long side has at most `LONGEST` times what was drawn.
@@ -88,6 +85,8 @@ class ResizeRange(v2.Transform):
         torch.Size([10, 20])
     """
 
+    function = staticmethod(F.resize)
+
     def __init__(self, side: Side, low: float, high: float) -> None:
         super().__init__()
         self.side, self.low, self.high = side, low, high
@@ -95,13 +94,11 @@ class ResizeRange(v2.Transform):
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         pixels = self.low + (self.high - self.low) * torch.rand(()).item()
         longest = None if self.side == "long" else LONGEST * pixels
-        return {"size": list(resized_to(size_of(flat_inputs), self.side, pixels, longest=longest))}
-
-    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
-        return self._call_kernel(F.resize, inpt, params["size"], antialias=True)
+        size = resized_to(size_of(flat_inputs), self.side, pixels, longest=longest)
+        return {"size": list(size), "antialias": True}
 
 
-class ScaleJitter(v2.Transform):
+class ScaleJitter(Change):
     """Resize to a random factor times the largest size in the same ratio that fits.
 
     torchvision's transform of this name takes height for width where the two differ.
@@ -115,6 +112,8 @@ class ScaleJitter(v2.Transform):
         torch.Size([10, 20])
     """
 
+    function = staticmethod(F.resize)
+
     def __init__(self, size: tuple[int, int], low: float = 0.1, high: float = 2.0) -> None:
         super().__init__()
         self.size, self.low, self.high = size, low, high
@@ -122,13 +121,10 @@ class ScaleJitter(v2.Transform):
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         factor = self.low + (self.high - self.low) * torch.rand(()).item()
         height, width = (max(1, round(length * factor)) for length in fitted(size_of(flat_inputs), self.size))
-        return {"size": [height, width]}
-
-    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
-        return self._call_kernel(F.resize, inpt, params["size"], antialias=True)
+        return {"size": [height, width], "antialias": True}
 
 
-class CropUnderShare(v2.Transform):
+class CropUnderShare(Change):
     """Cut a window out at random, again and again while one class covers too much of it.
 
     As published: of the pixels that are not ignored at most ``share`` are of one class, and there are two classes at
@@ -145,6 +141,8 @@ class CropUnderShare(v2.Transform):
         torch.Size([2, 3])
     """
 
+    function = staticmethod(F.crop)
+
     def __init__(self, size: tuple[int, int], share: float = 0.75, tries: int = 10) -> None:
         super().__init__()
         self.size, self.share, self.tries = size, share, tries
@@ -152,26 +150,19 @@ class CropUnderShare(v2.Transform):
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         masks = [each for each in flat_inputs if isinstance(each, tv_tensors.Mask) and each.ndim == 2]
         height, width = size_of(flat_inputs)
-        window = self._window(height, width)
-        for _ in range(self.tries if masks and self.share < 1 else 0):
-            if self._varied(masks[0], **window):
+        tall, wide = min(height, self.size[0]), min(width, self.size[1])
+        tries = self.tries if masks and self.share < 1 else 0
+        while True:
+            top = int(torch.randint(height - tall + 1, ()))
+            left = int(torch.randint(width - wide + 1, ()))
+            if not tries:
                 break
-            window = self._window(height, width)
-        return window
-
-    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
-        return self._call_kernel(F.crop, inpt, **params)
-
-    def _window(self, height: int, width: int) -> dict[str, int]:
-        within = (min(height, self.size[0]), min(width, self.size[1]))
-        top = int(torch.randint(height - within[0] + 1, ()))
-        left = int(torch.randint(width - within[1] + 1, ()))
-        return {"top": top, "left": left, "height": within[0], "width": within[1]}
-
-    def _varied(self, mask: Tensor, top: int, left: int, height: int, width: int) -> bool:
-        part = mask.as_subclass(Tensor)[top : top + height, left : left + width]
-        counts = part[part != IGNORED].unique(return_counts=True)[1]
-        return len(counts) > 1 and int(counts.max()) < self.share * int(counts.sum())
+            part = plain_tensor(masks[0])[top : top + tall, left : left + wide]
+            counts = part[part != IGNORED].unique(return_counts=True)[1]
+            if len(counts) > 1 and int(counts.max()) < self.share * int(counts.sum()):
+                break
+            tries -= 1
+        return {"top": top, "left": left, "height": tall, "width": wide}
 
 
 class PhotometricDistort(v2.Transform):
@@ -295,7 +286,22 @@ class DenseTrainTransform:
 
     def __init__(self, geometry: Geometry, augment: DenseAugment) -> None:
         self.mode = "L" if len(geometry.mean) == 1 else "RGB"
-        self.change = v2.Compose(_changes(geometry, augment))
+        low, high = augment.range or ((0.1, 2.0) if augment.crop == "jitter" else (0.5, 2.0))
+        steps: list[Any]
+        if augment.crop == "jitter":
+            steps = [ScaleJitter(geometry.size, low, high), CropUnderShare(geometry.size, share=1.0)]
+        else:
+            pixels = max(geometry.size) if augment.side == "long" else min(geometry.size)
+            window = CropUnderShare(geometry.size, augment.cat_max_share)
+            steps = [ResizeRange(augment.side, low * pixels, high * pixels), window]
+        if augment.hflip:
+            steps.append(v2.RandomHorizontalFlip(augment.hflip))
+        if augment.vflip:
+            steps.append(v2.RandomVerticalFlip(augment.vflip))
+        steps.append(v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}, scale=True))
+        if augment.photometric:
+            steps.append(PhotometricDistort())
+        self.change = v2.Compose(steps)
         self.finish = v2.Compose([v2.Normalize(list(geometry.mean), list(geometry.std)), PadTo(geometry.size)])
         self.sanitize = v2.SanitizeBoundingBoxes(min_size=1)
 
@@ -314,72 +320,36 @@ class DenseTrainTransform:
         return plain_tensor(pixels), {**plain_objects(objects), "size": size}
 
 
-def _changes(geometry: Geometry, augment: DenseAugment) -> list[Any]:
-    low, high = augment.range or ((0.1, 2.0) if augment.crop == "jitter" else (0.5, 2.0))
-    if augment.crop == "jitter":
-        steps = [ScaleJitter(geometry.size, low, high), CropUnderShare(geometry.size, share=1.0)]
-    else:
-        pixels = max(geometry.size) if augment.side == "long" else min(geometry.size)
-        window = CropUnderShare(geometry.size, augment.cat_max_share)
-        steps = [ResizeRange(augment.side, low * pixels, high * pixels), window]
-    if augment.hflip:
-        steps.append(v2.RandomHorizontalFlip(augment.hflip))
-    if augment.vflip:
-        steps.append(v2.RandomVerticalFlip(augment.vflip))
-    steps.append(v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}, scale=True))
-    if augment.photometric:
-        steps.append(PhotometricDistort())
-    return steps
+class DenseEvalTransform:
+    """Transform of a PIL image of any mode and its target for evaluation, normalised.
 
-
-class MaskEvalTransform:
-    """Transform of a PIL image of any mode and its mask for evaluation: of the size they have, normalised.
-
-    The `Protocol` of an evaluation resizes the image, and its logits back, so that every pixel of the mask is scored.
+    With a mask an image stays as large as it is: the `Protocol` of an evaluation resizes it, and its logits back, so
+    that every pixel of the mask is scored. With objects it is fitted into the model's size and padded, and they stay in
+    the pixels of the stored image, in which they are scored; `size` and `original` tell how to bring predictions there.
 
     Args:
         geometry: what the model takes.
-    """
-
-    def __init__(self, geometry: Geometry) -> None:
-        self.mode = "L" if len(geometry.mean) == 1 else "RGB"
-        self.finish = _normalised(geometry)
-
-    def __call__(self, image: Image.Image, target: Tensor) -> tuple[Tensor, Tensor]:
-        """The image, (C, H, W) float32, and its mask (H, W) int64."""
-        pixels = self.finish(v2.functional.to_image(image.convert(self.mode)))
-        return plain_tensor(pixels), plain_tensor(target).long()
-
-
-class BoxEvalTransform:
-    """Transform of a PIL image of any mode and its objects for evaluation: fitted into the model's size and padded.
-
-    The objects stay in the pixels of the stored image, in which they are scored; `size` and `original` tell how to
-    bring predictions there.
-
-    Args:
-        geometry: what the model takes.
-        padded: to the model's size; otherwise an image keeps its shape, and an upright one is fitted into the model's
-            size put upright.
+        padded: objects: to the model's size; otherwise an image keeps its shape, and an upright one is fitted into the
+            model's size put upright.
     """
 
     def __init__(self, geometry: Geometry, *, padded: bool = True) -> None:
         self.mode = "L" if len(geometry.mean) == 1 else "RGB"
         self.size, self.padded = geometry.size, padded
-        self.finish = v2.Compose([_normalised(geometry), *([PadTo(geometry.size)] if padded else [])])
+        to_float = v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}, scale=True)
+        self.finish = v2.Compose([to_float, v2.Normalize(list(geometry.mean), list(geometry.std))])
+        self.pad = PadTo(geometry.size)
 
-    def __call__(self, image: Image.Image, target: Objects) -> tuple[Tensor, Objects]:
-        """The image, (C, H, W) float32, and its objects, crowds included."""
+    def __call__(self, image: Image.Image, target: Any) -> tuple[Tensor, Any]:
+        """The image, (C, H, W) float32, and its mask (H, W) int64, or its objects, crowds included."""
+        pixels = v2.functional.to_image(image.convert(self.mode))
+        if not isinstance(target, dict):
+            return plain_tensor(self.finish(pixels)), plain_tensor(target).long()
         turned = not self.padded and (image.height > image.width) != (self.size[0] > self.size[1])
         size = fitted((image.height, image.width), self.size[::-1] if turned else self.size)
-        pixels = F.resize(v2.functional.to_image(image.convert(self.mode)), list(size), antialias=True)
+        pixels = self.finish(F.resize(pixels, list(size), antialias=True))
         sizes = {"size": torch.tensor(size), "original": torch.tensor((image.height, image.width))}
-        return plain_tensor(self.finish(pixels)), {**plain_objects(target), **sizes}
-
-
-def _normalised(geometry: Geometry) -> Any:
-    to_float = v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}, scale=True)
-    return v2.Compose([to_float, v2.Normalize(list(geometry.mean), list(geometry.std))])
+        return plain_tensor(self.pad(pixels) if self.padded else pixels), {**plain_objects(target), **sizes}
 
 
 def plain_tensor(value: Tensor) -> Tensor:

@@ -76,7 +76,6 @@ def build_trainer(
     seed_all(resolved.recipe.seed)
     train_data, eval_data, test_data = open_data(resolved.recipe, data)
     model = starting_model(resolved.recipe, train_data.num_classes, checkpoint)
-    look_for_idle(accelerator, model, resolved.recipe)
     for held_out in (eval_data, test_data):
         if isinstance(held_out, ImageDataset | MultiLabelDataset):  # others get the transform of their task
             held_out.transform = eval_transform(model)
@@ -99,16 +98,6 @@ def make_accelerator(recipe: Recipe, *, cpu: bool = False) -> Accelerator:
     return Accelerator(cpu=cpu, mixed_precision=PRECISIONS[recipe.precision], kwargs_handlers=[many])
 
 
-def look_for_idle(accelerator: Accelerator, model: nn.Module, recipe: Recipe) -> None:
-    """Let distributed runs look for parameters that classification does not reach, if the model may have some.
-
-    With checkpointed gradients they cannot.
-    """
-    assert accelerator.ddp_handler is not None
-    look = ask(model).has_idle_parameters(model) and not recipe.grad_checkpointing
-    accelerator.ddp_handler.find_unused_parameters = look
-
-
 def open_data(
     recipe: Recipe, data: str | Path | Data | Mapping[str, Data]
 ) -> tuple[Data | ImageStream, Data | None, Data | None]:
@@ -123,12 +112,19 @@ def open_data(
     """
     task = tasks()[recipe.task].reads if recipe.task in tasks() else None  # an unknown task is refused later
 
+    for name in recipe.data_options:
+        if name in ("source", "task", "split"):
+            raise VitrimError(f"data_options has no {name}: the recipe's task and split say it")
+
     def load(split: str | None) -> Data:
         if isinstance(data, str | Path):
             return load_data(data, task=task, split=split, **recipe.data_options)
         given: Mapping[Any, Data] = data if isinstance(data, Mapping) else {recipe.split: data}
         if split not in given:
             raise VitrimError(f"no split {split} in the data that were given; there is: {', '.join(map(str, given))}")
+        if not hasattr(given[split], "num_classes"):
+            kind = type(given[split]).__name__
+            raise VitrimError(f"the data are a source, data sets of vitrim.data by split, or one of them, not {kind}")
         return copy.copy(given[split])  # it gets a transform of its own
 
     test_data = None if recipe.test_split is None else load(recipe.test_split)
@@ -222,21 +218,21 @@ def mimetic_(model: nn.Module) -> None:
         )
     facts = host.facts(model)
     head_dim = facts.dim // facts.num_heads
+
+    def factors(noise: float, identity: float, rank: int) -> tuple[Tensor, Tensor]:
+        """Two (dim, rank) matrices A, B whose product A B^T is nearest to noise * Z + identity * I, Z normal of
+        variance 1 / dim."""
+        target = noise * torch.randn(facts.dim, facts.dim) / facts.dim**0.5 + identity * torch.eye(facts.dim)
+        u, s, vh = torch.linalg.svd(target)
+        root = s[:rank].sqrt()
+        return u[:, :rank] * root, vh[:rank].T * root
+
     for query, key, value, output in weights.attention:
         for head in range(facts.num_heads):
             place = slice(head * head_dim, (head + 1) * head_dim)
-            of_query, of_key = _factors(facts.dim, *QUERY_KEY, rank=head_dim)
+            of_query, of_key = factors(*QUERY_KEY, head_dim)
             query[place], key[place] = of_query.T, of_key.T
-        of_value, of_output = _factors(facts.dim, *VALUE_PROJECTION, rank=facts.dim)
+        of_value, of_output = factors(*VALUE_PROJECTION, facts.dim)
         value.copy_(of_value.T)
         output.copy_(of_output)
     weights.positions.copy_(build_sincos2d_pos_embed(list(facts.grid_size), dim=facts.dim))
-
-
-def _factors(dim: int, noise: float, identity: float, *, rank: int) -> tuple[Tensor, Tensor]:
-    """Two (dim, rank) matrices A, B whose product A B^T is nearest to noise * Z + identity * I, Z normal of
-    variance 1 / dim."""
-    target = noise * torch.randn(dim, dim) / dim**0.5 + identity * torch.eye(dim)
-    u, s, vh = torch.linalg.svd(target)
-    root = s[:rank].sqrt()
-    return u[:, :rank] * root, vh[:rank].T * root

@@ -16,23 +16,24 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
-    get_model_state_dict,
     get_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.optim import Optimizer
 
 from vitrim.errors import VitrimError, first_line
 from vitrim.files import save_file
+
+if TYPE_CHECKING:
+    from vitrim.training.learner import Learner
 
 FORMAT = 3
 OLD_FORMAT = 2
@@ -65,10 +66,10 @@ class Snapshot:
     values: dict[str, Any] = field(default_factory=dict)
 
 
-def take(model: nn.Module, optimizer: Optimizer, ema: nn.Module | None, values: Mapping[str, Any]) -> Snapshot:
-    """A snapshot of a model (wrapped or not), its optimiser and its average. All processes must call it; only that of
+def take(learner: Learner, values: Mapping[str, Any]) -> Snapshot:
+    """All that learning goes on from, with the ``values`` of the run. All processes must call it; only the snapshot of
     the first is whole."""
-    weights, optimizer_state = get_state_dict(model, optimizer, options=FULL)
+    weights, optimizer_state = get_state_dict(learner.wrapped, learner.optimizer.optimizer, options=FULL)
     state = cast("dict[str, Any]", optimizer_state)
     # empty in all processes but the first
     kept = state.get("state", {})
@@ -77,21 +78,20 @@ def take(model: nn.Module, optimizer: Optimizer, ema: nn.Module | None, values: 
         "model": {name: value for name, value in weights.items() if isinstance(value, Tensor)},
         "optimizer": {name: value for name, value in moments.items() if isinstance(value, Tensor)},
     }
-    if ema is not None:
-        tensors["ema"] = dict(ema.state_dict())
+    if learner.average is not None:
+        tensors["ema"] = dict(learner.average.state_dict())
     numbers = {name: value for name, value in moments.items() if not isinstance(value, Tensor)}
-    return Snapshot(tensors, {**values, "optimizer": {"state": numbers, "param_groups": state.get("param_groups")}})
+    scaler = learner.accelerator.scaler
+    others = {
+        "scaler": None if scaler is None else scaler.state_dict(),
+        "optimizer": {"state": numbers, "param_groups": state.get("param_groups")},
+    }
+    return Snapshot(tensors, {**values, **others})
 
 
-def weights_of(model: nn.Module, prefix: str = "") -> dict[str, Tensor]:
-    """The whole weights of a model (wrapped or not) whose names begin with ``prefix``, without it, on the CPU. All
-    processes must call it; only those of the first are whole."""
-    found = cast("dict[str, Tensor]", get_model_state_dict(model, options=FULL)).items()
-    return {name.removeprefix(prefix): value for name, value in found if name.startswith(prefix)}
-
-
-def put_back(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer, ema: nn.Module | None) -> None:
-    """Set a model, its optimiser and its average to a snapshot of the same run. All processes must call it."""
+def put_back(snapshot: Snapshot, learner: Learner) -> None:
+    """Go back to a snapshot of the same run. All processes must call it."""
+    model, optimizer = learner.wrapped, learner.optimizer.optimizer
     kept: dict[str, dict[str, Any]] = {}
     for entry, value in {**snapshot.tensors["optimizer"], **snapshot.values["optimizer"]["state"]}.items():
         name, _, key = entry.rpartition(SEPARATOR)
@@ -103,8 +103,10 @@ def put_back(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer, ema: nn
     for name, parameter in model.named_parameters():  # torch gives all of them a state before it sets those it has
         if name.removeprefix(DDP_PREFIX) not in kept:
             optimizer.state.pop(parameter, None)
-    if ema is not None:
-        ema.load_state_dict(snapshot.tensors["ema"])
+    if learner.average is not None:
+        learner.average.load_state_dict(snapshot.tensors["ema"])
+    if snapshot.values["scaler"] is not None and learner.accelerator.scaler is not None:
+        learner.accelerator.scaler.load_state_dict(snapshot.values["scaler"])
 
 
 def save(folder: Path, snapshot: Snapshot, *, keep: int = LEAST_KEPT) -> Path:

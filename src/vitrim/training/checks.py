@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
-from torch.utils.data import Dataset
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import ask, host_of
-from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task
-from vitrim.training.objectives import learned
 from vitrim.training.optim import ramp_value, starts_small, warmup_epochs
 from vitrim.training.recipe import PATCH_DROP, Recipe, resolve
 
@@ -23,24 +20,9 @@ MAY_CHANGE = ("eval_every", "notes", "paper", "dataset")
 """Keys that may differ between a resumed run and the run it continues: nothing that changes its numbers."""
 
 
-def number_of_images(data: Dataset[Any]) -> int:
-    """The number of images in a pass, on which the learning rate of every update depends."""
-    if not isinstance(data, ImageStream):
-        return len(cast(Any, data))
-    if data.length is None:
-        raise VitrimError(f"{data.source} does not say how many images it has: it cannot be trained on as a stream")
-    return data.length
-
-
-def check_even(recipe: Recipe, mixes: bool, num_processes: int) -> None:
-    """Refuse odd batches where images are mixed: timm mixes an image with one from the other end of the batch."""
-    at_once = recipe.micro_batch or recipe.batch_size // num_processes
-    if mixes and at_once % 2:
-        raise VitrimError(f"mixing needs an even number of images at once, not {at_once}")
-
-
-def check_model(task: Task, model: nn.Module) -> None:
-    """Refuse a model of another task, whose output the loss cannot read, and training crops that end within a patch."""
+def check_model(task: Task, model: nn.Module, config: MethodConfig | None = None) -> None:
+    """Refuse a model of another task, whose output the loss cannot read, training crops that end within a patch, and a
+    method with a number of queries whose outputs the task has no targets for."""
     own = ask(model)
     made_for = own.tasks(model)[0] if own.tasks(model) else ("classification" if task.reads is not None else task.name)
     if made_for != task.name:
@@ -48,27 +30,22 @@ def check_model(task: Task, model: nn.Module) -> None:
     if not own.learns:
         kind = type(model).__name__
         raise VitrimError(f"{kind} is trained by its own library; `vitrim eval` evaluates it, dense and reduced")
-    size = ask(model).preprocessing(model).size
-    if task.reads is None or size is None:
-        return
-    height, width = ask(model).layout(model).patch_size
-    if size[0] % height or size[1] % width:  # a library cuts that patch off, and the map would not fit
-        raise VitrimError(
-            f"a training crop of {size[0]} x {size[1]} pixels is no multiple of the patches of {height} x {width}: "
-            "give the model another size of images"
-        )
-
-
-def check_queries(config: MethodConfig, task: Task, model: nn.Module) -> None:
-    """Refuse a number of queries whose outputs the task has no targets for."""
+    size = own.preprocessing(model).size
+    if task.reads is not None and size is not None:
+        height, width = own.layout(model).patch_size
+        if size[0] % height or size[1] % width:  # a library cuts that patch off, and the map would not fit
+            raise VitrimError(
+                f"a training crop of {size[0]} x {size[1]} pixels is no multiple of the patches of {height} x {width}: "
+                "give the model another size of images"
+            )
     queries = getattr(config, "num_queries", None)
-    if queries is None:
-        return
-    rows, columns = host_of(model).facts(model).grid_size
-    needed = task.queries(rows * columns)
-    if queries != needed:
-        reason = "one per patch of a training image" if needed > 1 else "one for the whole image"
-        raise VitrimError(f"{config.name}: task {task.name} needs num_queries={needed}, {reason}, not {queries}")
+    if queries is not None:
+        rows, columns = host_of(model).facts(model).grid_size
+        needed = rows * columns if task.query_per_patch else 1
+        if queries != needed:
+            reason = "one per patch of a training image" if needed > 1 else "one for the whole image"
+            name = cast(MethodConfig, config).name
+            raise VitrimError(f"{name}: task {task.name} needs num_queries={needed}, {reason}, not {queries}")
 
 
 def check_classes(train: Any, *others: Any) -> None:
@@ -87,15 +64,6 @@ def check_classes(train: Any, *others: Any) -> None:
                 f"{data.source} ({data.split}) has other classes than the training data: class {place} is {one} there "
                 f"and {other} here; give labels as numbers, or the same names in all splits"
             )
-
-
-def check_objective(recipe: Recipe, config: MethodConfig) -> None:
-    """Refuse options of the objective that the method's loss does not have."""
-    valid = learned(config).options
-    for name in recipe.objective:
-        if name not in valid:
-            can = ", ".join(valid) or "none"
-            raise VitrimError(f"objective: the loss of {config.name} has no option '{name}'; it has: {can}")
 
 
 def beyond(recipe: Recipe, updates: int) -> Iterator[str]:
@@ -177,6 +145,7 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) ->
         )
     if before["start"] != now["start"]:
         then, today = (
-            f"--checkpoint {start}" if start else "no --checkpoint" for start in (before["start"], now["start"])
+            f"the weights of {start}" if start else "the recipe's own weights"
+            for start in (before["start"], now["start"])
         )
-        raise VitrimError(f"{path} is of a run that was begun with {then}, not with {today}")
+        raise VitrimError(f"{path} is of a run that began from {then}, not from {today}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -19,7 +20,7 @@ from timm.data.auto_augment import augment_and_mix_transform, auto_augment_trans
 from timm.data.random_erasing import RandomErasing
 from timm.data.transforms import RandomResizedCropAndInterpolation, str_to_interp_mode, str_to_pil_interp
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from torchvision import transforms
 
 from vitrim.data.streaming import ImageStream
@@ -52,13 +53,28 @@ class TrainTransform:
 
     def __init__(self, geometry: Geometry, augment: Augment) -> None:
         self.mode = "L" if geometry.channels == 1 else "RGB"
-        steps = [*_crop(geometry.size, augment)]
+        steps: list[Any] = []
+        if augment.crop == "resized":
+            area = (augment.scale, augment.ratio)
+            steps.append(RandomResizedCropAndInterpolation(geometry.size, *area, augment.interpolation))
+        else:
+            how = "bicubic" if augment.interpolation == "random" else augment.interpolation
+            steps.append(transforms.Resize(geometry.size, str_to_interp_mode(how)))
+        if augment.crop == "padded" and augment.padding:
+            height, width = geometry.size
+            most = min(height, width) - 1
+            if augment.padding > most:
+                raise VitrimError(
+                    f"augment.padding={augment.padding} is a reflection of the image, which has {height} x {width} "
+                    f"pixels: at most {most}"
+                )
+            steps.append(transforms.RandomCrop(geometry.size, padding=augment.padding, padding_mode="reflect"))
         if augment.hflip:
             steps.append(transforms.RandomHorizontalFlip(augment.hflip))
         if augment.cutout:
             steps.append(Cutout(augment.cutout))
         if augment.auto is not None:
-            steps.append(_auto(augment.auto, augment, geometry))
+            steps.append(_policy(augment, geometry))
         elif augment.color_jitter:
             steps.append(transforms.ColorJitter(*(augment.color_jitter,) * 3))
         steps += [transforms.ToTensor(), transforms.Normalize(geometry.mean, geometry.std)]
@@ -71,23 +87,13 @@ class TrainTransform:
         return cast(Tensor, self.transform(image.convert(self.mode)))
 
 
-def _crop(size: tuple[int, int], augment: Augment) -> Iterator[Any]:
-    if augment.crop == "resized":
-        yield RandomResizedCropAndInterpolation(size, augment.scale, augment.ratio, augment.interpolation)
-        return
-    how = "bicubic" if augment.interpolation == "random" else augment.interpolation
-    yield transforms.Resize(size, str_to_interp_mode(how))
-    if augment.crop == "padded" and augment.padding:
-        if augment.padding >= min(size):
-            raise VitrimError(
-                f"augment.padding={augment.padding} is a reflection of the image, which has {size[0]} x {size[1]} "
-                f"pixels: at most {min(size) - 1}"
-            )
-        yield transforms.RandomCrop(size, padding=augment.padding, padding_mode="reflect")
+def _policy(augment: Augment, geometry: Geometry) -> Any:
+    """timm's policy of the name ``augment.auto``, with the options timm's own training gives it.
 
-
-def _auto(policy: str, augment: Augment, geometry: Geometry) -> Any:
-    """timm's policy of that name, with the options timm's own training gives it."""
+    But without the case that Pillow 13 refuses, an image of which no bit is kept: timm asks for that at the largest
+    magnitude, which `rand-m9-mstd0.5-inc1` draws for one image in three hundred.
+    """
+    name = str(augment.auto)
     hparams: dict[str, Any] = {
         "translate_const": int(min(geometry.size) * 0.45),
         "img_mean": tuple(round(255 * mean) for mean in geometry.mean),
@@ -95,25 +101,18 @@ def _auto(policy: str, augment: Augment, geometry: Geometry) -> Any:
     if augment.interpolation != "random":
         hparams["interpolation"] = str_to_pil_interp(augment.interpolation)
     try:
-        if policy.startswith("augmix"):
-            return _posterized(augment_and_mix_transform(policy, {**hparams, "translate_pct": 0.3}))
-        if policy.startswith("rand"):
-            return _posterized(rand_augment_transform(policy, hparams))
-        return _posterized(auto_augment_transform(policy, hparams))
+        if name.startswith("augmix"):
+            policy: Any = augment_and_mix_transform(name, {**hparams, "translate_pct": 0.3})
+        elif name.startswith("rand"):
+            policy = rand_augment_transform(name, hparams)
+        else:
+            policy = auto_augment_transform(name, hparams)
     except (AssertionError, ValueError, KeyError, IndexError) as error:
         raise VitrimError(
-            f"augment.auto={policy} is no policy of timm ({error}); valid: e.g. rand-m9-mstd0.5-inc1, augmix-m3-w3, "
+            f"augment.auto={name} is no policy of timm ({error}); valid: e.g. rand-m9-mstd0.5-inc1, augmix-m3-w3, "
             "original, v0, 3a"
         ) from None
-
-
-def _posterized(policy: Any) -> Any:
-    """The policy without the case that Pillow 13 refuses: an image of which no bit is kept.
-
-    timm asks for that at the largest magnitude, which `rand-m9-mstd0.5-inc1` draws for one image in three hundred.
-    """
-    groups = getattr(policy, "policy", None) or [policy.ops]
-    for op in (op for group in groups for op in group):
+    for op in (op for group in getattr(policy, "policy", None) or [policy.ops] for op in group):
         if op.name.startswith("Posterize"):
             op.level_fn = partial(_at_least_one_bit, op.level_fn)
     return policy
@@ -123,6 +122,7 @@ def _at_least_one_bit(level_fn: Callable[..., tuple[int]], level: float, hparams
     return (max(level_fn(level, hparams)[0], 1),)
 
 
+@dataclass(frozen=True)
 class Cutout:
     """A rectangle of half the height and half the width of an image, anywhere in it, filled with one random colour.
 
@@ -133,8 +133,7 @@ class Cutout:
         probability: of doing it, in [0, 1].
     """
 
-    def __init__(self, probability: float) -> None:
-        self.probability = probability
+    probability: float
 
     def __call__(self, image: Image.Image) -> Image.Image:
         """The image, or a copy with the rectangle."""
@@ -303,6 +302,7 @@ def updates_per_epoch(count: int, batch_size: int, repeats: int = 1) -> int:
     return images // batch_size
 
 
+@dataclass(frozen=True, eq=False)
 class Seeded(Dataset[Any]):
     """Dataset whose random changes depend only on the place in the run.
 
@@ -312,9 +312,8 @@ class Seeded(Dataset[Any]):
         seed: of the recipe.
     """
 
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
-        self.dataset = dataset
-        self.seed = seed
+    dataset: Dataset[Any]
+    seed: int
 
     def __getitem__(self, place: Place) -> Any:
         """The image at ``place``, changed as it always is there."""
@@ -322,37 +321,6 @@ class Seeded(Dataset[Any]):
         if isinstance(self.dataset, ImageStream):
             return self.dataset.decode(place.image, place.position)
         return self.dataset[place.image]
-
-
-def train_loader(
-    dataset: Dataset[Any],
-    order: TrainOrder,
-    *,
-    seed: int,
-    workers: int,
-    pin: bool,
-    collate: Callable[[list[Any]], Any] | None = None,
-) -> DataLoader[Any]:
-    """Micro-batches of images (B, C, H, W) and targets in the given order.
-
-    Args:
-        dataset: map-style or a stream, with the training transform.
-        order: which images.
-        seed: of the recipe.
-        workers: processes that read, 0 for this one.
-        pin: whether to put batches into pinned memory.
-        collate: makes a batch of what the dataset gives; by default its parts are stacked.
-    """
-    # a generator of its own: the loader draws a seed for its workers, and must not take it from the global stream
-    generator = torch.Generator().manual_seed(seed)
-    return DataLoader(
-        Seeded(dataset, seed),
-        batch_sampler=cast(Any, order),
-        num_workers=workers,
-        generator=generator,
-        pin_memory=pin,
-        collate_fn=collate,
-    )
 
 
 # ---- seeds -----------------------------------------------------------------------------------------------------------

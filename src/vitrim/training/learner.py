@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,58 +24,40 @@ from vitrim.core.registry import ask, find_host, parse_method
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task
 from vitrim.tasks.step import Criterion, Step
-from vitrim.training import checkpoint
-from vitrim.training.checks import check_amounts, check_even, check_model, check_objective, check_queries
+from vitrim.training.checks import check_amounts, check_model
 from vitrim.training.images import seed_all
-from vitrim.training.objectives import losses
+from vitrim.training.objectives import learned, losses
 from vitrim.training.optim import Rates, make_optimizer, ramp_value, select_trainable, starts_small, updates_of
-from vitrim.training.recipe import PATCH_DROP, Recipe
+from vitrim.training.recipe import PATCH_DROP, Distil, Recipe
 from vitrim.weights import load_checkpoint, weights_file
 
 MODEL = "model."
 """Prefix of the names of the model's parameters in an `Objective`."""
 
 
-@dataclass(frozen=True)
-class Distillation:
-    """Learning from a teacher's logits as well as from the labels (DeiT).
+def distilled(distil: Distil, criterion: Criterion, teacher_logits: Tensor) -> Criterion:
+    """The criterion that also learns from a teacher's logits (B, K) of this batch (DeiT).
 
-    loss = (1 - alpha) * criterion + alpha * D, where D is, if ``hard``, cross entropy with the teacher's choice, and
+    loss = (1 - alpha) * criterion + alpha * D, where D is, of kind "hard", cross entropy with the teacher's choice, and
     otherwise tau^2 KL(teacher || student) of the logits divided by tau, mean over images.
 
-    Attributes:
-        hard: whether only the teacher's choice counts.
-        alpha: weight of the teacher, in [0, 1].
-        tau: temperature, unused if ``hard``.
+    Example:
+        >>> criterion = distilled(Distil(alpha=0.0), F.cross_entropy, torch.zeros(2, 3))
+        >>> criterion(torch.zeros(2, 3), torch.tensor([0, 1])).item() == F.cross_entropy(
+        ...     torch.zeros(2, 3), torch.tensor([0, 1])).item()
+        True
     """
 
-    hard: bool = False
-    alpha: float = 0.5
-    tau: float = 3.0
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        if distil.kind == "hard":
+            taught = F.cross_entropy(logits, teacher_logits.argmax(dim=1))
+        else:
+            student = F.log_softmax(logits / distil.tau, dim=1)
+            teacher = F.log_softmax(teacher_logits / distil.tau, dim=1)
+            taught = F.kl_div(student, teacher, reduction="batchmean", log_target=True) * distil.tau**2
+        return (1 - distil.alpha) * criterion(logits, targets) + distil.alpha * taught
 
-    def __call__(self, criterion: Criterion, teacher_logits: Tensor) -> Criterion:
-        """The criterion that also learns from ``teacher_logits`` (B, K) of this batch.
-
-        Example:
-            >>> criterion = Distillation(alpha=0.0)(F.cross_entropy, torch.zeros(2, 3))
-            >>> criterion(torch.zeros(2, 3), torch.tensor([0, 1])).item() == F.cross_entropy(
-            ...     torch.zeros(2, 3), torch.tensor([0, 1])).item()
-            True
-        """
-
-        def distilled(logits: Tensor, targets: Tensor) -> Tensor:
-            base = criterion(logits, targets)
-            return (1 - self.alpha) * base + self.alpha * self.divergence(logits, teacher_logits)
-
-        return distilled
-
-    def divergence(self, logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        """The term of the teacher, a scalar, from logits (B, K) of both."""
-        if self.hard:
-            return F.cross_entropy(logits, teacher_logits.argmax(dim=1))
-        student = F.log_softmax(logits / self.tau, dim=1)
-        teacher = F.log_softmax(teacher_logits / self.tau, dim=1)
-        return F.kl_div(student, teacher, reduction="batchmean", log_target=True) * self.tau**2
+    return loss
 
 
 class Objective(nn.Module):
@@ -88,7 +69,7 @@ class Objective(nn.Module):
         auxiliary: the loss of auxiliary heads; None: ``criterion``.
         reduction: the handle of a reduced model.
         teacher: a frozen model, not registered here: it is neither wrapped, averaged nor saved.
-        distillation: how the criterion learns from the teacher, or None.
+        distil: how the criterion learns from the teacher, or None.
         options: of the method's loss, see `vitrim.training.objectives`.
 
     Example:
@@ -106,17 +87,17 @@ class Objective(nn.Module):
         auxiliary: Criterion | None = None,
         reduction: Reduction | None = None,
         teacher: nn.Module | None = None,
-        distillation: Distillation | None = None,
+        distil: Distil | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        if distillation is not None and teacher is None:
+        if distil is not None and teacher is None:
             raise VitrimError("distillation needs a teacher: set teacher=dense in the recipe")
         self.model = model
         self.criterion = criterion
         self.auxiliary = auxiliary
         self.reduction = reduction
-        self.distillation = distillation
+        self.distil = distil
         self.options = dict(options or {})
         self._unregistered = (teacher,)
 
@@ -139,10 +120,10 @@ class Objective(nn.Module):
         if targets is None:
             return {"logits": ask(self.model).logits(self.model(images))}
         criterion = self.criterion
-        if self.distillation is not None and self.teacher is not None:
+        if self.distil is not None and self.teacher is not None:
             with torch.no_grad():
                 teacher_logits = ask(self.teacher).logits(self.teacher(images))
-            criterion = self.distillation(criterion, teacher_logits)
+            criterion = distilled(self.distil, criterion, teacher_logits)
         step = Step(self.model, self.reduction, images, targets, criterion, self.teacher, self.auxiliary)
         return losses(step, **self.options)
 
@@ -161,7 +142,9 @@ class Learner:
     Attributes:
         model: the host, reduced if the recipe has a method.
         reduction: its handle, or None.
-        ema: the moving average of the model, or None.
+        ema: the moving average of the model, or None; ``average`` is the model with its weights.
+        learned: the model that is evaluated and written: the average where there is one.
+        sharded: whether each process has only a part of the parameters (FSDP): then the outermost module must run.
         objective: model and loss in one module; ``wrapped`` is the same as its processes share it.
 
     Raises:
@@ -179,16 +162,22 @@ class Learner:
     ) -> None:
         self.recipe, self.task, self.accelerator = recipe, task, accelerator
         self.updates_per_epoch = updates_per_epoch
+        self.sharded = accelerator.distributed_type == DistributedType.FSDP
         if self.sharded and task.reads in ("detection", "instances"):
             raise VitrimError(f"task {task.name} cannot be evaluated on a model that is sharded: train it with DDP")
+
+        # what does not fit is refused before the model is changed
         config = parse_method(recipe.method)
-        check_model(task, model)
+        check_model(task, model, config)
         criterion = task.criterion(recipe.loss)
         self.mixer = task.mixer(recipe.mix)
-        check_even(recipe, self.mixer is not None, accelerator.num_processes)
+        at_once = recipe.micro_batch or recipe.batch_size // accelerator.num_processes
+        if self.mixer is not None and at_once % 2:  # timm mixes an image with one from the other end of the batch
+            raise VitrimError(f"mixing needs an even number of images at once, not {at_once}")
+
+        # the model with the head of the task, a frozen dense copy as its teacher, and then the method
         task.fit_head(model)
-        check_queries(config, task, model)
-        teacher = None  # the frozen dense model of a recipe that has one
+        teacher = None
         if recipe.teacher is not None:
             teacher = copy.deepcopy(model).eval().requires_grad_(False)
             if recipe.teacher_checkpoint is not None:
@@ -200,19 +189,26 @@ class Learner:
             self.reduction.load_parameters(start)
         if recipe.grad_checkpointing:
             ask(self.model).checkpoint_gradients(self.model)
+
+        # what is trained, and by which loss
         select_trainable(self.model, recipe.trainable)
         check_amounts(recipe, self.model, self.reduction)
-        check_objective(recipe, config)
-        distil = recipe.distil
+        valid = learned(config).options
+        for name in recipe.objective:
+            if name not in valid:
+                can = ", ".join(valid) or "none"
+                raise VitrimError(f"objective: the loss of {config.name} has no option '{name}'; it has: {can}")
         self.objective = Objective(
             self.model.train(),
             criterion,
             auxiliary=task.auxiliary(recipe.loss),
             reduction=self.reduction,
             teacher=teacher,
-            distillation=None if distil is None else Distillation(distil.kind == "hard", distil.alpha, distil.tau),
+            distil=recipe.distil,
             options=recipe.objective,
         )
+
+        # the optimiser, the average, and what the processes share
         optimizer = make_optimizer(self.model, recipe)
         self.ema: ModelEmaV3 | None = None
         if recipe.ema is not None:
@@ -220,6 +216,12 @@ class Learner:
                 raise VitrimError("averaged weights (ema) are not kept of a model that is sharded: set ema=null")
             small = starts_small(recipe.ema, updates_of(recipe, updates_per_epoch))
             self.ema = ModelEmaV3(self.model, decay=recipe.ema.decay, use_warmup=small)
+        self.average = None if self.ema is None else cast(nn.Module, self.ema.module)
+        self.learned = self.model if self.average is None else self.average
+        if accelerator.ddp_handler is not None:
+            # processes look for parameters that the task does not reach; with checkpointed gradients they cannot
+            look = ask(self.model).has_idle_parameters(self.model) and not recipe.grad_checkpointing
+            accelerator.ddp_handler.find_unused_parameters = look
         self.wrapped, self.optimizer = accelerator.prepare(self.objective, optimizer)
         self.rates = Rates(self.optimizer.optimizer, recipe, updates_per_epoch)
 
@@ -263,66 +265,26 @@ class Learner:
     def set_amounts(self, update: int) -> None:
         """Give the method the amounts of this point in time, in the model and in its average."""
         epoch = update / self.updates_per_epoch
-        for ramp in self.recipe.ramps:
-            value = ramp_value(ramp, epoch)
-            if ramp.option == PATCH_DROP:
+        amounts: list[tuple[str, Any]] = [(ramp.option, ramp_value(ramp, epoch)) for ramp in self.recipe.ramps]
+        amounts += [(switch.option, switch.value) for switch in self.recipe.switches if epoch >= switch.epoch]
+        for option, value in amounts:
+            if option == PATCH_DROP:
                 cast(Any, ask(self.model).patch_dropout(self.model)).prob = value
-            else:
-                self._set(ramp.option, value)
-        for switch in self.recipe.switches:
-            if epoch >= switch.epoch:
-                self._set(switch.option, switch.value)
-
-    def _set(self, option: str, value: Any) -> None:
-        wanted = list(value) if isinstance(value, list | tuple) else value  # a config has tuples, YAML has lists
-        for reduction in map(get_reduction, (self.model, self.learned)):
-            now = getattr(reduction.config, option)
-            if (list(now) if isinstance(now, list | tuple) else now) != wanted:
-                reduction.set(**{option: value})
-
-    # ---- what was learned --------------------------------------------------------------------------------------------
-
-    @property
-    def average(self) -> nn.Module | None:
-        """The model with averaged weights, or None."""
-        return None if self.ema is None else cast(nn.Module, self.ema.module)
-
-    @property
-    def learned(self) -> nn.Module:
-        """The model that is evaluated and written: the average where there is one."""
-        return self.model if self.average is None else self.average
-
-    @property
-    def sharded(self) -> bool:
-        """True if each process has only a part of the parameters (FSDP): then the outermost module must run."""
-        return bool(self.accelerator.distributed_type == DistributedType.FSDP)
+                continue
+            wanted = list(value) if isinstance(value, list | tuple) else value  # a config has tuples, YAML has lists
+            for model in (self.model, self.learned):
+                reduction = get_reduction(model)
+                now = getattr(reduction.config, option)
+                if (list(now) if isinstance(now, list | tuple) else now) != wanted:
+                    reduction.set(**{option: value})
 
     def evaluated(self, update: int) -> nn.Module:
         """The module to run in an evaluation, under the amounts of ``update``. All processes must call it."""
         self.set_amounts(update)
         model = self.wrapped if self.sharded else self.learned
-        self.share_buffers(model)
-        return cast(nn.Module, model)
-
-    def share_buffers(self, model: nn.Module) -> None:
-        """Give all processes the first one's running statistics (BatchNorm), the ones that are written."""
+        # the first process's running statistics (BatchNorm) are the ones that are written
         if self.accelerator.num_processes > 1:
             for buffer in model.buffers():
                 if buffer.is_floating_point():
                     broadcast(buffer, from_process=0)
-
-    def weights(self) -> dict[str, Tensor]:
-        """The weights of `learned`. All processes must call it; only those of the first are whole."""
-        return checkpoint.weights_of(self.wrapped, MODEL) if self.average is None else dict(self.average.state_dict())
-
-    def snapshot(self, values: Mapping[str, Any]) -> checkpoint.Snapshot:
-        """All that learning goes on from, with the ``values`` of the run. All processes must call it."""
-        scaler = self.accelerator.scaler
-        values = {**values, "scaler": None if scaler is None else scaler.state_dict()}
-        return checkpoint.take(self.wrapped, self.optimizer.optimizer, self.average, values)
-
-    def put_back(self, snapshot: checkpoint.Snapshot) -> None:
-        """Go back to a snapshot of the same run. All processes must call it."""
-        checkpoint.put_back(snapshot, self.wrapped, self.optimizer.optimizer, self.average)
-        if snapshot.values["scaler"] is not None and self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(snapshot.values["scaler"])
+        return cast(nn.Module, model)

@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +57,50 @@ class Log:
             return
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            self._drop_rows(folder / UPDATES, from_update)
-            path = folder / EVALUATIONS
-            if path.exists():
-                rows, _ = whole_lines(path, _evaluation)
-                kept = "".join(f"{line}\n" for update, line in rows if update <= from_update)
-                with replaced(path) as beside:
-                    beside.write_text(kept, encoding="utf-8")
+            for path, drop in ((folder / UPDATES, self._drop_updates), (folder / EVALUATIONS, self._drop_evaluations)):
+                if path.exists():
+                    drop(path, from_update)
+
+    def _drop_updates(self, path: Path, from_update: int) -> None:
+        def cells(line: bytes) -> list[str]:
+            try:
+                return next(csv.reader([line.decode("utf-8").rstrip("\r")]), [])
+            except csv.Error as error:
+                raise ValueError(str(error)) from None
+
+        def row(line: bytes) -> dict[str, str]:
+            found, columns = cells(line), self.columns or []
+            if not columns or len(found) != len(columns):
+                raise ValueError(f"expected {len(columns)} cells, got {len(found)}")
+            named = dict(zip(columns, found, strict=True))
+            if found != columns:  # those of an update are numbers, and its own is a whole one
+                int(named["update"])
+                for cell in found:
+                    float(cell or "nan")
+            return named
+
+        lines, _ = whole_lines(path, cells)
+        self.columns = lines[0] if lines else None
+        if self.columns is not None and "update" not in self.columns:
+            raise VitrimError(f"{path}, line 1, is damaged: it names no column 'update'")
+        rows, _ = whole_lines(path, row)
+        with replaced(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
+            if self.columns is not None:
+                writer = csv.DictWriter(file, self.columns)
+                writer.writeheader()
+                writer.writerows(row for row in rows[1:] if int(row["update"]) < from_update)
+
+    def _drop_evaluations(self, path: Path, from_update: int) -> None:
+        def evaluation(line: bytes) -> tuple[int, str]:
+            row = json.loads(line)
+            if not isinstance(row, dict) or type(row.get("update")) is not int:
+                raise ValueError("expected an object with the number of an update")
+            return row["update"], line.decode("utf-8")
+
+        rows, _ = whole_lines(path, evaluation)
+        with replaced(path) as beside:
+            kept = "".join(f"{line}\n" for update, line in rows if update <= from_update)
+            beside.write_text(kept, encoding="utf-8")
 
     def update(self, row: dict[str, float]) -> None:
         """Write the numbers of an update; ``row["update"]`` says which."""
@@ -99,49 +135,6 @@ class Log:
         for tracker in self.trackers:
             tracker.log({f"{tag}/{name}": value for name, value in numbers.items()}, step=row["update"])
 
-    def _drop_rows(self, path: Path, from_update: int) -> None:
-        if not path.exists():
-            return
-        lines, _ = whole_lines(path, _cells)
-        self.columns = lines[0] if lines else None
-        if self.columns is not None and "update" not in self.columns:
-            raise VitrimError(f"{path}, line 1, is damaged: it names no column 'update'")
-        rows, _ = whole_lines(path, partial(_row, self.columns))
-        with replaced(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
-            if self.columns is not None:
-                writer = csv.DictWriter(file, self.columns)
-                writer.writeheader()
-                writer.writerows(row for row in rows[1:] if int(row["update"]) < from_update)
-
-
-def _cells(line: bytes) -> list[str]:
-    """The cells of a line of CSV."""
-    try:
-        return next(csv.reader([line.decode("utf-8").rstrip("\r")]), [])
-    except csv.Error as error:
-        raise ValueError(str(error)) from None
-
-
-def _row(columns: list[str] | None, line: bytes) -> dict[str, str]:
-    """The cells of a line by column: those of an update are numbers, and its own is a whole one."""
-    cells = _cells(line)
-    if columns is None or len(cells) != len(columns):
-        raise ValueError(f"expected {len(columns or ())} cells, got {len(cells)}")
-    row = dict(zip(columns, cells, strict=True))
-    if cells != columns:
-        int(row["update"])
-        for cell in cells:
-            float(cell or "nan")
-    return row
-
-
-def _evaluation(line: bytes) -> tuple[int, str]:
-    """The update of an evaluation, and its line."""
-    row = json.loads(line)
-    if not isinstance(row, dict) or type(row.get("update")) is not int:
-        raise ValueError("expected an object with the number of an update")
-    return row["update"], line.decode("utf-8")
-
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
@@ -154,7 +147,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         why = error.strerror or first_line(error)
-        raise VitrimError(f"cannot write to {path}: {why}; a run that was saved goes on with --resume") from error
+        raise VitrimError(f"cannot write to {path}: {why}; a run that was saved can be resumed") from error
 
 
 # ---- trackers of accelerate: which there are, and what they are called and given, is accelerate's --------------------
@@ -248,11 +241,6 @@ class Bar:
             minutes = round((self.stop - done) * self.images / max(images_per_second, 1e-9) / 60)
             left = f"{minutes // 60}:{minutes % 60:02d} h left"
             self.console.print(f"update {done}/{self.stop}  {text}  {left}", highlight=False)
-
-    def say(self, text: str) -> None:
-        """Print a line above the bar."""
-        if self.console is not None:
-            self.console.print(text, highlight=False)
 
     def close(self) -> None:
         """Leave the terminal as it was."""

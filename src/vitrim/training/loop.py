@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitrim.data.fingerprint import fingerprint
 from vitrim.data.streaming import ImageStream
 from vitrim.data.transforms import geometry_of
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, check_whole
 from vitrim.files import write_text
 from vitrim.measure.contestants import Contestant
 from vitrim.measure.probes import TaskMetrics
@@ -36,8 +37,8 @@ from vitrim.measure.run import Measurement
 from vitrim.tasks import make_task
 from vitrim.tasks.base import Task
 from vitrim.training import checkpoint
-from vitrim.training.checks import beyond, check_classes, check_same, number_of_images
-from vitrim.training.images import TrainOrder, TrainTransform, train_loader, updates_per_epoch
+from vitrim.training.checks import beyond, check_classes, check_same
+from vitrim.training.images import Seeded, TrainOrder, TrainTransform, updates_per_epoch
 from vitrim.training.learner import Learner
 from vitrim.training.log import TENSORBOARD, Bar, Log, check_trackers, start_trackers
 from vitrim.training.optim import updates_of
@@ -79,16 +80,11 @@ class Running:
     max_updates: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("workers", 0),
-            ("eval_batch", 1),
-            ("save_minutes", 0),
-            ("log_every", 1),
-            ("max_updates", 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and not value >= least:
-                raise VitrimError(f"{name}={value}: at least {least}")
+        check_whole(workers=(self.workers, 0), eval_batch=(self.eval_batch, 1), log_every=(self.log_every, 1))
+        check_whole(max_updates=(self.max_updates, 1))
+        minutes = self.save_minutes
+        if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not minutes >= 0:
+            raise VitrimError(f"save_minutes is a number of at least 0, not {minutes!r:.60}")
         check_trackers(self.trackers)
 
     @property
@@ -137,22 +133,48 @@ class Trainer:
         self.resolved, self.recipe, self.running = resolved, resolved.recipe, running
         self.accelerator, self.start = accelerator, start
         self.console = console if accelerator.is_main_process else None
-        self.folder = RunFolder(running.out, resume=running.resume, keep=running.keep)
+        self.folder = RunFolder(running.out, resume=running.resume)
         self.train_data, self.eval_data, self.test_data = train_data, eval_data, test_data
-        self.task = self._task()
-        self.images = number_of_images(train_data)
-        self.updates_per_epoch = updates_per_epoch(self.images, self.recipe.batch_size, self.recipe.augment.repeats)
-        self.updates = updates_of(self.recipe, self.updates_per_epoch)
+        recipe = self.recipe
+
+        # a task, and data that suit it
+        for data in (eval_data, test_data):
+            if isinstance(data, ImageStream):
+                raise VitrimError(f"{data.source} is a stream: evaluations need images that can be read in any order")
+        self.task = make_task(recipe.task, cast(Any, train_data).num_classes)
+        self.task.follow(recipe.protocol)
+        for data in (train_data, eval_data, test_data):
+            if data is not None:
+                self.task.check(data)
+        check_classes(train_data, eval_data, test_data)
+
+        # the length of the run: the learning rate of every update depends on it
+        images = train_data.length if isinstance(train_data, ImageStream) else len(cast(Any, train_data))
+        if images is None:
+            source = cast(Any, train_data).source
+            raise VitrimError(f"{source} does not say how many images it has: it cannot be trained on as a stream")
+        self.images = images
+        self.updates_per_epoch = updates_per_epoch(self.images, recipe.batch_size, recipe.augment.repeats)
+        self.updates = updates_of(recipe, self.updates_per_epoch)
         if self.updates < 1:
             raise VitrimError(
-                f"epochs={self.recipe.epochs:g} is less than one update: an epoch has {self.updates_per_epoch}"
+                f"epochs={recipe.epochs:g} is less than one update: an epoch has {self.updates_per_epoch}"
             )
-        self._set_transforms(model)
-        self.learner = Learner(self.recipe, model, self.task, accelerator, self.updates_per_epoch, start)
-        self.notes = list(beyond(self.recipe, self.updates))
+
+        # transforms of the task; where it has none for evaluations, images keep their own
+        geometry = geometry_of(model)
+        own = self.task.train_transform(geometry, recipe.dense_augment)
+        cast(Any, train_data).transform = own or TrainTransform(geometry, recipe.augment)
+        watched = self.task.eval_transform(geometry)
+        for data in (eval_data, test_data):
+            if data is not None and watched is not None:
+                cast(Any, data).transform = watched
+
+        self.learner = Learner(recipe, model, self.task, accelerator, self.updates_per_epoch, start)
+        self.notes = list(beyond(recipe, self.updates))
         for text in self.notes:
             self._say(f"note: {text}")
-        self.seconds_before, self.begun = 0.0, time.monotonic()
+        self.begun, self.seconds_before = time.monotonic(), 0.0
         self.update = 0
         self.stopping = False
         self.best: dict[str, Any] | None = None
@@ -165,29 +187,6 @@ class Trainer:
     def _say(self, text: str) -> None:
         if self.console is not None:
             self.console.print(text, highlight=False)
-
-    def _task(self) -> Task:
-        """The task of the recipe, on data that suit it."""
-        for data in (self.eval_data, self.test_data):
-            if isinstance(data, ImageStream):
-                raise VitrimError(f"{data.source} is a stream: evaluations need images that can be read in any order")
-        task = make_task(self.recipe.task, cast(Any, self.train_data).num_classes)
-        task.follow(self.recipe.protocol)
-        for data in (self.train_data, self.eval_data, self.test_data):
-            if data is not None:
-                task.check(data)
-        check_classes(self.train_data, self.eval_data, self.test_data)
-        return task
-
-    def _set_transforms(self, model: nn.Module) -> None:
-        """Give all images the transforms of the task; where it has none for evaluations, images keep their own."""
-        geometry, recipe = geometry_of(model), self.recipe
-        own = self.task.train_transform(geometry, recipe.dense_augment)
-        cast(Any, self.train_data).transform = own or TrainTransform(geometry, recipe.augment)
-        watched = self.task.eval_transform(geometry)
-        for data in (self.eval_data, self.test_data):
-            if data is not None and watched is not None:
-                cast(Any, data).transform = watched
 
     # ---- the run -----------------------------------------------------------------------------------------------------
 
@@ -205,49 +204,75 @@ class Trainer:
                 one looked; nothing is changed then.
         """
         with self.folder.alone(self.accelerator):
-            return self._run()
+            self.begun = time.monotonic() - self.seconds_before
+            most = self.running.max_updates
+            log = Log(self.running.out if self.accelerator.is_main_process else None, from_update=self.update)
+            with closing(log):
+                if self.accelerator.is_main_process:
+                    values = {name: value for name, value, _ in self.resolved.rows()}
+                    write_text(self.running.out / RECIPE, recipe_text(self.recipe))
+                    log.trackers = start_trackers(
+                        self.running.trackers, self.running.out, from_update=self.update, values=values
+                    )
+                self._say(f"{self.accelerator.num_processes} process(es), {self.accelerator.device}")
+                with closing(Bar(self.console, self.update, self.updates, self.recipe.batch_size)) as bar:
+                    self._train(self.updates if most is None else min(self.updates, most), log, bar)
+            result = {
+                "updates": self.update,
+                "seconds": round(time.monotonic() - self.begun, 1),
+                "start": self._facts["start"],
+                "last": self.last_evaluation,
+                "best": self.best,
+            }
+            if self.update == self.updates:
+                if self.test_data is not None:
+                    result["test"] = self._scores(self.test_data, by_class=True)  # influenced no decision
+                    self._say(f"test of the {result['test']['weights']}: {_shown(result['test'])}")
+                self.learner.set_amounts(self.update)  # a run may be resumed at its very end
+                names = getattr(self.train_data, "class_names", None)
+                self.folder.write(self.learner, self.resolved.name, result, names)
+            return result
 
-    def _run(self) -> dict[str, Any]:
-        self.begun = time.monotonic()
-        stop = self.updates if self.running.max_updates is None else min(self.updates, self.running.max_updates)
-        log = self._log()
-        self._say(f"{self.accelerator.num_processes} process(es), {self.accelerator.device}")
-        bar = Bar(self.console, self.update, self.updates, self.recipe.batch_size)
-        try:
-            self._train(stop, log, bar)
-        finally:
-            bar.close()
-            log.close()
-        result = {
-            "updates": self.update,
-            "seconds": round(self._seconds(), 1),
-            "start": self._facts()["start"],
-            "last": self.last_evaluation,
-            "best": self.best,
-        }
-        if self.update == self.updates:
-            if self.test_data is not None:
-                result["test"] = self._scores(cast(Any, self.test_data), by_class=True)  # influenced no decision
-                self._say(f"test of the {result['test']['weights']}: {_shown(result['test'])}")
-            self.learner.set_amounts(self.update)  # a run may be resumed at its very end
-            names = getattr(self.train_data, "class_names", None)
-            self.folder.write(self.learner, self.resolved.name, result, names)
-        return result
+    def _train(self, stop: int, log: Log, bar: Bar) -> None:
+        """The loop: update after update up to ``stop``, and what is due after each."""
+        running, recipe, task = self.running, self.recipe, self.task
+        every = None if recipe.eval_every is None else max(round(recipe.eval_every * self.updates_per_epoch), 1)
+        batches = iter(self._loader(stop))
+        saved = since = time.monotonic()
+        logged = self.update
+        while self.update < stop:
+            losses = self._step(batches, self.update)
+            self.update += 1
 
-    def _log(self) -> Log:
-        """Write the recipe and begin the log, in the first process; the others' log writes nothing."""
-        if not self.accelerator.is_main_process:
-            return Log(None)
-        out = self.running.out
-        log = Log(out, from_update=self.update)
-        write_text(out / RECIPE, recipe_text(self.recipe))
-        values = {name: value for name, value, _ in self.resolved.rows()}
-        log.trackers = start_trackers(self.running.trackers, out, from_update=self.update, values=values)
-        return log
+            # numbers of the update, and the speed since the last row
+            if self.update % running.log_every == 0 or self.update == stop:
+                now, epoch = time.monotonic(), self.update / self.updates_per_epoch
+                speed = (self.update - logged) * recipe.batch_size / max(now - since, 1e-9)
+                logged, since = self.update, now
+                rates = {f"lr_{index}": group["lr"] for index, group in enumerate(self.learner.optimizer.param_groups)}
+                log.update({"update": self.update - 1, "epoch": epoch, **losses, **rates, "images_per_second": speed})
+                bar.advance(self.update, epoch, losses["total"], speed)
 
-    def _seconds(self) -> float:
-        """The time of the run, over all of its parts."""
-        return self.seconds_before + time.monotonic() - self.begun
+            # scores on the watched images, and the best so far; the weights that are written stay those of the end
+            due = self.update == self.updates or (every is not None and self.update % every == 0)
+            if self.eval_data is not None and due:
+                row = self.last_evaluation = self._scores(self.eval_data)
+                # a score may be nan, of a detector that finds nothing: any number is better
+                best = math.nan if self.best is None else self.best[task.selects_by]
+                if self.best is None or math.isnan(best) or row[task.selects_by] > best:
+                    self.best = row
+                log.evaluation(row)
+                self._say(f"evaluation of the {row['weights']}: {_shown(row)}")
+                logged, since = self.update, time.monotonic()
+
+            # checkpoints: now and then, and before a stop that was asked for
+            if together(self.accelerator, time.monotonic() - saved >= 60 * running.save_minutes):
+                self._save()
+                saved = time.monotonic()
+            if together(self.accelerator, self.stopping):
+                self._save()
+                raise KeyboardInterrupt
+        self._save()
 
     def request_stop(self) -> None:
         """Save and stop after the current update: in the middle of one, weights and counter would disagree."""
@@ -281,41 +306,12 @@ class Trainer:
             "peak_memory_mib": memory,
         }
 
-    def _train(self, stop: int, log: Log, bar: Bar) -> None:
-        batches = iter(self._loader(stop))
-        saved = time.monotonic()
-        window, since = self.update, time.monotonic()
-        while self.update < stop:
-            losses = self._step(batches, self.update)
-            self.update += 1
-            epoch = self.update / self.updates_per_epoch
-            if self.update % self.running.log_every == 0 or self.update == stop:
-                now = time.monotonic()
-                speed = (self.update - window) * self.recipe.batch_size / max(now - since, 1e-9)
-                window, since = self.update, now
-                rates = {f"lr_{index}": group["lr"] for index, group in enumerate(self.learner.optimizer.param_groups)}
-                log.update({"update": self.update - 1, "epoch": epoch, **losses, **rates, "images_per_second": speed})
-                bar.advance(self.update, epoch, losses["total"], speed)
-            every = self.recipe.eval_every  # epochs, or None
-            at = None if every is None else max(round(every * self.updates_per_epoch), 1)
-            due = self.update == self.updates or (at is not None and self.update % at == 0)
-            if self.eval_data is not None and due:
-                self._evaluate(log, bar)
-                window, since = self.update, time.monotonic()
-            if together(self.accelerator, time.monotonic() - saved >= 60 * self.running.save_minutes):
-                self._save()
-                saved = time.monotonic()
-            if together(self.accelerator, self.stopping):
-                self._save()
-                raise KeyboardInterrupt
-        self._save()
-
     def _loader(self, stop: int) -> DataLoader[Any]:
+        """Micro-batches of images (B, C, H, W) and targets, from this update to ``stop``."""
         recipe, accelerator = self.recipe, self.accelerator
-        data = self.train_data
-        shuffle = recipe.augment.shuffle
-        if isinstance(data, ImageStream):
-            data = data.shuffled(recipe.seed) if shuffle else data
+        data, shuffle = self.train_data, recipe.augment.shuffle
+        if isinstance(data, ImageStream) and shuffle:
+            data = data.shuffled(recipe.seed)
         order = TrainOrder(
             self.images,
             data.encoded if isinstance(data, ImageStream) else None,
@@ -329,9 +325,15 @@ class Trainer:
             rank=accelerator.process_index,
             world_size=accelerator.num_processes,
         )
-        pin = accelerator.device.type == "cuda"
-        workers, collate = self.running.workers, self.task.collate
-        return train_loader(data, order, seed=recipe.seed, workers=workers, pin=pin, collate=collate)
+        return DataLoader(
+            Seeded(data, recipe.seed),
+            batch_sampler=cast(Any, order),
+            num_workers=self.running.workers,
+            # of its own: the loader draws a seed for its workers, and must not take it from the global stream
+            generator=torch.Generator().manual_seed(recipe.seed),
+            pin_memory=accelerator.device.type == "cuda",
+            collate_fn=self.task.collate,
+        )
 
     def _step(self, batches: Iterator[Any], update: int) -> dict[str, float]:
         """Make one update and return the mean losses over all its images."""
@@ -349,61 +351,49 @@ class Trainer:
 
     # ---- evaluation --------------------------------------------------------------------------------------------------
 
-    def _evaluate(self, log: Log, bar: Bar) -> None:
-        """Measure on the watched images, and keep the best scores; weights are those of the last update."""
-        row = self._scores(cast(Any, self.eval_data))
-        self.last_evaluation = row
-        chosen_by = self.task.selects_by
-        # a score may be nan, of a detector that finds nothing: any number is better
-        if self.best is None or math.isnan(self.best[chosen_by]) or row[chosen_by] > self.best[chosen_by]:
-            self.best = row
-        log.evaluation(row)
-        bar.say(f"evaluation of the {row['weights']}: {_shown(row)}")
-
     def _scores(self, data: Dataset[Any], *, by_class: bool = False) -> dict[str, Any]:
         """The metrics of the averaged weights, or of the model if none are averaged, under the current amounts."""
+        size, workers = self.running.eval_batch, self.running.workers
         model = self.learner.evaluated(self.update)
-        running = self.running
-        reading = {"batch_size": running.eval_batch, "workers": running.workers}
-        scores = evaluate(model, self.task, data, self.accelerator, **reading, by_class=by_class)
         return {
             "update": self.update,
             "epoch": self.update / self.updates_per_epoch,
             "weights": "model" if self.learner.ema is None else "average",
-            **scores,
+            **evaluate(model, self.task, data, self.accelerator, batch_size=size, workers=workers, by_class=by_class),
         }
 
     # ---- keeping -----------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
+        """The facts that a run continuing this one must share."""
+        parts = {"train": self.train_data, "eval": self.eval_data, "test": self.test_data}
+        marks = {name: fingerprint(data) for name, data in parts.items() if data is not None}
+        return {
+            "recipe": self.recipe.model_dump(mode="json"),
+            "data": {"images": self.images, "classes": self.task.num_classes, "fingerprints": marks},
+            "start": None if self.start is None else str(self.start),
+        }
+
     def _save(self) -> None:
+        """Write a checkpoint, of which only the first process has all."""
         values = {
             "update": self.update,
-            **self._facts(),
-            "seconds": self._seconds(),
+            **self._facts,
+            "seconds": time.monotonic() - self.begun,
             "best": self.best,
             "last_evaluation": self.last_evaluation,
         }
-        self.folder.save(self.learner, values)
-
-    @cached_property
-    def _fingerprints(self) -> dict[str, str]:
-        """Fingerprints of the images that are trained on, watched and tested on."""
-        parts = {"train": self.train_data, "eval": self.eval_data, "test": self.test_data}
-        return {name: fingerprint(data) for name, data in parts.items() if data is not None}
-
-    def _facts(self) -> dict[str, Any]:
-        """The facts that a run continuing this one must share."""
-        return {
-            "recipe": self.recipe.model_dump(mode="json"),
-            "data": {"images": self.images, "classes": self.task.num_classes, "fingerprints": self._fingerprints},
-            "start": None if self.start is None else str(self.start),
-        }
+        snapshot = checkpoint.take(self.learner, values)
+        if self.accelerator.is_main_process:
+            checkpoint.save(self.folder.checkpoints, snapshot, keep=self.running.keep)
+        self.accelerator.wait_for_everyone()
 
     def _resume(self) -> None:
         path, damaged = self.folder.newest()
         snapshot = checkpoint.load(path)
-        check_same(snapshot.values, self._facts(), path)
-        self.learner.put_back(snapshot)
+        check_same(snapshot.values, self._facts, path)
+        checkpoint.put_back(snapshot, self.learner)
         self.update = snapshot.values["update"]
         self.seconds_before = snapshot.values["seconds"]
         self.best, self.last_evaluation = snapshot.values["best"], snapshot.values["last_evaluation"]

@@ -66,12 +66,16 @@ def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[s
     """Group parameters by learning rate and weight decay (comparative study, supplement A).
 
     A group has ``lr``, ``weight_decay``, ``name`` and whether it is ``frozen_at_first``. Biases, norms and other
-    vectors, positions and class tokens are not decayed, unless the recipe decays all.
+    vectors, positions and class tokens are not decayed, unless the recipe decays all. With ``layer_decay`` every layer
+    has its own ``lr_scale``, a factor on the whole schedule.
 
     Args:
         model: the model, reduced or not.
         recipe: its ``optimizer`` section is read.
         lr: the scaled learning rate.
+
+    Raises:
+        VitrimError: ``layer_decay`` for a model that does not name its layers.
 
     Example:
         >>> from vitrim.training.recipe import Recipe
@@ -81,28 +85,44 @@ def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[s
     """
     options = recipe.optimizer
     roles = ask(model).roles(model)
-    groups: dict[str, dict[str, Any]] = {}
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        # without a scale all parameters are alike, and so they stay in one group
-        backbone = options.backbone_scale != 1 or options.freeze_epochs > 0
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    plain: dict[str, bool] = {}
+    for name, parameter in parameters.items():
         role = roles[name]
-        backbone = backbone and not is_new(role, options.backbone)
-        plain = _is_plain(parameter, role) or name.endswith(".bias") or role.part == "tokens"
-        decay = 0.0 if plain and not options.decay_all else options.weight_decay
-        label = f"{'backbone' if backbone else 'new'}, {'decayed' if decay else 'not decayed'}"
-        group = groups.setdefault(
-            label,
-            {
-                "name": label,
-                "lr": lr * options.backbone_scale if backbone else lr,
-                "weight_decay": decay,
-                "frozen_at_first": backbone,
-                "params": [],
-            },
-        )
-        group["params"].append(parameter)
+        alone = parameter.ndim <= 1 or role.part == "positions" or not role.decays
+        if options.layer_decay is None:
+            alone = alone or name.endswith(".bias") or role.part == "tokens"
+        plain[name] = alone and not options.decay_all
+
+    top = max((role.layer for role in roles.values() if role.layer is not None), default=None)
+    names = list(parameters)
+    if options.layer_decay is not None:
+        if top is None:
+            raise VitrimError(f"layer_decay needs a model that names its layers; {type(model).__name__} does not")
+        # the order of groups, and in them, is that of layers: checkpoints hold an optimiser's state by it
+        layers: dict[tuple[int, bool], list[str]] = {}
+        for name in names:
+            layers.setdefault((roles[name].layer or 0, plain[name]), []).append(name)
+        names = [name for layer in layers.values() for name in layer]
+
+    groups: dict[str, dict[str, Any]] = {}
+    for name in names:
+        role = roles[name]
+        decay = 0.0 if plain[name] else options.weight_decay
+        if options.layer_decay is not None and top is not None:
+            # timm's schedule multiplies all it gives by a group's lr_scale: first and lowest rates are scaled as well.
+            # What a method adds is new wherever it sits: it has the full rate (Cropr), not that of its block
+            scale = 1.0 if role.part == "method" else options.layer_decay ** (top - (role.layer or 0))
+            label, own = f"rate x {scale:.3g}", {"lr": lr, "lr_scale": scale, "frozen_at_first": False}
+        else:
+            # without a scale all parameters are alike, and so they stay in one group
+            apart = options.backbone_scale != 1 or options.freeze_epochs > 0
+            backbone = apart and not is_new(role, options.backbone)
+            label = "backbone" if backbone else "new"
+            own = {"lr": lr * options.backbone_scale if backbone else lr, "frozen_at_first": backbone}
+        label = f"{label}, {'decayed' if decay else 'not decayed'}"
+        group = groups.setdefault(label, {"name": label, **own, "weight_decay": decay, "params": []})
+        group["params"].append(parameters[name])
     return list(groups.values())
 
 
@@ -138,10 +158,18 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
     lr = options.lr if options.lr_batch is None else options.lr * recipe.batch_size / options.lr_batch
     given = {"betas": options.betas, "momentum": options.momentum}
     extra: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    grouped = parameter_groups if options.layer_decay is None else _layer_groups
-    groups = grouped(model, recipe, lr)
+    groups = parameter_groups(model, recipe, lr)
     if "muon" in options.name:  # it orthogonalises matrices of weights; what reads or writes tokens is not one
-        groups = [part for group in groups for part in _split_for_muon(model, group)]
+        roles = ask(model).roles(model)
+        trunk = {id(p) for name, p in model.named_parameters() if not is_new(roles[name])}
+        parts = []
+        for group in groups:
+            for label, matrices in (("matrices", True), ("others", False)):
+                params = [p for p in group["params"] if (p.ndim == 2 and id(p) in trunk) == matrices]
+                if params:
+                    named = {"name": f"{group['name']}, {label}", "use_fallback": not matrices}
+                    parts.append({**group, **named, "params": params})
+        groups = parts
     for group in groups:
         if group["lr"] == 0.0:  # or the schedule, whose lowest rate is that of all groups, would train it
             group["lr_scale"] = 0.0
@@ -149,48 +177,6 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
         return create_optimizer_v2(groups, opt=options.name, lr=lr, weight_decay=options.weight_decay, **extra)
     except (TypeError, ValueError) as error:
         raise VitrimError(f"optimizer {options.name} does not take these options: {error}") from None
-
-
-def _is_plain(parameter: nn.Parameter, role: Role) -> bool:
-    """True if weight decay leaves a parameter alone: a vector, positions, and what the model says."""
-    return parameter.ndim <= 1 or role.part == "positions" or not role.decays
-
-
-def _layer_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[str, Any]]:
-    """The model's layers, each with its own factor on the whole schedule."""
-    options = recipe.optimizer
-    roles = ask(model).roles(model)
-    top = max((role.layer for role in roles.values() if role.layer is not None), default=None)
-    if top is None:
-        raise VitrimError(f"layer_decay needs a model that names its layers; {type(model).__name__} does not")
-    # the order of groups, and in them, is that of layers: checkpoints hold an optimiser's state by it
-    layers: dict[tuple[int, bool], list[str]] = {}
-    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    for name, parameter in parameters.items():
-        plain = _is_plain(parameter, roles[name]) and not options.decay_all
-        layers.setdefault((roles[name].layer or 0, plain), []).append(name)
-    # timm's schedule multiplies all it gives by a group's lr_scale: first and lowest rates are scaled as well
-    scaled: dict[str, dict[str, Any]] = {}
-    for (depth, plain), names in layers.items():
-        decay = 0.0 if plain else options.weight_decay
-        for name in names:
-            # what a method adds is new wherever it sits: it has the full rate (Cropr), not that of its block
-            scale = cast(float, options.layer_decay) ** (top - depth) if roles[name].part != "method" else 1.0
-            label = f"rate x {scale:.3g}, {'decayed' if decay else 'not decayed'}"
-            options_of = {"name": label, "lr": lr, "lr_scale": scale, "weight_decay": decay}
-            group = scaled.setdefault(label, {**options_of, "frozen_at_first": False, "params": []})
-            group["params"].append(parameters[name])
-    return list(scaled.values())
-
-
-def _split_for_muon(model: nn.Module, group: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    roles = ask(model).roles(model)
-    trunk = {id(p) for name, p in model.named_parameters() if not is_new(roles[name])}
-    matrices = [p for p in group["params"] if p.ndim == 2 and id(p) in trunk]
-    others = [p for p in group["params"] if not any(p is matrix for matrix in matrices)]
-    for label, params, fallback in (("matrices", matrices, False), ("others", others, True)):
-        if params:
-            yield {**group, "name": f"{group['name']}, {label}", "params": params, "use_fallback": fallback}
 
 
 class Rates:
@@ -207,7 +193,27 @@ class Rates:
     def __init__(self, optimizer: Optimizer, recipe: Recipe, updates_per_epoch: int) -> None:
         self.optimizer = optimizer
         self.frozen_until = round(recipe.optimizer.freeze_epochs * updates_per_epoch)
-        self.curve = _curve(optimizer, recipe.schedule, recipe.epochs, updates_per_epoch)
+        options = recipe.schedule
+        updates = round(recipe.epochs * updates_per_epoch)
+        warmup = round(warmup_epochs(options, recipe.epochs) * updates_per_epoch)
+        length = max(updates - warmup if options.shift else updates, 1)
+        every: dict[str, Any] = {
+            "warmup_t": warmup,
+            "warmup_lr_init": options.warmup_lr,
+            "warmup_prefix": options.shift,
+            "t_in_epochs": False,
+        }
+        self.curve: Scheduler
+        if options.shape == "cosine":
+            self.curve = CosineLRScheduler(optimizer, t_initial=length, lr_min=options.min_lr, **every)
+        elif options.shape == "poly":
+            least, power = options.min_lr, options.power
+            self.curve = PolyLRScheduler(optimizer, t_initial=length, power=power, lr_min=least, **every)
+        else:
+            # timm's milestone m holds from update m - 1 on, counted from where the curve begins; none: the rate stays
+            begin = warmup if options.shift else 0
+            places = [round(one * updates_per_epoch) + 1 - begin for one in options.milestones]
+            self.curve = MultiStepLRScheduler(optimizer, decay_t=places, decay_rate=options.factor, **every)
 
     def set(self, update: int) -> None:
         """Give every group its learning rate of ``update``, 0 the first."""
@@ -216,26 +222,6 @@ class Rates:
             for group in self.optimizer.param_groups:
                 if group["frozen_at_first"]:
                     group["lr"] = 0.0
-
-
-def _curve(optimizer: Optimizer, options: Schedule, epochs: float, updates_per_epoch: int) -> Scheduler:
-    updates = round(epochs * updates_per_epoch)
-    warmup = round(warmup_epochs(options, epochs) * updates_per_epoch)
-    length = max(updates - warmup if options.shift else updates, 1)
-    every: dict[str, Any] = {
-        "warmup_t": warmup,
-        "warmup_lr_init": options.warmup_lr,
-        "warmup_prefix": options.shift,
-        "t_in_epochs": False,
-    }
-    if options.shape == "cosine":
-        return CosineLRScheduler(optimizer, t_initial=length, lr_min=options.min_lr, **every)
-    if options.shape == "poly":
-        return PolyLRScheduler(optimizer, t_initial=length, power=options.power, lr_min=options.min_lr, **every)
-    # timm's milestone m holds from update m - 1 on, counted from where the curve begins; none: the rate stays as it is
-    begin = warmup if options.shift else 0
-    places = [round(one * updates_per_epoch) + 1 - begin for one in options.milestones]
-    return MultiStepLRScheduler(optimizer, decay_t=places, decay_rate=options.factor, **every)
 
 
 def updates_of(recipe: Recipe, updates_per_epoch: int) -> int:

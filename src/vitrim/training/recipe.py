@@ -10,21 +10,21 @@ of each value.
 from __future__ import annotations
 
 import copy
-import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError, unknown
-from vitrim.tasks.options import DenseAugment, Loss, Mix, Section, invalid
+from vitrim.tasks.options import DenseAugment, Loss, Mix, Section, invalid, short
 from vitrim.tasks.sliding import Protocol
 from vitrim.training import study
 
@@ -339,22 +339,17 @@ class Resolved:
             yield name, value, self.origin.get(name, DEFAULT)
 
 
-def recipes() -> dict[str, Path]:
-    """The recipes that come with the package by name, and the file that each is in.
+@cache
+def recipes() -> Mapping[str, Path]:
+    """The recipes that come with the package by name, and the file that each is in; read once.
 
     Example:
         >>> found = recipes()
         >>> found["cifar10_vit"].name, found["study/coco"].name, found["study/coco/topk@25"].name
         ('cifar10_vit.yaml', 'coco.yaml', 'study.csv')
     """
-    return dict(_recipes())
-
-
-@cache
-def _recipes() -> Mapping[str, Path]:
-    """`recipes`, read once: every recipe looks there for its base."""
-    files = {_name(path): path for path in FOLDER.rglob("*.yaml")}
-    return dict(sorted((files | dict.fromkeys(study.names(), study.TABLE)).items()))
+    files = {path.relative_to(FOLDER).with_suffix("").as_posix(): path for path in FOLDER.rglob("*.yaml")}
+    return MappingProxyType(dict(sorted((files | dict.fromkeys(study.names(), study.TABLE)).items())))
 
 
 def load_recipe(name: str | Path | Mapping[str, Any], changes: Sequence[str] | Mapping[str, Any] = ()) -> Resolved:
@@ -376,11 +371,18 @@ def load_recipe(name: str | Path | Mapping[str, Any], changes: Sequence[str] | M
         >>> load_recipe("cifar10_vit", ["epochs=2", "optimizer.lr=1e-4"]).recipe.optimizer.lr
         0.0001
     """
+    if not isinstance(name, str | Path | Mapping):
+        raise VitrimError(f"a recipe is a name, a YAML file or a mapping of values, not {short(repr(name))}")
     if isinstance(name, Mapping):
         own_name, given = "recipe", [("recipe", copy.deepcopy(dict(name)))]
+    elif Path(name).suffix in (".yaml", ".yml"):
+        own_name = Path(name).stem
+        if not Path(name).is_file():
+            raise VitrimError(f"no recipe file {short(str(name))}")
+        given = _chain(own_name, Path(name))
     else:
-        own_name, path = _find(name)
-        given = _chain(own_name, path)
+        own_name = str(name)
+        given = _chain(own_name, _shipped(own_name))
     layers = [*given, (COMMAND_LINE, nested(changes))]
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
@@ -408,18 +410,9 @@ def recipe_text(recipe: Recipe) -> str:
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
 
 
-def _find(name: str | Path) -> tuple[str, Path]:
-    """A recipe's name (of a file, without folder and suffix) and the file that it is in."""
-    if Path(name).suffix in (".yaml", ".yml"):
-        if not Path(name).is_file():
-            raise VitrimError(f"no recipe file {short(str(name))}")
-        return Path(name).stem, Path(name)
-    return str(name), _shipped(str(name))
-
-
 def _shipped(name: str) -> Path:
     """The file of a recipe of the package."""
-    known = _recipes()
+    known = recipes()
     if name in known:
         return known[name]
     better = study.hint(name)
@@ -433,67 +426,34 @@ def _chain(name: str, path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[str
     """A recipe's own values after those of its base, with the name of the recipe they are from."""
     if path in seen:
         raise VitrimError(f"{path.name} is its own base: {' -> '.join(p.stem for p in (*seen, path))}")
-    given = study.study(name) if path == study.TABLE else _given(path)
+    if path == study.TABLE:
+        given = study.study(name)
+    else:
+        try:
+            given = copy.deepcopy(_read_yaml(path.read_text(encoding="utf-8")))  # sections are merged in place
+        except (yaml.YAMLError, ValueError, OSError) as error:  # also a date that does not exist
+            raise VitrimError(f"cannot read {path}: {short(error, 500)}") from None
+        if not isinstance(given, dict):
+            raise VitrimError(f"{path} is not a recipe: expected keys and values")
     base = given.pop("base", None)
-    below = [] if base is None else _chain(*_base(path, base), (*seen, path))
-    return [*below, (name, given)]
+    if base is None:
+        return [(name, given)]
 
-
-def _given(path: Path) -> dict[str, Any]:
-    """The keys and values of a file."""
-    try:
-        given = copy.deepcopy(_read_yaml(path.read_text(encoding="utf-8")))  # sections are merged in place
-    except (yaml.YAMLError, ValueError, OSError) as error:  # also a date that does not exist
-        raise VitrimError(f"cannot read {path}: {line(str(error))}") from None
-    if not isinstance(given, dict):
-        raise VitrimError(f"{path} is not a recipe: expected keys and values")
-    return given
-
-
-def _base(path: Path, base: Any) -> tuple[str, Path]:
-    """The base of a recipe by name, and its file: one next to the recipe's own, or one of the package's."""
-    known = _recipes()
+    # a base is a file next to the recipe's own, or a recipe of the package
+    known = recipes()
     if not isinstance(base, str) or not base or (base != Path(base).name and base not in known):
         wanted = "the name of a recipe: a file beside this one, without .yaml, or one of the package"
         raise VitrimError(f"{path}: base is {wanted}, not {short(base)}")
     if len(base) > MAX_NAME:  # file systems refuse longer ones
         raise VitrimError(f"{path}: base is a name of at most {MAX_NAME} characters, not {short(base)}")
     near = path.parent / f"{base}.yaml"
-    if near == path and base in known:  # a user's file may be called like the recipe that it changes
-        return base, known[base]
-    return (_name(near), near) if near.is_file() else (base, _shipped(base))
-
-
-def _name(path: Path) -> str:
-    """The name of the recipe in a YAML file."""
-    return path.relative_to(FOLDER).with_suffix("").as_posix() if path.is_relative_to(FOLDER) else path.stem
-
-
-def _one_line(name: str, error: ValidationError) -> str:
-    """The fault of a recipe: an unknown key first, for it explains one that is missing."""
-    errors = error.errors()
-    first = next((entry for entry in errors if entry["type"] == "extra_forbidden"), errors[0])
-    where = short(".".join(str(part) for part in first["loc"]))
-    if first["type"] == "extra_forbidden":
-        valid = _keys(first["loc"][:-1])
-        close = difflib.get_close_matches(str(first["loc"][-1]), valid, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"valid: {', '.join(valid)}"
-        return f"{name}: unknown key {where}; {hint}"
-    if first["type"] == "missing":
-        return f"{name}: {where} is missing"
-    message = str(first["msg"]).removeprefix("Value error, ")
-    given = "" if not where or isinstance(first["input"], Mapping) else f" (got {short(repr(first['input']))})"
-    return line(f"{name}: {where + ': ' if where else ''}{message}{given}")
-
-
-def _keys(where: Iterable[int | str]) -> list[str]:
-    """The keys of a section."""
-    section: Any = Recipe
-    for part in where:
-        field = section.model_fields.get(str(part)) if isinstance(part, str) else None
-        kinds = [] if field is None else [field.annotation, *getattr(field.annotation, "__args__", ())]
-        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), section)
-    return list(section.model_fields)
+    if near.is_file() and not (near == path and base in known):  # a file may be called like the recipe that it changes
+        inside = near.is_relative_to(FOLDER)
+        found = near.relative_to(FOLDER).with_suffix("").as_posix() if inside else near.stem
+        below = _chain(found, near, (*seen, path))
+    else:
+        below = _chain(base, _shipped(base), (*seen, path))
+    return [*below, (name, given)]
 
 
 # ---- values as a person writes them: YAML, and key=value with dotted keys --------------------------------------------
@@ -524,14 +484,11 @@ def _read_yaml(text: str) -> Any:
     except RecursionError:
         raise yaml.YAMLError(f"values lie more than {MAX_DEPTH} deep within each other") from None
 
-    def inside(value: Any) -> Iterable[Any]:
-        if isinstance(value, dict):
-            return value.values()
-        return value if isinstance(value, list | tuple | set) else ()
-
     level, count = [value], 1
     for _ in range(MAX_DEPTH):
-        level = list(islice((inner for outer in level for inner in inside(outer)), MAX_VALUES + 1))
+        groups = [each for each in level if isinstance(each, dict | list | tuple | set)]
+        inside = (each.values() if isinstance(each, dict) else each for each in groups)
+        level = list(islice(chain.from_iterable(inside), MAX_VALUES + 1))
         count += len(level)
         if count > MAX_VALUES:
             raise yaml.YAMLError(f"it has more than {MAX_VALUES} values, its aliases written out")
@@ -552,30 +509,30 @@ def nested(changes: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
         {'epochs': 5, 'optimizer': {'lr': 0.0001}}
     """
     values: dict[str, Any] = {}
-    for key, value in changes.items() if isinstance(changes, Mapping) else map(_key_and_value, changes):
-        inner = value
+    if isinstance(changes, str) or not isinstance(changes, Mapping | Sequence):
+        raise VitrimError(f"changes are a list of key=value texts, or a mapping, not {short(repr(changes))}")
+    for change in changes:
+        if not isinstance(change, str):
+            raise VitrimError(f"cannot read {short(repr(change))}: write key=value, e.g. optimizer.lr=1e-4")
+        if isinstance(changes, Mapping):
+            key, value = change, changes[change]
+        else:
+            key, equals, text = change.partition("=")
+            if not equals or not key:
+                raise VitrimError(f"cannot read '{short(change)}': write key=value, e.g. optimizer.lr=1e-4")
+            try:  # a file, e.g. of a method, begins with a sign that YAML keeps for itself
+                value = text if text.startswith("@") else copy.deepcopy(_read_yaml(text))
+            except yaml.MarkedYAMLError:
+                raise VitrimError(f"cannot read '{short(change)}': its value is not YAML") from None
+            except (yaml.YAMLError, ValueError) as error:
+                raise VitrimError(f"cannot read '{short(change)}': {short(error, 500)}") from None
+            if isinstance(value, str) and not text.startswith("@"):  # YAML 1.1 takes 1e-4 for a text
+                with suppress(ValueError):
+                    value = float(value)
         for part in reversed(key.split(".")):
-            inner = {part: inner}
-        merge(values, inner)
+            value = {part: value}
+        merge(values, value)
     return values
-
-
-def _key_and_value(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise VitrimError(f"cannot read '{short(text)}': write key=value, e.g. optimizer.lr=1e-4")
-    if value.startswith("@"):  # a file, e.g. of a method; YAML keeps the sign for itself
-        return key, value
-    try:
-        read = copy.deepcopy(_read_yaml(value))
-    except yaml.MarkedYAMLError:
-        raise VitrimError(f"cannot read '{short(text)}': its value is not YAML") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise VitrimError(f"cannot read '{short(text)}': {line(str(error))}") from None
-    if isinstance(read, str):  # YAML 1.1 takes 1e-4 for a text
-        with suppress(ValueError):
-            read = float(read)
-    return key, read
 
 
 def merge(values: dict[str, Any], given: Mapping[str, Any]) -> None:
@@ -599,14 +556,3 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def short(value: Any, most: int = 100) -> str:
-    """A value in one line, cut where it is long."""
-    text = line(str(value))
-    return text if len(text) <= most else f"{text[:most]}..."
-
-
-def line(text: str) -> str:
-    """A text without line breaks."""
-    return " ".join(text.split())

@@ -13,13 +13,15 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from vitrim.core.checks import described
 from vitrim.core.reduce import get_reduction
@@ -29,7 +31,7 @@ from vitrim.errors import VitrimError
 from vitrim.files import check_folder, json_text, save_file, write_text
 from vitrim.reference import CLASSES
 from vitrim.training import checkpoint
-from vitrim.training.learner import Learner
+from vitrim.training.learner import MODEL, Learner
 from vitrim.training.objectives import found
 from vitrim.weights import RESULT, WEIGHTS_FILE
 
@@ -43,24 +45,23 @@ class RunFolder:
     Args:
         path: where everything is written; it need not exist.
         resume: whether the run goes on from what is there.
-        keep: checkpoints that are kept.
 
     Raises:
         VitrimError: it cannot be a folder.
     """
 
-    def __init__(self, path: Path, *, resume: bool, keep: int) -> None:
+    def __init__(self, path: Path, *, resume: bool) -> None:
         check_folder(path)
-        self.path, self.resume, self.keep = path, resume, keep
+        self.path, self.resume = path, resume
         self.checkpoints = path / "checkpoints"
         self.seen = checkpoint.found(self.checkpoints)
 
     def check_new(self) -> None:
         """Refuse a folder that already has a run: checkpoints, damaged or not, or results."""
         if self.seen:
-            raise VitrimError(f"{self.path} has a run already: continue it with --resume, or give another --out")
+            raise VitrimError(f"{self.path} has a run already: resume it, or name another folder")
         if (self.path / RESULT).exists():
-            raise VitrimError(f"{self.path} has a finished run: give another --out")
+            raise VitrimError(f"{self.path} has a finished run: name another folder")
 
     def newest(self) -> tuple[Path, list[str]]:
         """The newest undamaged checkpoint, and for each newer one what is wrong with it.
@@ -100,17 +101,6 @@ class RunFolder:
                 raise refusal or VitrimError(f"{self.path} is in use by another run")
             yield
 
-    def save(self, learner: Learner, values: Mapping[str, Any]) -> None:
-        """Write a checkpoint. All processes must call it.
-
-        Raises:
-            VitrimError: it cannot be written; those that are there stay.
-        """
-        snapshot = learner.snapshot(values)
-        if learner.accelerator.is_main_process:
-            checkpoint.save(self.checkpoints, snapshot, keep=self.keep)
-        learner.accelerator.wait_for_everyone()
-
     def write(
         self, learner: Learner, recipe: str, result: Mapping[str, Any], class_names: Sequence[str] | None = None
     ) -> None:
@@ -125,7 +115,11 @@ class RunFolder:
         Raises:
             VitrimError: they cannot be written; the message names the checkpoint that has them.
         """
-        state = learner.weights()
+        if learner.average is not None:
+            state = dict(learner.average.state_dict())
+        else:
+            whole = cast("dict[str, Tensor]", get_model_state_dict(learner.wrapped, options=checkpoint.FULL)).items()
+            state = {name.removeprefix(MODEL): value for name, value in whole if name.startswith(MODEL)}
         if not learner.accelerator.is_main_process:
             return
         host = {name: checkpoint.storable(value) for name, value in state.items() if ".reducer." not in name}
@@ -143,7 +137,7 @@ class RunFolder:
         except (OSError, SafetensorError, VitrimError) as error:
             raise VitrimError(
                 f"cannot write the weights to {self.path}: {checkpoint.reason(error)}; they are in "
-                f"{checkpoint.latest(self.checkpoints)}: make room and run again with --resume"
+                f"{checkpoint.latest(self.checkpoints)}: make room and resume the run"
             ) from error
 
 
@@ -178,9 +172,9 @@ def only_run(folder: Path) -> Iterator[None]:
         with suppress(OSError):
             holder = path.read_text(errors="replace")[:200].strip()
         if holder == mine:
-            raise VitrimError(f"another run of this process is at work in {folder}: give another --out") from None
+            raise VitrimError(f"another run of this process is at work in {folder}: name another folder") from None
         at_work = f"{holder or 'another process'} is at work in {folder}"
-        raise VitrimError(f"{at_work}: wait for it, or give another --out") from None
+        raise VitrimError(f"{at_work}: wait for it, or name another folder") from None
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
             raise VitrimError(f"cannot write to {folder}: {error.strerror}") from error

@@ -10,7 +10,7 @@ The bases, one per data set, are the YAML files in ``recipes/study/``. A column 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ SETTINGS = {"I": "ImageNet's settings", "D": "the dataset's baseline"}
 """The marks of Table 5."""
 
 
-@cache
 def names() -> tuple[str, ...]:
     """The recipes of the grid by name, in the order of the table.
 
@@ -64,12 +63,27 @@ def study(name: str) -> dict[str, Any]:
         'topk:keep_rate=0.25'
     """
     row = _rows()[name]
+    base, marks = f"study/{row['dataset']}", row["table_5"].split()
+    rate, label = int(row["rate"]), f"{row['label']} on {DATASETS[row['dataset']]}"
+    # Table 5 has four rates for each data set but ImageNet, and a mark for some of them
+    place = len(RATES) * (list(DATASETS).index(row["dataset"]) - 1) + RATES.index(rate)
+    mark = marks[min(place, len(marks) - 1)] if marks else ""
+    setting = f" ({mark}: {SETTINGS[mark]})" if mark else ""
+    notes = f"See {base}."
+    if marks and row["teacher"]:
+        notes = f"The teacher is DeiT-S trained with {base}: teacher_checkpoint=PATH. See there for the rest."
+    elif marks and place >= len(marks):
+        notes = (
+            f'Table 5 marks I or D for every rate; in the text at hand its row ends after "{" ".join(marks)}" (rates '
+            "25, 50, 70, 90 of NABirds, then COCO, then NUS-WIDE), and the last mark is taken for the rest. "
+            f"See {base} for all else."
+        )
     options = f",{row['options']}" if row["options"] else ""
     values: dict[str, Any] = {
-        "base": f"study/{row['dataset']}",
-        "paper": _paper(row),
-        "notes": _notes(row),
-        "method": f"{row['method']}:keep_rate={int(row['rate']) / 100:g}{options}",
+        "base": base,
+        "paper": f"Which Tokens to Use? Table {5 if marks else 3}, {label}, r = {rate / 100:g}{setting}",
+        "notes": notes,
+        "method": f"{row['method']}:keep_rate={rate / 100:g}{options}",
     }
     for column, cell in row.items():
         if cell and ("." in column or column in ("objective", "teacher")):
@@ -88,8 +102,14 @@ def hint(name: str) -> str | None:
         >>> hint("study/imagenet/tome")
         'study/imagenet/tome is a recipe for each keep rate: study/imagenet/tome@50, @70 or @90'
     """
-    if name in _earlier():
-        return f"{name} is now called {_earlier()[name]}"
+    earlier = {f"study_{dataset}": f"study/{dataset}" for dataset in DATASETS}  # names while each was a file
+    for known, row in _rows().items():
+        one = f"study_{row['dataset']}_{row['method']}"
+        earlier[f"{one}_{row['rate']}"] = known
+        if int(row["rate"]) == UNNAMED_RATE:
+            earlier[one] = known
+    if name in earlier:
+        return f"{name} is now called {earlier[name]}"
     method, _, _ = name.partition("@")
     rates = [rate for known, _, rate in (known.partition("@") for known in names()) if known == method]
     if not rates:
@@ -102,42 +122,3 @@ def hint(name: str) -> str | None:
 def _rows() -> dict[str, dict[str, str]]:
     with TABLE.open(newline="", encoding="utf-8") as file:
         return {f"study/{row['dataset']}/{row['method']}@{row['rate']}": row for row in csv.DictReader(file)}
-
-
-@cache
-def _earlier() -> dict[str, str]:
-    """The names recipes had while each was a file, with their current names."""
-    found = {f"study_{dataset}": f"study/{dataset}" for dataset in DATASETS}
-    for name, row in _rows().items():
-        method = f"study_{row['dataset']}_{row['method']}"
-        found[f"{method}_{row['rate']}"] = name
-        if int(row["rate"]) == UNNAMED_RATE:
-            found[method] = name
-    return found
-
-
-def _place(row: Mapping[str, str]) -> int:
-    """The place of a recipe in its row of Table 5: four rates for each data set."""
-    return len(RATES) * (list(DATASETS).index(row["dataset"]) - 1) + RATES.index(int(row["rate"]))
-
-
-def _paper(row: Mapping[str, str]) -> str:
-    marks = row["table_5"].split()
-    setting = f" ({mark}: {SETTINGS[mark]})" if marks and (mark := marks[min(_place(row), len(marks) - 1)]) else ""
-    what = f"{row['label']} on {DATASETS[row['dataset']]}, r = {int(row['rate']) / 100:g}"
-    return f"Which Tokens to Use? Table {5 if marks else 3}, {what}{setting}"
-
-
-def _notes(row: Mapping[str, str]) -> str:
-    base, marks = f"study/{row['dataset']}", row["table_5"].split()
-    if not marks:
-        return f"See {base}."
-    if row["teacher"]:
-        return f"The teacher is DeiT-S trained with {base}: teacher_checkpoint=PATH. See there for the rest."
-    if _place(row) < len(marks):
-        return f"See {base}."
-    return (
-        f'Table 5 marks I or D for every rate; in the text at hand its row ends after "{" ".join(marks)}" (rates 25, '
-        "50, 70, 90 of NABirds, then COCO, then NUS-WIDE), and the last mark is taken for the rest. "
-        f"See {base} for all else."
-    )

@@ -56,7 +56,15 @@ class TrainReport(Report):
 
     def parts(self) -> Iterator[RichTable | str]:
         """The parts that a terminal shows: the result, a line for each of its entries."""
-        yield from (f"{name}: {_short(value)}" for name, value in self.result.items())
+
+        def short(value: Any) -> str:
+            if isinstance(value, float):
+                return f"{value:.4g}"
+            if isinstance(value, dict):
+                return "  ".join(f"{name} {short(entry)}" for name, entry in value.items() if name != "classes")
+            return str(value)
+
+        yield from (f"{name}: {short(value)}" for name, value in self.result.items())
         yield from super().parts()
 
     def _repr_html_(self) -> str:
@@ -140,9 +148,16 @@ def train(
     from vitrim.training.build import build_trainer
     from vitrim.training.loop import Running
 
+    for name, given in (("out", out), ("checkpoint", "" if checkpoint is None else checkpoint)):
+        if not isinstance(given, str | Path):
+            raise VitrimError(f"{name} is the path of a folder or file, not {given!r:.60}")
+    if isinstance(log_with, str) or not isinstance(log_with, Sequence):
+        raise VitrimError(f"log_with is a list of trackers, not {log_with!r:.60}")
+    if console is not None and not hasattr(console, "print"):
+        raise VitrimError(f"console is a console of rich, not {console!r:.60}")
     resolved = load_recipe(recipe, changes)
     if device not in (None, "cpu"):
-        raise VitrimError(f"--device is cpu or left out, not '{device}': accelerate launch chooses devices")
+        raise VitrimError(f"device is cpu or left out, not '{device}': accelerate launch chooses devices")
     set_threads(threads)
     out = Path(out)
     running = Running(
@@ -157,7 +172,7 @@ def train(
         max_updates=max_updates,
     )
     if isinstance(data, str | Path) and Path(data).expanduser().resolve() == out.resolve():
-        raise VitrimError(f"--out is the folder of the data, {data}: name another")
+        raise VitrimError(f"out is the folder of the data, {data}: name another")
     start = None if checkpoint is None else Path(checkpoint)
     trainer = build_trainer(resolved, data, running, checkpoint=start, cpu=device == "cpu", console=console)
     if dry_run:
@@ -221,11 +236,3 @@ def _stoppable(trainer: Trainer) -> Iterator[None]:
     if terminated:
         signal.raise_signal(signal.SIGTERM)
         raise KeyboardInterrupt  # whoever handles that signal does not end the process
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, dict):
-        return "  ".join(f"{name} {_short(entry)}" for name, entry in value.items() if name != "classes")
-    return str(value)

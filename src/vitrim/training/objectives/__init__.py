@@ -3,7 +3,7 @@
     @learns(MCTF, "weight", "confidence")
     def losses(step, reduction, **options): ...
 
-A method that learns settings, rather than parameters to use, says with `finds` how to read them.
+A method that learns settings, rather than parameters to use, says with ``finds`` how to read them.
 
 Every file of this folder is imported when a loss is first asked for, so a new one is one new file.
 """
@@ -25,37 +25,29 @@ Losses = Callable[..., dict[str, Tensor]]
 """From a `Step`, its `Reduction` and options by name to scalars by name, of which "total" is the one to minimise."""
 
 
-@dataclass(frozen=True)
-class Learned:
-    """The loss of a method, and the names of its options, which a recipe gives under ``objective``."""
-
-    losses: Losses
-    options: tuple[str, ...]
-
-
 Finds = Callable[[Reduction], MethodConfig | None]
 """From a trained reduction to the settings that it found, or None if it looked for none."""
 
+
+@dataclass(frozen=True)
+class Learned:
+    """The loss of a method, the names of its options, which a recipe gives under ``objective``, and what reads the
+    settings that training finds, which are kept as a file of a method."""
+
+    losses: Losses
+    options: tuple[str, ...] = ()
+    finds: Finds | None = None
+
+
 _LEARNED: dict[type[MethodConfig], Learned] = {}
-_FOUND: dict[type[MethodConfig], Finds] = {}
 
 
-def learns(config: type[MethodConfig], *options: str) -> Callable[[Losses], Losses]:
+def learns(config: type[MethodConfig], *options: str, finds: Finds | None = None) -> Callable[[Losses], Losses]:
     """Function decorator: register the loss of a method. A config can have only one."""
 
     def register(losses: Losses) -> Losses:
-        enter(_LEARNED, config, Learned(losses, options), f"the loss of '{config.name}'")
+        enter(_LEARNED, config, Learned(losses, options, finds), f"the loss of '{config.name}'")
         return losses
-
-    return register
-
-
-def finds(config: type[MethodConfig]) -> Callable[[Finds], Finds]:
-    """Function decorator: register what gives the settings that training finds. They are kept as a file of a method."""
-
-    def register(found: Finds) -> Finds:
-        enter(_FOUND, config, found, f"what '{config.name}' finds")
-        return found
 
     return register
 
@@ -69,9 +61,8 @@ def found(reduction: Reduction) -> MethodConfig | None:
         >>> found(vitrim.reduce_(model, "diffrate:learn=true")).describe()
         'diffrate:prune_kept=[197,197],merge_kept=[197,197]'
     """
-    discover(__name__)
-    function = entry_of(_FOUND, type(reduction.config))
-    return None if function is None else function(reduction)
+    finds = learned(reduction.config).finds
+    return None if finds is None else finds(reduction)
 
 
 def learned(config: MethodConfig) -> Learned:
@@ -83,7 +74,7 @@ def learned(config: MethodConfig) -> Learned:
         (('ponder_scale', 'distribution_scale', 'target_depth', 'published_mean'), ())
     """
     discover(__name__)
-    return entry_of(_LEARNED, type(config)) or Learned(lambda step, reduction: step.base_losses(), ())
+    return entry_of(_LEARNED, type(config)) or Learned(lambda step, reduction: step.base_losses())
 
 
 def losses(step: Step, **options: Any) -> dict[str, Tensor]:

@@ -17,8 +17,9 @@ from vitrim.training.objectives import learns
 def losses(step: Step, reduction: Reduction) -> dict[str, Tensor]:
     """The loss of the paper on one batch: that of the model or its task, and the auxiliary one of every router.
 
-    "auxiliary" is the mean over the routers, for the log. A task says how it scores the outputs of a router, and how
-    many queries that takes (`Task.queries`). "main" is the loss without them; its parts, if it has any, are logged too.
+    "auxiliary" is the mean over the routers, for the log. A task says how it scores the outputs of a router, and
+    whether these are of every patch (`Task.query_per_patch`). "main" is the loss without them; its parts, if it has
+    any, are logged too.
 
     Raises:
         VitrimError: routers with one output per query and a task with one target per image.
@@ -30,7 +31,8 @@ def losses(step: Step, reduction: Reduction) -> dict[str, Tensor]:
             f"cropr: the routers give {tuple(outputs[0].shape)}, one output per query, and the task has one target per "
             "image: use num_queries=1, or a loss of your own"
         )
-    auxiliary = torch.stack([step.auxiliary_loss(output) for output in outputs])
+    criterion = step.auxiliary or step.criterion
+    auxiliary = torch.stack([criterion(output, step.targets) for output in outputs])
     return {**base, "total": base["total"] + auxiliary.sum(), "main": base["total"], "auxiliary": auxiliary.mean()}
 
 

@@ -13,14 +13,20 @@ from vitrim.core.reduce import Reduction
 from vitrim.errors import VitrimError
 from vitrim.methods.diffrate import KEPT, DiffRate, learned, learning_reducers
 from vitrim.tasks.step import Step
-from vitrim.training.objectives import finds, learns
+from vitrim.training.objectives import learns
 
 GMACS_WEIGHT = 5.0
 SHARE_WEIGHT = 100.0
 """Weights of the squared distance from a target; that of shares is near the other on DeiT-S: 4.54 squared times 5."""
 
 
-@learns(DiffRate, "target_gmacs", "target_macs", "weight", "mlp_ratio")
+def amounts(reduction: Reduction) -> DiffRate | None:
+    """The config with the amounts that were learned; None where they were given."""
+    assert isinstance(reduction.config, DiffRate)
+    return learned(reduction) if reduction.config.learn else None
+
+
+@learns(DiffRate, "target_gmacs", "target_macs", "weight", "mlp_ratio", finds=amounts)
 def losses(
     step: Step,
     reduction: Reduction,
@@ -50,13 +56,6 @@ def losses(
         return step.base_losses()
     options = {**options, "target_gmacs": target_gmacs, "target_macs": target_macs}
     return objective(reduction, step.logits(), step.targets, criterion=step.criterion, **options)
-
-
-@finds(DiffRate)
-def amounts(reduction: Reduction) -> DiffRate | None:
-    """The config with the amounts that were learned; None where they were given."""
-    assert isinstance(reduction.config, DiffRate)
-    return learned(reduction) if reduction.config.learn else None
 
 
 def objective(

@@ -96,7 +96,9 @@ def objective(
     ratio = torch.stack([(d.mean(dim=1) - aim).square().mean() for d, aim in zip(decisions, aims, strict=True)]).mean()
     terms = {"base": criterion(logits, targets), "ratio": ratio}
     if teacher_logits is not None:
-        terms["class"] = _divergence(logits, teacher_logits)
+        # KL(teacher || student), mean over images
+        student, teacher = logits.log_softmax(-1), teacher_logits.detach().log_softmax(-1)
+        terms["class"] = F.kl_div(student, teacher, reduction="batchmean", log_target=True)
     if features is not None and teacher_features is not None:
         if features.shape != teacher_features.shape:
             raise VitrimError(
@@ -104,7 +106,13 @@ def objective(
                 f"{tuple(teacher_features.shape)}: the teacher must be the same model, and none may drop patches "
                 "(patch_drop=0)"
             )
-        terms["token"] = _token_term(features, teacher_features, decisions[-1].detach(), token_loss)
+        kept = decisions[-1].detach()
+        if token_loss == "mse":
+            distance = (features - teacher_features.detach()).square().mean(dim=-1)
+        else:
+            student, teacher = features.log_softmax(-1), teacher_features.detach().log_softmax(-1)
+            distance = F.kl_div(student, teacher, reduction="none", log_target=True).sum(dim=-1)
+        terms["token"] = (distance * kept).sum() / kept.sum().clamp_min(1.0)
     by_name = dict(zip(("base", "ratio", "class", "token"), weights, strict=True))
     total = torch.stack([by_name[name] * term.to(ratio.dtype) for name, term in terms.items()]).sum()
     return {"total": total, **terms}
@@ -115,19 +123,3 @@ def _check_options(weights: Sequence[float] = WEIGHTS, token_loss: str = "mse") 
         raise VitrimError(f"dynamicvit: weights are those of base, ratio, class and token, got {len(weights)} numbers")
     if token_loss not in ("mse", "kl"):
         raise VitrimError(f"dynamicvit: unknown token_loss '{token_loss}'; valid: mse, kl")
-
-
-def _divergence(student: Tensor, teacher: Tensor) -> Tensor:
-    """KL(teacher || student) of (M, K) logits, mean over rows."""
-    return F.kl_div(student.log_softmax(-1), teacher.detach().log_softmax(-1), reduction="batchmean", log_target=True)
-
-
-def _token_term(student: Tensor, teacher: Tensor, kept: Tensor, kind: TokenLoss) -> Tensor:
-    """Distance of kept patch tokens (B, P, C), 0 where none is kept."""
-    count = kept.sum().clamp_min(1.0)
-    if kind == "mse":
-        distance = (student - teacher.detach()).square().mean(dim=-1)
-    else:
-        target = teacher.detach().log_softmax(-1)
-        distance = F.kl_div(student.log_softmax(-1), target, reduction="none", log_target=True).sum(dim=-1)
-    return (distance * kept).sum() / count

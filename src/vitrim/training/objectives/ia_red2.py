@@ -28,7 +28,15 @@ def losses(step: Step, reduction: Reduction, *, tau: float = 0.5) -> dict[str, T
         VitrimError: mixed targets, or several labels per image.
     """
     _check_targets(step.targets)
-    baseline = _greedy_reward(step, reduction, tau)
+    # the reward in evaluation mode, without gradients; every module is then in the mode it was in
+    training = [module for module in step.model.modules() if module.training]
+    step.model.eval()
+    try:
+        with torch.no_grad():
+            baseline = reward(step.logits(), step.targets, reduction.aux(KEPT), tau)
+    finally:
+        for module in training:
+            module.training = True
     return objective(reduction, step.logits(), step.targets, criterion=step.criterion, baseline=baseline, tau=tau)
 
 
@@ -61,18 +69,6 @@ def _check_targets(targets: Tensor) -> None:
             "ia_red2 is rewarded for the true class, so it takes one class per image: set mix.mixup=0 and "
             "mix.cutmix=0, and no task with several labels"
         )
-
-
-def _greedy_reward(step: Step, reduction: Reduction, tau: float) -> Tensor:
-    """(B,) the `reward` in evaluation mode, without gradients. Every module is then in the mode it was in."""
-    training = [module for module in step.model.modules() if module.training]
-    step.model.eval()
-    try:
-        with torch.no_grad():
-            return reward(step.logits(), step.targets, reduction.aux(KEPT), tau)
-    finally:
-        for module in training:
-            module.training = True
 
 
 def objective(

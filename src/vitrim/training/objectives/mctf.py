@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import host_of
@@ -42,15 +42,26 @@ def losses(
             are not below ``r``.
     """
     assert isinstance(reduction.config, MCTF)
-    if isinstance(reduction.config.r, tuple):
+    r = reduction.config.r
+    if isinstance(r, tuple):
         raise VitrimError(
             "mctf: the teacher's amount is drawn below r, so training takes one r for all blocks, no list"
         )
-    rows, columns = host_of(reduction.model).facts(reduction.model).grid_size
-    low, high = teacher_amounts(reduction.config.r, teacher_r, rows * columns)
+    facts = host_of(reduction.model).facts(reduction.model)
+    low, high = teacher_amounts(r, teacher_r, facts.grid_size[0] * facts.grid_size[1])
     _check_targets(step.targets)
-    _check_model(step.model)
-    teacher_tokens, teacher_logits = _with_amount(step, reduction, draw(low, high))
+    if not facts.has_class_token:
+        raise VitrimError(f"mctf's training compares class tokens, and this {type(step.model).__name__} has none")
+    if getattr(step.model, "grad_checkpointing", False):
+        raise VitrimError(
+            "mctf's training runs the model with two amounts before one backward, which gradient checkpointing would "
+            "compute again with one: set grad_checkpointing=false"
+        )
+    reduction.set(r=draw(low, high))
+    try:
+        teacher_tokens, teacher_logits = step.tokens_and_logits()
+    finally:
+        reduction.set(r=r)
     tokens, logits = step.tokens_and_logits()
     return objective(
         logits,
@@ -182,32 +193,11 @@ def draw(low: float, high: float) -> int | float:
     return drawn if steps == 1 else drawn / steps
 
 
-def _with_amount(step: Step, reduction: Reduction, r: int | float) -> tuple[Tensor, Tensor]:
-    """Tokens and logits of a forward that fuses ``r``; then the amount is what it was, also after an error."""
-    assert isinstance(reduction.config, MCTF)
-    own = reduction.config.r
-    reduction.set(r=r)
-    try:
-        return step.tokens_and_logits()
-    finally:
-        reduction.set(r=own)
-
-
 def _check_targets(targets: Tensor) -> None:
     if targets.ndim != 1:
         raise VitrimError(
             "mctf trains where the model is confident of the true class, so it takes one class per image: set "
             "mix.mixup=0 and mix.cutmix=0, and no task with several labels"
-        )
-
-
-def _check_model(model: nn.Module) -> None:
-    if not host_of(model).facts(model).has_class_token:
-        raise VitrimError(f"mctf's training compares class tokens, and this {type(model).__name__} has none")
-    if getattr(model, "grad_checkpointing", False):
-        raise VitrimError(
-            "mctf's training runs the model with two amounts before one backward, which gradient checkpointing would "
-            "compute again with one: set grad_checkpointing=false"
         )
 
 
