@@ -90,7 +90,11 @@ class AViTReducer(Reducer[AViT]):
         assignment = self(x, attention, state)
         if assignment is not None:
             x, state = assignment.apply(x, state)
-        return x, self.mask_prefix(state)
+        p = state.num_prefix
+        if p < 2:  # a single prefix token needs no mask once it has halted: no token is left to see it
+            return x, state
+        mask = torch.ones_like(state.size, dtype=torch.bool) if state.mask is None else state.mask
+        return x, replace(state, mask=torch.cat([mask[:, :p] & self.alive(state)[:, :p], mask[:, p:]], dim=1))
 
     def remember(self, attention: Attention, state: TokenState) -> None:
         """Nothing: tokens halt by what they are after the block, so q, k and v need not live through the MLP."""
@@ -136,11 +140,3 @@ class AViTReducer(Reducer[AViT]):
         """(B, N) bool: which tokens, prefix included, have not halted and are not padding."""
         alive = state.carry["spent"] < (1.0 - self.config.eps)
         return alive if state.mask is None else alive & state.mask
-
-    def mask_prefix(self, state: TokenState) -> TokenState:
-        """Mask halted prefix tokens, which stay; a single one needs no mask, as no token is left to see it."""
-        p = state.num_prefix
-        if p < 2:
-            return state
-        mask = torch.ones_like(state.size, dtype=torch.bool) if state.mask is None else state.mask
-        return replace(state, mask=torch.cat([mask[:, :p] & self.alive(state)[:, :p], mask[:, p:]], dim=1))

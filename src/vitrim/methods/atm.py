@@ -119,12 +119,10 @@ class ATM(Adaptive):
                 raise ValueError("thresholds lie between -1 and 1")
         if self.r is not None and THRESHOLDS & self.model_fields_set:
             raise ValueError("r takes the place of thresholds, granularity, rounding and capacity: give it alone")
-        if self.capacity is not None and (self._batch_wise() or "rounding" in self.model_fields_set):
+        batch_wise = self.granularity == "batch" and "granularity" in self.model_fields_set
+        if self.capacity is not None and (batch_wise or "rounding" in self.model_fields_set):
             raise ValueError("with a capacity every image is on its own: granularity=image, and nothing is rounded")
         return self
-
-    def _batch_wise(self) -> bool:
-        return self.granularity == "batch" and "granularity" in self.model_fields_set
 
     def amounts(self, num_layers: int) -> list[Amount | None]:
         if self.theta is not None and len(self.theta) != num_layers:
@@ -194,26 +192,24 @@ class ATMReducer(Reducer[ATM]):
             return None
         if is_traced() and self.config.obstacle() is not None:
             raise VitrimError("torch.jit.trace cannot trace atm: how many tokens it merges depends on the images")
-        patches = self.unit_keys(attention, state.num_prefix)
+        if self.config.metric == "concat":
+            keys = attention.keys.transpose(1, 2).flatten(2).to(decision_dtype(attention.k.dtype))
+            patches = unit(keys[:, state.num_prefix :])
+        else:
+            patches = unit_mean_keys(attention, state.num_prefix)
         if self.config.capacity is not None or (self.config.granularity == "image" and x.shape[0] > 1):
             return self.merge_per_image(patches, state)
-        if self.by_size:
-            return self.merge_small(patches, state)
-        sources, destinations = alternate_split(state.num_prefix)
-        similarity = cosines(patches[:, sources], patches[:, destinations])
+        if self.by_size:  # small tokens into large ones, behind the splitting layer
+            order = state.size[:, state.num_prefix :].sort(dim=1, stable=True).indices
+            half = max(state.num_tokens // 2 - state.num_prefix, 0)
+            sources, destinations = order[:, :half], order[:, half:]
+            best, partner = best_partners(take(patches, sources), take(patches, destinations))
+            r = self.num_similar(best, state)
+            return merge_most_similar(state, sources, destinations, best, partner, r) if r else None
+        even, odd = alternate_split(state.num_prefix)
+        similarity = cosines(patches[:, even], patches[:, odd])
         r = self.num_similar(similarity.amax(dim=-1), state)
-        if r == 0:
-            return None
-        return match_alternate(state, similarity, r)
-
-    def merge_small(self, patches: Tensor, state: TokenState) -> Hard | None:
-        """Merge small tokens into large ones, behind the splitting layer."""
-        order = state.size[:, state.num_prefix :].sort(dim=1, stable=True).indices
-        half = max(state.num_tokens // 2 - state.num_prefix, 0)
-        sources, destinations = order[:, :half], order[:, half:]
-        best, partner = best_partners(take(patches, sources), take(patches, destinations))
-        r = self.num_similar(best, state)
-        return merge_most_similar(state, sources, destinations, best, partner, r) if r else None
+        return match_alternate(state, similarity, r) if r else None
 
     def num_similar(self, best: Tensor, state: TokenState) -> int:
         """The number of sources that merge, given the similarity of each to its partner (B, S)."""
@@ -222,13 +218,6 @@ class ATMReducer(Reducer[ATM]):
         # the one number read back from the device; a cosine rounded to more than 1 exceeds no threshold of 1
         similar = int((best > self.theta).sum()) if self.theta < 1.0 else 0
         return min(ROUNDING[self.config.rounding](similar / max(best.shape[0], 1)), best.shape[1])
-
-    def unit_keys(self, attention: Attention, num_prefix: int) -> Tensor:
-        """(B, P, d) or (B, P, H*d): what is compared, of length 1."""
-        if self.config.metric == "concat":
-            keys = attention.keys.transpose(1, 2).flatten(2).to(decision_dtype(attention.k.dtype))
-            return unit(keys[:, num_prefix:])
-        return unit_mean_keys(attention, num_prefix)
 
     def merge_per_image(self, patches: Tensor, state: TokenState) -> Hard | None:
         """Merge, in each image, exactly its own pairs above the threshold; pad where images keep different counts.
@@ -239,9 +228,14 @@ class ATMReducer(Reducer[ATM]):
         best, partner = best_partners(take(patches, sources), take(patches, destinations), real_destination)
         merges = (best.clamp(max=1.0) > self.theta) & real_source
         if self.config.capacity is not None:
-            most_merged, most_kept, ragged = sources.shape[1], self.slots(destinations.shape[1], state), True
+            # slots for patches that this layer leaves: its capacity, within what one matching can reach
+            slots = min(self.config.capacity[self.layer.depth], state.num_patches)
+            most_merged, most_kept, ragged = sources.shape[1], max(slots, destinations.shape[1]), True
             surplus = real_source.sum(1) + real_destination.sum(1) - most_kept
-            merges = merges | (_rank(best.masked_fill(~real_source, -torch.inf)) < surplus[:, None])
+            # the place of every source in descending order of similarity, of equal ones the first first
+            order = best.masked_fill(~real_source, -torch.inf).argsort(dim=1, descending=True, stable=True)
+            places = torch.arange(best.shape[1], device=best.device).expand_as(order)
+            merges = merges | (torch.zeros_like(order).scatter(1, order, places) < surplus[:, None])
         merged, kept_sources = merges.sum(1), (real_source & ~merges).sum(1)
         kept = kept_sources + real_destination.sum(1)
         if self.config.capacity is None:
@@ -261,11 +255,6 @@ class ATMReducer(Reducer[ATM]):
         slot = torch.arange(max(most_merged, most_kept), device=patches.device)
         into = torch.where(slot[:most_merged] < merged[:, None], into, most_kept)
         return merge(state, keep, sources.gather(1, moved), into, valid=slot[:most_kept] < kept[:, None])
-
-    def slots(self, destinations: int, state: TokenState) -> int:
-        """Slots for patches that this layer leaves: its capacity, within what one matching can reach."""
-        assert self.config.capacity is not None
-        return max(min(self.config.capacity[self.layer.depth], state.num_patches), destinations)
 
     def split_per_image(self, state: TokenState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Patch indices (B, S), (B, D) of sources and destinations, and which of them are real, not padding.
@@ -301,13 +290,6 @@ def least_by_size(current: int, num_prefix: int) -> int:
         (129, 131)
     """
     return max(ATM.least_kept(current), current - max((current + num_prefix) // 2 - num_prefix, 0))
-
-
-def _rank(values: Tensor) -> Tensor:
-    """(B, S) places of ``values`` (B, S) in descending order, of equal ones the first first."""
-    order = values.argsort(dim=1, descending=True, stable=True)
-    places = torch.arange(values.shape[1], device=values.device).expand_as(order)
-    return torch.zeros_like(order).scatter(1, order, places)
 
 
 def _first(flags: Tensor, count: int) -> Tensor:

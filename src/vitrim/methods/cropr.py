@@ -206,7 +206,14 @@ class CrossAttention(nn.Module):
         self.k = nn.Linear(dim, dim, bias=False) if config.k_proj else None
         self.v = nn.Linear(dim, dim, bias=False) if config.v_proj else None
         self.proj = nn.Linear(dim, dim) if config.num_heads > 1 else nn.Identity()
-        self.mlp = _mlp(dim, int(dim * config.mlp_ratio)) if config.mlp else None
+        self.mlp: nn.Sequential | None = None
+        if config.mlp:
+            hidden = int(dim * config.mlp_ratio)
+            self.mlp = nn.Sequential()
+            self.mlp.add_module("norm", nn.LayerNorm(dim, eps=1e-6))
+            self.mlp.add_module("fc1", nn.Linear(dim, hidden))
+            self.mlp.add_module("act", nn.GELU())
+            self.mlp.add_module("fc2", nn.Linear(hidden, dim))
 
     def query(self) -> Tensor:
         """(C,) the sum of the projected queries."""
@@ -234,13 +241,3 @@ class CrossAttention(nn.Module):
         q, k, v = (split_heads(t, self.num_heads) for t in (q, k, v))
         z: Tensor = self.proj(merge_heads(F.scaled_dot_product_attention(q.to(v.dtype), k, v)))
         return z if self.mlp is None else z + self.mlp(z)
-
-
-def _mlp(dim: int, hidden: int) -> nn.Sequential:
-    """Norm and two-layer network."""
-    network = nn.Sequential()
-    network.add_module("norm", nn.LayerNorm(dim, eps=1e-6))
-    network.add_module("fc1", nn.Linear(dim, hidden))
-    network.add_module("act", nn.GELU())
-    network.add_module("fc2", nn.Linear(hidden, dim))
-    return network

@@ -155,20 +155,16 @@ class DiffRateReducer(Reducer[DiffRate]):
 
     def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
         merged, after = assignment.apply(x, state)
-        if self.config.discount_sizes and isinstance(assignment, Hard):
-            after = replace(after, size=discounted(x, assignment, state))
-        return merged, after
-
-
-def discounted(x: Tensor, hard: Hard, state: TokenState) -> Tensor:
-    """(B, M) sizes where a joining token counts in proportion to its cosine with the token it joins."""
-    size = state.size.gather(1, hard.anchor)
-    if hard.moved is None or hard.into is None:
-        return size
-    vectors = unit(x.to(state.size.dtype))
-    similarity = (take(vectors, hard.moved) * take(vectors, hard.anchor.gather(1, hard.into))).sum(dim=-1)
-    size = size.scatter_add(1, hard.into, state.size.gather(1, hard.moved) * similarity)
-    return size.clamp_min(torch.finfo(size.dtype).eps)
+        if not self.config.discount_sizes or not isinstance(assignment, Hard):
+            return merged, after
+        # a joining token counts in proportion to its cosine with the token it joins
+        hard, size = assignment, state.size.gather(1, assignment.anchor)
+        if hard.moved is not None and hard.into is not None:
+            vectors = unit(x.to(state.size.dtype))
+            similarity = (take(vectors, hard.moved) * take(vectors, hard.anchor.gather(1, hard.into))).sum(dim=-1)
+            size = size.scatter_add(1, hard.into, state.size.gather(1, hard.moved) * similarity)
+            size = size.clamp_min(torch.finfo(size.dtype).eps)
+        return merged, replace(after, size=size)
 
 
 class LearningReducer(Reducer[DiffRate]):

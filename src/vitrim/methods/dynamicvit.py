@@ -162,24 +162,18 @@ class Predictor(nn.Module):
             weight = kept.unsqueeze(-1).to(rest.dtype)
             # decisions are 0 or 1: the clamp changes nothing unless an image has lost all patches
             mean = (rest * weight).sum(dim=1, keepdim=True) / weight.sum(dim=1, keepdim=True).clamp_min(1.0)
-            logits = self._judge(local, mean + self.global_epsilon)
-        return logits.to(decision_dtype(patches.dtype)).log_softmax(dim=-1)
-
-    def _judge(self, local: Tensor, mean: Tensor) -> Tensor:
-        """(B, P, 2) of `out_conv` on each patch's own half (B, P, C/2) beside the mean half (B, 1, C/2).
-
-        The mean is the same for all patches, so what the first layer makes of it is computed once.
-        """
-        first, *rest = self.out_conv
-        if not is_bare(first):
-            joined: Tensor = self.out_conv(torch.cat([local, mean.expand_as(local)], dim=-1))
-            return joined
-        half = local.shape[-1]
-        of_mean = F.linear(mean, first.weight[:, half:], first.bias)
-        judged = F.linear(local, first.weight[:, :half]) + of_mean
-        for layer in rest:
-            judged = layer(judged)
-        return judged
+            mean, (first, *rest_of_network) = mean + self.global_epsilon, self.out_conv
+            if is_bare(first):
+                # the mean is the same for all patches: what the first layer makes of it is computed once
+                half = local.shape[-1]
+                of_mean = F.linear(mean, first.weight[:, half:], first.bias)
+                logits = F.linear(local, first.weight[:, :half]) + of_mean
+                for layer in rest_of_network:
+                    logits = layer(logits)
+            else:
+                logits = self.out_conv(torch.cat([local, mean.expand_as(local)], dim=-1))
+        log_probabilities: Tensor = logits.to(decision_dtype(patches.dtype)).log_softmax(dim=-1)
+        return log_probabilities
 
 
 def straight_through(logits: Tensor, tau: float) -> Tensor:

@@ -162,19 +162,16 @@ class EvoViTReducer(Reducer[EvoViT]):
             x, state = self.bring_back(x, state)
             return super().reduce(site, x, attention, state)
         if site == "between" and attention is not None and self.observes:
-            return x, self.observe(attention, state)
+            # update the importance of the tokens in this block
+            seen = state.pad_prefix(patch_score(attention, state, self.config.score), 0.0)
+            if self.tradeoff < 1.0:
+                seen = (1.0 - self.tradeoff) * state.carry[IMPORTANCE] + self.tradeoff * seen
+            return x, replace(state, carry={**state.carry, IMPORTANCE: seen})
         if site == "after":
             if self.training and self.norm is not None:
                 state = state.report(CLASS_LOGITS, self.layer.depth, self.head(self.norm(x[:, 0])))
             return self.bring_back(x, state) if self.layer.is_last and self.config.rejoin else (x, state)
         return x, state
-
-    def observe(self, attention: Attention, state: TokenState) -> TokenState:
-        """Update the importance of the tokens in this block."""
-        seen = state.pad_prefix(patch_score(attention, state, self.config.score), 0.0)
-        if self.tradeoff < 1.0:
-            seen = (1.0 - self.tradeoff) * state.carry[IMPORTANCE] + self.tradeoff * seen
-        return replace(state, carry={**state.carry, IMPORTANCE: seen})
 
     def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
         """The bank takes the placeholders."""

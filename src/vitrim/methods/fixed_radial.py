@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
@@ -145,7 +146,16 @@ class WithinRing(Within):
     def patches(self, grid: tuple[int, int]) -> list[int]:
         initial = grid[0] * grid[1]
         target = self.share.keep(initial, initial)
-        distance = _float32_distances(grid, self.norm) if self.float32 else _exact_distances(grid, self.norm)
+        distance: Sequence[float]
+        if self.float32:
+            distance = _float32_distances(grid, self.norm)
+        else:  # exact, in raster order, in half patches; squared for l2
+            rows, columns = ([abs(2 * place - (side - 1)) for place in range(side)] for side in grid)
+            pairs = [(a, b) for a in rows for b in columns]
+            if self.norm == "l1":
+                distance = [a + b for a, b in pairs]
+            else:
+                distance = [a * a + b * b if self.norm == "l2" else max(a, b) for a, b in pairs]
         within = {d: count for count, d in enumerate(sorted(distance), start=1)}  # the last of equal ones counts
         radius = min(within, key=lambda r: (abs(within[r] - target), r))
         return [patch for patch, d in enumerate(distance) if d <= radius]
@@ -216,15 +226,6 @@ def square_of(initial: int) -> tuple[int, int]:
     if side * side != initial:
         raise VitrimError(f"{initial} patches make no square: give counts(..., grid=(rows, columns))")
     return side, side
-
-
-def _exact_distances(grid: tuple[int, int], norm: Norm) -> list[int]:
-    """Distances of all patches from the centre in raster order, in half patches; squared for l2."""
-    rows, columns = ([abs(2 * place - (side - 1)) for place in range(side)] for side in grid)
-    pairs = [(a, b) for a in rows for b in columns]
-    if norm == "l1":
-        return [a + b for a, b in pairs]
-    return [a * a + b * b if norm == "l2" else max(a, b) for a, b in pairs]
 
 
 def _float32_distances(grid: tuple[int, int], norm: Norm) -> list[float]:

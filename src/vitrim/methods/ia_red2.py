@@ -189,22 +189,15 @@ class Interpreter(nn.Module):
 
     def forward(self, patches: Tensor) -> Tensor:
         wide = decision_dtype(patches.dtype)
-        if not (is_bare(self.key) and is_bare(self.query)):
-            return self._called(patches)
         with full_precision(patches):
-            key = (self.key.weight.to(wide) @ self.policy.to(wide)).view(self.heads, 1, -1)
-            query = self.query.weight.to(wide).view(self.heads, key.shape[2], -1)
-            vectors = (key @ query).squeeze(1)  # (H, C)
-            logits = patches.to(wide) @ vectors.t() * key.shape[2] ** -0.5
-        score: Tensor = (logits + self.bias.to(wide)).sigmoid().mean(dim=-1)
-        return score
-
-    def _called(self, patches: Tensor) -> Tensor:
-        """As `forward`, by calls of layers that are more than their weights."""
-        wide = decision_dtype(patches.dtype)
-        with full_precision(patches):
-            key: Tensor = self.key(self.policy).to(wide).view(self.heads, -1)
-            query: Tensor = self.query(patches.to(self.policy.dtype)).to(wide).unflatten(-1, key.shape)
-            logits = (query * key).sum(dim=-1) * key.shape[1] ** -0.5
+            if is_bare(self.key) and is_bare(self.query):
+                key = (self.key.weight.to(wide) @ self.policy.to(wide)).view(self.heads, 1, -1)
+                query = self.query.weight.to(wide).view(self.heads, key.shape[2], -1)
+                vectors = (key @ query).squeeze(1)  # (H, C)
+                logits = patches.to(wide) @ vectors.t() * key.shape[2] ** -0.5
+            else:  # layers that are more than their weights are called
+                key = self.key(self.policy).to(wide).view(self.heads, -1)
+                query = self.query(patches.to(self.policy.dtype)).to(wide).unflatten(-1, key.shape)
+                logits = (query * key).sum(dim=-1) * key.shape[1] ** -0.5
         score: Tensor = (logits + self.bias.to(wide)).sigmoid().mean(dim=-1)
         return score

@@ -219,7 +219,8 @@ class OneStepAhead(MCTFReducer):
         rows: int | None,
         *host_args: Any,
     ) -> tuple[Tensor, Tensor, TokenState]:
-        if self.fuses_map or self.keeps_map(attention):
+        kept = self.config.attention_map  # "kept": the map is computed once, for deciding and attending
+        if self.fuses_map or (map_is_faster(attention) if kept == "auto" else kept == "kept"):
             attention = KnownMap.of(attention)
         return super().query(block, x, attention, state, rows, *host_args)
 
@@ -250,10 +251,6 @@ class OneStepAhead(MCTFReducer):
         reduced, after = assignment.apply(x, state)
         precise = block.project(reduced, after, None, *host_args).probabilities()
         return fuse_map(assignment, attention.probabilities(), state.size), precise
-
-    def keeps_map(self, attention: Attention) -> bool:
-        """True if the map is computed once, for deciding and attending."""
-        return map_is_faster(attention) if self.config.attention_map == "auto" else self.config.attention_map == "kept"
 
 
 class Precise(MCTFReducer):

@@ -90,7 +90,12 @@ class PiToMeReducer(Reducer[PiToMe]):
         r = self.num_removed(state)
         keys = unit_mean_keys(attention, state.num_prefix)
         if compiled.suit(keys) and keys.shape[0] * keys.shape[1] ** 2 <= compiled.MOST:
-            return self.assign_by_loop(keys, r, state)
+            # one product of all keys serves both energies and pairs
+            similarity = cosines(keys, keys)
+            energy = self.alikeness(similarity.clone()).mean(dim=-1)
+            index = torch.empty(keys.shape[0], state.num_tokens + r, dtype=torch.int64)
+            compiled.PAIR(similarity, energy, r, self.protects, state.num_prefix, index)
+            return merge_of(index, r)
         rank = self.energy(keys).argsort(dim=1, descending=True, stable=True)
         candidates = rank[:, : 2 * r] if self.protects else rank
         sources, destinations = candidates[:, ::2], candidates[:, 1::2]
@@ -101,14 +106,6 @@ class PiToMeReducer(Reducer[PiToMe]):
             order, partner = pair_most_similar(similarity, r)
             stays, moved = sources.gather(1, order[:, r:]), sources.gather(1, order[:, :r])
         return merge(state, torch.cat([stays, destinations], dim=1), moved, partner + stays.shape[1])
-
-    def assign_by_loop(self, keys: Tensor, r: int, state: TokenState) -> Hard:
-        """As `assign`, from one product of all keys (B, P, d) for both energies and pairs."""
-        similarity = cosines(keys, keys)
-        energy = self.alikeness(similarity.clone()).mean(dim=-1)
-        index = torch.empty(keys.shape[0], state.num_tokens + r, dtype=torch.int64)
-        compiled.PAIR(similarity, energy, r, self.protects, state.num_prefix, index)
-        return merge_of(index, r)
 
     def alikeness(self, similarity: Tensor) -> Tensor:
         """Turn ``similarity``, in place, into what each pair adds to the energy of both its patches."""

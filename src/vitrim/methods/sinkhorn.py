@@ -55,18 +55,12 @@ class SinkhornReducer(SoftReducer[Sinkhorn]):
 
     def mix(self, patches: Tensor) -> Soft:
         values = F.normalize(patches, dim=-1)
-        cosine = self.unit_centres() @ values.transpose(-1, -2)
-        return Soft(
-            transport(cosine.to(decision_dtype(values.dtype)) / self.config.eps, self.config.iterations), values
-        )
-
-    def unit_centres(self) -> Tensor:
-        """(K, C) centres of unit length."""
-        if not self.config.in_place:
-            return F.normalize(self.v, dim=-1)
-        with torch.no_grad():
-            self.v.copy_(F.normalize(self.v, dim=-1))
-        return self.v
+        if self.config.in_place:
+            with torch.no_grad():
+                self.v.copy_(F.normalize(self.v, dim=-1))
+        centres = self.v if self.config.in_place else F.normalize(self.v, dim=-1)
+        scores = (centres @ values.transpose(-1, -2)).to(decision_dtype(values.dtype)) / self.config.eps
+        return Soft(transport(scores, self.config.iterations), values)
 
 
 def transport(scores: Tensor, iterations: int) -> Tensor:

@@ -89,17 +89,15 @@ class ToFuReducer(Reducer[ToFu]):
 
     def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
         reduced, after = assignment.apply(x, state)
-        if isinstance(assignment, Hard) and not assignment.is_selection:
-            reduced = self.rescale(reduced, x, assignment, state)
-        return reduced, after
-
-    def rescale(self, merged: Tensor, x: Tensor, hard: Hard, state: TokenState) -> Tensor:
-        """``merged`` (B, M, C) with the largest norm among the tokens ``x`` (B, N, C) of each group."""
+        if not isinstance(assignment, Hard) or assignment.is_selection:
+            return reduced, after
+        # merged tokens get the largest norm among the tokens of their group
         wide = decision_dtype(x.dtype)
         norm = x.to(wide).norm(dim=-1, keepdim=True)
-        largest = replace(hard, maximum=True).pool(norm, state.size)
-        reference = (
-            merged.to(wide).norm(dim=-1, keepdim=True) if self.config.norm_of == "average" else take(norm, hard.anchor)
-        )
+        largest = replace(assignment, maximum=True).pool(norm, state.size)
+        if self.config.norm_of == "average":
+            reference = reduced.to(wide).norm(dim=-1, keepdim=True)
+        else:
+            reference = take(norm, assignment.anchor)
         factor = largest / reference.clamp_min(torch.finfo(wide).tiny)
-        return merged * factor.to(merged.dtype)
+        return reduced * factor.to(reduced.dtype), after

@@ -152,17 +152,13 @@ class RevViT(nn.Module):
     def forward_features(self, x: Tensor) -> Tensor:
         """Map images (B, 3, H, W) to normalised tokens (B, P, 2C), both streams side by side."""
         x = self.pos_drop(self.patch_embed(x) + self.pos_embed)
-        x1, x2 = self.run_blocks(x, x)
-        return self.norm(torch.cat([x1, x2], dim=-1))  # type: ignore[no-any-return]
-
-    def run_blocks(self, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the streams (B, P, C) through all blocks, reversibly where gradients are wanted."""
         if self.reversible and torch.is_grad_enabled() and not torch.compiler.is_exporting():
-            y1, y2 = reversible(list(self.blocks), x1, x2)
-            return y1, y2
-        for block in self.blocks:
-            x1, x2 = block(x1, x2)
-        return x1, x2
+            x1, x2 = reversible(list(self.blocks), x, x)
+        else:
+            x1 = x2 = x
+            for block in self.blocks:
+                x1, x2 = block(x1, x2)
+        return self.norm(torch.cat([x1, x2], dim=-1))  # type: ignore[no-any-return]
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Map tokens (B, P, 2C) to logits (B, K), or with ``pre_logits`` to the pooled feature (B, 2C)."""
@@ -211,15 +207,10 @@ def checkpoint_filter_fn(checkpoint: Mapping[str, Any], model: RevViT) -> dict[s
     state.pop("cls_token", None)
     table = state.get("pos_embed")
     if table is not None:
-        state["pos_embed"] = resampled_positions(without_class_row(table), model, num_prefix=0)
+        if round(table.shape[1] ** 0.5) ** 2 != table.shape[1]:
+            table = table[:, 1:]  # the first row of a table that is no square is the class token's
+        state["pos_embed"] = resampled_positions(table, model, num_prefix=0)
     return state
-
-
-def without_class_row(table: Tensor) -> Tensor:
-    """Drop the row of a class token, if there is one, from a table of positions (1, P, C) of a square grid."""
-    rows = table.shape[1]
-    square = round(rows**0.5) ** 2 == rows
-    return table if square else table[:, 1:]
 
 
 default_cfgs = generate_default_cfgs({"rev_vit_base.in1k": pretrained_cfg(first_conv="patch_embed.proj")})

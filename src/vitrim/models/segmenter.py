@@ -16,7 +16,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from vitrim.core.registry import ask
-from vitrim.core.tokens import TokenState, unmerge
+from vitrim.core.tokens import unmerge
 from vitrim.core.trace import Trace
 from vitrim.errors import VitrimError, unknown
 from vitrim.models.dense_parts import padded, patch_map
@@ -225,10 +225,7 @@ class Segmenter(nn.Module):
         state = None if self.trace is None else self.trace.final
         if state is None or not state.reduced:
             return cast(Tensor, self.decoder(patch_map(tokens, self.layout.num_prefix, grid)))
-        return self.merged_scores(tokens, state)
-
-    def merged_scores(self, tokens: Tensor, state: TokenState) -> Tensor:
-        """Decode the tokens that are left, (B, N, C), and un-merge their scores: (B, P, K)."""
+        # decode the tokens that are left, and un-merge their scores
         prefix = self.layout.num_prefix
         scores = self.decoder(tokens[:, prefix:], None if state.uniform else state.size[:, prefix:])
         return unmerge(F.pad(scores, (0, 0, prefix, 0)), state)[:, prefix:]

@@ -223,11 +223,23 @@ class Detector(nn.Module):
         """
         batch, maps = self.batch(images, sizes), self.maps(images)
         if images.is_meta:
-            return self._nominal(maps, len(images))
+            # for counting: the heads run on as many proposals and detections as there may be
+            self.rpn.head(list(maps.values()))
+            heads: Any = self.roi_heads
+            n = heads.detections_per_img
+            heads.nominal(len(images) * PROPOSALS["testing"], len(images) * n)
+            empty = next(iter(maps.values())).new_empty
+            return [{"boxes": empty(n, 4), "labels": empty(n, dtype=torch.long), "scores": empty(n)}] * len(images)
         with running(False, self.rpn, self.roi_heads):
             proposals, _ = self.rpn(batch, maps)
             found, _ = self.roi_heads(maps, proposals, batch.image_sizes)
-        return [self._finished(detection, (images.shape[2], images.shape[3])) for detection in found]
+        done = []
+        for one in found:  # labels from 0, and masks as large as the image
+            done.append({"boxes": one["boxes"], "labels": one["labels"] - 1, "scores": one["scores"]})
+            if self.masks:
+                masks = paste_masks_in_image(one["masks"], one["boxes"], (images.shape[2], images.shape[3]))
+                done[-1]["masks"] = masks[:, 0] >= 0.5
+        return done
 
     def losses(self, step: Step) -> dict[str, Tensor]:
         """Training losses of one batch, see `criterion`."""
@@ -246,7 +258,10 @@ class Detector(nn.Module):
             ``total``, the sum of the others: ``rpn_objectness``, ``rpn_box``, ``roi_class``, ``roi_box``, and with
             masks ``roi_mask``.
         """
-        sizes = [_size_of(target, images) for target in targets]
+        sizes = []
+        for target in targets:
+            height, width = target["size"].tolist() if "size" in target else images.shape[2:]
+            sizes.append((int(height), int(width)))
         batch, maps = self.batch(images, sizes), self.maps(images)
         own = [self._target(target) for target in targets]
         with running(True, self.rpn, self.roi_heads):
@@ -301,30 +316,6 @@ class Detector(nn.Module):
             return own
         single = ~target["iscrowd"].bool()  # a box around many objects teaches nothing about one
         return {name: value[single] for name, value in own.items()}
-
-    def _finished(self, found: Detection, size: Size) -> Detection:
-        """A detection of torchvision's heads with labels from 0, and masks as large as the image."""
-        done = {"boxes": found["boxes"], "labels": found["labels"] - 1, "scores": found["scores"]}
-        if not self.masks:
-            return done
-        return {**done, "masks": paste_masks_in_image(found["masks"], found["boxes"], size)[:, 0] >= 0.5}
-
-    def _nominal(self, maps: Mapping[str, Tensor], batch: int) -> list[Detection]:
-        """Run the heads on as many proposals and detections as there may be, on the meta device: for counting."""
-        self.rpn.head(list(maps.values()))
-        heads: Any = self.roi_heads
-        heads.nominal(batch * PROPOSALS["testing"], batch * heads.detections_per_img)
-        n = heads.detections_per_img
-        empty = next(iter(maps.values())).new_empty
-        found = {"boxes": empty(n, 4), "labels": empty(n, dtype=torch.long), "scores": empty(n)}
-        return [found] * batch
-
-
-def _size_of(target: Mapping[str, Tensor], images: Tensor) -> Size:
-    if "size" not in target:
-        return images.shape[2], images.shape[3]
-    height, width = target["size"].tolist()
-    return int(height), int(width)
 
 
 @contextmanager
