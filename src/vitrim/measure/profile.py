@@ -117,6 +117,12 @@ def profile(
         with drawing(own, seed):
             loaded = _created(model, device, weights)
             host = as_measured(loaded.model, text=text_tokens, images=prompt_images)
+            if has_trunk(host) and getattr(host, "main_input_name", "pixel_values") == "input_ids":
+                towers = (name for name, part in host.named_children() if has_trunk(part))
+                raise VitrimError(
+                    f"this {type(host).__name__} reads text beside the images: give its tower of images, "
+                    f"model.{next(towers, 'vision_model')}"
+                )
             if images is not None and isinstance(host, Prefill):
                 raise VitrimError("--images is for models of images alone: prompts are made of random images and text")
             read = _batches(host, dataset if isinstance(dataset, ImageDataset) else None, batch_size, count, seed)
@@ -146,7 +152,7 @@ def profile(
 def _created(model: nn.Module | str, device: str, weights: Mapping[str, Any]) -> Loaded:
     """The model, on the processor instead of the meta ``device`` if it is made here and does not run there."""
     if not isinstance(model, str):
-        return load(model, **weights)
+        return load(getattr(model, "_orig_mod", model), **weights)  # counts are those of a compiled model, too
     loaded = load(model, **weights, device=device)
     # which tokens of a prompt stay is read from values, so those are needed
     shapes_alone = ask(loaded.model).runs_on_meta and not reads_prompts(type(loaded.model))
