@@ -281,7 +281,7 @@ class Partial:
         self.file = folder / f"part-{processes.index}.safetensors"
         if (folder / "part-0.safetensors").is_file():  # of the first process: without it nothing was finished
             if not resume:
-                raise VitrimError(f"{folder} holds an evaluation: add --resume to go on, or name another folder")
+                raise VitrimError(f"{folder} holds an evaluation: resume it, or name another folder")
             self._check_settings(_header(folder / "part-0.safetensors"))
 
     def _check_settings(self, header: dict[str, Any]) -> None:

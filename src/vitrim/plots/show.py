@@ -22,10 +22,11 @@ from vitrim.core.registry import ask, host_of, parse_methods
 from vitrim.core.tokens import TokenState
 from vitrim.data import ImageDataset, eval_transform, load_data, spread
 from vitrim.data.folders import loose_images
-from vitrim.errors import MissingPackageError, VitrimError, unknown
+from vitrim.errors import MissingPackageError, VitrimError, check_whole, unknown
 from vitrim.files import check_folder
 from vitrim.loading import Options, load
 from vitrim.measure.contestants import Contestant, Output, contestants
+from vitrim.measure.inputs import check_kinds
 from vitrim.measure.machine import drawing, environment, select_device, set_threads
 from vitrim.plots.charts import short
 from vitrim.plots.patches import Image, draw_kept, groups_of, in_colour, overlay, sources_of
@@ -177,14 +178,17 @@ def show(
     configs = parse_methods(methods)
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
-    if limit is not None and limit < 1:
-        raise VitrimError(f"limit={limit}: at least one image is drawn")
+    check_whole(limit=(limit, 1))
+    given = {"split": split, "image_column": image_column, "label_column": label_column}
+    check_kinds(**given, data_options=data_options, checkpoint=checkpoint, model_options=model_options)
+    check_kinds(blocks=blocks, class_names=class_names, out=out, on_progress=on_progress)
+    for block in blocks or ():
+        check_whole(block=(block, 0))
     if find_spec("matplotlib") is None:
         raise MissingPackageError("pictures need the package 'matplotlib': pip install 'vitrim[analysis]'")
     if out is not None:
         check_folder(Path(out))
-    given = {"split": split, "image_column": image_column, "label_column": label_column}
-    dataset = _opened(images, data, {**given, "data_option": data_options})
+    dataset = _opened(images, data, {**given, "data_options": data_options})
     selected = None if device is None else select_device(device)
     set_threads(threads)
     with drawing(torch.device("cpu"), seed):
@@ -221,14 +225,16 @@ def _opened(images: Any, data: Any, reading: Mapping[str, Any]) -> Any:
     if images is not None and not isinstance(images, list | tuple):
         images = list(images) if isinstance(images, Tensor) and images.ndim == 4 else [images]
     if (data is None) == (not images):
-        raise VitrimError("give the images to show: files or folders behind the model, or --data; not both")
+        raise VitrimError("give the images to show: files or folders, or a dataset as data; not both")
     name = next((name for name, value in reading.items() if value), None)
     if name is not None and not isinstance(data, str | Path):
-        raise VitrimError(f"--{name.replace('_', '-')} is of a dataset: give --data too")
+        raise VitrimError(f"{name} says how to read a dataset: give its source as data")
     if isinstance(data, str | Path):
-        columns = {name: value for name, value in reading.items() if name != "data_option"}
-        return load_data(data, task=None, **columns, **(reading["data_option"] or {}))
+        columns = {name: value for name, value in reading.items() if name != "data_options"}
+        return load_data(data, task=None, **columns, **(reading["data_options"] or {}))
     if data is not None:
+        if not hasattr(data, "read_image"):
+            raise VitrimError(f"data is a source of images or a dataset of vitrim.data, not {type(data).__name__}")
         return copy.copy(data)  # it gets another transform
     if not any(isinstance(one, str | Path) for one in images):
         return images
@@ -302,7 +308,7 @@ def prepared(
         VitrimError: no method, one that does not fit, or a model that is no classifier.
     """
     if not methods:
-        raise VitrimError("there is nothing to show without a method: give one with -m, e.g. -m tome:r=8")
+        raise VitrimError("there is nothing to show without a method: give one, e.g. tome:r=8")
     check_shown(model)
     task = make_task("classification", host_of(model).facts(model).num_classes)
     return contestants(model, methods, task, device=device, learned=learned)
