@@ -96,7 +96,7 @@ def test_two_results_in_one_file_are_refused_before_the_work(
     def draw(*, figure: Path | None = None, output: Output) -> None:
         raise AssertionError("it ran")
 
-    with pytest.raises(VitrimError, match="two results would be written to .*a.png|link.png: give each a place"):
+    with pytest.raises(VitrimError, match=r"two results would be written to (a|b/../a|link)\.png: give each a place"):
         invoke(draw, "--figure", given[0], "--json", given[1])
     assert not Path("a.png").exists()
 

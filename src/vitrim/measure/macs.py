@@ -400,7 +400,7 @@ def _measure(
         image_tokens += sum(reduction.image_tokens) if reduction.compact else 0
     if number == 0:
         raise VitrimError("no images to profile on; give at least one batch (B, C, H, W)")
-    per_block = tuple(_tidy(sum(block) / number) for block in zip(*tokens, strict=True))
+    per_block = tuple(tidy(sum(block) / number) for block in zip(*tokens, strict=True))
     return _per_image(counted[WHOLE], number), per_block, _prefill_cost(model, counted, number, image_tokens)
 
 
@@ -419,7 +419,7 @@ def _prefill_cost(
     if not isinstance(model, Prefill):
         return None
     shares = {share: _per_image(parts, number) for share, parts in counted.items() if share != WHOLE}
-    return PrefillCost(model.text, model.shape[0], _tidy(image_tokens / number), shares)
+    return PrefillCost(model.text, model.shape[0], tidy(image_tokens / number), shares)
 
 
 def _batches(config: MethodConfig, images: Tensor | Iterable[Tensor]) -> Iterable[Tensor]:
@@ -432,7 +432,8 @@ def _batches(config: MethodConfig, images: Tensor | Iterable[Tensor]) -> Iterabl
     return batches
 
 
-def _tidy(count: float) -> float:
+def tidy(count: float) -> float:
+    """A whole number as an integer, for JSON and tables."""
     return int(count) if float(count).is_integer() else count
 
 
