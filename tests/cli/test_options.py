@@ -104,7 +104,9 @@ def test_two_results_in_one_file_are_refused_before_the_work(
 def test_results_of_which_one_is_a_device_or_both_are_folders_may_share_a_place(tmp_path: Path) -> None:
     ran = []
 
-    def write(*, out: Path, decisions: Path, figure: Path | None = None, output: Output) -> None:
+    def write(
+        *, out: Path | None = None, decisions: Path | None = None, figure: Path | None = None, output: Output
+    ) -> None:
         ran.append(output.json)
 
     folders = ("--out", tmp_path, "--decisions", tmp_path)
