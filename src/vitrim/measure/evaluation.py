@@ -348,11 +348,16 @@ def evaluate(
             unread = next((name for name, value in {**reading, "limit": limit, "out": out}.items() if value), None)
             if unread is not None:
                 raise VitrimError(f"{unread} is for a source of images or a dataset, and batches are given")
-            job = task if isinstance(task, Task) else task_of(loaded.model, None, _named(loaded.model, task))
+            if isinstance(task, Task):
+                job = task
+            else:  # of batches, a classifier may be given several labels, too
+                free = task is not None and not ask(loaded.model).tasks(loaded.model)
+                job = task_of(loaded.model, None, task if free else task_name(loaded.model, task))
         saved = loaded.learned if learned is None else Path(learned)
         models = contestants(
             loaded.model, configs, job, device=processes.device or selected, dtype=precision, learned=saved
         )
+    known = None if saved is None else saved_method(saved)
     probes = standard_probes(job)
     if decisions is not None:
         check_folder(Path(decisions))
@@ -364,7 +369,7 @@ def evaluate(
         "environment": {**machine, "processes": processes.count},
         "weights": loaded.weights,
         "model_options": loaded.options,
-        "untrained": _untrained(configs, saved),
+        "untrained": [one.describe() for one in configs if not one.training_free and one.name != known],
         "task": job.name,
         "data": facts,
     }
@@ -401,17 +406,6 @@ def evaluate(
     if not findings.rows:
         raise DataError("there are no images to evaluate on")
     return report
-
-
-def _named(model: nn.Module, task: str | None) -> str | None:
-    """The task of batches: a classifier may be given several labels, too."""
-    return task_name(model, task) if task is None or ask(model).tasks(model) else task
-
-
-def _untrained(configs: Sequence[MethodConfig], learned: Path | None) -> list[str]:
-    """The methods that have parameters to learn and were given none."""
-    known = None if learned is None else saved_method(learned)
-    return [config.describe() for config in configs if not config.training_free and config.name != known]
 
 
 # ---- the report ------------------------------------------------------------------------------------------------------
