@@ -86,7 +86,7 @@ def test_what_cannot_be_written_is_refused_beforehand(tmp_path: Path) -> None:
     for name, message in cases.items():
         with pytest.raises(VitrimError, match=message):
             check_file(Path(name))
-    with pytest.raises(VitrimError, match="--out is the current folder or empty"):
+    with pytest.raises(VitrimError, match="the folder to write to is the current one or empty"):
         check_folder(Path())
     with pytest.raises(VitrimError, match="file is a file"):
         check_folder(tmp_path / "file" / "run")

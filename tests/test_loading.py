@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import numpy as np
 import pytest
 import timm
@@ -207,6 +208,27 @@ def test_errors_are_one_line(
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert message in err
+
+
+@pytest.mark.parametrize(("name", "pretrained"), [("hf:some/vit", False), ("hf:some/vit", True), ("test_vit", True)])
+def test_the_hub_is_asked_once(name: str, pretrained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def unreachable(url: str) -> None:
+        asked.append(url)
+        raise ConnectionError("no network\nhere")
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", unreachable)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: None)
+    with pytest.raises(VitrimError, match=r"is not in the cache of the Hugging Face Hub, .* reached: no network$"):
+        create_model(name, pretrained=pretrained)
+    assert len(asked) == 1
+
+
+def test_the_hub_is_not_asked_for_what_is_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: "file")
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", None)
+    loading.check_hub("some/vit", ["config.json"])
 
 
 def test_an_option_that_the_config_does_not_have(folder: Path) -> None:

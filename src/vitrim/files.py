@@ -34,7 +34,7 @@ def check_folder(folder: Path) -> None:
         >>> check_folder(Path("runs/new"))
     """
     if folder == Path():
-        raise VitrimError("--out is the current folder or empty: name a folder for the run")
+        raise VitrimError("the folder to write to is the current one or empty: name another")
     _check_way(folder, folder)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -239,6 +239,10 @@ def timm_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     import timm
 
     _check_timm_name(name)
+    known = timm.get_pretrained_cfg(name) if pretrained else None
+    if known is not None and known.hf_hub_id and not (known.file or known.state_dict):
+        names = (known.hf_hub_filename,) if known.hf_hub_filename else ("model.safetensors", "pytorch_model.bin")
+        check_hub(known.hf_hub_id, names)
     return timm.create_model(name, pretrained=pretrained, **options)
 
 
@@ -279,6 +283,8 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise VitrimError(f"no config.json in {name}: it is not the folder of a Hugging Face model")
     source = str(folder) if folder.is_dir() else name
+    if not folder.is_dir():
+        check_hub(name, HF_WEIGHTS if pretrained else ("config.json",))
     trust = {"trust_remote_code": False}  # or the library may ask at the terminal
     config, unused = transformers.AutoConfig.from_pretrained(source, return_unused_kwargs=True, **trust, **options)
     if unused:
@@ -290,6 +296,30 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     if not _on_meta() and (pretrained or has_weights(folder)):
         return kind.from_pretrained(source, config=config, **trust)  # type: ignore[no-any-return]
     return kind.from_config(config, **trust) if kind.__name__.startswith("AutoModel") else kind(config)  # type: ignore[no-any-return]
+
+
+def check_hub(name: str, files: Sequence[str]) -> None:
+    """Refuse a model of the Hub that is not in the cache where the Hub cannot be reached: libraries that look for it
+    try for half a minute.
+
+    Args:
+        name: of its repository.
+        files: one of them is needed.
+
+    Raises:
+        VitrimError: there is no connection, and none of the files in the cache.
+    """
+    import huggingface_hub as hub
+
+    try:
+        if not any(isinstance(hub.try_to_load_from_cache(name, file), str) for file in files):
+            hub.get_hf_file_metadata(hub.hf_hub_url(name, files[0]))  # tries once
+    except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError):
+        return  # it answers, or the name is none: the library says more
+    except Exception as error:  # its client has changed, and with it what a failed connection raises
+        raise VitrimError(
+            f"{name} is not in the cache of the Hugging Face Hub, which cannot be reached: {first_line(error)}"
+        ) from error
 
 
 def dense_model(kind: str, name: str, pretrained: bool, options: Options) -> nn.Module:

@@ -140,7 +140,7 @@ def test_data(run: Run, data: str, message: str) -> None:
         (["profile", "test_vit", "-m", "atm", "--images", "images", "--image-column", "a"], "and has no columns"),
         (["bench", "test_vit", "-m", "tome", "--batch-size", "1", "8"], "unexpected extra argument"),
         (["env", "--json", "images"], "it is a folder"),
-        (["profile", "test_vit", "--limit", "4"], "--limit says how many images to run, and none are"),
+        (["profile", "test_vit", "--limit", "4"], "limit says how many images to run, and none are"),
         (["eval", "test_vit", "--data", "images", "--json", f"a/{LONG}/b"], "File name too long"),
         (["demo", "--json", f"a/{LONG}/b"], "File name too long"),
     ],

@@ -263,7 +263,7 @@ def test_an_interruption_keeps_what_came_before(folder, tmp_path, monkeypatch, c
         (["-m", "tome:r=2", "--checkpoint", "/w", "--pretrained"], "either pretrained weights or a checkpoint"),
         (
             ["-m", "tome:r=2", "--model-option", "num_classes=4"],
-            "is beyond the model's 4 classes, 0 to 3; use a model of these classes, e.g. --model-option num_classes=6",
+            "is beyond the model's 4 classes, 0 to 3; use a model of these classes, e.g. model option num_classes=6",
         ),
         (["-m", "evit", "--model-option", "class_token=false", "--model-option", "global_pool=avg"], "class token"),
     ],
@@ -356,7 +356,7 @@ def test_images_of_several_labels_are_scored(several, tmp_path, monkeypatch, cap
 def test_a_model_of_other_classes_cannot_be_scored_on_several_labels(several, monkeypatch, capsys):
     assert run(monkeypatch, MODEL, *SMALL, "--data", several) == 2
     assert the_error(capsys).endswith(
-        "has 3 classes and the model 1000: use a model of these classes, e.g. --model-option num_classes=3 with its "
+        "has 3 classes and the model 1000: use a model of these classes, e.g. model option num_classes=3 and its "
         "checkpoint"
     )
 
@@ -391,9 +391,9 @@ def test_an_evaluation_goes_on_where_it_was_stopped(folder, tmp_path, monkeypatc
 
     capsys.readouterr()
     assert run(monkeypatch, *keep) == 2
-    assert the_error(capsys).endswith("holds an evaluation: add --resume to go on, or name another folder")
+    assert the_error(capsys).endswith("holds an evaluation: resume it, or name another folder")
     assert run(monkeypatch, *arguments, "--resume") == 2
-    assert the_error(capsys) == "--resume goes on from what is in --out: give --out too"
+    assert the_error(capsys) == "resume goes on from what a folder holds, and none is given: give out too"
     assert run(monkeypatch, *resume, "--limit", 6) == 2
     assert "holds an evaluation with data.images=12, this one has 6: resume with the same" in the_error(capsys)
     picture(99).save(folder / "ant" / "0.png")
@@ -530,7 +530,17 @@ def test_what_was_gathered_is_handed_over_when_something_stops_the_pass(folder):
     [
         ({"dtype": "fp31"}, "unknown dtype 'fp31'"),
         ({"pretrained": True}, "say how to create a model: give its name"),
-        ({"resume": True}, "--resume goes on from what is in --out"),
+        ({"data_options": 5}, "data_options is a dict of options by name, not 5"),
+        ({"protocol": "x"}, "protocol is a dict of options by name, not 'x'"),
+        ({"model_options": 5}, "model_options is a dict of options by name, not 5"),
+        ({"split": 5}, "split is a text, not 5"),
+        ({"learned": 5}, "learned is a path, not 5"),
+        ({"decisions": 5}, "decisions is a path, not 5"),
+        ({"limit": "x"}, "limit is a whole number of at least 1, not 'x'"),
+        ({"seed": -1}, "seed is a whole number of at least 0, not -1"),
+        ({"seed": 2**63}, r"seed is a whole number from 0 to 2\*\*63 - 1"),
+        ({"on_progress": 5}, "on_progress is a function, not 5"),
+        ({"resume": True}, "resume goes on from what a folder holds"),
         ({"split": "test"}, "split, columns and data_options say how to read a source, and a dataset is given"),
         ({"task": "classification"}, "predicts labels of whole images: leave task classification out"),
     ],

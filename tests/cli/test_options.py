@@ -83,3 +83,33 @@ def test_which_images_to_read_says_nothing_where_none_are(option: str) -> None:
 def test_examples() -> None:
     result = doctest.testmod(import_module("vitrim.cli.options"))
     assert (result.failed, result.attempted) == (0, 3)
+
+
+@pytest.mark.parametrize("given", [("a.png", "a.png"), ("a.png", "b/../a.png"), ("a.png", "link.png")])
+def test_two_results_in_one_file_are_refused_before_the_work(
+    given: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("b").mkdir()
+    Path("link.png").symlink_to("a.png")
+
+    def draw(*, figure: Path | None = None, output: Output) -> None:
+        raise AssertionError("it ran")
+
+    with pytest.raises(VitrimError, match=r"two results would be written to (a|b/../a|link)\.png: give each a place"):
+        invoke(draw, "--figure", given[0], "--json", given[1])
+    assert not Path("a.png").exists()
+
+
+def test_results_of_which_one_is_a_device_or_both_are_folders_may_share_a_place(tmp_path: Path) -> None:
+    ran = []
+
+    def write(
+        *, out: Path | None = None, decisions: Path | None = None, figure: Path | None = None, output: Output
+    ) -> None:
+        ran.append(output.json)
+
+    folders = ("--out", tmp_path, "--decisions", tmp_path)
+    invoke(write, *folders, "--json", "/dev/null", "--figure", "/dev/null")
+    invoke(write, *folders, "--json", "-", "--figure", "-")
+    assert ran == ["/dev/null", "-"]

@@ -16,6 +16,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from transformers import CLIPConfig, CLIPModel
 
 import vitrim
 from cli_runs import Run, runner
@@ -275,6 +276,14 @@ def test_a_dataset_keeps_its_transform(folder: Path) -> None:
         ([], {}, "name at least one model"),
         ("test_vit", {"convention": "some"}, "unknown convention 'some'"),
         ("test_vit", {"methods": ["tome:r=2", "tome:r=2"]}, "method tome:r=2 is given twice"),
+        (5, {}, "expected a model or its name, or a list of them, got 5"),
+        (["test_vit", 5], {}, "expected a model or its name"),
+        ("test_vit", {"images": 5}, "expected a source of images or a dataset"),
+        ("test_vit", {"split": 5}, "split is a text, not 5"),
+        ("test_vit", {"limit": "x"}, "limit is a whole number of at least 1, not 'x'"),
+        ("test_vit", {"model_options": 5}, "model_options is a dict of options by name, not 5"),
+        ("test_vit", {"checkpoint": 5}, "checkpoint is a path, not 5"),
+        ("test_vit", {"seed": None}, "seed is a whole number from 0"),
         ("test_vit", {"split": "val"}, "say how to read a source of images, and none is given"),
         (timm.create_model("test_vit"), {"pretrained": True}, "say how to create a model: give its name"),
     ],
@@ -282,3 +291,22 @@ def test_a_dataset_keeps_its_transform(folder: Path) -> None:
 def test_arguments_that_say_nothing_are_refused(models: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(VitrimError, match=message):
         profile.profile(models, **options)
+
+
+def test_a_compiled_model_is_counted_as_it_was_written() -> None:
+    model = timm.create_model("test_vit")
+    assert profile.profile(torch.compile(model), "tome:r=8").rows == profile.profile(model, "tome:r=8").rows
+
+
+def test_a_model_that_reads_text_beside_the_images_names_its_tower() -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    vision = {**sizes, "image_size": 32, "patch_size": 8}
+    model = CLIPModel(CLIPConfig(text_config={**sizes, "vocab_size": 50}, vision_config=vision))
+    with pytest.raises(VitrimError, match=r"CLIPModel reads text .*: give its tower of images, model\.vision_model$"):
+        profile.profile(model)
+    assert profile.profile(model.vision_model, "tome:r=2").rows[1]["tokens_per_block"] == [15, 13]
+
+
+def test_a_wrapper_names_what_it_holds() -> None:
+    with pytest.raises(VitrimError, match=r"Sequential is not a supported host itself: reduce model\[0\]"):
+        profile.profile(torch.nn.Sequential(timm.create_model("test_vit")))

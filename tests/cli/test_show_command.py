@@ -67,7 +67,7 @@ def test_a_dataset(images: Path, run: Run, tmp_path: Path) -> None:
     [
         (["-m", "topk"], "give the images to show"),
         (["IMAGES/bee", "--data", "IMAGES", "-m", "topk"], "not both"),
-        (["IMAGES/bee", "--split", "test", "-m", "topk"], "--split is of a dataset"),
+        (["IMAGES/bee", "--split", "test", "-m", "topk"], "split says how to read a dataset"),
         (["IMAGES/bee"], "there is nothing to show without a method"),
         (["IMAGES/none.png", "-m", "topk"], "there is no 'none.png'"),
         (["IMAGES", "-m", "topk"], "no images directly in"),

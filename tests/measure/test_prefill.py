@@ -95,7 +95,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert "batches are prompts of 4 tokens of text and 1 x 36 of images" in shown.output
     assert [row["image_tokens"] for row in json.loads((tmp_path / "b").read_text())["rows"]] == [36, 24]
     refused = CliRunner().invoke(app, ["profile", name, "--images", str(tmp_path), "-m", "tome:r=4"])
-    assert str(refused.exception).startswith("--images is for models of images alone")
+    assert str(refused.exception).startswith("images are for models of images alone")
 
 
 def test_what_has_no_prefill_is_refused() -> None:

@@ -308,7 +308,7 @@ def test_other_settings_are_refused_and_nothing_is_written(kept: Path, settings,
 
 
 def test_a_folder_in_use_is_not_begun_anew(kept: Path):
-    with pytest.raises(VitrimError, match="holds an evaluation: add --resume to go on, or name another folder"):
+    with pytest.raises(VitrimError, match="holds an evaluation: resume it, or name another folder"):
         Partial(kept, SETTINGS, Processes())
 
 

@@ -30,22 +30,25 @@ def env(*, output: Output) -> None:
 
 def report() -> dict[str, Any]:
     """Versions, processor and devices of this machine. Packages that are not installed are None."""
+    import torch
+
+    from vitrim.measure.machine import DEVICES
+
+    packages: dict[str, str | None] = {}
+    for package in PACKAGES:
+        try:
+            packages[package] = version(package)
+        except PackageNotFoundError:
+            packages[package] = None
     return {
         "vitrim": __version__,
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "platform": platform.platform(),
-        "packages": {package: _version(package) for package in PACKAGES},
+        "packages": packages,
         "cpu": _cpu(),
-        "devices": _devices(),
+        "devices": [kind for kind in DEVICES if torch.get_device_module(kind).is_available()],
         "cuda": _cuda(),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _cpu() -> dict[str, Any]:
@@ -61,15 +64,6 @@ def _cpu() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "capability": torch.backends.cpu.get_cpu_capability(),
     }
-
-
-def _devices() -> list[str]:
-    """The kinds of devices that torch can use here."""
-    import torch
-
-    from vitrim.measure.machine import DEVICES
-
-    return [kind for kind in DEVICES if torch.get_device_module(kind).is_available()]
 
 
 def _cuda() -> dict[str, Any]:

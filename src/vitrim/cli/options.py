@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -237,11 +238,14 @@ class Prompt(Setup):
 
 # ---- from groups to options ------------------------------------------------------------------------------------------
 
+FILES, FOLDERS = ("json", "figure", "target"), ("out", "decisions")
+"""Options of any command that name what it writes; two folders may be one."""
+
 
 def flat(command: Callable[..., None]) -> Callable[..., None]:
     """``command`` with the fields of its setups spread out in their place, as typer reads it.
 
-    Setups are made, and so checked, before ``command`` runs.
+    Setups are made, and so checked, before ``command`` runs. Two results in one file are refused.
 
     Example:
         >>> def show(*, compute: Compute, wide: bool = False) -> None:
@@ -258,6 +262,11 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
+        places = {name: Path(given[name]) for name in (*FILES, *FOLDERS) if given.get(name) not in (None, "-")}
+        real = [os.path.realpath(place) for place in places.values()]
+        for name, place in places.items():
+            if name in FILES and real.count(os.path.realpath(place)) > 1 and (place.is_file() or not place.exists()):
+                raise VitrimError(f"two results would be written to {place}: give each a place of its own")
         made = {
             name: kind(**{field.name: given.pop(field.name) for field in dataclasses.fields(kind)})
             for name, kind in setups.items()

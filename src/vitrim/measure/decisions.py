@@ -90,35 +90,31 @@ class Decisions:
             raise VitrimError(f"{file} is no record of decisions: it has no {error}") from error
 
 
-class DecisionsProbe:
+class DecisionsProbe(Gauge):
     """The record of where every input token went: `Decisions`. Adds nothing to rows."""
 
-    def start(self, contestant: Contestant) -> Gauge:
-        """The decisions of one model; of the dense one there are none."""
-        return _DecisionsGauge(contestant)
-
-
-class _DecisionsGauge(Gauge):
-    def __init__(self, contestant: Contestant) -> None:
+    def __init__(self, contestant: Contestant | None = None) -> None:
         self.contestant = contestant
         self.lists = Lists("ids", "source", "num_tokens")
         super().__init__({"record": self.lists})
 
+    def start(self, contestant: Contestant) -> Gauge:
+        """The decisions of one model; of the dense one there are none."""
+        return DecisionsProbe(contestant)
+
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
-        reduction = self.contestant.reduction
-        if reduction is None:
-            return
-        self.lists.update(ids=batch.ids, **whereabouts(reduction, len(batch)))
+        if self.contestant is not None and self.contestant.reduction is not None:
+            self.lists.update(ids=batch.ids, **whereabouts(self.contestant.reduction, len(batch)))
 
     def result(self) -> Mapping[str, Any]:
         return {}
 
     def decisions(self) -> Decisions | None:
         """The record, None of the dense model."""
-        reduction = self.contestant.reduction
-        if reduction is None or self.lists.is_empty:
-            return None
         found = self.lists.each()
+        if self.contestant is None or self.contestant.reduction is None or not found:
+            return None
+        reduction = self.contestant.reduction
         order = found["ids"].argsort()
         facts = host_of(reduction.model).facts(reduction.model)
         header = {
@@ -141,22 +137,20 @@ def whereabouts(reduction: Reduction, images: int) -> dict[str, Tensor]:
     """
     states = reduction.states[1:]
     source = torch.stack([state.source.expand(images, -1) for state in states], 1)
-    counts = [_per_image(state.mask, state.num_tokens, images) for state in states]
+    counts = [
+        torch.full((images,), state.num_tokens) if state.mask is None else state.mask.sum(1).cpu() for state in states
+    ]
     return {
         "source": source.to("cpu", torch.int32),
         "num_tokens": torch.stack(counts, 1).to("cpu", torch.int32),
     }
 
 
-def _per_image(mask: Tensor | None, count: int, images: int) -> Tensor:
-    return torch.full((images,), count) if mask is None else mask.sum(1).cpu()
-
-
 def save_decisions(gauges: Iterable[Gauge], folder: Path) -> list[Path]:
     """Write the `Decisions` of every method into ``folder``, as ``METHOD.npz``, and return the files."""
     files = []
     for gauge in gauges:
-        found = gauge.decisions() if isinstance(gauge, _DecisionsGauge) else None
+        found = gauge.decisions() if isinstance(gauge, DecisionsProbe) else None
         if found is not None:
             files.append(folder / f"{file_name(found.header['method'])}.npz")
             found.save(files[-1])

@@ -27,6 +27,7 @@ from vitrim.files import check_folder
 from vitrim.loading import Loaded, as_trained, load
 from vitrim.measure.contestants import contestants
 from vitrim.measure.decisions import DecisionsProbe, save_decisions
+from vitrim.measure.inputs import check_kinds
 from vitrim.measure.machine import drawing, environment, select_device, set_threads
 from vitrim.measure.probes import Agreement, MacsProbe, Probe, TaskMetrics, Tokens
 from vitrim.measure.records import Processes, Row, read
@@ -114,7 +115,7 @@ def check_dataset(dataset: Any, task: Task, model: str) -> None:
     count = task.num_classes
     if task.reads is None and not isinstance(dataset, ImageDataset | MultiLabelDataset):
         raise VitrimError(f"{dataset.source} has no labels of whole images, which the model predicts")
-    option = "" if ":" in model else f", e.g. --model-option num_classes={dataset.num_classes} with its checkpoint"
+    option = "" if ":" in model else f", e.g. model option num_classes={dataset.num_classes} and its checkpoint"
     if task.reads is not None or isinstance(dataset, MultiLabelDataset):
         if dataset.num_classes != count:
             raise VitrimError(
@@ -319,20 +320,22 @@ def evaluate(
     """
     configs = parse_methods(methods)
     check_whole(batch_size=(batch_size, 1), limit=(limit, 1), workers=(workers, 0))
+    reading: dict[str, Any] = {"split": split, "image_column": image_column, "label_column": label_column}
+    reading |= {"data_options": data_options, "protocol": protocol}
+    check_kinds(**reading, checkpoint=checkpoint, model_options=model_options, learned=learned)
+    check_kinds(out=out, decisions=decisions, on_progress=on_progress, on_stop=on_stop)
     if not (dtype is None or isinstance(dtype, torch.dtype) or dtype in DTYPES):
         raise unknown("dtype", dtype, DTYPES)
     precision: torch.dtype | None = getattr(torch, DTYPES[dtype]) if isinstance(dtype, str) else dtype
     if isinstance(model, str):  # the defaults of the command line; a model that is there has a place and a dtype
         device, precision = device or "cpu", precision or torch.float32
     if out is None and resume:
-        raise VitrimError("--resume goes on from what is in --out: give --out too")
+        raise VitrimError("resume goes on from what a folder holds, and none is given: give out too")
     selected = None if device is None else select_device(str(device))
     processes = Processes.launched(None if device is None else str(device))
     set_threads(threads)
     dataset: Any = None
     facts: dict[str, Any] = dict.fromkeys(("source", "split", "images", "classes", "batch_size"))
-    reading: dict[str, Any] = {"split": split, "image_column": image_column, "label_column": label_column}
-    reading |= {"data_options": data_options, "protocol": protocol}
     with drawing(selected or torch.device("cpu"), seed):
         loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=dict(model_options or {}))
         if isinstance(data, (str, Path, *DATASETS)):
@@ -345,11 +348,16 @@ def evaluate(
             unread = next((name for name, value in {**reading, "limit": limit, "out": out}.items() if value), None)
             if unread is not None:
                 raise VitrimError(f"{unread} is for a source of images or a dataset, and batches are given")
-            job = task if isinstance(task, Task) else task_of(loaded.model, None, _named(loaded.model, task))
+            if isinstance(task, Task):
+                job = task
+            else:  # of batches, a classifier may be given several labels, too
+                free = task is not None and not ask(loaded.model).tasks(loaded.model)
+                job = task_of(loaded.model, None, task if free else task_name(loaded.model, task))
         saved = loaded.learned if learned is None else Path(learned)
         models = contestants(
             loaded.model, configs, job, device=processes.device or selected, dtype=precision, learned=saved
         )
+    known = None if saved is None else saved_method(saved)
     probes = standard_probes(job)
     if decisions is not None:
         check_folder(Path(decisions))
@@ -361,7 +369,7 @@ def evaluate(
         "environment": {**machine, "processes": processes.count},
         "weights": loaded.weights,
         "model_options": loaded.options,
-        "untrained": _untrained(configs, saved),
+        "untrained": [one.describe() for one in configs if not one.training_free and one.name != known],
         "task": job.name,
         "data": facts,
     }
@@ -398,17 +406,6 @@ def evaluate(
     if not findings.rows:
         raise DataError("there are no images to evaluate on")
     return report
-
-
-def _named(model: nn.Module, task: str | None) -> str | None:
-    """The task of batches: a classifier may be given several labels, too."""
-    return task_name(model, task) if task is None or ask(model).tasks(model) else task
-
-
-def _untrained(configs: Sequence[MethodConfig], learned: Path | None) -> list[str]:
-    """The methods that have parameters to learn and were given none."""
-    known = None if learned is None else saved_method(learned)
-    return [config.describe() for config in configs if not config.training_free and config.name != known]
 
 
 # ---- the report ------------------------------------------------------------------------------------------------------
@@ -475,13 +472,13 @@ def weight_and_class_notes(facts: Mapping[str, Any], task: Task, still: str) -> 
     """Notes on accuracy that random weights or classes by number make meaningless; ``still``: what is left to read."""
     if facts["weights"] == "random":
         yield (
-            "the model has random weights (neither --pretrained nor --checkpoint), so its accuracy is meaningless; "
+            "the model has random weights (neither pretrained nor of a checkpoint), so its accuracy is meaningless; "
             f"{still} how much the reduction changes"
         )
     if facts["untrained"]:
         yield (
             f"{', '.join(facts['untrained'])}: with random parameters, as nothing was given that learned them; "
-            "--checkpoint takes the folder of a run of `vitrim train`"
+            "a checkpoint may be the folder of a run of `vitrim train`"
         )
     classes, known = facts["data"]["classes"], task.num_classes
     if task.by_number and classes == known:

@@ -96,6 +96,8 @@ def drawing(device: torch.device, seed: int) -> Iterator[None]:
         True
     """
     check_whole(seed=(seed, 0))
+    if seed is None or seed >= 2**63:
+        raise VitrimError(f"seed is a whole number from 0 to 2**63 - 1, not {seed}")
     on_cuda = device.type == "cuda"
     with torch.random.fork_rng([device] if on_cuda else []):
         if device.type not in ("cpu", "cuda", "meta"):

@@ -349,8 +349,7 @@ def profile_of(
     name = name or ask(whole).architecture(whole)
     if config.describe() == DENSE and (isinstance(model, Prefill) or not has_trunk(model)):
         params = sum(parameter.numel() for parameter in model.parameters())
-        macs, cost = _dense(model, batches)
-        tokens = model.dense_tokens() if isinstance(model, Prefill) else ()
+        macs, tokens, cost = _measure(model, None, batches)
         return Profile(name, DENSE, params, macs, tokens, unused, cost)
     reduction = reduce_(model, config, record=True, compact=isinstance(model, Prefill))
     try:
@@ -386,7 +385,7 @@ def count_macs(model: nn.Module, images: Tensor) -> Macs:
 
 
 def _measure(
-    model: nn.Module, reduction: Reduction, batches: Iterable[Tensor]
+    model: nn.Module, reduction: Reduction | None, batches: Iterable[Tensor]
 ) -> tuple[Macs, tuple[float, ...], PrefillCost | None]:
     """MACs, tokens per block and the shares of a `Prefill`, as means over the images of all batches."""
     counted: dict[str, Counter[str]] = {}
@@ -395,31 +394,21 @@ def _measure(
     for batch in batches:
         for share, parts in count_shares(model, batch).items():
             counted.setdefault(share, Counter()).update(parts)
-        tokens.append([len(batch) * count for count in reduction.mean_tokens_per_block])
         number += len(batch)
-        image_tokens += sum(reduction.image_tokens) if reduction.compact else 0
+        if reduction is not None:
+            tokens.append([len(batch) * count for count in reduction.mean_tokens_per_block])
+            image_tokens += sum(reduction.image_tokens) if reduction.compact else 0
+        elif isinstance(model, Prefill):
+            tokens.append([len(batch) * count for count in model.dense_tokens()])
+            image_tokens += len(batch) * model.places * model.shape[0]
     if number == 0:
         raise VitrimError("no images to profile on; give at least one batch (B, C, H, W)")
-    per_block = tuple(_tidy(sum(block) / number) for block in zip(*tokens, strict=True))
-    return _per_image(counted[WHOLE], number), per_block, _prefill_cost(model, counted, number, image_tokens)
-
-
-def _dense(model: nn.Module, batches: Iterable[Tensor]) -> tuple[Macs, PrefillCost | None]:
-    for images in batches:
-        counted, number = count_shares(model, images), len(images)
-        places = number * model.places * model.shape[0] if isinstance(model, Prefill) else 0
-        return _per_image(counted[WHOLE], number), _prefill_cost(model, counted, number, places)
-    raise VitrimError("no images to profile on; give at least one batch (B, C, H, W)")
-
-
-def _prefill_cost(
-    model: nn.Module, counted: Mapping[str, Counter[str]], number: int, image_tokens: float
-) -> PrefillCost | None:
-    """The cost of a prompt, of what was counted on ``number`` of them; None if ``model`` reads no prompts."""
-    if not isinstance(model, Prefill):
-        return None
-    shares = {share: _per_image(parts, number) for share, parts in counted.items() if share != WHOLE}
-    return PrefillCost(model.text, model.shape[0], _tidy(image_tokens / number), shares)
+    per_block = tuple(tidy(sum(block) / number) for block in zip(*tokens, strict=True))
+    cost = None
+    if isinstance(model, Prefill):
+        shares = {share: _per_image(parts, number) for share, parts in counted.items() if share != WHOLE}
+        cost = PrefillCost(model.text, model.shape[0], tidy(image_tokens / number), shares)
+    return _per_image(counted[WHOLE], number), per_block, cost
 
 
 def _batches(config: MethodConfig, images: Tensor | Iterable[Tensor]) -> Iterable[Tensor]:
@@ -432,7 +421,8 @@ def _batches(config: MethodConfig, images: Tensor | Iterable[Tensor]) -> Iterabl
     return batches
 
 
-def _tidy(count: float) -> float:
+def tidy(count: float) -> float:
+    """A whole number as an integer, for JSON and tables."""
     return int(count) if float(count).is_integer() else count
 
 

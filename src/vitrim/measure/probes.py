@@ -1,6 +1,7 @@
 """Measurements of every model in a pass over the data.
 
-A `Probe` says what; its `Gauge` holds what was seen of one model. Gauges keep torchmetrics metrics whose states are
+A `Probe` says what; the `Gauge` that it starts holds what was seen of one model. Here both are one class, and a probe
+that was not started has seen nothing. Gauges keep torchmetrics metrics whose states are
 sums or lists, so what several processes saw adds up, and what was seen so far can be written and read again.
 """
 
@@ -17,7 +18,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from vitrim.measure.contestants import Contestant, Output
-from vitrim.measure.macs import PARTS
+from vitrim.measure.macs import PARTS, tidy
 from vitrim.measure.records import Batch
 from vitrim.tasks.base import Task
 
@@ -34,6 +35,7 @@ __all__ = [
     "are_logits",
     "divergence",
     "joined",
+    "moved",
 ]
 
 State = dict[str, Tensor | list[Tensor]]
@@ -53,18 +55,18 @@ class Gauge(ABC):
 
     Args:
         metrics: what holds what was seen, by name; their states are sums or lists of tensors.
+
+    Attributes:
+        counts_macs: whether the forwards count multiply-accumulates too.
     """
+
+    counts_macs = False
 
     def __init__(self, metrics: Mapping[str, Metric]) -> None:
         self.metrics = dict(metrics)
         for metric in self.metrics.values():
             metric.distributed_available_fn = _alone  # states are gathered in one place, `Measurement.findings`
             metric.compute_with_cache = False
-
-    @property
-    def counts_macs(self) -> bool:
-        """True if the next forward should count multiply-accumulates too."""
-        return False
 
     @abstractmethod
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
@@ -103,7 +105,7 @@ class Gauge(ABC):
                 value = state.get(f"{name}.{key}", [])  # a list without entries leaves none in a file
                 if _form(value) != _form(old):
                     raise ValueError(f"{name}.{key} is {_form(value)} in the state of a gauge, expected {_form(old)}")
-                setattr(metric, key, _on(value, metric.device) if isinstance(old, list) else _on(value, old.device))
+                setattr(metric, key, moved(value, metric.device) if isinstance(old, list) else moved(value, old.device))
             metric._update_count = 1  # or torchmetrics warns that nothing was seen
 
 
@@ -120,27 +122,28 @@ def joined(states: Iterable[State]) -> State:
     """The state of a gauge that has seen what gauges with these ``states`` have seen together, in their order."""
     whole: State = {}
     for state in states:
-        for name, value in state.items():
-            whole[name] = _joined(whole[name], value) if name in whole else value
+        for name, second in state.items():
+            first = whole.get(name)
+            if first is None:
+                whole[name] = second
+            elif isinstance(first, list) and isinstance(second, list):
+                whole[name] = [*first, *second]
+            elif isinstance(first, Tensor) and isinstance(second, Tensor):
+                whole[name] = first + second.to(first.device)
+            else:
+                raise TypeError("the state of a metric is a list in one process and a tensor in another")
     return whole
 
 
-def _joined(first: Tensor | list[Tensor], second: Tensor | list[Tensor]) -> Tensor | list[Tensor]:
-    if isinstance(first, list) and isinstance(second, list):
-        return [*first, *second]
-    if isinstance(first, Tensor) and isinstance(second, Tensor):
-        return first + second.to(first.device)
-    raise TypeError("the state of a metric is a list in one process and a tensor in another")
-
-
-def _on(value: Tensor | list[Tensor], device: torch.device) -> Tensor | list[Tensor]:
+def moved(value: Tensor | list[Tensor], device: torch.device | str) -> Tensor | list[Tensor]:
+    """A tensor, or every tensor of a list, on a device."""
     return [one.to(device) for one in value] if isinstance(value, list) else value.to(device)
 
 
 # ---- the probes ------------------------------------------------------------------------------------------------------
 
 
-class TaskMetrics:
+class TaskMetrics(Gauge):
     """The metrics of a task, shares in [0, 1] by name.
 
     Args:
@@ -149,17 +152,12 @@ class TaskMetrics:
 
     def __init__(self, task: Task) -> None:
         self.task = task
+        self.collection = task.metrics()
+        super().__init__({str(name): metric for name, metric in self.collection.items(keep_base=True)})
 
     def start(self, contestant: Contestant) -> Gauge:
         """The metrics of one model."""
-        return _OfTask(self.task)
-
-
-class _OfTask(Gauge):
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.collection = task.metrics()
-        super().__init__({str(name): metric for name, metric in self.collection.items(keep_base=True)})
+        return TaskMetrics(self.task)
 
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
         self.collection.to(batch.images.device)
@@ -191,7 +189,7 @@ def divergence(logits: Tensor, dense: Tensor) -> Tensor:
     return (other.exp() * (other - own)).sum(1)
 
 
-class Agreement:
+class Agreement(Gauge):
     """Agreement with the dense model.
 
     * ``agreement``: how far the predictions are the dense model's, in [0, 1], as `Task.agreement` says; for
@@ -206,17 +204,12 @@ class Agreement:
 
     def __init__(self, task: Task) -> None:
         self.task = task
+        self.agreement, self.cosine = Values(), Values()
+        super().__init__({"agreement": self.agreement, "cosine": self.cosine})
 
     def start(self, contestant: Contestant) -> Gauge:
         """The agreement of one model with the first one."""
-        return _Agreement(self.task)
-
-
-class _Agreement(Gauge):
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.agreement, self.cosine = Values(), Values()
-        super().__init__({"agreement": self.agreement, "cosine": self.cosine})
+        return Agreement(self.task)
 
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
         self.agreement.update(self.task.agreement(output.prediction, dense.prediction, batch.targets))
@@ -273,11 +266,6 @@ class Lists(Metric):
         for name in names:
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
-    @property
-    def is_empty(self) -> bool:
-        """True if nothing was recorded."""
-        return not self.batches(self.names[0])
-
     def batches(self, name: str) -> list[Tensor]:
         """The tensors of one name, batch by batch."""
         found: list[Tensor] = getattr(self, name)
@@ -317,82 +305,57 @@ class _Sums(Metric):
         return self.sums.double() / self.images
 
 
-class MacsProbe:
+class MacsProbe(Gauge):
     """Multiply-accumulates per image.
 
     * ``gmacs``: 10^9 per image, by part (linear, attention, matching, norm); padding counts.
     * ``gmacs_images``: how many images were counted: one of every shape where it follows from shapes, otherwise all.
     """
 
-    def start(self, contestant: Contestant) -> Gauge:
-        """The cost of one model."""
-        return _MacsGauge()
+    counts_macs = True
 
-
-class _MacsGauge(Gauge):
     def __init__(self) -> None:
-        self.sums, self.shapes = _Sums(len(PARTS)), _Shapes()
+        self.sums, self.shapes = _Sums(len(PARTS)), Lists("shapes")
         super().__init__({"macs": self.sums, "shapes": self.shapes})
 
-    @property
-    def counts_macs(self) -> bool:
-        return True
+    def start(self, contestant: Contestant) -> Gauge:
+        """The cost of one model."""
+        return MacsProbe()
 
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
         assert output.macs is not None
         self.sums.update((output.macs[part] for part in PARTS), len(batch))
-        if output.counted is not None:
-            self.shapes.update(output.counted)
+        if output.counted is not None and output.counted not in self._shapes():
+            self.shapes.update(shapes=torch.tensor(output.counted))
 
     def result(self) -> Mapping[str, Any]:
         images = int(self.sums.images)
         gmacs = {part: int(macs) / images / 1e9 for part, macs in zip(PARTS, self.sums.sums, strict=True)}
-        return {"gmacs": gmacs, "gmacs_images": int(self.shapes.compute()) or images}
+        return {"gmacs": gmacs, "gmacs_images": len(self._shapes()) or images}
+
+    def _shapes(self) -> set[tuple[int, ...]]:
+        """The different heights and widths that were counted once each."""
+        return {tuple(shape.tolist()) for shape in self.shapes.batches("shapes")}
 
 
-class _Shapes(Metric):
-    """The different heights and widths of images, (2,) each."""
-
-    full_state_update = False
-    shapes: list[Tensor]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("shapes", default=[], dist_reduce_fx="cat")
-
-    def update(self, shape: tuple[int, int]) -> None:
-        new = torch.tensor(shape)
-        if not any(torch.equal(new, one) for one in self.shapes):
-            self.shapes.append(new)
-
-    def compute(self) -> Tensor:
-        return torch.tensor(len({tuple(shape.tolist()) for shape in self.shapes}))
-
-
-class Tokens:
+class Tokens(Gauge):
     """Numbers of tokens, means over the images.
 
     * ``tokens_per_block``: after each block, prefix included, padding not.
     * ``tokens_at_end``: left after the last block, also where that computes only what the head reads.
     """
 
-    def start(self, contestant: Contestant) -> Gauge:
-        """The tokens of one model."""
-        return _Tokens(contestant.forward.num_blocks)
-
-
-class _Tokens(Gauge):
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int = 0) -> None:
         self.sums = _Sums(num_blocks + 1)
         super().__init__({"tokens": self.sums})
+
+    def start(self, contestant: Contestant) -> Gauge:
+        """The tokens of one model."""
+        return Tokens(contestant.forward.num_blocks)
 
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
         self.sums.update((*output.tokens_per_block, output.tokens_at_end), len(batch))
 
     def result(self) -> Mapping[str, Any]:
-        *per_block, at_end = (_tidy(mean) for mean in self.sums.compute().tolist())
+        *per_block, at_end = (tidy(mean) for mean in self.sums.compute().tolist())
         return {"tokens_per_block": per_block, "tokens_at_end": at_end}
-
-
-def _tidy(count: float) -> float:
-    return int(count) if count.is_integer() else count

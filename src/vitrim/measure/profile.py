@@ -17,7 +17,7 @@ from vitrim.data import ImageDataset, batches, eval_transform, load_images
 from vitrim.data.decoding import to_tensor
 from vitrim.errors import VitrimError, check_whole, one_line_errors, unknown
 from vitrim.loading import Loaded, load
-from vitrim.measure.inputs import untrained_counts, untrained_notes
+from vitrim.measure.inputs import check_kinds, untrained_counts, untrained_notes
 from vitrim.measure.machine import drawing, environment, set_threads
 from vitrim.measure.macs import CONVENTIONS, DENSE, Profile, profile_of
 from vitrim.measure.prefill import Prefill, as_measured
@@ -87,20 +87,23 @@ def profile(
         28.0 % of the multiply-accumulates saved
     """
     configs = [config for config in parse_methods(methods) if config.describe() != DENSE]
+    columns = {"split": split, "image_column": image_column, "label_column": label_column}
     check_whole(batch_size=(batch_size, 1), limit=(limit, 1))
+    check_kinds(**columns, checkpoint=checkpoint, model_options=model_options)
+    if not isinstance(images, str | Path | ImageDataset | None):
+        raise VitrimError(f"expected a source of images or a dataset of vitrim.data, got {type(images).__name__}")
     given = [models] if isinstance(models, str | nn.Module) else models
-    if not isinstance(given, Sequence):
-        raise VitrimError(f"expected a model or its name, or a list of them, got {type(models).__name__}")
+    if not isinstance(given, Sequence) or not all(isinstance(model, str | nn.Module) for model in given):
+        raise VitrimError(f"expected a model or its name, or a list of them, got {models!r:.60}")
     if not given:
         raise VitrimError("there is nothing to count: name at least one model")
     if checkpoint is not None and len(given) > 1:
-        raise VitrimError(f"--checkpoint holds the weights of one model; {len(given)} models are given")
+        raise VitrimError(f"a checkpoint holds the weights of one model; {len(given)} models are given")
     if convention not in CONVENTIONS:
         raise unknown("convention", convention, CONVENTIONS)
     adaptive = [config.describe() for config in configs if config.is_adaptive()]
     if limit is not None and not adaptive:
-        raise VitrimError("--limit says how many images to run, and none are: no method here adapts to its images")
-    columns = {"split": split, "image_column": image_column, "label_column": label_column}
+        raise VitrimError("limit says how many images to run, and none are: no method here adapts to its images")
     if not isinstance(images, str | Path) and any(value is not None for value in columns.values()):
         raise VitrimError("split, image_column and label_column say how to read a source of images, and none is given")
     dataset = load_images(images, **columns) if adaptive and isinstance(images, str | Path) else images
@@ -117,8 +120,14 @@ def profile(
         with drawing(own, seed):
             loaded = _created(model, device, weights)
             host = as_measured(loaded.model, text=text_tokens, images=prompt_images)
+            if has_trunk(host) and getattr(host, "main_input_name", "pixel_values") == "input_ids":
+                towers = (name for name, part in host.named_children() if has_trunk(part))
+                raise VitrimError(
+                    f"this {type(host).__name__} reads text beside the images: give its tower of images, "
+                    f"model.{next(towers, 'vision_model')}"
+                )
             if images is not None and isinstance(host, Prefill):
-                raise VitrimError("--images is for models of images alone: prompts are made of random images and text")
+                raise VitrimError("images are for models of images alone: prompts are made of random images and text")
             read = _batches(host, dataset if isinstance(dataset, ImageDataset) else None, batch_size, count, seed)
             with one_line_errors(loaded.name, kept=""):
                 rows += [profile_of(host, config, read, name=loaded.name) for config in (None, *configs)]
@@ -146,7 +155,7 @@ def profile(
 def _created(model: nn.Module | str, device: str, weights: Mapping[str, Any]) -> Loaded:
     """The model, on the processor instead of the meta ``device`` if it is made here and does not run there."""
     if not isinstance(model, str):
-        return load(model, **weights)
+        return load(getattr(model, "_orig_mod", model), **weights)  # counts are those of a compiled model, too
     loaded = load(model, **weights, device=device)
     # which tokens of a prompt stay is read from values, so those are needed
     shapes_alone = ask(loaded.model).runs_on_meta and not reads_prompts(type(loaded.model))
@@ -286,11 +295,15 @@ def _notes(convention: str, adaptive: Sequence[str], images: str | None, count: 
         "does not see (ViT-S 4.25, ViT-B 16.87: the ViT and DeiT rows of ViTTM), plus, in models with two streams, the "
         "attention between them, which it sees (the ViTTM and LookupViT rows)",
         "no-norm": "total = linear + attention + matching (DeiT-S 4.60: ATM)",
-    }[convention] + "; other tables need another --convention"
+    }[convention] + "; other tables need another convention"
     if not adaptive:
         if images is not None:
             yield f"{images} was not read: no method here adapts to its images"
         return
-    what = f"images of {images}" if images else "random images (give real ones with --images)"
-    these = "random weights (give --pretrained or --checkpoint)" if weights == "random" else "the model's given weights"
+    what = f"images of {images}" if images else "random images (give real ones as images)"
+    these = (
+        "random weights (neither pretrained nor of a checkpoint)"
+        if weights == "random"
+        else "the model's given weights"
+    )
     yield f"{', '.join(adaptive)}: counts depend on the images; means over {count} {what} under {these}"

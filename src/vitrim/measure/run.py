@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from vitrim.errors import VitrimError, first_line
 from vitrim.files import check_folder, save_file
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.machine import drawing
-from vitrim.measure.probes import Gauge, Probe, State, joined
+from vitrim.measure.probes import Gauge, Probe, State, joined, moved
 from vitrim.measure.records import Batch, Processes, Row, as_batches
 from vitrim.tasks.base import Task
 
@@ -98,7 +99,7 @@ class Measurement:
         self.seed = seed
         like = next(self.models[0].forward.parameters())
         self.device, self.dtype = like.device, like.dtype
-        self.precision = precision or self._without_autocast
+        self.precision = precision or partial(torch.autocast, self.device.type, enabled=False)
         self.images = 0
         self.turns = 0
 
@@ -180,7 +181,10 @@ class Measurement:
             together: of all processes, each of which must call this; otherwise of what this one has seen.
         """
         seen = (self.images, [[gauge.state() for gauge in gauges] for gauges in self.gauges])
-        everyone = self.processes.gather(_on_cpu(seen)) if together and self.processes.count > 1 else [seen]
+        everyone = [seen]
+        if together and self.processes.count > 1:  # tensors of the CPU can be sent to another process
+            sent = [[{name: moved(value, "cpu") for name, value in one.items()} for one in row] for row in seen[1]]
+            everyone = self.processes.gather((self.images, sent))
         everyone = [one for one in everyone if one[0]]
         if not everyone:
             return Findings([], [])
@@ -212,9 +216,6 @@ class Measurement:
             for which, gauge in enumerate(gauges):
                 gauge.load(state.get(f"{place}.{which}", {}))
         self.images, self.turns = images, turns
-
-    def _without_autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, enabled=False)
 
 
 def run(
@@ -268,16 +269,6 @@ def run(
     return rows
 
 
-def _on_cpu(seen: tuple[int, list[list[State]]]) -> tuple[int, list[list[State]]]:
-    """The same in tensors of the CPU, which can be sent to another process."""
-    images, states = seen
-    return images, [[{name: _cpu(value) for name, value in one.items()} for one in row] for row in states]
-
-
-def _cpu(value: Tensor | list[Tensor]) -> Tensor | list[Tensor]:
-    return [one.cpu() for one in value] if isinstance(value, list) else value.cpu()
-
-
 FORMAT = 1
 SECONDS_BETWEEN = 30.0
 
@@ -304,7 +295,7 @@ class Partial:
         self.file = folder / f"part-{processes.index}.safetensors"
         if (folder / "part-0.safetensors").is_file():  # of the first process: without it nothing was finished
             if not resume:
-                raise VitrimError(f"{folder} holds an evaluation: add --resume to go on, or name another folder")
+                raise VitrimError(f"{folder} holds an evaluation: resume it, or name another folder")
             self._check_settings(_header(folder / "part-0.safetensors"))
 
     def _check_settings(self, header: dict[str, Any]) -> None:

@@ -186,8 +186,20 @@ def draw_boxes(
             (tall, wide), (height, length) = shown["masks"].shape[1:], image.shape[:2]
             raise VitrimError(f"masks of {tall} x {wide} do not fit an image of {height} x {length}")
         pixels = draw_segmentation_masks(pixels, masks, alpha=opacity, colors=chosen)
-    texts = _texts(shown, class_names) if font_size else None
-    font = {} if texts is None else {"font": _font(), "font_size": font_size, "label_colors": _readable(chosen)}
+    texts = None
+    if font_size and (class_names is not None or "scores" in shown):
+        names = [""] * len(labels) if class_names is None else [str(class_names[label]) for label in labels]
+        scores = [f" {score:.2f}" for score in shown["scores"].tolist()] if "scores" in shown else [""] * len(labels)
+        written = [f"{name}{score}".strip() for name, score in zip(names, scores, strict=True)]
+        texts = written if any(written) else None
+    font: dict[str, Any] = {}
+    if texts is not None:
+        from matplotlib import font_manager  # which brings the font
+
+        # black or white, whichever is read more easily on the colour
+        light = [0.299 * red + 0.587 * green + 0.114 * blue for red, green, blue in chosen]
+        ink = [(0, 0, 0) if value > 127 else (255, 255, 255) for value in light]
+        font = {"font": str(font_manager.findfont("DejaVu Sans")), "font_size": font_size, "label_colors": ink}
     drawn = draw_bounding_boxes(
         pixels, boxes * scale, texts, colors=chosen, width=width, fill_labels=texts is not None, **font
     )
@@ -204,28 +216,6 @@ def above(objects: Mapping[str, Tensor], least: float) -> dict[str, Tensor]:
     names = [name for name in ("boxes", "labels", "scores", "masks") if name in objects]
     found = {name: objects[name].detach().cpu() for name in names}
     return {name: value[found["scores"] >= least] for name, value in found.items()} if "scores" in found else found
-
-
-def _texts(objects: Mapping[str, Tensor], class_names: Sequence[str] | None) -> list[str] | None:
-    """The name and the score of each object; None where there is neither."""
-    labels = objects["labels"].tolist()
-    names = [""] * len(labels) if class_names is None else [str(class_names[label]) for label in labels]
-    if "scores" in objects:
-        names = [f"{name} {score:.2f}".strip() for name, score in zip(names, objects["scores"].tolist(), strict=True)]
-    return names if any(names) else None
-
-
-def _font() -> str:
-    """The file of a font that comes with matplotlib."""
-    from matplotlib import font_manager
-
-    return str(font_manager.findfont("DejaVu Sans"))
-
-
-def _readable(colours: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Black or white, whichever is read more easily on each colour."""
-    light = [0.299 * red + 0.587 * green + 0.114 * blue for red, green, blue in colours]
-    return [(0, 0, 0) if value > 127 else (255, 255, 255) for value in light]
 
 
 # ---- the figure ------------------------------------------------------------------------------------------------------
@@ -281,6 +271,8 @@ def compare(
     Raises:
         VitrimError: there is no column.
     """
+    from matplotlib.patches import Patch
+
     if not columns:
         raise VitrimError("a comparison needs at least one column")
     cells = [(("image", "", image), None if truth is None else ("truth", "", truth))]
@@ -302,29 +294,18 @@ def compare(
             if shown is None:
                 empty.append(axis)
             else:
-                _show(axis, *shown)
-    _legend(figure, empty, classes)
+                heading, note, picture = shown
+                axis.imshow(in_colour(picture), interpolation="antialiased")
+                axis.set_title(f"{heading}\n{note}" if note else heading, fontsize=11)
+    # the legend goes into the last cell that is free, or below the figure
+    patches = [Patch(facecolor=colour, edgecolor="black", linewidth=0.5, label=name) for name, colour in classes]
+    if patches and empty:
+        empty[-1].legend(handles=patches, loc="center", ncols=1 + len(patches) // 9, fontsize=11, frameon=False)
+    elif patches:
+        figure.legend(handles=patches, loc="outside lower center", ncols=min(len(patches), 10), fontsize=11)
     if title:
         figure.suptitle(title, fontsize=14)
     return figure
-
-
-def _show(axis: Any, title: str, note: str, picture: NDArray[Any]) -> None:
-    axis.imshow(in_colour(picture), interpolation="antialiased")
-    axis.set_title(f"{title}\n{note}" if note else title, fontsize=11)
-
-
-def _legend(figure: Any, empty: Sequence[Any], classes: Sequence[Entry]) -> None:
-    """Write the legend into the last cell that is free, or below the figure."""
-    from matplotlib.patches import Patch
-
-    patches = [Patch(facecolor=colour, edgecolor="black", linewidth=0.5, label=name) for name, colour in classes]
-    if not patches:
-        return
-    if empty:
-        empty[-1].legend(handles=patches, loc="center", ncols=1 + len(patches) // 9, fontsize=11, frameon=False)
-    else:
-        figure.legend(handles=patches, loc="outside lower center", ncols=min(len(patches), 10), fontsize=11)
 
 
 Size = tuple[int, int]
@@ -474,21 +455,18 @@ class _Drawing:
         reduced = model.reduction.model
         patch = ask(reduced).layout(reduced).patch_size
         rows, columns = (-(-length // side) for length, side in zip(size, patch, strict=True))
-        inside = self._inside()  # one pixel of it is so many of the stored image
+        # height and width of the image within the model's input: one pixel of it is so many of the stored image
+        if isinstance(self.task, Segmentation):
+            protocol = self.task.protocol
+            now = max(self.size) if protocol.side == "long" else min(self.size)
+            inside = resized_to(self.size, protocol.side, protocol.scales[0] * (protocol.size or now))
+        else:
+            inside = tuple(self.shown.target["size"].tolist())
         covered = (rows * patch[0] * self.size[0] / inside[0], columns * patch[1] * self.size[1] / inside[1])
         groups = groups_of(sources)
         count, pruned = len(np.unique(groups[groups >= 0])), int((groups < 0).sum())
         note = f"{count} of {groups.size} tokens kept" + (f", {pruned} pruned" if pruned else "")
         return draw_kept(self.shown.image, sources, (rows, columns), covered=covered, scale=self.scale), note
-
-    def _inside(self) -> Size:
-        """Height and width of the image within the model's input."""
-        if isinstance(self.task, Segmentation):
-            protocol = self.task.protocol
-            now = max(self.size) if protocol.side == "long" else min(self.size)
-            return resized_to(self.size, protocol.side, protocol.scales[0] * (protocol.size or now))
-        height, width = self.shown.target["size"].tolist()
-        return height, width
 
 
 @contextmanager

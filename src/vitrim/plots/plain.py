@@ -25,12 +25,10 @@ def plain(text: str) -> str:
         >>> print(plain("$x^$.png"), plain("a\\udcffb") == "a\\ufffdb")
         \\$x^\\$.png True
     """
-    letters = (letter if letter == "\n" or _printable(letter) else "\ufffd" for letter in text)
+    letters = (
+        letter if letter == "\n" or unicodedata.category(letter) not in UNPRINTABLE else "\ufffd" for letter in text
+    )
     return re.sub(r"(?<!\\)\$", r"\\$", "".join(letters))
-
-
-def _printable(letter: str) -> bool:
-    return unicodedata.category(letter) not in UNPRINTABLE
 
 
 class Sheet(Figure):

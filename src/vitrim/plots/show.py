@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask, host_of, parse_methods
-from vitrim.core.tokens import TokenState
 from vitrim.data import ImageDataset, eval_transform, load_data, spread
 from vitrim.data.folders import loose_images
-from vitrim.errors import MissingPackageError, VitrimError, unknown
+from vitrim.errors import MissingPackageError, VitrimError, check_whole, unknown
 from vitrim.files import check_folder
 from vitrim.loading import Options, load
 from vitrim.measure.contestants import Contestant, Output, contestants
+from vitrim.measure.inputs import check_kinds
 from vitrim.measure.machine import drawing, environment, select_device, set_threads
 from vitrim.plots.charts import short
 from vitrim.plots.patches import Image, draw_kept, groups_of, in_colour, overlay, sources_of
@@ -177,14 +177,17 @@ def show(
     configs = parse_methods(methods)
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
-    if limit is not None and limit < 1:
-        raise VitrimError(f"limit={limit}: at least one image is drawn")
+    check_whole(limit=(limit, 1))
+    given = {"split": split, "image_column": image_column, "label_column": label_column}
+    check_kinds(**given, data_options=data_options, checkpoint=checkpoint, model_options=model_options)
+    check_kinds(blocks=blocks, class_names=class_names, out=out, on_progress=on_progress)
+    for block in blocks or ():
+        check_whole(block=(block, 0))
     if find_spec("matplotlib") is None:
         raise MissingPackageError("pictures need the package 'matplotlib': pip install 'vitrim[analysis]'")
     if out is not None:
         check_folder(Path(out))
-    given = {"split": split, "image_column": image_column, "label_column": label_column}
-    dataset = _opened(images, data, {**given, "data_option": data_options})
+    dataset = _opened(images, data, {**given, "data_options": data_options})
     selected = None if device is None else select_device(device)
     set_threads(threads)
     with drawing(torch.device("cpu"), seed):
@@ -221,14 +224,16 @@ def _opened(images: Any, data: Any, reading: Mapping[str, Any]) -> Any:
     if images is not None and not isinstance(images, list | tuple):
         images = list(images) if isinstance(images, Tensor) and images.ndim == 4 else [images]
     if (data is None) == (not images):
-        raise VitrimError("give the images to show: files or folders behind the model, or --data; not both")
+        raise VitrimError("give the images to show: files or folders, or a dataset as data; not both")
     name = next((name for name, value in reading.items() if value), None)
     if name is not None and not isinstance(data, str | Path):
-        raise VitrimError(f"--{name.replace('_', '-')} is of a dataset: give --data too")
+        raise VitrimError(f"{name} says how to read a dataset: give its source as data")
     if isinstance(data, str | Path):
-        columns = {name: value for name, value in reading.items() if name != "data_option"}
-        return load_data(data, task=None, **columns, **(reading["data_option"] or {}))
+        columns = {name: value for name, value in reading.items() if name != "data_options"}
+        return load_data(data, task=None, **columns, **(reading["data_options"] or {}))
     if data is not None:
+        if not hasattr(data, "read_image"):
+            raise VitrimError(f"data is a source of images or a dataset of vitrim.data, not {type(data).__name__}")
         return copy.copy(data)  # it gets another transform
     if not any(isinstance(one, str | Path) for one in images):
         return images
@@ -302,7 +307,7 @@ def prepared(
         VitrimError: no method, one that does not fit, or a model that is no classifier.
     """
     if not methods:
-        raise VitrimError("there is nothing to show without a method: give one with -m, e.g. -m tome:r=8")
+        raise VitrimError("there is nothing to show without a method: give one, e.g. tome:r=8")
     check_shown(model)
     task = make_task("classification", host_of(model).facts(model).num_classes)
     return contestants(model, methods, task, device=device, learned=learned)
@@ -344,25 +349,14 @@ def rows_of(
             output = model.run(images)
         dense = dense or counted
         if model.reduction is not None:
-            rows.append(_row(model, output, counted, dense, scores, class_names))
+            text, chosen = _prediction(output, class_names)
+            macs, full = (sum((one.macs or {}).values()) for one in (counted, dense))
+            cost = f"{output.tokens_at_end} of {dense.tokens_at_end} tokens\n{100 * macs / full:.0f} % of the MACs"
+            same = chosen == _prediction(dense, None)[1]
+            sources = sources_of(model.reduction.states[1:])
+            rows.append(MethodRow(model.name, text, cost, same, sources, scores))
     assert dense is not None
     return rows, _prediction(dense, class_names)[0]
-
-
-def _row(
-    model: Contestant,
-    output: Output,
-    counted: Output,
-    dense: Output,
-    scores: Mapping[int, NDArray[np.float64]],
-    class_names: Sequence[str] | None,
-) -> MethodRow:
-    assert model.reduction is not None
-    text, chosen = _prediction(output, class_names)
-    macs, full = (sum((one.macs or {}).values()) for one in (counted, dense))
-    cost = f"{output.tokens_at_end} of {dense.tokens_at_end} tokens\n{100 * macs / full:.0f} % of the MACs"
-    same = chosen == _prediction(dense, None)[1]
-    return MethodRow(model.name, text, cost, same, sources_of(model.reduction.states[1:]), scores)
 
 
 def _prediction(output: Output, class_names: Sequence[str] | None) -> tuple[str, int]:
@@ -400,17 +394,12 @@ def _recorder(found: dict[int, NDArray[np.float64]], depth: int) -> Any:
         with torch.no_grad(), torch.random.fork_rng(cuda):  # so that what is drawn afterwards is the same
             scores = reducer.ranking(x, attention, state)
         if scores is not None:
-            found[depth] = _on_grid(scores[0], state)
+            # of the tokens that stand on each patch, nan where none does
+            found[depth] = np.full(state.initial_patches, np.nan)
+            places = (state.position[0, state.num_prefix :] - state.num_prefix).cpu().numpy()
+            found[depth][places] = scores[0].double().cpu().numpy()
 
     return record
-
-
-def _on_grid(scores: Tensor, state: TokenState) -> NDArray[np.float64]:
-    """(P,), the scores of the tokens that stand on each patch, nan where none does."""
-    grid = np.full(state.initial_patches, np.nan)
-    places = (state.position[0, state.num_prefix :] - state.num_prefix).cpu().numpy()
-    grid[places] = scores.double().cpu().numpy()
-    return grid
 
 
 def pixels_of(model: nn.Module, image: Tensor) -> Image:
@@ -471,6 +460,7 @@ def draw_show(
     kinds = [(row, kind) for row in rows for kind in ("kept", "score") if kind == "kept" or row.scores]
     ratio = image.shape[0] / image.shape[1]
     count = 1 + len(kinds)
+    scale = max(1, -(-LARGE // int(image.shape[1])))
     height = count * (PANEL * ratio + 0.1) + 2 * TITLES + (0.3 if title else 0)
     figure = sheet(LABEL + PANEL * max(len(chosen), 3), height)
     widths = [LABEL / PANEL, *[1.0] * max(len(chosen), 3)]
@@ -480,16 +470,25 @@ def draw_show(
         axis.set_axis_off()
     _label(axes[0, 0], "dense", dense, "every token", DENSE_COLOUR)
     _picture(axes[0, 1], in_colour(image), "image")
-    _key(axes[0, 2:], any(row.scores for row in rows))
+    # what the colours mean, beside the image
+    lines = ["dark blue: pruned", "orange outline: merged", "red text: another prediction"]
+    lines += ["scores: dark low, yellow high"] if any(row.scores for row in rows) else []
+    axes[0, 2].set_xlim(0, 1)
+    axes[0, 2].set_ylim(0, 1)
+    axes[0, 2].text(0.08, 0.95, "\n".join(lines), fontsize=SMALL, va="top", linespacing=1.6).set_in_layout(False)
     for place, (row, kind) in enumerate(kinds, 1):
         if kind == "kept":
             _label(axes[place, 0], short(row.name), row.prediction, row.cost, DENSE_COLOUR if row.same else DIFFERENT)
         else:
             _label(axes[place, 0], "", "", "its scores", DENSE_COLOUR)
         for axis, block in zip(axes[place, 1:], chosen, strict=False):
-            drawn = _left(image, row, block, grid) if kind == "kept" else _scored(image, row, block, grid)
-            if drawn is not None:
-                _picture(axis, drawn, f"after block {block}" if place == 1 else "")
+            if kind == "kept":
+                drawn = draw_kept(image, row.sources[: block + 1], grid, scale=scale)
+            elif block in row.scores:
+                drawn = overlay(image, row.scores[block], grid, scale=scale)
+            else:  # nothing was scored
+                continue
+            _picture(axis, drawn, f"after block {block}" if place == 1 else "")
     if title:
         figure.suptitle(title, fontsize=TITLE + 1)
     return figure
@@ -505,21 +504,6 @@ def _columns(rows: Sequence[MethodRow], blocks: Sequence[int] | None) -> list[in
     changed = sorted({block for row in rows for block in row.changed()}) or [layers - 1]
     places = np.linspace(0, len(changed) - 1, min(MOST_BLOCKS, len(changed))).round().astype(int)
     return [changed[place] for place in places]
-
-
-def _scale(image: NDArray[Any]) -> int:
-    return max(1, -(-LARGE // int(image.shape[1])))
-
-
-def _left(image: NDArray[Any], row: MethodRow, block: int, grid: tuple[int, int]) -> Image:
-    return draw_kept(image, row.sources[: block + 1], grid, scale=_scale(image))
-
-
-def _scored(image: NDArray[Any], row: MethodRow, block: int, grid: tuple[int, int]) -> Image | None:
-    """The scores in the colours of viridis over the faded image; None where nothing was scored in this block."""
-    if block not in row.scores:
-        return None
-    return overlay(image, row.scores[block], grid, scale=_scale(image))
 
 
 def _picture(axis: Any, picture: NDArray[Any], title: str) -> None:
@@ -538,12 +522,3 @@ def _label(axis: Any, name: str, prediction: str, note: str, colour: str) -> Non
     axis.text(0, 0.56, note, fontsize=SMALL, va="top", linespacing=1.4)
     for text in axis.texts:
         text.set_in_layout(False)
-
-
-def _key(axes: Sequence[Any], scored: bool) -> None:
-    """Explain the colours, beside the image."""
-    lines = ["dark blue: pruned", "orange outline: merged", "red text: another prediction"]
-    lines += ["scores: dark low, yellow high"] if scored else []
-    axes[0].set_xlim(0, 1)
-    axes[0].set_ylim(0, 1)
-    axes[0].text(0.08, 0.95, "\n".join(lines), fontsize=SMALL, va="top", linespacing=1.6).set_in_layout(False)

@@ -71,7 +71,9 @@ def plot_schedule(schedules: Mapping[str, Sequence[float]], initial: int, path: 
     figure = sheet(6.4, 3.6)
     axis = figure.subplots()
     blocks = len(next(iter(schedules.values())))
-    for (name, tokens), color in zip(schedules.items(), _colors(len(schedules)), strict=True):
+    number = len(schedules)
+    colors = [CONSTANT, SEARCHED] if number == 2 else [f"C{place % 10}" for place in range(number)]
+    for (name, tokens), color in zip(schedules.items(), colors, strict=True):
         axis.step(range(blocks + 1), [initial, *tokens], where="mid", color=color, linewidth=1.8, label=name)
         axis.plot(range(blocks + 1), [initial, *tokens], "o", color=color, markersize=4)
     axis.axhline(initial, color="black", linewidth=0.8, linestyle=":", label="dense")
@@ -121,7 +123,3 @@ def plot_heat(
                 axis.text(column, row, f"{value:.4g}", ha="center", va="center", fontsize=7, color=color)
     figure.colorbar(picture, label=label)
     figure.savefig(path, dpi=120)
-
-
-def _colors(number: int) -> list[str]:
-    return [CONSTANT, SEARCHED] if number == 2 else [f"C{place % 10}" for place in range(number)]
