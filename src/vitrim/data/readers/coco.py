@@ -19,7 +19,7 @@ import numpy as np
 from vitrim.data.dataset import MultiLabelDataset, multi_hot
 from vitrim.data.dense import DetectionDataset
 from vitrim.data.objects import SLACK, Outline, areas, examine, from_corner_and_size, misfit
-from vitrim.data.paths import check_files, existing, from_home, pick_split, read_text
+from vitrim.data.paths import check_files, existing, pick_split, read_text
 from vitrim.data.readers import register_reader
 from vitrim.errors import DataError
 
@@ -58,7 +58,7 @@ def read_coco(path: str, *, split: str | None = None) -> MultiLabelDataset:
         DataError: a JSON file or an image that is missing, a file of another form, an annotation of an unknown image
             or class, or no such split.
     """
-    root, source = existing(from_home(path)), f"coco:{path}"
+    root, source = existing(path), f"coco:{path}"
     present = [name for name in _SPLITS if _annotations(root, name).is_file()]
     if not present:
         raise DataError(f"{source} has no {_annotations(Path(), 'train')} and no {_annotations(Path(), 'val')}")
@@ -94,7 +94,7 @@ def read_coco_objects(path: str, *, split: str | None = None, task: str = "detec
             or class, one without an outline where outlines are asked for, a box beyond its image, or no such split.
         MissingPackageError: the task is instances and `pycocotools` is not installed.
     """
-    root, source = existing(from_home(path)), f"coco:{path}"
+    root, source = existing(path), f"coco:{path}"
     years = {name: year for year in (2014, 2017) for name in _SPLITS if _annotations(root, name, year).is_file()}
     if not years:
         raise DataError(

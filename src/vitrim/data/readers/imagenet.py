@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vitrim.data.dataset import ImageDataset
 from vitrim.data.folders import class_folders, has_images, read_classes
-from vitrim.data.paths import existing, from_home, listed, pick_split
+from vitrim.data.paths import existing, listed, pick_split
 from vitrim.data.readers import register_reader
 from vitrim.errors import DataError
 
@@ -33,7 +33,7 @@ def read_imagenet(path: str, *, split: str | None = None) -> ImageDataset:
     Raises:
         DataError: no such folder or split, or class folders that are not named by WordNet ids.
     """
-    root, source = existing(from_home(path)), f"imagenet:{path}"
+    root, source = existing(path), f"imagenet:{path}"
     present = [name for name in _SPLITS if (root / name).is_dir()]
     if not present:
         raise DataError(f"{source} has neither a folder train nor a folder val")

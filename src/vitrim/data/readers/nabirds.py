@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitrim.data.dataset import ImageDataset
-from vitrim.data.paths import check_files, existing, from_home, pick_split, read_text
+from vitrim.data.paths import check_files, existing, pick_split, read_text
 from vitrim.data.readers import register_reader
 from vitrim.errors import DataError
 
@@ -31,7 +31,7 @@ def read_nabirds(path: str, *, split: str | None = None) -> ImageDataset:
         DataError: a text file or an image that is missing, a line of another form, an image without a class or split,
             a class without a name, or no such split.
     """
-    root, source = existing(from_home(path)), f"nabirds:{path}"
+    root, source = existing(path), f"nabirds:{path}"
     wanted = pick_split("test" if split in _EVALUATION else split, ["train", "test"], source)
     files = _pairs(root / "images.txt", source)
     classes = _of_every_image(root / "image_class_labels.txt", files, source)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrim.data.dataset import MultiLabelDataset, multi_hot
-from vitrim.data.paths import check_files, existing, from_home, pick_split, read_text
+from vitrim.data.paths import check_files, existing, pick_split, read_text
 from vitrim.data.readers import register_reader
 from vitrim.errors import DataError
 
@@ -47,7 +47,7 @@ def read_nus_wide(path: str, *, split: str | None = None, empty_class: bool = Fa
     Raises:
         DataError: the csv file or an image is missing, a row of another form, or no such split.
     """
-    root, source = existing(from_home(path)), f"nus_wide:{path}"
+    root, source = existing(path), f"nus_wide:{path}"
     file = root / _FILE
     rows = _read(file, source)
     present = [name for name in _SPLITS if any(row.split == name for row in rows)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrim.data.dataset import ImageDataset
-from vitrim.data.paths import check_files, check_regular, choose_files, existing, from_home, train_files
+from vitrim.data.paths import check_files, check_regular, choose_files, existing, train_files
 from vitrim.data.readers import register_reader
 from vitrim.data.tables import (
     Rows,
