@@ -333,7 +333,8 @@ def number_of_classes(class_names: Sequence[str] | None, num_classes: int | None
     """
     if class_names is None and num_classes is None:
         raise DataError(
-            f"{source} does not say how many classes it has: give the option num_classes=K or class_names=[...]"
+            f"{source} does not say how many classes it has: give num_classes=K or class_names=[...] as an option of "
+            "the data"
         )
     listed = isinstance(class_names, Sequence) and not isinstance(class_names, str)
     if class_names is not None and not (listed and all(isinstance(name, str) for name in class_names)):

@@ -85,9 +85,7 @@ def check_given(source: str | Path, **names: str | None) -> None:
         vitrim.errors.DataError: split is a text, not 5
     """
     if not isinstance(source, str | os.PathLike):
-        raise DataError(
-            f"the images are named by a path or a text such as {HUB_PREFIX}owner/name, not by {source!r:.60}"
-        )
+        raise DataError(f"the images are {source!r:.60}; valid: a path, or a text such as {HUB_PREFIX}owner/name")
     if not str(source).strip():
         raise DataError(f"the images have an empty name; valid: a path, or {HUB_PREFIX}owner/name")
     for argument, name in names.items():

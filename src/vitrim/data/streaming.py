@@ -217,6 +217,7 @@ def stream_images(
     """
     check_given(source, split=split, image_column=image_column, label_column=label_column)
     datasets = import_datasets()
+    chosen: str | None
     length: int | None
     files: tuple[tuple[str, int, str], ...] = ()
     if str(source).startswith(HUB_PREFIX):
