@@ -41,7 +41,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--host", "203.0.113.7"], "cannot serve at 203.0.113.7:7860"),
         (
             ["test_vit", "test_vit2", "--checkpoint", "x.pth"],
-            "a checkpoint has the weights of one model, and several are given",
+            "a checkpoint has the weights of one model, and sev",
         ),
         (["tset_vit"], "unknown model 'tset_vit'"),
         (["nolib:vit"], "unknown library 'nolib'"),
