@@ -53,9 +53,10 @@ def test_agreement_where_the_file_has_it_and_damage_where_not() -> None:
         (file(row(), 3, proxy="kl"), "row 0 of the file has no score 'kl'"),
         (file(row(share="much")), "row 0 of the file: share and scores must be numbers"),
         (file(row(share=float("nan"))), "row 0 of the file: share and scores must be numbers"),
+        (file(row(share=10**400)), "row 0 of the file: share and scores must be numbers"),
         (b" " * 1_000_001, "the file has 1.0 MB"),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_other_files(content: bytes, message: str) -> None:
     with pytest.raises(VitrimError) as error:

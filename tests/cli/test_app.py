@@ -39,7 +39,10 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--port", "70000"], "'--port'"),
         (["--max-upload", "0"], "'--max-upload'"),
         (["--host", "203.0.113.7"], "cannot serve at 203.0.113.7:7860"),
-        (["test_vit", "test_vit2", "--checkpoint", "x.pth"], "--checkpoint has the weights of one model"),
+        (
+            ["test_vit", "test_vit2", "--checkpoint", "x.pth"],
+            "a checkpoint has the weights of one model, and sev",
+        ),
         (["tset_vit"], "unknown model 'tset_vit'"),
         (["nolib:vit"], "unknown library 'nolib'"),
     ],
@@ -54,7 +57,7 @@ def test_refusals(arguments: list[Any], message: str, run: Run) -> None:
 def test_a_port_that_is_taken(taken: int, run: Run) -> None:
     code, _, error = run("--port", taken)
     assert code == 2
-    assert f"cannot serve at 127.0.0.1:{taken}: Address already in use; see --host and --port" in error
+    assert f"cannot serve at 127.0.0.1:{taken}: Address already in use; choose another host or port" in error
 
 
 def test_without_gradio(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:

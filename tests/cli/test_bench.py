@@ -254,7 +254,7 @@ def test_real_images_of_one_of_several_splits(tmp_path, monkeypatch):
     target = tmp_path / "record.json"
     run("-m", "atm", "--images", str(tmp_path), "--split", "test", "-b", "1", "--json", str(target))
     assert json.loads(target.read_text())["split"] == "test"
-    with pytest.raises(VitrimError, match=r"several splits in .*--split NAME"):
+    with pytest.raises(VitrimError, match=r"several splits in .*name one as the split"):
         run("-m", "atm", "--images", str(tmp_path), "-b", "1")
 
 

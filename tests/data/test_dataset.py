@@ -27,6 +27,7 @@ from vitrim.data import (
     load_images,
     to_tensor,
 )
+from vitrim.errors import VitrimError
 
 CIFAR10_TEST = Path(__file__).parents[3] / "shared" / "data" / "cifar10-test.parquet"
 MODULES = ["vitrim.data", *(found.name for found in pkgutil.walk_packages(vitrim.data.__path__, "vitrim.data."))]
@@ -205,10 +206,20 @@ def test_workers(tmp_path):
     assert [batch.tolist() for _, batch in batches(dataset, 2, workers=1)] == [[0, 1], [2]]
 
 
-@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"limit": 0}, {"workers": -1}])
-def test_wrong_batches(wrong):
+@pytest.mark.parametrize(
+    ("wrong", "least"),
+    [
+        ({"batch_size": 0}, 1),
+        ({"limit": 0}, 1),
+        ({"workers": -1}, 0),
+        ({"limit": "x"}, 1),
+        ({"limit": 2.5}, 1),
+        ({"batch_size": True}, 1),
+    ],
+)
+def test_wrong_batches(wrong, least):
     name, value = next(iter(wrong.items()))
-    with pytest.raises(ValueError, match=rf"{name} must be at least {value + 1}, not {value}"):
+    with pytest.raises(VitrimError, match=rf"^{name} is a whole number of at least {least}, not {value!r}$"):
         batches(TensorDataset(torch.arange(4)), **({"batch_size": 2} | wrong))
 
 

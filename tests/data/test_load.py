@@ -1,9 +1,20 @@
 """Which reader a source is for."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from image_files import write_table, write_tree
-from vitrim.data import DataError, ImageDataset, MultiLabelDataset, load_data, load_images, register_reader
+from vitrim.data import (
+    DataError,
+    ImageDataset,
+    MultiLabelDataset,
+    load_data,
+    load_images,
+    register_reader,
+    stream_images,
+)
 from vitrim.data.readers import readers
 
 
@@ -39,6 +50,30 @@ def test_options_that_a_reader_does_not_have(echo):
     with pytest.raises(DataError, match=r"^several has no option 'colour'; valid: none$"):
         load_data("several:x", colour="blue")
     assert echo == []
+
+
+@pytest.mark.parametrize("read", [load_data, load_images, stream_images])
+def test_arguments_that_are_no_names(read, echo, tmp_path):
+    folder = write_tree(tmp_path, "a/0.png")
+    for source in ("echo:x", folder, "hfds/owner/name"):
+        for name in ("split", "image_column", "label_column"):
+            for wrong in (5, ["train"], Path("train")):
+                with pytest.raises(DataError, match=rf"^{name} is a text, not {re.escape(repr(wrong))}$"):
+                    read(source, **{name: wrong})
+    for wrong in (None, 5, ["x"]):
+        valid = "valid: a path, or a text such as hfds/owner/name"
+        with pytest.raises(DataError, match=rf"^the images are {re.escape(repr(wrong))}; {valid}$"):
+            read(wrong)
+    assert echo == []
+
+
+def test_options_that_are_no_options_in_one_line(tmp_path):
+    with pytest.raises(DataError, match=r"has no options \(data_options\): they are of readers"):
+        load_data(write_tree(tmp_path, "a/0.png"), data_options=5)
+    with pytest.raises(DataError, match=r"^nus_wide has no option 'data_options'; valid: empty_class$"):
+        load_data("nus_wide:x", data_options=5)
+    with pytest.raises(DataError, match=r"^unknown task of data '5'; valid: "):
+        load_data(tmp_path, task=5)
 
 
 def test_other_sources_have_no_options(tmp_path):

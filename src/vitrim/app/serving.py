@@ -46,7 +46,9 @@ def check_port(host: str, port: int) -> None:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             tried.bind(address)
     except OSError as error:
-        raise VitrimError(f"cannot serve at {host}:{port}: {error.strerror or error}; see --host and --port") from error
+        raise VitrimError(
+            f"cannot serve at {host}:{port}: {error.strerror or error}; choose another host or port"
+        ) from error
 
 
 def serve(
@@ -79,7 +81,7 @@ def serve(
     """
     names = list(dict.fromkeys(models))
     if checkpoint is not None and len(names) > 1:
-        raise VitrimError("--checkpoint has the weights of one model, and several are given")
+        raise VitrimError("a checkpoint has the weights of one model, and several are given")
     for package in ("gradio", "matplotlib"):
         if find_spec(package) is None:
             raise MissingPackageError(f"the page needs the package '{package}': pip install 'vitrim[app]'")

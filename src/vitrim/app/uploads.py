@@ -192,9 +192,12 @@ def _point(row: Any, number: int, score: str) -> FrontPoint:
     if not _has(row, score):
         raise VitrimError(f"row {number} of the file has no score '{_short(score)}'")
     values = [row.get("share"), row["scores"][score]]
-    if not all(isinstance(one, int | float) and math.isfinite(one) for one in values):
+    try:
+        share, value = (float(one) if isinstance(one, int | float) else math.nan for one in values)
+    except OverflowError:  # a whole number of hundreds of digits
+        share = value = math.nan
+    if not (math.isfinite(share) and math.isfinite(value)):
         raise VitrimError(f"row {number} of the file: share and scores must be numbers")
-    share, value = (float(one) for one in values)
     texts = [_short(row.get(key)) for key in ("target", "setting", "config")]
     shown = 100 * (1 - value) if score == AGREE else value
     return FrontPoint(texts[0], texts[1], texts[2], share, shown, False, row.get("returned") is True)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from vitrim.data.decoding import EncodedImages, decode_at, to_tensor
-from vitrim.errors import DataError
+from vitrim.data.decoding import EncodedImages, decode, place, to_tensor
+from vitrim.errors import DataError, check_whole
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from PIL import Image
 
     from vitrim.data.decoding import Transform
 
@@ -51,8 +51,11 @@ class DecodedImages:
         self.transform = transform
         self.mode = mode
 
-    _known: ClassVar[str]
-    """The known facts about each image: an array with one row per image."""
+    num_classes: int
+    _encoded: ClassVar[Sequence[str]] = ("images",)
+    """The attributes that are images, encoded."""
+    _known: ClassVar[Sequence[str]] = ()
+    """Those that have an entry for each image: an array or a list, or None where nothing is known."""
 
     def __len__(self) -> int:
         """The number of images."""
@@ -64,8 +67,12 @@ class DecodedImages:
         Raises:
             DataError: the image cannot be read; the message names the row or file.
         """
-        image = decode_at(self.images[index], index, self.source)
-        return self.transform(image.convert(self.mode))
+        return self.transform(self._decoded(index))
+
+    def _decoded(self, index: int) -> Image.Image:
+        """The image before the transform."""
+        file = self.images[index]
+        return decode(file, place("image", file, index, self.source)).convert(self.mode)
 
     def part(self, indices: Sequence[int]) -> Self:
         """Return the dataset of some of these images, in this order: the same classes, and a transform of its own.
@@ -83,27 +90,15 @@ class DecodedImages:
         if len(indices) == 0:
             raise DataError(f"no images in this part of {self.source}")
         part = copy.copy(self)
-        part.images = Chosen(self.images, indices)
-        part._choose(indices)
+        for name in self._encoded:
+            setattr(part, name, Subset(getattr(self, name), list(indices)))
+        for name in self._known:
+            known = getattr(self, name)
+            if isinstance(known, np.ndarray):
+                setattr(part, name, known[list(indices)])
+            elif known is not None:
+                setattr(part, name, [known[index] for index in indices])
         return part
-
-    def _choose(self, indices: Sequence[int]) -> None:
-        """Keep what is known about these images only."""
-        setattr(self, self._known, getattr(self, self._known)[list(indices)])
-
-
-class Chosen:
-    """A selection of a dataset's encoded images, in its own order."""
-
-    def __init__(self, images: EncodedImages, indices: Sequence[int]) -> None:
-        self.images = images
-        self.indices = list(indices)
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, index: int) -> bytes | Path | None:
-        return self.images[self.indices[index]]
 
 
 class ImageDataset(DecodedImages, Dataset[tuple[Tensor, int]]):
@@ -123,6 +118,7 @@ class ImageDataset(DecodedImages, Dataset[tuple[Tensor, int]]):
 
     Attributes:
         labels: (len(images),) int64 numpy array.
+        num_classes: the number of class names if there are any, otherwise the largest label + 1.
         class_names, source, split, transform, mode: as given; `transform` and `mode` may be replaced.
 
     Raises:
@@ -136,11 +132,11 @@ class ImageDataset(DecodedImages, Dataset[tuple[Tensor, int]]):
         >>> Image.new("RGB", (4, 2)).save(file, "png")
         >>> dataset = ImageDataset([file.getvalue()], [0], class_names=["black"])
         >>> image, label = dataset[0]
-        >>> image.shape, dataset.class_names[label]
-        (torch.Size([3, 2, 4]), 'black')
+        >>> image.shape, dataset.class_names[label], dataset.num_classes
+        (torch.Size([3, 2, 4]), 'black', 1)
     """
 
-    _known = "labels"
+    _known = ("labels",)
 
     def __init__(
         self,
@@ -154,18 +150,19 @@ class ImageDataset(DecodedImages, Dataset[tuple[Tensor, int]]):
         mode: str = "RGB",
     ) -> None:
         super().__init__(images, class_names, source, split, transform, mode)
-        self.labels = _checked_labels(labels, len(images), class_names, source)
-        self._classes = int(self.labels.max()) + 1 if class_names is None else len(class_names)
-
-    @property
-    def num_classes(self) -> int:
-        """The number of classes: of class names if there are any, otherwise the largest label + 1.
-
-        Example:
-            >>> ImageDataset([b"", b""], [0, 6]).num_classes
-            7
-        """
-        return self._classes
+        array = np.asarray(labels)
+        if array.shape != (len(images),) or array.dtype.kind not in "iu":
+            raise DataError(
+                f"labels of {source} must be {len(images)} integers, not {array.dtype} of shape {array.shape}"
+            )
+        end = np.iinfo(np.int64).max if class_names is None else len(class_names)
+        wrong = (array < 0) | (array >= end)
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            valid = "integers >= 0" if class_names is None else f"0 to {end - 1}, one per class name"
+            raise DataError(f"the label of image {row} of {source} is {array[row]}; valid: {valid}")
+        self.labels = array.astype(np.int64)
+        self.num_classes = int(self.labels.max()) + 1 if class_names is None else len(class_names)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Read one image.
@@ -194,6 +191,7 @@ class MultiLabelDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
 
     Attributes:
         targets: (len(images), K) bool numpy array.
+        num_classes: K.
         class_names, source, split, transform, mode: as given; `transform` and `mode` may be replaced.
 
     Raises:
@@ -207,11 +205,11 @@ class MultiLabelDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
         >>> Image.new("RGB", (4, 2)).save(file, "png")
         >>> dataset = MultiLabelDataset([file.getvalue()], [[0, 1, 1]], class_names=["cat", "dog", "eel"])
         >>> image, target = dataset[0]
-        >>> image.shape, target
-        (torch.Size([3, 2, 4]), tensor([0., 1., 1.]))
+        >>> image.shape, target, dataset.num_classes
+        (torch.Size([3, 2, 4]), tensor([0., 1., 1.]), 3)
     """
 
-    _known = "targets"
+    _known = ("targets",)
 
     def __init__(
         self,
@@ -225,17 +223,25 @@ class MultiLabelDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
         mode: str = "RGB",
     ) -> None:
         super().__init__(images, class_names, source, split, transform, mode)
-        self.targets = _checked_targets(targets, len(images), class_names, source)
-
-    @property
-    def num_classes(self) -> int:
-        """The number of classes K.
-
-        Example:
-            >>> MultiLabelDataset([b""], [[0, 0, 0, 1]]).num_classes
-            4
-        """
-        return int(self.targets.shape[1])
+        try:
+            array = np.asarray(targets)
+        except ValueError as error:  # rows of several lengths
+            raise DataError(f"targets of {source} must be a table with one row per image: {error}") from error
+        if array.ndim != 2 or len(array) != len(images) or array.shape[1] == 0 or array.dtype.kind not in "biu":
+            raise DataError(
+                f"targets of {source} must be {len(images)} rows of 0 and 1, one per class, not {array.dtype} of shape "
+                f"{array.shape}"
+            )
+        wrong = (array != 0) & (array != 1)
+        if wrong.any():
+            row, column = (int(place) for place in np.argwhere(wrong)[0])
+            raise DataError(f"target {column} of image {row} of {source} is {array[row, column]}; valid: 0 and 1")
+        self.num_classes = array.shape[1]
+        if class_names is not None and len(class_names) != self.num_classes:
+            raise DataError(
+                f"targets of {source} are of {self.num_classes} classes, but there are {len(class_names)} names"
+            )
+        self.targets = array.astype(np.bool_)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """Read one image, as `ImageDataset` does, and its classes: (K,) float32 of 0 and 1.
@@ -288,7 +294,7 @@ def batches(
         An iterable, with a length, of batches; for an `ImageDataset` (B, C, H, W) float32 images and (B,) int64 labels.
 
     Raises:
-        ValueError: batch_size or limit below 1, or workers below 0.
+        VitrimError: batch_size or limit is no whole number of at least 1, or workers none of at least 0.
         DataError: while iterating, an image that cannot be read.
 
     Example:
@@ -296,8 +302,7 @@ def batches(
         >>> [x.tolist() for (x,) in batches(TensorDataset(torch.arange(10)), 2, limit=4)]
         [[0, 3], [6, 9]]
     """
-    _at_least(1, batch_size=batch_size, limit=limit)
-    _at_least(0, workers=workers)
+    check_whole(batch_size=(batch_size, 1), limit=(limit, 1), workers=(workers, 0))
     count = len(cast(Sized, dataset))
     if limit is not None and limit < count:
         dataset = Subset(dataset, spread(count, limit).tolist())
@@ -316,45 +321,3 @@ def spread(count: int, limit: int | None) -> np.ndarray[Any, np.dtype[np.int64]]
     if limit is None or limit >= count:
         return np.arange(count)
     return np.unique(np.linspace(0, count - 1, limit).round().astype(np.int64))
-
-
-def _checked_labels(
-    labels: Sequence[int] | np.ndarray[Any, Any], count: int, class_names: Sequence[str] | None, source: str
-) -> np.ndarray[Any, np.dtype[np.int64]]:
-    array = np.asarray(labels)
-    if array.shape != (count,) or array.dtype.kind not in "iu":
-        raise DataError(f"labels of {source} must be {count} integers, not {array.dtype} of shape {array.shape}")
-    end = np.iinfo(np.int64).max if class_names is None else len(class_names)
-    wrong = (array < 0) | (array >= end)
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        valid = "integers >= 0" if class_names is None else f"0 to {end - 1}, one per class name"
-        raise DataError(f"the label of image {row} of {source} is {array[row]}; valid: {valid}")
-    return array.astype(np.int64)
-
-
-def _checked_targets(
-    targets: Sequence[Sequence[int]] | np.ndarray[Any, Any], count: int, class_names: Sequence[str] | None, source: str
-) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    try:
-        array = np.asarray(targets)
-    except ValueError as error:  # rows of several lengths
-        raise DataError(f"targets of {source} must be a table with one row per image: {error}") from error
-    if array.ndim != 2 or len(array) != count or array.shape[1] == 0 or array.dtype.kind not in "biu":
-        raise DataError(
-            f"targets of {source} must be {count} rows of 0 and 1, one per class, not {array.dtype} of shape "
-            f"{array.shape}"
-        )
-    wrong = (array != 0) & (array != 1)
-    if wrong.any():
-        row, column = (int(place) for place in np.argwhere(wrong)[0])
-        raise DataError(f"target {column} of image {row} of {source} is {array[row, column]}; valid: 0 and 1")
-    if class_names is not None and len(class_names) != array.shape[1]:
-        raise DataError(f"targets of {source} are of {array.shape[1]} classes, but there are {len(class_names)} names")
-    return array.astype(np.bool_)
-
-
-def _at_least(minimum: int, **values: int | None) -> None:
-    for name, value in values.items():
-        if value is not None and value < minimum:
-            raise ValueError(f"{name} must be at least {minimum}, not {value}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -62,15 +61,6 @@ def to_tensor(image: Image.Image) -> Tensor:
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1).contiguous()
 
 
-def decode_at(file: bytes | Path | None, index: int, source: str) -> Image.Image:
-    """Decode the image at an index of a dataset: `decode`, with a message that names the index.
-
-    Raises:
-        DataError: it is missing or cannot be decoded.
-    """
-    return decode(file, place("image", file, index, source))
-
-
 def place(what: str, file: bytes | Path | None, index: int, source: str) -> str:
     """Name an image or a mask in a message: by its index, and by its file where it has one.
 
@@ -120,16 +110,6 @@ def decode_labels(file: bytes | Path | None, where: str) -> np.ndarray[Any, np.d
     return np.asarray(mask).astype(np.int64)
 
 
-@cache
-def _formats() -> list[str]:
-    """The formats that are data. PostScript is a program, for which Pillow starts another one, whatever the file's
-    name."""
-    from PIL import Image
-
-    Image.init()
-    return [name for name in Image.ID if name != "EPS"]
-
-
 def _opened(file: bytes | Path | None, where: str) -> Image.Image:
     from PIL import Image, UnidentifiedImageError
 
@@ -137,8 +117,11 @@ def _opened(file: bytes | Path | None, where: str) -> Image.Image:
         raise DataError(f"{where} is missing")
     if isinstance(file, Path):
         check_regular(file, where)
+    # every format but PostScript, which is a program: Pillow would start another one for it, whatever the file's name
+    Image.init()
+    formats = [name for name in Image.ID if name != "EPS"]
     try:
-        with Image.open(BytesIO(file) if isinstance(file, bytes) else file, formats=_formats()) as image:
+        with Image.open(BytesIO(file) if isinstance(file, bytes) else file, formats=formats) as image:
             image.load()
     except UnidentifiedImageError as error:  # its own message shows a memory address
         raise DataError(f"cannot read {where}: not an image of a known format") from error

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vitrim.data.dataset import Chosen, DecodedImages
-from vitrim.data.decoding import EncodedImages, decode_at, decode_labels, place, to_tensor
+from vitrim.data.dataset import DecodedImages
+from vitrim.data.decoding import EncodedImages, decode_labels, place, to_tensor
 from vitrim.data.objects import SLACK, Objects, areas, checked_boxes, clamped, decode_outline, import_pycocotools
 from vitrim.errors import DataError
 
@@ -44,6 +44,8 @@ class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
 
     Attributes:
         images, masks, class_names, source, split, transform, mode: as given; `transform` and `mode` may be replaced.
+        num_classes: K, ignored pixels not counted.
+        table: (65536,) int16: the label of every pixel value, -1 of those that are not valid.
 
     Raises:
         DataError: no images, another number of masks, no number of classes or one above 255, a value that is relabelled
@@ -61,6 +63,7 @@ class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
     """
 
     transform: Any
+    _encoded = ("images", "masks")
 
     def __init__(
         self,
@@ -76,28 +79,27 @@ class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
         transform: DenseTransform = plain,
         mode: str = "RGB",
     ) -> None:
-        self._classes = number_of_classes(class_names, num_classes, source)
+        self.num_classes = number_of_classes(class_names, num_classes, source)
         super().__init__(images, class_names, source, split, transform, mode)  # type: ignore[arg-type]
         if len(masks) != len(images):
             raise DataError(f"{source} has {len(images)} images, but {len(masks)} masks: each image has one")
         self.masks = masks
-        if self._classes > IGNORED:
-            raise DataError(f"{source} has {self._classes} classes; at most {IGNORED}: {IGNORED} is an ignored pixel")
+        if self.num_classes > IGNORED:
+            raise DataError(
+                f"{source} has {self.num_classes} classes; at most {IGNORED}: {IGNORED} is an ignored pixel"
+            )
         ignored = [ignore] if isinstance(ignore, int) else ignore
         if not isinstance(ignored, Sequence) or any(type(value) is not int for value in ignored):
             raise DataError(f"ignore={ignore!r} is no pixel value; valid: a whole number, or a list of them")
-        table = {value: value for value in range(self._classes)} if relabel is None else dict(relabel)
-        self._labels = _lookup(table | dict.fromkeys(ignored, IGNORED), self._classes, source)
-
-    @property
-    def num_classes(self) -> int:
-        """The number of classes K, ignored pixels not counted."""
-        return self._classes
-
-    @property
-    def table(self) -> np.ndarray[Any, np.dtype[np.int16]]:
-        """(65536,) int16: the label of every pixel value, -1 of those that are not valid."""
-        return self._labels
+        given = {value: value for value in range(self.num_classes)} if relabel is None else dict(relabel)
+        self.table = np.full(2**16, -1, dtype=np.int16)
+        for value, label in (given | dict.fromkeys(ignored, IGNORED)).items():
+            if not 0 <= value < len(self.table) or not (0 <= label < self.num_classes or label == IGNORED):
+                raise DataError(
+                    f"pixel value {value} of {source} is relabelled to {label}; valid: values 0 to "
+                    f"{len(self.table) - 1}, labels 0 to {self.num_classes - 1} and {IGNORED}"
+                )
+            self.table[value] = label
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """Read one image and its mask.
@@ -114,7 +116,7 @@ class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
         from torchvision import tv_tensors
 
         index = range(len(self))[index]
-        image = decode_at(self.images[index], index, self.source).convert(self.mode)
+        image = self._decoded(index)
         mask = self.read_mask(index)
         if image.size != mask.shape[::-1]:
             raise DataError(
@@ -133,11 +135,11 @@ class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
         file = self.masks[index]
         where = place("mask", file, index, self.source)
         values = decode_labels(file, where)
-        within = (values >= 0) & (values < len(self._labels))
-        labels = self._labels[np.where(within, values, 0)]
+        within = (values >= 0) & (values < len(self.table))
+        labels = self.table[np.where(within, values, 0)]
         wrong = ~within | (labels < 0)
         if wrong.any():
-            valid = _ranges(np.flatnonzero(self._labels >= 0).tolist())
+            valid = _ranges(np.flatnonzero(self.table >= 0).tolist())
             raise DataError(f"{where} has a pixel of value {values[wrong][0]}; valid: {valid}")
         return labels.astype(np.uint8)
 
@@ -152,20 +154,17 @@ class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
         for index in range(len(self)):
             file = self.masks[index]
             values = np.unique(decode_labels(file, place("mask", file, index, self.source)))
-            seen.update(self._labels[values[(values >= 0) & (values < len(self._labels))]].tolist())
+            seen.update(self.table[values[(values >= 0) & (values < len(self.table))]].tolist())
             if len(seen - {IGNORED}) > 1 or -1 in seen:
                 return self
         if IGNORED in seen and self.num_classes > 1:
-            ignored = np.flatnonzero(self._labels == IGNORED).tolist()
+            ignored = np.flatnonzero(self.table == IGNORED).tolist()
             found = "".join(f"of class {label} or " for label in seen - {IGNORED})
             raise DataError(
                 f"every pixel of {self.source} is {found}ignored (value {_ranges(ignored)}), though there are "
                 f"{self.num_classes} classes: where 255 means the second class, write it as 1"
             )
         return self
-
-    def _choose(self, indices: Sequence[int]) -> None:
-        self.masks = Chosen(self.masks, indices)
 
 
 class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
@@ -185,6 +184,7 @@ class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
 
     Attributes:
         boxes, labels, crowd, area: lists with one array per image: float32 (n, 4), int64 (n,), bool (n,), float32 (n,).
+        num_classes: K, background not counted.
         images, outlines, sizes, class_names, source, split, transform, mode: as given; `transform` and `mode` may be
             replaced.
 
@@ -204,6 +204,7 @@ class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
     """
 
     transform: Any
+    _known = ("boxes", "labels", "crowd", "area", "outlines", "sizes")
 
     def __init__(
         self,
@@ -222,7 +223,7 @@ class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
         transform: DenseTransform = plain,
         mode: str = "RGB",
     ) -> None:
-        self._classes = number_of_classes(class_names, num_classes, source)
+        self.num_classes = number_of_classes(class_names, num_classes, source)
         super().__init__(images, class_names, source, split, transform, mode)  # type: ignore[arg-type]
         if outlines is not None:
             import_pycocotools()
@@ -234,20 +235,38 @@ class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
         self.labels = [np.asarray(each).reshape(-1) for each in labels]
         self.sizes = None if sizes is None else [(int(height), int(width)) for height, width in sizes]
         self.outlines = None if outlines is None else list(outlines)
-        for row, box in enumerate(self.boxes):
+        # what is known of every image, before one is read
+        for row, (box, label) in enumerate(zip(self.boxes, self.labels, strict=True)):
             for name in ("labels", "crowd", "area", "outlines"):
                 given = lists[name]
                 if given is not None and len(given[row]) != len(box):
                     raise DataError(f"image {row} of {source} has {len(box)} boxes, but {name} of {len(given[row])}")
-            self._check(row)
+            if label.size and label.dtype.kind not in "iu":
+                raise DataError(f"labels of image {row} of {source} are not integers but {label.dtype}")
+            finite = np.isfinite(box).all(axis=1)
+            if not finite.all():
+                self._refuse(row, int(finite.argmin()), "expected finite numbers")
+            empty = (box[:, 2] <= box[:, 0]) | (box[:, 3] <= box[:, 1])
+            if empty.any():
+                self._refuse(row, int(empty.argmax()), "it has no area; expected x1 < x2 and y1 < y2")
+            wrong = (label < 0) | (label >= self.num_classes)
+            if wrong.any():
+                number = int(wrong.argmax())
+                raise DataError(
+                    f"box {number} of image {row} of {source} has label {label[number]}; valid: 0 to "
+                    f"{self.num_classes - 1}"
+                )
+            if self.sizes is not None:
+                self._check_within(row, self.sizes[row])
         self.labels = [each.astype(np.int64) for each in self.labels]
-        self.crowd = [np.zeros(len(box), bool) for box in self.boxes] if crowd is None else _arrays(crowd, np.bool_)
-        self.area = [areas(box) for box in self.boxes] if area is None else _arrays(area, np.float32)
-
-    @property
-    def num_classes(self) -> int:
-        """The number of classes K, background not counted."""
-        return self._classes
+        if crowd is None:
+            self.crowd = [np.zeros(len(box), np.bool_) for box in self.boxes]
+        else:
+            self.crowd = [np.asarray(each, dtype=np.bool_).reshape(-1) for each in crowd]
+        if area is None:
+            self.area = [areas(box) for box in self.boxes]
+        else:
+            self.area = [np.asarray(each, dtype=np.float32).reshape(-1) for each in area]
 
     def __getitem__(self, index: int) -> tuple[Tensor, Objects]:
         """Read one image and its objects.
@@ -263,7 +282,7 @@ class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
         from torchvision import tv_tensors
 
         index = range(len(self))[index]
-        image = decode_at(self.images[index], index, self.source).convert(self.mode)
+        image = self._decoded(index)
         size = (image.height, image.width)
         if self.sizes is None:
             self._check_within(index, size)
@@ -280,41 +299,13 @@ class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
             "area": torch.from_numpy(self.area[index].copy()),
         }
         if self.outlines is not None:
-            target["masks"] = tv_tensors.Mask(torch.from_numpy(self._masks(index, size)))
+            masks = np.zeros((len(boxes), *size), dtype=np.uint8)
+            for box, outline in enumerate(self.outlines[index]):
+                where = f"the outline of box {box} of image {index} of {self.source}"
+                masks[box] = decode_outline(outline, size, where)
+            target["masks"] = tv_tensors.Mask(torch.from_numpy(masks))
         pixels, changed = self.transform(image, target)
         return pixels, changed
-
-    def _masks(self, index: int, size: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        assert self.outlines is not None
-        masks = np.zeros((len(self.boxes[index]), *size), dtype=np.uint8)
-        for box, outline in enumerate(self.outlines[index]):
-            masks[box] = decode_outline(outline, size, f"the outline of box {box} of image {index} of {self.source}")
-        return masks
-
-    def _choose(self, indices: Sequence[int]) -> None:
-        for name in ("boxes", "labels", "crowd", "area", "outlines", "sizes"):
-            every = getattr(self, name)
-            setattr(self, name, None if every is None else [every[index] for index in indices])
-
-    def _check(self, row: int) -> None:
-        """Check the boxes and labels of one image, before anything is read."""
-        boxes, labels = self.boxes[row], self.labels[row]
-        if labels.size and labels.dtype.kind not in "iu":
-            raise DataError(f"labels of image {row} of {self.source} are not integers but {labels.dtype}")
-        finite = np.isfinite(boxes).all(axis=1)
-        if not finite.all():
-            self._refuse(row, int(finite.argmin()), "expected finite numbers")
-        empty = (boxes[:, 2] <= boxes[:, 0]) | (boxes[:, 3] <= boxes[:, 1])
-        if empty.any():
-            self._refuse(row, int(empty.argmax()), "it has no area; expected x1 < x2 and y1 < y2")
-        wrong = (labels < 0) | (labels >= self._classes)
-        if wrong.any():
-            box = int(wrong.argmax())
-            raise DataError(
-                f"box {box} of image {row} of {self.source} has label {labels[box]}; valid: 0 to {self._classes - 1}"
-            )
-        if self.sizes is not None:
-            self._check_within(row, self.sizes[row])
 
     def _check_within(self, row: int, size: tuple[int, int]) -> None:
         boxes, (height, width) = self.boxes[row], size
@@ -342,7 +333,8 @@ def number_of_classes(class_names: Sequence[str] | None, num_classes: int | None
     """
     if class_names is None and num_classes is None:
         raise DataError(
-            f"{source} does not say how many classes it has: give num_classes=K or class_names=[...] (--data-option)"
+            f"{source} does not say how many classes it has: give num_classes=K or class_names=[...] as an option of "
+            "the data"
         )
     listed = isinstance(class_names, Sequence) and not isinstance(class_names, str)
     if class_names is not None and not (listed and all(isinstance(name, str) for name in class_names)):
@@ -373,18 +365,6 @@ def pairs(images: Mapping[str, Any], masks: Mapping[str, Any], source: str) -> l
     return sorted(images)
 
 
-def _lookup(table: Mapping[int, int], classes: int, source: str) -> np.ndarray[Any, np.dtype[np.int16]]:
-    labels = np.full(2**16, -1, dtype=np.int16)
-    for value, label in table.items():
-        if not 0 <= value < len(labels) or not (0 <= label < classes or label == IGNORED):
-            raise DataError(
-                f"pixel value {value} of {source} is relabelled to {label}; valid: values 0 to {len(labels) - 1}, "
-                f"labels 0 to {classes - 1} and {IGNORED}"
-            )
-        labels[value] = label
-    return labels
-
-
 def _ranges(values: Iterable[int]) -> str:
     """List ascending numbers by their runs: "0 to 10, 255"."""
     runs: list[list[int]] = []
@@ -394,7 +374,3 @@ def _ranges(values: Iterable[int]) -> str:
         else:
             runs.append([value, value])
     return ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in runs)
-
-
-def _arrays(rows: Sequence[Any], kind: Any) -> list[np.ndarray[Any, Any]]:
-    return [np.asarray(row, dtype=kind).reshape(-1) for row in rows]

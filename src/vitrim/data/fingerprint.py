@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch.utils.data import Subset
 
-from vitrim.data.dataset import Chosen, spread
+from vitrim.data.dataset import spread
 from vitrim.data.dense import DetectionDataset, SegmentationDataset
 from vitrim.data.paths import check_regular
 from vitrim.data.streaming import ImageStream
@@ -22,7 +22,7 @@ from vitrim.data.tables import Rows
 from vitrim.errors import DataError
 
 if TYPE_CHECKING:
-    from vitrim.data.decoding import EncodedImages
+    pass
 
 SAMPLED = 256
 """Number of images, spread evenly, whose contents are read where reading all would take too long."""
@@ -49,9 +49,12 @@ def fingerprint(data: Any) -> str:
         (True, False)
     """
     digest = hashlib.sha256()
-    for part in _parts(data):
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
+    try:
+        for part in _parts(data):
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
     return digest.hexdigest()
 
 
@@ -63,7 +66,12 @@ def _parts(data: Any) -> Iterator[bytes]:
         return
     yield str(len(data)).encode()
     if isinstance(data, DetectionDataset):
-        yield from _objects(data)
+        # the number of boxes of each image, and all that is known about every box
+        yield np.array([len(boxes) for boxes in data.boxes], dtype=np.int64).tobytes()
+        for name in ("boxes", "labels", "crowd", "area"):
+            yield np.concatenate(getattr(data, name)).tobytes()
+        for outlines in data.outlines or ():
+            yield from outlines
     else:
         for name in ("labels", "targets"):
             values = getattr(data, name, None)
@@ -77,34 +85,23 @@ def _parts(data: Any) -> Iterator[bytes]:
         yield from _images(images)
 
 
-def _objects(data: DetectionDataset) -> Iterator[bytes]:
-    """The number of boxes of each image, and all that is known about every box."""
-    yield np.array([len(boxes) for boxes in data.boxes], dtype=np.int64).tobytes()
-    for name in ("boxes", "labels", "crowd", "area"):
-        yield np.concatenate(getattr(data, name)).tobytes()
-    for outlines in data.outlines or ():
-        yield from outlines
-
-
-def _images(images: EncodedImages) -> Iterator[bytes]:
-    if isinstance(images, Chosen):
+def _images(images: Any) -> Iterator[bytes]:
+    if isinstance(images, Subset):
         yield np.asarray(images.indices, dtype=np.int64).tobytes()
-        yield from _images(images.images)
+        yield from _images(images.dataset)
     elif isinstance(images, Rows):
         sizes = images.sizes()
         yield sizes.tobytes()
-        everything = int(sizes.sum()) <= MOST_BYTES
-        yield from (
-            images.contents()
-            if everything
-            else (_content(images[place]) for place in spread(len(images), SAMPLED).tolist())
-        )
+        if int(sizes.sum()) <= MOST_BYTES:
+            yield from images.contents()
+        else:
+            yield from (_content(images[place]) for place in spread(len(images), SAMPLED).tolist())
     else:  # names and sizes of files; contents of some of them, and of all images in memory
         for place in range(len(images)):
             image = images[place]
             if isinstance(image, Path):
-                with _reading(image):
-                    yield f"{'/'.join(image.parts[-NAMES:])} {image.stat().st_size}".encode()
+                check_regular(image, str(image))
+                yield f"{'/'.join(image.parts[-NAMES:])} {image.stat().st_size}".encode()
             else:
                 yield _content(image)
         yield from (_content(images[place]) for place in spread(len(images), SAMPLED).tolist())
@@ -113,14 +110,5 @@ def _images(images: EncodedImages) -> Iterator[bytes]:
 def _content(image: bytes | Path | None) -> bytes:
     if not isinstance(image, Path):
         return image or b""
-    with _reading(image):
-        return image.read_bytes()
-
-
-@contextmanager
-def _reading(file: Path) -> Iterator[None]:
-    check_regular(file, str(file))
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"cannot read {file}: {error.strerror}") from error
+    check_regular(image, str(image))
+    return image.read_bytes()

@@ -14,7 +14,7 @@ from vitrim.data.paths import existing, listed, pick_split
 from vitrim.errors import DataError
 
 _IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
-
+_SUFFIXES = " ".join(sorted(suffix[1:] for suffix in _IMAGE_SUFFIXES))
 
 MOST_OTHERS = 100_000
 """Number of files and folders without an image after which a folder is not taken for one of images."""
@@ -28,8 +28,23 @@ def from_folder(root: Path, source: str, split: str | None) -> ImageDataset:
     """
     if root.resolve() == Path(root.resolve().anchor):
         raise DataError(f"{source} is the whole file system: name the folder of the images")
-    base, splits = _choose_folder(root, source, split)
-    return read_classes(base, splits, source, None if base == root else base.name)
+    classes = [folder for folder in class_folders(root) if has_images(folder)]
+    splits = [folder for folder in class_folders(root) if not has_images(folder) and next(_walk(folder), None)]
+    named = listed(folder.name for folder in classes)
+    if classes and splits:
+        raise DataError(
+            f"{source} mixes folders of images ({named}) and folders of folders of images "
+            f"({listed(folder.name for folder in splits)}); expected class/image or split/class/image throughout"
+        )
+    if classes and split is not None:
+        raise DataError(f"no split {split!r} in {source}: its folders are classes ({named}); leave split out")
+    if classes:
+        return read_classes(root, [root], source, None)
+    if not splits:
+        loose = "its images lie outside of class folders" if has_images(root) else "no images (or parquet files)"
+        raise DataError(f"{loose} in {source}; expected one folder per class with images ({_SUFFIXES})")
+    name = pick_split(split, [folder.name for folder in splits], source)
+    return read_classes(root / name, splits, source, name)
 
 
 def read_classes(base: Path, splits: list[Path], source: str, split: str | None) -> ImageDataset:
@@ -46,7 +61,14 @@ def read_classes(base: Path, splits: list[Path], source: str, split: str | None)
     Raises:
         DataError: a class without images, or one that the train split does not have.
     """
-    class_names = _class_names(splits)
+    folders: dict[str, list[Path]] = defaultdict(list)
+    for each in [folder for folder in splits if folder.name.lower() == "train"] or splits:
+        for folder in class_folders(each):
+            folders[folder.name].append(folder)
+    for same in folders.values():  # an empty class is more often a stray folder, and would move all labels after it
+        if not any(next(_walk(folder), None) for folder in same):
+            raise DataError(f"class folder {same[0]} holds no images: remove it or fill it")
+    class_names = numbered(folders)
     images: list[Path] = []
     labels: list[int] = []
     for folder in class_folders(base):
@@ -56,39 +78,6 @@ def read_classes(base: Path, splits: list[Path], source: str, split: str | None)
         images += found
         labels += [class_names.index(folder.name)] * len(found)
     return ImageDataset(images, labels, class_names=class_names, source=source, split=split)
-
-
-def _choose_folder(root: Path, source: str, split: str | None) -> tuple[Path, list[Path]]:
-    """The folder that holds the class folders, and all such folders of the tree."""
-    classes = [folder for folder in class_folders(root) if has_images(folder)]
-    splits = [folder for folder in class_folders(root) if not has_images(folder) and next(_walk(folder), None)]
-    if not classes and not splits:
-        loose = "its images lie outside of class folders" if has_images(root) else "no images (or parquet files)"
-        suffixes = " ".join(sorted(suffix[1:] for suffix in _IMAGE_SUFFIXES))
-        raise DataError(f"{loose} in {source}; expected one folder per class with images ({suffixes})")
-    if classes and splits:
-        raise DataError(
-            f"{source} mixes folders of images ({_named(classes)}) and folders of folders of images "
-            f"({_named(splits)}); expected class/image or split/class/image throughout"
-        )
-    if classes and split is not None:
-        raise DataError(f"no split {split!r} in {source}: its folders are classes ({_named(classes)}); leave split out")
-    if classes:
-        return root, [root]
-    name = pick_split(split, [folder.name for folder in splits], source)
-    return root / name, splits
-
-
-def _class_names(splits: list[Path]) -> list[str]:
-    reference = [folder for folder in splits if folder.name.lower() == "train"] or splits
-    folders: dict[str, list[Path]] = defaultdict(list)
-    for base in reference:
-        for folder in class_folders(base):
-            folders[folder.name].append(folder)
-    for same in folders.values():  # an empty class is more often a stray folder, and would move all labels after it
-        if not any(next(_walk(folder), None) for folder in same):
-            raise DataError(f"class folder {same[0]} holds no images: remove it or fill it")
-    return numbered(folders)
 
 
 def numbered(names: Iterable[str]) -> list[str]:
@@ -121,10 +110,6 @@ def _numbers(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if place % 2 else (0, part) for place, part in enumerate(parts)]
 
 
-def _named(folders: list[Path]) -> str:
-    return listed(folder.name for folder in folders)
-
-
 def class_folders(path: Path) -> list[Path]:
     """The folders directly in a folder, sorted; not those that start with a dot."""
     return sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
@@ -149,8 +134,7 @@ def loose_images(paths: Iterable[Path]) -> list[Path]:
                 raise DataError(f"no images directly in {path}: name the files, or a folder that they lie in")
             found += inside
         elif path.suffix.lower() not in _IMAGE_SUFFIXES:
-            suffixes = " ".join(sorted(suffix[1:] for suffix in _IMAGE_SUFFIXES))
-            raise DataError(f"{path} is no image by its name; valid: {suffixes}")
+            raise DataError(f"{path} is no image by its name; valid: {_SUFFIXES}")
         else:
             found.append(path)
     return found

@@ -7,23 +7,24 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn, overload
+from typing import Any, Literal, overload
 
 from vitrim.data.dataset import ImageDataset, MultiLabelDataset
 from vitrim.data.dense import DetectionDataset, SegmentationDataset
 from vitrim.data.folders import from_folder
-from vitrim.data.paths import HUB_PREFIX, check_given, existing, from_home
+from vitrim.data.paths import HUB_PREFIX, check_given, choose_files, existing
 from vitrim.data.readers import TASKS, WITH_LABELS, readers
 from vitrim.data.tables import (
-    Texts,
     boxes_from_table,
+    check_parquet,
+    choose_hub_split,
+    class_texts,
+    escaped,
     from_table,
-    hub_table,
-    hub_texts,
+    import_datasets,
     masks_from_table,
     parquet_files,
-    parquet_table,
-    parquet_texts,
+    read_source,
 )
 from vitrim.errors import DataError, unknown
 
@@ -113,12 +114,13 @@ def load_data(
         >>> dataset.split, dataset.class_names, label
         ('val', ['n02084071', 'n02121808'], 1)
     """
-    check_given(source, split)
+    columns = {"image_column": image_column, "label_column": label_column}
+    check_given(source, split=split, **columns)
     if task is not None and task not in TASKS:
         raise DataError(str(unknown("task of data", task, TASKS)))
-    columns = {"image_column": image_column, "label_column": label_column}
     given = {key: value for key, value in columns.items() if value is not None} | options
-    name, colon, rest = str(source).partition(":")
+    source = str(source)
+    name, colon, rest = source.partition(":")
     if colon and name in readers():
         forms = readers()[name]
         kind = task or next((each for each in WITH_LABELS if each in forms), None)
@@ -130,28 +132,41 @@ def load_data(
         _check_options(name, reader, given)
         for_task = {"task": kind} if "task" in inspect.signature(reader).parameters else {}
         return reader(rest, split=split, **for_task, **given)
-    source = str(source)
-    if source.startswith(HUB_PREFIX):
-        read = _table_form(source, task, options, partial(hub_texts, source))
-        table, found = hub_table(source, split)
-        return read(table, source, found, **given)
-    path = from_home(source)
-    if colon and len(name) > 1 and name.isidentifier() and not os.path.exists(path):  # one letter is a drive
-        raise DataError(str(unknown("reader", name, readers())))
-    existing(path)
     try:
-        files = parquet_files(path)
-        if files:
-            read = _table_form(source, task, options, partial(parquet_texts, files))
-            table, chosen = parquet_table(files, source, split)
-            return read(table, source, chosen, **given)
-        if task not in (None, "classification"):
+        # a dataset of the Hub has no files here, a folder of images has none in parquet
+        hub = source.startswith(HUB_PREFIX)
+        if not hub and colon and len(name) > 1 and name.isidentifier() and not os.path.exists(source):  # else a drive
+            raise DataError(str(unknown("reader", name, readers())))
+        files = [] if hub else parquet_files(existing(source))
+        one_label = task in (None, "classification")
+        if (hub or files) and task in ("multilabel", "instances"):
+            raise DataError(
+                f"{source} is a table of one label, mask or list of boxes per image: no data of task {task}"
+            )
+        if not hub and not files and not one_label:
             raise DataError(f"{source} is a folder of one folder per class: it has no data of task {task}")
-        if options:
-            _refuse_options(source, options)
-        if given:
-            raise DataError(f"{source} is a folder of images and has no columns: name none for images or labels")
-        return from_folder(path, source, split)
+        if options and one_label:
+            raise DataError(f"{source} has no options ({', '.join(options)}): they are of readers, e.g. nus_wide:PATH")
+        if not hub and not files:
+            if given:
+                raise DataError(f"{source} is a folder of images and has no columns: name none for images or labels")
+            return from_folder(existing(source), source, split)
+        form = masks_from_table if task == "segmentation" else boxes_from_table
+        if not one_label:
+            _check_options(f"a table for {task}", form, options)
+        # the rows of one split, of files that were checked to belong together
+        datasets = import_datasets()
+        chosen: str | None
+        if hub:
+            name, chosen = choose_hub_split(source, split)
+            table = read_source(partial(datasets.load_dataset, name, split=chosen), source)
+        else:
+            read, chosen = choose_files(files, split, source)
+            check_parquet(read)
+            table = read_source(partial(datasets.Dataset.from_parquet, escaped(read)), source)
+        if one_label:
+            return from_table(table, source, chosen, partial(class_texts, source, files), **given)
+        return form(table, source, chosen, **given)
     except OSError as error:  # a folder without permission, or one that goes away meanwhile
         raise DataError(f"cannot read {error.filename or source}: {error.strerror}") from error
 
@@ -193,27 +208,6 @@ def load_images(
     if isinstance(dataset, MultiLabelDataset):
         raise DataError(f"images of {source} have several labels each, where one is needed: it is of task multilabel")
     return dataset
-
-
-def _table_form(
-    source: str, task: str | None, options: dict[str, Any], texts: Texts
-) -> Callable[..., Labelled | Dense]:
-    """Return what makes a dataset of a table; refuse options that it does not have."""
-    if task in ("multilabel", "instances"):
-        raise DataError(f"{source} is a table of one label, mask or list of boxes per image: no data of task {task}")
-    forms: dict[str | None, Callable[..., Labelled | Dense]] = {
-        "segmentation": masks_from_table,
-        "detection": boxes_from_table,
-    }
-    form = forms.get(task, from_table)
-    if options and form is from_table:
-        _refuse_options(source, options)
-    _check_options(f"a table for {task}", form, options)
-    return partial(from_table, texts=texts) if form is from_table else form
-
-
-def _refuse_options(source: str, options: dict[str, Any]) -> NoReturn:
-    raise DataError(f"{source} has no options ({', '.join(options)}): they are of readers, e.g. nus_wide:PATH")
 
 
 def _check_options(name: str, form: Callable[..., Any], options: dict[str, Any]) -> None:

@@ -153,7 +153,29 @@ def examine(outline: Any) -> Outline:
         'has runs of 5 pixels in all, where its size [2, 3] has 6'
     """
     if isinstance(outline, list):
-        return _examine_polygons(outline)
+        bounds = []
+        for polygon in outline:
+            numbers = isinstance(polygon, list) and {*map(type, polygon)} <= {int, float}
+            if not numbers or len(polygon) < LEAST_NUMBERS or len(polygon) % 2:
+                given = f"{len(polygon)} numbers" if numbers else _shown(polygon)
+                return Outline(f"has a polygon of {given}; expected x and y of at least three corners")
+            try:
+                finite = isfinite(sum(polygon))
+            except OverflowError:  # a whole number of hundreds of digits
+                finite = False
+            if not finite:
+                return Outline("has a polygon with a number that is not finite")
+            xs, ys = polygon[0::2], polygon[1::2]
+            left, top, right, bottom = min(xs), min(ys), max(xs), max(ys)
+            if (right - left + bottom - top) * len(xs) > LONGEST_BORDER:  # it may be too long: measure it
+                corners = np.asarray(polygon, dtype=np.float64).reshape(-1, 2)
+                if np.abs(corners - np.roll(corners, 1, axis=0)).max(axis=1).sum() > LONGEST_BORDER:
+                    return Outline(f"has a polygon whose border is longer than {LONGEST_BORDER} pixels")
+            bounds.append((left, top, right, bottom))
+        if len(bounds) > 1:
+            every = list(zip(*bounds, strict=True))
+            return Outline(bounds=(min(every[0]), min(every[1]), max(every[2]), max(every[3])))
+        return Outline(bounds=bounds[0]) if bounds else Outline("has no polygon")
     if not isinstance(outline, dict) or not isinstance(outline.get("counts"), (str, list)):
         return Outline("is neither polygons nor a run-length encoding")
     size = outline.get("size")
@@ -226,32 +248,6 @@ def decode_outline(encoded: bytes, size: tuple[int, int], where: str) -> np.ndar
     else:
         runs = outline if isinstance(outline["counts"], str) else masks.frPyObjects(outline, *size)
     return np.ascontiguousarray(masks.decode(runs), dtype=np.uint8)
-
-
-def _examine_polygons(outline: list[Any]) -> Outline:
-    bounds = []
-    for polygon in outline:
-        numbers = isinstance(polygon, list) and {*map(type, polygon)} <= {int, float}
-        if not numbers or len(polygon) < LEAST_NUMBERS or len(polygon) % 2:
-            given = f"{len(polygon)} numbers" if numbers else _shown(polygon)
-            return Outline(f"has a polygon of {given}; expected x and y of at least three corners")
-        try:
-            finite = isfinite(sum(polygon))
-        except OverflowError:  # a whole number of hundreds of digits
-            finite = False
-        if not finite:
-            return Outline("has a polygon with a number that is not finite")
-        xs, ys = polygon[0::2], polygon[1::2]
-        left, top, right, bottom = min(xs), min(ys), max(xs), max(ys)
-        if (right - left + bottom - top) * len(xs) > LONGEST_BORDER:  # it may be too long: measure it
-            corners = np.asarray(polygon, dtype=np.float64).reshape(-1, 2)
-            if np.abs(corners - np.roll(corners, 1, axis=0)).max(axis=1).sum() > LONGEST_BORDER:
-                return Outline(f"has a polygon whose border is longer than {LONGEST_BORDER} pixels")
-        bounds.append((left, top, right, bottom))
-    if len(bounds) > 1:
-        every = list(zip(*bounds, strict=True))
-        return Outline(bounds=(min(every[0]), min(every[1]), max(every[2]), max(every[3])))
-    return Outline(bounds=bounds[0]) if bounds else Outline("has no polygon")
 
 
 def _runs(text: str) -> list[int] | None:

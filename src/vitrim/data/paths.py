@@ -61,43 +61,52 @@ def pick_split(asked: str | None, present: list[str], source: str) -> str:
         return present[0]
     valid = ", ".join(present[:10]) + (", ..." if len(present) > 10 else "")
     if asked is None:
-        raise DataError(f"several splits in {source}: {valid}; name one: split=NAME, on the command line --split NAME")
+        raise DataError(f"several splits in {source}: {valid}; name one as the split")
     for spelling in (asked, *spellings(asked)):
         if spelling in present:
             return spelling
     raise DataError(f"unknown split {asked!r} in {source}; valid: {valid}")
 
 
-def check_given(source: str | Path, split: str | None) -> None:
-    """Refuse empty names, as a shell makes of an unset variable: they would mean this folder, or all files.
+def check_given(source: str | Path, **names: str | None) -> None:
+    """Refuse names that are no texts, and empty ones, as a shell makes of an unset variable: they would mean this
+    folder, or all files.
+
+    Args:
+        source: of the images.
+        names: the other arguments that are names, such as ``split``; None stands for a default.
 
     Raises:
-        DataError: saying which is empty.
+        DataError: saying which is wrong.
+
+    Example:
+        >>> check_given("x.parquet", split=5)
+        Traceback (most recent call last):
+        vitrim.errors.DataError: split is a text, not 5
     """
+    if not isinstance(source, str | os.PathLike):
+        raise DataError(f"the images are {source!r:.60}; valid: a path, or a text such as {HUB_PREFIX}owner/name")
     if not str(source).strip():
         raise DataError(f"the images have an empty name; valid: a path, or {HUB_PREFIX}owner/name")
-    if split is not None and not split.strip():
-        raise DataError(f"the split of {source} has an empty name: name one, or leave it out")
+    for argument, name in names.items():
+        if name is not None and not isinstance(name, str):
+            raise DataError(f"{argument} is a text, not {name!r:.60}")
+        if name is not None and not name.strip():
+            what = argument.replace("_", " ")
+            raise DataError(f"the {what} of {source} has an empty name: name one, or leave it out")
 
 
-def from_home(source: str) -> Path:
-    """Replace a leading ``~`` of a path by the home folder.
+def existing(source: str | Path) -> Path:
+    """The path, with a leading ``~`` replaced by the home folder.
 
     Raises:
-        DataError: there is no such user.
+        DataError: it does not exist; the message names the first part that does not, and a similar one that does. Or
+            there is no such user.
     """
     try:
-        return Path(source).expanduser()
+        path = Path(source).expanduser()
     except RuntimeError as error:
         raise DataError(f"cannot read {source}: there is no such home folder") from error
-
-
-def existing(path: Path) -> Path:
-    """The path itself.
-
-    Raises:
-        DataError: it does not exist; the message names the first part that does not, and a similar one that does.
-    """
     try:
         if path.exists():
             return path

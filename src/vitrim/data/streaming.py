@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from vitrim.data.decoding import decode_at, to_tensor
-from vitrim.data.paths import HUB_PREFIX, check_given, choose_files, existing, from_home
+from vitrim.data.decoding import decode, place, to_tensor
+from vitrim.data.paths import HUB_PREFIX, check_given, choose_files, existing
 from vitrim.data.tables import (
     check_parquet,
     choose_hub_split,
@@ -37,6 +37,7 @@ from vitrim.data.tables import (
     find_image_column,
     find_label_column,
     import_datasets,
+    kind_of,
     parquet_files,
     read_source,
 )
@@ -161,7 +162,8 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
         if label < 0 or (end is not None and label >= end):
             valid = "integers >= 0" if end is None else f"0 to {end - 1}, one per class name"
             raise DataError(f"the label of row {index} of {self.source} is {label}; valid: {valid}")
-        image = decode_at(encoded_image(row[self.image_column]), index, self.source)
+        file = encoded_image(row[self.image_column])
+        image = decode(file, place("image", file, index, self.source))
         return self.transform(image.convert(self.mode)), int(label)
 
     @property
@@ -213,40 +215,38 @@ def stream_images(
         ...     [label for image, label in stream], stream.length
         ([6, 7], 3)
     """
-    check_given(source, split)
+    check_given(source, split=split, image_column=image_column, label_column=label_column)
+    datasets = import_datasets()
+    chosen: str | None
+    length: int | None
+    files: tuple[tuple[str, int, str], ...] = ()
     if str(source).startswith(HUB_PREFIX):
-        rows, chosen, length = _hub_rows(str(source), split)
-        files: tuple[tuple[str, int, str], ...] = ()
+        name, chosen = choose_hub_split(str(source), split)
+        rows = read_source(partial(datasets.load_dataset, name, split=chosen, streaming=True), str(source))
+        known = rows.info.splits or {}
+        length = known[chosen].num_examples if chosen in known else None
     else:
-        rows, chosen, length, files = _parquet_rows(source, split)
+        found = parquet_files(existing(source))
+        if not found:
+            raise DataError(f"{source} has no parquet files: only tables and Hub datasets can be streamed")
+        paths, chosen = choose_files(found, split, str(source))
+        length = check_parquet(paths)
+        rows = read_source(partial(datasets.IterableDataset.from_parquet, escaped(paths)), str(source))
+        files = tuple((file.name, file.stat().st_size, _digest(file)) for file in paths)
     features = rows.features
     if features is None:
         raise DataError(f"{source} does not say what its columns are: use load_images")
     image = find_image_column(features, image_column, str(source))
     label = find_label_column(features, label_column, str(source))
-    if getattr(features[label], "dtype", "").startswith(("string", "large_string")):
+    if kind_of(features[label]) == "text":
         raise DataError(f"labels of {source} are texts (column {label!r}): a stream needs integers; use load_images")
     names = getattr(features[label], "names", None)
-    datasets = import_datasets()
     rows = rows.select_columns([image, label])
     if isinstance(features[image], datasets.Image):  # decoded here, so that an error can name the row
         rows = rows.cast_column(image, datasets.Image(decode=False))
     return ImageStream(
         rows, image, label, class_names=names, source=str(source), split=chosen, length=length, files=files
     )
-
-
-def _parquet_rows(
-    source: str | Path, split: str | None
-) -> tuple[Any, str | None, int | None, tuple[tuple[str, int, str], ...]]:
-    datasets = import_datasets()
-    found = parquet_files(existing(from_home(str(source))))
-    if not found:
-        raise DataError(f"{source} has no parquet files: only tables and Hub datasets can be streamed")
-    files, chosen = choose_files(found, split, str(source))
-    length = check_parquet(files)
-    rows = read_source(partial(datasets.IterableDataset.from_parquet, escaped(files)), str(source))
-    return rows, chosen, length, tuple((file.name, file.stat().st_size, _digest(file)) for file in files)
 
 
 def _digest(file: Path, whole: int = 2**24, pieces: int = 256, length: int = 2**12) -> str:
@@ -263,12 +263,3 @@ def _digest(file: Path, whole: int = 2**24, pieces: int = 256, length: int = 2**
             opened.seek(place)
             digest.update(opened.read(length))
     return digest.hexdigest()
-
-
-def _hub_rows(source: str, split: str | None) -> tuple[Any, str | None, int | None]:
-    datasets = import_datasets()
-    name = source.removeprefix(HUB_PREFIX)
-    chosen = choose_hub_split(name, split, source)
-    rows = read_source(partial(datasets.load_dataset, name, split=chosen, streaming=True), source)
-    known = rows.info.splits or {}
-    return rows, chosen, known[chosen].num_examples if chosen in known else None

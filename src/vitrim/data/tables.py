@@ -17,7 +17,7 @@ from vitrim.data.dataset import ImageDataset
 from vitrim.data.dense import IGNORED, DetectionDataset, SegmentationDataset
 from vitrim.data.folders import numbered
 from vitrim.data.objects import from_corner_and_size
-from vitrim.data.paths import HUB_PREFIX, check_regular, choose_files, listed, pick_split, train_files
+from vitrim.data.paths import HUB_PREFIX, check_regular, listed, pick_split, train_files
 from vitrim.errors import DataError, MissingPackageError, first_line
 
 _BYTES, _PATHS = ("binary", "null"), ("string", "null")
@@ -101,30 +101,20 @@ def read_source(read: Callable[[], Any], source: str) -> Any:
         raise DataError(f"cannot read {source}: {first_line(error.__cause__ or error)}") from error
 
 
-def hub_table(source: str, split: str | None) -> tuple[Any, str]:
-    """A dataset of the Hub and its split: without one its `validation` if it has one, otherwise its only one."""
-    datasets = import_datasets()
+def choose_hub_split(source: str, split: str | None) -> tuple[str, str]:
+    """The name of a dataset on the Hub, and its split: the one that was asked for, or found before anything is
+    downloaded, `validation` or the only one.
+
+    Raises:
+        DataError: no name, or several splits and none was asked for.
+    """
     name = source.removeprefix(HUB_PREFIX)
     if not name:
         raise DataError(f"{source} names no dataset: write {HUB_PREFIX}owner/name")
-    chosen = choose_hub_split(name, split, source)
-    return read_source(partial(datasets.load_dataset, name, split=chosen), source), chosen
-
-
-def choose_hub_split(name: str, split: str | None, source: str) -> str:
-    """The split that was asked for, or found before anything is downloaded: `validation`, or the only one."""
     if split is not None:
-        return split
+        return name, split
     present = read_source(partial(import_datasets().get_dataset_split_names, name), source)
-    return "validation" if "validation" in present else pick_split(None, present, source)
-
-
-def parquet_table(files: list[Path], source: str, split: str | None) -> tuple[Any, str | None]:
-    """The files of one split as one table, checked to belong together, and the split."""
-    datasets = import_datasets()
-    files, split = choose_files(files, split, source)
-    check_parquet(files)
-    return read_source(partial(datasets.Dataset.from_parquet, escaped(files)), source), split
+    return name, "validation" if "validation" in present else pick_split(None, present, source)
 
 
 def from_table(
@@ -164,7 +154,14 @@ def check_parquet(files: list[Path]) -> int:
     for file in files:
         check_regular(file, str(file))
     footers = [read_source(partial(parquet.read_metadata, file), str(file)) for file in files]
-    features = [_features(footer, file) for footer, file in zip(footers, files, strict=True)]
+    features = []
+    for footer, file in zip(footers, files, strict=True):
+        # the columns, as the notes that `datasets` leaves there say, or else the schema
+        try:
+            found = import_datasets().Features.from_arrow_schema(footer.schema.to_arrow_schema())
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise DataError(f"cannot read {file}: its notes on its columns are damaged: {first_line(error)}") from error
+        features.append(found)
     for file, found in zip(files, features, strict=True):
         # also the class names: datasets would take those of the first file for all
         if found != features[0]:
@@ -178,17 +175,9 @@ def check_parquet(files: list[Path]) -> int:
     return rows
 
 
-def _features(footer: Any, file: Path) -> Any:
-    """The columns of a file, as the notes that `datasets` leaves there say, or else its schema."""
-    try:
-        return import_datasets().Features.from_arrow_schema(footer.schema.to_arrow_schema())
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise DataError(f"cannot read {file}: its notes on its columns are damaged: {first_line(error)}") from error
-
-
 def find_image_column(features: Any, asked: str | None, source: str) -> str:
     """The name of the column of images: the one asked for, or the only one."""
-    found: list[str] = [name for name, feature in features.items() if is_image(feature)]
+    found: list[str] = [name for name, feature in features.items() if kind_of(feature) == "image"]
     if asked is None and len(found) == 1:
         return found[0]
     if asked is not None and asked in found:
@@ -198,14 +187,13 @@ def find_image_column(features: Any, asked: str | None, source: str) -> str:
 
 def find_label_column(features: Any, asked: str | None, source: str) -> str:
     """The name of the column of labels: the one asked for, one of the usual names, or the only candidate."""
-    datasets = import_datasets()
     if asked is None:
         asked = next((name for name in _LABEL_COLUMNS if name in features), None)
-    kind = features.get(asked)
-    if isinstance(kind, datasets.ClassLabel) or is_integer(kind) or _is_string(kind):
-        return str(asked)
-    classes: list[str] = [name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
-    found = classes or [name for name, feature in features.items() if is_integer(feature)]
+    kinds = {name: kind_of(feature) for name, feature in features.items()}
+    if asked is not None and kinds.get(asked) in ("classes", "integer", "text"):
+        return asked
+    classes: list[str] = [name for name, kind in kinds.items() if kind == "classes"]
+    found = classes or [name for name, kind in kinds.items() if kind == "integer"]
     if asked is None and len(found) == 1:
         return found[0]
     raise column_error("label", "of class labels, integers or strings", asked, found, features, source)
@@ -219,51 +207,52 @@ def column_error(kind: str, valid: str, asked: str | None, found: list[str], fea
         problem = f"several {kind} columns in {source} ({', '.join(found)})"
     else:
         problem = f"no {kind} column ({valid}) in {source}"
-    return DataError(
-        f"{problem}; its columns: {describe(features)}; name one: {kind}_column=NAME, on the command line "
-        f"--{kind}-column NAME"
-    )
+    return DataError(f"{problem}; its columns: {describe(features)}; name one as the {kind} column")
 
 
-def is_image(feature: Any) -> bool:
-    """True if a column is of images."""
+def kind_of(feature: Any) -> str:
+    """The kind of a column: `image`, `classes`, `integer` or `text`; empty for every other."""
+    datasets = import_datasets()
     if isinstance(feature, dict):  # a struct, as files have that were not written by datasets
         kinds = {name: getattr(kind, "dtype", "").removeprefix("large_") for name, kind in feature.items()}
-        return set(kinds) == {"bytes", "path"} and kinds["bytes"] in _BYTES and kinds["path"] in _PATHS
-    return isinstance(feature, import_datasets().Image)
-
-
-def is_integer(feature: Any) -> bool:
-    """True if a column is of integers."""
-    return isinstance(feature, import_datasets().Value) and feature.dtype.startswith(("int", "uint"))
-
-
-def _is_string(feature: Any) -> bool:
-    return isinstance(feature, import_datasets().Value) and feature.dtype in ("string", "large_string")
+        known = set(kinds) == {"bytes", "path"} and kinds["bytes"] in _BYTES and kinds["path"] in _PATHS
+        return "image" if known else ""
+    if isinstance(feature, datasets.Image):
+        return "image"
+    if isinstance(feature, datasets.ClassLabel):
+        return "classes"
+    if isinstance(feature, datasets.Value) and feature.dtype.startswith(("int", "uint")):
+        return "integer"
+    return "text" if isinstance(feature, datasets.Value) and feature.dtype in ("string", "large_string") else ""
 
 
 def describe(features: Any) -> str:
     """The columns of a table and their types, as a message lists them."""
-
-    def kind(feature: Any) -> str:
+    said = []
+    for name, feature in features.items():
         if isinstance(feature, import_datasets().Value):
-            return str(feature.dtype)
-        return f"struct{{{', '.join(feature)}}}" if isinstance(feature, dict) else type(feature).__name__
-
-    return ", ".join(f"{name} ({kind(feature)})" for name, feature in features.items())
-
-
-def hub_texts(source: str, column: str) -> Iterator[str | None]:
-    """The texts in a column of a dataset of the Hub: of its `train` split, or without one of all splits."""
-    datasets = import_datasets()
-    name = source.removeprefix(HUB_PREFIX)
-    present = read_source(partial(datasets.get_dataset_split_names, name), source)
-    for split in ["train"] if "train" in present else present:
-        yield from read_source(partial(datasets.load_dataset, name, split=split), source).unique(column)
+            kind = str(feature.dtype)
+        else:
+            kind = f"struct{{{', '.join(feature)}}}" if isinstance(feature, dict) else type(feature).__name__
+        said.append(f"{name} ({kind})")
+    return ", ".join(said)
 
 
-def parquet_texts(files: list[Path], column: str) -> Iterator[str | None]:
-    """The texts in a column of parquet files: of those of the `train` split, or without one of all."""
+def class_texts(source: str, files: list[Path], column: str) -> Iterator[str | None]:
+    """The texts in a column that say what the classes are: of the train split, or without one of all splits.
+
+    Args:
+        source: a dataset of the Hub, where there are no files.
+        files: parquet files.
+        column: its name.
+    """
+    if not files:
+        datasets = import_datasets()
+        name = source.removeprefix(HUB_PREFIX)
+        present = read_source(partial(datasets.get_dataset_split_names, name), source)
+        for split in ["train"] if "train" in present else present:
+            yield from read_source(partial(datasets.load_dataset, name, split=split), source).unique(column)
+        return
     parquet = importlib.import_module("pyarrow.parquet")
     for file in train_files(files):
         if column in read_source(partial(parquet.read_schema, file), str(file)).names:
@@ -291,9 +280,9 @@ def read_labels(
     if column.null_count:
         row = int(np.argmax(column.is_null().to_numpy()))
         raise DataError(f"row {row} of {source} has no label in column {name!r}")
-    feature = table.features[name]
-    if not _is_string(feature):
-        return column.to_numpy(), None if is_integer(feature) else list(feature.names)
+    kind = kind_of(table.features[name])
+    if kind != "text":
+        return column.to_numpy(), None if kind == "integer" else list(table.features[name].names)
     values = column.to_pylist()
     class_names = numbered({text for text in (values if texts is None else texts(name)) if text is not None})
     index = {value: label for label, value in enumerate(class_names)}
@@ -333,7 +322,7 @@ def masks_from_table(
         DataError: no such columns, or as `SegmentationDataset`.
     """
     features = table.features
-    found = [name for name, feature in features.items() if is_image(feature)]
+    found = [name for name, feature in features.items() if kind_of(feature) == "image"]
     mask = label_column or next((name for name in _MASK_COLUMNS if name in found), None)
     if mask is None or mask not in found:
         raise column_error("label", "of masks (images)", mask, [], features, source)
@@ -382,7 +371,7 @@ def boxes_from_table(
         raise column_error("label", valid, column, [], features, source)
     kind = getattr(fields[_CATEGORY], "feature", None)
     names = getattr(kind, "names", None)
-    if names is None and not is_integer(kind):
+    if names is None and kind_of(kind) != "integer":
         raise DataError(f"{_CATEGORY} of column {column!r} of {source} is neither class labels nor integers")
     rows = table.select_columns([column]).with_format("arrow")[:].column(0).to_pylist()
     boxes, labels = [], []
@@ -392,30 +381,25 @@ def boxes_from_table(
             raise DataError(f"{where} has no {_BOX} or no {_CATEGORY} in column {column!r}: an empty list means no box")
         boxes.append(from_corner_and_size(row[_BOX], where))
         labels.append([-1 if label is None else label for label in row[_CATEGORY]])
+    # height and width of every image, where the table has them as columns of integers
+    sizes = None
+    if all(kind_of(features.get(name)) == "integer" for name in _SIZE_COLUMNS):
+        columns = table.select_columns(list(_SIZE_COLUMNS)).with_format("arrow")[:]
+        heights, widths = (columns.column(name) for name in _SIZE_COLUMNS)
+        if not heights.null_count and not widths.null_count:
+            sizes = list(zip(heights.to_pylist(), widths.to_pylist(), strict=True))
+    for number, (height, width) in enumerate(sizes or ()):
+        if height < 1 or width < 1:
+            raise DataError(
+                f"image {number} of {source} has height {height} and width {width}; valid: whole numbers from 1"
+            )
     return DetectionDataset(
         Rows(table, image),
         boxes,
         labels,
-        sizes=_sizes(table, source),
+        sizes=sizes,
         class_names=class_names or names,
         num_classes=num_classes,
         source=source,
         split=split,
     )
-
-
-def _sizes(table: Any, source: str) -> list[tuple[int, int]] | None:
-    """Height and width of every image, where the table has them as columns of integers."""
-    if not all(is_integer(table.features.get(name)) for name in _SIZE_COLUMNS):
-        return None
-    columns = table.select_columns(list(_SIZE_COLUMNS)).with_format("arrow")[:]
-    if any(columns.column(name).null_count for name in _SIZE_COLUMNS):
-        return None
-    heights, widths = (columns.column(name).to_pylist() for name in _SIZE_COLUMNS)
-    sizes = list(zip(heights, widths, strict=True))
-    for row, (height, width) in enumerate(sizes):
-        if height < 1 or width < 1:
-            raise DataError(
-                f"image {row} of {source} has height {height} and width {width}; valid: whole numbers from 1"
-            )
-    return sizes

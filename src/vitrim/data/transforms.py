@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -104,12 +105,12 @@ def geometry_of(model: nn.Module) -> Geometry:
     return Geometry(told.size, mean, std)
 
 
+@dataclass(frozen=True)
 class _Converted:
     """Transform that converts the image mode first, so that the dataset need not know which one the model wants."""
 
-    def __init__(self, mode: str, transform: Transform) -> None:
-        self.mode = mode
-        self.transform = transform
+    mode: str
+    transform: Transform
 
     def __call__(self, image: Image.Image) -> Tensor:
         return self.transform(image.convert(self.mode))

@@ -46,6 +46,7 @@ def test_raw_classes_become_labels_in_ascending_order(tmp_path):
         ({"images": "a1 100/x.jpg\na1 9/y.jpg\n"}, "train", r"line 2 of .*images.txt is the second of a1"),
         ({"train_test_split": "a1 1\n"}, "train", r"image b2 \(9/y.jpg\) of nabirds:.* is not in train_test_split.txt"),
         ({"image_class_labels": "a1 1\n"}, "train", r"image b2 .* is not in image_class_labels.txt"),
+        ({"image_class_labels": f"a1 {'9' * 5000}\nb2 9\nc3 1\nd4 2\n"}, "train", r"image a1 .* expected a number$"),
         ({"image_class_labels": "a1 x\nb2 9\nc3 1\nd4 2\n"}, "train", r"class of image a1 of .* is 'x'; expected a n"),
         ({"train_test_split": "a1 2\nb2 0\nc3 1\nd4 0\n"}, "train", r"split of image a1 of .* is '2'; valid: 1 for tr"),
         ({"train_test_split": "a1 0\nb2 0\nc3 0\nd4 0\n"}, "train", r"no images in nabirds:"),

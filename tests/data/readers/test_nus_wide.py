@@ -67,3 +67,8 @@ def test_not_text(tmp_path):
 def test_no_csv_file(tmp_path):
     with pytest.raises(DataError, match=r"^nus_wide:.* has no nus_wid_data.csv: expected it at"):
         load_data(f"nus_wide:{tmp_path}")
+
+
+def test_an_option_that_is_neither_true_nor_false(tmp_path):
+    with pytest.raises(DataError, match=r"^empty_class is true or false, not 'no'$"):
+        load_data(write_nus_wide(tmp_path), split="train", empty_class="no")

@@ -64,8 +64,8 @@ def test_labels_in_json(tmp_path, label, column, expected):
     [
         (sample("a", "cat"), {}, r"^cannot read webdataset:.*invalid literal for int"),
         (sample("a", -1), {}, r"label of image 0 of webdataset:.* is -1; valid: integers >= 0"),
-        (sample("a", {"kind": 1}, kind="json"), {}, r"no field 'label' in the .json of .* \(kind\); name one with"),
-        (sample("a", 1, kind="txt"), {}, r"no .cls in webdataset:.*; .*txt \(string\).*; name one: label"),
+        (sample("a", {"kind": 1}, kind="json"), {}, r"no field 'label' in the .json of .* \(kind\); name one as"),
+        (sample("a", 1, kind="txt"), {}, r"no .cls in webdataset:.*; .*txt \(string\).*; name one as the label column"),
         (sample("a", 1), {"label_column": "json"}, r"no .json in webdataset:"),
         (sample("a", 1, image="zip"), {}, r"no image column .*in webdataset:"),
         (sample("a", 1) | sample("b", 1, image="bmp"), {}, r"^cannot read webdataset:"),

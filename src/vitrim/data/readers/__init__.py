@@ -18,7 +18,6 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
-from functools import cache
 from typing import TypeVar
 
 from vitrim.data.dataset import ImageDataset, MultiLabelDataset
@@ -70,12 +69,6 @@ def register_reader(name: str, *tasks: str) -> Callable[[R], R]:
     return enter
 
 
-@cache
-def _discover() -> None:
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
-
-
 def readers() -> dict[str, dict[str, Reader]]:
     """Every reader by name, sorted, and by the tasks that its data is for.
 
@@ -83,5 +76,6 @@ def readers() -> dict[str, dict[str, Reader]]:
         >>> list(readers())  # doctest: +NORMALIZE_WHITESPACE
         ['ade20k', 'cityscapes', 'coco', 'imagenet', 'masks', 'nabirds', 'nus_wide', 'voc', 'webdataset']
     """
-    _discover()
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
     return dict(sorted(_READERS.items()))

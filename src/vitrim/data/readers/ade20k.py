@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vitrim.data.dense import SegmentationDataset, pairs
 from vitrim.data.folders import files_by_stem
-from vitrim.data.paths import existing, from_home, pick_split, subfolders
+from vitrim.data.paths import existing, pick_split, subfolders
 from vitrim.data.readers import register_reader
 
 _NAMES = (
@@ -39,7 +39,7 @@ def read_ade20k(path: str, *, split: str | None = None) -> SegmentationDataset:
     Raises:
         DataError: no such folder or split, an image without a mask, or a mask without an image.
     """
-    root, source = existing(from_home(path)), f"ade20k:{path}"
+    root, source = existing(path), f"ade20k:{path}"
     asked = "training" if split is not None and split.lower() == "train" else split
     name = pick_split(asked, subfolders(root / "images", source), source)
     images = files_by_stem(root / "images" / name, source)

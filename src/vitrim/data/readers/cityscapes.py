@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitrim.data.dense import IGNORED, SegmentationDataset, pairs
-from vitrim.data.paths import existing, from_home, pick_split, subfolders
+from vitrim.data.paths import existing, pick_split, subfolders
 from vitrim.data.readers import register_reader
 from vitrim.errors import DataError
 
@@ -36,7 +36,7 @@ def read_cityscapes(path: str, *, split: str | None = None) -> SegmentationDatas
     Raises:
         DataError: no such folder or split, an image without a mask, or a mask without an image.
     """
-    root, source = existing(from_home(path)), f"cityscapes:{path}"
+    root, source = existing(path), f"cityscapes:{path}"
     name = pick_split(split, subfolders(root / "leftImg8bit", source), source)
     folder = root / "gtFine" / name
     images = _files(root / "leftImg8bit" / name, _IMAGE)

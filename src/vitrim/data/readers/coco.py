@@ -8,9 +8,11 @@ file, the entry and what is valid. Fields that nobody reads may hold anything, o
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,13 +21,14 @@ import numpy as np
 from vitrim.data.dataset import MultiLabelDataset, multi_hot
 from vitrim.data.dense import DetectionDataset
 from vitrim.data.objects import SLACK, Outline, areas, examine, from_corner_and_size, misfit
-from vitrim.data.paths import check_files, existing, from_home, pick_split, read_text
+from vitrim.data.paths import check_files, existing, pick_split, read_text
 from vitrim.data.readers import register_reader
 from vitrim.errors import DataError
 
 _SPLITS = ("train", "val")
 LONGEST_SIDE = 2**16
 """Most pixels of a side of an image: more than a JPEG file can have."""
+LARGEST_FLOAT = sys.float_info.max
 
 _ABSENT = object()
 _OUTLINE = "segmentation"
@@ -58,13 +61,13 @@ def read_coco(path: str, *, split: str | None = None) -> MultiLabelDataset:
         DataError: a JSON file or an image that is missing, a file of another form, an annotation of an unknown image
             or class, or no such split.
     """
-    root, source = existing(from_home(path)), f"coco:{path}"
+    root, source = existing(path), f"coco:{path}"
     present = [name for name in _SPLITS if _annotations(root, name).is_file()]
     if not present:
         raise DataError(f"{source} has no {_annotations(Path(), 'train')} and no {_annotations(Path(), 'val')}")
     name = pick_split(split, present, source)
     file = _annotations(root, name)
-    found = read_classes_of_images(file, source)
+    found, _ = _common(file, source, _without_outline)
     rows = {image: objects for image, objects in found.objects.items() if objects}
     paths = [root / f"{name}2014" / found.images[image]["file_name"] for image in rows]
     check_files(paths, source)
@@ -94,7 +97,7 @@ def read_coco_objects(path: str, *, split: str | None = None, task: str = "detec
             or class, one without an outline where outlines are asked for, a box beyond its image, or no such split.
         MissingPackageError: the task is instances and `pycocotools` is not installed.
     """
-    root, source = existing(from_home(path)), f"coco:{path}"
+    root, source = existing(path), f"coco:{path}"
     years = {name: year for year in (2014, 2017) for name in _SPLITS if _annotations(root, name, year).is_file()}
     if not years:
         raise DataError(
@@ -152,20 +155,6 @@ class Annotations:
     place: dict[int | str, int]
 
 
-def read_classes_of_images(file: Path, source: str) -> Annotations:
-    """Read which categories are in which image: nothing of boxes, areas and outlines is read.
-
-    Args:
-        file: in JSON.
-        source: of the data, for messages.
-
-    Raises:
-        DataError: it is missing, not JSON or of another form; two entries of one id; an annotation of an image or a
-            category that is not in its lists; two images of one file.
-    """
-    return _common(file, source, _without_outline)[0]
-
-
 def read_objects(file: Path, source: str, *, outlines: bool) -> Annotations:
     """Read the objects of every image.
 
@@ -175,11 +164,17 @@ def read_objects(file: Path, source: str, *, outlines: bool) -> Annotations:
         outlines: read them too.
 
     Raises:
-        DataError: as `read_classes_of_images`; or a size, a box, an area, a truth or an outline that is missing, of
-            another form, out of its range or beyond its image.
+        DataError: as `_common`; or a size, a box, an area, a truth or an outline that is missing, of another form, out
+            of its range or beyond its image.
     """
     found, annotations = _common(file, source, _with_outline if outlines else _without_outline)
-    sizes = _sizes(Entries(list(found.images.values()), "image", file), found.images)
+    images, valid = Entries(list(found.images.values()), "image", file), f"a whole number from 1 to {LONGEST_SIDE}"
+    sides = []
+    for field in ("height", "width"):
+        side = images.column(field, _WHOLE, valid)
+        images.require(field, (1 <= pixels <= LONGEST_SIDE for pixels in side), valid)
+        sides.append(side)
+    sizes = dict(zip(found.images, zip(*sides, strict=True), strict=True))
     sizes_of = [sizes[row["image_id"]] for row in annotations.rows]
     empty = _check_boxes(annotations, np.asarray(sizes_of, dtype=np.float64).reshape(-1, 2))
     if not set(annotations.column("iscrowd", _TRUTH, "0 or 1")) <= {0, 1}:
@@ -189,12 +184,27 @@ def read_objects(file: Path, source: str, *, outlines: bool) -> Annotations:
     for number, (area, (height, width)) in enumerate(zip(given, sizes_of, strict=True)):
         if not 0 <= area <= (height + SLACK) * (width + SLACK):
             annotations.refuse(number, "area", valid)
-    if outlines:
-        _check_outlines(annotations, sizes_of, empty)
     objects: dict[int | str, list[dict[str, Any]]] = {image: [] for image in found.images}
-    for row, without_area in zip(annotations.rows, empty, strict=True):
-        if not without_area:
-            objects[row["image_id"]].append(row)
+    for number, (row, size, without_area) in enumerate(zip(annotations.rows, sizes_of, empty, strict=True)):
+        if without_area:
+            continue
+        objects[row["image_id"]].append(row)
+        if not outlines:
+            continue
+        outline: Outline | None = row.get(_OUTLINE)
+        if outline is not None:
+            problem = outline.problem or misfit(outline, size)
+            if problem:
+                raise DataError(f"the outline of {annotations.where(number)} {problem}")
+        elif row["iscrowd"]:  # a crowd without an outline gets that of its box
+            x, y, width, height = row["bbox"]
+            right, bottom = x + width, y + height
+            row[_OUTLINE] = Outline(encoded=json.dumps([[x, y, right, y, right, bottom, x, bottom]]).encode())
+        else:
+            raise DataError(
+                f"{annotations.where(number)} has no outline, which task instances needs; valid: a {_OUTLINE} of "
+                "polygons or run lengths"
+            )
     return Annotations(file, found.class_names, found.images, objects, found.place)
 
 
@@ -286,7 +296,17 @@ def _shown(value: Any) -> str:
 
 
 def _common(file: Path, source: str, hook: Any) -> tuple[Annotations, Entries]:
-    """Read a file and check what every task reads."""
+    """Read a file and check what every task reads.
+
+    Args:
+        file: in JSON.
+        source: of the data, for messages.
+        hook: for each object of the file, changed in place.
+
+    Raises:
+        DataError: it is missing, not JSON or of another form; two entries of one id; an annotation of an image or a
+            category that is not in its lists; two images of one file.
+    """
     text = read_text(file, source)
     try:
         content = json.loads(text, object_hook=hook)
@@ -343,17 +363,6 @@ def _with_outline(value: dict[str, Any]) -> dict[str, Any]:
 # ---- objects ---------------------------------------------------------------------------------------------------------
 
 
-def _sizes(images: Entries, by_id: dict[int | str, dict[str, Any]]) -> dict[int | str, tuple[int, int]]:
-    """Height and width of every image by its id."""
-    valid = f"a whole number from 1 to {LONGEST_SIDE}"
-    sides = []
-    for field in ("height", "width"):
-        side = images.column(field, _WHOLE, valid)
-        images.require(field, (1 <= pixels <= LONGEST_SIDE for pixels in side), valid)
-        sides.append(side)
-    return dict(zip(by_id, zip(*sides, strict=True), strict=True))
-
-
 def _check_boxes(annotations: Entries, sizes: np.ndarray[Any, Any]) -> list[bool]:
     """Check all boxes, and return which have no area.
 
@@ -367,7 +376,7 @@ def _check_boxes(annotations: Entries, sizes: np.ndarray[Any, Any]) -> list[bool
     try:
         boxes = np.array(given, dtype=np.float64).reshape(-1, 4)
     except OverflowError:  # a whole number that no float can hold
-        boxes = np.array([[_float(value) for value in box] for box in given])
+        boxes = np.array([[value if abs(value) <= LARGEST_FLOAT else inf for value in box] for box in given])
     fine = np.isfinite(boxes).all(axis=1) & (boxes[:, 2:] >= 0).all(axis=1)
     if not fine.all():
         annotations.refuse(int(fine.argmin()), "bbox", _VALID_BOX)
@@ -385,37 +394,3 @@ def _check_boxes(annotations: Entries, sizes: np.ndarray[Any, Any]) -> list[bool
         annotations.refuse(number, "bbox", f"one within its image of {width} x {height} pixels")
     found: list[bool] = empty.tolist()
     return found
-
-
-def _check_outlines(annotations: Entries, sizes: list[tuple[int, int]], empty: list[bool]) -> None:
-    """Check all outlines but those of boxes without area. A crowd without an outline gets that of its box."""
-    for number, (row, size, without_area) in enumerate(zip(annotations.rows, sizes, empty, strict=True)):
-        if without_area:
-            continue
-        outline: Outline | None = row.get(_OUTLINE)
-        if outline is not None:
-            problem = outline.problem or misfit(outline, size)
-            if problem:
-                raise DataError(f"the outline of {annotations.where(number)} {problem}")
-        elif row["iscrowd"]:
-            x, y, width, height = row["bbox"]
-            right, bottom = x + width, y + height
-            row[_OUTLINE] = Outline(encoded=json.dumps([[x, y, right, y, right, bottom, x, bottom]]).encode())
-        else:
-            raise DataError(
-                f"{annotations.where(number)} has no outline, which task instances needs; valid: a {_OUTLINE} of "
-                "polygons or run lengths"
-            )
-
-
-def _float(value: float) -> float:
-    """A number as a float; whole ones that none can hold become infinite.
-
-    Example:
-        >>> _float(3), _float(10**400)
-        (3.0, inf)
-    """
-    try:
-        return float(value)
-    except OverflowError:
-        return float("inf")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from vitrim.data.dataset import ImageDataset
 from vitrim.data.folders import class_folders, has_images, read_classes
-from vitrim.data.paths import existing, from_home, listed, pick_split
+from vitrim.data.paths import existing, listed, pick_split
 from vitrim.data.readers import register_reader
 from vitrim.errors import DataError
 
@@ -33,19 +32,18 @@ def read_imagenet(path: str, *, split: str | None = None) -> ImageDataset:
     Raises:
         DataError: no such folder or split, or class folders that are not named by WordNet ids.
     """
-    root, source = existing(from_home(path)), f"imagenet:{path}"
+    root, source = existing(path), f"imagenet:{path}"
     present = [name for name in _SPLITS if (root / name).is_dir()]
     if not present:
         raise DataError(f"{source} has neither a folder train nor a folder val")
     name = pick_split(split, present, source)
     for each in present:
-        _check_ids(root / each)
+        folder = root / each
+        if has_images(folder):
+            raise DataError(
+                f"images lie directly in {folder}: sort them into one folder per class, named by WordNet ids"
+            )
+        strange = [entry.name for entry in class_folders(folder) if not _WNID.fullmatch(entry.name)]
+        if strange:
+            raise DataError(f"folders in {folder} are not named by WordNet ids such as n01440764: {listed(strange)}")
     return read_classes(root / name, [root / each for each in present], source, name)
-
-
-def _check_ids(folder: Path) -> None:
-    if has_images(folder):
-        raise DataError(f"images lie directly in {folder}: sort them into one folder per class, named by WordNet ids")
-    strange = [entry.name for entry in class_folders(folder) if not _WNID.fullmatch(entry.name)]
-    if strange:
-        raise DataError(f"folders in {folder} are not named by WordNet ids such as n01440764: {listed(strange)}")

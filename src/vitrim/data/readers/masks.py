@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vitrim.data.dense import IGNORED, SegmentationDataset, pairs
 from vitrim.data.folders import files_by_stem
-from vitrim.data.paths import existing, from_home, pick_split, subfolders
+from vitrim.data.paths import existing, pick_split, subfolders
 from vitrim.data.readers import register_reader
 
 
@@ -34,7 +34,7 @@ def read_masks(
         DataError: no such folder or split, an image without a mask, a mask without an image, two images of one name, or
             all pixels are of one class or ignored.
     """
-    root, source = existing(from_home(path)), f"masks:{path}"
+    root, source = existing(path), f"masks:{path}"
     name = pick_split(split, subfolders(root / "images", source), source)
     images, masks = (
         files_by_stem(root / "images" / name, source),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitrim.data.dataset import ImageDataset
-from vitrim.data.paths import check_files, existing, from_home, pick_split, read_text
+from vitrim.data.paths import check_files, existing, pick_split, read_text
 from vitrim.data.readers import register_reader
 from vitrim.errors import DataError
 
@@ -31,17 +31,24 @@ def read_nabirds(path: str, *, split: str | None = None) -> ImageDataset:
         DataError: a text file or an image that is missing, a line of another form, an image without a class or split,
             a class without a name, or no such split.
     """
-    root, source = existing(from_home(path)), f"nabirds:{path}"
+    root, source = existing(path), f"nabirds:{path}"
     wanted = pick_split("test" if split in _EVALUATION else split, ["train", "test"], source)
     files = _pairs(root / "images.txt", source)
     classes = _of_every_image(root / "image_class_labels.txt", files, source)
     parts = _of_every_image(root / "train_test_split.txt", files, source)
-    numbers = sorted({_number(classes[image], image, source) for image in files})
+    for image in files:
+        if not classes[image].isdecimal() or len(classes[image]) > 18:
+            raise DataError(f"the class of image {image} of {source} is {classes[image]!r}; expected a number")
+        if parts[image] not in _PARTS:
+            raise DataError(
+                f"the split of image {image} of {source} is {parts[image]!r}; valid: 1 for train, 0 for test"
+            )
+    numbers = sorted({int(classes[image]) for image in files})
     names = _pairs(root / "classes.txt", source)
     for number in numbers:
         if str(number) not in names:
             raise DataError(f"class {number} has images but no name in {root / 'classes.txt'}")
-    chosen = [image for image in files if _part(parts[image], image, source) == wanted]
+    chosen = [image for image in files if _PARTS[parts[image]] == wanted]
     paths = [root / "images" / files[image] for image in chosen]
     check_files(paths, source)
     label_of = {number: label for label, number in enumerate(numbers)}
@@ -72,15 +79,3 @@ def _of_every_image(file: Path, images: dict[str, str], source: str) -> dict[str
     if missing is not None:
         raise DataError(f"image {missing} ({images[missing]}) of {source} is not in {file.name}")
     return pairs
-
-
-def _number(text: str, image: str, source: str) -> int:
-    if not text.isdecimal():
-        raise DataError(f"the class of image {image} of {source} is {text!r}; expected a number")
-    return int(text)
-
-
-def _part(text: str, image: str, source: str) -> str:
-    if text not in _PARTS:
-        raise DataError(f"the split of image {image} of {source} is {text!r}; valid: 1 for train, 0 for test")
-    return _PARTS[text]

@@ -7,10 +7,9 @@ import csv
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 from vitrim.data.dataset import MultiLabelDataset, multi_hot
-from vitrim.data.paths import check_files, existing, from_home, pick_split, read_text
+from vitrim.data.paths import check_files, existing, pick_split, read_text
 from vitrim.data.readers import register_reader
 from vitrim.errors import DataError
 
@@ -47,7 +46,9 @@ def read_nus_wide(path: str, *, split: str | None = None, empty_class: bool = Fa
     Raises:
         DataError: the csv file or an image is missing, a row of another form, or no such split.
     """
-    root, source = existing(from_home(path)), f"nus_wide:{path}"
+    if not isinstance(empty_class, bool):
+        raise DataError(f"empty_class is true or false, not {empty_class!r:.60}")
+    root, source = existing(path), f"nus_wide:{path}"
     file = root / _FILE
     rows = _read(file, source)
     present = [name for name in _SPLITS if any(row.split == name for row in rows)]
@@ -67,34 +68,24 @@ def read_nus_wide(path: str, *, split: str | None = None, empty_class: bool = Fa
 def _read(file: Path, source: str) -> list[_Row]:
     """The rows below the header."""
     lines = csv.reader(StringIO(read_text(file, source)))
+    rows: list[_Row] = []
     try:
-        return _rows(lines, file)
+        header: list[str] = next(lines, [])
+        if len(header) < 3 or header[1].strip() != "label":
+            raise DataError(f"{file} begins with {','.join(header)!r}; expected a header of three columns: {_FORM}")
+        for cells in filter(None, lines):
+            where = f"line {lines.line_num} of {file}"
+            if len(cells) < 3 or not cells[0].strip() or cells[2] not in _SPLITS:
+                raise DataError(f"{where} is {','.join(cells)!r}; expected {_FORM}")
+            try:
+                names = ast.literal_eval(cells[1])
+            except (ValueError, SyntaxError):
+                names = None
+            if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+                raise DataError(f"the label in {where} is {cells[1]!r}; expected a list such as ['clouds', 'sky']")
+            rows.append(_Row(cells[0], tuple(names), cells[2]))
     except csv.Error as error:
         raise DataError(f"cannot read {file}: {error} in line {lines.line_num}") from error
-
-
-def _rows(lines: Any, file: Path) -> list[_Row]:
-    header: list[str] = next(lines, [])
-    if len(header) < 3 or header[1].strip() != "label":
-        raise DataError(f"{file} begins with {','.join(header)!r}; expected a header of three columns: {_FORM}")
-    rows = [_row(cells, f"line {lines.line_num} of {file}") for cells in lines if cells]
     if not rows:
         raise DataError(f"no images in {file}")
     return rows
-
-
-def _row(cells: list[str], where: str) -> _Row:
-    if len(cells) < 3 or not cells[0].strip() or cells[2] not in _SPLITS:
-        raise DataError(f"{where} is {','.join(cells)!r}; expected {_FORM}")
-    return _Row(cells[0], _names(cells[1], where), cells[2])
-
-
-def _names(text: str, where: str) -> tuple[str, ...]:
-    """Parse a list of names in Python's notation."""
-    try:
-        names = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        names = None
-    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-        raise DataError(f"the label in {where} is {text!r}; expected a list such as ['clouds', 'sky']")
-    return tuple(names)

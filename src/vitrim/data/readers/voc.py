@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vitrim.data.dense import SegmentationDataset
-from vitrim.data.paths import check_files, existing, from_home, pick_split, read_text
+from vitrim.data.paths import check_files, existing, pick_split, read_text
 from vitrim.data.readers import register_reader
 from vitrim.errors import DataError
 
@@ -28,7 +28,7 @@ def read_voc(path: str, *, split: str | None = None) -> SegmentationDataset:
     Raises:
         DataError: no such folder or list, or an image or a mask that is missing.
     """
-    root, source = existing(from_home(path)), f"voc:{path}"
+    root, source = existing(path), f"voc:{path}"
     lists = sorted((root / "ImageSets" / "Segmentation").glob("*.txt"))
     if not lists:
         raise DataError(f"{source} has no lists ImageSets/Segmentation/*.txt: expected the folder of one year")

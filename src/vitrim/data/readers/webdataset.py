@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrim.data.dataset import ImageDataset
-from vitrim.data.paths import check_files, check_regular, choose_files, existing, from_home, train_files
+from vitrim.data.paths import check_files, check_regular, choose_files, existing, train_files
 from vitrim.data.readers import register_reader
 from vitrim.data.tables import (
     Rows,
@@ -64,7 +65,10 @@ def read_webdataset(
     table = _table(files, source)
     image = find_image_column(table.features, image_column, source)
     rows = Rows(table, image)
-    _check_images(rows, table, image, source)
+    column = rows.table.with_format("arrow")[:].column(0)
+    if column.null_count:  # where an archive holds images of several suffixes
+        row = int(column.is_null().to_numpy().argmax())
+        raise DataError(f"{table[row]['__key__']!r} of {source} has no .{image}: images need one suffix throughout")
     label_table, label = _labels_of(table, label_column, source)
     find_label_column(label_table.features, label, source)
 
@@ -84,8 +88,16 @@ def _table(files: list[Path], source: str) -> Any:
 
 
 def _archives(path: str, source: str) -> list[Path]:
-    """The archives a pattern matches, in its order."""
-    names = _expanded(str(from_home(path)))
+    """The archives a pattern matches, in its order: a{0..2} is a0, a1, a2, as wide as the range's start is written."""
+    pattern, names, end = os.path.expanduser(path), [""], 0
+    for found in _RANGE.finditer(pattern):
+        start, stop = found.groups()
+        if int(start) > int(stop):
+            raise DataError(f"the range {found.group()} of {pattern} ends before it starts")
+        numbers = [f"{number:0{len(start)}d}" for number in range(int(start), int(stop) + 1)]
+        names = [name + pattern[end : found.start()] + number for name in names for number in numbers]
+        end = found.end()
+    names = [name + pattern[end:] for name in names]
     if len(names) == 1 and "*" in names[0]:
         files = sorted(map(Path, glob.iglob(names[0])))
     elif len(names) == 1 and existing(Path(names[0])).is_dir():
@@ -98,42 +110,18 @@ def _archives(path: str, source: str) -> list[Path]:
     return files
 
 
-def _expanded(pattern: str) -> list[str]:
-    """Expand a pattern of ranges to all its names: a{0..2} is a0, a1, a2, as wide as the range's start is written."""
-    found = _RANGE.search(pattern)
-    if found is None:
-        return [pattern]
-    start, stop = found.groups()
-    if int(start) > int(stop):
-        raise DataError(f"the range {found.group()} of {pattern} ends before it starts")
-    rest = _expanded(pattern[found.end() :])
-    numbers = (f"{number:0{len(start)}d}" for number in range(int(start), int(stop) + 1))
-    return [f"{pattern[: found.start()]}{number}{name}" for number in numbers for name in rest]
-
-
-def _check_images(rows: Rows, table: Any, image: str, source: str) -> None:
-    """Refuse names without an image, which occur where an archive holds images of several suffixes."""
-    column = rows.table.with_format("arrow")[:].column(0)
-    if column.null_count:
-        row = int(column.is_null().to_numpy().argmax())
-        raise DataError(f"{table[row]['__key__']!r} of {source} has no .{image}: images need one suffix throughout")
-
-
 def _labels_of(table: Any, asked: str | None, source: str) -> tuple[Any, str]:
     """The table that has the labels as a column, and the column's name."""
     present = [name for name in (_CLASS, *_JSON) if name in table.features]
     name, _, field = (asked or (present[0] if present else _CLASS)).partition(".")
     if name not in table.features:
-        raise DataError(
-            f"no .{name} in {source}; its files: {describe(table.features)}; name one: "
-            "label_column=NAME, on the command line --label-column NAME"
-        )
+        raise DataError(f"no .{name} in {source}; its files: {describe(table.features)}; name one as the label column")
     if not isinstance(table.features[name], dict):
         return table, name
     fields = table.features[name]
     if (field or _FIELD) not in fields:
         raise DataError(
-            f"no field {field or _FIELD!r} in the .{name} of {source} ({', '.join(fields)}); name one with "
-            f"label_column={name}.FIELD"
+            f"no field {field or _FIELD!r} in the .{name} of {source} ({', '.join(fields)}); name one as the "
+            f"label column, {name}.FIELD"
         )
     return table.select_columns([name]).flatten(), f"{name}.{field or _FIELD}"
