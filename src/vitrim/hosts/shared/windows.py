@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitrim.core.attention import Attention, add_bias
 from vitrim.core.block import ReducedBlock
-from vitrim.core.tokens import STAMP, Places, TokenState
+from vitrim.core.tokens import STAMP, IndexMap, TokenState
 from vitrim.errors import UnsupportedModelError
 
 FIELDS = tuple(own.name for own in fields(TokenState))  # read once: torch.compile cannot
@@ -128,7 +128,7 @@ class WindowState(TokenState):
         known = {name: getattr(self, name) for name in FIELDS}
         own = {
             "size": windows.of_images(self.size),
-            "places": PlacesInImages(self.places, windows),
+            "index_map": ImageIndexMap(self.index_map, windows),
             "grid": (windows.rows * windows.height, windows.columns * windows.width),
             "held": None,
             "bank": (),
@@ -137,10 +137,10 @@ class WindowState(TokenState):
         return TokenState(**{**known, **own})
 
 
-class PlacesInImages(Places):
-    """Places in images, of tokens whose places are known in the windows of them."""
+class ImageIndexMap(IndexMap):
+    """The map of images, from that of their windows."""
 
-    def __init__(self, before: Places, windows: Windows) -> None:
+    def __init__(self, before: IndexMap, windows: Windows) -> None:
         super().__init__()
         self.before, self.windows = before, windows
 
