@@ -14,10 +14,10 @@ from torch import Tensor
 from vitrim.core import compiled
 from vitrim.core.tokens import (
     Banked,
+    BankedIndices,
     Mixed,
     Moved,
     TokenState,
-    Waiting,
     changed,
     decision_dtype,
     flat_index,
@@ -142,17 +142,17 @@ class Hard:
     def advance(self, x: Tensor, state: TokenState, size: Tensor | None = None) -> TokenState:
         """The state after the reduction. ``x`` (B, N, C) are the old tokens, read only to fill the bank; ``size`` are
         the new sizes, if they are known already."""
-        bank, waiting = state.bank, None
+        bank, banked = state.bank, None
         if self.dropped is not None:
-            waiting = Waiting(state.places, self.dropped)
-            bank = (*bank, self._banked(x, state, self.dropped, waiting))
-        # nothing refers to a sum whose members wait
-        hidden = waiting if state.banking and self.moved is not None else None
+            banked = BankedIndices(state.index_map, self.dropped)
+            bank = (*bank, self._banked(x, state, self.dropped, banked))
+        # nothing refers to a sum whose members are in the bank
+        hidden = banked if state.banking and self.moved is not None else None
         carry = {name: _take_any(value, self.anchor) for name, value in state.carry.items()} if state.carry else {}
         return changed(
             state,
             size=self._sizes(state) if size is None else size,
-            places=Moved(state.places, self.anchor, self.moved, self.into, self.valid, state.pruned, hidden),
+            index_map=Moved(state.index_map, self.anchor, self.moved, self.into, self.valid, state.pruned, hidden),
             mask=self._mask(state),
             uniform=state.uniform and not self._merges(),
             reduced=True,
@@ -162,10 +162,10 @@ class Hard:
         )
 
     @staticmethod
-    def _banked(x: Tensor, state: TokenState, dropped: Tensor, waiting: Waiting) -> Banked:
+    def _banked(x: Tensor, state: TokenState, dropped: Tensor, indices: BankedIndices) -> Banked:
         carry = {name: _take_any(value, dropped) for name, value in state.carry.items()}
         size = state.size[:, : dropped.shape[1]] if state.uniform else state.size.gather(1, dropped)
-        return Banked(take(x, dropped), size, waiting, carry)
+        return Banked(take(x, dropped), size, indices, carry)
 
     def _targets(self) -> tuple[Tensor, Tensor | None]:
         """The new places of moved tokens, in [0, M), and a mask of the moves that happen (None: all of them)."""
@@ -235,7 +235,7 @@ class Soft:
         return replace(
             state,
             size=torch.cat([state.size[:, :p], size], dim=1),
-            places=Mixed(state.places, p, matrix),
+            index_map=Mixed(state.index_map, p, matrix),
             uniform=False,
             reduced=True,
             mixed=True,

@@ -22,7 +22,7 @@ from vitrim.core.block import Idle, Reducer
 from vitrim.core.method import MethodConfig
 from vitrim.core.plan import HostFacts, Layer
 from vitrim.core.registry import make_reducer
-from vitrim.core.tokens import Places, TokenState, decision_dtype
+from vitrim.core.tokens import IndexMap, TokenState, decision_dtype
 from vitrim.errors import UnsupportedModelError
 
 OWN_WAYS = ("reduce", "carry_out", "query", "attend_reduced", "attend", "remember")
@@ -77,10 +77,10 @@ class CellAttention(Attention):
         return torch.cat([received[..., : self.num_prefix], cells], dim=-1)
 
 
-class CellPlaces(Places):
-    """Places of cells: those of their first patches."""
+class CellIndexMap(IndexMap):
+    """The map of cells: their indices are those of their first patches."""
 
-    def __init__(self, before: Places, area: int, num_prefix: int) -> None:
+    def __init__(self, before: IndexMap, area: int, num_prefix: int) -> None:
         super().__init__()
         self.before, self.area, self.num_prefix = before, area, num_prefix
 
@@ -170,7 +170,7 @@ class CellReducer(Reducer[Any]):
         return replace(
             state,
             size=first(state.size),
-            places=CellPlaces(state.places, self.area, p),
+            index_map=CellIndexMap(state.index_map, self.area, p),
             mask=None if state.mask is None else first(state.mask),
             grid=None,
         )

@@ -19,8 +19,8 @@ from torch import Tensor
 from vitrim.errors import VitrimError
 
 
-class Places:
-    """Input tokens and current tokens, to and fro. Subclasses say how a step changes both."""
+class IndexMap:
+    """Indices of input tokens among the current tokens, and the other way. Subclasses say how a step changes both."""
 
     def __init__(self, source: Tensor | None = None, position: Tensor | None = None) -> None:
         self._source = source
@@ -57,10 +57,10 @@ class Places:
         raise NotImplementedError
 
 
-class _Step(Places):
-    """Places after a step from others."""
+class _Step(IndexMap):
+    """The map after a step: it follows the map before."""
 
-    def __init__(self, before: Places) -> None:
+    def __init__(self, before: IndexMap) -> None:
         super().__init__()
         self.before = before
         self._num_inputs = before.num_inputs  # asked for in every block: not by way of all steps before
@@ -71,10 +71,10 @@ class _Step(Places):
 
 
 class Moved(_Step):
-    """Places after every old token went to at most one new token (see `assignment.Hard`).
+    """The map after every old token went to at most one new token (see `assignment.Hard`).
 
     Args:
-        before: the places of the N old tokens.
+        before: the map of the N old tokens.
         anchor: (B, M) the old index each new token grows from.
         moved: (B, R) old indices that joined another token, or None.
         into: (B, R) the new index each of them joined, M for those that did not; None without ``moved``.
@@ -85,13 +85,13 @@ class Moved(_Step):
 
     def __init__(
         self,
-        before: Places,
+        before: IndexMap,
         anchor: Tensor,
         moved: Tensor | None = None,
         into: Tensor | None = None,
         valid: Tensor | None = None,
         pruned: bool = False,
-        hidden: Waiting | None = None,
+        hidden: BankedIndices | None = None,
     ) -> None:
         super().__init__(before)
         self.anchor, self.moved, self.into, self.valid = anchor, moved, into, valid
@@ -112,15 +112,15 @@ class Moved(_Step):
 
 
 class Mixed(_Step):
-    """Places after every new patch token became a mix of all old ones: they follow the largest weights, for plots.
+    """The map after every new patch token became a mix of all old ones: it follows the largest weights, for plots.
 
     Args:
-        before: the places of the old tokens.
+        before: the map of the old tokens.
         num_prefix: number of tokens in front, which stay.
         matrix: (B, M, P) weights of the P old patches in each of the M new ones.
     """
 
-    def __init__(self, before: Places, num_prefix: int, matrix: Tensor) -> None:
+    def __init__(self, before: IndexMap, num_prefix: int, matrix: Tensor) -> None:
         super().__init__(before)
         self.num_prefix, self.matrix = num_prefix, matrix
 
@@ -139,15 +139,15 @@ class Mixed(_Step):
         return torch.cat([prefix, patches + self.num_prefix], dim=1)
 
 
-class Waiting:
-    """Places of the tokens that one reduction put into the bank.
+class BankedIndices:
+    """Indices of the tokens that one reduction put into the bank.
 
     Args:
-        before: the places of the tokens that were reduced.
+        before: the map of the tokens that were reduced.
         dropped: (B, K) the old indices of those in the bank.
     """
 
-    def __init__(self, before: Places, dropped: Tensor) -> None:
+    def __init__(self, before: IndexMap, dropped: Tensor) -> None:
         self.before, self.dropped = before, dropped
         self._member: Tensor | None = None
         self._position: Tensor | None = None
@@ -159,44 +159,44 @@ class Waiting:
 
     @property
     def position(self) -> Tensor:
-        """(B, K) the input index of each waiting token's anchor."""
+        """(B, K) the input index of each banked token's anchor."""
         if self._position is None:
             self._position = self.before.position.gather(1, self.dropped)
         return self._position
 
     @property
     def member(self) -> Tensor:
-        """(B, N0) which of the K waiting tokens holds each input token, -1 for none."""
+        """(B, N0) which of the K banked tokens holds each input token, -1 for none."""
         if self._member is None:
             self._member = follow(new_index(self.before.num_tokens, self.dropped), self.before.source)
         return self._member
 
 
 class Refilled(_Step):
-    """Places after waiting tokens were appended, in order.
+    """The map after banked tokens were appended, in order.
 
     Args:
-        before: the places of the tokens that they were appended to.
-        waiting: the places of what was appended.
+        before: the map of the tokens that they were appended to.
+        banked: the indices of what was appended.
     """
 
-    def __init__(self, before: Places, waiting: Sequence[Waiting]) -> None:
+    def __init__(self, before: IndexMap, banked: Sequence[BankedIndices]) -> None:
         super().__init__(before)
-        self.waiting = tuple(waiting)
+        self.banked = tuple(banked)
 
     @property
     def num_tokens(self) -> int:
-        return self.before.num_tokens + sum(entry.count for entry in self.waiting)
+        return self.before.num_tokens + sum(entry.count for entry in self.banked)
 
     def _find_source(self) -> Tensor:
         source, end = self.before.source, self.before.num_tokens
-        for entry in self.waiting:
+        for entry in self.banked:
             source = torch.where(entry.member >= 0, entry.member + end, source)
             end += entry.count
         return source
 
     def _find_position(self) -> Tensor:
-        return torch.cat([self.before.position, *(entry.position for entry in self.waiting)], dim=1)
+        return torch.cat([self.before.position, *(entry.position for entry in self.banked)], dim=1)
 
 
 def follow(index: Tensor, source: Tensor) -> Tensor:
@@ -310,13 +310,13 @@ class Banked(NamedTuple):
 
     tokens: Tensor
     size: Tensor
-    places: Waiting
+    indices: BankedIndices
     carry: Mapping[str, Tensor]
 
     @property
     def position(self) -> Tensor:
         """(B, K) int64, the input index of each anchor."""
-        return self.places.position
+        return self.indices.position
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,7 @@ class TokenState:
 
     Attributes:
         size: (B, N) float32 (float64 in a float64 model), how many input tokens each token stands for.
-        places: where the tokens come from; `source` and `position` are computed from it when they are asked for.
+        index_map: where the tokens come from; `source` and `position` are computed from it when they are asked for.
         num_prefix: number of protected tokens at the front (class, distillation, registers).
         mask: (B, N) bool, True where a token is real, or None when every image has the same count.
         uniform: no merge has happened, so every size is 1 and attention needs no key bias.
@@ -349,7 +349,7 @@ class TokenState:
     """
 
     size: Tensor
-    places: Places
+    index_map: IndexMap
     num_prefix: int
     mask: Tensor | None = None
     uniform: bool = True
@@ -384,18 +384,18 @@ class TokenState:
             grid = None
         index = torch.arange(n, device=x.device).unsqueeze(0).expand(batch, n)
         size = torch.ones(batch, n, device=x.device, dtype=decision_dtype(x.dtype))
-        places = Places(index, index)
-        return cls(size, places, num_prefix, full_grid=full_grid, grid=grid, banking=banking, compact=compact)
+        index_map = IndexMap(index, index)
+        return cls(size, index_map, num_prefix, full_grid=full_grid, grid=grid, banking=banking, compact=compact)
 
     @property
     def source(self) -> Tensor:
         """(B, N0) int64, the current index that holds input token i, -1 where it was pruned."""
-        return self.places.source
+        return self.index_map.source
 
     @property
     def position(self) -> Tensor:
         """(B, N) int64, the input index of each token's anchor: for rotary tables, relative bias and plots."""
-        return self.places.position
+        return self.index_map.position
 
     @property
     def pruned(self) -> bool:
@@ -424,7 +424,7 @@ class TokenState:
     @property
     def num_inputs(self) -> int:
         """N0, tokens that entered the first block, prefix included."""
-        return whole(self.places.num_inputs)
+        return whole(self.index_map.num_inputs)
 
     def known_grid(self, method: str) -> tuple[int, int]:
         """Return ``grid``, for a method that cannot do without it.
@@ -513,7 +513,7 @@ class TokenState:
         state = replace(
             self,
             size=torch.cat([self.size, *(entry.size for entry in self.bank)], dim=1),
-            places=Refilled(self.places, [entry.places for entry in self.bank]),
+            index_map=Refilled(self.index_map, [entry.indices for entry in self.bank]),
             reduced=True,
             bank=(),
             carry={

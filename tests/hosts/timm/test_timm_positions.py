@@ -17,7 +17,7 @@ import tiny
 import vitrim
 from tiny_hosts.timm_eva import ROPE, eva
 from vitrim.core.assignment import prune
-from vitrim.core.tokens import Places, TokenState, take
+from vitrim.core.tokens import IndexMap, TokenState, take
 
 PATCH_DROP = {
     "rope_patch_drop": eva(**ROPE, patch_drop_rate=0.3),
@@ -115,8 +115,8 @@ def test_a_token_of_size_s_is_s_equal_tokens_at_its_position(name: str) -> None:
     counts[block.num_prefix :] += torch.arange(PATCHES) % 3
     index = torch.arange(x.shape[1]).repeat_interleave(counts)
     merged = replace(start, size=counts.to(start.size.dtype).expand(2, -1), uniform=False)
-    places = Places(index.expand(2, -1), index.expand(2, -1))
-    twice = replace(TokenState.start(x[:, index], block.num_prefix), places=places, reduced=True)
+    index_map = IndexMap(index.expand(2, -1), index.expand(2, -1))
+    twice = replace(TokenState.start(x[:, index], block.num_prefix), index_map=index_map, reduced=True)
     with torch.no_grad():
         fused, _ = block.step(x, merged, *host_args)
         single, _ = block.step(x[:, index], twice, *host_args)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock
 from vitrim.core.modules import sharded
-from vitrim.core.tokens import Places, TokenState, is_traced
+from vitrim.core.tokens import IndexMap, TokenState, is_traced
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
 
@@ -169,7 +169,7 @@ def _join_states(states: Sequence[TokenState], places: Tensor, num_patches: int)
     return replace(
         first,
         size=_stack([_pad(s.size, [t.size for t in states], 1.0) for s in states], places),
-        places=Places(
+        index_map=IndexMap(
             _stack(sources, places),
             _stack([_pad(s.position, [t.position for t in states]) for s in states], places),
         ),

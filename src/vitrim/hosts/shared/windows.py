@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vitrim.core.attention import Attention, add_bias
 from vitrim.core.host import Host
 from vitrim.core.plan import Head, HostFacts
-from vitrim.core.tokens import Places, TokenState
+from vitrim.core.tokens import IndexMap, TokenState
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.blocks import NamedBlock, hand_stamp
@@ -131,7 +131,7 @@ class WindowState(TokenState):
         known = {name: getattr(self, name) for name in FIELDS}
         own = {
             "size": windows.of_images(self.size),
-            "places": PlacesInImages(self.places, windows),
+            "index_map": ImageIndexMap(self.index_map, windows),
             "grid": (windows.rows * windows.height, windows.columns * windows.width),
             "held": None,
             "bank": (),
@@ -140,10 +140,10 @@ class WindowState(TokenState):
         return TokenState(**{**known, **own})
 
 
-class PlacesInImages(Places):
-    """Places in images, of tokens whose places are known in the windows of them."""
+class ImageIndexMap(IndexMap):
+    """The map of images, from that of their windows."""
 
-    def __init__(self, before: Places, windows: Windows) -> None:
+    def __init__(self, before: IndexMap, windows: Windows) -> None:
         super().__init__()
         self.before, self.windows = before, windows
 
