@@ -128,16 +128,19 @@ class Hard:
         return self.pool(x, state.size, size, gained), self.advance(x, state, size)
 
     def _suits_loop(self, x: Tensor, size: Tensor) -> bool:
-        one_count = self.valid is None and not self.maximum
-        return self._merges() and one_count and compiled.suit(x, size if self.weight is None else self.weight)
+        if not self._merges() or self.valid is not None or self.maximum:
+            return False
+        weight = size if self.weight is None else self.weight
+        return compiled.suit(weight) and compiled.suit(x, dtypes=(*compiled.DTYPES, *compiled.HALF))
 
     def _pool_by_loop(self, x: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-        """As `pool`, and the sizes (B, M) of the new tokens."""
-        pooled = x.new_empty(x.shape[0], self.anchor.shape[1], x.shape[2])
+        """As `pool`, and the sizes (B, M) of the new tokens. Tokens in half precision are summed in float32."""
+        wide = x.float() if x.dtype in compiled.HALF else x
+        pooled = wide.new_empty(x.shape[0], self.anchor.shape[1], x.shape[2])
         new_size = size.new_empty(self.anchor.shape)
         weight = size if self.weight is None else self.weight
-        compiled.POOL(x, size, weight, self.normalise, self.anchor, self.moved, self.into, pooled, new_size)
-        return pooled, new_size
+        compiled.POOL(wide, size, weight, self.normalise, self.anchor, self.moved, self.into, pooled, new_size)
+        return pooled.to(x.dtype), new_size
 
     def advance(self, x: Tensor, state: TokenState, size: Tensor | None = None) -> TokenState:
         """The state after the reduction. ``x`` (B, N, C) are the old tokens, read only to fill the bank; ``size`` are

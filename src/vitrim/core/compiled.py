@@ -24,7 +24,9 @@ MOST = 2**18
 """Numbers in the largest tensor that loops are for: they use one core, and operators all of them. On two cores both are
 equally fast from DeiT-S at batch 8 on, whatever is the most."""
 
-_DTYPES = (torch.float32, torch.float64)
+DTYPES = (torch.float32, torch.float64)
+HALF = (torch.bfloat16, torch.float16)
+"""Dtypes that NumPy has no numbers of, or that are slow: tokens are moved in float32."""
 
 
 class Loop:
@@ -53,16 +55,20 @@ class Loop:
         self._compiled(*[value.contiguous().numpy() if isinstance(value, Tensor) else value for value in values])
 
 
-def suit(*tensors: Tensor) -> bool:
+def suit(*tensors: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> bool:
     """Return whether loops take the place of operators on ``tensors``, whose values are decided by or moved.
 
     Small tensors on a CPU in float32 or float64, not empty, whose gradient nobody asks for. A compiler, an exporter, a
     tracer and what watches operators (counters, `torch.func`) must see operators.
+
+    Args:
+        tensors: what a loop reads.
+        dtypes: of tensors that are converted before.
     """
     if not INSTALLED or torch.compiler.is_compiling() or is_traced():
         return False
     for x in tensors:
-        own = type(x) is Tensor and x.device.type == "cpu" and x.dtype in _DTYPES
+        own = type(x) is Tensor and x.device.type == "cpu" and x.dtype in dtypes
         if not own or x.requires_grad or not 0 < x.numel() <= MOST:
             return False
     watchers = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
