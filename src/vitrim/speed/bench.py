@@ -218,7 +218,8 @@ def chosen_engines(
         VitrimError: two ways to ask for torch.compile, or as `engines_named`.
     """
     names = [engine] if isinstance(engine, str | Engine) else list(engine)
-    precisions = list(dict.fromkeys([precision] if isinstance(precision, str) else precision))
+    several = isinstance(precision, Sequence) and not isinstance(precision, str)
+    precisions = list(dict.fromkeys(precision if several else [precision]))
     if compiled and names != ["eager"]:
         raise VitrimError("--compile is torch.compile and nothing else: leave it out, and give --engine compile")
     if compiled:
