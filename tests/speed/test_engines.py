@@ -179,7 +179,7 @@ def test_what_an_engine_cannot_run_is_refused_before_anything_is_made(monkeypatc
     monkeypatch.setattr(bench, "dense_copies", lambda model: pytest.fail("made"))
     with pytest.raises(VitrimError, match=r"atm runs on none of these engines: .*; give eager too"):
         measure(model(), {"atm": parse_method("atm")}, IMAGES, engines=["torch.export"])
-    with pytest.raises(VitrimError, match=r"torch.export runs fp32 here, not bf16"):
+    with pytest.raises(VitrimError, match=r"torch.export runs fp32 here: torch.export cannot run in bf16"):
         measure(model().bfloat16(), METHODS, IMAGES, engines=["torch.export"])
     with pytest.raises(VitrimError, match=r"torch.export is timed on the CPU, and the model is on meta: leave it out"):
         measure(model(), METHODS, IMAGES.to("meta"), engines=["torch.export"])

@@ -54,6 +54,9 @@ from vitrim.tuning.study import Study
 IMAGES = 3 * 512
 """Images that are read where no limit says: 512 each for racing, choosing and checking."""
 
+LEAST = 30
+"""Images without which nothing can be said."""
+
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 """Shares of the dense MACs at which a schedule is tried, mildest first."""
 
@@ -201,7 +204,7 @@ def optimize(
         raise VitrimError(f"max_loss={max_loss} must be from 0 to 100 points")
     if speedup is not None and not (isinstance(speedup, int | float) and 1.0 < speedup < 1000.0):
         raise VitrimError(f"speedup={speedup} must be above 1, over the fastest dense model")
-    check_whole(batch_size=(batch_size, 1), limit=(limit, 30))
+    check_whole(batch_size=(batch_size, 1), limit=(limit, LEAST))
     engines, lacking = _engines(engine, precision)
     wanted = None if methods is None else parse_methods(methods)
     check_folder(folder)
@@ -217,6 +220,13 @@ def optimize(
             task, dataset = make_task("classification", num_classes(host)), open_images(host, images, **where)
         if task.name not in SCORED_ON_ENGINES:
             raise VitrimError(f"files are optimized for models of {' and '.join(SCORED_ON_ENGINES)}, not {task.name}")
+        if len(dataset) < LEAST:
+            raise VitrimError(f"{dataset.source} has {len(dataset)} images, and {LEAST} are needed: ten for each third")
+        for config in wanted or ():
+            if (why := config.obstacle()) is not None:
+                raise VitrimError(f"{config.describe()} has no fixed graph: {why}")
+            Space.of(host, config)
+            reduced_copy(host, config)
         parts = DatasetImages(dataset, (limit or IMAGES) // 3, SEARCHED_AT, collate=task.collate)
         facts: dict[str, Any] = {
             "model": loaded.name,
@@ -417,7 +427,11 @@ class Race:
     # ---- the dense model ---------------------------------------------------------------------------------------------
 
     def dense(self, bound: float) -> Candidate:
-        """The fastest dense file whose own loss is within ``bound``, a share."""
+        """The fastest dense file whose own loss is within ``bound``, a share.
+
+        Raises:
+            VitrimError: there is none.
+        """
         eager = Eager()
         pairs: list[tuple[MethodConfig | None, Engine]] = [(None, one) for one in (eager, *self.engines)]
         found = [
@@ -432,7 +446,9 @@ class Race:
             one.row.update(saved=0.0, scored_on="selection", **own)
             self.rows.append(one.row)
         within_bound = [one for one in found[1:] if one.row["loss"] + one.row["loss_error"] <= bound]
-        return min(within_bound, key=lambda one: one.row["p50_ms"], default=found[0])
+        if not within_bound:
+            raise VitrimError("no file of these engines is within the bound: allow more loss, or add fp32")
+        return min(within_bound, key=lambda one: one.row["p50_ms"])
 
     # ---- reduced models ----------------------------------------------------------------------------------------------
 
@@ -466,9 +482,6 @@ class Race:
         if configs is None:
             configs = training_free(self.model, counted=True)
             configs = [config for config in configs if engine.obstacle(config) is None]
-        for config in configs:
-            if (why := config.obstacle()) is not None:
-                raise VitrimError(f"{config.describe()} has no fixed graph: {why}")
         # methods and schedules race at one share of the MACs, on a few of the images
         self.tell(f"counting MACs of {len(configs)} methods")
         ladders = self.ladders(configs)
@@ -544,8 +557,6 @@ def _hand_over(
     """Score what was chosen on the last third, and leave it in the folder, with a report."""
     best = chosen or dense
     last = [dense, best] if chosen is not None else [dense]
-    if best.engine.label == Eager.label:
-        raise VitrimError("no file of these engines is within the bound: allow more loss, or give other engines")
     checked = race.file_losses(last, "check")
     eager, score = race.rows[0], checked[-1]
     report_rows = [*race.rows, {**best.row, **score, "scored_on": "check"}]
