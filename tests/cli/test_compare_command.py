@@ -55,7 +55,7 @@ def test_what_was_measured_before_a_failure_is_kept(run: Run, monkeypatch: pytes
     code, out, err = run("-m", "tome:r=2", *DATA, "--at", "1,2", "--json", "-")
     assert (code, err.splitlines()[-1]) == (
         2,
-        "error: out of memory at batch 2, fp32; settings finished before are kept",
+        "error: out of memory at batch 2; settings finished before are kept",
     )
     assert [len(row["speeds"]) for row in json.loads(out)["rows"]] == [1, 1]
 

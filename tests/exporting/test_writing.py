@@ -210,7 +210,7 @@ def test_a_model_without_a_head_gives_its_features(tmp_path: Path) -> None:
 def test_a_candidate_for_timing(tmp_path: Path) -> None:
     assert {"torch.export", "onnxruntime"} <= set(engines())
     run = on_engine(model(), None, "torch.export", torch.zeros(2, 3, SIZE, SIZE), tmp_path)
-    assert run().shape == (2, 3)
+    assert run(torch.zeros(2, 3, SIZE, SIZE)).shape == (2, 3)
     (told,) = tmp_path.glob("*.json")
     assert json.loads(told.read_text())["input"]["shape"][0] == 2  # engines are the faster for knowing all shapes
     with pytest.raises(vitrim.VitrimError, match=r"unknown engine 'tensorrt'; .*valid: "):
@@ -246,7 +246,7 @@ def off_by_a_bit() -> Iterator[type[Format]]:
             return 1
 
         @classmethod
-        def open(cls, path: Path, threads: int) -> Run:
+        def open(cls, path: Path, threads: int, precision: str = "fp32") -> Run:
             return lambda images: np.full((len(images), 3), 0.5, np.float32)
 
     yield OffByABit
