@@ -646,8 +646,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
 def _meaning(engine: Engine) -> list[str]:
     """The columns of the table."""
     return [
-        f"ms: median of a batch; speed-up: of dense over PyTorch in fp32, of methods over dense on {engine}, where they "
-        "run",
+        "ms: median of a batch; speed-up: of dense over PyTorch in fp32, of methods over dense on "
+        f"{engine}, where they run",
         "saved: share of the MACs; loss: points and their standard error, on the third of the images under 'of'; the "
         "last row is the file that is handed over",
     ]
