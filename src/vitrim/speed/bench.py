@@ -218,8 +218,8 @@ def chosen_engines(
         VitrimError: two ways to ask for torch.compile, or as `engines_named`.
     """
     names = [engine] if isinstance(engine, str | Engine) else list(engine)
-    several = isinstance(precision, Sequence) and not isinstance(precision, str)
-    precisions = list(dict.fromkeys(precision if several else [precision]))
+    texts = [precision] if isinstance(precision, str) or not isinstance(precision, Sequence) else precision
+    precisions = list(dict.fromkeys(texts))
     if compiled and names != ["eager"]:
         raise VitrimError("--compile is torch.compile and nothing else: leave it out, and give --engine compile")
     if compiled:

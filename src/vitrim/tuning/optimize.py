@@ -24,8 +24,9 @@ import torch
 from torch import nn
 from torch.utils.data import Subset
 
+from vitrim.core.checks import described
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import parse_method, parse_methods
+from vitrim.core.registry import host_of, parse_method, parse_methods
 from vitrim.core.saving import entries
 from vitrim.errors import VitrimError, check_whole
 from vitrim.exporting.exported import Exported, sidecar, staged, weights_beside
@@ -607,7 +608,8 @@ def _hand_over(
     report.notes = [*_meaning(dense.engine), *lacking, f"the file: {path}; it takes batches of {race.batch_size}"]
     report.files = [path, *(file for file in (sidecar(path), *weights_beside(path)) if file.is_file())]
     config = best.config or parse_method("none")
-    write_text(folder / "best.json", json_text(entries(config, facts), indent=2) + "\n")
+    made_for = {**described(host_of(race.model), race.model), "parameters": weights_fingerprint(race.model)}
+    write_text(folder / "best.json", json_text(entries(config, {"made_for": made_for, **facts}), indent=2) + "\n")
     write_text(folder / "report.json", json_text(report.record, indent=2) + "\n")
     report.files += [folder / "best.json", folder / "report.json"]
     if importlib.util.find_spec("matplotlib") is not None:
