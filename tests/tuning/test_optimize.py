@@ -301,6 +301,12 @@ def test_labels_of_other_classes_and_too_few_images(watch: Watch, tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
+def test_a_model_in_another_dtype_is_refused(source: str, watch: Watch, tmp_path: Path) -> None:
+    with pytest.raises(VitrimError, match="the model is bfloat16 on cpu: give it in float32 on the CPU"):
+        optimize(model().bfloat16(), source, out=tmp_path / "out", **GIVEN)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_study_of_another_search_is_refused(source: str, watch: Watch, tmp_path: Path) -> None:
     watch.fails_at = 0
     with pytest.raises(Stop):

@@ -222,6 +222,10 @@ def optimize(
     with drawing(torch.device("cpu"), seed), quiet():
         loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=dict(model_options or {}))
         host = loaded.model.float().eval() if isinstance(model, str) else loaded.model
+        like = next(host.parameters())
+        if like.device.type != "cpu" or like.dtype != torch.float32:
+            kind = str(like.dtype).removeprefix("torch.")
+            raise VitrimError(f"the model is {kind} on {like.device}: give it in float32 on the CPU, where files run")
         where: dict[str, Any] = {"split": split, "image_column": image_column, "label_column": label_column}
         if labels:
             task, dataset = open_task(loaded, images, **where)
