@@ -27,7 +27,7 @@ from vitrim.tuning import optimize as optimizing
 from vitrim.tuning.optimize import OptimizeReport, draw, optimize
 
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 4, "embed_dim": 32, "num_heads": 2, "num_classes": 2}
-METHODS = ["tome", "topk"]
+METHODS = ["topk", "evit"]
 GIVEN: dict[str, Any] = {"methods": METHODS, "engine": "torch.export", "precision": "fp32", "max_loss": 100.0}
 FILES = ["best.json", "loss_over_time.png", "model.pt2", "model.pt2.json", "report.json", "study.jsonl"]
 
@@ -79,7 +79,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watch:
     monkeypatch.setattr(FileEngine, "prepare", prepared)
     monkeypatch.setattr(Measurement, "follow", followed)
     monkeypatch.setattr(optimizing, "time_interleaved", found.times)
-    for name, value in {"SHARES": (0.9, 0.7), "KEPT": 1, "TIMED": 2, "FINALISTS": 1}.items():
+    few = {"SHARES": (0.9, 0.7), "KEPT": 1, "TIMED": 2, "FINALISTS": 1, "FEW": {"two blocks": (0.25, 0.5)}}
+    for name, value in few.items():
         monkeypatch.setattr(optimizing, name, value)
     return found
 
@@ -171,7 +172,7 @@ def test_the_file_the_report_and_the_sentence(source: str, whole: Whole) -> None
     assert len(report.rows) == sum(watch.timed) - 1 + 1  # the dense file is timed once more, beside the others
     record = json.loads((whole.out / "report.json").read_text())
     assert (record["sentence"], record["chosen"]) == (report.sentence, report.best.describe())
-    assert vitrim.parse_method(f"@{whole.out / 'best.json'}") == report.best
+    assert vitrim.parse_method(f"@{whole.out / 'best.json'}").describe() == report.best.describe()
     assert str(report).rstrip().endswith(report.sentence.split()[-1])
     assert any(text.startswith("making ") for text in whole.told)
 
