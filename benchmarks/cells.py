@@ -42,7 +42,7 @@ from vitrim.measure.latency import (
 )
 from vitrim.measure.macs import profile_of
 from vitrim.speed.bench import promised_speedup
-from vitrim.speed.engines import Call, Engine, compilation
+from vitrim.speed.engines import Engine, Run, compilation
 
 T = TypeVar("T")
 
@@ -126,7 +126,7 @@ class Cell:
         engine: what runs it.
         budget: of every timed run.
         flash: whether to time dense attention on the flash kernel alone, too.
-        calls: dense models that are ready, by kernel.
+        calls: dense models that are ready, on the images, by kernel.
         folder: for files of the engine.
     """
 
@@ -135,7 +135,7 @@ class Cell:
     engine: Engine
     budget: Budget
     flash: bool = False
-    calls: dict[str, Call] = field(default_factory=dict)
+    calls: dict[str, Callable[[], object]] = field(default_factory=dict)
     folder: TemporaryDirectory[str] = field(default_factory=TemporaryDirectory)
 
     def kernels(self) -> dict[str, nn.Module]:
@@ -147,19 +147,19 @@ class Cell:
             found["flash"] = Forced(found["fused"], SDPBackend.FLASH_ATTENTION)
         return found
 
-    def prepare(self, model: nn.Module) -> tuple[Call, float]:
-        """A call of ``model`` on the images, and the seconds that making it took."""
+    def prepare(self, model: nn.Module) -> tuple[Run, float]:
+        """A call that runs ``model``, and the seconds that making it and its first run took."""
         start = time.perf_counter()
         with torch.inference_mode():
-            call = self.engine.prepare(model, self.images, Path(self.folder.name))
-            call()
-        return call, time.perf_counter() - start
+            run = self.engine.prepare(model, self.images, Path(self.folder.name))
+            run(self.images)
+        return run, time.perf_counter() - start
 
     def dense(self) -> Row:
         """The dense model with every kernel: which is fastest, its time and memory."""
         models = self.kernels()
         prepared = {kernel: self.prepare(model) for kernel, model in models.items()}
-        self.calls = {kernel: call for kernel, (call, _) in prepared.items()}
+        self.calls = {kernel: partial(run, self.images) for kernel, (run, _) in prepared.items()}
         device = self.images.device
         with torch.inference_mode():
             times = time_interleaved(self.calls, device, Budget(1, min_seconds=0.2, warmup_rounds=0))
@@ -167,7 +167,7 @@ class Cell:
             near = {kernel: call for kernel, call in self.calls.items() if median(times[kernel]) <= limit}
             times |= time_interleaved(near, device, self.budget)
             best = fastest(times, near)
-            peak = self.engine.peak_mib(models[best], self.calls[best], self.images)
+            peak = self.engine.peak_mib(models[best], prepared[best][0], self.images)
         p50 = {kernel: summarise(found).p50_ms for kernel, found in times.items()}
         row = {"kernel": best, "kernels_p50_ms": p50, "p50_ms": p50[best], "peak_memory_mib": peak}
         speed = images_per_second(len(self.images), p50[best])
@@ -184,9 +184,9 @@ class Cell:
         takes.
         """
         if kernel not in self.calls:
-            self.calls = {kernel: self.prepare(self.kernels()[kernel])[0]}
+            self.calls = {kernel: partial(self.prepare(self.kernels()[kernel])[0], self.images)}
         models: dict[str, nn.Module] = {}
-        ready: dict[str, tuple[Call, float]] = {}
+        ready: dict[str, tuple[Run, float]] = {}
         rows: dict[str, Row] = {}
         for name, config in configs.items():
             models[name] = reduced_copy(self.model, config)
@@ -195,21 +195,22 @@ class Cell:
                 rows[name] = prepared
             else:
                 ready[name] = prepared
-        calls = {DENSE: self.calls[kernel], **{name: call for name, (call, _) in ready.items()}}
+        reduced = {name: partial(run, self.images) for name, (run, _) in ready.items()}
+        calls = {DENSE: self.calls[kernel], **reduced}
         with torch.inference_mode():
             times = time_interleaved(calls, self.images.device, self.budget)
-        for name, (call, seconds) in ready.items():
+        for name, (run, seconds) in ready.items():
             speed = {"kernel": kernel, "prepare_seconds": seconds, **_speed(times[DENSE], times[name])}
-            rest = attempt(partial(self._beside, configs[name], models[name], call, speed, matching))
+            rest = attempt(partial(self._beside, configs[name], models[name], run, speed, matching))
             rows[name] = speed | rest if "ratio" in rest else rest
         return rows
 
-    def _beside(self, config: MethodConfig, model: nn.Module, call: Call, speed: Row, matching: bool) -> Row:
+    def _beside(self, config: MethodConfig, model: nn.Module, run: Run, speed: Row, matching: bool) -> Row:
         """What a row says besides ``speed``: the promise and what is kept of it, memory, the share of deciding."""
         row = self._promised(config, model)
         row["ratio"] = speed["speedup"] / row["promised_speedup"]
         with torch.inference_mode():
-            row["peak_memory_mib"] = self.engine.peak_mib(model, call, self.images)
+            row["peak_memory_mib"] = self.engine.peak_mib(model, run, self.images)
         if matching:
             row["matching_time"] = deciding_share(model, self.images, 3 if speed["p50_ms"] < SLOW_MS else 1)
         return row

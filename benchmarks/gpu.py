@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +51,7 @@ from vitrim.measure import machine
 from vitrim.measure.latency import Budget
 from vitrim.measure.memory import peak_memory_mib
 from vitrim.speed.bench import random_images
-from vitrim.speed.engines import Call, Compiled, Eager, Engine
+from vitrim.speed.engines import Compiled, Eager, Engine, Run
 
 MODELS = ("deit_small_patch16_224", "deit_base_patch16_224", "vit_large_patch16_224", "vit_small_patch14_dinov2")
 PARTS = ("bias", "determinism", "training", "speed")
@@ -71,15 +72,15 @@ class Graph(Engine):
 
     label = "graph"
 
-    def check(self, device: torch.device, dtype: torch.dtype) -> None:
+    def check(self, device: torch.device) -> None:
         if device.type != "cuda":
             raise VitrimError("CUDA graphs need a CUDA device")
 
     def obstacle(self, config: MethodConfig) -> str | None:
         return config.obstacle()
 
-    def prepare(self, model: nn.Module, images: Tensor, folder: Path) -> Call:
-        self.check(images.device, images.dtype)
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
+        self.check(images.device)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -88,14 +89,21 @@ class Graph(Engine):
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            model(images)
-        return graph.replay
+            output = model(images)
 
-    def peak_mib(self, model: nn.Module, call: Call, images: Tensor) -> float | None:
+        def run(given: Tensor) -> Any:
+            if given is not images:
+                images.copy_(given)
+            graph.replay()
+            return output
+
+        return run
+
+    def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
         return peak_memory_mib(partial(model, images), images.device)  # what was captured: a replay allocates nothing
 
 
-ENGINES: dict[str, Callable[[], Engine]] = {"eager": Eager, "graph": Graph, "compile": Compiled}
+ENGINES: dict[str, Callable[[str], Engine]] = {"eager": Eager, "graph": Graph, "compile": Compiled}
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
@@ -211,13 +219,13 @@ def cells(options: argparse.Namespace) -> Iterator[tuple[str, int, str, str, int
 def fill(lines: Lines, key: Row, options: argparse.Namespace) -> None:
     """The rows of one cell that are not there yet."""
     device, dtype = torch.device(options.device), DTYPES[key["dtype"]]
-    engine = ENGINES[key["engine"]]()
+    engine = ENGINES[key["engine"]](key["dtype"])
     model = make_model(key["model"], key["size"], options)
     pair = random_images(model, 2, options.seed).to(device, dtype)
     images = random_images(model, key["batch_size"], options.seed).to(device, dtype)
     model = model.to(device, dtype)
     cell = Cell(model, images, engine, budget(options), flash=not engine.compiled)
-    obstacle = refused(engine, device, dtype) or does_not_fit(model, images)
+    obstacle = refused(engine, device) or does_not_fit(model, images)
     with compiling(engine):
         make = cell.dense if obstacle is None else partial(dict, skipped=obstacle)
         dense = lines.once({**key, "method": "dense"}, partial(attempt, make))
@@ -239,10 +247,10 @@ def one(cell: Cell, method: str, pair: Tensor, kernel: str) -> Row:
     return {"skipped": obstacle} if obstacle is not None else cell.reduced(config, kernel)
 
 
-def refused(engine: Engine, device: torch.device, dtype: torch.dtype) -> str | None:
+def refused(engine: Engine, device: torch.device) -> str | None:
     """Why an engine does not run here; None if it does."""
     try:
-        engine.check(device, dtype)
+        engine.check(device)
     except VitrimError as error:
         return str(error)
     return None

@@ -114,7 +114,8 @@ WRONG: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (("evaluate", "compare", "analyze"), {"workers": -1}, "workers is a whole number of at least 0, not -1"),
     (("profile", "bench", "evaluate", "compare"), {"threads": 0}, "threads is a whole number of at least 1, not 0"),
     (("bench", "evaluate", "compare"), {"seed": "x"}, "seed is a whole number of at least 0, not 'x'"),
-    (("bench", "evaluate", "compare", "analyze"), {"dtype": 5}, "unknown dtype '5'|expected"),
+    (("evaluate", "analyze"), {"dtype": 5}, "unknown dtype '5'|dtype is a text, not 5"),
+    (("bench", "compare"), {"precision": 5}, "unknown precision '5'"),
     (("evaluate",), {"data": 5}, "expected a source, a dataset or pairs"),
     (("evaluate",), {"data": [torch.zeros(2, 3, 8, 8)]}, "expected pairs of images"),
 ]

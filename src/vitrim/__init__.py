@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from vitrim.speed.bench import bench
     from vitrim.speed.compare import compare
     from vitrim.training.train import train
+    from vitrim.tuning.optimize import optimize
     from vitrim.tuning.tune import tune
 
 __all__ = [
@@ -131,6 +132,7 @@ _NAMES = {
     "vitrim.speed.bench": ("bench",),
     "vitrim.speed.compare": ("compare",),
     "vitrim.training.train": ("train",),
+    "vitrim.tuning.optimize": ("optimize",),
     "vitrim.tuning.tune": ("tune",),
 }
 """The public names, by the module that defines them."""

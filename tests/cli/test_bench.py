@@ -33,10 +33,11 @@ ROW = {
     "model",
     "method",
     "batch_size",
-    "dtype",
+    "precision",
     "compiled",
     "engine",
     "dense_engine",
+    "dense_precision",
     "dense_kernel",
     "dense_p50_ms",
     "images_per_second",
@@ -73,10 +74,11 @@ def made_up(method="dense", speedup=1.0, **changes):
         "model": "vit",
         "method": method,
         "batch_size": 8,
-        "dtype": "fp32",
+        "precision": "fp32",
         "compiled": False,
         "engine": "eager",
         "dense_engine": "eager",
+        "dense_precision": "fp32",
         "dense_kernel": "fused",
         "dense_p50_ms": {"fused": 10.0, "unfused": 12.0},
         "images_per_second": 800.0 * speedup,
@@ -99,17 +101,18 @@ def made_up(method="dense", speedup=1.0, **changes):
 
 def test_record_of_every_setting(tmp_path):
     target = tmp_path / "out" / "bench.json"
-    text = run("-m", "tome:r=2", "-m", "evit:keep_rate=0.5", "--dtype=fp32,bf16", "-b1", "-b", "2", f"--json={target}")
+    methods = ["-m", "tome:r=2", "-m", "evit:keep_rate=0.5"]
+    text = run(*methods, "--precision=fp32,bf16", "-b1", "-b", "2", f"--json={target}")
     record = json.loads(target.read_text())
     assert record["command"] == "bench"
     assert record["environment"]["dtype"] == "fp32,bf16"
     assert {"torch", "timm", "vitrim", "device_name", "threads", "seed"} <= set(record["environment"])
     rows = record["rows"]
-    assert [(row["dtype"], row["batch_size"], row["method"]) for row in rows] == [
-        (dtype, size, method)
-        for dtype in ("fp32", "bf16")
+    assert [(row["precision"], row["batch_size"], row["method"]) for row in rows] == [
+        (precision, size, method)
         for size in (1, 2)
         for method in ("dense", "tome:r=2", "evit:keep_rate=0.5")
+        for precision in ("fp32", "bf16")
     ]
     for row in rows:
         assert set(row) == ROW
@@ -123,7 +126,8 @@ def test_record_of_every_setting(tmp_path):
         assert row["speedup_q1"] <= row["speedup"] <= row["speedup_q3"]
         assert row["peak_memory_mib"] > 0
         assert row["method"] in text
-    assert "batch 2, bf16; dense is " in text
+    assert "batch 2; dense on eager is " in text
+    assert "; dense on eager bf16 is " in text
 
 
 def test_json_on_standard_output_is_nothing_but_the_record():
@@ -165,9 +169,9 @@ def test_measure_gets_what_was_asked_for(monkeypatch):
     run("-m", "tome:r=1", "-m", "none", "--dtype=bf16", "-b2", "--compile", "--repeats=1500", "--min-seconds=7")
     [((host, methods, images), options)] = seen
     assert list(methods) == ["tome:r=1", "none"]
-    assert {parameter.dtype for parameter in host.parameters()} == {images.dtype} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in host.parameters()} == {images.dtype} == {torch.float32}
     assert images.shape == (2, 3, 32, 32)
-    assert [engine.label for engine in options["engines"]] == ["compile"]
+    assert [str(engine) for engine in options["engines"]] == ["compile bf16"]  # of a copy in bf16
     assert (options["budget"].min_rounds, options["budget"].min_seconds) == (1500, 7.0)
 
 
@@ -180,16 +184,19 @@ def test_measure_gets_what_was_asked_for(monkeypatch):
         (["-m", "tome", "-b", ","], "--batch-size is empty"),
         (["-m", "tome", "-b", ""], "--batch-size is empty"),
         (["-m", "tome", "-b", "9" * 26], "from 1 to 1048576"),
-        (["-m", "tome", "--dtype", ""], "--dtype is empty"),
+        (["-m", "tome", "--precision", ""], "--precision is empty"),
         (["-m", "tome", "--engine", ","], "--engine is empty"),
         (["-m", "tome", "--engine", "eager,tensorrt"], "unknown engine 'tensorrt'.*valid: aoti, compile, eager, onnx"),
         (["-m", "tome", "--engine", "eager", "--compile"], "--compile is torch.compile and nothing else"),
         (["-m", "atm", "--engine", "onnxruntime"], "atm runs on none of these engines: .*; give eager too"),
-        (["-m", "tome", "--engine", "onnxruntime", "--dtype", "bf16"], "CPU in float32, and this is bfloat16 on cpu"),
+        (
+            ["-m", "tome", "--engine", "onnxruntime", "--precision", "bf16"],
+            "onnxruntime runs fp32 and int8 here",
+        ),
         (["-m", "tome", "--device", "meta"], "unknown device 'meta'; valid: cpu, cuda, mps, xpu"),
         (["-m", "tome", "--device", "warp"], "unknown device 'warp'; valid: cpu, cuda"),
         (["-m", "tome:r=1", "--images", ""], "the images have an empty name"),
-        (["-m", "tome", "--dtype", "fp8"], "unknown dtype 'fp8'; did you mean 'fp32'.* valid: bf16, fp16, fp32"),
+        (["-m", "tome", "--dtype", "fp8"], "unknown precision 'fp8'.* valid: bf16, fp16, fp32, int8"),
         (["-m", "tome", "--device", "cuda:77"], "device 'cuda:77' cannot be used here"),
         (["-m", "tome:r=1", "--images", "no-such-folder"], "no-such-folder does not exist"),
         (["-m", "evit", "--model-option=class_token=false", "--model-option=global_pool=avg"], "class token"),
@@ -215,13 +222,13 @@ def test_settings_finished_before_a_failure_are_kept(monkeypatch, tmp_path, to_f
     target = str(tmp_path / "bench.json") if to_file else "-"
     result = CliRunner().invoke(app, ["bench", *MODEL, *QUICK, "-m", "tome:r=1", "-b", "2,4,6", "--json", target])
     assert isinstance(result.exception, VitrimError)
-    assert str(result.exception) == "out of memory at batch 4, fp32; settings finished before are kept"
+    assert str(result.exception) == "out of memory at batch 4; settings finished before are kept"
     record = json.loads((tmp_path / "bench.json").read_text() if to_file else result.stdout)
     assert [(row["batch_size"], row["method"]) for row in record["rows"]] == [(2, "dense"), (2, "tome:r=1")]
 
 
 def test_a_batch_that_cannot_even_be_made():
-    with pytest.raises(VitrimError, match=r"out of memory at batch 1048576, fp32"):
+    with pytest.raises(VitrimError, match=r"out of memory at batch 1048576;"):
         run("-m", "tome:r=1", "-b", "1048576", "--model-option", "in_chans=40000")  # 170 TB
 
 
@@ -420,12 +427,15 @@ def test_other_errors_surface():
 # ---- in words
 
 
+PAYS = "tome:r=8 pays at batch 8, fp32: 1.30x (1.29-1.31) the speed of dense (fused), where its MACs promise 1.50x"
+
+
 @pytest.mark.parametrize(
     ("row", "lines"),
     [
-        (made_up("tome:r=8", 1.3), []),
+        (made_up("tome:r=8", 1.3), [PAYS]),
         (
-            made_up("tome:r=8", 0.97, batch_size=1, dtype="bf16"),
+            made_up("tome:r=8", 0.97, batch_size=1, precision="bf16"),
             [
                 "tome:r=8 does not pay at batch 1, bf16: 0.97x the speed of dense (fused), "
                 "where its MACs promise 1.50x",
@@ -442,10 +452,10 @@ def test_other_errors_surface():
         (made_up("none:last_block=class_token", 0.97), []),
         (
             made_up("tome:r=8", 1.3, peak_memory_mib=5.0),
-            ["tome:r=8 needs more memory than dense at batch 8, fp32: 5.00 against 4.00 MiB"],
+            [PAYS, "tome:r=8 needs more memory than dense at batch 8, fp32: 5.00 against 4.00 MiB"],
         ),
-        (made_up("tome:r=8", 1.3, peak_memory_mib=4.02), []),
-        (made_up("tome:r=8", 1.3, peak_memory_mib=None), []),
+        (made_up("tome:r=8", 1.3, peak_memory_mib=4.02), [PAYS]),
+        (made_up("tome:r=8", 1.3, peak_memory_mib=None), [PAYS]),
     ],
 )
 def test_verdicts(row, lines):
@@ -471,10 +481,10 @@ def test_advice_names_the_engine_and_what_reducing_adds_to_the_fastest_dense_mod
         *on_engines("none", {"eager": 0.4, "onnxruntime": 0.8, "openvino": 1.0}, 1.0),
     ]
     assert advice(rows) == [
-        "fastest dense on openvino (fused) at batch 8, fp32; it takes 2.50x on eager, 1.25x on onnxruntime",
+        "fastest dense on openvino (fused) at batch 8; it takes 2.50x on eager, 1.25x on onnxruntime",
         "tome:r=8: use onnxruntime; reducing adds 1.40x (1.39-1.41) to dense on openvino (fused), where its MACs "
         "promise 1.50x",
-        "mctf does not pay at batch 8, fp32: at best, on openvino, 0.95x (0.94-0.96) the speed of dense on openvino "
+        "mctf does not pay at batch 8: at best, on openvino, 0.95x (0.94-0.96) the speed of dense on openvino "
         "(fused), where its MACs promise 1.50x",
     ]
 
@@ -514,7 +524,7 @@ def test_table_and_verdict_are_printed(monkeypatch):
         made_up("tome:r=8,last_block=class_token", 1.25, peak_memory_mib=None),
         made_up("evit", 0.5, latency_ms={"p50": 20.0, "p95": 30.5, "min": 1.0, "iqr": 1.0}),
     ]
-    setting = ("model", "batch_size", "dtype")
+    setting = ("model", "batch_size")
     bare = [Row(row.method, {key: row[key] for key in row if key not in setting}) for row in rows]
     monkeypatch.setattr(profiling, "measure", lambda *_, **__: bare)
     text = run("-m", "none", "-b8")

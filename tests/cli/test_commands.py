@@ -18,12 +18,20 @@ from vitrim.cli import COMMANDS, app
 from vitrim.cli.options import flat
 
 OWN = {
-    "bench": {"--dtype"},  # several values
+    "bench": {"--precision", "--figure"},  # several values; a picture of times
+    "compare": {"--precision", "--figure"},
+    "optimize": {"--out", "--resume", "--engine", "--precision"},  # those that run files; the default is what is here
     "profile": {"--limit"},  # of random images too
     "demo": {"--out"},
-    "export": {"--dtype", "--out"},  # fp16 is for files; a file, not a folder
+    "export": {"--precision", "--out"},  # one; a file, not a folder
     "eval": {"--out", "--resume"},
-    "tune": {"--out", "--resume", "--check", "--engine"},  # data, not a number of images; the engines of one clock
+    "tune": {
+        "--out",
+        "--resume",
+        "--check",
+        "--engine",
+        "--precision",
+    },  # data, not a number of images; the engines of one clock
     "analyze": {"--data", "--out", "--format"},  # no data where there are stored records
     "show": {"--data", "--out", "--limit", "--format"},  # no data where there are files; few pictures; one kind
     "train": {"--data", "--checkpoint", "--device", "--out", "--resume"},  # a recipe chooses, and accelerate

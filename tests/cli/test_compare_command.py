@@ -55,7 +55,7 @@ def test_what_was_measured_before_a_failure_is_kept(run: Run, monkeypatch: pytes
     code, out, err = run("-m", "tome:r=2", *DATA, "--at", "1,2", "--json", "-")
     assert (code, err.splitlines()[-1]) == (
         2,
-        "error: out of memory at batch 2, fp32; settings finished before are kept",
+        "error: out of memory at batch 2; settings finished before are kept",
     )
     assert [len(row["speeds"]) for row in json.loads(out)["rows"]] == [1, 1]
 
@@ -70,7 +70,7 @@ def test_what_was_measured_before_a_failure_is_kept(run: Run, monkeypatch: pytes
         (["-m", "tome", "--engine", ""], "--engine is empty"),
         (["-m", "tome", "--figure", "loss.pdf"], "unknown format 'pdf'"),
         (["-m", "tome", "--figure", "images/a/0.png/loss.png"], "images/a/0.png is a file"),
-        (["-m", "tome", "--dtype", "fp16"], "unknown dtype 'fp16'"),
+        (["-m", "tome", "--precision", "fp8"], "unknown precision 'fp8'"),
         (["-m", "tome", "--protocol", "mode"], "write key=value"),
         (["-m", "tome", "-m", "tome"], "method tome is given twice"),
         ([], "--method"),

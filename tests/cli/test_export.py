@@ -146,7 +146,10 @@ def test_images_that_only_name_the_classes_need_no_size(run: Run) -> None:
         (["--out", "m.onnx", "--batch", "0"], "unexpected --batch '0': write dynamic, or the only size of a batch"),
         (["--out", "m.onnx", "--batch", "-1"], "unexpected --batch '-1'"),
         (["--out", "m.onnx", "--batch", "many"], "unexpected --batch 'many'"),
-        (["--out", "m.onnx", "--dtype", "int8"], "unknown dtype 'int8'; valid: fp16, fp32"),
+        (
+            ["--out", "m.onnx", "--dtype", "bf16"],
+            "unknown precision of onnx files 'bf16'; did you mean 'fp16'? valid: fp16, fp32, int8",
+        ),
         (["--out", "m.onnx", "--check", "-1"], "--check"),
         (["--out", "m.onnx", "--image-size", "33"], "takes no images of 33 x 33: "),
         (

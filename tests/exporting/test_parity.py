@@ -120,7 +120,7 @@ def test_aoti_computes_what_the_model_does(tmp_path: Path) -> None:
 @pytest.mark.full  # test_writing.py exports in half precision, and compares
 def test_half_precision_stays_near(tmp_path: Path) -> None:
     model = model_for("vit", "topk")
-    file = vitrim.export(model, "topk", tmp_path / "m.pt2", dtype="fp16", check=20)
+    file = vitrim.export(model, "topk", tmp_path / "m.pt2", precision="fp16", check=20)
     assert file.metadata["weights"] == "fp16"
     found = check(file, vitrim_reduced(model, "topk"), tiny.images(20))
     assert found.holds

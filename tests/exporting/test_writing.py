@@ -154,7 +154,7 @@ def test_the_model_stays_as_it_was(tmp_path: Path) -> None:
     made = model().train()
     before = copy.deepcopy(made.state_dict())
     vitrim.export(made, "topk", tmp_path / "m.pt2", check=0)
-    half = vitrim.export(made, "topk", tmp_path / "m.pt2", dtype="fp16", check=20)
+    half = vitrim.export(made, "topk", tmp_path / "m.pt2", precision="fp16", check=20)
     assert half.metadata["weights"] == "fp16"
     assert made.training
     assert not hasattr(made, "vitrim_reduction")
@@ -210,7 +210,7 @@ def test_a_model_without_a_head_gives_its_features(tmp_path: Path) -> None:
 def test_a_candidate_for_timing(tmp_path: Path) -> None:
     assert {"torch.export", "onnxruntime"} <= set(engines())
     run = on_engine(model(), None, "torch.export", torch.zeros(2, 3, SIZE, SIZE), tmp_path)
-    assert run().shape == (2, 3)
+    assert run(torch.zeros(2, 3, SIZE, SIZE)).shape == (2, 3)
     (told,) = tmp_path.glob("*.json")
     assert json.loads(told.read_text())["input"]["shape"][0] == 2  # engines are the faster for knowing all shapes
     with pytest.raises(vitrim.VitrimError, match=r"unknown engine 'tensorrt'; .*valid: "):
@@ -246,7 +246,7 @@ def off_by_a_bit() -> Iterator[type[Format]]:
             return 1
 
         @classmethod
-        def open(cls, path: Path, threads: int) -> Run:
+        def open(cls, path: Path, threads: int, precision: str = "fp32") -> Run:
             return lambda images: np.full((len(images), 3), 0.5, np.float32)
 
     yield OffByABit
@@ -272,7 +272,7 @@ def test_a_file_that_disagrees_does_not_stay(off_by_a_bit: type[Format], tmp_pat
     [
         ({"batch": 0}, "batch=0 must be a whole number from 1"),
         ({"opset": 9}, "opset=9 must be a whole number from 18 to 23"),
-        ({"dtype": "int8"}, "unknown dtype 'int8'; valid: fp16, fp32"),
+        ({"precision": "bf16"}, "unknown precision of onnx files 'bf16'.* valid: fp16, fp32, int8"),
         ({"check": -1}, "check=-1 must not be negative"),
         ({"to": "tensorrt"}, "unknown format 'tensorrt'; .*valid: aoti, onnx, openvino, pt2"),
         ({"to": "openvino"}, r"a file of format openvino ends in .xml, and .*m.onnx does not"),

@@ -53,10 +53,10 @@ def test_record_and_text_are_those_of_the_command(tmp_path: Path) -> None:
     import json
 
     methods, target = ["tome:r=2,last_block=class_token", "atm"], tmp_path / "bench.json"
-    given = [*(part for method in methods for part in ("-m", method)), "-b1,2", "--dtype=fp32,bf16"]
+    given = [*(part for method in methods for part in ("-m", method)), "-b1,2", "--precision=fp32,bf16"]
     result = CliRunner().invoke(app, ["bench", *MODEL, *given, f"--json={target}"])
     assert result.exit_code == 0, result.output
-    report = bench("test_vit", methods, batch_size=(1, 2), dtype=["fp32", "bf16"], model_options=OPTIONS)
+    report = bench("test_vit", methods, batch_size=(1, 2), precision=["fp32", "bf16"], model_options=OPTIONS)
     assert without_seconds(json.loads(target.read_text())) == without_seconds(report.record)
     printed, said = ([line.rstrip() for line in text.rstrip().splitlines()] for text in (result.stdout, str(report)))
     assert printed == said
@@ -64,13 +64,13 @@ def test_record_and_text_are_those_of_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("timed")
-def test_a_model_stays_as_it_is_in_every_dtype() -> None:
+def test_a_model_stays_as_it_is_in_every_precision() -> None:
     host = model()
     before = {name: value.clone() for name, value in host.state_dict().items()}
     generator = torch.get_rng_state()
-    report = bench(host, "tome:r=2", batch_size=1, dtype=("bf16", "fp32"))
+    report = bench(host, "tome:r=2", batch_size=1, precision=("bf16", "fp32"))
     assert report.facts["weights"] == "given"
-    assert [row["dtype"] for row in report.rows] == ["bf16", "bf16", "fp32", "fp32"]
+    assert [row["precision"] for row in report.rows] == ["bf16", "fp32", "bf16", "fp32"]
     assert all(torch.equal(value, before[name]) for name, value in host.state_dict().items())
     assert torch.equal(torch.get_rng_state(), generator)
 
@@ -85,12 +85,12 @@ def test_every_setting_is_handed_over_and_the_rounds_are_told() -> None:
     bench(model(), "tome:r=2", batch_size=(1, 2), **QUICK, on_setting=on_setting, on_progress=told.append)
     assert seen == [(0, 0), (1, 2), (2, 4)]
     assert told[:4] == [
-        "batch 1, fp32: making dense (fused) ready, 1 of 3",
-        "batch 1, fp32: making dense (unfused) ready, 2 of 3",
-        "batch 1, fp32: making tome:r=2 ready, 3 of 3",
-        "batch 1, fp32: round 1, 0 %",
+        "batch 1: making dense (fused) ready, 1 of 3",
+        "batch 1: making dense (unfused) ready, 2 of 3",
+        "batch 1: making tome:r=2 ready, 3 of 3",
+        "batch 1: round 1, 0 %",
     ]
-    assert told[-1] == "batch 2, fp32: round 2, 100 %"
+    assert told[-1] == "batch 2: round 2, 100 %"
 
 
 def test_half_of_a_budget_is_half() -> None:
@@ -119,7 +119,7 @@ def test_images_of_a_dataset_are_taken_as_they_are(tmp_path: Path) -> None:
     [
         ({"batch_size": ()}, "unexpected batch size ''"),
         ({"batch_size": True}, "unexpected batch size 'True'"),
-        ({"dtype": ()}, "unknown dtype ''"),
+        ({"precision": ()}, "unknown precision ''"),
         ({"engine": ["eager", "onnxruntime"], "compiled": True}, "--compile is torch.compile and nothing else"),
         ({"split": "test"}, "split says which images of a source to read, and there is no source"),
         ({"images": [1, 2]}, "expected a source of images or a dataset of vitrim.data, got list"),

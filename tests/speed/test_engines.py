@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from vitrim.measure.latency import Budget, reduced_copy
 from vitrim.measure.records import Row
 from vitrim.speed import bench, engines
 from vitrim.speed.bench import measure
-from vitrim.speed.engines import Compiled, Eager, Engine, engines_named
+from vitrim.speed.engines import Compiled, Eager, Engine, Run, engines_named
 
 ONCE = Budget(min_rounds=1, min_seconds=0.0, warmup_rounds=0)
 IMAGES = torch.zeros(2, 3, 32, 32)
@@ -36,19 +35,20 @@ def model() -> nn.Module:
 class Other(Eager):
     """An engine of our own, which runs some methods only."""
 
-    def __init__(self, label: str, refuses: Sequence[str] = ()) -> None:
+    def __init__(self, label: str, refuses: Sequence[str] = (), precision: str = "fp32") -> None:
+        super().__init__(precision)
         self.label, self.refuses = label, refuses
         self.folders: list[Path] = []
 
     def obstacle(self, config: MethodConfig) -> str | None:
         return "it is not made for it" if config.name in self.refuses else None
 
-    def prepare(self, model: nn.Module, images: Tensor, folder: Path) -> Callable[[], object]:
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
         assert not list(folder.iterdir())
         self.folders.append(folder)
-        return partial(model, images)
+        return model
 
-    def peak_mib(self, model: nn.Module, call: Callable[[], object], images: Tensor) -> float | None:
+    def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
         return None
 
 
@@ -121,10 +121,11 @@ def test_a_file_engine_runs_beside_eager() -> None:
 def test_what_is_timed_on_an_engine_of_files_is_the_model_itself(tmp_path: Path) -> None:
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     reduced = reduced_copy(model(), "dynamicvit:blocks=[1],keep_rate=0.5")  # its scores are drawn anew in every copy
-    (engine,) = engines_named(["torch.export"])
-    call: Any = engine.prepare(reduced, images, tmp_path)
+    (engine,), lacking = engines_named(["torch.export"])
+    assert lacking == []
+    run = engine.prepare(reduced, images, tmp_path)
     with torch.inference_mode():
-        np.testing.assert_allclose(call(), reduced(images).numpy(), atol=1e-5)
+        np.testing.assert_allclose(run(images), reduced(images).numpy(), atol=1e-5)
 
 
 def test_compile_is_two_engines_and_freezing_is_told_to_both_that_ask(
@@ -138,7 +139,7 @@ def test_compile_is_two_engines_and_freezing_is_told_to_both_that_ask(
         return lambda images: seen.append((options, inductor.freezing, torch.is_inference_mode_enabled()))
 
     monkeypatch.setattr(torch, "compile", fake)
-    for engine in engines_named(["compile"]):
+    for engine in engines_named(["compile"])[0]:
         assert engine.compiled
         engine.prepare(model(), IMAGES, tmp_path)
     assert seen == [(None, False, True), ({"freezing": True}, True, True)]
@@ -153,10 +154,10 @@ def test_frozen_weights_give_the_same_numbers(tmp_path: Path) -> None:
     with torch.no_grad():
         other.head.weight.mul_(2.0)
     with bench.compilation(True):
-        calls: list[Any] = [Compiled(freezing=True).prepare(each, images, tmp_path) for each in (one, other)]
+        runs: list[Run] = [Compiled(freezing=True).prepare(each, images, tmp_path) for each in (one, other)]
         with torch.inference_mode():
-            for each, call in zip((one, other), calls, strict=True):
-                torch.testing.assert_close(call(), each(images), atol=1e-5, rtol=0)
+            for each, run in zip((one, other), runs, strict=True):
+                torch.testing.assert_close(run(images), each(images), atol=1e-5, rtol=0)
     torch.compiler.reset()
 
 
@@ -178,8 +179,10 @@ def test_what_an_engine_cannot_run_is_refused_before_anything_is_made(monkeypatc
     monkeypatch.setattr(bench, "dense_copies", lambda model: pytest.fail("made"))
     with pytest.raises(VitrimError, match=r"atm runs on none of these engines: .*; give eager too"):
         measure(model(), {"atm": parse_method("atm")}, IMAGES, engines=["torch.export"])
-    with pytest.raises(VitrimError, match=r"timed on the CPU in float32, and this is bfloat16 on cpu: leave it out"):
-        measure(model(), METHODS, IMAGES.bfloat16(), engines=["torch.export"])
+    with pytest.raises(VitrimError, match=r"torch.export runs fp32 here: torch.export cannot run in bf16"):
+        measure(model().bfloat16(), METHODS, IMAGES, engines=["torch.export"])
+    with pytest.raises(VitrimError, match=r"torch.export is timed on the CPU, and the model is on meta: leave it out"):
+        measure(model(), METHODS, IMAGES.to("meta"), engines=["torch.export"])
     monkeypatch.setattr(engines, "compiler_lack", lambda: "g++")
     with pytest.raises(MissingPackageError, match=r"engine compile needs a C\+\+ compiler"):
         measure(model(), METHODS, IMAGES, engines=["eager", "compile"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 import vitrim
 from vitrim.core.method import MethodConfig
 from vitrim.errors import VitrimError
-from vitrim.speed.engines import Eager
+from vitrim.speed.engines import Eager, Run
 from vitrim.tuning import cost as costs
 from vitrim.tuning import search
 from vitrim.tuning.cost import LatencyCost, eager, timer_on
@@ -35,17 +34,19 @@ class Graph(Eager):
     """An engine whose models take so many milliseconds for every token that leaves a block, and more when dense."""
 
     def __init__(self, label: str, factor: float, together: list[int]) -> None:
+        super().__init__()
         self.label, self.factor, self.together = label, factor, together
 
     def obstacle(self, config: MethodConfig) -> str | None:
         return "no" if config.is_adaptive() else None
 
-    def prepare(self, model: nn.Module, images: Tensor, folder: Path) -> Callable[[], object]:
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
         assert folder.is_dir()
         reduction = getattr(model, "vitrim_reduction", None)
         unfused: Any = not model.blocks[0].attn.fused_attn  # type: ignore[index, union-attr]
         tokens = 32 if reduction is None else sum(reduction.config.counts(16, 2))
-        return partial(float, self.factor * tokens * (1.0 + (unfused and reduction is None)))
+        milliseconds = float(self.factor * tokens * (1.0 + (unfused and reduction is None)))
+        return lambda images: milliseconds
 
 
 @pytest.fixture

@@ -303,6 +303,6 @@ def _known(text: str, path: Path) -> dict[str, Any]:
             raise ValueError("its metadata name an input of no valid shape")
         if not isinstance(given.get("name"), str) or not isinstance(known.get("nodes", 0), int):
             raise ValueError("its metadata name no input, or no number of nodes")
-        if known.get("precision", "fp32") not in PRECISIONS:
+        if known.get("precision", "fp32") not in list(PRECISIONS):  # which may be anything
             raise ValueError("its metadata name no precision that there is")
     return dict(known)

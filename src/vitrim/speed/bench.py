@@ -218,7 +218,8 @@ def chosen_engines(
         VitrimError: two ways to ask for torch.compile, or as `engines_named`.
     """
     names = [engine] if isinstance(engine, str | Engine) else list(engine)
-    precisions = list(dict.fromkeys([precision] if isinstance(precision, str) else precision))
+    texts = [precision] if isinstance(precision, str) or not isinstance(precision, Sequence) else precision
+    precisions = list(dict.fromkeys(texts))
     if compiled and names != ["eager"]:
         raise VitrimError("--compile is torch.compile and nothing else: leave it out, and give --engine compile")
     if compiled:
@@ -432,7 +433,7 @@ def measure(
             budget = _Watched(**vars(budget or Budget()), tell=on_progress)
         with torch.inference_mode():
             times = time_interleaved({entry.key: entry.call for entry in entries}, images.device, budget)
-            return _rows(entries, times, [DENSE, *methods], images, held_out, on_progress)
+            return _rows(entries, times, [DENSE, *methods], images, model, held_out, on_progress)
 
 
 @dataclass(frozen=True)
@@ -517,6 +518,7 @@ def _rows(
     times: Mapping[str, FloatArray],
     names: Sequence[str],
     images: Tensor,
+    model: nn.Module,
     held_out: Sequence[tuple[Tensor, Any]] | None,
     on_progress: Tell | None,
 ) -> list[Row]:
@@ -547,23 +549,26 @@ def _rows(
         if held_out and entry.name == DENSE and entry.part is None:
             if on_progress is not None:
                 on_progress(f"comparing {entry.key} with fp32")
-            numbers |= _agreement(entry, held_out, exact)
+            numbers |= _agreement(entry, held_out, model, exact)
         rows.append(Row(entry.name, {**facts, **numbers, "peak_memory_mib": peak}))
     return rows
 
 
-def _agreement(entry: Entry, held_out: Sequence[tuple[Tensor, Any]], exact: list[Tensor]) -> dict[str, Any]:
+def _agreement(
+    entry: Entry, held_out: Sequence[tuple[Tensor, Any]], model: nn.Module, exact: list[Tensor]
+) -> dict[str, Any]:
     """The share of the same top-1 as of the dense model in fp32, and the top-1 where there are labels.
 
     Args:
         entry: a dense model on an engine.
         held_out: batches that were not calibrated on.
-        exact: logits in fp32, found at the first call.
+        model: dense, as it was given.
+        exact: its logits in fp32, found at the first call.
     """
-    program, device = Program(entry.model), next(entry.model.parameters()).device
+    program, device = Program(entry.model), next(model.parameters()).device
     if not exact:
-        model = in_dtype(entry.model, torch.float32)
-        exact.extend(Program(model).tensor(model(images.to(device, torch.float32))).cpu() for images, _ in held_out)
+        plain = in_dtype(model, torch.float32)
+        exact.extend(Program(plain).tensor(plain(images.to(device, torch.float32))).cpu() for images, _ in held_out)
     if exact[0].ndim != 2:
         return {}
     given = (images.to(device, entry.engine.dtype) for images, _ in held_out)

@@ -165,7 +165,8 @@ def engines_named(
         candidates[0].check(device or torch.device("cpu"))
         kept = [engine for engine in candidates if engine.lacks() is None]
         if not kept:
-            raise VitrimError(f"{candidates[0].lacks()}, not {', '.join(one.precision for one in candidates)}")
+            wanted = ", ".join(dict.fromkeys(one.precision for one in candidates))
+            raise VitrimError(f"{candidates[0].lacks()}: {candidates[0].label} cannot run in {wanted}")
         for engine in kept:
             if engine.precision == "int8":
                 check_quantiser()

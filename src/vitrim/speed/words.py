@@ -274,14 +274,16 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Any:
     colours = dict(zip(engines, cycle(style.OKABE_ITO), strict=False))
     for axis, size in zip(axes, sizes, strict=True):
         own = [row for row in rows if row["batch_size"] == size]
+        labels = names if sizes.index(size) % 2 == 0 else [""] * len(names)  # beside the first panel of a row
         for row in own:
             height = names.index(row["method"]) * (len(engines) + 1) + engines.index(engine_of(row))
             time = row["latency_ms"]["p50"] / size
             axis.barh(height, time, color=colours[engine_of(row)], height=0.9)
-            axis.text(time, height, f" {time:.1f}", va="center", fontsize=style.TEXT - 1)
+            ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}
+            axis.text(time, height, f" {time:.1f}", va="center", fontsize=style.TEXT - 1, bbox=ground)
         dense = min(row["latency_ms"]["p50"] for row in own if row["method"] == names[0]) / size
-        axis.axvline(dense, color=style.DENSE_COLOUR, linewidth=0.8, linestyle=":")
-        axis.set_yticks([place * (len(engines) + 1) + (len(engines) - 1) / 2 for place in range(len(names))], names)
+        axis.axvline(dense, color=style.DENSE_COLOUR, linewidth=0.8, linestyle=":", zorder=0)
+        axis.set_yticks([place * (len(engines) + 1) + (len(engines) - 1) / 2 for place in range(len(names))], labels)
         axis.tick_params(labelsize=style.TEXT)
         axis.invert_yaxis()
         axis.set_xlabel("ms per image", fontsize=style.TEXT)

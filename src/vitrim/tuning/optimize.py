@@ -24,8 +24,9 @@ import torch
 from torch import nn
 from torch.utils.data import Subset
 
+from vitrim.core.checks import described
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import parse_method, parse_methods
+from vitrim.core.registry import host_of, parse_method, parse_methods
 from vitrim.core.saving import entries
 from vitrim.errors import VitrimError, check_whole
 from vitrim.exporting.exported import Exported, sidecar, staged, weights_beside
@@ -54,6 +55,9 @@ from vitrim.tuning.study import Study
 IMAGES = 3 * 512
 """Images that are read where no limit says: 512 each for racing, choosing and checking."""
 
+LEAST = 30
+"""Images without which nothing can be said."""
+
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 """Shares of the dense MACs at which a schedule is tried, mildest first."""
 
@@ -74,6 +78,11 @@ FINALISTS = 4
 
 TOGETHER = 8
 """Settings that are scored in one pass."""
+
+THIRDS = {"search": "1st", "selection": "2nd", "check": "3rd"}
+
+SPOKEN = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "aoti": "AOTInductor"}
+"""Engines as their makers write them."""
 
 FEW = {"three blocks": (0.25, 0.5, 0.75), "two blocks": (0.25, 0.5), "two early blocks": (0.17, 0.42)}
 """Schedules with few stages, by depth. Every block that reduces pays for small operations, and leaves a number of
@@ -186,8 +195,11 @@ def optimize(
 
     Returns:
         A report with the ``file``, the method in it as ``best`` and the ``sentence``; its rows are all that was timed:
-        ``method, engine, precision, p50_ms, speedup`` (over the fastest dense model), ``saved`` (share of the MACs),
-        ``loss`` and ``loss_error`` (shares), ``scored_on`` (race, choice or check) and ``images``.
+        ``method, engine, precision, p50_ms, speedup, speedup_q1, speedup_q3`` (of dense models over PyTorch in fp32, of
+        methods over the dense model on their engine), ``saved`` (share of the MACs), ``loss`` and ``loss_error``
+        (shares), ``scored_on`` (search, selection or check) and ``images``. Methods are timed in a run of their own,
+        beside the dense file: their ``p50_ms`` is that of the dense file over their speed-up, so that all can be
+        compared, and ``own_p50_ms`` what that run gave.
 
     Raises:
         VitrimError: an option is not valid, the model is none that a file engine runs, the data cannot be read or are
@@ -201,7 +213,7 @@ def optimize(
         raise VitrimError(f"max_loss={max_loss} must be from 0 to 100 points")
     if speedup is not None and not (isinstance(speedup, int | float) and 1.0 < speedup < 1000.0):
         raise VitrimError(f"speedup={speedup} must be above 1, over the fastest dense model")
-    check_whole(batch_size=(batch_size, 1), limit=(limit, 30))
+    check_whole(batch_size=(batch_size, 1), limit=(limit, LEAST))
     engines, lacking = _engines(engine, precision)
     wanted = None if methods is None else parse_methods(methods)
     check_folder(folder)
@@ -210,6 +222,10 @@ def optimize(
     with drawing(torch.device("cpu"), seed), quiet():
         loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=dict(model_options or {}))
         host = loaded.model.float().eval() if isinstance(model, str) else loaded.model
+        like = next(host.parameters())
+        if like.device.type != "cpu" or like.dtype != torch.float32:
+            kind = str(like.dtype).removeprefix("torch.")
+            raise VitrimError(f"the model is {kind} on {like.device}: give it in float32 on the CPU, where files run")
         where: dict[str, Any] = {"split": split, "image_column": image_column, "label_column": label_column}
         if labels:
             task, dataset = open_task(loaded, images, **where)
@@ -217,6 +233,13 @@ def optimize(
             task, dataset = make_task("classification", num_classes(host)), open_images(host, images, **where)
         if task.name not in SCORED_ON_ENGINES:
             raise VitrimError(f"files are optimized for models of {' and '.join(SCORED_ON_ENGINES)}, not {task.name}")
+        if len(dataset) < LEAST:
+            raise VitrimError(f"{dataset.source} has {len(dataset)} images, and {LEAST} are needed: ten for each third")
+        for config in wanted or ():
+            if (why := config.obstacle()) is not None:
+                raise VitrimError(f"{config.describe()} has no fixed graph: {why}")
+            Space.of(host, config)
+            reduced_copy(host, config)
         parts = DatasetImages(dataset, (limit or IMAGES) // 3, SEARCHED_AT, collate=task.collate)
         facts: dict[str, Any] = {
             "model": loaded.name,
@@ -417,7 +440,11 @@ class Race:
     # ---- the dense model ---------------------------------------------------------------------------------------------
 
     def dense(self, bound: float) -> Candidate:
-        """The fastest dense file whose own loss is within ``bound``, a share."""
+        """The fastest dense file whose own loss is within ``bound``, a share.
+
+        Raises:
+            VitrimError: there is none.
+        """
         eager = Eager()
         pairs: list[tuple[MethodConfig | None, Engine]] = [(None, one) for one in (eager, *self.engines)]
         found = [
@@ -432,7 +459,9 @@ class Race:
             one.row.update(saved=0.0, scored_on="selection", **own)
             self.rows.append(one.row)
         within_bound = [one for one in found[1:] if one.row["loss"] + one.row["loss_error"] <= bound]
-        return min(within_bound, key=lambda one: one.row["p50_ms"], default=found[0])
+        if not within_bound:
+            raise VitrimError("no file of these engines is within the bound: allow more loss, or add fp32")
+        return min(within_bound, key=lambda one: one.row["p50_ms"])
 
     # ---- reduced models ----------------------------------------------------------------------------------------------
 
@@ -466,9 +495,6 @@ class Race:
         if configs is None:
             configs = training_free(self.model, counted=True)
             configs = [config for config in configs if engine.obstacle(config) is None]
-        for config in configs:
-            if (why := config.obstacle()) is not None:
-                raise VitrimError(f"{config.describe()} has no fixed graph: {why}")
         # methods and schedules race at one share of the MACs, on a few of the images
         self.tell(f"counting MACs of {len(configs)} methods")
         ladders = self.ladders(configs)
@@ -501,8 +527,10 @@ class Race:
             facts: dict[str, Any] = {"method": config.describe()}
             facts |= {"engine": engine.label, "precision": engine.precision}
             own = {"loss": score["loss"], "loss_error": score["loss_error"], "images": whole}
+            # a machine may be faster in one run than in another: what compares is the ratio within this one
+            own |= {"p50_ms": dense.row["p50_ms"] / row["speedup"], "own_p50_ms": row["p50_ms"]}
             found.append(
-                Candidate(config, engine, {**facts, **row, "saved": 1.0 - share, "scored_on": "search", **own})
+                Candidate(config, engine, {**facts, **row, **own, "saved": 1.0 - share, "scored_on": "search"})
             )
             self.rows.append(found[-1].row)
         # the fastest of them, or those that lose least at the speed that is asked for, as files, on other images
@@ -544,8 +572,6 @@ def _hand_over(
     """Score what was chosen on the last third, and leave it in the folder, with a report."""
     best = chosen or dense
     last = [dense, best] if chosen is not None else [dense]
-    if best.engine.label == Eager.label:
-        raise VitrimError("no file of these engines is within the bound: allow more loss, or give other engines")
     checked = race.file_losses(last, "check")
     eager, score = race.rows[0], checked[-1]
     report_rows = [*race.rows, {**best.row, **score, "scored_on": "check"}]
@@ -554,13 +580,13 @@ def _hand_over(
     change = f"{abs(points):.1f} {what} {'fewer' if points >= 0 else 'more'}"
     sentence = f"{eager['p50_ms']:.1f} ms per batch of {race.batch_size} as you run it now (PyTorch, fp32); "
     if chosen is None:
-        words = f"{dense.row['p50_ms']:.1f} on {_spoken(dense)}, {dense.row['speedup']:.1f} times as fast, {change}"
+        words = f"{dense.row['p50_ms']:.1f} with {_spoken(dense)}, {dense.row['speedup']:.1f} times as fast, {change}"
         end = "; reducing tokens does not pay here within the bound, so the file is of the dense model"
     else:
         # of the run that had both
         ratio = best.row["speedup"] * dense.row["speedup"]
         words = (
-            f"{dense.row['p50_ms']:.1f} on {_spoken(dense)}; {dense.row['p50_ms'] / best.row['speedup']:.1f} with "
+            f"{dense.row['p50_ms']:.1f} with {_spoken(dense)}; {best.row['p50_ms']:.1f} with "
             f"{best.name} ({100 * best.row['saved']:.0f} % of the MACs saved): {ratio:.1f} times as fast, {change}"
         )
         end = ""
@@ -583,10 +609,11 @@ def _hand_over(
     report.sentence = sentence
     report.facts |= {"sentence": sentence, "chosen": best.name, "engine": str(best.engine)}
     report.tables = [_table(report_rows)]
-    report.notes = [*lacking, f"the file: {path}; it takes batches of {race.batch_size}"]
+    report.notes = [*_meaning(dense.engine), *lacking, f"the file: {path}; it takes batches of {race.batch_size}"]
     report.files = [path, *(file for file in (sidecar(path), *weights_beside(path)) if file.is_file())]
     config = best.config or parse_method("none")
-    write_text(folder / "best.json", json_text(entries(config, facts), indent=2) + "\n")
+    made_for = {**described(host_of(race.model), race.model), "parameters": weights_fingerprint(race.model)}
+    write_text(folder / "best.json", json_text(entries(config, {"made_for": made_for, **facts}), indent=2) + "\n")
     write_text(folder / "report.json", json_text(report.record, indent=2) + "\n")
     report.files += [folder / "best.json", folder / "report.json"]
     if importlib.util.find_spec("matplotlib") is not None:
@@ -602,29 +629,34 @@ def formats_by_engine() -> dict[str, type[Format]]:
 
 
 def _spoken(one: Candidate) -> str:
-    return f"{one.engine.label} in {one.engine.precision}"
+    return f"{SPOKEN.get(one.engine.label, one.engine.label)} in {one.engine.precision}"
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """All that was timed, the fastest first, and last what was handed over."""
-    columns = ("method", "engine", "p50 ms", "speed-up", "q1-q3", "saved %", "loss", "error", "scored on")
     *timed, last = rows
     cells = [
         (
-            row["method"],
-            engine_of(row),
+            f"{row['method']} on {engine_of(row)}" if row["method"] == DENSE else row["method"],
             f"{row['p50_ms']:.2f}",
             f"{row['speedup']:.2f}",
-            f"{row['speedup_q1']:.2f}-{row['speedup_q3']:.2f}",
             f"{100 * row['saved']:.0f}",
-            f"{100 * row['loss']:.2f}",
-            f"{100 * row['loss_error']:.2f}",
-            row["scored_on"],
+            f"{100 * row['loss']:.1f} ± {100 * row['loss_error']:.1f}",
+            THIRDS[row["scored_on"]],
         )
         for row in [*sorted(timed, key=lambda row: row["p50_ms"]), last]
     ]
-    title = "loss in points; speed-up of dense over PyTorch in fp32, of methods over the dense model on their engine"
-    return Table("optimize", title, columns, cells, text_columns=2)
+    return Table("optimize", "", ("model", "ms", "speed-up", "saved %", "loss", "of"), cells)
+
+
+def _meaning(engine: Engine) -> list[str]:
+    """The columns of the table."""
+    return [
+        "ms: median of a batch; speed-up: of dense over PyTorch in fp32, of methods over dense on "
+        f"{engine}, where they run",
+        "saved: share of the MACs; loss: points and their standard error, on the third of the images under 'of'; the "
+        "last row is the file that is handed over",
+    ]
 
 
 def draw(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Any:
@@ -644,20 +676,38 @@ def draw(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Any:
     names = list(dict.fromkeys(row["method"] for row in timed if row["method"] != DENSE))
     shades, shapes = style.colours(names), style.markers(names)
     from matplotlib.lines import Line2D
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-    for row in timed:
+    end = max(row["p50_ms"] for row in rows)
+    stars = sorted((row for row in timed if row["method"] == DENSE), key=lambda row: row["p50_ms"])
+    for place, row in enumerate(stars):
         at = row["p50_ms"], 100 * row["loss"]
-        if row["method"] == DENSE:
-            axis.plot(*at, "*", markersize=12, color=style.DENSE_COLOUR, linestyle="none")
-            axis.annotate(engine_of(row), at, xytext=(5, 6), textcoords="offset points", fontsize=style.SMALL)
-        else:
-            axis.errorbar(
-                [at[0]], [at[1]], yerr=[100 * row["loss_error"]], color=shades[row["method"]],
-                marker=shapes[row["method"]], linestyle="none", elinewidth=0.8,
-            )  # fmt: skip
+        axis.plot(*at, "*", markersize=12, color=style.DENSE_COLOUR, linestyle="none")
+        # neighbours above and below, so that their names do not meet; the slowest to the left
+        side = "right" if at[0] > 0.7 * end else "left"
+        offset = (-6 if side == "right" else 6), (7 if place % 2 == 0 else -14)
+        axis.annotate(
+            engine_of(row),
+            at,
+            xytext=offset,
+            textcoords="offset points",
+            fontsize=style.SMALL,
+            horizontalalignment=side,
+        )
+    for row in timed:
+        colour = shades.get(row["method"], style.DENSE_COLOUR)
+        shape = shapes.get(row["method"], "")
+        axis.errorbar(
+            [row["p50_ms"]], [100 * row["loss"]], yerr=[100 * row["loss_error"]], color=colour, marker=shape,
+            linestyle="none", elinewidth=0.8,
+        )  # fmt: skip
     axis.plot([last["p50_ms"]], [100 * last["loss"]], "o", markersize=16, fillstyle="none", color=style.DENSE_COLOUR)
     axis.axhline(0.0, color=style.DENSE_COLOUR, linewidth=0.7, linestyle=":")
     axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
+    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.tick_params(labelsize=style.TEXT)
     axis.set_xlabel(f"ms per batch of {facts['batch_size']}, median", fontsize=style.TEXT)
     axis.set_ylabel("loss, points", fontsize=style.TEXT)
     axis.set_title(f"{facts['model']}: circled is the file, on images not searched on", fontsize=style.TITLE)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Callable, Iterable
-from contextlib import redirect_stdout
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -244,17 +246,18 @@ def quantised(model: Any, images: Iterable[Array], name: str, weighted: Iterable
         MissingPackageError: nncf is not installed.
     """
     check_quantiser()
-    import logging
-
-    import nncf
-
     given = [{name: batch} for batch in images]
     ignored = [*others, *(one for one in weighted if one.startswith(DECISIONS))]
-    logger = logging.getLogger("nncf")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # it tells its steps, with bars
+    # nncf tells its steps, with bars; on import it looks for a compiler of CUDA, which torch remarks on, and would
+    # report its use to its makers
+    loggers = [logging.getLogger(one) for one in ("nncf", "torch.utils.cpp_extension")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
-        with redirect_stdout(io.StringIO()):
+        with redirect_stdout(io.StringIO()), _unreported():
+            import nncf
+
             return nncf.quantize(
                 model,
                 nncf.Dataset(given),
@@ -263,4 +266,19 @@ def quantised(model: Any, images: Iterable[Array], name: str, weighted: Iterable
                 ignored_scope=nncf.IgnoredScope(names=ignored, validate=False),
             )
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextmanager
+def _unreported() -> Iterator[None]:
+    """Tell nncf, as far as it asks when it is imported, to report nothing of its use to its makers."""
+    before = os.environ.get("NNCF_CI")
+    os.environ["NNCF_CI"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["NNCF_CI"]
+        else:
+            os.environ["NNCF_CI"] = before

@@ -1,0 +1,278 @@
+"""Files in bf16 and int8: what is quantised and what is not, what their metadata say, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import vitrim
+from image_files import write_noise
+from vitrim.errors import MissingPackageError
+from vitrim.exporting import Exported
+from vitrim.exporting.formats import DECISIONS, Array
+from vitrim.exporting.formats import openvino as openvino_format
+
+DATA = Path("/work/shared/data/cifar10-test.parquet")
+SIZE = 32
+needs_nncf = pytest.mark.skipif(importlib.util.find_spec("nncf") is None, reason="int8 is made by nncf")
+needs_openvino = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="no OpenVINO")
+
+
+def model(**options: Any) -> nn.Module:
+    import timm
+
+    torch.manual_seed(0)
+    small = {"img_size": SIZE, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 3}
+    made: nn.Module = timm.create_model("test_vit", **{**small, **options})
+    return made.eval()
+
+
+def images(count: int, batch: int) -> list[Array]:
+    every = np.random.default_rng(0).standard_normal((count // batch, batch, 3, SIZE, SIZE)).astype(np.float32)
+    return list(every)
+
+
+# ---- what int8 leaves alone ------------------------------------------------------------------------------------------
+
+
+METHODS = {
+    "tome": "tome:r=2",
+    "topk": "topk:keep_rate=0.6,blocks=[1]",
+    "evit": "evit:keep_rate=0.6,blocks=[1]",
+    "mctf": "mctf:r=2",
+    "dynamicvit": "dynamicvit:keep_rate=0.6,blocks=[1]",  # which learns the layers that decide
+}
+LINEAR = 2 * 4 + 1
+"""Products with weights of a model of two blocks: four in each, and the head. The embedding is a convolution. MCTF
+has one more: it computes the values of attention apart from queries and keys."""
+
+
+def sources_of_onnx(path: Path) -> tuple[list[tuple[str, str, set[str]]], set[str]]:
+    """Every operation with its kind and the kinds of those in front of it; and the names of the weights."""
+    import onnx
+
+    graph = onnx.load(str(path)).graph
+    made_by = {output: node.op_type for node in graph.node for output in node.output}
+    nodes = [(node.name, node.op_type, {made_by.get(given, "") for given in node.input}) for node in graph.node]
+    return nodes, {weight.name for weight in graph.initializer}
+
+
+def sources_of_openvino(path: Path) -> list[tuple[str, str, set[str]]]:
+    import openvino
+
+    return [
+        (
+            operation.get_friendly_name(),
+            operation.get_type_name(),
+            {given.get_source_output().get_node().get_type_name() for given in operation.inputs()},
+        )
+        for operation in openvino.Core().read_model(path).get_ops()
+    ]
+
+
+@needs_nncf
+@needs_openvino
+@pytest.mark.parametrize("name", METHODS)
+def test_openvino_quantises_products_with_weights_and_no_decision(name: str, tmp_path: Path) -> None:
+    file = vitrim.export(model(), METHODS[name], tmp_path / "m.xml", batch=2, check=0)
+    made = file.in_precision("int8", tmp_path / "i.xml", images(8, 2))
+    nodes = sources_of_openvino(made.path)
+    deciding = [node for node in nodes if node[0].startswith(f"{DECISIONS}/")]
+    assert deciding
+    assert [name for name, _, given in deciding if "FakeQuantize" in given] == []
+    quantised = [node for node in nodes if node[1] == "MatMul" and "FakeQuantize" in node[2]]
+    assert len(quantised) == LINEAR + (name == "mctf")
+    assert any(kind == "Convolution" and "FakeQuantize" in given for _, kind, given in nodes)
+    assert {kind for _, kind, given in nodes if "FakeQuantize" in given} <= {"MatMul", "Convolution"}
+
+
+@needs_nncf
+@pytest.mark.parametrize("name", METHODS)
+def test_onnx_quantises_products_with_weights_and_no_decision(name: str, tmp_path: Path) -> None:
+    file = vitrim.export(model(), METHODS[name], tmp_path / "m.onnx", batch=2, check=0)
+    made = file.in_precision("int8", tmp_path / "i.onnx", images(8, 2))
+    nodes, _ = sources_of_onnx(made.path)
+    deciding = [node for node in nodes if node[0].startswith(f"{DECISIONS}/")]
+    assert deciding
+    assert [name for name, _, given in deciding if given & {"QuantizeLinear", "DequantizeLinear"}] == []
+    quantised = [node for node in nodes if node[1] in ("MatMul", "Gemm") and "DequantizeLinear" in node[2]]
+    assert len(quantised) == LINEAR + (name == "mctf")
+    assert any(kind == "Conv" and "DequantizeLinear" in given for _, kind, given in nodes)
+    assert np.isfinite(Exported.open(made.path).run(images(2, 2)[0])).all()
+
+
+@needs_nncf
+def test_nothing_is_said_while_nncf_works(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = vitrim.export(model(depth=1), None, tmp_path / "m.onnx", batch=2, check=0)
+    capfd.readouterr()
+    file.in_precision("int8", tmp_path / "i.onnx", images(4, 2))
+    assert capfd.readouterr() == ("", "")
+
+
+@needs_nncf
+@pytest.mark.skipif(not DATA.exists(), reason="no photographs here")
+def test_int8_agrees_on_photographs(tmp_path: Path) -> None:
+    """Of the model that comes with vitrim, reduced; at least 97 % on 1,000 images is what a script shows."""
+    file = vitrim.export(
+        "vitrim:cifar10_vit", "tome:r=8", tmp_path / "i.onnx", precision="int8", images=str(DATA), check=100, batch=20,
+        pretrained=True,
+    )  # fmt: skip
+    assert file.precision == "int8"
+    assert file.metadata["agreement"] >= 0.95
+    again = Exported.open(file.path)
+    assert again.precision == "int8"
+    found = f"same top-1 as fp32 in {100 * file.metadata['agreement']:.1f} % of 100 images"
+    assert json.loads(Path(f"{file.path}.json").read_text())["parity"] == found
+
+
+# ---- metadata --------------------------------------------------------------------------------------------------------
+
+
+@needs_openvino
+def test_bf16_is_recorded_and_asked_for_when_the_file_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import openvino
+
+    file = vitrim.export(model(), "tome:r=2", tmp_path / "m.xml", precision="bf16", check=8)
+    assert (file.precision, file.metadata["weights"]) == ("bf16", "fp32")
+    assert file.metadata["parity"].endswith("of 8 random images")
+    settings: list[str] = []
+    compile_model = openvino.compile_model
+
+    def watched(path: Path, device: str, config: dict[str, Any]) -> Any:
+        settings.append(config["INFERENCE_PRECISION_HINT"])
+        return compile_model(path, device, config)
+
+    monkeypatch.setattr(openvino, "compile_model", watched)
+    again = Exported.open(file.path)
+    assert again.precision == "bf16"
+    again.run(images(2, 2)[0])
+    vitrim.export(model(), "tome:r=2", tmp_path / "m.xml", check=0).run(images(2, 2)[0])
+    assert settings == ["bf16", "f32"]
+
+
+def rewritten(path: Path, change: dict[str, Any]) -> None:
+    """Change the metadata inside an ONNX file; None leaves an entry out."""
+    import onnx
+
+    file = onnx.load(str(path))
+    (entry,) = (entry for entry in file.metadata_props if entry.key == "vitrim")
+    known = {**json.loads(entry.value), **change}
+    entry.value = json.dumps({key: value for key, value in known.items() if value is not None})
+    onnx.save(file, str(path))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return vitrim.export(model(depth=1), None, tmp_path_factory.mktemp("precision") / "m.onnx", check=0)
+
+
+def test_files_of_earlier_versions_open_in_the_precision_of_their_weights(written: Exported) -> None:
+    rewritten(written.path, {"precision": None})
+    assert Exported.open(written.path).precision == "fp32"
+    rewritten(written.path, {"weights": "fp16"})
+    assert Exported.open(written.path).precision == "fp16"
+    rewritten(written.path, {"weights": None})
+    assert Exported.open(written.path).precision == "fp32"
+    rewritten(written.path, {"weights": "fp32", "precision": "fp32"})
+
+
+@pytest.mark.parametrize("precision", ["fp8", 8, ["int8"], {}])
+def test_a_precision_that_there_is_not_is_refused(written: Exported, precision: Any) -> None:
+    rewritten(written.path, {"precision": precision})
+    with pytest.raises(vitrim.VitrimError, match="as an exported model: its metadata name no precision that there is"):
+        Exported.open(written.path)
+    rewritten(written.path, {"precision": "fp32"})
+
+
+# ---- export ----------------------------------------------------------------------------------------------------------
+
+
+@needs_nncf
+def test_int8_is_calibrated_on_other_images_than_it_is_compared_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vitrim.exporting import writing
+
+    write_noise(tmp_path / "images", 20)
+    seen: list[tuple[int, int]] = []
+    made = writing._made
+
+    def watched(written: Exported, wanted: Any, calibration: Any, compared: Any, *, real: bool) -> Exported:
+        same = (calibration[:, None] == compared[None]).flatten(2).all(2)
+        assert not same.any()
+        assert real
+        seen.append((len(calibration), len(compared)))
+        return made(written, wanted, calibration, compared, real=False)  # noise may get any class
+
+    monkeypatch.setattr(writing, "_made", watched)
+    monkeypatch.setattr(writing, "CALIBRATED", 16)
+    given = {"precision": "int8", "images": str(tmp_path / "images"), "check": 12}
+    file = vitrim.export(model(), "topk:keep_rate=0.6", tmp_path / "m.onnx", **given)
+    assert seen == [(16, 12)]
+    assert (file.precision, file.batch) == ("int8", None)
+    assert "of 12 random images" in file.metadata["parity"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "m.onnx", "m.onnx.json"]
+
+
+@needs_nncf
+def test_a_file_that_is_too_coarse_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitrim.exporting import writing
+
+    write_noise(tmp_path / "images", 10)
+    monkeypatch.setattr(writing, "CALIBRATED", 10)
+    monkeypatch.setattr(writing, "AGREES", 1.01)
+    given = {"precision": "int8", "images": str(tmp_path / "images"), "check": 4}
+    with pytest.raises(vitrim.VitrimError, match=r"m.onnx is not written: int8 is too coarse for it; same top-1 as"):
+        vitrim.export(model(depth=1), None, tmp_path / "m.onnx", **given)
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]
+
+
+def test_int8_without_images_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(vitrim.VitrimError, match="int8 finds the ranges of activations on images: give images too"):
+        vitrim.export(model(), None, tmp_path / "m.onnx", precision="int8")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_quantises_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_noise(tmp_path / "images", 2)
+    file = vitrim.export(model(depth=1), None, tmp_path / "m.onnx", check=0)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "nncf" else find(name))
+    before = sorted(tmp_path.rglob("*"))
+    message = r"^int8 needs nncf: pip install 'vitrim\[int8\]'$"
+    with pytest.raises(MissingPackageError, match=message):
+        vitrim.export(model(depth=1), None, tmp_path / "i.onnx", precision="int8", images=str(tmp_path / "images"))
+    with pytest.raises(MissingPackageError, match=message):
+        file.in_precision("int8", tmp_path / "i.onnx", images(2, 2))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_file_is_made_of_one_in_fp32_that_its_format_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = vitrim.export(model(depth=1), None, tmp_path / "m.pt2", precision="bf16", check=0)
+    assert file.precision == "bf16"
+    with pytest.raises(vitrim.VitrimError, match="unknown precision of pt2 files made of fp32 'int8'"):
+        file.in_precision("int8", tmp_path / "i.pt2", images(2, 2))
+    half = vitrim.export(model(depth=1), None, tmp_path / "m.onnx", precision="fp16", check=0)
+    with pytest.raises(vitrim.VitrimError, match=r"m.onnx is in fp16: start from a file in fp32"):
+        half.in_precision("int8", tmp_path / "i.onnx", images(2, 2))
+    file = vitrim.export(model(depth=1), None, tmp_path / "m.onnx", check=0)
+    with pytest.raises(vitrim.VitrimError, match="int8 finds the ranges of activations on images: give some"):
+        file.in_precision("int8", tmp_path / "i.onnx")
+    assert not (tmp_path / "i.onnx").exists()
+
+
+@needs_openvino
+def test_a_processor_without_bf16_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openvino_format, "_has_bf16", lambda: False)
+    lack = openvino_format.OpenVINO.lacks("bf16")
+    assert lack == "this processor has no instructions for bf16 (AMX or AVX-512 BF16)"
+    assert openvino_format.OpenVINO.lacks("int8") is None

@@ -1,0 +1,335 @@
+"""`vitrim optimize`: what is measured, each thing once; what is handed over, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vitrim
+from cli_runs import exit_code
+from image_files import write_noise
+from vitrim.core.reduce import reduced
+from vitrim.data import eval_transform, load_images, spread
+from vitrim.errors import VitrimError
+from vitrim.exporting import Exported
+from vitrim.loading import create_model
+from vitrim.measure.run import Measurement
+from vitrim.speed.engines import FileEngine, Run
+from vitrim.tuning import optimize as optimizing
+from vitrim.tuning.optimize import OptimizeReport, draw, optimize
+
+OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 4, "embed_dim": 32, "num_heads": 2, "num_classes": 2}
+METHODS = ["topk", "evit"]
+GIVEN: dict[str, Any] = {"methods": METHODS, "engine": "torch.export", "precision": "fp32", "max_loss": 100.0}
+FILES = ["best.json", "loss_over_time.png", "model.pt2", "model.pt2.json", "report.json", "study.jsonl"]
+
+
+class Stop(Exception):
+    """Ends a search, as a machine that fails would."""
+
+
+class Watch:
+    """Counts what is done, and says how long it took: dense files 5 ms, PyTorch 10, reduced files less and less.
+
+    Attributes:
+        factor: of the times of reduced files.
+        fails_at: so many timings are finished before one fails.
+    """
+
+    def __init__(self) -> None:
+        self.timed: list[int] = []
+        self.made: list[str] = []
+        self.scored = 0
+        self.factor, self.fails_at = 1.0, 99
+
+    def times(self, calls: Mapping[str, Callable[[], Any]], **_: Any) -> dict[str, Any]:
+        if len(self.timed) == self.fails_at:
+            raise Stop
+        self.timed.append(len(calls))
+        for call in calls.values():
+            call()
+        if len(self.timed) == 1 and len(calls) == 2:  # PyTorch, and the dense file
+            return {"0": np.full(3, 10.0), "1": np.full(3, 5.0)}
+        return {name: np.full(3, (5.0 - int(name) / 5) * (self.factor if int(name) else 1.0)) for name in calls}
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    """Watch what is done, and search so little that a test takes seconds."""
+    found = Watch()
+    prepare, follow = FileEngine.prepare, Measurement.follow
+
+    def prepared(
+        self: FileEngine, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None
+    ) -> Run:
+        found.made.append(f"{folder.name} {self}")
+        return prepare(self, model, images, folder, calibration)
+
+    def followed(self: Measurement, *given: Any) -> None:
+        found.scored += 1
+        follow(self, *given)
+
+    monkeypatch.setattr(FileEngine, "prepare", prepared)
+    monkeypatch.setattr(Measurement, "follow", followed)
+    monkeypatch.setattr(optimizing, "time_interleaved", found.times)
+    few = {"SHARES": (0.9, 0.7), "KEPT": 1, "TIMED": 2, "FINALISTS": 1, "FEW": {"two blocks": (0.25, 0.5)}}
+    for name, value in few.items():
+        monkeypatch.setattr(optimizing, name, value)
+    return found
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    return watched(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.mktemp("images") / "noise"
+    write_noise(root, 18)
+    return str(root)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return create_model("test_vit", options=OPTIONS)
+
+
+@dataclass
+class Whole:
+    """A search that nothing interrupts, and what was seen of it."""
+
+    out: Path
+    host: nn.Module
+    report: OptimizeReport
+    watch: Watch
+    told: list[str]
+
+
+@pytest.fixture(scope="module")
+def whole(source: str, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    out, host, told = tmp_path_factory.mktemp("whole") / "out", model(), list[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        seen = watched(patch)
+        report = optimize(host, source, out=out, on_progress=told.append, **GIVEN)
+    return Whole(out, host, report, seen, told)
+
+
+def run(source: str, out: Path, **changes: Any) -> OptimizeReport:
+    return optimize(model(), source, out=out, **{**GIVEN, **changes})
+
+
+def measured(out: Path) -> list[str]:
+    """The names of all that the study of a folder holds."""
+    lines = [json.loads(line) for line in (out / "study.jsonl").read_text().splitlines()]
+    return [line["measured"] for line in lines if "measured" in line]
+
+
+def test_the_file_the_report_and_the_sentence(source: str, whole: Whole) -> None:
+    """The loss on the last third is counted here from the models themselves, image by image."""
+    host, report, watch = whole.host, whole.report, whole.watch
+    before = model().state_dict()
+    assert all(torch.equal(value, before[name]) for name, value in host.state_dict().items())
+    assert not hasattr(host, "vitrim_reduction")
+    assert sorted(path.name for path in whole.out.iterdir()) == FILES
+    assert report.best is not None
+    # the file computes what the reduced model does
+    dataset = load_images(source)
+    dataset.transform = eval_transform(host)
+    places = spread(36, 36)[2::3]
+    images = torch.stack([dataset[int(place)][0] for place in places])
+    labels = torch.tensor([dataset[int(place)][1] for place in places])
+    with torch.inference_mode():
+        dense = host(images)
+        with reduced(host, report.best):
+            wanted = host(images)
+    again = Exported.open(whole.out / "model.pt2", trust=True)
+    assert (again.batch, again.metadata["method"]) == (1, report.best.describe())
+    found = np.concatenate([again.run(one[None].numpy()) for one in images])
+    np.testing.assert_allclose(found, wanted.numpy(), atol=1e-4)
+    right, own = (answer.argmax(1) == labels for answer in (dense, wanted))
+    last = report.rows[-1]
+    assert last["scored_on"] == "check"
+    assert (last["loss"], last["images"]) == (pytest.approx((right.double() - own.double()).mean().item()), 12)
+    points = 100 * last["loss"]
+    assert report.sentence.startswith(
+        "10.0 ms per batch of 1 as you run it now (PyTorch, fp32); 5.0 with torch.export in fp32; "
+    )
+    assert f"with {report.best.describe()} (" in report.sentence
+    assert f"{abs(points):.1f} points of top-1 {'fewer' if points >= 0 else 'more'} on 12 images" in report.sentence
+    # all that was timed is in the rows
+    assert [(row["method"], row["engine"]) for row in report.rows[:2]] == [
+        ("dense", "eager"),
+        ("dense", "torch.export"),
+    ]
+    assert len(report.rows) == sum(watch.timed) - 1 + 1  # the dense file is timed once more, beside the others
+    record = json.loads((whole.out / "report.json").read_text())
+    assert (record["sentence"], record["chosen"]) == (report.sentence, report.best.describe())
+    assert vitrim.parse_method(f"@{whole.out / 'best.json'}").describe() == report.best.describe()
+    assert str(report).rstrip().endswith(report.sentence.split()[-1])
+    assert any(text.startswith("making ") for text in whole.told)
+
+
+def test_nothing_is_measured_twice(whole: Whole) -> None:
+    assert len(whole.watch.made) == len(set(whole.watch.made))
+    names = measured(whole.out)
+    assert len(names) == len(set(names))
+    assert len(whole.watch.timed) == 2
+
+
+def test_killed_and_resumed_ends_the_same(source: str, whole: Whole, watch: Watch, tmp_path: Path) -> None:
+    watch.fails_at = 1  # while reduced files are timed
+    with pytest.raises(Stop):
+        run(source, tmp_path / "out")
+    assert (tmp_path / "out" / "study.jsonl").exists()
+    assert not (tmp_path / "out" / "model.pt2").exists()
+    watch.fails_at = 99
+    resumed = run(source, tmp_path / "out", resume=True)
+    expected = whole.report
+    assert (resumed.sentence, resumed.rows, resumed.best) == (expected.sentence, expected.rows, expected.best)
+    assert (len(watch.timed), watch.scored) == (len(whole.watch.timed), whole.watch.scored)
+    # once more, of a study that is complete
+    watch.timed.clear()
+    watch.scored = 0
+    again = run(source, tmp_path / "out", resume=True)
+    assert (again.sentence, again.rows) == (expected.sentence, expected.rows)
+    assert (watch.timed, watch.scored) == ([], 0)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == FILES
+    for name in ("best.json", "report.json"):
+        one, other = (json.loads((place / name).read_text()) for place in (whole.out, tmp_path / "out"))
+        assert one == other
+
+
+def test_dense_is_handed_back_where_nothing_pays(source: str, watch: Watch, tmp_path: Path) -> None:
+    watch.factor = 2.0
+    report = run(source, tmp_path / "out", methods="topk")
+    assert report.best is None
+    assert report.file.metadata["method"] in (None, "none")
+    assert report.sentence.endswith(
+        "; reducing tokens does not pay here within the bound, so the file is of the dense model"
+    )
+    assert "5.0 with torch.export in fp32, 2.0 times as fast, 0.0 points of top-1 fewer on 12 images" in report.sentence
+    with torch.inference_mode():
+        wanted = model()(torch.zeros(1, 3, 32, 32))
+    found = Exported.open(report.file.path, trust=True).run(np.zeros((1, 3, 32, 32), np.float32))
+    np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
+
+
+def test_dense_is_handed_back_where_everything_loses_too_much(source: str, watch: Watch, tmp_path: Path) -> None:
+    report = run(source, tmp_path / "out", methods="topk", max_loss=0.5)  # less than one image of twelve
+    assert report.best is None
+    assert watch.timed == [2]
+
+
+def test_a_speedup_is_reached_with_the_least_loss_at_another_batch_size(
+    source: str, watch: Watch, tmp_path: Path
+) -> None:
+    given = {**GIVEN, "methods": "topk", "max_loss": None, "speedup": 1.05, "batch_size": 5}
+    report = optimize(model(), source, out=tmp_path / "out", labels=False, **given)
+    assert report.facts["bound"] == {"speedup": 1.05}
+    assert report.best is not None
+    assert "points of agreement" in report.sentence
+    assert report.sentence.startswith("10.0 ms per batch of 5 as")
+    assert report.rows[-1]["speedup"] >= 1.05
+    assert report.file.batch == 5
+
+
+def test_every_point_is_in_the_picture(whole: Whole) -> None:
+    report = whole.report
+    (axis,) = draw(report.rows, report.facts).axes
+    marks = {
+        (round(float(line.get_xdata()[0]), 4), round(float(line.get_ydata()[0]), 4))
+        for line in axis.lines
+        if line.get_marker() not in ("None", None, "") and len(line.get_xdata()) == 1
+    }
+    assert marks >= {(round(row["p50_ms"], 4), round(100 * row["loss"], 4)) for row in report.rows}
+    assert {"eager", "torch.export"} <= {text.get_text() for text in axis.texts}
+
+
+def test_times_of_methods_compare_with_those_of_dense(whole: Whole) -> None:
+    """Though the run of the methods was another."""
+    dense = whole.report.rows[1]
+    for row in whole.report.rows[2:]:
+        assert row["p50_ms"] == pytest.approx(dense["p50_ms"] / row["speedup"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_loss": 1.0, "speedup": 1.5}, "give max_loss or speedup, not both"),
+        ({"max_loss": -1.0}, "max_loss=-1.0 must be from 0 to 100 points"),
+        ({"max_loss": float("nan")}, "max_loss=nan must be from 0 to 100 points"),
+        ({"max_loss": None, "speedup": 1.0}, r"speedup=1.0 must be above 1, over the fastest dense model"),
+        ({"batch_size": 0}, "batch_size is a whole number of at least 1, not 0"),
+        ({"limit": 29}, "limit is a whole number of at least 30, not 29"),
+        ({"engine": "eager"}, "engine eager runs no files; valid: aoti, onnxruntime, openvino, torch.export"),
+        ({"engine": "tensorrt"}, "engine tensorrt runs no files"),
+        ({"precision": "fp8"}, "unknown precision 'fp8'"),
+        ({"precision": "int8"}, "torch.export runs fp32 here: torch.export cannot run in int8"),
+        ({"methods": "tomme"}, "unknown method 'tomme'"),
+        ({"methods": "atm"}, "atm has no fixed graph: "),
+        ({"methods": "none"}, "there is nothing to tune"),
+        ({"methods": "topk:keep_rate=0.5,blocks=[7]"}, "block"),
+        ({"split": "nowhere"}, "nowhere"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_the_folder_as_it_was(
+    given: dict[str, Any], message: str, source: str, watch: Watch, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    with pytest.raises(VitrimError, match=message) as error:
+        run(source, tmp_path / "out", **given)
+    assert "\n" not in str(error.value)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
+    assert (watch.timed, watch.made, watch.scored) == ([], [], 0)
+
+
+def test_labels_of_other_classes_and_too_few_images(watch: Watch, tmp_path: Path) -> None:
+    write_noise(tmp_path / "few", 10)
+    with pytest.raises(VitrimError, match="has 20 images, and 30 are needed: ten for each third"):
+        run(str(tmp_path / "few"), tmp_path / "out")
+    host = create_model("segmenter:vit_tiny_patch16_224", options=OPTIONS)
+    with pytest.raises(VitrimError):
+        optimize(host, str(tmp_path / "few"), out=tmp_path / "out", **GIVEN)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_in_another_dtype_is_refused(source: str, watch: Watch, tmp_path: Path) -> None:
+    with pytest.raises(VitrimError, match="the model is bfloat16 on cpu: give it in float32 on the CPU"):
+        optimize(model().bfloat16(), source, out=tmp_path / "out", **GIVEN)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_study_of_another_search_is_refused(source: str, watch: Watch, tmp_path: Path) -> None:
+    watch.fails_at = 0
+    with pytest.raises(Stop):
+        run(source, tmp_path / "out")
+    before = (tmp_path / "out" / "study.jsonl").read_text()
+    with pytest.raises(VitrimError, match="is there already: resume it, or name another place"):
+        run(source, tmp_path / "out")
+    with pytest.raises(VitrimError, match="is of another search: its batch_size is 1, and this one's 2"):
+        run(source, tmp_path / "out", resume=True, batch_size=2)
+    assert (tmp_path / "out" / "study.jsonl").read_text() == before
+
+
+def test_the_command(
+    source: str, watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [f"--model-option={key}={value}" for key, value in OPTIONS.items()]
+    words = ["optimize", "test_vit", *options, "--images", source, "--max-loss", "100", "--batch-size", "1"]
+    words += ["-m", "topk", "--engine", "torch.export", "--precision", "fp32", "--out", str(tmp_path / "out")]
+    assert exit_code(monkeypatch, *words, "--json", str(tmp_path / "o.json")) == 0
+    out = capsys.readouterr().out
+    record = json.loads((tmp_path / "o.json").read_text())
+    assert record["command"] == "optimize"
+    assert record["sentence"] in out.replace("\n", " ")
+    assert exit_code(monkeypatch, "optimize", "test_vit") == 2
+    assert "--images is missing: methods are compared on images" in capsys.readouterr().err
