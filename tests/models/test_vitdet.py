@@ -16,7 +16,7 @@ from torchvision.ops import MultiScaleRoIAlign, box_iou
 import vitrim
 from vitrim.loading import create_model
 from vitrim.models.vitdet import Detector, SimpleFeaturePyramid, StridedAnchors
-from vitrim.models.vitdet_heads import RoIs, roi_reader, soft_nms
+from vitrim.models.vitdet_heads import roi_reader, soft_nms
 from vitrim.tasks.step import Step
 
 TINY = {"img_size": 64, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -209,7 +209,9 @@ def test_maskness_lowers_scores_of_unsure_masks() -> None:
 
 def test_maskness_is_the_mean_of_what_is_above_it() -> None:
     masks = torch.tensor([[[[0.9, 0.7], [0.4, 0.5]]], [[[0.1, 0.2], [0.3, 0.5]]]])
-    torch.testing.assert_close(RoIs.mean_above(masks, 0.5), torch.tensor([0.8, 0.0]))
+    heads = detector(masks=True, maskness=0.5).roi_heads
+    rescored = heads.rescored([{"masks": masks, "scores": torch.tensor([1.0, 1.0])}])
+    torch.testing.assert_close(rescored[0]["scores"], torch.tensor([0.8, 0.0]))
 
 
 def test_boxes_without_an_area_are_no_detections() -> None:

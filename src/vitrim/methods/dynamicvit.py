@@ -123,7 +123,10 @@ class PredictingReducer(MaskedReducer, ScorerReducer[DynamicViT]):
         policy = state.carry.get(POLICY)
         kept = torch.ones_like(state.size[:, p:]) if policy is None else policy[:, p:]
         log_probabilities = self.predictor(x[:, p:], kept)
-        kept = kept * straight_through(log_probabilities + self.noise(log_probabilities), self.config.tau)
+        logits = log_probabilities + self.noise(log_probabilities)
+        soft = (logits / self.config.tau).softmax(dim=-1)[..., 0]
+        hard = (logits[..., 0] >= logits[..., 1]).to(soft.dtype)
+        kept = kept * (hard + (soft - soft.detach()))  # exactly 0 or 1, with the gradient of the softmax
         policy = state.pad_prefix(kept)
         state = replace(state, carry={**state.carry, POLICY: policy})
         return state.report(DECISION, self.layer.depth, kept)
@@ -174,10 +177,3 @@ class Predictor(nn.Module):
                 logits = self.out_conv(torch.cat([local, mean.expand_as(local)], dim=-1))
         log_probabilities: Tensor = logits.to(decision_dtype(patches.dtype)).log_softmax(dim=-1)
         return log_probabilities
-
-
-def straight_through(logits: Tensor, tau: float) -> Tensor:
-    """(B, P) 1 where the first of the two ``logits`` (B, P, 2) wins, else 0, with the gradient of their softmax."""
-    soft = (logits / tau).softmax(dim=-1)[..., 0]
-    hard = (logits[..., 0] >= logits[..., 1]).to(soft.dtype)
-    return hard + (soft - soft.detach())  # exactly 0 or 1

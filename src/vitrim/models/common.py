@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import torch.nn.functional as F
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers.format import Format, nchw_to
 from timm.layers.patch_embed import PatchEmbed
@@ -15,6 +14,7 @@ from timm.models import build_model_with_cfg
 from torch import Tensor, nn
 
 from vitrim.errors import VitrimError
+from vitrim.models.dense_parts import padded
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -37,29 +37,23 @@ class Stem(PatchEmbed):
         raise NotImplementedError
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (B, 3, H, W) to tokens (B, P, C), or to the ``output_fmt`` given at construction."""
-        x = self.feature_map(self.fitted(images))
-        if self.flatten:
-            x = x.flatten(2).transpose(1, 2)
-        elif self.output_fmt != Format.NCHW:
-            x = nchw_to(x, self.output_fmt)
-        return self.norm(x)  # type: ignore[no-any-return]
-
-    def fitted(self, images: Tensor) -> Tensor:
-        """Pad ``images`` to whole patches if the model does that.
+        """Map images (B, 3, H, W) to tokens (B, P, C), or to the ``output_fmt`` given at construction.
 
         Raises:
             VitrimError: the model does not accept images of this size.
         """
         size = (images.shape[2], images.shape[3])
-        rest = tuple(-side % patch for side, patch in zip(size, self.patch_size, strict=True))
         if self.img_size is not None and self.strict_img_size and size != tuple(self.img_size):
             raise VitrimError(f"images are {_by(size)}, this model takes {_by(self.img_size)}; see set_input_size")
-        if not any(rest):
-            return images
-        if not self.dynamic_img_pad:
+        whole, _ = padded(images, self.patch_size)
+        if whole is not images and not self.dynamic_img_pad:
             raise VitrimError(f"images are {_by(size)}, not a multiple of the patch size {_by(self.patch_size)}")
-        return F.pad(images, (0, rest[1], 0, rest[0]))
+        x = self.feature_map(whole)
+        if self.flatten:
+            x = x.flatten(2).transpose(1, 2)
+        elif self.output_fmt != Format.NCHW:
+            x = nchw_to(x, self.output_fmt)
+        return self.norm(x)  # type: ignore[no-any-return]
 
     def set_input_size(
         self,

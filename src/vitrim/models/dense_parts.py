@@ -1,4 +1,4 @@
-"""Steps that models for dense tasks share: whole patches, and the tokens of the patches laid out."""
+"""Steps that models for dense tasks and stems share: whole patches, and the tokens of the patches laid out."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from torch import Tensor
 from vitrim.errors import VitrimError
 
 
-def padded(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
-    """Images (B, 3, H, W) with zeros at their right and bottom up to whole patches; themselves where none is missing.
+def padded(images: Tensor, patch_size: tuple[int, int]) -> tuple[Tensor, tuple[int, int]]:
+    """Pad images (B, 3, H, W) with zeros at their right and bottom to whole patches.
+
+    Returns:
+        The images, themselves where nothing is missing, and the rows and columns of their patches.
 
     Example:
         >>> import torch
-        >>> padded(torch.ones(1, 3, 30, 32), (16, 16)).shape
-        torch.Size([1, 3, 32, 32])
+        >>> whole, grid = padded(torch.ones(1, 3, 30, 32), (16, 16))
+        >>> whole.shape, grid
+        (torch.Size([1, 3, 32, 32]), (2, 2))
     """
     down, right = -images.shape[2] % patch_size[0], -images.shape[3] % patch_size[1]
-    return F.pad(images, (0, right, 0, down)) if down or right else images
+    whole = F.pad(images, (0, right, 0, down)) if down or right else images
+    return whole, (whole.shape[2] // patch_size[0], whole.shape[3] // patch_size[1])
 
 
 def patch_map(tokens: Tensor, num_prefix: int, grid: tuple[int, int]) -> Tensor:

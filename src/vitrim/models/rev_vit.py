@@ -92,7 +92,7 @@ class RevViT(nn.Module):
                 proj_drop=proj_drop_rate,
                 attn_drop=attn_drop_rate,
                 drop_path=rate,
-                norm_layer=norm_layer,
+                norm_layer=cast(Any, norm_layer),
                 **place,
             )
             for rate in cast(list[float], calculate_drop_path_rates(drop_path_rate, depth))

@@ -22,19 +22,7 @@ class RevBlock(Block):
     """timm's block with its two residual branches over two streams (B, N, C), which can be undone (section 3.1).
 
     y1 = x1 + attention(norm(x2)) and y2 = x2 + mlp(norm(y1)).
-
-    Args:
-        dim: channels C of a stream.
-        num_heads: attention heads H.
-        qkv_bias: bias of q, k and v.
-        norm_layer: makes a norm of C channels.
-        kwargs: as timm's `Block` takes.
     """
-
-    def __init__(
-        self, dim: int, num_heads: int, *, qkv_bias: bool = True, norm_layer: Any = nn.LayerNorm, **kwargs: Any
-    ) -> None:
-        super().__init__(dim, num_heads, qkv_bias=qkv_bias, norm_layer=norm_layer, **kwargs)
 
     def attention_branch(self, x: Tensor) -> Tensor:
         """Update of the first stream, from the second one (B, N, C)."""
@@ -98,11 +86,11 @@ class ForwardState:
             return branch(x)
 
 
+@dataclass
 class Tape:
     """Streams on their way back through the blocks of one forward: the inputs of the block undone last."""
 
-    def __init__(self) -> None:
-        self.streams: tuple[Tensor, Tensor] | None = None
+    streams: tuple[Tensor, Tensor] | None = None
 
 
 class ReversibleStep(torch.autograd.Function):

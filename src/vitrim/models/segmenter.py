@@ -178,6 +178,7 @@ class Segmenter(nn.Module):
             raise unknown("decoder_tokens", decoder_tokens, DECODER_TOKENS)
         self.library = ask(backbone)
         self.layout = self.library.layout(backbone)
+        self.patch_size = self.layout.patch_size
         self.backbone = backbone
         self.decoder = decoder
         self.num_classes = num_classes
@@ -188,19 +189,13 @@ class Segmenter(nn.Module):
     task = "segmentation"
     front_name = "trunk"
 
-    @property
-    def patch_size(self) -> tuple[int, int]:
-        """Height and width of a patch in pixels."""
-        return self.layout.patch_size
-
     def forward(self, images: Tensor) -> Tensor:
         """Compute the logits (B, K, H, W) of ``images`` (B, 3, H, W).
 
         Raises:
             VitrimError: the backbone cannot take images of this size.
         """
-        whole = padded(images, self.patch_size)
-        grid = whole.shape[2] // self.patch_size[0], whole.shape[3] // self.patch_size[1]
+        whole, grid = padded(images, self.patch_size)
         scores = self.scores(self.library.tokens(self.backbone, whole), grid)
         maps = scores.transpose(1, 2).unflatten(2, grid).contiguous()  # enlarged several times as fast
         logits = F.interpolate(maps, size=whole.shape[2:], mode="bilinear", align_corners=False)
@@ -212,13 +207,13 @@ class Segmenter(nn.Module):
         Raises:
             VitrimError: as `forward`; also a reduced backbone whose tokens are decoded merged.
         """
-        whole = padded(images, self.patch_size)
-        grid = whole.shape[2] // self.patch_size[0], whole.shape[3] // self.patch_size[1]
+        whole, grid = padded(images, self.patch_size)
         return patch_map(self.library.tokens(self.backbone, whole), self.layout.num_prefix, grid), grid
 
     def front(self, images: Tensor) -> Tensor:
         """Compute the tokens (B, N, C) that the decoder gets of ``images`` (B, 3, H, W), prefix in front."""
-        return self.library.tokens(self.backbone, padded(images, self.patch_size))
+        whole, _ = padded(images, self.patch_size)
+        return self.library.tokens(self.backbone, whole)
 
     def scores(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
         """Decode the backbone's ``tokens`` (B, N, C), prefix in front: (B, P, K) for every patch of the ``grid``."""

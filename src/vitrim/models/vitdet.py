@@ -164,9 +164,11 @@ class Detector(nn.Module):
         self.layout = self.library.layout(backbone)
         if self.layout.patch_size[0] != self.layout.patch_size[1]:
             raise VitrimError(f"a pyramid needs square patches, not {self.layout.patch_size} px")
-        patch = self.layout.patch_size[0]
         self.backbone = backbone
         self.num_classes = num_classes
+        self.masks = masks
+        self.task = "instances" if masks else "detection"
+        self.patch = self.layout.patch_size[0]
         self.settings: dict[str, Any] = {
             "masks": masks,
             "cascade": cascade,
@@ -178,7 +180,7 @@ class Detector(nn.Module):
             "maskness": maskness,
         }
         self.pyramid = SimpleFeaturePyramid(self.layout.dim, channels)
-        strides = [patch / scale for scale in (*SCALES, SCALES[-1] / 2)]
+        strides = [self.patch / scale for scale in (*SCALES, SCALES[-1] / 2)]
         self.rpn = RegionProposalNetwork(
             StridedAnchors(strides),
             WideRPNHead(channels, len(RATIOS), conv_depth=rpn_layers),
@@ -195,21 +197,6 @@ class Detector(nn.Module):
     def _heads(self) -> RoIs:
         return roi_heads(self.num_classes, strides=[self.patch / scale for scale in SCALES], **self.settings)
 
-    @property
-    def patch(self) -> int:
-        """Side of a patch in pixels."""
-        return self.layout.patch_size[0]
-
-    @property
-    def task(self) -> str:
-        """The task it learns."""
-        return "instances" if self.masks else "detection"
-
-    @property
-    def masks(self) -> bool:
-        """True if it predicts masks."""
-        return bool(self.settings["masks"])
-
     def forward(self, images: Tensor, sizes: Sequence[Size] | None = None) -> list[Detection]:
         """Detect objects; the same in training and evaluation mode.
 
@@ -221,7 +208,8 @@ class Detector(nn.Module):
             Per image ``boxes`` (n, 4), x1 y1 x2 y2 in pixels of the input; ``labels`` (n,) in 0..K-1; ``scores`` (n,),
             the highest first (before `maskness`); with masks, ``masks`` (n, H, W) bool.
         """
-        batch, maps = self.batch(images, sizes), self.maps(images)
+        sizes = [(images.shape[2], images.shape[3])] * len(images) if sizes is None else list(sizes)
+        batch, maps = ImageList(images, sizes), self.front(images)
         if images.is_meta:
             # for counting: the heads run on as many proposals and detections as there may be
             self.rpn.head(list(maps.values()))
@@ -262,7 +250,7 @@ class Detector(nn.Module):
         for target in targets:
             height, width = target["size"].tolist() if "size" in target else images.shape[2:]
             sizes.append((int(height), int(width)))
-        batch, maps = self.batch(images, sizes), self.maps(images)
+        batch, maps = ImageList(images, sizes), self.front(images)
         own = [self._target(target) for target in targets]
         with running(True, self.rpn, self.roi_heads):
             proposals, first = self.rpn(batch, maps, own)
@@ -277,26 +265,16 @@ class Detector(nn.Module):
             losses["roi_mask"] = second["loss_mask"]
         return {"total": torch.stack(list(losses.values())).sum(), **losses}
 
-    def batch(self, images: Tensor, sizes: Sequence[Size] | None) -> ImageList:
-        """The images as torchvision's heads take them."""
-        whole = (images.shape[2], images.shape[3])
-        return ImageList(images, [whole] * len(images) if sizes is None else list(sizes))
-
-    def maps(self, images: Tensor) -> dict[str, Tensor]:
-        """Compute the pyramid (B, channels, h, w) of ``images`` (B, 3, H, W), padded to whole patches."""
-        tokens, grid = self.tokens(images)
-        return cast("dict[str, Tensor]", self.pyramid(tokens.transpose(1, 2).unflatten(2, grid)))
-
     front_name = "trunk + pyramid"
 
     def front(self, images: Tensor) -> dict[str, Tensor]:
-        """Compute what region proposals and RoI heads read of ``images`` (B, 3, H, W): `maps`."""
-        return self.maps(images)
+        """Compute what region proposals and RoI heads read of ``images`` (B, 3, H, W): the pyramid's maps."""
+        tokens, grid = self.tokens(images)
+        return cast("dict[str, Tensor]", self.pyramid(tokens.transpose(1, 2).unflatten(2, grid)))
 
     def tokens(self, images: Tensor) -> tuple[Tensor, Size]:
         """Compute what the pyramid reads: (B, P, C) in raster order, and rows and columns of the patches."""
-        whole = padded(images, self.layout.patch_size)
-        grid = whole.shape[2] // self.patch, whole.shape[3] // self.patch
+        whole, grid = padded(images, self.layout.patch_size)
         return patch_map(self.library.tokens(self.backbone, whole), self.layout.num_prefix, grid), grid
 
     def reset_classifier(self, num_classes: int) -> None:

@@ -70,16 +70,15 @@ class RoIs(RoIHeads):
 
     def rescored(self, found: Found) -> Found:
         """The detections with scores times the mean probability of their masks, where they are above `maskness`."""
-        least = self.maskness
-        if least is None:
+        if self.maskness is None:
             return found
-        return [{**one, "scores": one["scores"] * self.mean_above(one["masks"], least)} for one in found]
-
-    @staticmethod
-    def mean_above(masks: Tensor, least: float) -> Tensor:
-        """(n,) mean of the probabilities (n, 1, 28, 28) that are above ``least``, 0 where none is."""
-        inside = masks > least
-        return (masks * inside).sum((1, 2, 3)) / inside.sum((1, 2, 3)).clamp_min(1)
+        rescored = []
+        for one in found:
+            masks = one["masks"]  # (n, 1, 28, 28); the mean is 0 where no probability is high enough
+            inside = masks > self.maskness
+            mean = (masks * inside).sum((1, 2, 3)) / inside.sum((1, 2, 3)).clamp_min(1)
+            rescored.append({**one, "scores": one["scores"] * mean})
+        return rescored
 
     def postprocess_detections(
         self, class_logits: Tensor, box_regression: Tensor, proposals: list[Tensor], image_shapes: list[tuple[int, int]]
@@ -230,7 +229,14 @@ class CascadeRoIs(RoIs):
             proposals = [found[remove_small_boxes(found, min_size=1e-2)] for found in proposals]
         losses = {"loss_classifier": torch.stack(classes).sum(), "loss_box_reg": torch.stack(boxes).sum()}
         if self.has_mask():
-            losses["loss_mask"] = self.mask_loss(features, *first, image_shapes, targets)
+            # of the proposals of the first stage, those that hold an object
+            proposals, matched, labels = first
+            hits = [torch.where(found > 0)[0] for found in labels]
+            held = [found[index] for found, index in zip(proposals, hits, strict=True)]
+            of = [found[index] for found, index in zip(matched, hits, strict=True)]
+            every_mask = [one["masks"] for one in targets], [one["labels"] for one in targets]
+            logits = self.mask_logits(features, held, image_shapes)
+            losses["loss_mask"] = maskrcnn_loss(logits, held, *every_mask, of)
         return losses
 
     def predict(
@@ -268,24 +274,6 @@ class CascadeRoIs(RoIs):
         """(R, K + 1, 28, 28) of the masks in ``boxes``."""
         found: Tensor = self.mask_predictor(self.mask_head(self.mask_roi_pool(features, boxes, image_shapes)))
         return found
-
-    def mask_loss(
-        self,
-        features: Mapping[str, Tensor],
-        proposals: list[Tensor],
-        matched: list[Tensor],
-        labels: list[Tensor],
-        image_shapes: Any,
-        targets: Found,
-    ) -> Tensor:
-        """The loss of the masks of proposals that hold an object."""
-        hits = [torch.where(found > 0)[0] for found in labels]
-        boxes = [found[index] for found, index in zip(proposals, hits, strict=True)]
-        of = [found[index] for found, index in zip(matched, hits, strict=True)]
-        logits = self.mask_logits(features, boxes, image_shapes)
-        every = [one["masks"] for one in targets], [one["labels"] for one in targets]
-        loss: Tensor = maskrcnn_loss(logits, boxes, *every, of)
-        return loss
 
     def classify(self, features: Tensor) -> None:
         for head, predictor in zip(self.box_heads, self.box_predictors, strict=True):
