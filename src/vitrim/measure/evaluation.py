@@ -168,6 +168,8 @@ def open_task(
         >>> task.name, dataset[0][0].shape
         ('classification', torch.Size([3, 160, 160]))
     """
+    check_kinds(split=split, image_column=image_column, label_column=label_column)
+    check_kinds(data_options=data_options, protocol=protocol)
     model = loaded.model
     rules, options = as_trained(loaded.name, protocol)
     name = task_name(model, task)
@@ -337,7 +339,8 @@ def evaluate(
     dataset: Any = None
     facts: dict[str, Any] = dict.fromkeys(("source", "split", "images", "classes", "batch_size"))
     with drawing(selected or torch.device("cpu"), seed):
-        loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=dict(model_options or {}))
+        given = getattr(model, "_orig_mod", model)  # a compiled model predicts what the model in it does
+        loaded = load(given, pretrained=pretrained, checkpoint=checkpoint, model_options=dict(model_options or {}))
         if isinstance(data, (str, Path, *DATASETS)):
             if isinstance(task, Task):
                 raise VitrimError("a task with its classes goes with batches; of a source or a dataset give its name")
