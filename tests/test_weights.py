@@ -250,6 +250,10 @@ def test_convert_on_the_command_line(
         assert found.keys() == expected.keys()
         assert all(torch.equal(value, expected[name]) for name, value in found.items())
     assert json.loads((tmp_path / "record.json").read_text())["tensors"] == len(other)
+    before = file.read_bytes()
+    assert exit_code(monkeypatch, "convert", file, out, "--key", "model", "--json", file) == 2
+    assert "both.pth is a file of this command itself: give the record another name" in capsys.readouterr().err
+    assert file.read_bytes() == before
     assert exit_code(monkeypatch, "convert", out, tmp_path / "again.safetensors") == 2
     assert "is a safetensors file already" in capsys.readouterr().err
     assert exit_code(monkeypatch, "convert", file, tmp_path / "out.bin", "--key", "model") == 2

@@ -20,7 +20,7 @@ from vitrim.errors import VitrimError
 
 gradio = pytest.importorskip("gradio", reason="the page needs gradio: pip install 'vitrim[app]'")
 
-from vitrim.app.page import Events, command_of, make_page, python_of, result_html  # noqa: E402 -- it imports gradio
+from vitrim.app.page import Events, command_of, html, make_page, python_of  # noqa: E402 -- it imports gradio
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +74,8 @@ def test_the_text_to_copy_is_of_this_model(service: Service, ship: bytes) -> Non
         *("--model-option", "img_size=[64, 32]", "--model-option", "global_pool=avg"),
     ]
     assert "--pretrained" in command_of(replace(result, weights="pretrained"))
-    assert "CHECKPOINT stands for your file of weights" in result_html(own)
-    assert "CHECKPOINT" not in result_html(result)
+    assert "CHECKPOINT stands for your file of weights" in html("result", result=own)
+    assert "CHECKPOINT" not in html("result", result=result)
 
 
 @pytest.mark.parametrize(

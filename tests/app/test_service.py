@@ -15,7 +15,8 @@ import vitrim
 from app_files import EXAMPLES, MODEL
 from vitrim.app import service as service_file
 from vitrim.app.messages import Choice, ModelSource
-from vitrim.app.service import KEPT_MODELS, ROUNDS, Service, _contestants, _outputs, class_names, slide_of
+from vitrim.app.service import KEPT_MODELS, ROUNDS, Service, _compared, class_names
+from vitrim.app.sliders import slide_of
 from vitrim.core.reduce import HANDLE
 from vitrim.core.registry import methods
 from vitrim.data.transforms import eval_transform
@@ -74,7 +75,7 @@ def test_pictures_and_numbers_are_of_one_draw() -> None:
     """Those of a model that is reduced here, under the same seed."""
     model, method = create_model(MODEL), "random:keep_rate=0.5"
     image = eval_transform(model)(Image.open(EXAMPLES / "ship.png"))[None]
-    (_, shown), sources, _ = _outputs(*_contestants(model, vitrim.parse_method(method)), image)
+    (_, shown), sources, _ = _compared(model, vitrim.parse_method(method), image)
     reduction = vitrim.reduce_(model, method, record=True)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -190,9 +191,9 @@ def test_timing_takes_what_is_left_of_the_time(
 ) -> None:
     """Four models, each once before and ROUNDS times: a forward that takes so long that this is half, or too much."""
     known = Service([ModelSource(MODEL)])
-    outputs = service_file._outputs(*_contestants(create_model(MODEL), vitrim.parse_method("tome")), PIXELS)
+    outputs = service_file._compared(create_model(MODEL), vitrim.parse_method("tome"), PIXELS)
     seconds = share * known.seconds / (4 * (ROUNDS + 1))
-    monkeypatch.setattr(service_file, "_outputs", lambda *_: (*outputs[:2], seconds))
+    monkeypatch.setattr(service_file, "_compared", lambda *_: (*outputs[:2], seconds))
     monkeypatch.setattr(service_file, "_timing", lambda *_: "timed")
     result = known.run(ship, Choice(MODEL, "tome", 8))
     assert (result.timing == "timed") is timed
@@ -200,10 +201,10 @@ def test_timing_takes_what_is_left_of_the_time(
 
 @pytest.mark.parametrize("reduced_class", [0, 3])
 def test_whether_the_answer_is_the_same(reduced_class: int, ship: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    (dense, reduced), sources, _ = _outputs(*_contestants(create_model(MODEL), vitrim.parse_method("tome")), PIXELS)
+    (dense, reduced), sources, _ = _compared(create_model(MODEL), vitrim.parse_method("tome"), PIXELS)
     logits = torch.eye(10)
     answers = (replace(dense, prediction=logits[:1]), replace(reduced, prediction=logits[reduced_class][None]))
-    monkeypatch.setattr(service_file, "_outputs", lambda *_: (answers, sources, 1e9))
+    monkeypatch.setattr(service_file, "_compared", lambda *_: (answers, sources, 1e9))
     result = Service([ModelSource(MODEL)]).run(ship, Choice(MODEL, "tome", 8))
     assert result.same is (reduced_class == 0)
     names = ["airplane", "automobile", "bird", "cat"]

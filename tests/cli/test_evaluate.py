@@ -19,8 +19,9 @@ from sklearn.metrics import average_precision_score
 from cli_runs import exit_code
 from vitrim.data import batches, eval_transform, load_data, load_images
 from vitrim.errors import VitrimError
+from vitrim.loading import load
 from vitrim.measure.decisions import Decisions
-from vitrim.measure.evaluation import evaluate
+from vitrim.measure.evaluation import evaluate, open_task
 from vitrim.measure.records import Batch
 from vitrim.measure.run import Measurement
 from vitrim.report import Report
@@ -551,3 +552,23 @@ def test_arguments_that_say_nothing_are_refused(folder, options, message):
         evaluate(model, "none", load_images(folder), **options)
     with pytest.raises(VitrimError, match="limit is for a source of images or a dataset, and batches are given"):
         evaluate(model, "none", [], limit=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data_options": 5}, "data_options is a dict of options by name, not 5"),
+        ({"protocol": 5}, "protocol is a dict of options by name, not 5"),
+        ({"image_column": 5}, "image_column is a text, not 5"),
+    ],
+)
+def test_a_task_is_opened_with_options_of_their_kind(folder, options, message):
+    with pytest.raises(VitrimError, match=message):
+        open_task(load(MODEL), folder, **options)
+
+
+def test_a_compiled_model_is_evaluated_as_the_model_in_it(folder):
+    model = timm.create_model(MODEL, img_size=64, num_classes=6)
+    compiled = torch.compile(model, backend="eager")
+    rows = [evaluate(one, "tome:r=2", load_images(folder), batch_size=3).rows for one in (model, compiled)]
+    assert rows[0] == rows[1]

@@ -236,3 +236,11 @@ def test_counts_are_found_on_so_many_images(
         freeze=True, limit=limit, check=0, images=ImageDataset([Image.new("RGB", (32, 32))], [0]),
     )  # fmt: skip
     assert asked == [images]
+
+
+@pytest.mark.parametrize("record", ["m.pt2.json", "./m.pt2.json"])
+def test_a_record_does_not_replace_the_file(run: Run, record: str) -> None:
+    code, _, err = run("--out", "m.pt2", "--check", "0", "--json", record)
+    assert code == 2
+    assert f"--json {record} is a file of this command itself: give the record another name" in err
+    assert not Path(record).exists()

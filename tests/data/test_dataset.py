@@ -7,6 +7,7 @@ import pkgutil
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from vitrim.data import (
     batches,
     eval_transform,
     load_images,
+    spread,
     to_tensor,
 )
 from vitrim.errors import VitrimError
@@ -246,3 +248,9 @@ def test_cifar10():
     assert images.shape == (100, 3, 32, 32)
     assert 0 <= images.min() < images.max() <= 1
     assert len(found.unique()) == 10
+
+
+@pytest.mark.parametrize("limit", ["x", 0, -1, 2.0, True])
+def test_a_limit_that_is_no_number_of_images(limit: Any) -> None:
+    with pytest.raises(VitrimError, match="limit is a whole number of at least 1, not "):
+        spread(10, limit)

@@ -157,13 +157,20 @@ def test_a_model_by_name_has_the_weights_of_its_seed() -> None:
     assert rows[0] == rows[1] != rows[2]
 
 
+def test_a_compiled_model_is_shown_as_the_model_in_it(model: nn.Module) -> None:
+    compiled = torch.compile(model, backend="eager")
+    assert show(compiled, "topk", IMAGE).rows == show(model, "topk", IMAGE).rows
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({}, "give the images to show"),
         ({"images": IMAGE, "data": "x"}, "not both"),
         ({"images": IMAGE, "split": "test"}, "split says how to read a dataset"),
-        ({"images": torch.rand(64, 64)}, r"a tensor \(C, H, W\) as the model takes it, not one of \(64, 64\)"),
+        ({"images": torch.rand(64, 64)}, r"a tensor \(C, H, W\) as the model takes it, .*, not one of \(64, 64\)"),
+        ({"images": torch.rand(3, 20, 20)}, r"as the model takes it, \(3, 64, 64\), not one of \(3, 20, 20\)"),
+        ({"images": torch.rand(2, 1, 64, 64)}, r"as the model takes it, \(3, 64, 64\), not one of \(1, 64, 64\)"),
         ({"images": 3}, "not int"),
         ({"images": [IMAGE, "x.png"]}, "do not mix"),
         ({"images": IMAGE, "limit": 0}, "limit is a whole number of at least 1"),

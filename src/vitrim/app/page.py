@@ -9,17 +9,20 @@ import base64
 import json
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import gradio as gr
+from jinja2 import Environment, FileSystemLoader
 
-from vitrim.app.messages import Choice, FrontFile, Limits, Offer, Reply, Slide
+from vitrim.app.messages import Choice, Limits, Reply, Slide
 from vitrim.errors import VitrimError
 
-__all__ = ["EXAMPLES", "Events", "Jobs", "command_of", "make_page", "python_of", "result_html", "theme"]
+if TYPE_CHECKING:
+    from vitrim.app.worker import Worker
+
+__all__ = ["EXAMPLES", "Events", "command_of", "html", "make_page", "python_of", "theme"]
 
 FIRST_METHOD = "tome"
 WAITING = 16
@@ -37,19 +40,15 @@ SHOW_BLOCK = """(block) => {
   }
 }"""
 """The pictures of all blocks are on the page already; the slider only says which one is visible."""
-
-
-class Jobs(Protocol):
-    """Anything that runs jobs, as `vitrim.app.worker.Worker` does."""
-
-    @property
-    def offers(self) -> Sequence[Offer]:
-        """The models on offer."""
-        ...
-
-    def call(self, job: str, *given: Any, first: tuple[str, ...] = ()) -> Any:
-        """The result of a job, after that of ``first``; `VitrimError` where it has none."""
-        ...
+EVENT: dict[str, Any] = {
+    "preprocess": False,  # the file as it was uploaded; gradio would convert it, and fail in its own words
+    "api_visibility": "private",
+    "concurrency_limit": 1,
+    "concurrency_id": "work",
+}
+"""Options of every event: no API, and one job at a time over all events."""
+TEMPLATES = Environment(loader=FileSystemLoader(FOLDER), autoescape=True)
+TEMPLATES.filters["base64"] = lambda content: base64.b64encode(content).decode()
 
 
 class Events:
@@ -60,20 +59,20 @@ class Events:
         limits: of uploads.
     """
 
-    def __init__(self, jobs: Jobs, limits: Limits) -> None:
+    def __init__(self, jobs: Worker, limits: Limits) -> None:
         self.jobs = jobs
         self.limits = limits
-        self.offers: Mapping[str, Offer] = {offer.name: offer for offer in jobs.offers}
+        self.slides = {offer.name: offer.slides for offer in jobs.offers}
 
     def model(self, model: str, method: str) -> tuple[Any, Any]:
         """The methods of a model, and the slider of the one that is chosen."""
-        slides = self._slides(model)
+        slides = self.slides.get(str(model), {})
         chosen = method if method in slides else next(iter(slides), None)
         return gr.update(choices=list(slides), value=chosen), self.method(model, chosen)
 
     def method(self, model: str, method: str | None) -> Any:
         """The slider of a method."""
-        slide = self._slides(model).get(str(method))
+        slide = self.slides.get(str(model), {}).get(str(method))
         return gr.update(interactive=False) if slide is None else gr.update(**_slider(slide), interactive=True)
 
     def run(
@@ -95,25 +94,21 @@ class Events:
             choice = Choice(str(model), str(method), value, str(more or ""))
             result: Reply = self.jobs.call("run", _content(image, self.limits), choice, first=("offer", choice.model))
         except VitrimError as error:
-            return "", error_html(str(error)), gr.update(), "", "", ""
+            return "", html("result", error=str(error)), gr.update(), "", "", ""
         last = len(result.pictures) - 2
         shown = min(int(block), last) if isinstance(block, int | float) and block >= 0 else last
         slider = gr.update(maximum=last, value=shown)
-        texts = (result.method, python_of(result), command_of(result))
-        return pictures_html(result, shown), result_html(result), slider, *texts
+        pictures = html("pictures", pictures=result.pictures, block=shown)
+        return pictures, html("result", result=result), slider, result.method, python_of(result), command_of(result)
 
     def front(self, file: Any) -> str:
         """The front of an uploaded file, or one line where it would stand."""
         if file is None:
             return ""
         try:
-            return front_html(self.jobs.call("front", _content(file, self.limits)))
+            return html("front", front=self.jobs.call("front", _content(file, self.limits)))
         except VitrimError as error:
-            return error_html(str(error))
-
-    def _slides(self, model: str) -> Mapping[str, Slide]:
-        offer = self.offers.get(str(model))
-        return {} if offer is None else offer.slides
+            return html("front", error=str(error))
 
 
 def _content(file: Any, limits: Limits) -> bytes:
@@ -164,7 +159,7 @@ def theme() -> Any:
     )
 
 
-def make_page(jobs: Jobs, limits: Limits, folder: Path) -> Any:
+def make_page(jobs: Worker, limits: Limits, folder: Path) -> Any:
     """The page, not yet served: a `gradio.Blocks`.
 
     Args:
@@ -186,14 +181,15 @@ def make_page(jobs: Jobs, limits: Limits, folder: Path) -> Any:
             drawings = [str(shutil.copy(example, folder)) for example in EXAMPLES.values()]
             _image_tab(page, events, limits, drawings)
         with gr.Tab("Front of a search"):
-            _front_tab(events)
+            file = gr.File(label="front.json of `vitrim tune --front`", file_types=[".json"], height=140)
+            file.change(events.front, file, gr.HTML(), **EVENT)
     page.queue(max_size=WAITING, default_concurrency_limit=1, api_open=False)
     return page
 
 
 def _image_tab(page: Any, events: Events, limits: Limits, drawings: Sequence[str]) -> None:
-    offers = list(events.offers)
-    slides = events.offers[offers[0]].slides
+    offers = list(events.slides)
+    slides = events.slides[offers[0]]
     first = FIRST_METHOD if FIRST_METHOD in slides else next(iter(slides))
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
@@ -232,55 +228,25 @@ def _image_tab(page: Any, events: Events, limits: Limits, drawings: Sequence[str
             python = gr.Textbox(label="in Python", elem_id="v-python", lines=5, buttons=["copy"], interactive=False)
             command = gr.Textbox(label="on the command line", elem_id="v-command", buttons=["copy"], interactive=False)
     inputs, outputs = [image, model, method, value, more, block], [pictures, numbers, block, text, python, command]
-    # preprocess=False: the file as it was uploaded; gradio would convert it, and fail in its own words
-    job: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "preprocess": False, **_private()}
-    model.input(events.model, [model, method], [method, value], preprocess=False, **_private()).then(events.run, **job)
-    method.input(events.method, [model, method], value, preprocess=False, **_private()).then(events.run, **job)
+    job: dict[str, Any] = {"inputs": inputs, "outputs": outputs, **EVENT}
+    model.input(events.model, [model, method], [method, value], **EVENT).then(events.run, **job)
+    method.input(events.method, [model, method], value, **EVENT).then(events.run, **job)
     triggers = [image.change, value.input, more.submit, button.click, page.load]
     gr.on(triggers, events.run, trigger_mode="always_last", **job)
-    block.change(None, block, js=SHOW_BLOCK, **_private())
-
-
-def _front_tab(events: Events) -> None:
-    file = gr.File(label="front.json of `vitrim tune --front`", file_types=[".json"], height=140)
-    shown = gr.HTML()
-    file.change(events.front, file, shown, preprocess=False, **_private())
-
-
-def _private() -> dict[str, Any]:
-    """Options of every event: no API, and one job at a time over all events."""
-    return {"api_visibility": "private", "concurrency_limit": 1, "concurrency_id": "work"}
+    block.change(None, block, js=SHOW_BLOCK, **EVENT)
 
 
 # ---- results as HTML and as text to copy; whatever a user typed or uploaded is escaped ------------------------------
 
 
-def result_html(result: Reply) -> str:
-    """Classes, agreement, cost and tokens of a result."""
-    return _render("result", result=result, method=result.method)
-
-
-def pictures_html(result: Reply, block: int) -> str:
-    """The image and what is left of it after every block, of which ``block`` is visible."""
-    shown = [
-        {"block": one.block, "words": one.words, "data": base64.b64encode(one.png).decode()} for one in result.pictures
-    ]
-    return _render("pictures", pictures=shown, block=block)
-
-
-def front_html(front: FrontFile) -> str:
-    """The picture and the table of a front."""
-    return _render("front", front=front, png=base64.b64encode(front.png).decode())
-
-
-def error_html(message: str) -> str:
-    """A message where a result would stand.
+def html(template: str, **values: Any) -> str:
+    """A result by the template of that name: ``pictures``, ``result`` or ``front``; or an ``error`` in its place.
 
     Example:
-        >>> error_html("not <b>an image").strip()
+        >>> html("result", error="not <b>an image").strip()
         '<p class="v-error" role="alert">not &lt;b&gt;an image</p>'
     """
-    return _render("result", error=message)
+    return TEMPLATES.get_template(f"{template}.html.jinja").render(**values)
 
 
 def python_of(result: Reply) -> str:
@@ -298,29 +264,8 @@ def command_of(result: Reply) -> str:
     """The command that writes the same pictures; ``CHECKPOINT`` stands for a file of weights."""
     weights = " --checkpoint CHECKPOINT" if result.checkpoint else ""
     weights = " --pretrained" if result.weights == "pretrained" else weights
-    options = "".join(
-        f" --model-option {shlex.quote(f'{key}={_text(value)}')}" for key, value in result.options.items()
-    )
+    options = ""
+    for key, value in result.options.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        options += f" --model-option {shlex.quote(f'{key}={text}')}"
     return f'vitrim show "{result.model}" IMAGE{weights}{options} -m "{result.method}" --out pictures'
-
-
-def _text(value: Any) -> str:
-    """The value of an option as it is written on the command line.
-
-    Example:
-        >>> _text([32, 64]), _text("avg"), _text(True)
-        ('[32, 64]', 'avg', 'true')
-    """
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-@cache
-def _template(name: str) -> Any:
-    from jinja2 import Environment
-
-    text = (FOLDER / f"{name}.html.jinja").read_text(encoding="utf-8")
-    return Environment(autoescape=True).from_string(text)
-
-
-def _render(name: str, **values: Any) -> str:
-    return str(_template(name).render(**values))

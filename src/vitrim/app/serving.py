@@ -92,14 +92,9 @@ def serve(
     sources = [ModelSource(name, weights[name], pretrained, checkpoint, dict(model_options or {})) for name in names]
     limits = Limits(megabytes=max_upload)
     on_progress(f"loading {', '.join(names)}")
-    with Worker(partial(service, sources, limits, threads)) as worker:
-        _serve(worker, limits, host, port, browser, on_progress)
-
-
-def _serve(
-    worker: Worker, limits: Limits, host: str, port: int, browser: bool, on_progress: Callable[[str], None]
-) -> None:
-    with TemporaryDirectory(prefix="vitrim-app-") as folder:  # uploads too; all of it goes with the server
+    # the temporary folder has the uploads, too; all of it goes with the server
+    worker = Worker(partial(service, sources, limits, threads))
+    with worker, TemporaryDirectory(prefix="vitrim-app-") as folder:
         os.environ.update(QUIET, GRADIO_TEMP_DIR=folder)
         from starlette.middleware import Middleware
 

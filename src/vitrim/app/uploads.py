@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import struct
-import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
-from io import BytesIO
-from typing import TYPE_CHECKING, Any
-
-from vitrim.app.messages import Limits
-from vitrim.data.decoding import decode
-from vitrim.errors import DataError, VitrimError, first_line
-
-if TYPE_CHECKING:
-    from PIL import Image
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import struct
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from typing import Any
 
-from vitrim.app.messages import FrontFile, FrontPoint
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from vitrim.app.messages import FrontFile, FrontPoint, Limits
+from vitrim.data.decoding import decode
+from vitrim.errors import DataError, VitrimError, first_line
 from vitrim.plots.style import DENSE_COLOUR, OKABE_ITO, SMALL, encoded, panels
 from vitrim.tuning.result import non_dominated
 
@@ -84,13 +79,17 @@ def read_image(content: bytes, limits: Limits | None = None) -> Upload:
         raise VitrimError(str(error)) from error
     except BROKEN as error:
         raise VitrimError(f"cannot read the image: {first_line(error)}") from error
-    return Upload(_upright(image), notes)
+    # as a viewer shows it, in RGB
+    if image.getexif().get(ORIENTATION, 1) != 1:
+        image = ImageOps.exif_transpose(image)
+    if _has_alpha(image):
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return Upload(image.convert("RGB"), notes)
 
 
 def _check_header(content: bytes, limits: Limits) -> Iterator[str]:
     """Refuse by the header alone; yield a note for whatever will be changed."""
-    from PIL import Image, UnidentifiedImageError
-
     try:
         # the limit here is in megapixels, and an error
         with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
@@ -125,18 +124,6 @@ def _has_alpha(image: Image.Image) -> bool:
     return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """The image as a viewer shows it, in RGB."""
-    from PIL import Image, ImageOps
-
-    if image.getexif().get(ORIENTATION, 1) != 1:
-        image = ImageOps.exif_transpose(image)
-    if _has_alpha(image):
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image.convert("RGB")
-
-
 def read_front(content: bytes) -> FrontFile:
     """Read the bytes of a ``front.json``.
 
@@ -166,7 +153,9 @@ def read_front(content: bytes) -> FrontFile:
     tuned = found.get("tuned") if isinstance(found, dict) else None
     if not isinstance(rows, list) or not isinstance(tuned, dict) or not 1 <= len(rows) <= MOST_POINTS:
         raise VitrimError("this JSON is no front of searches; give the front.json of `vitrim tune --front`")
-    score = AGREE if all(_has(row, AGREE) for row in rows) else str(tuned.get("proxy", "feature"))
+    scores = [row.get("scores") if isinstance(row, dict) else None for row in rows]
+    agreed = all(isinstance(one, dict) and AGREE in one for one in scores)
+    score = AGREE if agreed else str(tuned.get("proxy", "feature"))
     points = [_point(row, number, score) for number, row in enumerate(rows)]
     # of what is shown; the file's own front is that of the score which the search minimised
     kept = non_dominated([(one.share, -one.score if score == AGREE else one.score) for one in points])
@@ -176,11 +165,13 @@ def read_front(content: bytes) -> FrontFile:
     cost = UNITS.get(kind, "cost")
     png = _picture(points, cost, measure)
     words = f"{len(points)} settings: {measure} over {cost} in % of the dense model; the table has the numbers"
-    return FrontFile("; ".join(_about(tuned)), cost, measure, points, png, words)
-
-
-def _has(row: Any, score: str) -> bool:
-    return isinstance(row, dict) and isinstance(row.get("scores"), dict) and score in row["scores"]
+    # what the searches follow from
+    made, images = tuned.get("made_for"), tuned.get("images")
+    name = made.get("model") or made.get("class") if isinstance(made, dict) else None
+    about = [f"{key}: {_short(value)}" for key, value in (("model", name), ("base", tuned.get("base"))) if value]
+    if isinstance(images, dict) and isinstance(images.get("check"), int):
+        about.append(f"measured on {images['check']} images")
+    return FrontFile("; ".join(about), cost, measure, points, png, words)
 
 
 def _point(row: Any, number: int, score: str) -> FrontPoint:
@@ -189,9 +180,10 @@ def _point(row: Any, number: int, score: str) -> FrontPoint:
     Raises:
         VitrimError: an entry is missing, or of another kind.
     """
-    if not _has(row, score):
+    scores = row.get("scores") if isinstance(row, dict) else None
+    if not isinstance(scores, dict) or score not in scores:
         raise VitrimError(f"row {number} of the file has no score '{_short(score)}'")
-    values = [row.get("share"), row["scores"][score]]
+    values = [row.get("share"), scores[score]]
     try:
         share, value = (float(one) if isinstance(one, int | float) else math.nan for one in values)
     except OverflowError:  # a whole number of hundreds of digits
@@ -201,15 +193,6 @@ def _point(row: Any, number: int, score: str) -> FrontPoint:
     texts = [_short(row.get(key)) for key in ("target", "setting", "config")]
     shown = 100 * (1 - value) if score == AGREE else value
     return FrontPoint(texts[0], texts[1], texts[2], share, shown, False, row.get("returned") is True)
-
-
-def _about(tuned: Mapping[str, Any]) -> Iterator[str]:
-    made = tuned.get("made_for")
-    name = made.get("model") or made.get("class") if isinstance(made, dict) else None
-    yield from (f"{key}: {_short(value)}" for key, value in (("model", name), ("base", tuned.get("base"))) if value)
-    images = tuned.get("images")
-    if isinstance(images, dict) and isinstance(images.get("check"), int):
-        yield f"measured on {images['check']} images"
 
 
 def _short(value: Any) -> str:

@@ -95,11 +95,11 @@ class Worker:
                     self.stop()
                     hint = "models must load in that time" if seconds == START_SECONDS else "take milder settings"
                     raise VitrimError(f"this took more than {seconds:g} s and was ended: {hint}")
-            kind, reply = self.connection.recv()
+            done, reply = self.connection.recv()
         except (EOFError, OSError) as error:
             self.stop()
             raise VitrimError("this ended the process that runs models: is there enough memory?") from error
-        if kind != "result":
+        if not done:
             raise VitrimError(reply)
         self.ready = True
         return reply
@@ -146,21 +146,17 @@ def service(sources: Sequence[ModelSource], limits: Limits, threads: int | None 
 
 
 def _serve(connection: Connection, make: Callable[[], Any]) -> None:
-    """Run jobs until the other end closes."""
+    """Run jobs until the other end closes: reply to each whether it was done, and its result or one line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then ends this process
     made = make()
     with contextlib.suppress(EOFError):
         while True:
             job, given = connection.recv()
-            connection.send(_run(getattr(made, job), *given))
-
-
-def _run(job: Any, *given: Any) -> tuple[str, Any]:
-    """The result of a job, or one line about its failure."""
-    try:
-        return "result", job(*given)
-    except VitrimError as error:
-        return "refused", str(error)
-    except Exception as error:  # the page shows one line, the terminal the rest; the next job is not affected
-        traceback.print_exc()
-        return "failed", f"the model failed: {first_line(error)[:200]}"
+            try:
+                reply: tuple[bool, Any] = True, getattr(made, job)(*given)
+            except VitrimError as error:
+                reply = False, str(error)
+            except Exception as error:  # the page shows one line, the terminal the rest; the next job is not affected
+                traceback.print_exc()
+                reply = False, f"the model failed: {first_line(error)[:200]}"
+            connection.send(reply)

@@ -20,6 +20,7 @@ def convert(*, source: Source, target: Target, key: Key = None, output: Output) 
     """Write the weights of a .pth file as safetensors, under the same names. Nothing in the file is executed."""
     from vitrim.weights import convert_weights
 
+    output.spare(source)
     count, values = convert_weights(source, target, key=key)
     output.console().print(f"{target}: {count} tensors, {values:,} values", highlight=False)
     output.write("convert", file=str(target), tensors=count, values=values)

@@ -72,9 +72,11 @@ def export(
     images_at_once = _batch(batch)
     if method is not None and len(method) > 1:
         raise VitrimError(f"a file holds one method, got {len(method)}: {', '.join(method)}")
+    from vitrim.exporting.exported import sidecar
     from vitrim.exporting.writing import export as write
     from vitrim.report import show
 
+    output.spare(sidecar(out))
     with progress() as tell:
         file = write(
             model.name,

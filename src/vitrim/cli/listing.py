@@ -42,7 +42,10 @@ def list_(*, kind: Kind, text: Text = None, output: Output) -> None:
     every = collect()
     rows = [row for row in every if text is None or text.lower() in row["name"].lower()]
     if not rows:
-        raise VitrimError(_no_match(kind, text or "", [row["name"] for row in every]))
+        near = difflib.get_close_matches(text or "", [row["name"] for row in every], n=1, cutoff=0.5)
+        hint = f" did you mean '{near[0]}'?" if near else ""
+        told = f"`vitrim list {kind}` prints all {len(every)}"
+        raise VitrimError(f"no name in the list of {kind} contains '{text or ''}';{hint} {told}")
     out = output.console()
     for group, each in groupby(rows, key=lambda row: row.get("purpose", "")):
         members = list(each)
@@ -120,7 +123,7 @@ def fit(method: str, head: Head) -> str:
 
 def heads(rows: Sequence[dict[str, Any]]) -> list[str]:
     """For every kind of head in the table: the methods that work on it, need an option, or are refused and why."""
-    from vitrim.core.registry import missing_libraries
+    from vitrim.core.registry import missing_libraries, vision_languages
 
     lines = []
     for head, meaning in HEADS.items():
@@ -137,25 +140,19 @@ def heads(rows: Sequence[dict[str, Any]]) -> list[str]:
     if cells:
         lines.append(f"squares of patches are reduced as wholes (docs/hosts.md, cells): {', '.join(cells)}")
     if any(row["purpose"] == "vision-language models" for row in rows):
-        lines += _compact()
+        # those that can have fewer image tokens for their language model, and those that cannot
+        families = sorted(set(vision_languages().values()), key=lambda family: family.name)
+        groups = {
+            "image tokens one by one": [one for one in families if not one.in_cells and not one.refused],
+            "squares of patches as wholes": [one for one in families if one.in_cells and not one.refused],
+            "refused": [one for one in families if one.refused],
+        }
+        lines.append("compact=True, whole models with fewer image tokens for the language model:")
+        lines += [f"  {what}: {'; '.join(one.name for one in group)}" for what, group in groups.items() if group]
     missing = missing_libraries()
     if missing:
         lines.append(f"not installed, so their families are not listed: {', '.join(missing)}")
     return lines
-
-
-def _compact() -> list[str]:
-    """The vision-language models that can have fewer image tokens for their language model, and those that cannot."""
-    from vitrim.core.registry import vision_languages
-
-    families = sorted(set(vision_languages().values()), key=lambda family: family.name)
-    groups = {
-        "image tokens one by one": [family for family in families if not family.in_cells and not family.refused],
-        "squares of patches as wholes": [family for family in families if family.in_cells and not family.refused],
-        "refused": [family for family in families if family.refused],
-    }
-    named = [f"  {what}: {'; '.join(family.name for family in group)}" for what, group in groups.items() if group]
-    return ["compact=True, whole models with fewer image tokens for the language model:", *named]
 
 
 def models() -> list[dict[str, Any]]:
@@ -276,9 +273,3 @@ def _cell(value: str | bool | list[str]) -> str:
     if isinstance(value, bool):
         return "yes" if value else "-"
     return value if isinstance(value, str) else ", ".join(value)
-
-
-def _no_match(kind: str, text: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(text, names, n=1, cutoff=0.5)
-    hint = f" did you mean '{near[0]}'?" if near else ""
-    return f"no name in the list of {kind} contains '{text}';{hint} `vitrim list {kind}` prints all {len(names)}"

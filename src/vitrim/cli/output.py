@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitrim.cli.options import Setup
+from vitrim.errors import VitrimError
 from vitrim.files import check_file, json_text, write_text
 
 if TYPE_CHECKING:
@@ -36,6 +37,15 @@ class Output(Setup):
     def __post_init__(self) -> None:
         if self.json not in (None, "-"):
             check_file(Path(self.json))
+
+    def spare(self, *files: Path) -> None:
+        """Refuse a record in the place of one of ``files``, which the command reads, or writes beside its result.
+
+        Raises:
+            VitrimError: naming it.
+        """
+        if self.json not in (None, "-") and Path(self.json).resolve() in {file.resolve() for file in files}:
+            raise VitrimError(f"--json {self.json} is a file of this command itself: give the record another name")
 
     @property
     def on_stdout(self) -> bool:

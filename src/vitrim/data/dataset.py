@@ -317,7 +317,11 @@ def spread(count: int, limit: int | None) -> np.ndarray[Any, np.dtype[np.int64]]
     Example:
         >>> spread(10, 4).tolist()
         [0, 3, 6, 9]
+
+    Raises:
+        VitrimError: a limit that is no whole number of at least 1.
     """
+    check_whole(limit=(limit, 1))
     if limit is None or limit >= count:
         return np.arange(count)
     return np.unique(np.linspace(0, count - 1, limit).round().astype(np.int64))

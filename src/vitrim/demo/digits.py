@@ -89,7 +89,8 @@ def load_split() -> Split:
     labels = np.asarray(targets, dtype=np.int64)
     held_out = np.zeros(len(labels), dtype=np.bool_)
     held_out[held_out_indices(labels, TEST_IMAGES_PER_CLASS, SPLIT_SEED)] = True
-    images = _normalise(np.asarray(pixels, dtype=np.float64))
+    scaled = (np.asarray(pixels, dtype=np.float64) - PIXEL_MEAN) / PIXEL_STD
+    images = torch.from_numpy(scaled).float().reshape(-1, IN_CHANS, IMAGE_SIZE, IMAGE_SIZE)
     target = torch.from_numpy(labels)
     test = torch.from_numpy(held_out)
     return Split(images[~test], target[~test], images[test], target[test])
@@ -125,9 +126,3 @@ def load_digits_vit() -> VisionTransformer:
     # The file is in half precision to be small; load_state_dict copies it into the model's float32 parameters.
     model.load_state_dict(load_file(CHECKPOINT), strict=True)
     return model.eval()
-
-
-def _normalise(pixels: NDArray[np.float64]) -> Tensor:
-    """Turn raw pixels (B, H * W) in [0, 16] into float32 (B, 1, H, W)."""
-    images = torch.from_numpy((pixels - PIXEL_MEAN) / PIXEL_STD).float()
-    return images.reshape(-1, IN_CHANS, IMAGE_SIZE, IMAGE_SIZE)

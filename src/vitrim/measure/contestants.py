@@ -90,9 +90,21 @@ class Contestant:
                 counted = (images.shape[2], images.shape[3])
             self.forward(images)
         feature = self.forward.feature() if self.watched else None
-        self._check_finite(feature)
-        tokens = self._tokens(len(images)) if self.watched else ((), 0)
-        return Output(self.forward.prediction, feature, *tokens, macs, counted)
+        for value in (feature, *tree_leaves(self.forward.prediction)):
+            if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                raise VitrimError(
+                    f"{self.name}: the model's outputs are not finite numbers: check its weights and dtype"
+                )
+        # tokens after every block, and those left at the end, summed over the batch
+        tokens: tuple[int, ...] = ()
+        left = 0
+        if self.watched and self.reduction is None:
+            left = len(images) * self.forward.num_tokens
+            tokens = (left,) * self.forward.num_blocks
+        elif self.watched and self.reduction is not None:
+            tokens = tuple(round(len(images) * count) for count in self.reduction.mean_tokens_per_block)
+            left = round(len(images) * self.reduction.state.mean_tokens())
+        return Output(self.forward.prediction, feature, tokens, left, macs, counted)
 
     def _macs_of(self, images: Tensor) -> Mapping[str, int]:
         """Multiply-accumulates of one image of a shape, counted once."""
@@ -104,21 +116,6 @@ class Contestant:
                 self.macs[shape] = count_parts(self.forward, images[:1])
                 self.forward.targets = targets
         return self.macs[shape]
-
-    def _check_finite(self, feature: Tensor | None) -> None:
-        for value in (feature, *tree_leaves(self.forward.prediction)):
-            if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                raise VitrimError(
-                    f"{self.name}: the model's outputs are not finite numbers: check its weights and dtype"
-                )
-
-    def _tokens(self, batch: int) -> tuple[tuple[int, ...], int]:
-        """Tokens after every block of the last forward, and those left at the end, summed over the batch."""
-        if self.reduction is None:
-            everything = batch * self.forward.num_tokens
-            return (everything,) * self.forward.num_blocks, everything
-        counts = tuple(round(batch * count) for count in self.reduction.mean_tokens_per_block)
-        return counts, round(batch * self.reduction.state.mean_tokens())
 
 
 class _Forward(nn.Module):

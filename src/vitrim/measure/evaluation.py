@@ -42,7 +42,6 @@ __all__ = [
     "evaluate",
     "num_classes",
     "open_task",
-    "run_batches",
     "standard_probes",
     "task_name",
     "task_of",
@@ -168,6 +167,8 @@ def open_task(
         >>> task.name, dataset[0][0].shape
         ('classification', torch.Size([3, 160, 160]))
     """
+    check_kinds(split=split, image_column=image_column, label_column=label_column)
+    check_kinds(data_options=data_options, protocol=protocol)
     model = loaded.model
     rules, options = as_trained(loaded.name, protocol)
     name = task_name(model, task)
@@ -207,37 +208,6 @@ def data_facts(dataset: Any, source: str, limit: int | None, batch_size: int) ->
         "classes": None if dataset.class_names is None else len(dataset.class_names),
         "batch_size": batch_size,
     }
-
-
-def run_batches(
-    measurement: Measurement,
-    dataset: Any,
-    limit: int | None,
-    batch_size: int,
-    workers: int = 0,
-    partial: Partial | None = None,
-    on_progress: Callable[[int], None] | None = None,
-) -> None:
-    """Show a measurement every batch of ``dataset`` that it has not seen before.
-
-    Args:
-        measurement: what runs.
-        dataset: of this package, with the transform of the model.
-        limit, batch_size, workers: as of `vitrim.measure.records.read`.
-        partial: where to go on from, and to keep what is gathered.
-        on_progress: called after every batch with the number of images that this process has seen.
-    """
-    done = 0 if partial is None else partial.restore(measurement)
-    collate, processes = measurement.task.collate, measurement.processes
-    batches = read(dataset, batch_size, limit=limit, workers=workers, processes=processes, done=done, collate=collate)
-
-    def seen(images: int) -> None:
-        if partial is not None:
-            partial.keep(measurement)
-        if on_progress is not None:
-            on_progress(images)
-
-    measurement.follow(batches, seen)
 
 
 def evaluate(
@@ -337,7 +307,8 @@ def evaluate(
     dataset: Any = None
     facts: dict[str, Any] = dict.fromkeys(("source", "split", "images", "classes", "batch_size"))
     with drawing(selected or torch.device("cpu"), seed):
-        loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=dict(model_options or {}))
+        given = getattr(model, "_orig_mod", model)  # a compiled model predicts what the model in it does
+        loaded = load(given, pretrained=pretrained, checkpoint=checkpoint, model_options=dict(model_options or {}))
         if isinstance(data, (str, Path, *DATASETS)):
             if isinstance(task, Task):
                 raise VitrimError("a task with its classes goes with batches; of a source or a dataset give its name")
@@ -387,7 +358,17 @@ def evaluate(
             if dataset is None:
                 measurement.follow(data, progress)
             else:
-                run_batches(measurement, dataset, limit, batch_size, workers, partial, progress)
+                # the batches that were not seen before, in the order of all
+                done = 0 if partial is None else partial.restore(measurement)
+                how: dict[str, Any] = {"limit": limit, "workers": workers, "processes": processes, "done": done}
+
+                def seen(images: int) -> None:
+                    if partial is not None:
+                        partial.keep(measurement)
+                    if progress is not None:
+                        progress(images)
+
+                measurement.follow(read(dataset, batch_size, **how, collate=job.collate), seen)
         problem = None
     except VitrimError as error:
         problem = str(error)
@@ -432,7 +413,13 @@ def _report(
         number = f"{seen} of {data['images']}" if seen < data["images"] else f"{seen}"
         title = f"{model} on {data['source']}: {number} images in batches of {data['batch_size']}"
     facts = {**facts, "data": data, **ended}
-    return Report("eval", facts, rows, [_table(title, rows, task)], list(_notes(facts, task)))
+    # what is needed to read the table correctly
+    notes = [
+        f"metrics, agree ({task.agreement_means}) and saved (MACs) in %; change of {_heading(task.selects_by)} in "
+        "points; cosine of what the head reads; tokens left at the end, class token included",
+        *weight_and_class_notes(facts, task, "agree and cosine still say"),
+    ]
+    return Report("eval", facts, rows, [_table(title, rows, task)], notes)
 
 
 def _table(title: str, rows: Sequence[Row], task: Task) -> Table:
@@ -457,15 +444,6 @@ def _table(title: str, rows: Sequence[Row], task: Task) -> Table:
             )
         )
     return Table("eval", title, columns, cells)
-
-
-def _notes(facts: Mapping[str, Any], task: Task) -> Iterator[str]:
-    """Notes needed to read the table correctly."""
-    yield (
-        f"metrics, agree ({task.agreement_means}) and saved (MACs) in %; change of {_heading(task.selects_by)} in "
-        "points; cosine of what the head reads; tokens left at the end, class token included"
-    )
-    yield from weight_and_class_notes(facts, task, "agree and cosine still say")
 
 
 def weight_and_class_notes(facts: Mapping[str, Any], task: Task, still: str) -> Iterator[str]:

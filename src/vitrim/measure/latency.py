@@ -106,18 +106,16 @@ def time_interleaved(
     rounds: list[list[float]] = []
     seconds = 0.0
     while not budget.spent(len(rounds), seconds, len(candidates)):
-        rounds.append([_seconds(run, device) for run in candidates.values()])
+        rounds.append([])
+        for run in candidates.values():
+            _synchronise(device)
+            start = time.perf_counter()
+            run()
+            _synchronise(device)
+            rounds[-1].append(time.perf_counter() - start)
         seconds += sum(rounds[-1])
     times = np.array(rounds) * 1e3
     return {name: times[:, column] for column, name in enumerate(candidates)}
-
-
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    _synchronise(device)
-    start = time.perf_counter()
-    run()
-    _synchronise(device)
-    return time.perf_counter() - start
 
 
 def _synchronise(device: torch.device) -> None:

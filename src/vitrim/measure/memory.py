@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -40,10 +41,30 @@ def peak_memory_mib(run: Callable[[], object], device: torch.device | str = "cpu
     """
     device = torch.device(device)
     if device.type == "cuda":
-        return _cuda_peak(run, device) / MIB
-    if device.type == "cpu":
-        return running_peak(_cpu_allocations(run)) / MIB
-    return None
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        run()
+        torch.cuda.synchronize(device)
+        return (torch.cuda.max_memory_allocated(device) - before) / MIB
+    if device.type != "cpu":
+        return None
+    os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)  # read when the profiler starts for the first time
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    recorder = profiler.profiler
+    assert recorder is not None
+    assert recorder.kineto_results is not None
+    # the tree, because only it has addresses; operations nest, and so do the allocations they make
+    todo: list[Any] = recorder.kineto_results.experimental_event_tree()[::-1]
+    found = []
+    while todo:
+        event = todo.pop()
+        todo += event.children[::-1]
+        if event.name == "[memory]" and event.extra_fields.device.type == "cpu":
+            found.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
+    found.sort(key=operator.itemgetter(0))
+    return running_peak((address, size) for _, address, size in found) / MIB
 
 
 def running_peak(allocations: Iterable[tuple[int, int]]) -> int:
@@ -67,36 +88,3 @@ def running_peak(allocations: Iterable[tuple[int, int]]) -> int:
         else:
             total -= alive.pop(address, 0)
     return peak
-
-
-def _cuda_peak(run: Callable[[], object], device: torch.device) -> int:
-    torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    run()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
-
-
-def _cpu_allocations(run: Callable[[], object]) -> list[tuple[int, int]]:
-    """(address, bytes) of everything that ``run()`` allocated and released on the CPU, in order."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)  # read when the profiler starts for the first time
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run()
-    recorder = profiler.profiler
-    assert recorder is not None
-    assert recorder.kineto_results is not None
-    # the tree, because only it has addresses; operations nest, and so do the allocations they make
-    events = [event for event in _walk(recorder.kineto_results.experimental_event_tree()) if event.name == "[memory]"]
-    events.sort(key=lambda event: event.start_time_ns)
-    return [
-        (event.extra_fields.ptr, event.extra_fields.alloc_size)
-        for event in events
-        if event.extra_fields.device.type == "cpu"
-    ]
-
-
-def _walk(events: Iterable[Any]) -> Iterator[Any]:
-    for event in events:
-        yield event
-        yield from _walk(event.children)

@@ -148,7 +148,7 @@ def profile(
         facts,
         [_row(row) for row in rows],
         [_table(rows, convention), *([_prompt_table(prompts, convention)] if prompts else [])],
-        [*_unused(rows), *_notes(convention, adaptive, source, count, of), *untrained_notes(untrained)],
+        [*_notes(rows, convention, adaptive, source, count, of), *untrained_notes(untrained)],
     )
 
 
@@ -277,17 +277,16 @@ def compact(tokens: Sequence[float]) -> str:
     return " ".join(words if len(words) <= GROUPS_SHOWN else [*words[:3], "..", *words[-2:]])
 
 
-def _unused(rows: Sequence[Profile]) -> Iterator[str]:
-    """Notes on models whose published parameter count is higher because the authors' code never uses some of them."""
+def _notes(
+    rows: Sequence[Profile], convention: str, adaptive: Sequence[str], images: str | None, count: int, weights: str
+) -> Iterator[str]:
+    """Notes needed to compare the table with a published one."""
+    # the published count of parameters is higher where the authors' code never uses some of them
     for name, params, unused in {(row.model, row.params, row.unused_params): None for row in rows if row.unused_params}:
         yield (
             f"{name}: {params / 1e6:.2f} M parameters; the published {(params + unused) / 1e6:.2f} M include "
             f"{unused / 1e6:.2f} M that are never used"
         )
-
-
-def _notes(convention: str, adaptive: Sequence[str], images: str | None, count: int, weights: str) -> Iterator[str]:
-    """Notes needed to compare the table with a published one."""
     yield {
         "all": "total = linear + attention + matching + norm, as fvcore counts attention written as matrix products "
         "(DeiT-S 4.61, DeiT-B 17.58: MCTF, and the ToMe rows of ViTTM)",

@@ -137,7 +137,15 @@ class Measurement:
         batch = batch.to(self.device, self.dtype)
         before = [[gauge.state() for gauge in gauges] for gauges in self.gauges]
         try:
-            self._see(batch)
+            dense = None
+            for model, gauges in zip(self.models, self.gauges, strict=True):
+                # drawn by the seed and the batch only
+                with drawing(self.device, self.seed + batch.index), self.precision():
+                    output = model.run(batch.images, batch.targets, count=any(gauge.counts_macs for gauge in gauges))
+                dense = dense or output
+                if batch.counts:
+                    for gauge in gauges:
+                        gauge.see(batch, output, dense)
         except BaseException:  # Ctrl-C too: no batch counts for some models only
             for gauges, states in zip(self.gauges, before, strict=True):
                 for gauge, state in zip(gauges, states, strict=True):
@@ -162,17 +170,6 @@ class Measurement:
             self.update(batch)
             if on_progress is not None:
                 on_progress(self.images)
-
-    def _see(self, batch: Batch) -> None:
-        dense = None
-        for model, gauges in zip(self.models, self.gauges, strict=True):
-            # drawn by the seed and the batch only
-            with drawing(self.device, self.seed + batch.index), self.precision():
-                output = model.run(batch.images, batch.targets, count=any(gauge.counts_macs for gauge in gauges))
-            dense = dense or output
-            if batch.counts:
-                for gauge in gauges:
-                    gauge.see(batch, output, dense)
 
     def findings(self, *, together: bool = True) -> Findings:
         """Rows and gauges of all images so far; empty before the first batch.
@@ -302,9 +299,11 @@ class Partial:
         old, new = _dotted(header["settings"]), _dotted(self.settings)
         for name in [*new, *old]:
             if old.get(name) != new.get(name):
+                values = (str(one.get(name)) for one in (old, new))
+                theirs, ours = (text if len(text) <= 60 else text[:57] + "..." for text in values)
                 raise VitrimError(
-                    f"{self.folder} holds an evaluation with {name}={_short(old.get(name))}, this one has "
-                    f"{_short(new.get(name))}: resume with the same settings, or name another folder"
+                    f"{self.folder} holds an evaluation with {name}={theirs}, this one has {ours}: "
+                    "resume with the same settings, or name another folder"
                 )
 
     def restore(self, measurement: Measurement) -> int:
@@ -317,8 +316,15 @@ class Partial:
         try:
             with safe_open(self.file, "pt") as parts:
                 for name in sorted(parts.keys()):
-                    gauge, _, key = name.partition("/")
-                    _enter(states.setdefault(gauge, {}), key, parts.get_tensor(name))
+                    gauge, key, *number = name.split("/", 2)
+                    state, value = states.setdefault(gauge, {}), parts.get_tensor(name)
+                    if not number:
+                        state[key] = value
+                        continue
+                    entries = state.setdefault(key, [])  # those of a list are numbered, and come in order
+                    if not isinstance(entries, list):
+                        raise ValueError(f"{key} is a tensor and a list")
+                    entries.append(value)
             measurement.load(states, images=header["images"], turns=header["turns"])
         except (OSError, SafetensorError) as error:
             raise VitrimError(f"cannot read {self.file}: {first_line(error)}") from error
@@ -368,18 +374,6 @@ def weights_fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _enter(state: State, key: str, value: Tensor) -> None:
-    """Put one tensor of the file into ``state``; those of a list are numbered, and come in order."""
-    name, slash, _ = key.partition("/")
-    if slash:
-        entries = state.setdefault(name, [])
-        if not isinstance(entries, list):
-            raise ValueError(f"{name} is a tensor and a list")
-        entries.append(value)
-    else:
-        state[name] = value
-
-
 def _header(file: Path) -> dict[str, Any]:
     try:
         with safe_open(file, "pt") as parts:
@@ -406,8 +400,3 @@ def _dotted(settings: dict[str, Any], above: str = "") -> dict[str, Any]:
     for name, value in settings.items():
         found |= _dotted(value, f"{above}{name}.") if isinstance(value, dict) else {f"{above}{name}": value}
     return found
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -191,7 +191,8 @@ def show(
     selected = None if device is None else select_device(device)
     set_threads(threads)
     with drawing(torch.device("cpu"), seed):
-        loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options)
+        given_model = getattr(model, "_orig_mod", model)  # a compiled model predicts what the model in it does
+        loaded = load(given_model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options)
     dense = loaded.model
     models = prepared(dense, configs, device=selected, learned=loaded.learned)
     like = next(models[0].forward.parameters())
@@ -283,11 +284,12 @@ def _pixels(dense: nn.Module, image: Tensor | PillowImage) -> Tensor:
     """(C, H, W) of an image that is read already, as the model takes it.
 
     Raises:
-        VitrimError: neither a tensor of that shape nor an image of Pillow.
+        VitrimError: neither a tensor of the shape that the model takes nor an image of Pillow.
     """
     if isinstance(image, Tensor):
-        if image.ndim != 3:
-            raise VitrimError(f"an image is a tensor (C, H, W) as the model takes it, not one of {tuple(image.shape)}")
+        shape, taken = tuple(image.shape), tuple(host_of(dense).facts(dense).input_size)
+        if shape != taken:
+            raise VitrimError(f"an image is a tensor (C, H, W) as the model takes it, {taken}, not one of {shape}")
         return image
     if not hasattr(image, "convert"):
         raise VitrimError(f"an image is a file, an image of Pillow or a tensor (C, H, W), not {type(image).__name__}")

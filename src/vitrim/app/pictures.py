@@ -1,0 +1,57 @@
+"""Pictures of what is left of an image, block by block, as PNG and in words."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+
+from vitrim.app.messages import BlockPicture
+from vitrim.core.registry import host_of
+from vitrim.plots.patches import draw_kept, groups_of
+from vitrim.plots.show import LARGE, pixels_of
+
+__all__ = ["pictures_of"]
+
+
+def pictures_of(model: nn.Module, image: Tensor, sources: NDArray[np.int64]) -> list[BlockPicture]:
+    """The image as the model gets it, then what is left of it after each block.
+
+    Args:
+        model: dense, of the image's size.
+        image: (C, H, W), as the model takes it.
+        sources: (L, P), the token that holds each patch after each block, -1 for none.
+    """
+    pixels, grid = pixels_of(model, image), host_of(model).facts(model).grid_size
+    scale = max(1, -(-LARGE // pixels.shape[1]))
+    found = []
+    for block in range(-1, len(sources)):
+        if block < 0:
+            left, words = np.arange(sources.shape[1]), "the image as the model gets it"
+        else:
+            left = sources[: block + 1]
+            words = _words(block, groups_of(left))
+        drawn = draw_kept(pixels, left, grid, scale=scale)
+        Image.fromarray((drawn * 255).round().astype(np.uint8)).save(file := io.BytesIO(), "PNG")
+        found.append(BlockPicture(block, file.getvalue(), words))
+    return found
+
+
+def _words(block: int, groups: NDArray[Any]) -> str:
+    """A picture's contents, in one sentence.
+
+    Example:
+        >>> _words(3, np.array([0, 1, 1, -1]))
+        'after block 3: of 4 patches, 1 is pruned, 2 are merged into 1 group'
+    """
+    sizes = np.unique(groups[groups >= 0], return_counts=True)[1]
+    pruned, merged, count = int((groups < 0).sum()), int(sizes[sizes > 1].sum()), int((sizes > 1).sum())
+    parts = [f"{pruned} {'is' if pruned == 1 else 'are'} pruned"] if pruned else []
+    parts += [f"{merged} are merged into {count} group{'' if count == 1 else 's'}"] if merged else []
+    if not parts:
+        return f"after block {block}: all {len(groups)} patches are there"
+    return f"after block {block}: of {len(groups)} patches, {', '.join(parts)}"

@@ -1,0 +1,81 @@
+"""The slider of a method: its ends, its start, and the method at one of its values."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from vitrim.app.messages import Slide
+from vitrim.core.method import MethodConfig
+from vitrim.core.registry import make_method, parse_method, split_options
+from vitrim.errors import VitrimError
+
+__all__ = ["config_of", "slide_of"]
+
+LONGEST = 300
+"""Characters of further options."""
+STRENGTH = 0.3
+"""Of a slider's start where the method's own default removes nothing."""
+
+
+def slide_of(name: str, patches: int) -> Slide:
+    """The slider of a method on a model of so many patches.
+
+    Raises:
+        VitrimError: an unknown method, or one without an option that says how much is removed.
+
+    Example:
+        >>> slide = slide_of("tome", patches=64)
+        >>> slide.label, slide.low, slide.high, slide.value
+        ('tokens merged per block (r)', 0, 32, 8)
+        >>> slide_of("topk", patches=64).info
+        '1 removes nothing, 0.05 the most'
+    """
+    config = make_method(name)
+    tunable = config.tunable
+    if tunable is None:
+        raise VitrimError(f"{name} has no one option that says how much is removed")
+    given = getattr(config, tunable.option)
+    end = tunable.end(patches)
+    low, high = sorted((tunable.mildest, end))
+    value = given if isinstance(given, int | float) and given != tunable.mildest else tunable.value(STRENGTH, patches)
+    # the description of the option up to what it says of lists and other forms
+    label = re.split(r"; |, or | or a list|, for all", str(type(config).model_fields[tunable.option].description))[0]
+    return Slide(
+        method=name,
+        label=f"{label.rpartition(': ')[2]} ({tunable.option})",
+        info=f"{tunable.mildest:g} removes nothing, {end:g} the most",
+        paper=config.paper,
+        low=low,
+        high=high,
+        step=0.01 if tunable.digits else 1,
+        value=min(max(value, low), high),
+    )
+
+
+def config_of(name: str, value: float, more: str = "") -> MethodConfig:
+    """The method with its slider at a value, and further options.
+
+    Args:
+        name: of the method.
+        value: of the option that the slider moves.
+        more: ``key=value,key=value``, as on the command line.
+
+    Raises:
+        VitrimError: an option or value that is not valid, or an option that is given twice.
+
+    Example:
+        >>> config_of("tome", 12.0, "proportional=false").describe()
+        'tome:r=12,proportional=false'
+    """
+    if len(more) > LONGEST:
+        raise VitrimError(f"the options have {len(more)} characters; at most {LONGEST} are read")
+    tunable = make_method(name).tunable
+    if tunable is None:
+        raise VitrimError(f"{name} has no one option that says how much is removed")
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise VitrimError(f"{tunable.option}={str(value)[:20]} is no number")
+    number = round(value, tunable.digits) if tunable.digits else round(value)
+    given = {part.partition("=")[0].strip() for part in split_options(more)}
+    fixed = [f"{key}={value}" for key, value in tunable.fixed.items() if key not in given]
+    return parse_method(f"{name}:" + ",".join([f"{tunable.option}={number}", *fixed, *split_options(more)]))
