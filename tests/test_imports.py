@@ -36,7 +36,8 @@ def run(code: str) -> str:
 def test_importing_and_using_vitrim_adds_no_library_to_torch_and_timm() -> None:
     """Nor do the public names, which are resolved on first use, nor reducing a timm model.
 
-    But for commands: what measures and draws needs the libraries for it, and torchmetrics imports transformers.
+    But for commands: what measures and draws needs the libraries for it, and torchmetrics imports transformers. Of a
+    library that is used, only the file of the model's family is imported.
     """
     code = f"""
 import sys, torch, timm
@@ -54,8 +55,16 @@ vitrim.reduce_(model, "tome:r=4")
 vitrim.restore_(model)
 new = set(sys.modules) - before
 print([name for name in ("transformers", "torchvision.models.vision_transformer") if name in new])
+
+from transformers import ViTConfig, ViTModel
+from vitrim.core.registry import ask, find_host
+model = ViTModel(ViTConfig(num_hidden_layers=1))
+find_host(model), ask(model)
+print(sorted(name for name in sys.modules if name.startswith("vitrim.hosts.transformers.")))
 """
-    assert run(code).splitlines() == ["[]", "[]", "[]"]
+    *added, files = run(code).splitlines()
+    assert added == ["[]", "[]", "[]"]
+    assert files == str([f"vitrim.hosts.transformers.{file}" for file in ("common", "library", "vit")])
 
 
 def test_everything_else_works_without_transformers() -> None:

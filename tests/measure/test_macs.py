@@ -285,6 +285,36 @@ def test_meta_and_cpu_count_the_same(host: str, config: MethodConfig) -> None:
     assert found.macs.linear > 0
 
 
+class Wrong(nn.Module):
+    """One operation that PyTorch refuses."""
+
+    def __init__(self, operation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.operation = operation
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.operation(images)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: nn.functional.linear(x, x.new_zeros(5, 7)),
+        lambda x: nn.functional.linear(x, x.new_zeros(5, 8), x.new_zeros(4)),
+        lambda x: nn.functional.layer_norm(x, (7,)),
+        lambda x: nn.functional.layer_norm(x, (8,), x.new_zeros(7)),
+        lambda x: nn.functional.scaled_dot_product_attention(x, x[..., :7], x),
+        lambda x: nn.functional.scaled_dot_product_attention(x, x[..., :7, :], x),
+        lambda x: nn.functional.scaled_dot_product_attention(x, x, x, x.new_zeros(8, 7)),
+        lambda x: x + x[..., :7],
+    ],
+)
+def test_what_does_not_fit_is_refused_on_meta_too(operation: Callable[[Tensor], Tensor]) -> None:
+    """Results that are made from shapes alone do not hide an error; that nothing ran would be another one."""
+    with pytest.raises(RuntimeError, match=r"^(?!Wrong ran no product)"):
+        count_macs(Wrong(operation), torch.zeros(1, 3, 8, 8, device="meta"))
+
+
 @pytest.mark.parametrize("method", ["tome:r=4", "none:last_block=class_token", "topk"])
 def test_count_per_image_does_not_depend_on_the_batch(method: str) -> None:
     model = tiny.HOSTS["vit"]()

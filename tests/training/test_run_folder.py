@@ -45,20 +45,27 @@ def another(folder: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_another_process_is_refused_until_this_one_ends(tmp_path: Path) -> None:
-    with another(tmp_path / "new") as process:
+def test_another_process_is_refused_until_this_one_ends_and_changes_nothing(images: Path, tmp_path: Path) -> None:
+    """By the lock itself, and by a run."""
+    out = tmp_path / "new"
+    with another(out) as process:
         with (
             pytest.raises(
                 VitrimError, match=f"process {process.pid} on .* is at work in .*new: wait for it"
             ) as refused,
-            only_run(tmp_path / "new"),
+            only_run(out),
         ):
             pass
         assert "\n" not in str(refused.value)
+        before = sorted(path.name for path in out.iterdir())
+        with pytest.raises(VitrimError, match="is at work in"):
+            trainer(recipe(), images, out).run()
+        assert sorted(path.name for path in out.iterdir()) == before
         process.communicate("")
-        with only_run(tmp_path / "new"):
-            assert str(os.getpid()) in (tmp_path / "new" / LOCK).read_text()
-    assert not (tmp_path / "new" / LOCK).exists()
+        with only_run(out):
+            assert str(os.getpid()) in (out / LOCK).read_text()
+    assert not (out / LOCK).exists()
+    trainer(recipe(), images, out, max_updates=1).run()
 
 
 def test_a_killed_process_leaves_no_lock_though_one_that_it_started_lives_on(tmp_path: Path) -> None:
@@ -86,16 +93,6 @@ def test_two_runs_of_one_process(images: Path, tmp_path: Path) -> None:
         second.run()
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["update-00000002"]
     assert not (out / LOCK).exists()
-
-
-def test_a_run_is_refused_where_another_process_is_at_work_and_changes_nothing(images: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with another(out):
-        before = sorted(path.name for path in out.iterdir())
-        with pytest.raises(VitrimError, match="is at work in"):
-            trainer(recipe(), images, out).run()
-        assert sorted(path.name for path in out.iterdir()) == before
-    trainer(recipe(), images, out, max_updates=1).run()
 
 
 def test_a_finished_run_is_not_overwritten_by_one_that_was_set_up_before(images: Path, tmp_path: Path) -> None:
