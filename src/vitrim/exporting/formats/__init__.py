@@ -6,11 +6,11 @@ import importlib.util
 import io
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -228,26 +228,52 @@ def check_quantiser() -> None:
         raise MissingPackageError("int8 needs nncf: pip install 'vitrim[int8]'")
 
 
-def quantised(model: Any, images: Iterable[Array], name: str, weighted: Iterable[str], others: Iterable[str]) -> Any:
+class Operation(NamedTuple):
+    """One operation of a graph, as far as it matters for int8.
+
+    Attributes:
+        name: of the operation.
+        weighted: it is a product with weights.
+        ranks: it chooses, by comparing numbers.
+        reads: names of the operations whose outputs it reads.
+    """
+
+    name: str
+    weighted: bool
+    ranks: bool
+    reads: tuple[str, ...]
+
+
+def quantised(model: Any, images: Iterable[Array], name: str, operations: Sequence[Operation]) -> Any:
     """``model``, of OpenVINO or ONNX, with products in int8: weights per channel, activations per tensor.
 
     Only products with weights are quantised. Attention, normalisation and whatever decides about tokens (similarities,
-    ranks, sizes, and the layers that a method learned for it) stay as they are: they cost little, and a rounded
-    similarity would merge other tokens. Activations are smoothed first (SmoothQuant), as transformers need it.
+    ranks, sizes) stay as they are, and so do the products that are ranked by: keys that are rounded would merge other
+    tokens. In a block that does not decide all four products are in int8, in one that does three of them. Activations
+    are smoothed first (SmoothQuant), as transformers need it.
 
     Args:
         model: read from an fp32 file.
         images: batches, as the file takes them.
         name: of the input.
-        weighted: names of the products with weights.
-        others: names of all other operations.
+        operations: of the graph, but its constants.
 
     Raises:
         MissingPackageError: nncf is not installed.
     """
     check_quantiser()
     given = [{name: batch} for batch in images]
-    ignored = [*others, *(one for one in weighted if one.startswith(DECISIONS))]
+    ignored = {one.name for one in operations if not one.weighted or one.name.startswith(DECISIONS)}
+    known, open_ = {one.name: one for one in operations}, [one for one in operations if one.ranks]
+    seen = set[str]()
+    while open_:  # from what chooses up to the products that it reads
+        for source in open_.pop().reads:
+            if source in known and source not in seen:
+                seen.add(source)
+                if known[source].weighted:
+                    ignored.add(source)
+                else:
+                    open_.append(known[source])
     # nncf tells its steps, with bars; on import it looks for a compiler of CUDA, which torch remarks on, and would
     # report its use to its makers
     loggers = [logging.getLogger(one) for one in ("nncf", "torch.utils.cpp_extension")]
@@ -263,7 +289,7 @@ def quantised(model: Any, images: Iterable[Array], name: str, weighted: Iterable
                 nncf.Dataset(given),
                 model_type=nncf.ModelType.TRANSFORMER,
                 subset_size=len(given),
-                ignored_scope=nncf.IgnoredScope(names=ignored, validate=False),
+                ignored_scope=nncf.IgnoredScope(names=sorted(ignored), validate=False),
             )
     finally:
         for logger, level in zip(loggers, levels, strict=True):

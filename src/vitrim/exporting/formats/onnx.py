@@ -13,10 +13,14 @@ from typing import Any
 import torch
 
 from vitrim.errors import VitrimError, first_line
-from vitrim.exporting.formats import DECISIONS, KEY, Array, Format, Graph, Run, as_array, quantised
+from vitrim.exporting.formats import DECISIONS, KEY, Array, Format, Graph, Operation, Run, as_array, quantised
 
 LARGEST = 1_900_000_000
 """Bytes of weights up to which they fit in the file itself: protobuf ends at 2 GiB."""
+
+
+RANKING = ("TopK", "ArgMax", "ArgMin")
+"""Operations that choose by comparing numbers."""
 
 
 class ONNX(Format):
@@ -42,11 +46,13 @@ class ONNX(Format):
 
         model = onnx.load(str(path))
         weights = {weight.name for weight in model.graph.initializer}
-        weighted, others = list[str](), list[str]()
+        made_by = {output: node.name for node in model.graph.node for output in node.output}
+        operations = []
         for node in model.graph.node:
-            product = node.op_type in ("MatMul", "Gemm", "Conv") and bool(weights & set(node.input))
-            (weighted if product else others).append(node.name)
-        model = quantised(model, images, "image", weighted, others)
+            weighted = node.op_type in ("MatMul", "Gemm", "Conv") and bool(weights & set(node.input))
+            sources = tuple(made_by[name] for name in node.input if name in made_by)
+            operations.append(Operation(node.name, weighted, node.op_type in RANKING, sources))
+        model = quantised(model, images, "image", operations)
         kept = [entry for entry in model.metadata_props if entry.key != KEY]
         del model.metadata_props[:]
         model.metadata_props.extend(kept)

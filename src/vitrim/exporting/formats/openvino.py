@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from vitrim.exporting.formats import KEY, Array, Format, Graph, Run, as_array, quantised
+from vitrim.exporting.formats import KEY, Array, Format, Graph, Operation, Run, as_array, quantised
 from vitrim.exporting.formats.onnx import ONNX
 
 SECTION = "vitrim"
@@ -55,16 +55,16 @@ class OpenVINO(Format):
 
         model = openvino.Core().read_model(path)
         if precision == "int8":
-            products = {"MatMul", "Convolution"}
-            weighted, others = list[str](), list[str]()
-            for operation in model.get_ops():
-                kind, name = operation.get_type_name(), operation.get_friendly_name()
-                constant = any(_source(given).get_type_name() == "Constant" for given in operation.inputs())
-                if kind in products and constant:
-                    weighted.append(name)
-                elif kind not in ("Constant", "Parameter", "Result"):
-                    others.append(name)
-            model = quantised(model, images, model.input().get_any_name(), weighted, others)
+            operations = []
+            for one in model.get_ops():
+                kind, inputs = one.get_type_name(), one.inputs()
+                if kind in ("Constant", "Parameter", "Result"):
+                    continue
+                constant = any(_source(given).get_type_name() == "Constant" for given in inputs)
+                sources = (given.get_source_output().get_node().get_friendly_name() for given in inputs)
+                weighted = kind in ("MatMul", "Convolution") and constant
+                operations.append(Operation(one.get_friendly_name(), weighted, kind == "TopK", tuple(sources)))
+            model = quantised(model, images, model.input().get_any_name(), operations)
         model.set_rt_info(metadata, [SECTION, KEY])
         openvino.save_model(model, made, compress_to_fp16=False)
         return len(model.get_ops())
