@@ -6,7 +6,7 @@ import importlib.util
 import io
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,12 +235,14 @@ class Operation(NamedTuple):
         name: of the operation.
         weighted: it is a product with weights.
         ranks: it chooses, by comparing numbers.
+        adds: it is a sum.
         reads: names of the operations whose outputs it reads.
     """
 
     name: str
     weighted: bool
     ranks: bool
+    adds: bool
     reads: tuple[str, ...]
 
 
@@ -266,14 +268,11 @@ def quantised(model: Any, images: Iterable[Array], name: str, operations: Sequen
     ignored = {one.name for one in operations if not one.weighted or one.name.startswith(DECISIONS)}
     known, open_ = {one.name: one for one in operations}, [one for one in operations if one.ranks]
     seen = set[str]()
-    while open_:  # from what chooses up to the products that it reads
-        for source in open_.pop().reads:
-            if source in known and source not in seen:
-                seen.add(source)
-                if known[source].weighted:
-                    ignored.add(source)
-                else:
-                    open_.append(known[source])
+    while open_:  # from what chooses up to the products that it reads, and not along the residual stream
+        sources = [known[name] for name in open_.pop().reads if name in known and name not in seen]
+        seen.update(one.name for one in sources)
+        ignored.update(one.name for one in sources if one.weighted)
+        open_ += [one for one in sources if not (one.weighted or _is_residual(one, known))]
     # nncf tells its steps, with bars; on import it looks for a compiler of CUDA, which torch remarks on, and would
     # report its use to its makers
     loggers = [logging.getLogger(one) for one in ("nncf", "torch.utils.cpp_extension")]
@@ -294,6 +293,13 @@ def quantised(model: Any, images: Iterable[Array], name: str, operations: Sequen
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def _is_residual(one: Operation, known: Mapping[str, Operation]) -> bool:
+    """True if an operation adds what a layer gives, a product with weights and a bias, to what the layer was given."""
+    reads = [known[name] for name in one.reads if name in known]
+    inner = (known[name] for each in reads if each.adds for name in each.reads if name in known)
+    return one.adds and len(reads) > 1 and any(each.weighted for each in (*reads, *inner))
 
 
 @contextmanager

@@ -51,7 +51,8 @@ class ONNX(Format):
         for node in model.graph.node:
             weighted = node.op_type in ("MatMul", "Gemm", "Conv") and bool(weights & set(node.input))
             sources = tuple(made_by[name] for name in node.input if name in made_by)
-            operations.append(Operation(node.name, weighted, node.op_type in RANKING, sources))
+            kind = node.op_type
+            operations.append(Operation(node.name, weighted, kind in RANKING, kind == "Add", sources))
         model = quantised(model, images, "image", operations)
         kept = [entry for entry in model.metadata_props if entry.key != KEY]
         del model.metadata_props[:]

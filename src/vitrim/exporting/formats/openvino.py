@@ -63,7 +63,8 @@ class OpenVINO(Format):
                 constant = any(_source(given).get_type_name() == "Constant" for given in inputs)
                 sources = (given.get_source_output().get_node().get_friendly_name() for given in inputs)
                 weighted = kind in ("MatMul", "Convolution") and constant
-                operations.append(Operation(one.get_friendly_name(), weighted, kind == "TopK", tuple(sources)))
+                name = one.get_friendly_name()
+                operations.append(Operation(name, weighted, kind == "TopK", kind == "Add", tuple(sources)))
             model = quantised(model, images, model.input().get_any_name(), operations)
         model.set_rt_info(metadata, [SECTION, KEY])
         openvino.save_model(model, made, compress_to_fp16=False)
