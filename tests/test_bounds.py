@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-BOUND = re.compile(r"([\w.-]+)>=([\d.]+)$")
+BOUND = re.compile(r"([\w.-]+)>=([\d.]+)(?:,<[\d.]+)?$")
 BESIDE = {"torchvision": "torch"}
 """Pinned without a bound of their own, since a version goes with one version of another library."""
 

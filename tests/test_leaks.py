@@ -23,7 +23,8 @@ TELLING = (
 
 ALLOWED = {
     "core/library.py": {"image_size"},  # what a user's own model may say, by our word: `Library.preprocessing`
-    "loading.py": {"hf:", "num_labels", "in_chans", "img_size", "image_size"},  # creates models: options and prefixes
+    # creates models: options, prefixes, and where the weights of a name are
+    "loading.py": {"hf:", "num_labels", "in_chans", "img_size", "image_size", "pretrained_cfg"},
     "demo/digits.py": {
         "VisionTransformer",
         "in_chans",

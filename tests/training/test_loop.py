@@ -398,7 +398,7 @@ def test_a_folder_that_cannot_be_one_is_refused_first(images: Path, tmp_path: Pa
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(VitrimError, match=f"cannot write to {out}: .*file is a file"):
             trainer(recipe(), images, out)
-    with pytest.raises(VitrimError, match="name a folder"):
+    with pytest.raises(VitrimError, match="is the current one or empty: name another"):
         trainer(recipe(), images, Path(""))
 
 
