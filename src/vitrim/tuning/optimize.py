@@ -76,6 +76,9 @@ TIMED = 12
 FINALISTS = 4
 """Files that are scored on the images of the second third, at most."""
 
+MILD = 0.3
+"""Nats of divergence from the dense model up to which the loss is in proportion to it."""
+
 TOGETHER = 8
 """Settings that are scored in one pass."""
 
@@ -176,8 +179,8 @@ def optimize(
             see the module; the loss that is reported is of the last one.
         labels: the images have the labels of the model's classes, and top-1 decides; False: agreement with the dense
             model does.
-        max_loss: points of top-1, or of agreement, that may be lost, by default 1.0. What is allowed must hold with one
-            standard error to spare.
+        max_loss: points of top-1, or of agreement, that may be lost, by default 1.0. What top-1 is expected to be
+            follows from the divergence from the dense model (`Race.fits`).
         speedup: in place of ``max_loss``: lose least at so many times the speed of the fastest dense model.
         batch_size: images per batch to be fast at; the file takes no other.
         methods: one or several, configs or texts; None: all that need no training and have a fixed graph.
@@ -264,8 +267,9 @@ def optimize(
         study = Study(folder / "study.jsonl", settings, resume=resume)
         loss = PairedLoss(task, labels=labels and task.selects_by == "top1")
         race = Race(host, task, loss, parts, engines, batch_size, study, folder / "files", tell)
+        race.score(wanted)
         dense = race.dense(bound / 100)
-        chosen = race.reduced(dense, wanted, bound / 100, speedup)
+        chosen = race.reduced(dense, bound / 100, speedup)
         return _hand_over(race, dense, chosen, folder, facts, lacking)
 
 
@@ -334,6 +338,8 @@ class Race:
 
     Attributes:
         rows: of everything that was timed.
+        known: by ladder, share of the MACs, setting and loss of all that was scored, mildest first.
+        slope: top-1 lost per nat of divergence, over these.
     """
 
     def __init__(
@@ -355,6 +361,8 @@ class Race:
         repeated = -(-batch_size // len(self.calibration))
         self.batch = self.calibration.repeat(repeated, 1, 1, 1)[:batch_size]
         self.rows: list[dict[str, Any]] = []
+        self.known: dict[str, list[tuple[float, MethodConfig, dict[str, float]]]] = {}
+        self.slope = 1.0
         self._ready: dict[tuple[str, str], Run] = {}
 
     def ready(self, config: MethodConfig | None, engine: Engine) -> Run:
@@ -416,7 +424,7 @@ class Race:
         return rows
 
     def file_losses(self, candidates: Sequence[Candidate], part: Part) -> list[dict[str, float]]:
-        """``loss, loss_error, images`` of files on all images of a part, against the dense model in PyTorch."""
+        """``loss, loss_error, kl, images`` of files on all images of a part, against the dense model in PyTorch."""
 
         def scored() -> list[dict[str, float]]:
             exact = Contestant(shared_copy(self.model).eval(), self.task)
@@ -431,7 +439,7 @@ class Race:
                 read(some, self.batch_size, collate=self.task.collate),
                 lambda seen: self.tell(f"{len(candidates)} files scored on {seen} of {count} images"),
             )
-            return [{key: row[key] for key in ("loss", "loss_error", "images")} for row in measurement.rows()[1:]]
+            return [{key: row[key] for key in ("loss", "loss_error", "kl", "images")} for row in measurement.rows()[1:]]
 
         texts = "; ".join(f"{one.name} on {one.engine}" for one in candidates)
         rows: list[dict[str, float]] = self.study.value(f"{part}: {texts}", scored, kind=list[dict[str, float]])
@@ -453,12 +461,12 @@ class Race:
         ]
         lower = [one for one in found if one.engine.precision != "fp32"]
         scores = self.file_losses(lower, "selection") if lower else []
-        exact = {"loss": 0.0, "loss_error": 0.0, "images": self.images.count("selection")}
+        exact = {"loss": 0.0, "loss_error": 0.0, "kl": 0.0, "images": self.images.count("selection")}
         for one in found:
             own = scores[lower.index(one)] if one in lower else exact
             one.row.update(saved=0.0, scored_on="selection", **own)
             self.rows.append(one.row)
-        within_bound = [one for one in found[1:] if one.row["loss"] + one.row["loss_error"] <= bound]
+        within_bound = [one for one in found[1:] if self.fits(one.row, bound)]
         if not within_bound:
             raise VitrimError("no file of these engines is within the bound: allow more loss, or add fp32")
         return min(within_bound, key=lambda one: one.row["p50_ms"])
@@ -479,27 +487,18 @@ class Race:
                     found.append(Ladder(space, cost, point, words))
         return found
 
-    def reduced(
-        self, dense: Candidate, wanted: Sequence[MethodConfig] | None, bound: float, speedup: float | None
-    ) -> Candidate | None:
-        """The best file of a reduced model on the engine of ``dense``; None where none is better than that.
+    def score(self, wanted: Sequence[MethodConfig] | None) -> None:
+        """Race methods and schedules at one share of the MACs, and find what the best of them lose at all shares.
 
         Args:
-            dense: the fastest dense file.
             wanted: methods; None: all that need no training.
-            bound: the loss that is allowed, a share, unless ``speedup`` is given.
-            speedup: over ``dense``, to be reached with the least loss.
         """
-        engine, room = dense.engine, max(bound - max(dense.row["loss"], 0.0), 0.0)
         configs = wanted
         if configs is None:
-            configs = training_free(self.model, counted=True)
-            configs = [config for config in configs if engine.obstacle(config) is None]
-        # methods and schedules race at one share of the MACs, on a few of the images
+            configs = [config for config in training_free(self.model, counted=True) if config.obstacle() is None]
         self.tell(f"counting MACs of {len(configs)} methods")
-        ladders = self.ladders(configs)
-        starts = [(one, one.at(RACED_AT)) for one in ladders]
-        running = [(one, config) for one, config in starts if config is not None]
+        raced = {one.name: (one, config) for one in self.ladders(configs) if (config := one.at(RACED_AT)) is not None}
+        running = list({config.describe(): (one, config) for one, config in raced.values()}.values())
         whole = self.images.count("search")
         few = min(whole, max(whole // 4, 2 * SEARCHED_AT))
         scores = self.losses([config for _, config in running], few)
@@ -507,14 +506,37 @@ class Race:
         kept = [running[place][0] for place in order[:KEPT]]
         cheap = [running[place][0] for place in order if running[place][0].space.base.kind == "pruning"]
         kept += [one for one in cheap[:1] if one not in kept]  # pruning may win by time where merging wins by MACs
-        # how far each of those may go
-        steps = [(one, share, one.at(share)) for one in kept for share in SHARES]
-        steps = [step for step in steps if step[2] is not None]
-        scored = self.losses([config for _, _, config in steps if config is not None], whole)
-        known: dict[str, list[tuple[float, MethodConfig, dict[str, float]]]] = {}
+        steps = [(one, share, config) for one in kept for share in SHARES if (config := one.at(share)) is not None]
+        scored = self.losses([config for _, _, config in steps], whole)
         for (one, share, config), score in zip(steps, scored, strict=True):
-            assert config is not None
-            known.setdefault(one.name, []).append((share, config, score))
+            self.known.setdefault(one.name, []).append((share, config, score))
+        mild = [score for score in scored if score["kl"] <= MILD]
+        squares = sum(score["kl"] ** 2 for score in mild)
+        if squares:
+            self.slope = sum(score["kl"] * score["loss"] for score in mild) / squares
+
+    def fits(self, score: Mapping[str, Any], bound: float) -> bool:
+        """True if what is known of a model allows it under a ``bound`` of the loss, a share.
+
+        Top-1 of some hundred images says little about a loss of one point. So what is expected follows from the
+        divergence from the dense model, which is known far better, and from the loss per nat over all settings that
+        were scored; the loss itself only must not contradict it. Disagreement is known well enough.
+        """
+        if not self.loss.labels:
+            return bool(score["loss"] <= bound)
+        return bool(self.slope * score["kl"] <= bound and score["loss"] - score["loss_error"] <= bound)
+
+    def reduced(self, dense: Candidate, bound: float, speedup: float | None) -> Candidate | None:
+        """The best file of a reduced model on the engine of ``dense``; None where none is better than that.
+
+        Args:
+            dense: the fastest dense file.
+            bound: the loss that is allowed, a share, unless ``speedup`` is given.
+            speedup: over ``dense``, to be reached with the least loss.
+        """
+        engine, whole = dense.engine, self.images.count("search")
+        room = max(bound - max(self.slope * dense.row["kl"] if self.loss.labels else dense.row["loss"], 0.0), 0.0)
+        known = self.known
         chosen = [pick for each in known.values() for pick in self._picks(each, room, speedup)]
         if not chosen:
             return None
@@ -546,7 +568,7 @@ class Race:
             one.row.update(own, scored_on="selection")
         if speedup is not None:
             return min(finalists, key=lambda one: one.row["loss"])
-        good = [one for one in finalists if one.row["loss"] + one.row["loss_error"] <= bound]
+        good = [one for one in finalists if self.fits(one.row, bound)]
         return min(good, key=lambda one: one.row["p50_ms"], default=None)
 
     def _picks(
@@ -554,12 +576,12 @@ class Race:
     ) -> list[tuple[float, MethodConfig, dict[str, float]]]:
         """The settings of one ladder, mildest first, that are worth timing.
 
-        Those are the two strongest whose loss leaves a standard error of room: the engine, and other images, may say no
-        to the strongest. For a speed-up, the two mildest whose MACs promise it.
+        Those are the two strongest that fit: the engine, and other images, may say no to the strongest. For a speed-up,
+        the two mildest whose MACs promise it.
         """
         if speedup is not None:
             return [pick for pick in each if 1.0 / pick[0] >= speedup][:2]
-        fits = [score["loss"] + score["loss_error"] <= room for _, _, score in each]
+        fits = [self.fits(score, room) for _, _, score in each]
         return list(each[: fits.index(False)] if False in fits else each)[-2:]
 
 
