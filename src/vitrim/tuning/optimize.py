@@ -510,10 +510,11 @@ class Race:
         scored = self.losses([config for _, _, config in steps], whole)
         for (one, share, config), score in zip(steps, scored, strict=True):
             self.known.setdefault(one.name, []).append((share, config, score))
-        mild = [score for score in scored if score["kl"] <= MILD]
-        squares = sum(score["kl"] ** 2 for score in mild)
-        if squares:
-            self.slope = sum(score["kl"] * score["loss"] for score in mild) / squares
+        mild = [score for score in scored if 0.0 < score["kl"] <= MILD]
+        if mild:
+            fitted = sum(one["kl"] * one["loss"] for one in mild) / sum(one["kl"] ** 2 for one in mild)
+            # of few images none may change: then one might have where the divergence is the largest
+            self.slope = max(fitted, 1.0 / (whole * max(one["kl"] for one in mild)))
 
     def fits(self, score: Mapping[str, Any], bound: float) -> bool:
         """True if what is known of a model allows it under a ``bound`` of the loss, a share.
