@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -56,9 +57,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True)
-def _same_numbers_every_time() -> None:
+def _same_numbers_every_time() -> Iterator[None]:
     torch.default_generator.manual_seed(0)  # torch.manual_seed takes a millisecond, to remember who called it for CUDA
     torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(1)  # what a module's fixtures compute is made before this runs for its first test
 
 
 @pytest.fixture
