@@ -444,7 +444,7 @@ def as_trained(model: str, changes: Mapping[str, Any] | None = None) -> tuple[Pr
 
 
 def has_weights(folder: Path) -> bool:
-    """Return whether a folder holds weights in a form that transformers reads."""
+    """True if a folder holds weights in a form that transformers reads."""
     return any((folder / file).is_file() for file in HF_WEIGHTS)
 
 

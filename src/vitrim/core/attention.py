@@ -233,7 +233,7 @@ class KnownMap(Attention):
 
 
 def map_is_faster(attention: Attention) -> bool:
-    """Return whether a method that decides by the map attends with it, too, rather than by a kernel of its own.
+    """True if a method that decides by the map attends with it, too, rather than by a kernel of its own.
 
     On a CPU one map costs less than a map and a fused kernel; on a GPU the map is the slow part, and memory is scarce.
     """
@@ -301,7 +301,7 @@ that stays in the cache."""
 
 
 def unfused_is_faster(device: torch.device, dtype: torch.dtype, *map_shape: int) -> bool:
-    """Return whether plain matrix products beat the fused kernel: the one place where that is decided.
+    """True if plain matrix products beat the fused kernel: the one place where that is decided.
 
     In bfloat16 the fused kernel wins by 1.02 to 1.16 times on CPUs with AMX, and by 1.4 to 1.5 on those without any
     bfloat16 instructions; in float32 the two are close. Between them, with AVX-512's instructions alone, it computes in

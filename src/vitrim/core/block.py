@@ -47,11 +47,11 @@ class Reducer(FromMeta, Generic[C]):
 
     @property
     def needs_full_last_block(self) -> bool:
-        """Whether, in the last block, `reduce` has work to do after attention: all tokens must then be computed."""
+        """True if, in the last block, `reduce` has work to do after attention: all tokens must then be computed."""
         return self.site == "after"
 
     def spares_block(self) -> bool:
-        """Return whether only what enters the block changes, if anything: the host's own forward may then run."""
+        """True if only what enters the block changes, if anything: the host's own forward may then run."""
         return False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -264,7 +264,7 @@ class ReducedBlock(nn.Module):
         return reducer.reduce("after", self.add_mlp(x), seen, state)
 
     def attends_as_host(self, x: Tensor, state: TokenState) -> bool:
-        """Return whether the host's attention gives what ours does, as fast: sizes and a mask would be a bias."""
+        """True if the host's attention gives what ours does, as fast: sizes and a mask would be a bias."""
         unbiased = state.mask is None and (state.uniform or not self.proportional)
         batch, n, heads = x.shape[0], x.shape[1], self.reducer.layer.num_heads
         return unbiased and not unfused_is_faster(x.device, product_dtype(x), batch, heads, n, n)

@@ -56,7 +56,7 @@ class Loop:
 
 
 def suit(*tensors: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> bool:
-    """Return whether loops take the place of operators on ``tensors``, whose values are decided by or moved.
+    """True if loops take the place of operators on ``tensors``, whose values are decided by or moved.
 
     Small tensors on a CPU in float32 or float64, not empty, whose gradient nobody asks for. A compiler, an exporter, a
     tracer and what watches operators (counters, `torch.func`) must see operators.

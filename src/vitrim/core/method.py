@@ -281,7 +281,7 @@ class MethodConfig(BaseModel, metaclass=MethodClass):
         return Needs()
 
     def is_adaptive(self) -> bool:
-        """Whether, with these options, counts depend on the images, and are known only by running."""
+        """True if, with these options, counts depend on the images, and are known only by running."""
         return False
 
     def obstacle(self) -> str | None:

@@ -300,7 +300,7 @@ def no_gradient() -> AbstractContextManager[object]:
 
 
 def is_traced() -> bool:
-    """Return whether `torch.jit.trace` runs the forward: values Python reads from tensors would become constants."""
+    """True if `torch.jit.trace` runs the forward: values Python reads from tensors would become constants."""
     return bool(torch.jit.is_tracing())  # type: ignore[attr-defined]
 
 

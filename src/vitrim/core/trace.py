@@ -247,5 +247,5 @@ class Trace:
 
 
 def recomputes() -> bool:
-    """Return whether a backward pass runs: a block then repeats a forward, which did not leave the latest state."""
+    """True if a backward pass runs: a block then repeats a forward, which did not leave the latest state."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -194,7 +194,7 @@ def examine(outline: Any) -> Outline:
 
 
 def misfit(outline: Outline, size: tuple[int, int]) -> str:
-    """Why an outline is not one of an image of ``size`` (height, width); empty if it is.
+    """The reason why an outline is not one of an image of ``size`` (height, width); empty if it is.
 
     Polygons may reach beyond the image, as those of objects that are cut off do, but by no more than its size.
 

@@ -120,7 +120,7 @@ class Exported:
 
     @property
     def precision(self) -> str:
-        """What the engine computes in: fp32, fp16, bf16 or int8."""
+        """The numbers that the engine computes in: fp32, fp16, bf16 or int8."""
         return str(self.metadata.get("precision", self.metadata.get("weights", "fp32")))
 
     def in_precision(self, precision: str, path: str | Path, images: Iterable[Array] = ()) -> Exported:

@@ -66,7 +66,7 @@ class Budget:
                 raise VitrimError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
     def spent(self, rounds: int, seconds: float, candidates: int) -> bool:
-        """Return whether ``rounds`` that took ``seconds`` in all are enough for so many candidates."""
+        """True if ``rounds`` that took ``seconds`` in all are enough for so many candidates."""
         if rounds >= self.max_rounds:
             return True
         return rounds >= self.min_rounds and seconds >= self.min_seconds * candidates

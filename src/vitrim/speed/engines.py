@@ -75,7 +75,7 @@ class Engine(ABC):
         return f"{self.label} runs {' and '.join(self.precisions)} here"
 
     def obstacle(self, config: MethodConfig) -> str | None:
-        """Why a model reduced by ``config`` does not run on this engine; None if it does."""
+        """The reason why a model reduced by ``config`` does not run on this engine; None if it does."""
         return None
 
     @property

@@ -323,7 +323,7 @@ class Candidate:
 
 
 class Race:
-    """What is measured of one model, each thing once: the study keeps the numbers, a folder the files.
+    """The measurements of one model, each made once: the study keeps the numbers, a folder the files.
 
     Args:
         model: dense.

@@ -32,10 +32,10 @@ OPSETS = range(18, 24)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PRECISIONS = {**DTYPES, "int8": torch.float32}
-"""What a model computes in, with the dtype of the weights that torch then holds: an engine makes int8 of float32."""
+"""The precisions of a model, with the dtype of the weights that torch then holds: an engine makes int8 of float32."""
 
 DECISIONS = "reducer"
-"""What the names of operations begin with that decide about tokens: they are never quantised."""
+"""The beginning of the names of operations that decide about tokens: they are never quantised."""
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ def _is_residual(one: Operation, known: Mapping[str, Operation]) -> bool:
 
 @contextmanager
 def _unreported() -> Iterator[None]:
-    """Tell nncf, as far as it asks when it is imported, to report nothing of its use to its makers."""
+    """Keep nncf, as far as it asks when it is imported, from reporting its use to its makers."""
     before = os.environ.get("NNCF_CI")
     os.environ["NNCF_CI"] = "1"
     try:

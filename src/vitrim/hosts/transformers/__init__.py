@@ -107,7 +107,7 @@ VISION_LANGUAGE: dict[str, str] = {
 REFUSED: dict[str, str] = {
     "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl.Qwen2_5_VisionTransformerPretrainedModel": "vlms:WINDOWED",
 }
-"""Why models of a class cannot be reduced."""
+"""The reason why models of a class cannot be reduced."""
 
 LIBRARIES: dict[str, str] = {
     "transformers": "library:TransformersLibrary",
