@@ -1,4 +1,4 @@
-"""The changes that int8 and bf16 make: files of dense and reduced models against the same models in fp32, on photographs.
+"""The changes that int8 and bf16 make: files of models against the same models in fp32, on photographs.
 
     python benchmarks/precision.py --model vit_tiny_patch16_224 --checkpoint VIT_TINY.safetensors \\
         --calibration imagenet-sample.parquet --data imagenet-nips2017.parquet

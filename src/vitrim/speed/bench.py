@@ -423,11 +423,12 @@ def measure(
                 if name == DENSE or engine.obstacle(methods[name]) is None
             ]
     with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in chosen)):
+        models: dict[int, int] = {}
         for number, entry in enumerate(entries):
             if on_progress is not None:
                 on_progress(f"making {entry.key} ready, {number + 1} of {len(entries)}")
-            # precisions of one engine are made of one file
-            place = Path(folder) / f"{entry.name}-{entry.kernel}-{entry.part}-{entry.engine.dtype}".replace("/", "-")
+            # a folder for every model: precisions of one engine are made of one file
+            place = Path(folder) / str(models.setdefault(id(entry.model), len(models)))
             entry.prepare(images, place, calibration)
         if on_progress is not None:
             budget = _Watched(**vars(budget or Budget()), tell=on_progress)
