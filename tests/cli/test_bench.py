@@ -593,3 +593,19 @@ def test_verdicts_name_the_part():
     dense = made_up(part="trunk")
     row = made_up("tome:r=2", speedup=0.9, part="trunk")
     assert verdicts(row, dense)[0].startswith("tome:r=2 (trunk) does not pay at batch 8, fp32: 0.90x")
+
+
+def test_a_picture_is_written_and_named(tmp_path):
+    figure = tmp_path / "times.png"
+    said = run("-m", "tome:r=1", "-b", "1", "--figure", str(figure))
+    assert f"figure: {figure}" in said.replace("\n", "")
+    with Image.open(figure) as picture:
+        assert min(picture.size) > 100
+
+
+def test_a_method_with_a_long_text_is_timed_on_files():
+    """Amounts of many blocks are longer than the name of a file may be."""
+    long, budget = "tome:r=" + "1" * 300, Budget(min_rounds=1, min_seconds=0.0, warmup_rounds=0)
+    images = torch.zeros(1, 3, 32, 32)
+    rows = measure(model(), {long: parse_method("tome:r=1")}, images, engines=["torch.export"], budget=budget)
+    assert [row.method for row in rows] == ["dense", long]

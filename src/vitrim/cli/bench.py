@@ -101,7 +101,7 @@ def bench(
 
     try:
         with progress() as tell:
-            time_(
+            report = time_(
                 model.name,
                 method,
                 **given,
@@ -118,6 +118,8 @@ def bench(
                 on_setting=on_setting,
                 on_progress=tell,
             )
+        for file in report.files:
+            out.print(f"figure: {file}", markup=False, highlight=False, soft_wrap=True)
     finally:
         if output.on_stdout and found and found[0].rows:
             write_json(output.json, found[0].record)
