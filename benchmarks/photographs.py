@@ -1,30 +1,31 @@
-"""The methods, without training, on natural photographs with published ImageNet weights.
+"""The methods, without training, on held-out photographs with published ImageNet weights.
 
-    python benchmarks/imagenet_sample.py cuts --data PHOTOS --checkpoint WEIGHTS --json cuts.json --figure cuts.png
-    python benchmarks/imagenet_sample.py speed --data PHOTOS --checkpoint WEIGHTS --rounds 10 --json cuts.json
-    python benchmarks/imagenet_sample.py schedules --data PHOTOS --checkpoint WEIGHTS --json schedules.json
-    python benchmarks/imagenet_sample.py schedules --cut 0.25 --cut 0.5 --data PHOTOS --checkpoint WEIGHTS
-    python benchmarks/imagenet_sample.py stress --data PHOTOS --checkpoint WEIGHTS
-    python benchmarks/imagenet_sample.py atm --data PHOTOS --checkpoint WEIGHTS
+    WEIGHTS="--model vit_tiny_patch16_224 --checkpoint VIT_TINY.safetensors"
+    PHOTOS="--chosen-on TRAINING_PHOTOS --data HELD_OUT_PHOTOS"
+    python benchmarks/photographs.py cuts $WEIGHTS $PHOTOS --json cuts.json --figure cuts.png
+    python benchmarks/photographs.py lossless $WEIGHTS $PHOTOS --json lossless.json
+    python benchmarks/photographs.py schedules $WEIGHTS $PHOTOS --json schedules.json
+    python benchmarks/photographs.py published --model deit_tiny_patch16_224 --checkpoint DEIT_TINY.safetensors $PHOTOS
+    python benchmarks/photographs.py atm $WEIGHTS $PHOTOS
 
 `cuts`: every method set so that MACs fall by about 20, 35, 50 and 65 %, as in benchmarks/cifar10.py: top-1, its change
-with the standard error of the paired difference, agreement with the dense model, KL divergence from it, cosine of the
-class token, and images per second, measured in one interleaved run. `speed`: measures those again, of the settings that
-the file of `cuts` has, when the machine does nothing else, and writes them into it. `schedules`: every method that can
-follow them on the same three schedules at equal MACs, so that what is compared is the choice of tokens and not of
-blocks: as many tokens fewer in every block, three stages a quarter apart, and the same share of tokens in every block,
-which takes most of them early. `stress`: the largest cut, in steps of 5 % of the MACs, up to which top-1 does not fall
-below the dense model's by more than its standard error (the stress test of the ATM paper, Table 1). `atm`: its sweep
-over alpha, beta and theta_min (Appendix D).
+with the standard error of the paired difference, agreement with the dense model, KL divergence from it, and cosine of
+the class token; with `--rounds`, images per second of one interleaved run. `lossless`: the largest cut, in steps of
+5 % of the MACs, at which the 95 % interval of the change excludes a loss of one point of top-1, and at which all
+smaller ones do. `schedules`: every method that can follow them on the same three schedules at equal MACs, so that what
+is compared is the choice of tokens and not of blocks: as many tokens fewer in every block, three stages a quarter
+apart, and the same share of tokens in every block, which takes most of them early. `published`: the rows of the ATM
+paper's Table A2 for the model, which were not trained, settings as printed: the change that is printed, and the one
+here. `atm`: its sweep over alpha, beta and theta_min (Appendix D).
 
-PHOTOS holds training images if they are the ones docs/results.md tells of: top-1 is then higher than on images the
-weights have not seen, for the dense model and for reduced ones. Amounts are matched on the first of them.
+Settings are chosen on images of TRAINING_PHOTOS (by their MACs, where these depend on the images), and scored once on
+HELD_OUT_PHOTOS, which no weights were trained on. Both are given as for `vitrim eval`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import csv
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ from cifar10_report import figure, markdown, sweep
 from script import from_shell
 from vitrim.cli.output import write_json
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import host_of, make_method, methods, parse_method
+from vitrim.core.registry import host_of, make_method, methods
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.loading import create_model
@@ -51,16 +52,21 @@ from vitrim.measure.evaluation import standard_probes, task_of
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile_of
 from vitrim.measure.probes import Gauge, Values, divergence
-from vitrim.measure.records import DENSE, Batch, Row
+from vitrim.measure.records import Batch, Row
 from vitrim.measure.run import run
 from vitrim.speed.bench import measure
 from vitrim.weights import load_checkpoint
 
-MODEL = "vit_tiny_patch16_224"
-TITLE = "ViT-Ti, ImageNet weights, without retraining: 1,000 training photographs (dashed: pruning)"
 MATCHING_IMAGES = 64
 TIMED_IMAGES = 8
 SCHEDULE_CUT = 0.4
+ONE_POINT = 0.01
+"""The loss that a lossless cut must exclude, a share."""
+NORMAL = 1.96
+"""Standard errors on each side of a 95 % interval."""
+TABLES_OF_ATM = Path(__file__).parents[1] / "tests" / "golden" / "tables" / "atm_tables_a2_a5.csv"
+PRINTED_AS = {"deit_tiny_patch16_224": "DeiT-T", "deit_small_patch16_224": "DeiT-S", "deit_base_patch16_224": "DeiT-B"}
+"""Models by timm's name as the paper writes them."""
 
 
 class Paired:
@@ -95,28 +101,29 @@ class Setup:
     """The model, its photos, and what every table reads from the command line."""
 
     model: nn.Module
+    name: str
     data: str
+    chosen_on: str
     limit: int | None
     batch_size: int
     rounds: int
     only: Sequence[str] | None
     cuts: Sequence[float] = CUTS
-    recorded: Sequence[dict[str, Any]] = ()
 
-    def dataset(self) -> Any:
-        """The photos as the model wants them."""
-        found = load_images(self.data)
+    def photos(self, source: str) -> Any:
+        """Photos as the model wants them."""
+        found = load_images(source)
         found.transform = eval_transform(self.model)
         return found
 
     def images(self, count: int) -> Tensor:
-        """The first ``count`` photos (B, 3, H, W)."""
-        first, _ = next(iter(batches(self.dataset(), count, limit=count)))
+        """``count`` photos (B, 3, H, W) of those that settings are chosen on."""
+        first, _ = next(iter(batches(self.photos(self.chosen_on), count, limit=count)))
         return first
 
     def score(self, configs: Sequence[MethodConfig], seed: int = SEEDS[0]) -> dict[str, Row]:
         """Rows by method, dense first, in one pass over the photos."""
-        dataset = self.dataset()
+        dataset = self.photos(self.data)
         task = task_of(self.model, dataset)
         read = batches(dataset, self.batch_size, limit=self.limit)
         rows = run(self.model, configs, read, [*standard_probes(task), Paired()], task=task, seed=seed)
@@ -133,6 +140,7 @@ def percent(seen: Sequence[Row], dense: Row) -> dict[str, Any]:
         "kl": mean(row["kl"] for row in seen),
         "cosine": mean(row["cosine"] for row in seen),
         "macs_saved": 100 * (1 - sum(seen[0]["gmacs"].values()) / sum(dense["gmacs"].values())),
+        "gmacs": sum(seen[0]["gmacs"].values()),
     }
 
 
@@ -161,17 +169,6 @@ def rows_of(setup: Setup, configs: Sequence[MethodConfig]) -> list[dict[str, Any
     dense = scored[0]["dense"]
     names = ["dense", *(config.describe() for config in configs)]
     return [{"method": name, **percent([one[name] for one in scored if name in one], dense)} for name in names]
-
-
-def speed(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
-    """The rows that the record has, with the times of one run of all of them."""
-    names = dict.fromkeys(row["method"] for row in setup.recorded if row["method"] != DENSE)
-    found = _timed(setup, [parse_method(name) for name in names], setup.images(TIMED_IMAGES))
-    timed = {row["method"]: row for row in found}
-    rows = [{**row, **_speed(timed[row["method"]])} for row in setup.recorded]
-    for cut in dict.fromkeys(row["cut"] for row in rows):
-        print(f"{cut:.0%} fewer MACs\n\n{markdown([row for row in rows if row['cut'] == cut])}\n", flush=True)
-    return rows
 
 
 def _timed(setup: Setup, configs: Sequence[MethodConfig], images: Tensor) -> list[dict[str, Any]]:
@@ -262,20 +259,39 @@ def _following(model: nn.Module, method: str, counts: Sequence[int]) -> list[Met
     return [config]
 
 
-def stress(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
-    """A row per method: the largest cut up to which top-1 stays."""
+def lossless(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
+    """A row per method: the largest cut of those, mildest first, at which a loss of one point is excluded."""
     images = setup.images(MATCHING_IMAGES)
     alive, best = candidates(setup.only), dict[str, dict[str, Any]]()
-    for cut in STRESS_CUTS:
+    for cut in setup.cuts:
         chosen = settings(setup.model, alive, images, cut)
         if not chosen:
             break
         found = {row["method"].partition(":")[0]: row for row in rows_of(setup, list(chosen.values()))}
-        alive = [name for name in chosen if found[name]["change"] >= -found[name]["error"]]
+        alive = [name for name in chosen if found[name]["change"] - NORMAL * found[name]["error"] > -100 * ONE_POINT]
         best.update({name: found[name] for name in alive})
         write(list(best.values()))
-        print(f"cut of {cut:.0%}: {', '.join(alive) or 'none'} without a drop", flush=True)
+        print(f"cut of {cut:.0%}: {', '.join(alive) or 'none'} without a loss of a point", flush=True)
     return sorted(best.values(), key=lambda row: -float(row["macs_saved"]))
+
+
+def published(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
+    """A row per printed setting of ATM: the change of top-1 that the paper prints, and the one on these photos."""
+    if setup.name not in PRINTED_AS:
+        raise VitrimError(f"Table A2 has {', '.join(PRINTED_AS)}, not {setup.name}")
+    with TABLES_OF_ATM.open(newline="") as file:
+        table = [row for row in csv.DictReader(file) if (row["table"], row["model"]) == ("A2", PRINTED_AS[setup.name])]
+    plain, *printed = table
+    configs = [
+        make_method("atm", alpha=float(row["alpha"]), beta=float(row["beta"]), theta_min=float(row["theta_min"]))
+        for row in printed
+    ]
+    dense, *found = rows_of(setup, configs)
+    rows = [{**dense, "printed": 0.0, "printed_gmacs": float(plain["gflops"])}]
+    for own, row in zip(found, printed, strict=True):
+        change = float(row["top1"]) - float(plain["top1"])
+        rows.append({**own, "printed": change, "printed_gmacs": float(row["gflops"])})
+    return rows
 
 
 def atm(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
@@ -285,42 +301,34 @@ def atm(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> list[dic
     return sorted(rows_of(setup, configs), key=lambda row: float(row["macs_saved"]))
 
 
-TABLES = {"cuts": cuts, "speed": speed, "schedules": schedules, "stress": stress, "atm": atm}
+TABLES = {"cuts": cuts, "lossless": lossless, "schedules": schedules, "published": published, "atm": atm}
 
 
 # ---- command line ----------------------------------------------------------------------------------------------------
-
-
-def load(checkpoint: str) -> nn.Module:
-    """The model with its weights."""
-    model = create_model(MODEL, pretrained=False)
-    load_checkpoint(model, Path(checkpoint))
-    return model.eval()
 
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="The methods on photographs, with published weights.")
     parser.add_argument("table", choices=list(TABLES))
-    parser.add_argument("--data", required=True, help="as for vitrim eval")
-    parser.add_argument("--checkpoint", required=True, help=f"weights of {MODEL}")
+    parser.add_argument("--model", default="vit_tiny_patch16_224", help="of timm")
+    parser.add_argument("--checkpoint", required=True, type=Path, help="weights of the model")
+    parser.add_argument("--chosen-on", required=True, help="photographs to choose settings on, as for vitrim eval")
+    parser.add_argument("--data", required=True, help="photographs to score them on once, likewise")
     parser.add_argument("--method", action="append", help="only these; may repeat")
     parser.add_argument(
         "--cut",
         type=float,
         action="append",
-        help="e.g. 0.5; may repeat; default: 0.2 0.35 0.5 0.65, of `schedules` 0.4",
+        help="e.g. 0.5; may repeat; default: 0.2 0.35 0.5 0.65, of `schedules` 0.4, of `lossless` steps of 0.05",
     )
     parser.add_argument("--limit", type=int, help="so many images only, for a quick try")
     parser.add_argument("--batch-size", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds of `cuts`; 0: no times")
+    parser.add_argument("--rounds", type=int, default=0, help="timed rounds of `cuts`; 0: no times")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", help="write the record to this file; of `speed`: the record of `cuts`")
+    parser.add_argument("--json", help="write the record to this file")
     parser.add_argument("--figure", type=Path, help="of `cuts`: the file to draw top-1 over MACs into")
-    arguments = parser.parse_args()
-    if arguments.table == "speed" and arguments.json is None:
-        parser.error("`speed` needs --json, the record that `cuts` wrote")
-    return arguments
+    return parser.parse_args()
 
 
 def main() -> None:
@@ -328,27 +336,36 @@ def main() -> None:
     arguments = parse_arguments()
     machine.set_threads(arguments.threads)
     warnings.simplefilter("ignore", ReductionWarning)  # late blocks run out of tokens at large cuts
+    model = create_model(arguments.model, pretrained=False)
+    load_checkpoint(model, arguments.checkpoint)
+    usual = {"schedules": (SCHEDULE_CUT,), "lossless": STRESS_CUTS}.get(arguments.table, CUTS)
     setup = Setup(
-        load(arguments.checkpoint),
+        model.eval(),
+        arguments.model,
         arguments.data,
+        arguments.chosen_on,
         arguments.limit,
         arguments.batch_size,
         arguments.rounds,
         arguments.method,
-        arguments.cut or ((SCHEDULE_CUT,) if arguments.table == "schedules" else CUTS),
-        json.loads(Path(arguments.json).read_text())["rows"] if arguments.table == "speed" else (),
+        arguments.cut or usual,
     )
 
     def write(rows: Iterable[dict[str, Any]]) -> None:
-        record = {"command": f"imagenet_sample {arguments.table}", "environment": machine.environment()}
-        write_json(arguments.json, {**record, "limit": arguments.limit, "rows": list(rows)})
+        record = {"command": f"photographs {arguments.table}", "environment": machine.environment()}
+        own = {"model": arguments.model, "limit": arguments.limit, "rows": list(rows)}
+        write_json(arguments.json, {**record, **own})
 
     rows = TABLES[arguments.table](setup, write)
     write(rows)
-    if arguments.table in ("stress", "atm"):  # the others print every part when it is done
-        print(markdown(rows) if arguments.table == "stress" else sweep(rows))
+    if arguments.table in ("lossless", "published"):  # the others print every part when it is done
+        print(markdown(rows))
+    if arguments.table == "atm":
+        print(sweep(rows))
     if arguments.figure is not None and arguments.table == "cuts":
-        figure(rows, arguments.figure, TITLE)
+        count = setup.limit or len(setup.photos(setup.data))
+        title = f"{arguments.model}, without retraining: {count:,} held-out photographs (dashed: pruning)"
+        figure(rows, arguments.figure, title)
 
 
 if __name__ == "__main__":
