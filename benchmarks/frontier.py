@@ -1,0 +1,221 @@
+"""Loss on held-out photographs over milliseconds: dense models on every engine in every precision, methods on the best.
+
+    python benchmarks/frontier.py score --model vit_tiny_patch16_224 --checkpoint VIT_TINY.safetensors \\
+        --calibration TRAINING_PHOTOS --data HELD_OUT_PHOTOS --folder frontier/vit_tiny
+    python benchmarks/frontier.py time --model vit_tiny_patch16_224 --checkpoint VIT_TINY.safetensors \\
+        --data HELD_OUT_PHOTOS --folder frontier/vit_tiny
+    python benchmarks/frontier.py draw --folder frontier/vit_tiny --folder frontier/deit_tiny --figure frontier.png
+
+`score` writes a file per method, precision and batch size into the folder and scores the dense ones, and those of the
+methods, in all precisions that OpenVINO has here; ranges of activations are found on TRAINING_PHOTOS. It goes on where
+it stopped. `time` times all files in turn, with the dense model in PyTorch, at each batch size: run it on a machine
+that does nothing else. `draw` makes the picture, and a table of what is fastest at a loss of at most one and two
+points. Losses are top-1 of the dense model in PyTorch in fp32 minus that of the file, with the standard error of the
+mean over images; a row of the table is chosen and scored on the same photographs, so it is the best of many.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from script import from_shell
+from vitrim.cli.output import write_json
+from vitrim.core.registry import parse_method
+from vitrim.data import batches, eval_transform, load_images
+from vitrim.loading import load
+from vitrim.measure.latency import Budget, paired_speedup, reduced_copy, summarise, time_interleaved
+from vitrim.measure.machine import environment, set_threads
+from vitrim.plots import style
+from vitrim.speed.bench import in_dtype
+from vitrim.speed.engines import Engine, FileEngine, engines_named
+
+LINES = {
+    "tome, every block": ("tome:r=4", "tome:r=8", "tome:r=13", "tome:r=16"),
+    "tome, three blocks": tuple(f"tome:keep_rate={rate}" for rate in (0.9, 0.8, 0.7, 0.6)),
+    "mctf, two blocks": tuple(f"mctf:r=[0,0,{r},0,0,{r}]" for r in (16, 32, 48, 64)),
+    "evit, three blocks": tuple(f"evit:keep_rate={rate}" for rate in (0.9, 0.8, 0.7, 0.6)),
+    "topk, three blocks": tuple(f"topk:keep_rate={rate}" for rate in (0.9, 0.8, 0.7, 0.6)),
+}
+"""Methods with a schedule, mildest first."""
+SIZES = (1, 8)
+CALIBRATED = 64
+SCORED_IN = 8
+"""Images per batch of the files that are scored."""
+
+
+class Place:
+    """The folder of one model, with its rows: one per method, engine and precision."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / "rows.json"
+        self.record: dict[str, Any] = json.loads(self.path.read_text()) if self.path.is_file() else {"rows": []}
+
+    def row(self, method: str | None, engine: Engine) -> dict[str, Any]:
+        """What is known of a method on an engine."""
+        like = {"method": method or "dense", "engine": engine.label, "precision": engine.precision}
+        for row in self.record["rows"]:
+            if all(row[key] == value for key, value in like.items()):
+                return row  # type: ignore[no-any-return]
+        self.record["rows"].append(like)
+        return like
+
+    def save(self, **facts: Any) -> None:
+        """Write the rows."""
+        self.record |= facts
+        write_json(self.path, self.record)
+
+    def ready(self, model: nn.Module, method: str | None, engine: Engine, images: Tensor, given: Tensor | None) -> Any:
+        """A call of the method on the engine for batches like ``images``; files are kept."""
+        own = self.folder / (method or "dense").replace(":", "-")
+        own.mkdir(parents=True, exist_ok=True)
+        made = in_dtype(model if method is None else reduced_copy(model, parse_method(method)), engine.dtype)
+        run = engine.prepare(made, images.to(engine.dtype), own, given)
+        return lambda batch: run(batch.to(engine.dtype)).float()
+
+
+def pairs() -> Iterator[tuple[str | None, Engine]]:
+    """Every method with its engines: the dense model has all there are, the others those of OpenVINO."""
+    dense, _ = engines_named(["eager", "onnxruntime", "openvino"], ["fp32", "bf16", "int8"])
+    yield from ((None, engine) for engine in dense)
+    own = [engine for engine in dense if engine.label == "openvino"]
+    yield from ((method, engine) for line in LINES.values() for method in line for engine in own)
+
+
+def read(source: str, model: nn.Module, limit: int | None, size: int) -> list[tuple[Tensor, Tensor]]:
+    """Whole batches of photographs with labels."""
+    dataset = load_images(source)
+    dataset.transform = eval_transform(model)
+    return [batch for batch in batches(dataset, size, limit=limit) if len(batch[0]) == size]
+
+
+def score(model: nn.Module, place: Place, arguments: argparse.Namespace) -> None:
+    """Fill in what every file loses."""
+    given = torch.cat([images for images, _ in read(arguments.calibration, model, CALIBRATED, SCORED_IN)])
+    data = read(arguments.data, model, arguments.limit, SCORED_IN)
+    labels = torch.cat([own for _, own in data])
+    with torch.inference_mode():
+        like = torch.cat([model(images).argmax(1) for images, _ in data])
+        for method, engine in pairs():
+            row = place.row(method, engine)
+            if "loss" in row:
+                continue
+            run = place.ready(model, method, engine, data[0][0], given)
+            found = torch.cat([run(images).argmax(1) for images, _ in data])
+            change = (like == labels).double() - (found == labels).double()
+            row |= {"loss": change.mean().item(), "loss_error": (change.std() / len(change) ** 0.5).item()}
+            row["agreement"] = (found == like).double().mean().item()
+            if isinstance(engine, FileEngine):  # so that `time` only opens files
+                for size in set(SIZES) - {SCORED_IN}:
+                    place.ready(model, method, engine, data[0][0][:size], given)
+            top1 = (like == labels).double().mean().item()
+            place.save(model=arguments.model, top1=top1, images=len(labels))
+            print(f"{row['method']} on {engine}: {100 * row['loss']:+.1f} +- {100 * row['loss_error']:.1f}", flush=True)
+
+
+def timed(model: nn.Module, place: Place, arguments: argparse.Namespace) -> None:
+    """Fill in milliseconds per batch, all in turn, dense models in every round."""
+    for size in SIZES:
+        ((images, _),) = read(arguments.data, model, size, size)
+        with torch.inference_mode():
+            calls = {}
+            for method, engine in pairs():
+                run = place.ready(model, method, engine, images, None)
+                calls[(method or "dense", engine.label, engine.precision)] = partial(run, images)
+            # the slow eager models decide how long it takes: as few rounds as quartiles need
+            times = time_interleaved(calls, budget=Budget(arguments.rounds, 0.0, max_rounds=arguments.rounds))
+        dense = {key: each for key, each in times.items() if key[0] == "dense"}
+        fastest = min(dense, key=lambda key: summarise(dense[key]).p50_ms)
+        for method, engine in pairs():
+            key = (method or "dense", engine.label, engine.precision)
+            ratio = paired_speedup(times[fastest], times[key])
+            place.row(method, engine)[f"batch {size}"] = {
+                "ms": summarise(times[key]).p50_ms, "speedup": [ratio.q1, ratio.median, ratio.q3]
+            }  # fmt: skip
+        place.save(environment=environment(), fastest={**place.record.get("fastest", {}), str(size): fastest})
+        print(f"batch {size}: fastest dense is {' '.join(fastest[1:])}", flush=True)
+
+
+def draw(places: list[Place], figure: Path | None) -> None:
+    """The picture, and for each model, batch size and bound the fastest setting."""
+    shades = style.colours([method for line in LINES.values() for method in line])
+    drawn, axes = style.panels(len(SIZES) * len(places), across=len(SIZES), size=(4.8, 3.4), above=0.6)
+    for axis, (place, size) in zip(axes, ((place, size) for place in places for size in SIZES), strict=True):
+        rows = {(row["method"], row["engine"], row["precision"]): row for row in place.record["rows"]}
+        key = f"batch {size}"
+        fastest, model = tuple(place.record["fastest"][str(size)]), place.record["model"]
+        for (method, engine, precision), row in rows.items():
+            if method == "dense":
+                at = row[key]["ms"], 100 * row["loss"]
+                axis.plot(*at, "*", color=style.DENSE_COLOUR, markersize=11, linestyle="none", zorder=4)
+                text = f"{engine} {precision}"
+                axis.annotate(text, at, xytext=(3, 6), textcoords="offset points", fontsize=style.SMALL, rotation=30)
+        for name, line in LINES.items():
+            for precision, kind in (("int8", "-"), ("bf16", "--")):
+                found = [rows.get((method, "openvino", precision)) for method in line]
+                points = [(row[key]["ms"], 100 * row["loss"], 100 * row["loss_error"]) for row in found if row]
+                if points:
+                    ms, loss, error = zip(*points, strict=True)
+                    marker = "s" if "every" in name else "^" if "two" in name else "o"
+                    label = f"{name}, {precision}"
+                    axis.errorbar(
+                        ms, loss, yerr=error, color=shades[line[0]], linestyle=kind, marker=marker, markersize=4,
+                        linewidth=1.2, elinewidth=0.6, label=label,
+                    )  # fmt: skip
+        axis.axvline(rows[fastest][key]["ms"], color=style.DENSE_COLOUR, linewidth=0.7, linestyle=":")
+        axis.axhline(0.0, color=style.DENSE_COLOUR, linewidth=0.7, linestyle=":")
+        axis.set_xscale("log")
+        axis.set_ylim(-2, 12)
+        axis.set_title(f"{model}, batch {size}", fontsize=style.TITLE)
+        axis.set_xlabel("ms per batch", fontsize=style.TEXT)
+        axis.set_ylabel("loss of top-1, points", fontsize=style.TEXT)
+        print(
+            f"\n{place.record['model']}, batch {size}: dense {' '.join(fastest[1:])} {rows[fastest][key]['ms']:.1f} ms"
+        )
+        for bound in (1.0, 2.0):
+            good = [row for row in rows.values() if 100 * (row["loss"] - rows[fastest]["loss"]) <= bound]
+            best = min(good, key=lambda row: row[key]["ms"])
+            print(
+                f"  at most {bound:g} points more: {best['method']} {best['engine']} {best['precision']} "
+                f"{best[key]['ms']:.1f} ms, {best[key]['speedup'][1]:.2f} times dense, "
+                f"{100 * best['loss']:+.1f} +- {100 * best['loss_error']:.1f}"
+            )
+    handles, _ = axes[0].get_legend_handles_labels()
+    style.below(drawn, handles, across=3)
+    if figure is not None:
+        style.save(drawn, figure)
+
+
+def main() -> None:
+    """Score, time or draw."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("step", choices=["score", "time", "draw"])
+    parser.add_argument("--folder", action="append", type=Path, required=True, help="of a model; may repeat")
+    parser.add_argument("--model")
+    parser.add_argument("--checkpoint")
+    parser.add_argument("--calibration", help="photographs on which int8 finds the ranges of activations")
+    parser.add_argument("--data", help="held-out photographs")
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--figure", type=Path)
+    arguments = parser.parse_args()
+    set_threads(arguments.threads)
+    places = [Place(folder) for folder in arguments.folder]
+    if arguments.step == "draw":
+        draw(places, arguments.figure)
+        return
+    model = load(arguments.model, checkpoint=arguments.checkpoint).model.eval()
+    (score if arguments.step == "score" else timed)(model, places[0], arguments)
+
+
+if __name__ == "__main__":
+    from_shell(main)
