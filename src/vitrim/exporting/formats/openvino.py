@@ -22,8 +22,7 @@ class OpenVINO(Format):
     OpenVINO converts weights to what it computes in when a file is opened: one file of fp32 weights serves for fp32 and
     bf16, and its metadata say which. In bf16 it decides about tokens in bf16, too, which no attribute of an operation
     prevents (2026.4): some pairs change places. In int8 it computes products with weights, and the rest in bf16 where
-    the processor has instructions for it, else in fp32: DeiT-S with `tome:r=13` took 24 ms instead of 31 at batch 1, and
-    agreed with itself in fp32 as often.
+    the processor has instructions for it, else in fp32: DeiT-S with `tome:r=13` took 24 ms instead of 31 at batch 1.
     """
 
     name = "openvino"
