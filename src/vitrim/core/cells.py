@@ -81,16 +81,8 @@ class CellIndexMap(IndexMap):
     """The map of cells: their indices are those of their first patches."""
 
     def __init__(self, before: IndexMap, area: int, num_prefix: int) -> None:
-        super().__init__()
-        self.before, self.area, self.num_prefix = before, area, num_prefix
-
-    @property
-    def num_inputs(self) -> int:
-        return self.num_prefix + (self.before.num_inputs - self.num_prefix) // self.area
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_prefix + (self.before.num_tokens - self.num_prefix) // self.area
+        inputs, tokens = ((count - num_prefix) // area for count in (before.num_inputs, before.num_tokens))
+        super().__init__(num_prefix + inputs, num_prefix + tokens)
 
     def _find_source(self) -> Tensor:
         raise _map_refused()

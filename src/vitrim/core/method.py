@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
-from vitrim.core.schedule import Amount, BringBack, KeepRule, effective_keep, keep_rate, on_multiples, quarter_blocks
+from vitrim.core.schedule import (
+    Amount,
+    BringBack,
+    KeepRule,
+    effective_keep,
+    half,
+    keep_rate,
+    on_multiples,
+    quarter_blocks,
+)
 from vitrim.errors import VitrimError, unknown
 
 RENAMED: Mapping[str, str] = MappingProxyType(
@@ -186,6 +195,8 @@ class MethodConfig(BaseModel, metaclass=MethodClass):
     training_free: ClassVar[bool] = True
     batch_dependent: ClassVar[bool] = False
     """With its default options, an image's result depends on the other images of its batch."""
+    merges_pairs: ClassVar[bool] = False
+    """A layer merges pairs of patches, by bipartite matching: half of them at most."""
     runtime: ClassVar[frozenset[str]] = frozenset()
     """Options that ``reduction.set`` may change."""
     tunable: ClassVar[Tunable | None] = None
@@ -288,10 +299,10 @@ class MethodConfig(BaseModel, metaclass=MethodClass):
         """The reason why a model reduced by these options cannot become a fixed graph; None where it can."""
         return "how many tokens it keeps depends on the images" if self.is_adaptive() else None
 
-    @staticmethod
-    def least_kept(current: int) -> int:
-        """The fewest patch tokens one layer can be reduced to: 1, or half for bipartite matching."""
-        return 1
+    @classmethod
+    def least_kept(cls, current: int) -> int:
+        """The fewest patch tokens one layer can be reduced to: 1, or half if it `merges_pairs`."""
+        return half(current) if cls.merges_pairs else 1
 
     def added_tokens(self) -> int:
         """Tokens a reduction creates besides those it keeps (EViT's fused token)."""

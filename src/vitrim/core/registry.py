@@ -21,12 +21,10 @@ from typing import Any, Literal, TypeVar, cast, get_args
 
 from torch import nn
 
-from vitrim.core.block import Idle, Reducer
-from vitrim.core.hooks import altered, is_foreign, refuse_own_forward
-from vitrim.core.host import Host, VisionLanguage
+from vitrim.core.block import Idle, Reducer, access
+from vitrim.core.host import Host, VisionLanguage, alteration, refuse_own_forward
 from vitrim.core.library import Dense, Library
 from vitrim.core.method import Kind, MethodConfig
-from vitrim.core.modules import access
 from vitrim.core.plan import Layer
 from vitrim.core.saving import read_method_file
 from vitrim.errors import UnsupportedModelError, VitrimError, unknown
@@ -450,8 +448,8 @@ def check_model(host: type[Host], model: nn.Module) -> None:
     for depth, block in enumerate(host.blocks(model)):
         refuse_own_forward(block, depth, "call vitrim.reduce_ again")
         for part in trunk.reduced_class(block).bypassed(block):
-            if is_foreign(part):
-                raise UnsupportedModelError(altered(part, host.name))
+            if (problem := alteration(part, host.name)) is not None:
+                raise UnsupportedModelError(problem)
 
 
 def refusal(part: nn.Module) -> str | None:

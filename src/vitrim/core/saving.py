@@ -22,9 +22,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from vitrim.core.block import ReducedBlock
+from vitrim.core.block import ReducedBlock, access
 from vitrim.core.method import MethodConfig
-from vitrim.core.modules import access
 from vitrim.files import save_file, write_text
 
 CONFIG_FILE = "reduction.json"
@@ -132,7 +131,8 @@ def write_reduction(
 ) -> None:
     """Write ``config`` and the learned parameters of ``model``; see `Reduction.save`.
 
-    ``whole``: what reads its tokens gets those of all patches, though it is no dense model (`fit.facts_within`).
+    ``whole``: what reads its tokens gets those of all patches, though it is no dense model
+    (`vitrim.core.checks.facts_for_reader`).
     """
     folder = _folder(folder)
     try:

@@ -17,10 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrim.core.block import ReducedBlock
-from vitrim.core.modules import sharded
-from vitrim.core.tokens import IndexMap, TokenState, is_traced
-from vitrim.core.trace import Trace
+from vitrim.core.block import ReducedBlock, sharded
+from vitrim.core.tokens import IndexMap, TokenState, Trace, is_traced
 from vitrim.errors import UnsupportedModelError
 
 
@@ -108,15 +106,14 @@ def run_groups(
     for group in groups:
         with trace.dense() if dense else nullcontext():
             outputs.append(call(group))
-        assert trace.final is not None
-        finals.append(trace.final)
-        histories.append(trace.states)
+        final = trace.call.final
+        assert final is not None
+        finals.append(final)
+        histories.append(trace.call.states)
     # where each image of the batch is when the groups are put one behind the other
     places = torch.cat([group.images for group in groups]).argsort()
-    trace.conclude(
-        _join_states(finals, places, num_patches),
-        tuple(_join_states(states, places, num_patches) for states in zip(*histories, strict=True)),
-    )
+    trace.call.final = _join_states(finals, places, num_patches)
+    trace.call.states = tuple(_join_states(states, places, num_patches) for states in zip(*histories, strict=True))
     return _join(outputs, groups, places, num_patches, finals[0].num_prefix)
 
 
@@ -170,6 +167,8 @@ def _join_states(states: Sequence[TokenState], places: Tensor, num_patches: int)
         first,
         size=_stack([_pad(s.size, [t.size for t in states], 1.0) for s in states], places),
         index_map=IndexMap(
+            inputs,
+            max(s.num_tokens for s in states),
             _stack(sources, places),
             _stack([_pad(s.position, [t.position for t in states]) for s in states], places),
         ),
