@@ -380,56 +380,49 @@ class ReducedBlock(nn.Module):
     # ---- the data flow ---------------------------------------------------------------------------------------------
 
     def step(self, x: Tensor, state: TokenState, *host_args: Any) -> Step:
-        """One block as a pure function of tokens (B, N, C) and their state."""
+        """One block as a pure function of tokens (B, N, C) and their state.
+
+        The last block may serve a head that reads only the first ``head_rows`` tokens: exact, and the rest is not
+        computed. A saving, not a reduction: size, source and position stay. Nothing is decided ``between`` or ``after``
+        any more, since no token but these goes on.
+        """
         reducer = self.reducer
         x, state = reducer.reduce("before", x, None, state)
         rows = None if state.full_grid else self.head_rows
-        if rows is not None:
-            return self.last_step(x, state, rows, *host_args)
-        # for fewer calls between products
-        if self.plain and not host_args and reducer.spares_block:
-            # the host's attention gives what ours does, as fast: sizes and a mask would be a bias
+
+        # where nothing else happens, the host's own forward: fewer calls between products
+        if self.plain and rows is None and not host_args and reducer.spares_block:
+            # its attention gives what ours does, as fast: sizes and a mask would be a bias
             unbiased = state.mask is None and (state.uniform or not self.proportional)
             batch, n, heads = x.shape[0], x.shape[1], reducer.layer.num_heads
             if unbiased and not unfused_is_faster(x.device, product_dtype(x), batch, heads, n, n):
                 handed_over = [x]
                 del x  # or what was reduced here would live beside what attention makes of it, through the MLP
                 return self.host_class.forward(self, handed_over.pop()), state
-        attention = reducer.prepare(self.project(x, state, None, *host_args), state)
-        if reducer.site == "query":
-            x, out, state = reducer.query(self, x, attention, state, None, *host_args)
-        else:
-            out = merge_heads(reducer.attend(attention, state))
-        x = self.add_attention(x, out)
-        del out
-        x, state = reducer.reduce("between", x, attention, state)
-        seen = reducer.remember(attention, state) if reducer.site == "after" else None
-        del attention  # or q, k and v would live through the MLP, where memory peaks
-        return reducer.reduce("after", self.add_mlp(x), seen, state)
 
-    def last_step(self, x: Tensor, state: TokenState, rows: int, *host_args: Any) -> Step:
-        """The last block for a head that reads only the first ``rows`` tokens: exact, and the rest is not computed.
-
-        A saving, not a reduction: size, source and position stay. Nothing is decided ``between`` any more, since
-        no token but these goes on.
-        """
-        reducer = self.reducer
-        if reducer.site == "query":
-            attention = reducer.prepare(self.project(x, state, None, *host_args), state)
+        # attention; who decides at the query sees the queries of all tokens
+        at_query = reducer.site == "query"
+        attention = reducer.prepare(self.project(x, state, None if at_query else rows, *host_args), state)
+        if at_query:
             x, out, state = reducer.query(self, x, attention, state, rows, *host_args)
         else:
-            attention = reducer.prepare(self.project(x, state, rows, *host_args), state)
             out = merge_heads(reducer.attend(attention, state))
-        return self.add_mlp(self.add_attention(x[:, :rows], out)), state
+        x = self.add_attention(x if rows is None else x[:, :rows], out)
+        del out
+        seen = None
+        if rows is None:
+            x, state = reducer.reduce("between", x, attention, state)
+            seen = reducer.remember(attention, state) if reducer.site == "after" else None
+        del attention  # or q, k and v would live through the MLP, where memory peaks
+
+        if not self.parallel:
+            x = x + self.mlp_branch(x)
+        return (x, state) if rows is not None else reducer.reduce("after", x, seen, state)
 
     def add_attention(self, x: Tensor, out: Tensor) -> Tensor:
         """Tokens (B, M, C) with the attention output (B, M, H*d) added; in a parallel block, with the MLP too."""
         update = self.attention_branch(out)
         return x + update + self.mlp_branch(x) if self.parallel else x + update
-
-    def add_mlp(self, x: Tensor) -> Tensor:
-        """Tokens (B, M, C) with the MLP added, unless `add_attention` did."""
-        return x if self.parallel else x + self.mlp_branch(x)
 
     def run(self, x: Tensor, *host_args: Any) -> Tensor:
         """Replacement for the host's ``forward``: find the state, step, hand tokens and state on."""

@@ -23,7 +23,7 @@ from torch import nn
 
 from vitrim.core.block import Idle, Reducer, access
 from vitrim.core.host import Host, VisionLanguage, alteration, refuse_own_forward
-from vitrim.core.library import Dense, Library
+from vitrim.core.library import Library
 from vitrim.core.method import Kind, MethodConfig
 from vitrim.core.plan import Layer
 from vitrim.core.saving import read_method_file
@@ -153,10 +153,11 @@ def make_reducer(config: MethodConfig, layer: Layer) -> Reducer[Any]:
     found = entry_of(_REDUCERS, type(config))
     if found is None:
         raise VitrimError(f"method '{config.name}' has no reducer: register one with @reduces({type(config).__name__})")
-    if isinstance(found, type):
+    kind: type[Reducer[Any]] | None
+    if isinstance(found, type) and issubclass(found, Reducer):
         kind = found if found.everywhere or layer.amount is not None else None
     else:
-        kind = found(config, layer)
+        kind = cast(Choice, found)(config, layer)
     return (kind or Idle)(config, layer)
 
 
@@ -257,7 +258,7 @@ _LIBRARIES: Table[type[Library]] = Table("LIBRARIES", "library")
 OWN = "vitrim"
 """The folder of hosts that answers for models of no library: users' models are treated like vitrim's own."""
 
-MOVED = {name for name in (*vars(Dense), *vars(Library)) if not name.startswith("_")} - {"name"}
+MOVED = {name for name in vars(Library) if not name.startswith("_")} - {"name"}
 MOVED |= {"find_classifiers", "classifier_names", "classes_in", "compared", "named_part", "task", "front_name"}
 """Members that a `Host` of vitrim 0.1 had, and a `Library` has now."""
 

@@ -109,14 +109,14 @@ class Mixed(IndexMap):
         self.before, self.num_prefix, self.matrix = before, num_prefix, matrix
 
     def _find_source(self) -> Tensor:
-        return follow(self._behind_prefix(self.matrix.argmax(1)), self.before.source)
+        patches = self.matrix.argmax(1) + self.num_prefix
+        prefix = torch.arange(self.num_prefix, device=patches.device).expand(patches.shape[0], self.num_prefix)
+        return follow(torch.cat([prefix, patches], dim=1), self.before.source)
 
     def _find_position(self) -> Tensor:
-        return self.before.position.gather(1, self._behind_prefix(self.matrix.argmax(2)))
-
-    def _behind_prefix(self, patches: Tensor) -> Tensor:
-        prefix = torch.arange(self.num_prefix, device=patches.device).expand(patches.shape[0], self.num_prefix)
-        return torch.cat([prefix, patches + self.num_prefix], dim=1)
+        before = self.before.position
+        patches = before[:, self.num_prefix :].gather(1, self.matrix.argmax(2))
+        return torch.cat([before[:, : self.num_prefix], patches], dim=1)
 
 
 class BankedIndices:
