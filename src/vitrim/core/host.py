@@ -1,4 +1,7 @@
-"""`Host`: what a family of models says so that its tokens can be reduced; `VisionLanguage`: what a whole model says."""
+"""`Host`: what a family of models says so that its tokens can be reduced; `VisionLanguage`: what a whole model says.
+
+Behind them: what a reduction puts on a model besides its blocks, and what must not be on it.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +174,7 @@ class VisionLanguage:
         raise NotImplementedError
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class GridHook:
     """Hook that tells the blocks the grid of the patches after every call of the module that makes them.
 
@@ -186,7 +189,7 @@ class GridHook:
         self.trace.call.grid = self.host.grid_of(maker, args, output)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ZeroHook:
     """Hook that leaves rows of zeros zeros behind a norm, which would make its bias of them: those of pruned patches.
 
@@ -231,7 +234,7 @@ def norms_behind(model: nn.Module, block: nn.Module) -> list[nn.Module]:
     return found
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class DenseCall:
     """A method of a reduced model whose tokens come out on the full grid of patches, un-merged after every block.
 
@@ -280,9 +283,8 @@ class FormOfModel:
             for part, kind in zip(block.bypassed(block), kinds, strict=True):
                 if type(part) is not kind:
                     return self._changed(f"the {kind.__name__} in block {depth}")
-                where = f"block {depth} of this {type(self.model).__name__}"
-                if (problem := alteration(part, where)) is not None:
-                    return problem
+                if (problem := alteration(part)) is not None:
+                    return f"block {depth} of this {type(self.model).__name__}: {problem}"
         return None
 
     def _changed(self, what: str) -> str:
@@ -300,7 +302,7 @@ class FormOfModel:
         return twin
 
 
-def alteration(part: nn.Module, where: str) -> str | None:
+def alteration(part: nn.Module) -> str | None:
     """The refusal of a bypassed module (`ReducedBlock.bypassed`) with hooks or a forward put on the instance.
 
     Hooks of the host library itself, which only record what passes, do not count. None where there is nothing else.
@@ -308,7 +310,7 @@ def alteration(part: nn.Module, where: str) -> str | None:
     if not is_altered(part, library=type(part).__module__.partition(".")[0]):
         return None
     return (
-        f"{where}: the module {type(part).__name__} has hooks or a forward of its own, and a reduced block calls what "
+        f"the module {type(part).__name__} has hooks or a forward of its own, and a reduced block calls what "
         "is in it, not the module; put them on the block or its projections instead"
     )
 

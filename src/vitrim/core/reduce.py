@@ -347,6 +347,17 @@ def reduced_parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, part) for name, part in model.named_modules() if isinstance(vars(part).get(HANDLE), Reduction)]
 
 
+def refuse_reduced(model: nn.Module) -> None:
+    """Refuse a model that is reduced, or a part of it, where a dense one is compared with reduced ones.
+
+    Raises:
+        VitrimError: naming the part.
+    """
+    parts = reduced_parts(model)
+    if parts:
+        raise VitrimError(f"this model is reduced already: call vitrim.restore_({access(parts[0][0])}) first")
+
+
 class Reduction:
     """The handle of one reduced model. Made by `reduce_`.
 
@@ -625,14 +636,3 @@ class Reduction:
     def _blocks(self) -> list[ReducedBlock]:
         inner = [reduced_in(block) for block in host_of(self.model).blocks(self.model)]
         return [block for block in inner if block is not None and block.trace is self._trace]
-
-
-def refuse_reduced(model: nn.Module) -> None:
-    """Refuse a model that is reduced, or a part of it, where a dense one is compared with reduced ones.
-
-    Raises:
-        VitrimError: naming the part.
-    """
-    parts = reduced_parts(model)
-    if parts:
-        raise VitrimError(f"this model is reduced already: call vitrim.restore_({access(parts[0][0])}) first")

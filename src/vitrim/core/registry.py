@@ -437,8 +437,8 @@ def check_model(host: type[Host], model: nn.Module) -> None:
     for depth, block in enumerate(host.blocks(model)):
         refuse_own_forward(block, depth, "call vitrim.reduce_ again")
         for part in trunk.reduced_class(block).bypassed(block):
-            if (problem := alteration(part, host.name)) is not None:
-                raise UnsupportedModelError(problem)
+            if (problem := alteration(part)) is not None:
+                raise UnsupportedModelError(f"{host.name}: {problem}")
 
 
 def refusal(part: nn.Module) -> str | None:
