@@ -529,7 +529,7 @@ def unmerge(x: Tensor, state: TokenState) -> Tensor:
     return take(x, state.source.clamp_min(0)) * (state.source >= 0).unsqueeze(-1).to(x.dtype)
 
 
-@dataclass
+@dataclass(eq=False)
 class Call:
     """The record of the forward that is running in a thread, or last ran in it.
 
