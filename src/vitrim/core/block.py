@@ -1,7 +1,7 @@
 """The data flow. `ReducedBlock.step` is the only place where the sequence of a reduced block is written.
 
-A method is a `Reducer`: it decides. A host is a subclass of `ReducedBlock` that says where its submodules are. In front
-of them stands what a module is besides its class: hooked or adapted (`is_bare`), in parts under FSDP2.
+A method is a `Reducer`: it decides. A host is a subclass of `ReducedBlock` that says where its submodules are. Behind
+them stands what a module is besides its class: hooked or adapted (`is_bare`), in parts under FSDP2.
 """
 
 from __future__ import annotations
@@ -23,117 +23,10 @@ from vitrim.core.plan import Layer
 from vitrim.core.tokens import STAMP, TokenState, Trace, product_dtype, take, unmerge
 from vitrim.errors import UnsupportedModelError
 
-M = TypeVar("M", bound=nn.Module)
-
-
-def is_bare(module: nn.Module, kind: type[M] = nn.Linear) -> TypeGuard[M]:  # type: ignore[assignment]
-    """True if reading the weights of ``module`` does what calling it does: it is a ``kind`` and nothing more.
-
-    The one place that knows how a module can be more than its weights: a subclass (an adapter, a quantised layer, a
-    parametrisation), a forward or hooks put on the instance (LoRA patches, offloading), hooks put on all modules, or
-    weights of a class of their own (quantised, sharded). Such a module must be called.
-
-    Example:
-        >>> layer = nn.Linear(2, 2)
-        >>> is_bare(layer), is_bare(nn.Identity())
-        (True, False)
-        >>> handle = layer.register_forward_hook(lambda module, args, output: 2 * output)
-        >>> is_bare(layer)
-        False
-    """
-    if type(module) is not kind or is_altered(module):
-        return False
-    # hooks that run at every module, other than those by which PyTorch's counters note where they are
-    of_all = (
-        hooks_of_all._global_forward_hooks,
-        hooks_of_all._global_forward_pre_hooks,
-        hooks_of_all._global_backward_hooks,
-        hooks_of_all._global_backward_pre_hooks,
-    )
-    owners = [getattr(hook, "__module__", "") for hooks in of_all for hook in hooks.values()]
-    if any(owner != "torch.utils.module_tracker" for owner in owners):
-        return False
-    # tensors of PyTorch's own, or what its tracers put in the place of one
-    kinds = [type(parameter).__module__ for parameter in module._parameters.values() if parameter is not None]
-    return all(name == "torch" or name.startswith(("torch.nn.", "torch._subclasses.")) for name in kinds)
-
-
-def is_altered(module: nn.Module, library: str | None = None) -> bool:
-    """True if ``module`` has a forward or hooks that were put on the instance.
-
-    Args:
-        library: whose own hooks do not count, by the name of its package: they only record what passes.
-
-    Example:
-        >>> is_altered(nn.Linear(2, 2))
-        False
-    """
-    if "forward" in module.__dict__:
-        return True
-    found = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    if not (found[0] or found[1] or found[2] or found[3]):  # asked of every block in every forward
-        return False
-    return any(
-        library is None or not getattr(hook, "__module__", "").startswith(f"{library}.")
-        for hooks in found
-        for hook in hooks.values()
-    )
-
-
-def sharded(block: nn.Module) -> bool:
-    """True if FSDP2 (``fully_shard``) has put a class of its own above the class of ``block``."""
-    return any(base.__module__.startswith("torch.distributed") for base in type(block).__bases__)
-
-
-def class_of(block: nn.Module) -> type[nn.Module]:
-    """The class of ``block`` as its library wrote it, which FSDP2 turns from Block to FSDPBlock(FSDPModule, Block)."""
-    return type(block).__bases__[-1] if sharded(block) else type(block)
-
-
-def change_class(block: nn.Module, kind: Any) -> None:
-    """Give ``block`` the class ``kind`` in place of its own, below what FSDP2 may have put above it."""
-    own: Any = type(block)
-    block.__class__ = _shard_of(own, kind) if sharded(block) else kind
-
-
-@cache  # one class for all blocks: compiled code is guarded by it
-def _shard_of(wrapped: Any, kind: Any) -> type[nn.Module]:
-    """The class FSDP2 would have made from ``kind``, as it made ``wrapped`` from another."""
-    return type(f"FSDP{kind.__name__}", (*wrapped.__bases__[:-1], kind), {"__deepcopy__": wrapped.__deepcopy__})
-
-
-def access(name: str, root: str = "model") -> str:
-    """The Python expression for the submodule that ``named_modules`` calls ``name``.
-
-    Example:
-        >>> access("towers.0.vision")
-        'model.towers[0].vision'
-    """
-    if not name:
-        return root
-    return root + "".join(
-        f".{part}" if part.isidentifier() else f"[{part}]" if part.isdigit() else f"[{part!r}]"
-        for part in name.split(".")
-    )
-
-
-class Exchange(nn.Module):
-    """Base class of modules that carry information between two streams of tokens.
-
-    ViTTM's read and write heads and LookupViT's two-way attention are such modules. The class does nothing itself: it
-    tells the MAC counter (`vitrim.measure.macs`) which products are exchange, because published figures count them
-    even where they leave the self-attention of the blocks out. Only products inside ``forward`` are recognised.
-
-    Example:
-        >>> class Mean(Exchange):
-        ...     def forward(self, source, target):
-        ...         return target + source.mean(1, keepdim=True)
-    """
-
-
 Site = Literal["before", "query", "between", "after"]
 Step = tuple[Tensor, TokenState]
 C = TypeVar("C", bound=MethodConfig)
+M = TypeVar("M", bound=nn.Module)
 
 
 class Reducer(nn.Module, Generic[C]):
@@ -539,3 +432,111 @@ def reduced_in(block: nn.Module) -> ReducedBlock | None:
     if isinstance(block, ReducedBlock):
         return block
     return next((part for part in block.modules() if isinstance(part, ReducedBlock)), None)
+
+
+# ---- what a module is besides its class -----------------------------------------------------------------------------
+
+
+def is_bare(module: nn.Module, kind: type[M] = nn.Linear) -> TypeGuard[M]:  # type: ignore[assignment]
+    """True if reading the weights of ``module`` does what calling it does: it is a ``kind`` and nothing more.
+
+    The one place that knows how a module can be more than its weights: a subclass (an adapter, a quantised layer, a
+    parametrisation), a forward or hooks put on the instance (LoRA patches, offloading), hooks put on all modules, or
+    weights of a class of their own (quantised, sharded). Such a module must be called.
+
+    Example:
+        >>> layer = nn.Linear(2, 2)
+        >>> is_bare(layer), is_bare(nn.Identity())
+        (True, False)
+        >>> handle = layer.register_forward_hook(lambda module, args, output: 2 * output)
+        >>> is_bare(layer)
+        False
+    """
+    if type(module) is not kind or is_altered(module):
+        return False
+    # hooks that run at every module, other than those by which PyTorch's counters note where they are
+    of_all = (
+        hooks_of_all._global_forward_hooks,
+        hooks_of_all._global_forward_pre_hooks,
+        hooks_of_all._global_backward_hooks,
+        hooks_of_all._global_backward_pre_hooks,
+    )
+    owners = [getattr(hook, "__module__", "") for hooks in of_all for hook in hooks.values()]
+    if any(owner != "torch.utils.module_tracker" for owner in owners):
+        return False
+    # tensors of PyTorch's own, or what its tracers put in the place of one
+    kinds = [type(parameter).__module__ for parameter in module._parameters.values() if parameter is not None]
+    return all(name == "torch" or name.startswith(("torch.nn.", "torch._subclasses.")) for name in kinds)
+
+
+def is_altered(module: nn.Module, library: str | None = None) -> bool:
+    """True if ``module`` has a forward or hooks that were put on the instance.
+
+    Args:
+        library: whose own hooks do not count, by the name of its package: they only record what passes.
+
+    Example:
+        >>> is_altered(nn.Linear(2, 2))
+        False
+    """
+    if "forward" in module.__dict__:
+        return True
+    found = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    if not (found[0] or found[1] or found[2] or found[3]):  # asked of every block in every forward
+        return False
+    return any(
+        library is None or not getattr(hook, "__module__", "").startswith(f"{library}.")
+        for hooks in found
+        for hook in hooks.values()
+    )
+
+
+def sharded(block: nn.Module) -> bool:
+    """True if FSDP2 (``fully_shard``) has put a class of its own above the class of ``block``."""
+    return any(base.__module__.startswith("torch.distributed") for base in type(block).__bases__)
+
+
+def class_of(block: nn.Module) -> type[nn.Module]:
+    """The class of ``block`` as its library wrote it, which FSDP2 turns from Block to FSDPBlock(FSDPModule, Block)."""
+    return type(block).__bases__[-1] if sharded(block) else type(block)
+
+
+def change_class(block: nn.Module, kind: Any) -> None:
+    """Give ``block`` the class ``kind`` in place of its own, below what FSDP2 may have put above it."""
+    own: Any = type(block)
+    block.__class__ = _shard_of(own, kind) if sharded(block) else kind
+
+
+@cache  # one class for all blocks: compiled code is guarded by it
+def _shard_of(wrapped: Any, kind: Any) -> type[nn.Module]:
+    """The class FSDP2 would have made from ``kind``, as it made ``wrapped`` from another."""
+    return type(f"FSDP{kind.__name__}", (*wrapped.__bases__[:-1], kind), {"__deepcopy__": wrapped.__deepcopy__})
+
+
+def access(name: str, root: str = "model") -> str:
+    """The Python expression for the submodule that ``named_modules`` calls ``name``.
+
+    Example:
+        >>> access("towers.0.vision")
+        'model.towers[0].vision'
+    """
+    if not name:
+        return root
+    return root + "".join(
+        f".{part}" if part.isidentifier() else f"[{part}]" if part.isdigit() else f"[{part!r}]"
+        for part in name.split(".")
+    )
+
+
+class Exchange(nn.Module):
+    """Base class of modules that carry information between two streams of tokens.
+
+    ViTTM's read and write heads and LookupViT's two-way attention are such modules. The class does nothing itself: it
+    tells the MAC counter (`vitrim.measure.macs`) which products are exchange, because published figures count them
+    even where they leave the self-attention of the blocks out. Only products inside ``forward`` are recognised.
+
+    Example:
+        >>> class Mean(Exchange):
+        ...     def forward(self, source, target):
+        ...         return target + source.mean(1, keepdim=True)
+    """

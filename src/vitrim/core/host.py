@@ -246,7 +246,7 @@ class DenseCall:
     trace: Trace
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self.trace.dense():
+        with self.trace.handing_out(dense=True):
             return getattr(type(self.model), self.name)(self.model, *args, **kwargs)
 
 

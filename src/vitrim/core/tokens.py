@@ -538,10 +538,10 @@ class Call:
         final: the state after the last block.
         states: of a complete forward: the initial one, then one per block. Empty unless recording.
         running: the same of the forward that runs.
-        full_grids: forwards hand out full grids (`Trace.dense`).
+        full_grids: forwards hand out full grids (`Trace.handing_out`).
         next_full_grid: the next forward does, and only that.
         spares_last: the last block hands its head what it would without full grids: survivors, soft tokens.
-        compact: forwards hand out fewer tokens (`Trace.handing_out_fewer`).
+        compact: forwards hand out fewer tokens (likewise).
         handed: tokens of each image that last went to the language model; None before.
         grid: rows and columns of the patches that were just made (see `vitrim.core.host.GridHook`).
         maps: forwards hand out attention maps.
@@ -630,25 +630,22 @@ class Trace:
             call.states = call.running
 
     @contextmanager
-    def dense(self) -> Iterator[None]:
-        """Forwards that this thread starts within hand out all N0 tokens after every block: merged ones as copies of
-        their group, pruned ones as zeros. Computation inside the blocks stays reduced; the cost is two gathers per
-        block."""
-        before, self.call.full_grids = self.call.full_grids, True
-        try:
-            yield
-        finally:
-            self.call.full_grids = before
+    def handing_out(self, *, dense: bool = False, fewer: bool = False) -> Iterator[None]:
+        """Say what forwards that this thread starts within hand out, besides what is said already.
 
-    @contextmanager
-    def handing_out_fewer(self) -> Iterator[None]:
-        """Forwards that this thread starts within hand out the tokens that are left, un-merged nowhere, unless `dense`
-        says otherwise, and their states are kept: a language model is to get fewer of them."""
-        before, self.call.compact = self.call.compact, True
+        Args:
+            dense: all N0 tokens after every block: merged ones as copies of their group, pruned ones as zeros.
+                Computation inside the blocks stays reduced; the cost is two gathers per block.
+            fewer: the tokens that are left, un-merged nowhere, unless ``dense``, and their states are kept: a language
+                model is to get fewer of them.
+        """
+        call = self.call
+        before = call.full_grids, call.compact
+        call.full_grids, call.compact = call.full_grids or dense, call.compact or fewer
         try:
             yield
         finally:
-            self.call.compact = before
+            call.full_grids, call.compact = before
 
     def __reduce__(self) -> tuple[type[Trace], tuple[bool, Callable[[], None] | None]]:
         return Trace, (self.recording, self.form)

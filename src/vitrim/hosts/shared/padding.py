@@ -9,7 +9,6 @@ computed for padding. Compiled models run padded batches outside of their graphs
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,7 +103,7 @@ def run_groups(
     histories: list[tuple[TokenState, ...]] = []
     finals: list[TokenState] = []
     for group in groups:
-        with trace.dense() if dense else nullcontext():
+        with trace.handing_out(dense=dense):
             outputs.append(call(group))
         final = trace.call.final
         assert final is not None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from math import isqrt, prod
 from types import MethodType
@@ -240,7 +239,7 @@ class QwenForward(PackedForward):
             cut = hidden_states if len(images) == len(grids) else torch.cat([single[image] for image in images])
             return forward(self.tower, cut, grid_thw=grid_thw.new_tensor([(1, *grid)] * len(images)), **kwargs)
 
-        with self.trace.dense() if self.every_block else nullcontext():
+        with self.trace.handing_out(dense=self.every_block):
             return self.by_size(grids, run)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any, ClassVar, cast
 
 import torch
@@ -205,7 +204,7 @@ class HuggingFaceVLM(VisionLanguage):
         base, placeholder = model.base_model, model.config.image_token_id
         names = [name for name in inspect.signature(base.get_image_features).parameters if name in given]
         full = cls.cell(model) > 1 or cls.reads_all(model, given)
-        with trace.handing_out_fewer(), trace.dense() if full else nullcontext():
+        with trace.handing_out(dense=full, fewer=True):
             output = base.get_image_features(**{name: given[name] for name in names}, return_dict=True)
         number = len(trace.call.states)
         state = trace.call.states[max((layer % number for layer in cls.layers(model, given)), default=-1)]
