@@ -86,7 +86,7 @@ class CellIndexMap(IndexMap):
 
     def __init__(self, before: IndexMap, area: int, num_prefix: int) -> None:
         inputs, tokens = ((count - num_prefix) // area for count in (before.num_inputs, before.num_tokens))
-        super().__init__(num_prefix + inputs, num_prefix + tokens)
+        super().__init__(num_inputs=num_prefix + inputs, num_tokens=num_prefix + tokens)
 
     def _find_source(self) -> Tensor:
         raise UnsupportedModelError(PATCHES_READ)

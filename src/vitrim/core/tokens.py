@@ -24,16 +24,17 @@ class IndexMap:
     """Indices of input tokens among the current tokens, and the other way. Subclasses say how a step changes both.
 
     Args:
-        num_inputs: N0, as it is known without following the chain.
-        num_tokens: N, likewise.
-        source: where it is known already.
+        source: see below, where it is known already.
         position: likewise.
+        num_inputs: N0, where ``source`` is not known: the chain need not be followed for it.
+        num_tokens: N, where ``position`` is not.
     """
 
     def __init__(
-        self, num_inputs: int, num_tokens: int, source: Tensor | None = None, position: Tensor | None = None
+        self, source: Tensor | None = None, position: Tensor | None = None, num_inputs: int = 0, num_tokens: int = 0
     ) -> None:
-        self.num_inputs, self.num_tokens = num_inputs, num_tokens
+        self.num_inputs = num_inputs if source is None else source.shape[1]
+        self.num_tokens = num_tokens if position is None else position.shape[1]
         self._source, self._position = source, position
 
     @property
@@ -80,7 +81,7 @@ class Moved(IndexMap):
         pruned: bool = False,
         hidden: BankedIndices | None = None,
     ) -> None:
-        super().__init__(before.num_inputs, anchor.shape[1])
+        super().__init__(num_inputs=before.num_inputs, num_tokens=anchor.shape[1])
         self.before = before
         self.anchor, self.moved, self.into, self.valid = anchor, moved, into, valid
         self.pruned = pruned
@@ -105,7 +106,7 @@ class Mixed(IndexMap):
     """
 
     def __init__(self, before: IndexMap, num_prefix: int, matrix: Tensor) -> None:
-        super().__init__(before.num_inputs, num_prefix + matrix.shape[1])
+        super().__init__(num_inputs=before.num_inputs, num_tokens=num_prefix + matrix.shape[1])
         self.before, self.num_prefix, self.matrix = before, num_prefix, matrix
 
     def _find_source(self) -> Tensor:
@@ -157,7 +158,8 @@ class Refilled(IndexMap):
     """
 
     def __init__(self, before: IndexMap, banked: Sequence[BankedIndices]) -> None:
-        super().__init__(before.num_inputs, before.num_tokens + sum(entry.count for entry in banked))
+        end = before.num_tokens + sum(entry.count for entry in banked)
+        super().__init__(num_inputs=before.num_inputs, num_tokens=end)
         self.before, self.banked = before, tuple(banked)
 
     def _find_source(self) -> Tensor:
@@ -356,7 +358,7 @@ class TokenState:
             grid = None
         index = torch.arange(n, device=x.device).unsqueeze(0).expand(batch, n)
         size = torch.ones(batch, n, device=x.device, dtype=decision_dtype(x.dtype))
-        index_map = IndexMap(n, n, index, index)
+        index_map = IndexMap(index, index)
         return cls(size, index_map, num_prefix, full_grid=full_grid, grid=grid, banking=banking, compact=compact)
 
     @property

@@ -115,7 +115,7 @@ def test_a_token_of_size_s_is_s_equal_tokens_at_its_position(name: str) -> None:
     counts[block.num_prefix :] += torch.arange(PATCHES) % 3
     index = torch.arange(x.shape[1]).repeat_interleave(counts)
     merged = replace(start, size=counts.to(start.size.dtype).expand(2, -1), uniform=False)
-    index_map = IndexMap(len(index), len(index), index.expand(2, -1), index.expand(2, -1))
+    index_map = IndexMap(index.expand(2, -1), index.expand(2, -1))
     twice = replace(TokenState.start(x[:, index], block.num_prefix), index_map=index_map, reduced=True)
     with torch.no_grad():
         fused, _ = block.step(x, merged, *host_args)

@@ -166,8 +166,6 @@ def _join_states(states: Sequence[TokenState], places: Tensor, num_patches: int)
         first,
         size=_stack([_pad(s.size, [t.size for t in states], 1.0) for s in states], places),
         index_map=IndexMap(
-            inputs,
-            max(s.num_tokens for s in states),
             _stack(sources, places),
             _stack([_pad(s.position, [t.position for t in states]) for s in states], places),
         ),

@@ -143,7 +143,8 @@ class ImageIndexMap(IndexMap):
     """The map of images, from that of their windows."""
 
     def __init__(self, before: IndexMap, windows: Windows) -> None:
-        super().__init__(before.num_inputs * windows.number, before.num_tokens * windows.number)
+        number = windows.number
+        super().__init__(num_inputs=before.num_inputs * number, num_tokens=before.num_tokens * number)
         self.before, self.windows = before, windows
 
     def _find_source(self) -> Tensor:
