@@ -18,7 +18,7 @@ from vitrim.core.matching import alternate_split, cosines, match_both_ways, unit
 from vitrim.core.method import MethodConfig, Needs, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, check_blocks, half, one_each
+from vitrim.core.schedule import Amount, check_blocks, one_each
 from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient
 
 
@@ -87,6 +87,7 @@ class MCTF(MethodConfig):
     name = "mctf"
     paper = "Multi-criteria Token Fusion with One-step-ahead Attention for Efficient Vision Transformers (CVPR 2024)"
     kind = "merge"
+    merges_pairs = True
     runtime: ClassVar[frozenset[str]] = frozenset({"r"})
     tunable = Tunable("r", 0, None, per_layer="r", places="blocks")
 
@@ -142,10 +143,6 @@ class MCTF(MethodConfig):
     def fused(self) -> tuple[int | float, ...]:
         """The amounts of ``r``, one or more."""
         return self.r if isinstance(self.r, tuple) else (self.r,)
-
-    @staticmethod
-    def least_kept(current: int) -> int:
-        return half(current)
 
 
 class MCTFReducer(Reducer[MCTF]):

@@ -15,7 +15,7 @@ from vitrim.core.block import Reducer
 from vitrim.core.matching import alternate_split, cosines, match_alternate, unit_mean_keys
 from vitrim.core.method import Share, StagedConfig
 from vitrim.core.registry import register
-from vitrim.core.schedule import KeepRule, half
+from vitrim.core.schedule import KeepRule
 from vitrim.core.tokens import TokenState, decision_dtype, take
 
 
@@ -47,6 +47,7 @@ class ToFu(StagedConfig):
     name = "tofu"
     paper = "Token Fusion: Bridging the Gap between Token Pruning and Token Merging (WACV 2024)"
     kind = "mixed"
+    merges_pairs = True
 
     keep_rate: Share | tuple[Share, ...] = Field(
         0.9, description="share of the current patches kept by each block, or a list with one share per block"
@@ -62,10 +63,6 @@ class ToFu(StagedConfig):
 
     def default_stages(self, num_layers: int) -> tuple[int, ...]:
         return tuple(range(num_layers))
-
-    @staticmethod
-    def least_kept(current: int) -> int:
-        return half(current)
 
 
 @register(ToFu)

@@ -13,7 +13,7 @@ from vitrim.core.block import Reducer
 from vitrim.core.matching import alternate_split, cosines, match_alternate, unit_mean_keys
 from vitrim.core.method import MethodConfig, Share, Tunable
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, MergeRule, half, keep_rate, linear, per_layer, quarter_blocks
+from vitrim.core.schedule import Amount, MergeRule, keep_rate, linear, per_layer, quarter_blocks
 from vitrim.core.tokens import TokenState
 
 
@@ -43,6 +43,7 @@ class ToMe(MethodConfig):
     name = "tome"
     paper = "Token Merging: Your ViT But Faster (ICLR 2023)"
     kind = "merge"
+    merges_pairs = True
     runtime: ClassVar[frozenset[str]] = frozenset({"r", "inflect", "keep_rate"})
     tunable = Tunable("r", 0, None, per_layer="r", others=dict.fromkeys(("per", "blocks", "rule")))
 
@@ -90,10 +91,6 @@ class ToMe(MethodConfig):
         if isinstance(self.r, int):
             return linear(self.r, self.inflect, num_layers, self.per)
         return per_layer(self.r, num_layers, self.per)
-
-    @staticmethod
-    def least_kept(current: int) -> int:
-        return half(current)
 
 
 @register(ToMe)
