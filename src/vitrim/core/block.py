@@ -63,6 +63,8 @@ class Reducer(nn.Module, Generic[C]):
         super().__init_subclass__(**kwargs)
         if cls.site not in get_args(Site):  # a misspelt site would reduce nothing, silently
             raise TypeError(f"{cls.__name__}.site is {cls.site!r}; valid sites: {', '.join(get_args(Site))}")
+        if callable(cls.spares_block):  # a method is true, whatever it would give
+            raise TypeError(f"{cls.__name__}.spares_block is a property or an attribute, not a method")
 
     def __init__(self, config: C, layer: Layer) -> None:
         super().__init__()
@@ -206,9 +208,7 @@ class Reducer(nn.Module, Generic[C]):
 class Idle(Reducer[C]):
     """Reduces nothing: for blocks where the method does not act. They still attend in proportion to size."""
 
-    @property
-    def spares_block(self) -> bool:
-        return True
+    spares_block = True
 
     def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
         return x, state
