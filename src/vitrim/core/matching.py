@@ -10,7 +10,7 @@ from torch import Tensor
 from vitrim.core import compiled
 from vitrim.core.assignment import Hard, merge, merge_of
 from vitrim.core.attention import Attention
-from vitrim.core.tokens import TokenState, decision_dtype, take
+from vitrim.core.tokens import TokenState, decision_dtype
 from vitrim.errors import VitrimError
 
 SHORTEST = 1e-12  # no vector is divided by less
@@ -47,6 +47,26 @@ def unit_mean_keys(attention: Attention, num_prefix: int) -> Tensor:
     scaled = keys.new_empty(batch, n - num_prefix, dim)
     compiled.UNIT_MEAN(*compiled.memory_of(keys), heads, num_prefix, SHORTEST, scaled)
     return scaled
+
+
+def alternate_similarity(attention: Attention, num_prefix: int) -> Tensor:
+    """(B, S, D) cosines of the keys, averaged over heads, at the sources and destinations of the `alternate_split`.
+
+    Example:
+        >>> attention = Attention(*torch.randn(3, 1, 2, 6, 8), scale=1.0)
+        >>> alternate_similarity(attention, num_prefix=1).shape
+        torch.Size([1, 2, 3])
+    """
+    sources, destinations = alternate_split(num_prefix)
+    if compiled.suit(attention.keys.detach()):
+        keys = unit_mean_keys(attention, num_prefix)
+        return cosines(keys[:, sources], keys[:, destinations])
+    # one gather instead of three slices, and only then lengths: an engine may be slow at strided rows
+    keys = attention.mean_keys()
+    patches = torch.arange(num_prefix, keys.shape[1], device=keys.device)
+    split = [patches[sources], patches[destinations]]
+    keys = unit(keys.index_select(1, torch.cat(split)))
+    return cosines(*keys.split([len(each) for each in split], dim=1))
 
 
 def best_partners(sources: Tensor, destinations: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -96,8 +116,6 @@ def most_similar_first(best: Tensor) -> Tensor:
 def pair_most_similar(similarity: Tensor, r: int) -> tuple[Tensor, Tensor]:
     """The sources (B, S), most similar first, and the destinations (B, r) of the first ``r`` of them.
 
-    Finding a partner costs more than the maximum, so only those that move get one.
-
     Args:
         similarity: (B, S, D) of sources and destinations, as of `cosines`.
         r: how many sources move, 0 <= r <= S.
@@ -106,8 +124,9 @@ def pair_most_similar(similarity: Tensor, r: int) -> tuple[Tensor, Tensor]:
         >>> pair_most_similar(torch.tensor([[[0.1, 0.2], [0.9, 0.3]]]), 1)
         (tensor([[1, 0]]), tensor([[0]]))
     """
-    order = most_similar_first(similarity.amax(dim=-1))
-    return order, take(similarity, order[:, :r]).argmax(dim=-1)
+    best, partner = similarity.max(dim=-1)
+    order = most_similar_first(best)
+    return order, partner.gather(1, order.split([r, order.shape[1] - r], dim=1)[0])
 
 
 def most_similar(best: Tensor, r: int) -> tuple[Tensor, Tensor]:
@@ -325,13 +344,23 @@ def merge_alternate(state: TokenState, order: Tensor, partner: Tensor, *, by_pos
         >>> hard.anchor, hard.moved, hard.into
         (tensor([[0, 2, 4, 1, 3, 5]]), tensor([[6]]), tensor([[3]]))
     """
-    batch, r, p = order.shape[0], partner.shape[1], state.num_prefix
-    index = torch.arange(state.num_tokens, device=order.device)
+    batch, r, n, p = order.shape[0], partner.shape[1], state.num_tokens, state.num_prefix
+    index = torch.arange(n, device=order.device)
     sources, destinations = alternate_split(p)
-    tokens = torch.take(index[p:][sources], order)
-    kept = tokens[:, r:].sort(dim=1).values if by_position else tokens[:, r:]
-    anchor = torch.cat([index[:p].expand(batch, -1), kept, index[p:][destinations].expand(batch, -1)], dim=1)
-    return Hard(anchor, moved=tokens[:, :r], into=partner + (p + kept.shape[1]))
+    kept = order.shape[1] - r
+    into = partner + (p + kept)
+    first, rest = order.split([r, kept], dim=1)
+    moved = 2 * first + (p + sources.start)  # every other token, counted from the first source
+    if not by_position:
+        tokens = 2 * rest + (p + sources.start)
+        anchor = torch.cat([index[:p].expand(batch, -1), tokens, index[p:][destinations].expand(batch, -1)], dim=1)
+        return Hard(anchor, moved, into)
+    # one sort: of places, where destinations lie behind all sources and what moves, in its order, behind them
+    receives = (index >= p) & ((index - destinations.start - p) % 2 == 0)
+    place = torch.where(receives, index + n, index).expand(batch, -1)
+    last = torch.arange(2 * n, 2 * n + r, device=order.device).expand(batch, -1)
+    anchor, moved = place.scatter(1, moved, last).argsort(dim=1).split([n - r, r], dim=1)
+    return Hard(anchor, moved, into)
 
 
 def match_alternate(state: TokenState, similarity: Tensor, r: int, *, by_position: bool = True) -> Hard:

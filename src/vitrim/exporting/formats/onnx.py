@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +219,49 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         twice = op.Add(product, product)
         return op.Sqrt(op.Relu(op.Sub(op.Add(first_square, second_square), twice)))
 
+    def maximum(self: Any, dim: int, keepdim: bool = False) -> Any:
+        """Values and places in one operation instead of two."""
+        values, places = op.TopK(self, op.Constant(value_ints=[1]), axis=dim)
+        if keepdim:
+            return values, places
+        axis = op.Constant(value_ints=[dim])
+        return op.Squeeze(values, axis), op.Squeeze(places, axis)
+
+    def mean(self: Any, dim: Any = None, keepdim: bool = False, dtype: int = -1) -> Any:
+        """A sum times a number: OpenVINO converts what a mean gives in bf16, and not what a product does."""
+        if dtype not in (-1, self.dtype):
+            self = op.Cast(self, to=dtype)
+        dims = [] if dim is None else [dim] if isinstance(dim, int) else list(dim)
+        counts = [self.shape[each] for each in dims] or list(self.shape)
+        axes = op.Constant(value_ints=dims) if dims else None
+        if not all(isinstance(count, int) and count > 0 for count in counts):
+            return op.ReduceMean(self, axes, keepdims=int(keepdim))
+        share = op.CastLike(op.Constant(value_float=1 / prod(counts)), self)
+        return op.Mul(op.ReduceSum(self, axes, keepdims=int(keepdim)), share)
+
+    def attention(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        """With one scale on the queries, where torch puts its root on queries and keys: keys are then read as they are."""
+        if scale is None:
+            scale = query.shape[-1] ** -0.5
+        scaled = op.Mul(query, op.CastLike(op.Constant(value_float=scale), query))
+        logits = op.MatMul(scaled, op.Transpose(key, perm=[0, 1, 3, 2]))
+        if attn_mask is not None:
+            logits = op.Add(logits, attn_mask)
+        return op.MatMul(op.Softmax(logits, axis=-1), value)
+
     return {
+        aten.max.dim: maximum,
+        aten.mean.dim: mean,
+        aten.scaled_dot_product_attention.default: attention,
         aten.sort.stable: sort_stable,
         aten.searchsorted.Tensor: searchsorted,
         aten._cdist_forward.default: cdist,
