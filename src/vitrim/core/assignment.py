@@ -157,7 +157,8 @@ class Hard:
         One gather puts anchors and moved tokens side by side; sums of weighted tokens are then divided by sums of
         weights. That touches all rows, in at least float32: tokens that nothing joins would be rounded in less.
         """
-        assert self.moved is not None and self.into is not None
+        assert self.moved is not None
+        assert self.into is not None
         m, r = self.anchor.shape[1], self.moved.shape[1]
         order = torch.cat([self.anchor, self.moved], dim=1)
         weight = (size if self.weight is None else self.weight).gather(1, order)

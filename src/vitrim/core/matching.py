@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -61,12 +62,31 @@ def alternate_similarity(attention: Attention, num_prefix: int) -> Tensor:
     if compiled.suit(attention.keys.detach()):
         keys = unit_mean_keys(attention, num_prefix)
         return cosines(keys[:, sources], keys[:, destinations])
-    # one gather instead of three slices, and only then lengths: an engine may be slow at strided rows
-    keys = attention.mean_keys()
-    patches = torch.arange(num_prefix, keys.shape[1], device=keys.device)
-    split = [patches[sources], patches[destinations]]
-    keys = unit(keys.index_select(1, torch.cat(split)))
-    return cosines(*keys.split([len(each) for each in split], dim=1))
+    return alternate_cosines(attention.mean_keys(), num_prefix)
+
+
+def alternate_cosines(vectors: Tensor, num_prefix: int) -> Tensor:
+    """(B, S, D) cosines of the ``vectors`` (B, N, d) of tokens at sources and destinations of the `alternate_split`."""
+    return cosines(*split_alternately(vectors, num_prefix, unit))
+
+
+def split_alternately(
+    values: Tensor, num_prefix: int, change: Callable[[Tensor], Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Those of ``values`` (B, N, ...) of tokens that belong to sources (B, S, ...) and to destinations (B, D, ...).
+
+    Taken by one operation, as an engine may be slow at strided rows and counts operations.
+
+    Args:
+        values: of all tokens, the prefix first.
+        num_prefix: tokens in front of the patches.
+        change: made to the values of all patches before they are split.
+    """
+    patches = torch.arange(num_prefix, values.shape[1], device=values.device)
+    split = [patches[part] for part in alternate_split(num_prefix)]
+    values = values.index_select(1, torch.cat(split))
+    sources, destinations = (values if change is None else change(values)).split([len(part) for part in split], dim=1)
+    return sources, destinations
 
 
 def best_partners(sources: Tensor, destinations: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:

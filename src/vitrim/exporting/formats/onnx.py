@@ -249,7 +249,7 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        """With one scale on the queries, where torch puts its root on queries and keys: keys are then read as they are."""
+        """The scale is on queries alone, where torch puts its root on keys, too: those are then read as they are."""
         if scale is None:
             scale = query.shape[-1] ** -0.5
         scaled = op.Mul(query, op.CastLike(op.Constant(value_float=scale), query))
