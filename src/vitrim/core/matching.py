@@ -11,7 +11,7 @@ from torch import Tensor
 from vitrim.core import compiled
 from vitrim.core.assignment import Hard, merge, merge_of
 from vitrim.core.attention import Attention
-from vitrim.core.tokens import TokenState, decision_dtype
+from vitrim.core.tokens import TokenState, decision_dtype, take
 from vitrim.errors import VitrimError
 
 SHORTEST = 1e-12  # no vector is divided by less
@@ -136,6 +136,8 @@ def most_similar_first(best: Tensor) -> Tensor:
 def pair_most_similar(similarity: Tensor, r: int) -> tuple[Tensor, Tensor]:
     """The sources (B, S), most similar first, and the destinations (B, r) of the first ``r`` of them.
 
+    Finding a partner costs more than the maximum, so only those that move get one.
+
     Args:
         similarity: (B, S, D) of sources and destinations, as of `cosines`.
         r: how many sources move, 0 <= r <= S.
@@ -144,9 +146,12 @@ def pair_most_similar(similarity: Tensor, r: int) -> tuple[Tensor, Tensor]:
         >>> pair_most_similar(torch.tensor([[[0.1, 0.2], [0.9, 0.3]]]), 1)
         (tensor([[1, 0]]), tensor([[0]]))
     """
-    best, partner = similarity.max(dim=-1)
-    order = most_similar_first(best)
-    return order, partner.gather(1, order.split([r, order.shape[1] - r], dim=1)[0])
+    if torch.compiler.is_exporting():  # a place comes with its maximum, and an engine pays for every operation
+        best, partner = similarity.max(dim=-1)
+        order = most_similar_first(best)
+        return order, partner.gather(1, order.split([r, order.shape[1] - r], dim=1)[0])
+    order = most_similar_first(similarity.amax(dim=-1))
+    return order, take(similarity, order[:, :r]).argmax(dim=-1)
 
 
 def most_similar(best: Tensor, r: int) -> tuple[Tensor, Tensor]:

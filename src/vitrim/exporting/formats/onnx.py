@@ -124,7 +124,7 @@ def to_onnx(graph: Graph) -> Any:
                 opset_version=graph.opset,
                 input_names=["image"],
                 output_names=[graph.output],
-                custom_translation_table=translations(),
+                custom_translation_table=translations(graph),
             )
         except OnnxExporterError as error:
             cause: BaseException = error
@@ -176,8 +176,8 @@ def _named(dim: Any, symbol: re.Pattern[str]) -> Any:
     return symbol.sub("batch", str(dim.value))
 
 
-def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """ONNX forms of the operators that torch 2.15 does not translate.
+def translations(graph: Graph) -> dict[Callable[..., Any], Callable[..., Any]]:
+    """ONNX forms of the operators that torch 2.15 does not translate, or translates into more operations than it takes.
 
     A stable sort is TopK of the whole axis: of equal values the one with the lower index comes first, in both
     directions. searchsorted counts the entries below (or up to) each value.
@@ -258,11 +258,23 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
             logits = op.Add(logits, attn_mask)
         return op.MatMul(op.Softmax(logits, axis=-1), value)
 
-    return {
+    table: dict[Callable[..., Any], Callable[..., Any]] = {
         aten.max.dim: maximum,
         aten.mean.dim: mean,
-        aten.scaled_dot_product_attention.default: attention,
         aten.sort.stable: sort_stable,
         aten.searchsorted.Tensor: searchsorted,
         aten._cdist_forward.default: cdist,
     }
+    calls = [node for node in graph.program.graph.nodes if node.target is aten.scaled_dot_product_attention.default]
+    if graph.opset < 23 and all(_is_plain(node) for node in calls):  # ONNX has an operator of its own from 23 on
+        table[aten.scaled_dot_product_attention.default] = attention
+    return table
+
+
+def _is_plain(attention: torch.fx.Node) -> bool:
+    """True if a call of attention has no mask but an additive one, and as many keys as queries have heads."""
+    given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), attention.args, strict=False))
+    given.update(attention.kwargs)
+    mask = given.get("attn_mask")
+    additive = not isinstance(mask, torch.fx.Node) or mask.meta["val"].dtype != torch.bool
+    return additive and not any(given.get(option) for option in ("dropout_p", "is_causal", "enable_gqa"))
