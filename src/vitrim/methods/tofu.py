@@ -12,7 +12,7 @@ from torch import Tensor
 from vitrim.core.assignment import Hard, Soft, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.matching import alternate_split, cosines, match_alternate, unit_mean_keys
+from vitrim.core.matching import alternate_similarity, match_alternate
 from vitrim.core.method import Share, StagedConfig
 from vitrim.core.registry import register
 from vitrim.core.schedule import KeepRule
@@ -76,9 +76,7 @@ class ToFuReducer(Reducer[ToFu]):
         return self.layer.depth <= (self.layer.num_layers // 2 if until is None else until)
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
-        keys = unit_mean_keys(attention, state.num_prefix)
-        sources, destinations = alternate_split(state.num_prefix)
-        similarity = cosines(keys[:, sources], keys[:, destinations])
+        similarity = alternate_similarity(attention, state.num_prefix)
         merged = match_alternate(state, similarity, self.num_removed(state))
         if self.prunes:
             return prune(state, merged.anchor[:, state.num_prefix :] - state.num_prefix)
