@@ -21,9 +21,10 @@ types: $(VENV)/.installed
 	$(BIN)/mypy
 
 # One torch thread per worker: as many workers as cores already use every core. Bytecode is kept even where the
-# environment forbids it: tests start many interpreters, each of which would compile torch again.
+# environment forbids it: tests start many interpreters, each of which would compile torch again. A worker that dies ends
+# the run: pytest-xdist would wait forever for the rest of its group.
 pytest: $(VENV)/.installed
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup --max-worker-restart 0
 
 # The whole suite, with every method on every host and what is marked `full`: takes hours on two cores.
 test-full: lint types

@@ -24,7 +24,7 @@ from vitrim.speed.engines import engines_named
 
 METHODS = (
     *("tome:r=13", "tome:keep_rate=0.7", "topk:keep_rate=0.7", "evit:keep_rate=0.7", "mctf:r=16"),
-    *("pitome:keep_rate=0.9", "tofu:r=13", "dpc_knn", "kmedoids", "sinkhorn"),
+    *("pitome:keep_rate=0.9", "tofu:keep_rate=0.9", "dpc_knn", "kmedoids", "sinkhorn"),
 )
 KINDS = ("FullyConnected", "Subgraph", "MatMul", "TopK", "Reorder", "Transpose", "Gather", "Slice", "Scatter")
 
@@ -45,7 +45,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = timm.create_model(arguments.model).eval()
     place = environment(dtype=precision)
-    print(f"{arguments.model}, batch {arguments.batch_size}, OpenVINO in {precision}; {place['processor']}, ", end="")
+    print(f"{arguments.model}, batch {arguments.batch_size}, OpenVINO in {precision}; {place['device_name']}, ", end="")
     print(f"{place['threads']} threads\n")
     print(f"| method | nodes | ms | {' | '.join(f'{kind} (ms)' for kind in KINDS)} | others (ms) |")
     print(f"|---|{'---|' * (len(KINDS) + 3)}")

@@ -83,8 +83,8 @@ def test_python_in_pages_runs(page: str, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **options: create(name, **options))
     monkeypatch.setattr(registry, "_METHODS", dict(registry.methods()))  # a page may register one of its own
     monkeypatch.setattr(registry, "_REDUCERS", dict(registry._REDUCERS))
-    monkeypatch.setattr(registry, "_HOSTS", dict(registry._HOSTS))
-    monkeypatch.setattr(registry, "_LIBRARIES", dict(registry._LIBRARIES))
+    monkeypatch.setattr(registry._HOSTS, "entries", dict(registry._HOSTS.entries))
+    monkeypatch.setattr(registry._LIBRARIES, "entries", dict(registry._LIBRARIES.entries))
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": page}
     for fence in FENCE.finditer((ROOT / page).read_text()):

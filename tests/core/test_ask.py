@@ -72,8 +72,8 @@ class OddLibrary(Library):
 
 @pytest.fixture
 def odd(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
-    monkeypatch.setattr(registry, "_HOSTS", dict(registry._HOSTS))
-    monkeypatch.setattr(registry, "_LIBRARIES", dict(registry._LIBRARIES))
+    monkeypatch.setattr(registry._HOSTS, "entries", dict(registry._HOSTS.entries))
+    monkeypatch.setattr(registry._LIBRARIES, "entries", dict(registry._LIBRARIES.entries))
     registry.register_host(f"{Odd.__module__}.{Odd.__qualname__}")(OddHost)
     registry.register_library(f"{Odd.__module__}.{Odd.__qualname__}")(OddLibrary)
     return Odd()

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from vitrim.core import compiled
 from vitrim.core.assignment import Hard, Soft, merge, prune
 from vitrim.core.tokens import TokenState, take, unmerge
 from vitrim.errors import VitrimError
@@ -554,3 +555,53 @@ def test_bfloat16_pools_close_to_float32(case: Case) -> None:
     assert state.size.dtype == torch.float32
     # the shares are float32; the sum is rounded to bfloat16 (8 bits) for every token that joins
     torch.testing.assert_close(half.float(), full, atol=0.05, rtol=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("normalise", [False, True])
+def test_exported_graphs_pool_groups_by_weight(
+    dtype: torch.dtype, weighted: bool, normalise: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As loops of Python, image by image; what nothing joins comes out as it was, in half precision too."""
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    monkeypatch.setattr(compiled, "INSTALLED", False)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 9, 5, generator=generator).to(dtype)
+    state = TokenState.start(x, 1)
+    state = replace(state, size=torch.randint(1, 8, (2, 9), generator=generator).to(state.size.dtype), uniform=False)
+    weight = torch.rand(2, 9, generator=generator).to(state.size.dtype) if weighted else None
+    keep, moved = torch.tensor([[0, 3, 5, 7], [7, 1, 2, 3]]), torch.tensor([[1, 2, 6], [6, 5, 0]])
+    into = torch.tensor([[3, 1, 3], [0, 0, 0]])
+    hard = merge(state, keep, moved, into, weight=weight, normalise=normalise)
+    few = []
+    monkeypatch.setattr(Hard, "_suits_few_operations", lambda self: few.append(True) or True)
+    reduced, after = hard.apply(x, state)
+    assert few
+    torch.testing.assert_close(hard.pool(x, state.size), reduced)
+    assert reduced.dtype == dtype
+    share = state.size if weight is None else weight
+    for image in range(2):
+        groups = [[0], *([place + 1] for place in keep[image].tolist())]
+        for source, place in zip(moved[image].tolist(), into[image].tolist(), strict=True):
+            groups[place + 1].append(source + 1)
+        for place, group in enumerate(groups):
+            assert after.size[image, place] == sum(state.size[image, token] for token in group)
+            total = sum(share[image, token].double() * x[image, token].double() for token in group)
+            if normalise:
+                total = total / sum(share[image, token].double() for token in group)
+            torch.testing.assert_close(reduced[image, place], total.to(dtype))
+            if normalise and len(group) == 1 and dtype == torch.bfloat16:
+                assert torch.equal(reduced[image, place], x[image, group[0]])
+
+
+def test_only_exported_graphs_and_plain_merges_pool_in_few_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = TokenState.start(torch.zeros(1, 5, 2), 1)
+    keep, moved, into = torch.tensor([[0, 1]]), torch.tensor([[2, 3]]), torch.tensor([[0, 0]])
+    assert not merge(state, keep, moved, into)._suits_few_operations()
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    assert merge(state, keep, moved, into)._suits_few_operations()
+    assert not merge(state, keep, moved, into, maximum=True)._suits_few_operations()
+    assert not merge(state, keep, moved, into, valid=torch.ones(1, 2, dtype=torch.bool))._suits_few_operations()
+    assert not merge(state, keep, moved[:, :0], into[:, :0])._suits_few_operations()
+    assert not prune(state, keep)._suits_few_operations()

@@ -241,10 +241,10 @@ def test_a_known_map_changes_nothing_but_the_cost(dtype: torch.dtype, monkeypatc
     for a, b in zip(found, expected, strict=True):
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, **close)
-    part = known.images(1, 1)
+    part = known.narrow(0, 1, 1)
     assert part.v is None
     assert torch.equal(part.probabilities(), known.probabilities()[1:])
-    assert torch.equal(known._heads(1, 2).probabilities(), known.probabilities()[:, 1:])
+    assert torch.equal(known.narrow(1, 1, 2).probabilities(), known.probabilities()[:, 1:])
     monkeypatch.undo()
     q.requires_grad_()
     assert KnownMap.of(attention).column_mean().requires_grad

@@ -341,6 +341,14 @@ def test_a_misspelt_site_is_a_type_error() -> None:
             site = "betwen"
 
 
+def test_a_block_is_not_spared_by_a_method_that_is_never_called() -> None:
+    with pytest.raises(TypeError, match=r"Called.spares_block is a property or an attribute, not a method"):
+
+        class Called(vitrim.Reducer):
+            def spares_block(self) -> bool:
+                return False
+
+
 @pytest.mark.parametrize("site", ["before", "query", "between", "after"])
 def test_every_site_is_accepted_and_acts(site: str) -> None:
     reducer = type("AtSite", (ProbeReducer,), {"site": site})

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tiny
 import vitrim
-from vitrim.core.modules import is_bare
+from vitrim.core.block import is_bare
 from vitrim.core.registry import host_of
 
 EVERYWHERE = {**tiny.HOSTS, **tiny.FURTHER}

@@ -16,7 +16,7 @@ import tiny
 import vitrim
 from full_matrix import cells
 from tiny_hosts.common import seeded
-from vitrim.core.hooks import GridHook
+from vitrim.core.host import GridHook
 from vitrim.core.registry import host_of
 
 PATTERN = vitrim.Linf(keep_rate=0.5)

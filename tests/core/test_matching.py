@@ -8,13 +8,18 @@ from torch import Tensor
 
 import golden_models as golden
 import vitrim
+from vitrim.core import compiled
+from vitrim.core.attention import Attention
 from vitrim.core.matching import (
+    alternate_similarity,
     alternate_split,
     best_partners,
     kth_matching,
     merge_alternate,
     merge_most_similar,
     most_similar,
+    pair_most_similar,
+    split_alternately,
     unit,
     window_matching,
 )
@@ -235,3 +240,57 @@ def test_windows_on_a_grid_they_do_not_divide() -> None:
     ):
         with pytest.raises(vitrim.VitrimError, match=message):
             window_matching(state, metric, grid, 4, **options)
+
+
+# ---- graphs that are exported ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def exporting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is decided while a graph is exported, seen without exporting one."""
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    monkeypatch.setattr(compiled, "INSTALLED", False)
+
+
+@pytest.mark.usefixtures("exporting")
+@pytest.mark.parametrize("levels", [3, 1000])
+def test_exported_graphs_pair_as_lists_do_and_of_equal_ones_take_the_first(levels: int) -> None:
+    similarity = (draw(0, 3, 9, 7) * levels / 3).round()
+    for r in (0, 1, 4, 9):
+        order, partner = pair_most_similar(similarity, r)
+        for image in range(3):
+            rows = similarity[image].tolist()
+            ranked = sorted(range(9), key=lambda source: -max(rows[source]))
+            assert order[image].tolist() == ranked
+            assert partner[image].tolist() == [rows[source].index(max(rows[source])) for source in ranked[:r]]
+
+
+@pytest.mark.parametrize("prefix", range(4))
+def test_tokens_split_into_sources_and_destinations_at_once(prefix: int) -> None:
+    values = draw(prefix, 2, prefix + 7, 3)
+    sources, destinations = split_alternately(values, prefix)
+    tokens = range(prefix, prefix + 7)
+    assert torch.equal(sources, values[:, [token for token in tokens if token % 2 == 0]])
+    assert torch.equal(destinations, values[:, [token for token in tokens if token % 2 == 1]])
+    doubled = split_alternately(values[..., 0], prefix, lambda each: 2 * each)
+    assert torch.equal(doubled[1], 2 * destinations[..., 0])
+
+
+@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize("prefix", range(3))
+def test_similarity_is_the_cosine_of_keys_averaged_over_heads(
+    prefix: int, loops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not loops:
+        monkeypatch.setattr(compiled, "INSTALLED", False)
+    q, k, v = draw(prefix, 3, 2, 4, prefix + 6, 5)
+    similarity = alternate_similarity(Attention(q, k, v, 1.0), prefix)
+    tokens = range(prefix, prefix + 6)
+    sources, destinations = [t for t in tokens if t % 2 == 0], [t for t in tokens if t % 2 == 1]
+    assert similarity.shape == (2, len(sources), len(destinations))
+    for image in range(2):
+        keys = k[image].mean(0)
+        for i, source in enumerate(sources):
+            for j, destination in enumerate(destinations):
+                cosine = keys[source] @ keys[destination] / (keys[source].norm() * keys[destination].norm())
+                torch.testing.assert_close(similarity[image, i, j], cosine)

@@ -13,7 +13,7 @@ import tiny
 import vitrim
 from vitrim.core import registry
 from vitrim.core.attention import Attention
-from vitrim.core.cells import in_cells
+from vitrim.core.cells import build_reducer
 from vitrim.core.method import StagedConfig
 from vitrim.core.registry import host_of
 from vitrim.core.scoring import Score, ScorerReducer, patch_score, prune_flagged
@@ -88,8 +88,9 @@ def test_a_method_that_remembers_is_refused_where_cells_are_reduced() -> None:
     config = method(score=lambda self, x, seen, state: seen, remember=lambda self, attention, state: None)
     model = tiny.HOSTS["vit"]()
     vitrim.reduce_(model, config)
+    facts = replace(host_of(model).facts(model), cell=2)
     with pytest.raises(UnsupportedModelError, match="test_own does more than to choose"):
-        in_cells(model.blocks[1].reducer, config, area=4, num_prefix=1, gathers=False)
+        build_reducer(config, model.blocks[1].reducer.layer, model.blocks[1], facts)
 
 
 def test_scores_of_each_kind_by_plain_sums() -> None:

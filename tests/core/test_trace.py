@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from vitrim.core.assignment import prune
-from vitrim.core.tokens import TokenState
-from vitrim.core.trace import Trace
+from vitrim.core.tokens import TokenState, Trace
 
 
 def trace_with_history(recording: bool) -> tuple[Trace, list[TokenState]]:
@@ -27,26 +26,26 @@ def trace_with_history(recording: bool) -> tuple[Trace, list[TokenState]]:
 @pytest.mark.parametrize("recording", [True, False])
 def test_trace_keeps_the_final_state_and_all_of_them_when_recording(recording: bool) -> None:
     trace, states = trace_with_history(recording)
-    assert trace.final is states[2]
-    assert trace.latest is not None
-    assert trace.latest[0] == 1
-    assert trace.latest[1] is states[2]
-    assert [state.num_tokens for state in trace.states] == ([7, 6, 4] if recording else [])
+    assert trace.call.final is states[2]
+    assert trace.call.latest is not None
+    assert trace.call.latest[0] == 1
+    assert trace.call.latest[1] is states[2]
+    assert [state.num_tokens for state in trace.call.states] == ([7, 6, 4] if recording else [])
 
 
 def test_a_recomputed_block_is_not_recorded_twice() -> None:
     trace, states = trace_with_history(recording=True)
     trace.leave(0, states[1], last=False)  # what gradient checkpointing does in backward
     trace.leave(1, states[2], last=True)
-    assert [state.num_tokens for state in trace.states] == [7, 6, 4]
+    assert [state.num_tokens for state in trace.call.states] == [7, 6, 4]
 
 
 def test_a_new_forward_forgets_the_previous_one_at_once() -> None:
     trace, states = trace_with_history(recording=True)
     trace.start(states[0])
-    assert trace.final is None
-    assert trace.latest is None
-    assert trace.states == ()
+    assert trace.call.final is None
+    assert trace.call.latest is None
+    assert trace.call.states == ()
 
 
 @pytest.mark.parametrize("recording", [True, False])
@@ -55,24 +54,24 @@ def test_copies_of_a_trace_start_empty(recording: bool) -> None:
     for twin in (copy.deepcopy(trace), copy.copy(trace), pickle.loads(pickle.dumps(trace))):
         assert twin is not trace
         assert twin.recording is recording
-        assert (twin.latest, twin.final, twin.states, twin.full_grid) == (None, None, (), False)
+        assert (twin.call.latest, twin.call.final, twin.call.states, twin.full_grid) == (None, None, (), False)
 
 
 def test_dense_ends_with_its_block_also_after_an_error() -> None:
     trace = Trace()
-    with trace.dense():
-        with contextlib.suppress(KeyError), trace.dense():
+    with trace.handing_out(dense=True):
+        with contextlib.suppress(KeyError), trace.handing_out(dense=True):
             raise KeyError
         assert trace.full_grid  # an inner call does not end the outer one
     assert not trace.full_grid
-    with contextlib.suppress(KeyError), trace.dense():
+    with contextlib.suppress(KeyError), trace.handing_out(dense=True):
         raise KeyError
     assert not trace.full_grid
 
 
 def test_full_grids_asked_for_the_next_forward_are_of_that_one_alone() -> None:
     trace, states = trace_with_history(recording=False)
-    trace.next_dense(True)
+    trace.call.next_full_grid = True
     assert trace.full_grid
     trace.start(states[0])
     assert not trace.full_grid

@@ -6,6 +6,7 @@ import importlib.util
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -97,7 +98,7 @@ def test_openvino_quantises_products_with_weights_and_no_decision(name: str, tmp
 
 
 @needs_nncf
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "evit"])  # for the graph it is Top-K
 def test_onnx_quantises_products_with_weights_and_no_decision(name: str, tmp_path: Path) -> None:
     file = vitrim.export(model(), METHODS[name], tmp_path / "m.onnx", batch=2, check=0)
     made = file.in_precision("int8", tmp_path / "i.onnx", images(8, 2))
@@ -160,6 +161,23 @@ def test_bf16_is_recorded_and_asked_for_when_the_file_is_opened(
     again.run(images(2, 2)[0])
     vitrim.export(model(), "tome:r=2", tmp_path / "m.xml", check=0).run(images(2, 2)[0])
     assert settings == ["bf16", "f32"]
+
+
+@needs_openvino
+@pytest.mark.parametrize(
+    ("precision", "able", "hint"),
+    [("fp32", True, "f32"), ("bf16", True, "bf16"), ("int8", True, "bf16"), ("int8", False, "f32")],
+)
+def test_beside_products_in_int8_the_rest_is_in_bf16_where_the_processor_can(
+    precision: str, able: bool, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import openvino
+
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(openvino_format, "_has_bf16", lambda: able)
+    monkeypatch.setattr(openvino, "compile_model", lambda path, device, given: asked.append(given) or MagicMock())
+    openvino_format.OpenVINO.open(Path("m.xml"), 2, precision)
+    assert [given["INFERENCE_PRECISION_HINT"] for given in asked] == [hint]
 
 
 def rewritten(path: Path, change: dict[str, Any]) -> None:

@@ -45,7 +45,7 @@ import tiny
 import vitrim
 from tiny_hosts.common import seeded
 from tiny_hosts.transformers_vit import GEOMETRY
-from vitrim.core.modules import access
+from vitrim.core.block import access
 
 VISION: dict[str, Any] = {key: value for key, value in GEOMETRY.items() if key != "num_labels"}
 

@@ -68,6 +68,8 @@ class Hard:
         """
         if self._suits_loop(x, size):
             return self._pool_by_loop(x, size)[0]
+        if self._suits_few_operations():
+            return self._pool_in_few_operations(x, size)[0]
         weight = size if self.weight is None else self.weight
         pooled = take(x, self.anchor)
         if self.maximum:
@@ -123,6 +125,9 @@ class Hard:
         if self._suits_loop(x, state.size):
             pooled, size = self._pool_by_loop(x, state.size)
             return pooled, self.advance(x, state, size)
+        if self._suits_few_operations():
+            pooled, sizes = self._pool_in_few_operations(x, state.size)
+            return pooled, self.advance(x, state, sizes)
         gained = None if self.moved is None else state.size.gather(1, self.moved)
         size = self._sizes(state, gained)
         return self.pool(x, state.size, size, gained), self.advance(x, state, size)
@@ -141,6 +146,31 @@ class Hard:
         weight = size if self.weight is None else self.weight
         compiled.POOL(wide, size, weight, self.normalise, self.anchor, self.moved, self.into, pooled, new_size)
         return pooled.to(x.dtype), new_size
+
+    def _suits_few_operations(self) -> bool:
+        """True while a graph is exported: engines that run it pay for every operation, however few rows it touches."""
+        return torch.compiler.is_exporting() and self._merges() and self.valid is None and not self.maximum
+
+    def _pool_in_few_operations(self, x: Tensor, size: Tensor) -> tuple[Tensor, Tensor | None]:
+        """As `pool`, and the sizes (B, M) of the new tokens if the weights are sizes.
+
+        One gather puts anchors and moved tokens side by side; sums of weighted tokens are then divided by sums of
+        weights. That touches all rows, in at least float32: tokens that nothing joins would be rounded in less.
+        """
+        assert self.moved is not None
+        assert self.into is not None
+        m, r = self.anchor.shape[1], self.moved.shape[1]
+        order = torch.cat([self.anchor, self.moved], dim=1)
+        weight = (size if self.weight is None else self.weight).gather(1, order)
+        weighted = take(x, order).to(decision_dtype(x.dtype)) * weight.unsqueeze(2)
+        pooled, moved = weighted.split([m, r], dim=1)
+        rows = flat_index(self.into, m)
+        pooled = pooled.flatten(0, 1).index_add(0, rows, moved.flatten(0, 1)).view_as(pooled)
+        if not self.normalise:
+            return pooled.to(x.dtype), None
+        own, gained = weight.split([m, r], dim=1)
+        total = own.scatter_add(1, self.into, gained)
+        return (pooled / total.unsqueeze(2)).to(x.dtype), total if self.weight is None else None
 
     def advance(self, x: Tensor, state: TokenState, size: Tensor | None = None) -> TokenState:
         """The state after the reduction. ``x`` (B, N, C) are the old tokens, read only to fill the bank; ``size`` are

@@ -73,19 +73,15 @@ class Attention:
 
     def output(self) -> Tensor:
         """(B, H, M, d), softmax(q k^T scale + bias) v by the fastest kernel that fits."""
-        if self.v is None:
-            raise RuntimeError("the values of this attention have not been projected yet")
         if self.fused and not unfused_is_faster(self.q.device, self.q.dtype, *self.q.shape[:3], self.k.shape[2]):
             return F.scaled_dot_product_attention(
-                self.q, self.k, self.v, attn_mask=self.bias, dropout_p=self.dropout, scale=self.scale
+                self.q, self.k, self.values, attn_mask=self.bias, dropout_p=self.dropout, scale=self.scale
             )
-        return self.dropped(self.logits().softmax(dim=-1)) @ self.v
+        return self.weigh(self.logits().softmax(dim=-1))
 
     def weigh(self, probabilities: Tensor) -> Tensor:
         """(B, H, M, d), the values weighed by another map (B, H, M, N) than that of `output`, after dropout."""
-        if self.v is None:
-            raise RuntimeError("the values of this attention have not been projected yet")
-        return self.dropped(probabilities.to(self.v.dtype)) @ self.v
+        return self.dropped(probabilities.to(self.values.dtype)) @ self.values
 
     def dropped(self, probabilities: Tensor) -> Tensor:
         """The map (B, H, M, N) after dropout, as the host does it."""
@@ -164,9 +160,9 @@ class Attention:
         if not torch.compiler.is_compiling():  # a compiler fuses the steps, and must not specialise on the batch size
             bytes_per_head = batch * m * n * decision_dtype(self.q.dtype).itemsize
             step = heads_at_once(bytes_per_head, heads, MAP_BYTES["cpu" if self.q.device.type == "cpu" else "gpu"])
-        received = self._heads(0, step).probabilities().sum(dim=(1, 2))
+        received = self.narrow(1, 0, step).probabilities().sum(dim=(1, 2))
         for first in range(step, heads, step):
-            received = received + self._heads(first, step).probabilities().sum(dim=(1, 2))
+            received = received + self.narrow(1, first, step).probabilities().sum(dim=(1, 2))
         return received / (heads * m)
 
     def images_at_once(self) -> int:
@@ -177,20 +173,15 @@ class Attention:
         bytes_per_image = heads * m * self.k.shape[2] * decision_dtype(self.q.dtype).itemsize
         return heads_at_once(bytes_per_image, batch, MAP_BYTES["cpu" if self.q.device.type == "cpu" else "gpu"])
 
-    def images(self, first: int, count: int) -> Attention:
-        """``count`` images without their values, for what is decided image by image."""
-        own = slice(first, first + count)
-        bias = self.bias if self.bias is None or self.bias.shape[0] == 1 else self.bias[own]
-        raw, queries = (None if one is None else one[own] for one in (self.k_raw, self.queries))
-        return changed(self, q=self.q[own], k=self.k[own], v=None, k_raw=raw, bias=bias, queries=queries)
-
-    def _heads(self, first: int, count: int) -> Attention:
-        """``count`` heads without their values, for what is averaged over heads."""
-        if first == 0 and count >= self.q.shape[1]:
+    def narrow(self, dim: int, first: int, count: int) -> Attention:
+        """``count`` images (``dim`` 0) or heads (1), without values unless these are all: for decisions and means."""
+        if first == 0 and count >= self.q.shape[dim]:
             return self
-        own = slice(first, first + count)
-        bias = self.bias if self.bias is None or self.bias.shape[1] == 1 else self.bias[:, own]
-        return changed(self, q=self.q[:, own], k=self.k[:, own], v=None, k_raw=None, bias=bias)
+        own = (slice(None),) * dim + (slice(first, first + count),)
+        bias = self.bias if self.bias is None or self.bias.shape[dim] == 1 else self.bias[own]
+        k_raw = None if self.k_raw is None else self.k_raw[own]
+        queries = self.queries if self.queries is None or dim > 0 else self.queries[own]
+        return changed(self, q=self.q[own], k=self.k[own], v=None, k_raw=k_raw, bias=bias, queries=queries)
 
 
 @dataclass(frozen=True)
@@ -220,13 +211,9 @@ class KnownMap(Attention):
         rows = index[:, None, :, None].expand(-1, self.known.shape[1], -1, self.known.shape[3])
         return changed(super().select(index), known=self.known.gather(2, rows))
 
-    def images(self, first: int, count: int) -> Attention:
-        known = self.known[first : first + count]
-        return changed(super().images(first, count), known=known)
-
-    def _heads(self, first: int, count: int) -> Attention:
-        known = self.known[:, first : first + count]
-        return changed(super()._heads(first, count), known=known)
+    def narrow(self, dim: int, first: int, count: int) -> Attention:
+        own = (slice(None),) * dim + (slice(first, first + count),)
+        return changed(super().narrow(dim, first, count), known=self.known[own])
 
     def detach(self) -> Attention:
         return changed(super().detach(), known=self.known.detach())

@@ -1,31 +1,35 @@
 """The data flow. `ReducedBlock.step` is the only place where the sequence of a reduced block is written.
 
-A method is a `Reducer`: it decides. A host is a subclass of `ReducedBlock` that says where its submodules are.
+A method is a `Reducer`: it decides. A host is a subclass of `ReducedBlock` that says where its submodules are. Behind
+them stands what a module is besides its class: hooked or adapted (`is_bare`), in parts under FSDP2.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, get_args
+from functools import cache
+from typing import Any, ClassVar, Generic, Literal, Self, TypeGuard, TypeVar, cast, get_args
 
+import torch
+import torch.nn.modules.module as hooks_of_all
 from torch import Tensor, nn
 from torch.fx import Proxy
 
 from vitrim.core.assignment import Hard, Soft
 from vitrim.core.attention import Attention, merge_heads, unfused_is_faster
 from vitrim.core.method import MethodConfig, Restore
-from vitrim.core.modules import FromMeta, change_class
 from vitrim.core.plan import Layer
-from vitrim.core.tokens import STAMP, TokenState, product_dtype, take, unmerge
-from vitrim.core.trace import Trace, recomputes
+from vitrim.core.tokens import STAMP, TokenState, Trace, product_dtype, take, unmerge
 from vitrim.errors import UnsupportedModelError
 
 Site = Literal["before", "query", "between", "after"]
 Step = tuple[Tensor, TokenState]
 C = TypeVar("C", bound=MethodConfig)
+M = TypeVar("M", bound=nn.Module)
 
 
-class Reducer(FromMeta, Generic[C]):
+class Reducer(nn.Module, Generic[C]):
     """Decides, in one block, which tokens stay. Subclasses implement `assign`; few need `reduce`, `query` or `attend`.
 
     A reducer reads its options from ``config`` and its amount from ``layer``; `reduction.set` gives it new ones.
@@ -50,6 +54,7 @@ class Reducer(FromMeta, Generic[C]):
         """True if, in the last block, `reduce` has work to do after attention: all tokens must then be computed."""
         return self.site == "after"
 
+    @property
     def spares_block(self) -> bool:
         """True if only what enters the block changes, if anything: the host's own forward may then run."""
         return False
@@ -58,6 +63,8 @@ class Reducer(FromMeta, Generic[C]):
         super().__init_subclass__(**kwargs)
         if cls.site not in get_args(Site):  # a misspelt site would reduce nothing, silently
             raise TypeError(f"{cls.__name__}.site is {cls.site!r}; valid sites: {', '.join(get_args(Site))}")
+        if callable(cls.spares_block):  # a method is true, whatever it would give
+            raise TypeError(f"{cls.__name__}.spares_block is a property or an attribute, not a method")
 
     def __init__(self, config: C, layer: Layer) -> None:
         super().__init__()
@@ -68,8 +75,32 @@ class Reducer(FromMeta, Generic[C]):
         self.config = config
         self.layer = layer
 
-    def again(self) -> Reducer[Any]:
-        return type(self)(self.config, self.layer)
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Apply ``fn`` as every module does (``to``, ``to_empty``, ...); what leaves meta gets its first values.
+
+        ``to_empty`` leaves memory as it finds it, and neither tables nor parameters of a method are in the weights of
+        the host that are loaded afterwards.
+        """
+        was_meta = any(tensor.is_meta for tensor in self.state_tensors().values())
+        super()._apply(fn, recurse)
+        if not was_meta or any(tensor.is_meta for tensor in self.state_tensors().values()):
+            return self
+        with torch.inference_mode(False), torch.no_grad():
+            first = type(self)(self.config, self.layer).state_tensors()
+            for name, tensor in self.state_tensors().items():
+                values = first[name]
+                if type(tensor.data).__module__.startswith("torch.distributed"):  # FSDP2: a part in each process
+                    from torch.distributed.tensor import DTensor, distribute_tensor
+
+                    assert isinstance(tensor.data, DTensor)
+                    whole = values.to(device=tensor.device, dtype=tensor.dtype)
+                    values = distribute_tensor(whole, tensor.data.device_mesh, tensor.data.placements)
+                tensor.copy_(values)
+        return self
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name, including those that are not in the ``state_dict``."""
+        return {**dict(self.named_parameters()), **dict(self.named_buffers())}
 
     def num_keep(self, state: TokenState) -> int:
         """Number of patch tokens this layer keeps, a Python int."""
@@ -177,8 +208,7 @@ class Reducer(FromMeta, Generic[C]):
 class Idle(Reducer[C]):
     """Reduces nothing: for blocks where the method does not act. They still attend in proportion to size."""
 
-    def spares_block(self) -> bool:
-        return True
+    spares_block = True
 
     def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
         return x, state
@@ -243,62 +273,49 @@ class ReducedBlock(nn.Module):
     # ---- the data flow ---------------------------------------------------------------------------------------------
 
     def step(self, x: Tensor, state: TokenState, *host_args: Any) -> Step:
-        """One block as a pure function of tokens (B, N, C) and their state."""
+        """One block as a pure function of tokens (B, N, C) and their state.
+
+        The last block may serve a head that reads only the first ``head_rows`` tokens: exact, and the rest is not
+        computed. A saving, not a reduction: size, source and position stay. Nothing is decided ``between`` or ``after``
+        any more, since no token but these goes on.
+        """
         reducer = self.reducer
         x, state = reducer.reduce("before", x, None, state)
         rows = None if state.full_grid else self.head_rows
-        if rows is not None:
-            return self.last_step(x, state, rows, *host_args)
-        # for fewer calls between products
-        if self.plain and not host_args and reducer.spares_block() and self.attends_as_host(x, state):
-            handed_over = [x]
-            del x  # or what was reduced here would live beside what attention makes of it, through the MLP
-            return self.host_class.forward(self, handed_over.pop()), state
-        attention = reducer.prepare(self.project(x, state, None, *host_args), state)
-        x, out, state = self.attend(x, attention, state, None, *host_args)
-        x = self.add_attention(x, out)
-        del out
-        x, state = reducer.reduce("between", x, attention, state)
-        seen = reducer.remember(attention, state) if reducer.site == "after" else None
-        del attention  # or q, k and v would live through the MLP, where memory peaks
-        return reducer.reduce("after", self.add_mlp(x), seen, state)
 
-    def attends_as_host(self, x: Tensor, state: TokenState) -> bool:
-        """True if the host's attention gives what ours does, as fast: sizes and a mask would be a bias."""
-        unbiased = state.mask is None and (state.uniform or not self.proportional)
-        batch, n, heads = x.shape[0], x.shape[1], self.reducer.layer.num_heads
-        return unbiased and not unfused_is_faster(x.device, product_dtype(x), batch, heads, n, n)
+        # where nothing else happens, the host's own forward: fewer calls between products
+        if self.plain and rows is None and not host_args and reducer.spares_block:
+            # its attention gives what ours does, as fast: sizes and a mask would be a bias
+            unbiased = state.mask is None and (state.uniform or not self.proportional)
+            batch, n, heads = x.shape[0], x.shape[1], reducer.layer.num_heads
+            if unbiased and not unfused_is_faster(x.device, product_dtype(x), batch, heads, n, n):
+                handed_over = [x]
+                del x  # or what was reduced here would live beside what attention makes of it, through the MLP
+                return self.host_class.forward(self, handed_over.pop()), state
 
-    def last_step(self, x: Tensor, state: TokenState, rows: int, *host_args: Any) -> Step:
-        """The last block for a head that reads only the first ``rows`` tokens: exact, and the rest is not computed.
-
-        A saving, not a reduction: size, source and position stay. Nothing is decided ``between`` any more, since
-        no token but these goes on.
-        """
-        if self.reducer.site == "query":
-            attention = self.reducer.prepare(self.project(x, state, None, *host_args), state)
-            x, out, state = self.attend(x, attention, state, rows, *host_args)
+        # attention; who decides at the query sees the queries of all tokens
+        at_query = reducer.site == "query"
+        attention = reducer.prepare(self.project(x, state, None if at_query else rows, *host_args), state)
+        if at_query:
+            x, out, state = reducer.query(self, x, attention, state, rows, *host_args)
         else:
-            attention = self.reducer.prepare(self.project(x, state, rows, *host_args), state)
-            out = merge_heads(self.reducer.attend(attention, state))
-        return self.add_mlp(self.add_attention(x[:, :rows], out)), state
+            out = merge_heads(reducer.attend(attention, state))
+        x = self.add_attention(x if rows is None else x[:, :rows], out)
+        del out
+        seen = None
+        if rows is None:
+            x, state = reducer.reduce("between", x, attention, state)
+            seen = reducer.remember(attention, state) if reducer.site == "after" else None
+        del attention  # or q, k and v would live through the MLP, where memory peaks
+
+        if not self.parallel:
+            x = x + self.mlp_branch(x)
+        return (x, state) if rows is not None else reducer.reduce("after", x, seen, state)
 
     def add_attention(self, x: Tensor, out: Tensor) -> Tensor:
         """Tokens (B, M, C) with the attention output (B, M, H*d) added; in a parallel block, with the MLP too."""
         update = self.attention_branch(out)
         return x + update + self.mlp_branch(x) if self.parallel else x + update
-
-    def add_mlp(self, x: Tensor) -> Tensor:
-        """Tokens (B, M, C) with the MLP added, unless `add_attention` did."""
-        return x if self.parallel else x + self.mlp_branch(x)
-
-    def attend(
-        self, x: Tensor, attention: Attention, state: TokenState, rows: int | None, *host_args: Any
-    ) -> tuple[Tensor, Tensor, TokenState]:
-        """Attention with the reduction of the ``query`` site: tokens (B, M, C), output (B, M, H*d), state."""
-        if self.reducer.site == "query":
-            return self.reducer.query(self, x, attention, state, rows, *host_args)
-        return x, merge_heads(self.reducer.attend(attention, state)), state
 
     def run(self, x: Tensor, *host_args: Any) -> Tensor:
         """Replacement for the host's ``forward``: find the state, step, hand tokens and state on."""
@@ -335,10 +352,14 @@ class ReducedBlock(nn.Module):
         if self.depth == 0:
             # a recomputed first block finds on its input what the forward it repeats found: no embedding runs again
             full_grid = self.trace.full_grid or (isinstance(stamp, TokenState) and stamp.full_grid)
-            seen = self.trace.take_grid()
-            grid = stamp.grid if seen is None and isinstance(stamp, TokenState) else seen
-            banking, compact = self.restore in ("end", "last_block"), self.trace.compact
-            state = TokenState.start(x, self.num_prefix, full_grid, grid, banking, compact)
+            call = self.trace.call
+            grid = call.grid
+            if grid is not None:  # once: tokens that no patch embedding made must not find an older one's
+                call.grid = None
+            elif isinstance(stamp, TokenState):
+                grid = stamp.grid
+            banking = self.restore in ("end", "last_block")
+            state = TokenState.start(x, self.num_prefix, full_grid, grid, banking, call.compact)
             self.trace.start(state)
             if full_grid or grid is not None:
                 setattr(x, STAMP, state)
@@ -346,10 +367,12 @@ class ReducedBlock(nn.Module):
         if isinstance(stamp, TokenState):
             state = stamp
         else:
-            depth, latest = self.trace.latest or (-1, None)  # of this thread
-            if latest is None or depth != self.depth - 1 or recomputes():
+            depth, latest = self.trace.call.latest or (-1, None)  # of this thread
+            # in a backward pass a block repeats a forward, which did not leave the latest state
+            recomputes = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+            if latest is None or depth != self.depth - 1 or recomputes:
                 if self.trace.form is not None:  # it may be that block 0 is another one
-                    self.trace.form.check()
+                    self.trace.form()
                 raise RuntimeError(
                     f"block {self.depth} got tokens of unknown history: the blocks of a reduced model must run in "
                     "order, and reentrant checkpointing is not supported (use use_reentrant=False)"
@@ -377,7 +400,7 @@ class ReducedBlock(nn.Module):
             state = replace(state, held=x)
         self.trace.leave(self.depth, state, self.last)
         fewer = state.compact or (state.pruned and self.restore is None)  # a head then pools over the survivors
-        full = state.full_grid and not (self.last and self.trace.spares_last)
+        full = state.full_grid and not (self.last and self.trace.call.spares_last)
         if state.reduced and (full or (self.unmerge_at_end and not fewer)):
             x = unmerge(*(state.bring_back(x) if restored else (x, state)))
         if not self.last:
@@ -409,3 +432,111 @@ def reduced_in(block: nn.Module) -> ReducedBlock | None:
     if isinstance(block, ReducedBlock):
         return block
     return next((part for part in block.modules() if isinstance(part, ReducedBlock)), None)
+
+
+# ---- what a module is besides its class -----------------------------------------------------------------------------
+
+
+def is_bare(module: nn.Module, kind: type[M] = nn.Linear) -> TypeGuard[M]:  # type: ignore[assignment]
+    """True if reading the weights of ``module`` does what calling it does: it is a ``kind`` and nothing more.
+
+    The one place that knows how a module can be more than its weights: a subclass (an adapter, a quantised layer, a
+    parametrisation), a forward or hooks put on the instance (LoRA patches, offloading), hooks put on all modules, or
+    weights of a class of their own (quantised, sharded). Such a module must be called.
+
+    Example:
+        >>> layer = nn.Linear(2, 2)
+        >>> is_bare(layer), is_bare(nn.Identity())
+        (True, False)
+        >>> handle = layer.register_forward_hook(lambda module, args, output: 2 * output)
+        >>> is_bare(layer)
+        False
+    """
+    if type(module) is not kind or is_altered(module):
+        return False
+    # hooks that run at every module, other than those by which PyTorch's counters note where they are
+    of_all = (
+        hooks_of_all._global_forward_hooks,
+        hooks_of_all._global_forward_pre_hooks,
+        hooks_of_all._global_backward_hooks,
+        hooks_of_all._global_backward_pre_hooks,
+    )
+    owners = [getattr(hook, "__module__", "") for hooks in of_all for hook in hooks.values()]
+    if any(owner != "torch.utils.module_tracker" for owner in owners):
+        return False
+    # tensors of PyTorch's own, or what its tracers put in the place of one
+    kinds = [type(parameter).__module__ for parameter in module._parameters.values() if parameter is not None]
+    return all(name == "torch" or name.startswith(("torch.nn.", "torch._subclasses.")) for name in kinds)
+
+
+def is_altered(module: nn.Module, library: str | None = None) -> bool:
+    """True if ``module`` has a forward or hooks that were put on the instance.
+
+    Args:
+        library: whose own hooks do not count, by the name of its package: they only record what passes.
+
+    Example:
+        >>> is_altered(nn.Linear(2, 2))
+        False
+    """
+    if "forward" in module.__dict__:
+        return True
+    found = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    if not (found[0] or found[1] or found[2] or found[3]):  # asked of every block in every forward
+        return False
+    return any(
+        library is None or not getattr(hook, "__module__", "").startswith(f"{library}.")
+        for hooks in found
+        for hook in hooks.values()
+    )
+
+
+def sharded(block: nn.Module) -> bool:
+    """True if FSDP2 (``fully_shard``) has put a class of its own above the class of ``block``."""
+    return any(base.__module__.startswith("torch.distributed") for base in type(block).__bases__)
+
+
+def class_of(block: nn.Module) -> type[nn.Module]:
+    """The class of ``block`` as its library wrote it, which FSDP2 turns from Block to FSDPBlock(FSDPModule, Block)."""
+    return type(block).__bases__[-1] if sharded(block) else type(block)
+
+
+def change_class(block: nn.Module, kind: Any) -> None:
+    """Give ``block`` the class ``kind`` in place of its own, below what FSDP2 may have put above it."""
+    own: Any = type(block)
+    block.__class__ = _shard_of(own, kind) if sharded(block) else kind
+
+
+@cache  # one class for all blocks: compiled code is guarded by it
+def _shard_of(wrapped: Any, kind: Any) -> type[nn.Module]:
+    """The class FSDP2 would have made from ``kind``, as it made ``wrapped`` from another."""
+    return type(f"FSDP{kind.__name__}", (*wrapped.__bases__[:-1], kind), {"__deepcopy__": wrapped.__deepcopy__})
+
+
+def access(name: str, root: str = "model") -> str:
+    """The Python expression for the submodule that ``named_modules`` calls ``name``.
+
+    Example:
+        >>> access("towers.0.vision")
+        'model.towers[0].vision'
+    """
+    if not name:
+        return root
+    return root + "".join(
+        f".{part}" if part.isidentifier() else f"[{part}]" if part.isdigit() else f"[{part!r}]"
+        for part in name.split(".")
+    )
+
+
+class Exchange(nn.Module):
+    """Base class of modules that carry information between two streams of tokens.
+
+    ViTTM's read and write heads and LookupViT's two-way attention are such modules. The class does nothing itself: it
+    tells the MAC counter (`vitrim.measure.macs`) which products are exchange, because published figures count them
+    even where they leave the self-attention of the blocks out. Only products inside ``forward`` are recognised.
+
+    Example:
+        >>> class Mean(Exchange):
+        ...     def forward(self, source, target):
+        ...         return target + source.mean(1, keepdim=True)
+    """

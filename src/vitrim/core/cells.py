@@ -28,6 +28,10 @@ from vitrim.errors import UnsupportedModelError
 OWN_WAYS = ("reduce", "carry_out", "query", "attend_reduced", "attend", "remember")
 """Methods that override one of these do more than to decide."""
 
+PATCHES_READ = (
+    "this method reads the attention map or the places of single patches, and what follows the tower joins cells"
+)
+
 
 @dataclass(frozen=True)
 class CellAttention(Attention):
@@ -68,7 +72,7 @@ class CellAttention(Attention):
     def probabilities(self) -> Tensor:
         # of the class token's row, which `class_row` asks for; the whole map is one of patches
         if self.q.shape[2] > self.num_prefix:
-            raise _map_refused()
+            raise UnsupportedModelError(PATCHES_READ)
         return super().probabilities()
 
     def _mean(self, received: Tensor) -> Tensor:
@@ -81,28 +85,14 @@ class CellIndexMap(IndexMap):
     """The map of cells: their indices are those of their first patches."""
 
     def __init__(self, before: IndexMap, area: int, num_prefix: int) -> None:
-        super().__init__()
-        self.before, self.area, self.num_prefix = before, area, num_prefix
-
-    @property
-    def num_inputs(self) -> int:
-        return self.num_prefix + (self.before.num_inputs - self.num_prefix) // self.area
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_prefix + (self.before.num_tokens - self.num_prefix) // self.area
+        inputs, tokens = ((count - num_prefix) // area for count in (before.num_inputs, before.num_tokens))
+        super().__init__(num_inputs=num_prefix + inputs, num_tokens=num_prefix + tokens)
 
     def _find_source(self) -> Tensor:
-        raise _map_refused()
+        raise UnsupportedModelError(PATCHES_READ)
 
     def _find_position(self) -> Tensor:
-        raise _map_refused()
-
-
-def _map_refused() -> UnsupportedModelError:
-    return UnsupportedModelError(
-        "this method reads the attention map or the places of single patches, and what follows the tower joins cells"
-    )
+        raise UnsupportedModelError(PATCHES_READ)
 
 
 def side_by_side(x: Tensor, area: int, num_prefix: int) -> Tensor:
@@ -230,27 +220,18 @@ def build_reducer(config: MethodConfig, layer: Layer, block: nn.Module, facts: H
     """
     reducer = make_reducer(config, layer)
     if facts.cell > 1:
+        kind, needs = type(reducer), config.needs()
+        own = [name for name in OWN_WAYS if getattr(kind, name) not in (getattr(Reducer, name), getattr(Idle, name))]
+        if own or config.kind == "soft" or needs.grid or needs.attention_map:
+            raise UnsupportedModelError(
+                f"{config.name} does more than to choose tokens that stay or join, or reads places of single patches; "
+                "what follows this tower joins cells of patches, which are reduced as wholes: use a method such as "
+                "tome or topk"
+            )
         gathers = layer.depth == 0 and not facts.cell_by_cell
-        reducer = in_cells(reducer, config, facts.cell**2, facts.num_prefix, gathers)
+        reducer = CellReducer(reducer, facts.cell**2, facts.num_prefix, gathers)
     if next(chain(reducer.parameters(), reducer.buffers()), None) is not None:
         parameter = next((p for p in block.parameters() if p.is_floating_point()), None)
         if parameter is not None:
             reducer = reducer.to(device=parameter.device, dtype=parameter.dtype)
     return reducer.train(block.training)
-
-
-def in_cells(inner: Reducer[Any], config: MethodConfig, area: int, num_prefix: int, gathers: bool) -> CellReducer:
-    """``inner`` at work on cells.
-
-    Raises:
-        UnsupportedModelError: the method does more than to decide which tokens stay and which join.
-    """
-    kind = type(inner)
-    own = [name for name in OWN_WAYS if getattr(kind, name) not in (getattr(Reducer, name), getattr(Idle, name))]
-    needs = config.needs()
-    if own or config.kind == "soft" or needs.grid or needs.attention_map:
-        raise UnsupportedModelError(
-            f"{config.name} does more than to choose tokens that stay or join, or reads places of single patches; what "
-            "follows this tower joins cells of patches, which are reduced as wholes: use a method such as tome or topk"
-        )
-    return CellReducer(inner, area, num_prefix, gathers)

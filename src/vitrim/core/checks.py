@@ -1,4 +1,4 @@
-"""The fit of a method and a model: the checks of `reduce_`, made before anything is edited."""
+"""The fit of a method and a model: the checks of `reduce_`, in its order; the last is of `Reduction.set`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,50 @@ from typing import Any
 
 from torch import nn
 
-from vitrim.core.block import Reducer
+from vitrim.core.block import Reducer, sharded
 from vitrim.core.host import Host
 from vitrim.core.method import MethodConfig, Restore
-from vitrim.core.modules import sharded
 from vitrim.core.plan import Head, HostFacts, Layer
 from vitrim.core.registry import ask
 from vitrim.core.schedule import Pattern
 from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
+
+
+def facts_for_reader(
+    config: MethodConfig, host: type[Host], tower: nn.Module, holder: nn.Module | None, cell: int | None
+) -> HostFacts:
+    """The facts of a ``tower`` as they are for what reads its tokens.
+
+    Args:
+        config: the method.
+        host: of the tower.
+        tower: the part that is reduced.
+        holder: what holds it. A projector or a decoder in it may count the tokens, join neighbours or lay them out as a
+            map, and nothing says so: it gets all of them. A wrapper, which has no parameters of its own, reads nothing.
+            None where only the tower's own head counts.
+        cell: where a language model gets only the tokens that are left: patches a side of the squares that its
+            connector makes one token of, 1 where it reads each by itself. Nobody reads them at their places then.
+
+    Raises:
+        UnsupportedModelError: tokens for a language model that belong to no place in the image.
+        VitrimError: pruned patches are to come back, and a language model is to get fewer.
+    """
+    facts = host.facts(tower)
+    if cell is None:
+        own = {id(parameter) for parameter in tower.parameters()}
+        reads = holder is not None and any(id(parameter) not in own for parameter in holder.parameters())
+        return replace(facts, dense=True) if reads and host.hands_out_tokens(tower) else facts
+    if config.kind == "soft":
+        raise UnsupportedModelError(
+            f"{config.name} mixes patches into tokens that belong to no place, and those of a prompt stand in the "
+            "order of their places; use compact=False"
+        )
+    if config.restore not in (None, "zeros"):
+        raise VitrimError(
+            f"{config.name}: restore={config.restore} hands out all patches, and compact=True those that are left; "
+            "give one of them"
+        )
+    return replace(facts, dense=False, takes_maximum=True, cell=max(cell, facts.cell))
 
 
 def described(host: type[Host], model: nn.Module) -> dict[str, Any]:
@@ -29,15 +65,6 @@ def described(host: type[Host], model: nn.Module) -> dict[str, Any]:
         "patches": rows * columns,
         "channels": facts.dim,
     }
-
-
-def check_shared(host: type[Host], model: nn.Module) -> None:
-    """Raise `UnsupportedModelError` if a block of ``model`` stands in two places."""
-    if len(set(map(id, host.blocks(model)))) < len(host.blocks(model)):
-        raise UnsupportedModelError(
-            f"a block of this {type(model).__name__} stands in two places: each place reduces other tokens, so blocks "
-            "cannot be shared"
-        )
 
 
 def check_origin(config: MethodConfig, host: type[Host], model: nn.Module) -> None:
@@ -60,59 +87,6 @@ def check_origin(config: MethodConfig, host: type[Host], model: nn.Module) -> No
         if config.made_for.get("blocks") != here["blocks"]:
             raise VitrimError(f"{message}: its amounts do not fit these blocks")
         warnings.warn(f"{message}: search anew for this one", ReductionWarning, stacklevel=5)
-
-
-def facts_within(container: nn.Module, host: type[Host], tower: nn.Module, facts: HostFacts) -> HostFacts:
-    """``facts`` of a ``tower`` that ``container`` holds, if it is not the tower itself.
-
-    What reads the tokens of a tower, a projector or a decoder, may count them, join neighbours or lay them out as a
-    map, and nothing says so: it gets all of them. A wrapper, which has no parameters of its own, reads nothing.
-    """
-    own = {id(parameter) for parameter in tower.parameters()}
-    reads = any(id(parameter) not in own for parameter in container.parameters())
-    return replace(facts, dense=True) if reads and host.hands_out_tokens(tower) else facts
-
-
-def head_rows(config: MethodConfig, facts: HostFacts) -> int | None:
-    """Rows the last block computes, None for all.
-
-    Raises:
-        UnsupportedModelError: fewer rows are asked for than the head reads.
-    """
-    if config.last_block == "class_token" and facts.head_rows is None:
-        raise UnsupportedModelError(
-            f"{config.name}: last_block=class_token needs a head that reads the class token only, but this model's "
-            "head reads its patch tokens; use last_block=full or auto"
-        )
-    return None if config.last_block == "full" or restores(config) else facts.head_rows
-
-
-def restores(config: MethodConfig) -> bool:
-    """True if the options themselves ask for pruned patches to come back."""
-    return config.restore not in (None, "zeros")
-
-
-def restoring(config: MethodConfig, facts: HostFacts, num_layers: int) -> Restore | None:
-    """The way of pruned patches to a head that reads their places; None where nobody does.
-
-    Raises:
-        UnsupportedModelError: they are to come back before the last block of a model that has no other.
-        VitrimError: they are to come back into a last block that computes the class token only.
-    """
-    if not facts.dense and not restores(config):
-        return None
-    mode = config.restoring()
-    if mode == "last_block" and num_layers == 1:
-        raise UnsupportedModelError(
-            f"{config.name}: restore=last_block needs a block before the last one, and this model has one block; use "
-            "restore=end"
-        )
-    if restores(config) and config.last_block == "class_token":
-        raise VitrimError(
-            f"{config.name}: restore={config.restore} hands out all patches, and last_block=class_token only what the "
-            "head reads; give one of them"
-        )
-    return mode
 
 
 def misfit(config: MethodConfig, head: Head) -> str | None:
@@ -138,7 +112,7 @@ def misfit(config: MethodConfig, head: Head) -> str | None:
 def check_head(config: MethodConfig, facts: HostFacts, within: bool = False) -> None:
     """Raise `UnsupportedModelError` if the head of the model cannot carry ``config`` (see `misfit`).
 
-    ``within``: the model is the tower of another one, which may count its tokens (see `facts_within`).
+    ``within``: the model is the tower of another one, which may count its tokens (see `facts_for_reader`).
     """
     problem = misfit(config, facts.head)
     if problem is not None and within:
@@ -156,6 +130,40 @@ def check_head(config: MethodConfig, facts: HostFacts, within: bool = False) -> 
         raise UnsupportedModelError(f"{config.name} {problem}")
 
 
+def at_the_end(config: MethodConfig, facts: HostFacts, num_layers: int) -> tuple[int | None, Restore | None]:
+    """The end of a model of ``num_layers`` blocks: the rows that the last one computes, and how pruned patches return.
+
+    Returns:
+        None for all rows; None where nobody reads the places of pruned patches.
+
+    Raises:
+        UnsupportedModelError: fewer rows are asked for than the head reads, or patches are to come back before the last
+            block of a model that has no other.
+        VitrimError: they are to come back into a last block that computes the class token only.
+    """
+    if config.last_block == "class_token" and facts.head_rows is None:
+        raise UnsupportedModelError(
+            f"{config.name}: last_block=class_token needs a head that reads the class token only, but this model's "
+            "head reads its patch tokens; use last_block=full or auto"
+        )
+    asked = config.restore not in (None, "zeros")  # the options themselves ask for pruned patches
+    rows = None if config.last_block == "full" or asked else facts.head_rows
+    if not facts.dense and not asked:
+        return rows, None
+    restore = config.restoring()
+    if restore == "last_block" and num_layers == 1:
+        raise UnsupportedModelError(
+            f"{config.name}: restore=last_block needs a block before the last one, and this model has one block; use "
+            "restore=end"
+        )
+    if asked and config.last_block == "class_token":
+        raise VitrimError(
+            f"{config.name}: restore={config.restore} hands out all patches, and last_block=class_token only what the "
+            "head reads; give one of them"
+        )
+    return rows, restore
+
+
 def patch_maker(config: MethodConfig, host: type[Host], model: nn.Module) -> nn.Module | None:
     """The module that shows the grid of every forward, if ``config`` asks for it.
 
@@ -171,6 +179,34 @@ def patch_maker(config: MethodConfig, host: type[Host], model: nn.Module) -> nn.
             "embedding that shows them"
         )
     return maker
+
+
+def check_amounts(config: MethodConfig, layers: Sequence[Layer], stacklevel: int = 4) -> None:
+    """Warn, or refuse under ``strict``, where layers cannot remove as much as asked at the model's own image size.
+
+    ``stacklevel`` is how far away the user's line is, which the warning names.
+    """
+    initial = current = layers[0].initial_patches
+    amounts = layers[0].amounts
+    if config.is_adaptive() or any(isinstance(amount, Pattern) for amount in amounts):
+        return
+    effective, short = [], False
+    for amount, after in zip(amounts, config.counts_of(amounts, initial), strict=True):
+        wanted = current if amount is None else amount.keep(initial, current)
+        short = short or after - config.added_tokens() > wanted
+        effective.append(current - after)
+        current = after
+    if not short:
+        return
+    message = (
+        f"{config.describe()} asks for more than {initial} patch tokens allow; the blocks remove "
+        f"{effective}, {initial - current} in all"
+    )
+    if min(effective) < 0:
+        message += "; a negative number is of tokens that come back"
+    if config.strict:
+        raise VitrimError(f"{message} (refused because strict=true)")
+    warnings.warn(message, ReductionWarning, stacklevel=stacklevel)
 
 
 def check_reducers(
@@ -205,51 +241,3 @@ def check_blocks(config: MethodConfig, layers: Sequence[Layer], reducers: Sequen
             f"{config.describe()} acts in blocks {after} and the model was reduced for {before}: which blocks act "
             "cannot change at run time; call vitrim.restore_ and vitrim.reduce_"
         )
-
-
-def check_amounts(config: MethodConfig, layers: Sequence[Layer], stacklevel: int = 4) -> None:
-    """Warn, or refuse under ``strict``, where layers cannot remove as much as asked at the model's own image size.
-
-    ``stacklevel`` is how far away the user's line is, which the warning names.
-    """
-    initial = current = layers[0].initial_patches
-    amounts = layers[0].amounts
-    if config.is_adaptive() or any(isinstance(amount, Pattern) for amount in amounts):
-        return
-    effective, short = [], False
-    for amount, after in zip(amounts, config.counts_of(amounts, initial), strict=True):
-        wanted = current if amount is None else amount.keep(initial, current)
-        short = short or after - config.added_tokens() > wanted
-        effective.append(current - after)
-        current = after
-    if not short:
-        return
-    message = (
-        f"{config.describe()} asks for more than {initial} patch tokens allow; the blocks remove "
-        f"{effective}, {initial - current} in all"
-    )
-    if min(effective) < 0:
-        message += "; a negative number is of tokens that come back"
-    if config.strict:
-        raise VitrimError(f"{message} (refused because strict=true)")
-    warnings.warn(message, ReductionWarning, stacklevel=stacklevel)
-
-
-def compact_facts(config: MethodConfig, facts: HostFacts, cell: int) -> HostFacts:
-    """``facts`` of a tower whose tokens a connector reads one by one, or cell by cell, and nobody at their places.
-
-    Raises:
-        UnsupportedModelError: tokens that belong to no place in the image.
-        VitrimError: pruned patches are to come back.
-    """
-    if config.kind == "soft":
-        raise UnsupportedModelError(
-            f"{config.name} mixes patches into tokens that belong to no place, and those of a prompt stand in the "
-            "order of their places; use compact=False"
-        )
-    if restores(config):
-        raise VitrimError(
-            f"{config.name}: restore={config.restore} hands out all patches, and compact=True those that are left; "
-            "give one of them"
-        )
-    return replace(facts, dense=False, takes_maximum=True, cell=max(cell, facts.cell))

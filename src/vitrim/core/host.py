@@ -1,16 +1,21 @@
-"""`Host`: what a family of models says so that its tokens can be reduced; `VisionLanguage`: what a whole model says."""
+"""`Host`: what a family of models says so that its tokens can be reduced; `VisionLanguage`: what a whole model says.
+
+Behind them: what a reduction puts on a model besides its blocks, and what must not be on it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import copy
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
-from vitrim.core.block import ReducedBlock
-from vitrim.core.modules import class_of
+from vitrim.core.block import ReducedBlock, class_of, is_altered, reduced_in
 from vitrim.core.plan import Head, HostFacts, Purpose
-from vitrim.core.trace import Trace
+from vitrim.core.tokens import Trace
 from vitrim.errors import UnsupportedModelError
 
 
@@ -31,6 +36,8 @@ class Host:
     """Squares of patches are reduced as wholes, since what follows joins them (`HostFacts.cell`); for the list."""
     reduced_blocks: ClassVar[tuple[type[ReducedBlock], ...]] = ()
     """The reduced form of every block class the family uses."""
+    dense_calls: ClassVar[tuple[str, ...]] = ()
+    """Methods of a model that hand out full grids of patches after every block, and so must of a reduced one."""
 
     @classmethod
     def check(cls, model: nn.Module) -> None:
@@ -78,11 +85,15 @@ class Host:
 
     @classmethod
     def install(cls, model: nn.Module, trace: Trace) -> None:
-        """Change anything that must change besides the blocks, e.g. calls that hand out dense features."""
+        """Change anything that must change besides the blocks: by default the `dense_calls`."""
+        for name in cls.dense_calls:
+            setattr(model, name, DenseCall(model, name, trace))
 
     @classmethod
     def uninstall(cls, model: nn.Module) -> None:
         """Undo `install`."""
+        for name in cls.dense_calls:
+            delattr(model, name)
 
     @classmethod
     def reduced_class(cls, block: nn.Module) -> type[ReducedBlock]:
@@ -161,3 +172,157 @@ class VisionLanguage:
     def uninstall(cls, model: nn.Module) -> None:
         """Undo `install`, if it was done."""
         raise NotImplementedError
+
+
+@dataclass(eq=False, repr=False)
+class GridHook:
+    """Hook that tells the blocks the grid of the patches after every call of the module that makes them.
+
+    Only on models whose method asks for it. This hook, and what follows, are objects and not functions, so that the
+    model can still be copied and pickled.
+    """
+
+    host: type[Host]
+    trace: Trace
+
+    def __call__(self, maker: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self.trace.call.grid = self.host.grid_of(maker, args, output)
+
+
+@dataclass(eq=False, repr=False)
+class ZeroHook:
+    """Hook that leaves rows of zeros zeros behind a norm, which would make its bias of them: those of pruned patches.
+
+    On the norms behind the blocks of a model. A row is told by its zeros and not by the state, since a host may norm
+    the outputs of several blocks when all of them have run, or cut them first.
+
+    Attributes:
+        trace: of the blocks.
+        always: pruned patches are zeros in every forward, and not on full grids alone.
+    """
+
+    trace: Trace
+    always: bool
+
+    def __call__(self, norm: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        latest = self.trace.call.latest
+        if latest is None or not (self.always or latest[1].full_grid) or args[0].dim() != 3:
+            return None
+        return output.masked_fill((args[0] == 0).all(-1, keepdim=True), 0.0)
+
+
+def norms_behind(model: nn.Module, block: nn.Module) -> list[nn.Module]:
+    """The layers with a weight and a bias per channel that stand behind ``block``, or behind a module it is in.
+
+    Example:
+        >>> model = nn.Sequential(nn.LayerNorm(4), nn.Sequential(nn.Linear(4, 4)), nn.LayerNorm(4), nn.Linear(4, 2))
+        >>> norms_behind(model, model[1][0]) == [model[2]]
+        True
+    """
+    name = next(name for name, module in model.named_modules() if module is block)
+    found: list[nn.Module] = []
+    holder = model
+    for part in name.split("."):
+        children = list(holder._modules)
+        for child in children[children.index(part) + 1 :]:
+            layer = holder._modules[child]
+            affine = [getattr(layer, vector, None) for vector in ("weight", "bias")]
+            per_channel = all(isinstance(vector, Tensor) and vector.dim() == 1 for vector in affine)
+            if layer is not None and not layer._modules and per_channel:
+                found.append(layer)
+        holder = holder.get_submodule(part)
+    return found
+
+
+@dataclass(eq=False, repr=False)
+class DenseCall:
+    """A method of a reduced model whose tokens come out on the full grid of patches, un-merged after every block.
+
+    Stored on the instance under the method's own ``name``.
+    """
+
+    model: nn.Module
+    name: str
+    trace: Trace
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.trace.handing_out(dense=True):
+            return getattr(type(self.model), self.name)(self.model, *args, **kwargs)
+
+
+class FormOfModel:
+    """The blocks of a model when it was reduced, what they bypass, and its `Host.form`; called in every forward."""
+
+    def __init__(self, host: type[Host], model: nn.Module, reduced: Sequence[type[ReducedBlock]]) -> None:
+        self.host = host
+        self.model = model
+        self.form = host.form(model)
+        bypassed = [kind.bypassed(block) for block, kind in zip(host.blocks(model), reduced, strict=True)]
+        self.kinds: list[list[type[nn.Module]]] | None = [[type(part) for part in parts] for parts in bypassed]
+
+    def __call__(self) -> None:
+        """Raise `UnsupportedModelError` if any of it has changed since."""
+        if (problem := self._changed_blocks()) is not None:
+            raise UnsupportedModelError(problem)
+        if self.host.form(self.model) != self.form:
+            raise UnsupportedModelError(self._changed("the pooling or the image size"))
+
+    # a compiler asks once, and need not follow: it may come to the block that it compiles through what wraps it
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def _changed_blocks(self) -> str | None:
+        """Say what is no longer as it was about the blocks; None where nothing is."""
+        if self.kinds is None:
+            return None
+        blocks = self.host.blocks(self.model)
+        if len(blocks) != len(self.kinds):
+            return self._changed("the number of blocks")
+        for depth, (found, kinds) in enumerate(zip(blocks, self.kinds, strict=True)):
+            block = reduced_in(found)
+            if block is None or block.depth != depth or block.trace.form is not self:
+                return self._changed(f"block {depth}")
+            for part, kind in zip(block.bypassed(block), kinds, strict=True):
+                if type(part) is not kind:
+                    return self._changed(f"the {kind.__name__} in block {depth}")
+                if (problem := alteration(part)) is not None:
+                    return f"block {depth} of this {type(self.model).__name__}: {problem}"
+        return None
+
+    def _changed(self, what: str) -> str:
+        return (
+            f"{what} of this {type(self.model).__name__} was changed after it was reduced: call "
+            "vitrim.restore_(model), then vitrim.reduce_ again"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FormOfModel:
+        twin = copy.copy(self)
+        if id(self.model) in memo:
+            twin.model = memo[id(self.model)]
+        else:  # a block copied alone still belongs to its model, but is not one of its blocks
+            twin.kinds = None
+        return twin
+
+
+def alteration(part: nn.Module) -> str | None:
+    """The refusal of a bypassed module (`ReducedBlock.bypassed`) with hooks or a forward put on the instance.
+
+    Hooks of the host library itself, which only record what passes, do not count. None where there is nothing else.
+    """
+    if not is_altered(part, library=type(part).__module__.partition(".")[0]):
+        return None
+    return (
+        f"the module {type(part).__name__} has hooks or a forward of its own, and a reduced block calls what "
+        "is in it, not the module; put them on the block or its projections instead"
+    )
+
+
+def refuse_own_forward(block: nn.Module, depth: int, then: str) -> None:
+    """Refuse a block whose forward is not that of its class: accelerate's hooks keep the one that they found.
+
+    Raises:
+        UnsupportedModelError: saying so.
+    """
+    if "forward" in vars(block):
+        raise UnsupportedModelError(
+            f"block {depth} has a forward of its own, put on the instance, which would go on calling the one that it "
+            f"replaced; take it off (accelerate.hooks.remove_hook_from_module does that with accelerate's), then {then}"
+        )

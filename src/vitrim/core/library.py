@@ -19,47 +19,7 @@ METHOD = "reducer"
 """The part of a dotted name under which a reduced block keeps what the method learns: it is not the host's."""
 
 
-class Dense:
-    """Answers of models for segmentation and detection only; the defaults are of a model for labels of images."""
-
-    learns: ClassVar[bool] = True
-    """Models can be trained on their task here, and not only by their library."""
-    takes_one_size: ClassVar[bool] = False
-    """Models take images of their own size only, which a larger image must be cut into."""
-    sees_unpadded: ClassVar[bool] = False
-    """A detector takes images of any size and shape, one by one, and was trained without padding."""
-
-    def tasks(self, model: nn.Module) -> tuple[str, ...]:
-        """The tasks that ``model`` can be evaluated in, the one it is made for first; empty: labels of whole images."""
-        return ()
-
-    def pixel_scores(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Class scores (B, K, H, W) of every pixel of ``images`` (B, C, H, W)."""
-        return self.logits(model(images))
-
-    def detections(
-        self, model: nn.Module, images: Tensor, sizes: Sequence[Size] | None = None
-    ) -> list[dict[str, Tensor]]:
-        """The objects in ``images`` (B, C, H, W), per image as `vitrim.models.vitdet.Detector` gives them.
-
-        ``sizes`` are those of each image in its top left corner, where the rest is padding.
-        """
-        found: list[dict[str, Tensor]] = model(images) if sizes is None else model(images, sizes)
-        return found
-
-    def front(self, model: nn.Module) -> tuple[str, Callable[[Tensor], Any]] | None:
-        """The part of the forward before the heads, which a reduction makes faster: its name, and a function of images.
-
-        None: the model is measured as a whole.
-        """
-        return None
-
-    def logits(self, output: Any) -> Tensor:
-        """Logits from the output of the model."""
-        raise NotImplementedError
-
-
-class Library(Dense):
+class Library:
     """Answers about every model of a library, whether it can be reduced or not.
 
     `vitrim.core.registry.ask(model)` makes one. A subclass answers for one library; where a family of models differs,
@@ -76,6 +36,13 @@ class Library(Dense):
     parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {}
     """The library's names for what is not trunk: patterns of one part of a dotted name, ``{"tokens": ("*_token",)}``.
     Where several match, the part that is listed first counts. Classifiers and the `Host.patch_maker` need no name."""
+
+    learns: ClassVar[bool] = True
+    """Models can be trained on their task here, and not only by their library."""
+    takes_one_size: ClassVar[bool] = False
+    """Models take images of their own size only, which a larger image must be cut into."""
+    sees_unpadded: ClassVar[bool] = False
+    """A detector takes images of any size and shape, one by one, and was trained without padding."""
 
     def __init__(self, host: type[Host] | None = None) -> None:
         self.host = host
@@ -179,7 +146,10 @@ class Library(Dense):
         facts = self.host.facts(model)
         (rows, columns), (_, height, width) = facts.grid_size, facts.input_size
         # images need not be whole patches; where several convolutions make the patches, they pad
-        patch_size = _stride_of(self.host.patch_maker(model)) or (height // rows, width // columns)
+        maker = self.host.patch_maker(model)
+        found = [] if maker is None else [module for module in maker.modules() if isinstance(module, nn.Conv2d)]
+        stride = pair(found[0].stride) if len(found) == 1 else None
+        patch_size = stride or (height // rows, width // columns)
         return Layout(facts.dim, facts.num_prefix, patch_size)
 
     # ---- parameters
@@ -195,7 +165,14 @@ class Library(Dense):
         parts: dict[str, Part] = {}
         for name, parameter in model.named_parameters():
             known: Part = "head" if id(parameter) in heads else "stem" if id(parameter) in stem else "trunk"
-            parts[name] = "method" if METHOD in name.split(".") else _named_part(self.parts, name) or known
+            words = name.split(".")
+            for part, patterns in self.parts.items():
+                # a token is one tensor; a head or a stem may be a module of many
+                read = words[-1:] if part == "tokens" else words
+                if any(fnmatchcase(word, pattern) for word in read for pattern in patterns):
+                    known = part
+                    break
+            parts[name] = "method" if METHOD in words else known
         layers, undecayed = self.layers(model, parts), self.undecayed(model)
         return {
             name: Role(
@@ -275,6 +252,33 @@ class Library(Dense):
         """A copy of ``model`` for square images of ``size`` pixels a side; None where its library cannot make one."""
         return None
 
+    # ---- segmentation and detection; the defaults are of a model for labels of images
+
+    def tasks(self, model: nn.Module) -> tuple[str, ...]:
+        """The tasks that ``model`` can be evaluated in, the one it is made for first; empty: labels of whole images."""
+        return ()
+
+    def pixel_scores(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Class scores (B, K, H, W) of every pixel of ``images`` (B, C, H, W)."""
+        return self.logits(model(images))
+
+    def detections(
+        self, model: nn.Module, images: Tensor, sizes: Sequence[Size] | None = None
+    ) -> list[dict[str, Tensor]]:
+        """The objects in ``images`` (B, C, H, W), per image as `vitrim.models.vitdet.Detector` gives them.
+
+        ``sizes`` are those of each image in its top left corner, where the rest is padding.
+        """
+        found: list[dict[str, Tensor]] = model(images) if sizes is None else model(images, sizes)
+        return found
+
+    def front(self, model: nn.Module) -> tuple[str, Callable[[Tensor], Any]] | None:
+        """The part of the forward before the heads, which a reduction makes faster: its name, and a function of images.
+
+        None: the model is measured as a whole.
+        """
+        return None
+
     # ---- switches
 
     def checkpoint_gradients(self, model: nn.Module, on: bool = True) -> None:
@@ -327,19 +331,3 @@ def pair(size: Any) -> tuple[int, int] | None:
     if size is None or isinstance(size, int):
         return None if size is None else (size, size)
     return int(size[0]), int(size[1])
-
-
-def _stride_of(maker: nn.Module | None) -> tuple[int, int] | None:
-    """The stride of the one convolution in ``maker``; None if there is none, or several."""
-    found = [] if maker is None else [module for module in maker.modules() if isinstance(module, nn.Conv2d)]
-    return pair(found[0].stride) if len(found) == 1 else None
-
-
-def _named_part(parts: Mapping[Part, tuple[str, ...]], name: str) -> Part | None:
-    """The part that a parameter belongs to by its name alone."""
-    words = name.split(".")
-    for part, patterns in parts.items():
-        # a token is one tensor; a head or a stem may be a module of many
-        if any(fnmatchcase(word, pattern) for word in words[-1 if part == "tokens" else 0 :] for pattern in patterns):
-            return part
-    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -47,6 +48,45 @@ def unit_mean_keys(attention: Attention, num_prefix: int) -> Tensor:
     scaled = keys.new_empty(batch, n - num_prefix, dim)
     compiled.UNIT_MEAN(*compiled.memory_of(keys), heads, num_prefix, SHORTEST, scaled)
     return scaled
+
+
+def alternate_similarity(attention: Attention, num_prefix: int) -> Tensor:
+    """(B, S, D) cosines of the keys, averaged over heads, at the sources and destinations of the `alternate_split`.
+
+    Example:
+        >>> attention = Attention(*torch.randn(3, 1, 2, 6, 8), scale=1.0)
+        >>> alternate_similarity(attention, num_prefix=1).shape
+        torch.Size([1, 2, 3])
+    """
+    sources, destinations = alternate_split(num_prefix)
+    if compiled.suit(attention.keys.detach()):
+        keys = unit_mean_keys(attention, num_prefix)
+        return cosines(keys[:, sources], keys[:, destinations])
+    return alternate_cosines(attention.mean_keys(), num_prefix)
+
+
+def alternate_cosines(vectors: Tensor, num_prefix: int) -> Tensor:
+    """(B, S, D) cosines of the ``vectors`` (B, N, d) of tokens at sources and destinations of the `alternate_split`."""
+    return cosines(*split_alternately(vectors, num_prefix, unit))
+
+
+def split_alternately(
+    values: Tensor, num_prefix: int, change: Callable[[Tensor], Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Those of ``values`` (B, N, ...) of tokens that belong to sources (B, S, ...) and to destinations (B, D, ...).
+
+    Taken by one operation, as an engine may be slow at strided rows and counts operations.
+
+    Args:
+        values: of all tokens, the prefix first.
+        num_prefix: tokens in front of the patches.
+        change: made to the values of all patches before they are split.
+    """
+    patches = torch.arange(num_prefix, values.shape[1], device=values.device)
+    split = [patches[part] for part in alternate_split(num_prefix)]
+    values = values.index_select(1, torch.cat(split))
+    sources, destinations = (values if change is None else change(values)).split([len(part) for part in split], dim=1)
+    return sources, destinations
 
 
 def best_partners(sources: Tensor, destinations: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -106,6 +146,10 @@ def pair_most_similar(similarity: Tensor, r: int) -> tuple[Tensor, Tensor]:
         >>> pair_most_similar(torch.tensor([[[0.1, 0.2], [0.9, 0.3]]]), 1)
         (tensor([[1, 0]]), tensor([[0]]))
     """
+    if torch.compiler.is_exporting():  # a place comes with its maximum, and an engine pays for every operation
+        best, partner = similarity.max(dim=-1)
+        order = most_similar_first(best)
+        return order, partner.gather(1, order.split([r, order.shape[1] - r], dim=1)[0])
     order = most_similar_first(similarity.amax(dim=-1))
     return order, take(similarity, order[:, :r]).argmax(dim=-1)
 
@@ -325,13 +369,23 @@ def merge_alternate(state: TokenState, order: Tensor, partner: Tensor, *, by_pos
         >>> hard.anchor, hard.moved, hard.into
         (tensor([[0, 2, 4, 1, 3, 5]]), tensor([[6]]), tensor([[3]]))
     """
-    batch, r, p = order.shape[0], partner.shape[1], state.num_prefix
-    index = torch.arange(state.num_tokens, device=order.device)
+    batch, r, n, p = order.shape[0], partner.shape[1], state.num_tokens, state.num_prefix
+    index = torch.arange(n, device=order.device)
     sources, destinations = alternate_split(p)
-    tokens = torch.take(index[p:][sources], order)
-    kept = tokens[:, r:].sort(dim=1).values if by_position else tokens[:, r:]
-    anchor = torch.cat([index[:p].expand(batch, -1), kept, index[p:][destinations].expand(batch, -1)], dim=1)
-    return Hard(anchor, moved=tokens[:, :r], into=partner + (p + kept.shape[1]))
+    kept = order.shape[1] - r
+    into = partner + (p + kept)
+    first, rest = order.split([r, kept], dim=1)
+    moved = 2 * first + (p + sources.start)  # every other token, counted from the first source
+    if not by_position:
+        tokens = 2 * rest + (p + sources.start)
+        anchor = torch.cat([index[:p].expand(batch, -1), tokens, index[p:][destinations].expand(batch, -1)], dim=1)
+        return Hard(anchor, moved, into)
+    # one sort: of places, where destinations lie behind all sources and what moves, in its order, behind them
+    receives = (index >= p) & ((index - destinations.start - p) % 2 == 0)
+    place = torch.where(receives, index + n, index).expand(batch, -1)
+    last = torch.arange(2 * n, 2 * n + r, device=order.device).expand(batch, -1)
+    anchor, moved = place.scatter(1, moved, last).argsort(dim=1).split([n - r, r], dim=1)
+    return Hard(anchor, moved, into)
 
 
 def match_alternate(state: TokenState, similarity: Tensor, r: int, *, by_position: bool = True) -> Hard:

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
-from vitrim.core.schedule import Amount, BringBack, KeepRule, effective_keep, keep_rate, on_multiples, quarter_blocks
+from vitrim.core.schedule import (
+    Amount,
+    BringBack,
+    KeepRule,
+    OnMultiples,
+    effective_keep,
+    half,
+    keep_rate,
+    quarter_blocks,
+)
 from vitrim.errors import VitrimError, unknown
 
 RENAMED: Mapping[str, str] = MappingProxyType(
@@ -186,6 +195,8 @@ class MethodConfig(BaseModel, metaclass=MethodClass):
     training_free: ClassVar[bool] = True
     batch_dependent: ClassVar[bool] = False
     """With its default options, an image's result depends on the other images of its batch."""
+    merges_pairs: ClassVar[bool] = False
+    """A layer merges pairs of patches, by bipartite matching: half of them at most."""
     runtime: ClassVar[frozenset[str]] = frozenset()
     """Options that ``reduction.set`` may change."""
     tunable: ClassVar[Tunable | None] = None
@@ -222,9 +233,7 @@ class MethodConfig(BaseModel, metaclass=MethodClass):
             for key in options:
                 if key not in type(self).model_fields:
                     raise unknown(f"option of {self.name}", key, type(self).model_fields)
-                _check_switch(self.name, key, options[key], type(self).model_fields[key].annotation)
-                _check_order(self.name, key, options[key])
-                _check_range(self.name, key, options[key])
+                _check_value(f"{self.name}: {key}", options[key], type(self).model_fields[key].annotation)
             try:
                 super().__init__(**options)
             except ValidationError as error:
@@ -270,7 +279,14 @@ class MethodConfig(BaseModel, metaclass=MethodClass):
     def planned(self, num_layers: int, num_prefix: int) -> list[Amount | None]:
         """The amounts as they are planned for a model with ``num_prefix`` tokens in front: rounded by `align`."""
         every, others = self.amounts(num_layers), (num_prefix, self.added_tokens())
-        return every if self.align == 1 else on_multiples(every, self.align, self.counts_of, others)
+        if self.align == 1:
+            return every
+        return [
+            amount
+            if amount is None or isinstance(amount, BringBack)
+            else OnMultiples(tuple(every[: layer + 1]), self.counts_of, self.align, others)
+            for layer, amount in enumerate(every)
+        ]
 
     def stages(self, num_layers: int) -> tuple[int, ...]:
         """The blocks that may act, 0-based, in order: a list of amounts has a value for each. By default all."""
@@ -288,10 +304,10 @@ class MethodConfig(BaseModel, metaclass=MethodClass):
         """The reason why a model reduced by these options cannot become a fixed graph; None where it can."""
         return "how many tokens it keeps depends on the images" if self.is_adaptive() else None
 
-    @staticmethod
-    def least_kept(current: int) -> int:
-        """The fewest patch tokens one layer can be reduced to: 1, or half for bipartite matching."""
-        return 1
+    @classmethod
+    def least_kept(cls, current: int) -> int:
+        """The fewest patch tokens one layer can be reduced to: 1, or half if it `merges_pairs`."""
+        return half(current) if cls.merges_pairs else 1
 
     def added_tokens(self) -> int:
         """Tokens a reduction creates besides those it keeps (EViT's fused token)."""
@@ -442,24 +458,21 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _check_switch(method: str, key: str, value: Any, kinds: Any) -> None:
-    """Refuse true and false for a number, also in a list: Python would take them for 1 and 0."""
+def _check_value(option: str, value: Any, kinds: Any) -> None:
+    """Refuse what pydantic would take for something else, also in a list.
+
+    Raises:
+        VitrimError: true or false for a number, for Python 1 or 0; a set, of which a list would be made in an order
+            that nobody chose; an integer of more bits than any count has.
+    """
     entries = value if isinstance(value, list | tuple) else (value,)
     if bool not in (kinds, *get_args(kinds)) and any(isinstance(entry, bool) for entry in entries):
-        raise VitrimError(f"{method}: {key}={_text(value)}: Input should be a number or a word, not true or false")
-
-
-def _check_order(method: str, key: str, value: Any) -> None:
-    """Refuse a set, of which pydantic would make a list in an order that nobody chose."""
+        raise VitrimError(f"{option}={_text(value)}: Input should be a number or a word, not true or false")
     if isinstance(value, set | frozenset):
-        raise VitrimError(f"{method}: {key}={_text(value)}: Input should be a list: a set has no order")
-
-
-def _check_range(method: str, key: str, value: Any) -> None:
-    """Refuse integers, also in a list, of more bits than any count has."""
-    for number in value if isinstance(value, list | tuple) else (value,):
+        raise VitrimError(f"{option}={_text(value)}: Input should be a list: a set has no order")
+    for number in entries:
         if isinstance(number, int) and number.bit_length() >= LONGEST_INTEGER:
-            raise VitrimError(f"{method}: {key}={_text(number)}: Input should be less than 2**{LONGEST_INTEGER - 1}")
+            raise VitrimError(f"{option}={_text(number)}: Input should be less than 2**{LONGEST_INTEGER - 1}")
 
 
 def _problems(error: ValidationError) -> str:
@@ -469,9 +482,10 @@ def _problems(error: ValidationError) -> str:
     """
     found: dict[str, list[str]] = {}
     entries = error.errors()
-    lists = {entry["loc"][0] for entry in entries if _is_in_list(entry["loc"])}
-    for entry in entries:
-        if entry["loc"] and entry["loc"][0] in lists and not _is_in_list(entry["loc"]):
+    in_lists = [any(isinstance(part, int) for part in entry["loc"]) for entry in entries]
+    lists = {entry["loc"][0] for entry, in_list in zip(entries, in_lists, strict=True) if in_list}
+    for entry, in_list in zip(entries, in_lists, strict=True):
+        if entry["loc"] and entry["loc"][0] in lists and not in_list:
             continue
         where = f"{entry['loc'][0]}={_text(entry['input'])}: " if entry["loc"] else ""
         listed = "a list in brackets, e.g. " + ("[0.7,0.5]" if isinstance(entry["input"], float) else "[1,2]")
@@ -479,7 +493,3 @@ def _problems(error: ValidationError) -> str:
         messages = found.setdefault(where, [])
         messages.append(message.removeprefix("Input should be ") if messages else message)
     return " ".join("; ".join(where + ", or ".join(messages) for where, messages in found.items()).split())
-
-
-def _is_in_list(place: tuple[int | str, ...]) -> bool:
-    return any(isinstance(part, int) for part in place)

@@ -189,15 +189,15 @@ class Layer:
 
         Remembered, as it is asked for several times in every forward; ``config`` is always that of the plan.
         """
-        if torch.compiler.is_compiling():  # which would compile again when something new is remembered
-            return self._keep(config, initial, current)
-        if (initial, current) not in self._kept:
-            self._kept[initial, current] = self._keep(config, initial, current)
-        return self._kept[initial, current]
-
-    def _keep(self, config: MethodConfig, initial: int, current: int) -> int:
+        # a compiler would compile again when something new is remembered
+        compiling = torch.compiler.is_compiling()
+        if not compiling and (initial, current) in self._kept:
+            return self._kept[initial, current]
         amount = self.amount
-        return current if amount is None else effective_keep(amount, config.least_kept(current), initial, current)
+        kept = current if amount is None else effective_keep(amount, config.least_kept(current), initial, current)
+        if not compiling:
+            self._kept[initial, current] = kept
+        return kept
 
     @property
     def amount(self) -> Amount | None:

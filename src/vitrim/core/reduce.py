@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from itertools import pairwise
 from pathlib import Path
+from types import FrameType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from vitrim.core import checks
-from vitrim.core.block import ReducedBlock, Reducer, reduced_in
+from vitrim.core.block import ReducedBlock, Reducer, access, class_of, reduced_in
 from vitrim.core.cells import build_reducer
-from vitrim.core.hooks import FormOfModel, GridHook, ZeroHook, refuse_own_forward
-from vitrim.core.host import Host, VisionLanguage
+from vitrim.core.host import FormOfModel, GridHook, VisionLanguage, ZeroHook, norms_behind, refuse_own_forward
 from vitrim.core.method import MethodConfig
-from vitrim.core.modules import access, class_of
 from vitrim.core.plan import HostFacts, Layer, plan
 from vitrim.core.registry import (
     check_model,
@@ -34,11 +35,11 @@ from vitrim.core.registry import (
 from vitrim.core.saving import REDUCERS_FILE as REDUCERS_FILE  # its users import these two from here
 from vitrim.core.saving import read_parameters, read_reduction, saved_part, write_reduction
 from vitrim.core.saving import saved_method as saved_method
-from vitrim.core.tokens import TokenState
-from vitrim.core.trace import Trace, refuse_while_running
-from vitrim.errors import VitrimError
+from vitrim.core.tokens import TokenState, Trace
+from vitrim.errors import UnsupportedModelError, VitrimError
 
 HANDLE = "vitrim_reduction"
+UNKNOWN = "how many tokens stay depends on the images: reduce with record=True, run the model, and print again"
 LINE = 80
 """Columns of what `print(reduction)` writes."""
 NOT_RUN = "run the reduced model to its last block in this thread (and read before backward)"
@@ -144,30 +145,55 @@ def _config(method: MethodConfig | str) -> MethodConfig:
 
 def _reduce(holder: nn.Module | None, model: nn.Module, config: MethodConfig, record: bool, compact: bool) -> Reduction:
     """`reduce_` on ``model``; what reads its tokens in the ``holder``, if that is given, gets all of them."""
+    # find the part that is reduced: the tower of a vision-language model, the model, or the one host in it
     outer, family = vision_language(model) if compact else (None, None)
-    model = _tower(model if outer is None or family is None else family.tower(outer))
-    host = _host(model)
-    facts = host.facts(model)
     if outer is not None and family is not None:
-        family.check(outer)
-        facts = checks.compact_facts(config, facts, family.cell(outer))
-    elif holder is not None:
-        facts = checks.facts_within(holder, host, model, facts)
+        model = family.tower(outer)
+    if not isinstance(model, nn.Module):
+        raise VitrimError(f"expected a torch.nn.Module to reduce, got {type(model).__name__}")
+    if find_host(model) is None:
+        refuse_reduced(model)
+        parts = supported_parts(model)
+        if len(parts) != 1:
+            host_of(model)  # says why not
+        model = parts[0][1]
+
+    # can it be reduced?
+    host = host_of(model)
     blocks = host.blocks(model)
+    if any(reduced_in(block) is not None for block in blocks):
+        refuse_reduced(model)
+        raise VitrimError("this model is reduced already: call vitrim.restore_(model) first")
+    if len(set(map(id, blocks))) < len(blocks):
+        raise UnsupportedModelError(
+            f"a block of this {type(model).__name__} stands in two places: each place reduces other tokens, so blocks "
+            "cannot be shared"
+        )
+    check_model(host, model)
     trunk = host.trunk_host(model)
     adopters = [trunk.reduced_class(block) for block in blocks]
-    head_rows = checks.head_rows(config, facts)
+
+    # does the method fit the model, and what reads its tokens?
+    own = host.facts(model)
+    cell = None
+    if outer is not None and family is not None:
+        family.check(outer)
+        cell = family.cell(outer)
+    facts = checks.facts_for_reader(config, host, model, holder, cell)
     checks.check_origin(config, host, model)
-    checks.check_head(config, facts, within=facts.dense and not host.facts(model).dense)
-    restore = checks.restoring(config, facts, len(blocks))
+    checks.check_head(config, facts, within=facts.dense and not own.dense)
+    head_rows, restore = checks.at_the_end(config, facts, len(blocks))
     checks.patch_maker(config, host, model)
+
+    # plan: how much every block reduces, and its reducer
     layers = plan(config, facts, len(blocks))
     checks.check_amounts(config, layers)
     with torch.inference_mode(False):  # tensors made within could never be trained, nor saved for a backward
         reducers = [build_reducer(config, layer, block, facts) for layer, block in zip(layers, blocks, strict=True)]
     checks.check_reducers(config, blocks, reducers, head_rows)
-
     refuse_while_running(model)
+
+    # only now edit: the blocks, then what a reduction needs besides
     trace = Trace(record, FormOfModel(host, model, adopters))
     trace.changing = True
     whole = config.kind != "soft" and (compact or facts.averages_patches or restore is not None)
@@ -187,7 +213,7 @@ def _reduce(holder: nn.Module | None, model: nn.Module, config: MethodConfig, re
             restore=restore,
             trace=trace,
         )
-    reduction = Reduction(model, config, trace, None if facts == host.facts(model) else facts, compact)
+    reduction = Reduction(model, config, trace, None if facts == own else facts, compact)
     _install(reduction, None if outer is None or family is None else (outer, family))
     return reduction
 
@@ -218,6 +244,31 @@ def restore_(model: nn.Module) -> None:
     _take_off(get_reduction(model), model)
 
 
+def refuse_while_running(model: nn.Module) -> None:
+    """Refuse to go on while another thread is inside ``model``, whose blocks are about to change.
+
+    Looks at what the other threads execute just now, so a forward pays nothing for it, and one that ended with an error
+    counts for nothing.
+
+    Raises:
+        VitrimError: naming the thread.
+    """
+    others = {ident: frame for ident, frame in sys._current_frames().items() if ident != threading.get_ident()}
+    if not others:
+        return
+    modules = set(map(id, model.modules()))
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, innermost in others.items():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            if id(frame.f_locals.get("self")) in modules:  # the object whose method is executed
+                raise VitrimError(
+                    f"this {type(model).__name__} runs in another thread ({names.get(ident, ident)}): call reduce_, "
+                    "set and restore_ while no forward runs"
+                )
+            frame = frame.f_back
+
+
 def _take_off(reduction: Reduction, outer: nn.Module) -> Callable[[], None]:
     """Take ``reduction`` off its model, which ``outer`` is or holds; return what puts it back as it was.
 
@@ -234,13 +285,14 @@ def _take_off(reduction: Reduction, outer: nn.Module) -> Callable[[], None]:
     with reduction.changing():
         for part, family in families:
             family.uninstall(part)
-        ZeroHook.remove(model)
+        for module in model.modules():
+            for key in [key for key, hook in module._forward_hooks.items() if isinstance(hook, GridHook | ZeroHook)]:
+                del module._forward_hooks[key]
         for block in blocks:  # one that was put in since then is the user's own
             settings = {name: getattr(block, name) for name in block.OWN}
             own.append((block, cast("type[ReducedBlock]", class_of(block)), block.reducer, settings))
             block.release()
         host.uninstall(model)
-        GridHook.remove(host.patch_maker(model))
         delattr(model, HANDLE)
 
     def put_back() -> None:
@@ -260,7 +312,9 @@ def _install(reduction: Reduction, within: tuple[nn.Module, type[VisionLanguage]
     maker = checks.patch_maker(config, host, model)
     if maker is not None:
         maker.register_forward_hook(GridHook(host.trunk_host(model), trace))
-    ZeroHook.install(model, host.blocks(model)[-1], trace, config, blocks[-1].restore)
+    if config.kind in ("prune", "mixed"):
+        for norm in norms_behind(model, host.blocks(model)[-1]):
+            norm.register_forward_hook(ZeroHook(trace, always=blocks[-1].restore == "zeros"))
     support_libraries()  # a model of one of them may hold this one, and save it
     if within is not None:
         outer, family = within
@@ -293,12 +347,24 @@ def reduced_parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, part) for name, part in model.named_modules() if isinstance(vars(part).get(HANDLE), Reduction)]
 
 
+def refuse_reduced(model: nn.Module) -> None:
+    """Refuse a model that is reduced, or a part of it, where a dense one is compared with reduced ones.
+
+    Raises:
+        VitrimError: naming the part.
+    """
+    parts = reduced_parts(model)
+    if parts:
+        raise VitrimError(f"this model is reduced already: call vitrim.restore_({access(parts[0][0])}) first")
+
+
 class Reduction:
     """The handle of one reduced model. Made by `reduce_`.
 
     Attributes:
         model: the reduced model.
         config: the method's options as they are now.
+        compact: the model is the tower of a vision-language model that gets only the tokens that are left.
     """
 
     def __init__(
@@ -308,7 +374,7 @@ class Reduction:
         self.config = config
         self._trace = trace
         self._within = within  # its facts by what reads its tokens, where they are not those of the model alone
-        self._compact = compact
+        self.compact = compact
 
     def __repr__(self) -> str:
         return f"Reduction({self.config.describe()} on {type(self.model).__name__})"
@@ -330,7 +396,7 @@ class Reduction:
             return f"{lines[0]}: undone since"
         counts = self._counts()
         if counts is None:
-            lines.append(f"  {self._unknown()}")
+            lines.append(f"  {UNKNOWN}")
         else:
             columns = [*zip(range(len(counts) - 1), counts, counts[1:], strict=False)]
             width = 1 + max(len(f"{number:g}") for column in columns for number in column)
@@ -347,7 +413,7 @@ class Reduction:
         title = f"<b>{escape(self.config.describe())}</b> on {escape(type(self.model).__name__)}"
         counts = self._counts()
         if counts is None:
-            return f"<p>{title}<br>{escape(self._unknown())}<br>{escape(self._savings(None))}</p>"
+            return f"<p>{title}<br>{escape(UNKNOWN)}<br>{escape(self._savings(None))}</p>"
         rows = "".join(
             f"<tr><td>{depth}</td><td>{before:g}</td><td>{after:g}</td><td style='text-align:left'>"
             f"<div style='background:#3b78b5;height:0.7em;width:{round(200 * after / max(counts))}px'></div></td></tr>"
@@ -358,68 +424,57 @@ class Reduction:
 
     def _counts(self) -> list[float] | None:
         """Tokens that enter block 0 and that leave every block; None where nothing says how many those are."""
-        recorded = self._trace.states
-        counts = self.mean_tokens_per_block if recorded else self._planned()
-        if counts is None:
-            return None
-        planned = self._facts.num_prefix + self._initial()
-        return [float(recorded[0].num_tokens if recorded else planned), *map(float, counts)]
-
-    def _unknown(self) -> str:
-        return "how many tokens stay depends on the images: reduce with record=True, run the model, and print again"
+        recorded = self._trace.call.states
+        if recorded:
+            return [float(recorded[0].num_tokens), *self.mean_tokens_per_block]
+        planned = self._planned()
+        return None if planned is None else [float(count) for count in planned]
 
     def _savings(self, counts: Sequence[float] | None) -> str:
-        compact = f"compact: {'yes' if self.compact else 'no'}"
-        if counts is None:
-            return compact
-        dense = sum(self._macs(block, counts[0], counts[0], None) for block in self._blocks())
-        layers = zip(self._blocks(), counts, counts[1:], strict=False)
-        spent = sum(self._macs(block, before, after, block.head_rows) for block, before, after in layers)
-        return f"about {100 * (1 - spent / dense):.0f} % of the MACs of its blocks are saved; {compact}"
-
-    def _macs(self, block: ReducedBlock, before: float, after: float, rows: int | None) -> float:
-        """MACs of a block that ``before`` tokens enter and ``after`` leave: projections, attention, MLP; nothing else.
+        """The share of the MACs of all blocks that is saved: of their projections, attention and MLPs, nothing else.
 
         Taken from the sizes of the weights. `vitrim.profile` counts what runs.
         """
-        dim, site = self._facts.dim, block.reducer.site if before != after else "after"
-        weights = sum(p.numel() for name, p in block.named_parameters() if p.dim() > 1 and "reducer" not in name)
-        keys = after if site == "before" else before
-        queries = rows or (after if site in ("before", "query") else before)
-        left = rows or (before if site == "after" else after)
-        projected = before if site == "query" and self.config.kind != "prune" else queries
-        attention = dim * dim * (projected + 2 * keys + queries) + 2 * dim * projected * keys
-        return attention + (weights - 4 * dim * dim) * left
-
-    @property
-    def compact(self) -> bool:
-        """True where the model is the tower of a vision-language model that gets only the tokens that are left."""
-        return self._compact
+        compact = f"compact: {'yes' if self.compact else 'no'}"
+        if counts is None:
+            return compact
+        dense, spent, dim, first = 0.0, 0.0, self._facts.dim, counts[0]
+        for block, before, after in zip(self._blocks(), counts, counts[1:], strict=False):
+            site = block.reducer.site if before != after else "after"
+            mlp = sum(p.numel() for name, p in block.named_parameters() if p.dim() > 1 and "reducer" not in name)
+            mlp -= 4 * dim * dim
+            keys = after if site == "before" else before
+            queries = block.head_rows or (after if site in ("before", "query") else before)
+            projected = before if site == "query" and self.config.kind != "prune" else queries
+            spent += dim * dim * (projected + 2 * keys + queries) + 2 * dim * projected * keys
+            spent += mlp * (block.head_rows or (before if site == "after" else after))
+            dense += (4 * dim * dim + mlp) * first + 2 * dim * first * first
+        return f"about {100 * (1 - spent / dense):.0f} % of the MACs of its blocks are saved; {compact}"
 
     @property
     def image_tokens(self) -> list[int]:
         """Tokens that the language model got of each image, in this thread's last prompt with images."""
-        if self._trace.handed is None:
+        if self._trace.call.handed is None:
             raise VitrimError(
                 "no image tokens yet: reduce_(model, method, compact=True), then run the whole model in this thread"
             )
-        return self._trace.handed
+        return self._trace.call.handed
 
     @property
     def state(self) -> TokenState:
         """The `TokenState` after the last block of the last forward of this thread."""
-        if self._trace.final is None:
+        if self._trace.call.final is None:
             raise VitrimError(f"no state yet: {NOT_RUN}")
-        return self._trace.final
+        return self._trace.call.final
 
     @property
     def states(self) -> tuple[TokenState, ...]:
         """The states of this thread's last forward: on entry, then after every block. Needs ``record``."""
         if not self._trace.recording:
             raise VitrimError("states are kept only when recording: vitrim.reduce_(..., record=True)")
-        if not self._trace.states:
+        if not self._trace.call.states:
             raise VitrimError(f"no states yet: {NOT_RUN}")
-        return self._trace.states
+        return self._trace.call.states
 
     @property
     def tokens_per_block(self) -> list[int]:
@@ -441,7 +496,7 @@ class Reduction:
                     f"the counts of {self.config.describe()} depend on the images, and states are kept only when "
                     "recording: vitrim.reduce_(..., record=True)"
                 )
-            return planned
+            return planned[1:]
         counts = [state.num_tokens for state in self.states[1:]]
         rows = self._blocks()[-1].head_rows
         return counts if rows is None or self.states[-1].full_grid else [*counts[:-1], rows]
@@ -450,21 +505,19 @@ class Reduction:
     def _facts(self) -> HostFacts:
         return self._within or host_of(self.model).facts(self.model)
 
-    def _initial(self) -> int:
-        """Patches that enter block 0: in this thread's last forward, else in one of the model's own images."""
-        rows, columns = self._facts.grid_size
-        return rows * columns if self._trace.final is None else self._trace.final.initial_patches
-
     def _planned(self) -> list[int] | None:
-        """`tokens_per_block` as planned; None where they depend on the images."""
-        facts, blocks, final = self._facts, self._blocks(), self._trace.final
+        """Tokens that enter block 0, in this thread's last forward or with one of the model's own images, and
+        `tokens_per_block` as planned from there; None where they depend on the images."""
+        facts, blocks, final = self._facts, self._blocks(), self._trace.call.final
+        rows, columns = facts.grid_size
+        initial = rows * columns if final is None else final.initial_patches
         grid = facts.units if final is None or final.grid is None else final.grid
         area = facts.cell**2
-        units = self.config.counts(self._initial() // area, len(blocks), grid, facts.num_prefix)
+        units = self.config.counts(initial // area, len(blocks), grid, facts.num_prefix)
         if units is None:
             return None
         counts = [facts.num_prefix + count * area for count in units]
-        return [*counts[:-1], blocks[-1].head_rows or counts[-1]]
+        return [facts.num_prefix + initial, *counts[:-1], blocks[-1].head_rows or counts[-1]]
 
     @property
     def mean_tokens_per_block(self) -> list[float]:
@@ -583,37 +636,3 @@ class Reduction:
     def _blocks(self) -> list[ReducedBlock]:
         inner = [reduced_in(block) for block in host_of(self.model).blocks(self.model)]
         return [block for block in inner if block is not None and block.trace is self._trace]
-
-
-def _tower(model: nn.Module) -> nn.Module:
-    """Return ``model`` where it is a host, else the one part of it that is."""
-    if not isinstance(model, nn.Module):
-        raise VitrimError(f"expected a torch.nn.Module to reduce, got {type(model).__name__}")
-    if find_host(model) is not None:
-        return model
-    refuse_reduced(model)
-    parts = supported_parts(model)
-    if len(parts) != 1:
-        host_of(model)  # says why not
-    return parts[0][1]
-
-
-def refuse_reduced(model: nn.Module) -> None:
-    """Refuse a model that is reduced, or a part of it, where a dense one is compared with reduced ones.
-
-    Raises:
-        VitrimError: naming the part.
-    """
-    parts = reduced_parts(model)
-    if parts:
-        raise VitrimError(f"this model is reduced already: call vitrim.restore_({access(parts[0][0])}) first")
-
-
-def _host(model: nn.Module) -> type[Host]:
-    host = host_of(model)
-    if any(reduced_in(block) is not None for block in host.blocks(model)):
-        refuse_reduced(model)
-        raise VitrimError("this model is reduced already: call vitrim.restore_(model) first")
-    checks.check_shared(host, model)
-    check_model(host, model)
-    return host

@@ -14,19 +14,17 @@ import json
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Generic, TypeVar, cast, get_args
 
 from torch import nn
 
-from vitrim.core.block import Idle, Reducer
-from vitrim.core.hooks import altered, is_foreign, refuse_own_forward
-from vitrim.core.host import Host, VisionLanguage
-from vitrim.core.library import Dense, Library
+from vitrim.core.block import Idle, Reducer, access
+from vitrim.core.host import Host, VisionLanguage, alteration, refuse_own_forward
+from vitrim.core.library import Library
 from vitrim.core.method import Kind, MethodConfig
-from vitrim.core.modules import access
 from vitrim.core.plan import Layer
 from vitrim.core.saving import read_method_file
 from vitrim.errors import UnsupportedModelError, VitrimError, unknown
@@ -82,7 +80,7 @@ Choice = Callable[[Any, Layer], type[Reducer[Any]] | None]
 """From a config and a layer to the class of its reducer; None where the method does nothing."""
 
 _METHODS: dict[str, type[MethodConfig]] = {}
-_REDUCERS: dict[type[MethodConfig], Choice] = {}
+_REDUCERS: dict[type[MethodConfig], type[Reducer[Any]] | Choice] = {}
 
 
 def register_method(config: type[C]) -> type[C]:
@@ -114,8 +112,7 @@ def reduces(config: type[MethodConfig]) -> Callable[[R], R]:
     """
 
     def register(reducer: R) -> R:
-        choice = _always(reducer) if isinstance(reducer, type) else cast(Choice, reducer)
-        enter(_REDUCERS, config, choice, f"the reducer of '{config.name}'")
+        enter(_REDUCERS, config, reducer, f"the reducer of '{config.name}'")
         return reducer
 
     return register
@@ -147,24 +144,21 @@ def register(config: type[MethodConfig]) -> Callable[[R], R]:
     return enter_both
 
 
-def _always(reducer: type) -> Choice:
-    def choose(config: MethodConfig, layer: Layer) -> type[Reducer[Any]] | None:
-        kind = cast("type[Reducer[Any]]", reducer)
-        return kind if kind.everywhere or layer.amount is not None else None
-
-    return choose
-
-
 def make_reducer(config: MethodConfig, layer: Layer) -> Reducer[Any]:
     """The reducer of one layer, looked up over the classes of ``config``; an `Idle` one where the method does nothing.
 
     Raises:
         VitrimError: an option does not fit the model.
     """
-    choice = entry_of(_REDUCERS, type(config))
-    if choice is None:
+    found = entry_of(_REDUCERS, type(config))
+    if found is None:
         raise VitrimError(f"method '{config.name}' has no reducer: register one with @reduces({type(config).__name__})")
-    return (choice(config, layer) or Idle)(config, layer)
+    kind: type[Reducer[Any]] | None
+    if isinstance(found, type) and issubclass(found, Reducer):
+        kind = found if found.everywhere or layer.amount is not None else None
+    else:
+        kind = cast(Choice, found)(config, layer)
+    return (kind or Idle)(config, layer)
 
 
 def methods() -> dict[str, type[MethodConfig]]:
@@ -178,18 +172,93 @@ def methods() -> dict[str, type[MethodConfig]]:
     return dict(sorted(_METHODS.items()))
 
 
-Table = Literal["HOSTS", "VISION_LANGUAGE", "REFUSED", "LIBRARIES", "ON_REDUCE"]
-"""The dicts in ``hosts/LIBRARY/__init__.py``."""
+@cache
+def libraries() -> tuple[str, ...]:
+    """The host libraries vitrim knows, installed or not: the folders of ``hosts/``."""
+    folder = Path(__file__).parents[1] / "hosts"
+    return tuple(sorted({module.name for module in pkgutil.iter_modules([str(folder)])} - {"shared"}))
 
-_HOSTS: dict[str, type[Host]] = {}
-_VISION_LANGUAGE: dict[str, type[VisionLanguage]] = {}
-_REFUSED: dict[str, str] = {}
-_LIBRARIES: dict[str, type[Library]] = {}
+
+def missing_libraries() -> tuple[str, ...]:
+    """The `libraries` that are not installed."""
+    return tuple(library for library in libraries() if importlib.util.find_spec(library) is None)
+
+
+def _written(library: str, table: str) -> Mapping[str, str]:
+    """A dict in ``hosts/LIBRARY/__init__.py``: where each entry is, as ``file:name`` in the library's folder."""
+    if library not in libraries():
+        return {}
+    found: Mapping[str, str] = getattr(importlib.import_module(f"vitrim.hosts.{library}"), table, {})
+    return found
+
+
+def _load(library: str, place: str) -> Any:
+    """The entry that is written down as ``place``."""
+    file, _, name = place.partition(":")
+    return getattr(importlib.import_module(f".{file}", f"vitrim.hosts.{library}"), name)
+
+
+@dataclass
+class Table(Generic[T]):
+    """A table over all libraries: what `_written` tables say, and what users register beside them.
+
+    Attributes:
+        name: of the dicts.
+        what: an entry is, for messages.
+        entries: those of users, and those whose files were imported.
+    """
+
+    name: str
+    what: str
+    entries: dict[str, T] = field(default_factory=dict)
+
+    def register(self, keys: tuple[str, ...]) -> Callable[[R], R]:
+        """Class decorator: enter what a user registers, which must not be in the written tables either."""
+
+        def register(value: R) -> R:
+            for key in keys:
+                written = _written(key.partition(".")[0], self.name)
+                enter({**written, **self.entries}, key, value, f"{self.what} '{key}'")
+                self.entries[key] = cast(T, value)
+            return value
+
+        return register
+
+    def entry(self, key: str) -> T | None:
+        """The entry ``key``, whose file is imported if it is in a written table; None if there is none."""
+        if key not in self.entries:
+            library = key.partition(".")[0]
+            place = _written(library, self.name).get(key)
+            if place is None:
+                return None
+            self.entries[key] = _load(library, place)
+        return self.entries[key]
+
+    def find(self, kind: type) -> T | None:
+        """The entry of a class, or else of the first that has one among those it inherits from."""
+        for base in kind.__mro__:
+            if (found := self.entry(f"{base.__module__}.{base.__qualname__}")) is not None:
+                return found
+        return None
+
+    def all(self) -> dict[str, T]:
+        """All entries of the installed libraries, sorted, and those of users."""
+        missing = missing_libraries()
+        for library in libraries():
+            for key in () if library in missing else _written(library, self.name):
+                self.entry(key)
+        return dict(sorted(self.entries.items()))
+
+
+_HOSTS: Table[type[Host]] = Table("HOSTS", "host")
+_VISION_LANGUAGE: Table[type[VisionLanguage]] = Table("VISION_LANGUAGE", "vision-language model")
+_REFUSED: Table[str] = Table("REFUSED", "refusal")
+_LIBRARIES: Table[type[Library]] = Table("LIBRARIES", "library")
 
 OWN = "vitrim"
 """The folder of hosts that answers for models of no library: users' models are treated like vitrim's own."""
 
-MOVED = {name for name in (*vars(Dense), *vars(Library)) if not name.startswith("_")} - {"name"}
+MOVED = {name for name in vars(Library) if not name.startswith("_")} - {"name"}
 MOVED |= {"find_classifiers", "classifier_names", "classes_in", "compared", "named_part", "task", "front_name"}
 """Members that a `Host` of vitrim 0.1 had, and a `Library` has now."""
 
@@ -212,9 +281,7 @@ def register_host(*model_classes: str) -> Callable[[type[H]], type[H]]:
                 "answers now: move them there and register it with vitrim.core.registry.register_library, as "
                 "docs/deprecation.md says"
             )
-        for key in model_classes:
-            _enter_own("HOSTS", _HOSTS, key, host, f"host '{key}'")
-        return host
+        return _HOSTS.register(model_classes)(host)
 
     return register
 
@@ -224,109 +291,32 @@ register_backbone = register_host  # its name in 0.1.0
 
 def register_vision_language(*model_classes: str) -> Callable[[type[V]], type[V]]:
     """Class decorator: register a family of vision-language models, named as for `register_host`."""
-
-    def register(family: type[V]) -> type[V]:
-        for key in model_classes:
-            _enter_own("VISION_LANGUAGE", _VISION_LANGUAGE, key, family, f"vision-language model '{key}'")
-        return family
-
-    return register
+    return _VISION_LANGUAGE.register(model_classes)
 
 
 def register_library(*names: str) -> Callable[[type[L]], type[L]]:
     """Class decorator: register what answers for all models of some libraries, or of classes: ``module.ClassName``."""
-
-    def register(adapter: type[L]) -> type[L]:
-        for key in names:
-            _enter_own("LIBRARIES", _LIBRARIES, key, adapter, f"library '{key}'")
-        return adapter
-
-    return register
-
-
-def _enter_own(table: Table, entries: dict[str, Any], key: str, value: object, what: str) -> None:
-    """`enter` what a user registers, which must not be in the written tables either."""
-    library = key.partition(".")[0]
-    written = _written(library, table) if library in libraries() else {}
-    enter({**written, **entries}, key, value, what)
-    entries[key] = value
-
-
-@cache
-def libraries() -> tuple[str, ...]:
-    """The host libraries vitrim knows, installed or not: the folders of ``hosts/``."""
-    folder = Path(__file__).parents[1] / "hosts"
-    return tuple(sorted({module.name for module in pkgutil.iter_modules([str(folder)])} - {"shared"}))
-
-
-def missing_libraries() -> tuple[str, ...]:
-    """The `libraries` that are not installed."""
-    return tuple(library for library in libraries() if importlib.util.find_spec(library) is None)
-
-
-@cache
-def _tables(library: str) -> ModuleType:
-    return importlib.import_module(f"vitrim.hosts.{library}")
-
-
-def _written(library: str, table: Table) -> Mapping[str, str]:
-    """A table of a library: where each entry is, as ``file:name`` in the library's folder."""
-    found: Mapping[str, str] = getattr(_tables(library), table, {})
-    return found
-
-
-def _load(library: str, place: str) -> Any:
-    file, _, name = place.partition(":")
-    return getattr(importlib.import_module(f".{file}", f"vitrim.hosts.{library}"), name)
-
-
-def _entry(table: Table, entries: dict[str, T], key: str) -> T | None:
-    """The entry ``key``, whose file is imported if it is in a written table; None if there is none."""
-    if key not in entries:
-        library = key.partition(".")[0]
-        place = _written(library, table).get(key) if library in libraries() else None
-        if place is None:
-            return None
-        entries[key] = _load(library, place)
-    return entries[key]
-
-
-def _find(table: Table, entries: dict[str, T], kind: type) -> T | None:
-    """The entry of a class, or else of the first that has one among those it inherits from."""
-    for base in kind.__mro__:
-        if (found := _entry(table, entries, f"{base.__module__}.{base.__qualname__}")) is not None:
-            return found
-    return None
-
-
-def _all(table: Table, entries: dict[str, T]) -> dict[str, T]:
-    """All entries of the installed libraries, sorted, and those of users."""
-    missing = missing_libraries()
-    for library in libraries():
-        if library not in missing:
-            for key in _written(library, table):
-                _entry(table, entries, key)
-    return dict(sorted(entries.items()))
+    return _LIBRARIES.register(names)
 
 
 def hosts() -> dict[str, type[Host]]:
     """Every host family of the installed libraries by the model class it serves, sorted. Imports those libraries."""
-    return _all("HOSTS", _HOSTS)
+    return _HOSTS.all()
 
 
 def vision_languages() -> dict[str, type[VisionLanguage]]:
     """Every family of vision-language models by the model class it serves, sorted; as `hosts`."""
-    return _all("VISION_LANGUAGE", _VISION_LANGUAGE)
+    return _VISION_LANGUAGE.all()
 
 
 def find_host(model: nn.Module) -> type[Host] | None:
     """The host family of ``model``, looked up over the classes it inherits from; None if there is none."""
-    return _find("HOSTS", _HOSTS, type(model))
+    return _HOSTS.find(type(model))
 
 
 def find_vision_language(model: nn.Module) -> type[VisionLanguage] | None:
     """The family of vision-language models of ``model``; None if it is of none."""
-    return _find("VISION_LANGUAGE", _VISION_LANGUAGE, type(model))
+    return _VISION_LANGUAGE.find(type(model))
 
 
 def ask(model: nn.Module) -> Library:
@@ -341,9 +331,9 @@ def ask(model: nn.Module) -> Library:
     """
     for base in type(model).__mro__:
         for key in (f"{base.__module__}.{base.__qualname__}", base.__module__.partition(".")[0]):
-            if (adapter := _entry("LIBRARIES", _LIBRARIES, key)) is not None:
+            if (adapter := _LIBRARIES.entry(key)) is not None:
                 return adapter(find_host(model))
-    own = _entry("LIBRARIES", _LIBRARIES, OWN)
+    own = _LIBRARIES.entry(OWN)
     assert own is not None
     return own(find_host(model))
 
@@ -363,7 +353,7 @@ def reads_prompts(kind: type) -> bool:
         >>> reads_prompts(nn.Linear)
         False
     """
-    return _find("VISION_LANGUAGE", _VISION_LANGUAGE, kind) is not None
+    return _VISION_LANGUAGE.find(kind) is not None
 
 
 def vision_language(model: nn.Module) -> tuple[nn.Module, type[VisionLanguage]]:
@@ -409,7 +399,7 @@ def host_of(model: nn.Module) -> type[Host]:
         more = f" or {len(parts) - 2} others" if len(parts) > 2 else ""
         raise UnsupportedModelError(f"{name} is not a supported host itself: reduce {named}{more} instead")
     for where, part in model.named_modules():
-        if reason := _find("REFUSED", _REFUSED, type(part)):
+        if reason := _REFUSED.find(type(part)):
             raise UnsupportedModelError(f"{access(where)} ({type(part).__name__}) is refused: {reason}")
         if where and (reason := refusal(part)):
             raise UnsupportedModelError(
@@ -428,15 +418,12 @@ def supported_parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """
     found: list[tuple[str, nn.Module]] = []
     for name, part in model.named_modules():
-        inside = any(name.startswith(f"{outer}.") for outer, _ in found)
-        if name and not inside and _is_host(part):
+        if not name or any(name.startswith(f"{outer}.") for outer, _ in found):
+            continue
+        host = find_host(part)
+        if host is not None and host.blocks(part) and refusal(part) is None:
             found.append((name, part))
     return found
-
-
-def _is_host(part: nn.Module) -> bool:
-    backbone = find_host(part)
-    return backbone is not None and bool(backbone.blocks(part)) and refusal(part) is None
 
 
 def check_model(host: type[Host], model: nn.Module) -> None:
@@ -450,8 +437,8 @@ def check_model(host: type[Host], model: nn.Module) -> None:
     for depth, block in enumerate(host.blocks(model)):
         refuse_own_forward(block, depth, "call vitrim.reduce_ again")
         for part in trunk.reduced_class(block).bypassed(block):
-            if is_foreign(part):
-                raise UnsupportedModelError(altered(part, host.name))
+            if (problem := alteration(part)) is not None:
+                raise UnsupportedModelError(f"{host.name}: {problem}")
 
 
 def refusal(part: nn.Module) -> str | None:
@@ -499,7 +486,20 @@ def parse_method(text: str) -> MethodConfig:
     if not isinstance(text, str):
         raise VitrimError(f"expected a method as text, e.g. tome:r=13, got {type(text).__name__}")
     if text.strip().startswith("@"):
-        return _from_file(Path(text.strip()[1:]))
+        path = Path(text.strip()[1:])
+        found = read_method_file(path)
+        if isinstance(found, str):
+            return parse_method(found)
+        try:
+            config = make_method(found["method"], **found["options"])
+        except VitrimError as error:
+            hint = "" if found["method"] in methods() else "; import the file that registers it if it is your own"
+            raise VitrimError(f"{path}: {error}{hint}") from None
+        if found.get("version", config.version) != config.version:
+            raise VitrimError(
+                f"{path} is of version {found['version']} of {config.name}, this vitrim has version {config.version}"
+            )
+        return config.found_for(found["tuned"]["made_for"]) if found.get("tuned") else config
     name, _, rest = text.strip().partition(":")
     options: dict[str, Any] = {}
     for part in split_options(rest):
@@ -531,22 +531,6 @@ def parse_methods(methods: MethodConfig | str | Sequence[MethodConfig | str] | N
     if twice is not None:
         raise VitrimError(f"method {twice.describe()} is given twice")
     return configs
-
-
-def _from_file(path: Path) -> MethodConfig:
-    found = read_method_file(path)
-    if isinstance(found, str):
-        return parse_method(found)
-    try:
-        config = make_method(found["method"], **found["options"])
-    except VitrimError as error:
-        hint = "" if found["method"] in methods() else "; import the file that registers it if it is your own"
-        raise VitrimError(f"{path}: {error}{hint}") from None
-    if found.get("version", config.version) != config.version:
-        raise VitrimError(
-            f"{path} is of version {found['version']} of {config.name}, this vitrim has version {config.version}"
-        )
-    return config.found_for(found["tuned"]["made_for"]) if found.get("tuned") else config
 
 
 def split_options(text: str) -> list[str]:

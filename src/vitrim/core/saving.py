@@ -7,24 +7,19 @@ says of the model it was made for goes with the method, so that `vitrim.reduce_`
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from vitrim.errors import VitrimError, first_line
-
-if TYPE_CHECKING:
-    from vitrim.core.method import MethodConfig
-import os
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from vitrim.core.block import ReducedBlock
+from vitrim.core.block import ReducedBlock, access
 from vitrim.core.method import MethodConfig
-from vitrim.core.modules import access
+from vitrim.errors import VitrimError, first_line
 from vitrim.files import save_file, write_text
 
 CONFIG_FILE = "reduction.json"
@@ -132,7 +127,8 @@ def write_reduction(
 ) -> None:
     """Write ``config`` and the learned parameters of ``model``; see `Reduction.save`.
 
-    ``whole``: what reads its tokens gets those of all patches, though it is no dense model (`fit.facts_within`).
+    ``whole``: what reads its tokens gets those of all patches, though it is no dense model
+    (`vitrim.core.checks.facts_for_reader`).
     """
     folder = _folder(folder)
     try:
@@ -172,7 +168,15 @@ def read_parameters(model: nn.Module, config: MethodConfig, folder: str | Path) 
         raise VitrimError(
             f"{folder} holds version {saved.get('version')} of {config.name}, this vitrim has version {config.version}"
         )
-    weights = _read_weights(folder / saved["weights"]) if saved.get("weights") else {}
+    weights: dict[str, Tensor] = {}
+    if saved.get("weights"):
+        path = folder / saved["weights"]
+        try:
+            weights = load_file(path)
+        except FileNotFoundError:
+            raise VitrimError(f"cannot read {path}: there is no such file") from None
+        except (OSError, SafetensorError) as error:
+            raise VitrimError(f"cannot read {path}: {error}") from None
     expected = _learned(model)
     problem = _mismatch(expected, weights)
     if problem:
@@ -264,15 +268,6 @@ def _folder(given: str | Path) -> Path:
     return Path(given)
 
 
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except FileNotFoundError:
-        raise VitrimError(f"cannot read {path}: there is no such file") from None
-    except (OSError, SafetensorError) as error:
-        raise VitrimError(f"cannot read {path}: {error}") from None
-
-
 def _mismatch(expected: dict[str, Tensor], given: dict[str, Tensor]) -> str | None:
     missing, extra = sorted(set(expected) - set(given)), sorted(set(given) - set(expected))
     if missing or extra:
@@ -283,14 +278,11 @@ def _mismatch(expected: dict[str, Tensor], given: dict[str, Tensor]) -> str | No
         )
     for name, value in given.items():
         own = expected[name]
+        given_dtype, own_dtype = (str(tensor.dtype).removeprefix("torch.") for tensor in (value, own))
         if value.shape != own.shape:
             return f"{name} has shape {tuple(value.shape)}, expected {tuple(own.shape)}"
         if value.is_complex() or value.is_floating_point() != own.is_floating_point():  # torch would cast silently
-            return f"{name} is {_dtype(value)}, expected {_dtype(own)}"
+            return f"{name} is {given_dtype}, expected {own_dtype}"
         if own.is_floating_point() and not value.to(own.dtype).isfinite().all():
-            return f"{name} has values that are not finite numbers in {_dtype(own)}"
+            return f"{name} has values that are not finite numbers in {own_dtype}"
     return None
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

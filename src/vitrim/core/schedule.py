@@ -129,7 +129,7 @@ class OnMultiples:
     """The count that a whole schedule leaves after its last layer, in all a multiple of a number, rounded up.
 
     What a layer keeps beyond its amount, a later one removes: `Aligned` would keep all of it, and with a small `Remove`
-    never remove anything.
+    never remove anything. Layers without an amount, and those that bring patches back, keep theirs.
 
     Attributes:
         amounts: of the layers up to this one.
@@ -147,28 +147,6 @@ class OnMultiples:
         prefix, added = self.others
         total = self.counts(self.amounts, initial)[-1] + prefix
         return math.ceil(total / self.multiple) * self.multiple - prefix - added
-
-
-def on_multiples(
-    amounts: Sequence[Amount | None],
-    multiple: int,
-    counts: Callable[[Sequence[Amount | None], int], list[int]],
-    others: tuple[int, int],
-) -> list[Amount | None]:
-    """Every amount as `OnMultiples`; what brings patches back, and layers without one, as they are.
-
-    Example:
-        >>> def counts(amounts, initial): return [initial - sum(a.count for a in amounts[: n + 1])
-        ...                                       for n in range(len(amounts))]
-        >>> [amount.keep(196, 196) + 1 for amount in on_multiples(constant(13, 4), 8, counts, (1, 0))]
-        [184, 176, 160, 152]
-    """
-    return [
-        amount
-        if amount is None or isinstance(amount, BringBack)
-        else OnMultiples(tuple(amounts[: layer + 1]), counts, multiple, others)
-        for layer, amount in enumerate(amounts)
-    ]
 
 
 class Pattern:

@@ -1,4 +1,4 @@
-"""The state of the tokens during a forward pass, and where they come from. `trace.py` takes it from block to block.
+"""The state of the tokens during a forward, and where they come from; `Trace` takes it from block to block, by thread.
 
 Where tokens come from is a chain of steps: a reduction leaves a link to what was before it. Most forwards never ask, so
 the chain is followed, once, from the first question on.
@@ -6,9 +6,10 @@ the chain is followed, once, from the first question on.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,11 +21,21 @@ from vitrim.errors import VitrimError
 
 
 class IndexMap:
-    """Indices of input tokens among the current tokens, and the other way. Subclasses say how a step changes both."""
+    """Indices of input tokens among the current tokens, and the other way. Subclasses say how a step changes both.
 
-    def __init__(self, source: Tensor | None = None, position: Tensor | None = None) -> None:
-        self._source = source
-        self._position = position
+    Args:
+        source: see below, where it is known already.
+        position: likewise.
+        num_inputs: N0, where ``source`` is not known: the chain need not be followed for it.
+        num_tokens: N, where ``position`` is not.
+    """
+
+    def __init__(
+        self, source: Tensor | None = None, position: Tensor | None = None, num_inputs: int = 0, num_tokens: int = 0
+    ) -> None:
+        self.num_inputs = num_inputs if source is None else source.shape[1]
+        self.num_tokens = num_tokens if position is None else position.shape[1]
+        self._source, self._position = source, position
 
     @property
     def source(self) -> Tensor:
@@ -40,16 +51,6 @@ class IndexMap:
             self._position = self._find_position()
         return self._position
 
-    @property
-    def num_inputs(self) -> int:
-        """N0, known without following the chain."""
-        return self.source.shape[1]
-
-    @property
-    def num_tokens(self) -> int:
-        """N, known without following the chain."""
-        return self.position.shape[1]
-
     def _find_source(self) -> Tensor:
         raise NotImplementedError
 
@@ -57,20 +58,7 @@ class IndexMap:
         raise NotImplementedError
 
 
-class _Step(IndexMap):
-    """The map after a step: it follows the map before."""
-
-    def __init__(self, before: IndexMap) -> None:
-        super().__init__()
-        self.before = before
-        self._num_inputs = before.num_inputs  # asked for in every block: not by way of all steps before
-
-    @property
-    def num_inputs(self) -> int:
-        return self._num_inputs
-
-
-class Moved(_Step):
+class Moved(IndexMap):
     """The map after every old token went to at most one new token (see `assignment.Hard`).
 
     Args:
@@ -93,14 +81,11 @@ class Moved(_Step):
         pruned: bool = False,
         hidden: BankedIndices | None = None,
     ) -> None:
-        super().__init__(before)
+        super().__init__(num_inputs=before.num_inputs, num_tokens=anchor.shape[1])
+        self.before = before
         self.anchor, self.moved, self.into, self.valid = anchor, moved, into, valid
         self.pruned = pruned
         self.hidden = hidden
-
-    @property
-    def num_tokens(self) -> int:
-        return self.anchor.shape[1]
 
     def _find_source(self) -> Tensor:
         target = new_index(self.before.num_tokens, self.anchor, self.moved, self.into, self.valid)
@@ -111,7 +96,7 @@ class Moved(_Step):
         return self.before.position.gather(1, self.anchor)
 
 
-class Mixed(_Step):
+class Mixed(IndexMap):
     """The map after every new patch token became a mix of all old ones: it follows the largest weights, for plots.
 
     Args:
@@ -121,22 +106,18 @@ class Mixed(_Step):
     """
 
     def __init__(self, before: IndexMap, num_prefix: int, matrix: Tensor) -> None:
-        super().__init__(before)
-        self.num_prefix, self.matrix = num_prefix, matrix
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_prefix + self.matrix.shape[1]
+        super().__init__(num_inputs=before.num_inputs, num_tokens=num_prefix + matrix.shape[1])
+        self.before, self.num_prefix, self.matrix = before, num_prefix, matrix
 
     def _find_source(self) -> Tensor:
-        return follow(self._behind_prefix(self.matrix.argmax(1)), self.before.source)
+        patches = self.matrix.argmax(1) + self.num_prefix
+        prefix = torch.arange(self.num_prefix, device=patches.device).expand(patches.shape[0], self.num_prefix)
+        return follow(torch.cat([prefix, patches], dim=1), self.before.source)
 
     def _find_position(self) -> Tensor:
-        return self.before.position.gather(1, self._behind_prefix(self.matrix.argmax(2)))
-
-    def _behind_prefix(self, patches: Tensor) -> Tensor:
-        prefix = torch.arange(self.num_prefix, device=patches.device).expand(patches.shape[0], self.num_prefix)
-        return torch.cat([prefix, patches + self.num_prefix], dim=1)
+        before = self.before.position
+        patches = before[:, self.num_prefix :].gather(1, self.matrix.argmax(2))
+        return torch.cat([before[:, : self.num_prefix], patches], dim=1)
 
 
 class BankedIndices:
@@ -149,13 +130,9 @@ class BankedIndices:
 
     def __init__(self, before: IndexMap, dropped: Tensor) -> None:
         self.before, self.dropped = before, dropped
+        self.count = dropped.shape[1]
         self._member: Tensor | None = None
         self._position: Tensor | None = None
-
-    @property
-    def count(self) -> int:
-        """K."""
-        return self.dropped.shape[1]
 
     @property
     def position(self) -> Tensor:
@@ -172,7 +149,7 @@ class BankedIndices:
         return self._member
 
 
-class Refilled(_Step):
+class Refilled(IndexMap):
     """The map after banked tokens were appended, in order.
 
     Args:
@@ -181,12 +158,9 @@ class Refilled(_Step):
     """
 
     def __init__(self, before: IndexMap, banked: Sequence[BankedIndices]) -> None:
-        super().__init__(before)
-        self.banked = tuple(banked)
-
-    @property
-    def num_tokens(self) -> int:
-        return self.before.num_tokens + sum(entry.count for entry in self.banked)
+        end = before.num_tokens + sum(entry.count for entry in banked)
+        super().__init__(num_inputs=before.num_inputs, num_tokens=end)
+        self.before, self.banked = before, tuple(banked)
 
     def _find_source(self) -> Tensor:
         source, end = self.before.source, self.before.num_tokens
@@ -338,7 +312,7 @@ class TokenState:
         held: the (B, N, C) tokens behind a full grid where some are ``mixed``, for the next block; else None.
         bank: pruned tokens that a later block brings back (see `Banked`).
         banking: whatever is pruned goes to the bank, as its place will be read (`MethodConfig.restore`).
-        compact: the tokens that are left are handed out as they are: a language model gets them (`Trace.compact`).
+        compact: the tokens that are left are handed out as they are: a language model gets them (`Call.compact`).
         carry: per-token tensors (B, N, ...) of a method, moved along with the tokens.
         aux: auxiliary outputs of this forward as (name, depth, tensor).
 
@@ -555,3 +529,125 @@ def unmerge(x: Tensor, state: TokenState) -> Tensor:
     if not state.pruned:
         return take(x, state.source)
     return take(x, state.source.clamp_min(0)) * (state.source >= 0).unsqueeze(-1).to(x.dtype)
+
+
+@dataclass(eq=False)
+class Call:
+    """The record of the forward that is running in a thread, or last ran in it.
+
+    Attributes:
+        latest: depth and state of the block that ran last.
+        final: the state after the last block.
+        states: of a complete forward: the initial one, then one per block. Empty unless recording.
+        running: the same of the forward that runs.
+        full_grids: forwards hand out full grids (`Trace.handing_out`).
+        next_full_grid: the next forward does, and only that.
+        spares_last: the last block hands its head what it would without full grids: survivors, soft tokens.
+        compact: forwards hand out fewer tokens (likewise).
+        handed: tokens of each image that last went to the language model; None before.
+        grid: rows and columns of the patches that were just made (see `vitrim.core.host.GridHook`).
+        maps: forwards hand out attention maps.
+        map: the one of the running block.
+        table: made by a module of the host for the blocks of a forward.
+    """
+
+    latest: tuple[int, TokenState] | None = None
+    final: TokenState | None = None
+    states: tuple[TokenState, ...] = ()
+    running: tuple[TokenState, ...] = ()
+    full_grids: bool = False
+    next_full_grid: bool = False
+    spares_last: bool = False
+    compact: bool = False
+    handed: list[int] | None = None
+    grid: tuple[int, int] | None = None
+    maps: bool = False
+    map: Tensor | None = None
+    table: Tensor | None = None
+
+
+class _Calls(threading.local):
+    """The `Call` of this thread. Every thread has its own.
+
+    An ordinary object inside, because torch.compile does not carry out what a graph would set on a thread's local.
+    """
+
+    def __init__(self) -> None:
+        self.own = Call()
+
+
+class Trace:
+    """Shared record of the blocks of one reduced model: the state the last block left, and all states when recording.
+
+    Whatever belongs to a forward is kept by thread (`call`), so that threads may share the model: none sees the full
+    grids, the states or the auxiliary outputs of another. It holds the autograd graph of auxiliary outputs until the
+    next forward of the same thread. Copies and pickles start empty, so an EMA copy of a model never shares or drags
+    along the state of the original.
+
+    Attributes:
+        recording: keep the state after every block.
+        form: raises `UnsupportedModelError` where a user changed what she must not about the reduced model
+            (`vitrim.core.host.FormOfModel`); None where there is nothing to ask.
+        changing: the reduction is being changed: forwards that start now are refused.
+    """
+
+    def __init__(self, recording: bool = False, form: Callable[[], None] | None = None) -> None:
+        self.recording = recording
+        self.form = form
+        self.changing = False
+        self._calls = _Calls()
+
+    @property
+    def call(self) -> Call:
+        """The forward that runs in this thread, or last ran in it."""
+        return self._calls.own
+
+    @property
+    def full_grid(self) -> bool:
+        """True if the next forward of this thread hands out full grids (dense outputs)."""
+        return self.call.full_grids or self.call.next_full_grid
+
+    def start(self, state: TokenState) -> None:
+        """Begin a forward: the state left by this thread's previous one is no longer valid.
+
+        Raises:
+            UnsupportedModelError: the model has another form now than when it was reduced.
+        """
+        if self.form is not None:
+            self.form()
+        call = self.call
+        call.next_full_grid = False
+        call.latest = call.final = None
+        call.states = ()
+        call.running = (state,) if self.recording or call.compact else ()
+
+    def leave(self, depth: int, state: TokenState, last: bool) -> None:
+        """Note the state in which block ``depth`` left the tokens."""
+        call = self.call
+        call.latest = (depth, state)
+        if call.running and len(call.running) == depth + 1:  # a recomputed block is already there
+            call.running = (*call.running, state)
+        if last:
+            call.final = state
+            call.states = call.running
+
+    @contextmanager
+    def handing_out(self, *, dense: bool = False, fewer: bool = False) -> Iterator[None]:
+        """Say what forwards that this thread starts within hand out, besides what is said already.
+
+        Args:
+            dense: all N0 tokens after every block: merged ones as copies of their group, pruned ones as zeros.
+                Computation inside the blocks stays reduced; the cost is two gathers per block.
+            fewer: the tokens that are left, un-merged nowhere, unless ``dense``, and their states are kept: a language
+                model is to get fewer of them.
+        """
+        call = self.call
+        before = call.full_grids, call.compact
+        call.full_grids, call.compact = call.full_grids or dense, call.compact or fewer
+        try:
+            yield
+        finally:
+            call.full_grids, call.compact = before
+
+    def __reduce__(self) -> tuple[type[Trace], tuple[bool, Callable[[], None] | None]]:
+        return Trace, (self.recording, self.form)

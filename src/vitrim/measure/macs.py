@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitrim.core.block import Reducer
+from vitrim.core.block import Exchange, Reducer
 from vitrim.core.method import MethodConfig
-from vitrim.core.modules import Exchange
 from vitrim.core.reduce import Reduction, reduce_, refuse_reduced, restore_
 from vitrim.core.registry import ask, has_trunk, parse_method
 from vitrim.core.scoring import EarlyScorer

@@ -143,8 +143,8 @@ class ATM(Adaptive):
         """True if a layer pairs small with large tokens, behind the splitting layer, and not alternate places."""
         return depth + 1 > (num_layers * 3 // 4 if self.splitting_layer is None else self.splitting_layer)
 
-    @staticmethod
-    def least_kept(current: int) -> int:
+    @classmethod
+    def least_kept(cls, current: int) -> int:
         return min(current // 2 + 1, current)  # behind the splitting layer the prefix counts among the smaller half
 
     def obstacle(self) -> str | None:

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention, merge_heads, split_heads
-from vitrim.core.block import Reducer, Site
+from vitrim.core.block import Reducer, Site, is_bare
 from vitrim.core.matching import full_precision
 from vitrim.core.method import MethodConfig, Restore, Tunable
-from vitrim.core.modules import is_bare
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, BringBack, Remove, one_each
@@ -123,6 +122,7 @@ class RoutingReducer(ScorerReducer[Cropr]):
 
     site = "before"
     stable = True
+    spares_block = True
 
     def __init__(self, config: Cropr, layer: Layer) -> None:
         super().__init__(config, layer)
@@ -136,9 +136,6 @@ class RoutingReducer(ScorerReducer[Cropr]):
                 nn.init.trunc_normal_(module.weight, std=0.02)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-
-    def spares_block(self) -> bool:
-        return True
 
     def reduce(
         self, site: Site, x: Tensor, attention: Attention | None, state: TokenState

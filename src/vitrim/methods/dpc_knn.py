@@ -58,6 +58,7 @@ class DPCKNNReducer(Reducer[DPCKNN]):
     """Parameters: the linear ``score`` (1, C), unless all weights are equal."""
 
     site = "before"
+    spares_block = True
 
     def __init__(self, config: DPCKNN, layer: Layer) -> None:
         super().__init__(config, layer)
@@ -65,9 +66,6 @@ class DPCKNNReducer(Reducer[DPCKNN]):
         if self.score is not None:
             nn.init.zeros_(self.score.weight)
             nn.init.zeros_(self.score.bias)
-
-    def spares_block(self) -> bool:
-        return True
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         keep = self.num_keep(state)

@@ -12,10 +12,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
-from vitrim.core.block import Idle, Reducer, Site
+from vitrim.core.block import Idle, Reducer, Site, is_bare
 from vitrim.core.matching import full_precision
 from vitrim.core.method import StagedConfig
-from vitrim.core.modules import is_bare
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.scoring import ScorerReducer, masked_softmax
@@ -80,6 +79,7 @@ class MaskedReducer(Reducer[DynamicViT]):
 
     site = "before"
 
+    @property
     def spares_block(self) -> bool:
         return not self.training
 

@@ -181,6 +181,7 @@ class WithinLine(Within):
 @register(L1)
 class FixedRadialReducer(Reducer[FixedRadial]):
     site = "before"
+    spares_block = True
 
     index: Tensor
 
@@ -191,9 +192,6 @@ class FixedRadialReducer(Reducer[FixedRadial]):
         device = self.index.device if "index" in self._buffers else None
         index = torch.tensor(self.kept(layer.grid_size), dtype=torch.int64, device=device)
         self.register_buffer("index", index, persistent=False)
-
-    def spares_block(self) -> bool:
-        return True
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         grid = state.known_grid(self.config.name)

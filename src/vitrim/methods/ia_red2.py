@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
-from vitrim.core.block import Reducer, Site
+from vitrim.core.block import Reducer, Site, is_bare
 from vitrim.core.matching import full_precision
 from vitrim.core.method import Adaptive, MethodConfig, Tunable
-from vitrim.core.modules import is_bare
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Remove, check_blocks, one_each
@@ -106,6 +105,7 @@ class IARED2Reducer(Reducer[IARED2]):
     """Parameters: ``interpreter``."""
 
     site = "before"
+    spares_block = True
 
     def __init__(self, config: IARED2, layer: Layer) -> None:
         super().__init__(config, layer)
@@ -116,9 +116,6 @@ class IARED2Reducer(Reducer[IARED2]):
         own = config.stages(layer.num_layers).index(layer.depth)
         self.acts = config.stage is None or own <= config.stage
         self.draws = config.stage is None or own == config.stage
-
-    def spares_block(self) -> bool:
-        return True
 
     def reduce(
         self, site: Site, x: Tensor, attention: Attention | None, state: TokenState

@@ -14,11 +14,18 @@ from vitrim.core import compiled
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention, KnownMap, map_is_faster, merge_heads
 from vitrim.core.block import ReducedBlock, Reducer
-from vitrim.core.matching import alternate_split, cosines, match_both_ways, unit
+from vitrim.core.matching import (
+    alternate_cosines,
+    alternate_split,
+    cosines,
+    match_both_ways,
+    split_alternately,
+    unit,
+)
 from vitrim.core.method import MethodConfig, Needs, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, check_blocks, half, one_each
+from vitrim.core.schedule import Amount, check_blocks, one_each
 from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient
 
 
@@ -87,6 +94,7 @@ class MCTF(MethodConfig):
     name = "mctf"
     paper = "Multi-criteria Token Fusion with One-step-ahead Attention for Efficient Vision Transformers (CVPR 2024)"
     kind = "merge"
+    merges_pairs = True
     runtime: ClassVar[frozenset[str]] = frozenset({"r"})
     tunable = Tunable("r", 0, None, per_layer="r", places="blocks")
 
@@ -143,10 +151,6 @@ class MCTF(MethodConfig):
         """The amounts of ``r``, one or more."""
         return self.r if isinstance(self.r, tuple) else (self.r,)
 
-    @staticmethod
-    def least_kept(current: int) -> int:
-        return half(current)
-
 
 class MCTFReducer(Reducer[MCTF]):
     """Decides; its subclasses say which attention the fused tokens get."""
@@ -170,26 +174,23 @@ class MCTFReducer(Reducer[MCTF]):
     def attraction(self, x: Tensor, received: Tensor | None, state: TokenState, even: slice, odd: slice) -> Tensor:
         """(B, E, O), W of the patches at even and odd places. All factors but similarity separate into i and j."""
         p = state.num_prefix
-        patches = x[:, p:].to(decision_dtype(x.dtype))
-        if self.config.tau_sim > 0.0 and received is not None and compiled.suit(patches, received):
-            vectors = unit(patches)
+        x = x.to(decision_dtype(x.dtype))
+        if self.config.tau_sim > 0.0 and received is not None and compiled.suit(x, received):
+            vectors = unit(x[:, p:])
             attraction = cosines(vectors[:, even], vectors[:, odd])
             tau = (self.config.tau_sim, self.config.tau_info, self.config.tau_size)
             compiled.ATTRACT(received, state.size, p, *tau, attraction)
             return attraction
-        single = None
+        single = torch.ones_like(x[..., 0])
         if self.config.tau_info > 0.0 and received is not None:
-            single = (received.amin(1, keepdim=True) / received[:, p:]) ** self.config.tau_info
+            single = (received.amin(1, keepdim=True) / received) ** self.config.tau_info
         if self.config.tau_size > 0.0 and not state.uniform:
-            by_size = (state.size.amin(1, keepdim=True) / state.size[:, p:]) ** self.config.tau_size
-            single = by_size if single is None else single * by_size
-        if single is None:
-            single = torch.ones_like(patches[..., 0])
-        pair = single[:, even, None] * single[:, None, odd]
+            single = single * (state.size.amin(1, keepdim=True) / state.size) ** self.config.tau_size
+        at_even, at_odd = split_alternately(single, p)
+        pair = at_even.unsqueeze(2) * at_odd.unsqueeze(1)
         if self.config.tau_sim == 0.0:
             return pair
-        vectors = unit(patches)
-        similarity = (cosines(vectors[:, even], vectors[:, odd]) + 1.0) / 2.0
+        similarity = (alternate_cosines(x, p) + 1.0) / 2.0
         return pair * (similarity if self.config.tau_sim == 1.0 else similarity.clamp_min(0.0) ** self.config.tau_sim)
 
     def weight(self, received: Tensor | None, state: TokenState) -> Tensor | None:

@@ -42,14 +42,12 @@ class SoftReducer(Reducer[C]):
     """Refuse images of a size other than its parameters were made for; subclasses implement `mix`."""
 
     site = "before"
+    spares_block = True
 
     @property
     def num_tokens(self) -> int:
         """K, the patch tokens that leave this layer."""
         return self.config.tokens_at(self.layer)[1]
-
-    def spares_block(self) -> bool:
-        return True
 
     def forward(self, x: Tensor, attention: Attention | None, state: TokenState) -> Soft:
         # whatever the amount is for an image of another size: it is refused

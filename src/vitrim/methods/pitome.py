@@ -16,7 +16,7 @@ from vitrim.core.block import Reducer
 from vitrim.core.matching import cosines, full_precision, pair_most_similar, unit_mean_keys
 from vitrim.core.method import Share, StagedConfig
 from vitrim.core.registry import register
-from vitrim.core.schedule import KeepRule, half
+from vitrim.core.schedule import KeepRule
 from vitrim.core.tokens import TokenState, no_gradient, take
 
 
@@ -50,6 +50,7 @@ class PiToMe(StagedConfig):
     name = "pitome"
     paper = "Accelerating Transformers with Spectrum-Preserving Token Merging (NeurIPS 2024)"
     kind = "merge"
+    merges_pairs = True
 
     keep_rate: Share | tuple[Share, ...] = Field(
         0.9, description="share of the current patches kept by each block, or a list with one share per block"
@@ -65,10 +66,6 @@ class PiToMe(StagedConfig):
 
     def default_stages(self, num_layers: int) -> tuple[int, ...]:
         return tuple(range(num_layers))
-
-    @staticmethod
-    def least_kept(current: int) -> int:
-        return half(current)
 
 
 @register(PiToMe)

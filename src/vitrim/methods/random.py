@@ -42,9 +42,7 @@ class Random(StagedConfig):
 @register(Random)
 class RandomReducer(ScorerReducer[Random]):
     site = "before"
-
-    def spares_block(self) -> bool:
-        return True
+    spares_block = True
 
     def score(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
         if self.config.seed is None:

@@ -12,10 +12,10 @@ from torch import Tensor
 from vitrim.core.assignment import Hard, Soft, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.matching import alternate_split, cosines, match_alternate, unit_mean_keys
+from vitrim.core.matching import alternate_similarity, match_alternate
 from vitrim.core.method import Share, StagedConfig
 from vitrim.core.registry import register
-from vitrim.core.schedule import KeepRule, half
+from vitrim.core.schedule import KeepRule
 from vitrim.core.tokens import TokenState, decision_dtype, take
 
 
@@ -47,6 +47,7 @@ class ToFu(StagedConfig):
     name = "tofu"
     paper = "Token Fusion: Bridging the Gap between Token Pruning and Token Merging (WACV 2024)"
     kind = "mixed"
+    merges_pairs = True
 
     keep_rate: Share | tuple[Share, ...] = Field(
         0.9, description="share of the current patches kept by each block, or a list with one share per block"
@@ -63,10 +64,6 @@ class ToFu(StagedConfig):
     def default_stages(self, num_layers: int) -> tuple[int, ...]:
         return tuple(range(num_layers))
 
-    @staticmethod
-    def least_kept(current: int) -> int:
-        return half(current)
-
 
 @register(ToFu)
 class ToFuReducer(Reducer[ToFu]):
@@ -79,9 +76,7 @@ class ToFuReducer(Reducer[ToFu]):
         return self.layer.depth <= (self.layer.num_layers // 2 if until is None else until)
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
-        keys = unit_mean_keys(attention, state.num_prefix)
-        sources, destinations = alternate_split(state.num_prefix)
-        similarity = cosines(keys[:, sources], keys[:, destinations])
+        similarity = alternate_similarity(attention, state.num_prefix)
         merged = match_alternate(state, similarity, self.num_removed(state))
         if self.prunes:
             return prune(state, merged.anchor[:, state.num_prefix :] - state.num_prefix)

@@ -10,10 +10,10 @@ from torch import Tensor
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.matching import alternate_split, cosines, match_alternate, unit_mean_keys
+from vitrim.core.matching import alternate_similarity, match_alternate
 from vitrim.core.method import MethodConfig, Share, Tunable
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, MergeRule, half, keep_rate, linear, per_layer, quarter_blocks
+from vitrim.core.schedule import Amount, MergeRule, keep_rate, linear, per_layer, quarter_blocks
 from vitrim.core.tokens import TokenState
 
 
@@ -43,6 +43,7 @@ class ToMe(MethodConfig):
     name = "tome"
     paper = "Token Merging: Your ViT But Faster (ICLR 2023)"
     kind = "merge"
+    merges_pairs = True
     runtime: ClassVar[frozenset[str]] = frozenset({"r", "inflect", "keep_rate"})
     tunable = Tunable("r", 0, None, per_layer="r", others=dict.fromkeys(("per", "blocks", "rule")))
 
@@ -91,18 +92,12 @@ class ToMe(MethodConfig):
             return linear(self.r, self.inflect, num_layers, self.per)
         return per_layer(self.r, num_layers, self.per)
 
-    @staticmethod
-    def least_kept(current: int) -> int:
-        return half(current)
-
 
 @register(ToMe)
 class ToMeReducer(Reducer[ToMe]):
     site = "between"
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
-        keys = unit_mean_keys(attention, state.num_prefix)
-        sources, destinations = alternate_split(state.num_prefix)
-        similarity = cosines(keys[:, sources], keys[:, destinations])
+        similarity = alternate_similarity(attention, state.num_prefix)
         by_position = self.config.kept_order == "position"
         return match_alternate(state, similarity, self.num_removed(state), by_position=by_position)

@@ -138,7 +138,7 @@ class ZeroTPruneReducer(ScorerReducer[ZeroTPrune]):
         if self.num_removed(state) == 0:
             return None
         step, batch = attention.images_at_once(), attention.q.shape[0]  # len(q) would fix an exported batch size
-        parts = [attention] if step >= batch else [attention.images(at, step) for at in range(0, batch, step)]
+        parts = [attention] if step >= batch else [attention.narrow(0, at, step) for at in range(0, batch, step)]
         return torch.cat([self.ranker(part, state, self.config, self.layer) for part in parts])
 
     def score(self, x: Tensor, attention: Any, state: TokenState) -> Tensor:

@@ -7,7 +7,7 @@ from timm.layers import DropPath, LayerNorm, Mlp
 from torch import Tensor, nn
 
 from vitrim.core.attention import merge_heads, split_heads
-from vitrim.core.modules import Exchange, is_bare
+from vitrim.core.block import Exchange, is_bare
 
 __all__ = ["Gather", "Infuse", "LookupLayer", "SharedGather", "SharedLayer", "SharedParts"]
 

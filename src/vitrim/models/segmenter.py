@@ -16,8 +16,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from vitrim.core.registry import ask
-from vitrim.core.tokens import unmerge
-from vitrim.core.trace import Trace
+from vitrim.core.tokens import Trace, unmerge
 from vitrim.errors import VitrimError, unknown
 from vitrim.models.dense_parts import padded, patch_map
 
@@ -217,7 +216,7 @@ class Segmenter(nn.Module):
 
     def scores(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
         """Decode the backbone's ``tokens`` (B, N, C), prefix in front: (B, P, K) for every patch of the ``grid``."""
-        state = None if self.trace is None else self.trace.final
+        state = None if self.trace is None else self.trace.call.final
         if state is None or not state.reduced:
             return cast(Tensor, self.decoder(patch_map(tokens, self.layout.num_prefix, grid)))
         # decode the tokens that are left, and un-merge their scores

@@ -12,7 +12,7 @@ from timm.layers import Mlp, PatchEmbed
 from torch import Tensor, nn
 
 from vitrim.core.attention import merge_heads, split_heads
-from vitrim.core.modules import Exchange
+from vitrim.core.block import Exchange
 from vitrim.models.streams import Grid, grid_of, position_table, resample_positions
 
 __all__ = ["FUSIONS", "HEADS", "Fusion", "ReadWriteHead", "StreamEmbed"]

@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def to_onnx(graph: Graph) -> Any:
                 opset_version=graph.opset,
                 input_names=["image"],
                 output_names=[graph.output],
-                custom_translation_table=translations(),
+                custom_translation_table=translations(graph),
             )
         except OnnxExporterError as error:
             cause: BaseException = error
@@ -175,8 +176,8 @@ def _named(dim: Any, symbol: re.Pattern[str]) -> Any:
     return symbol.sub("batch", str(dim.value))
 
 
-def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """ONNX forms of the operators that torch 2.15 does not translate.
+def translations(graph: Graph) -> dict[Callable[..., Any], Callable[..., Any]]:
+    """ONNX forms of the operators that torch 2.15 does not translate, or translates into more operations than it takes.
 
     A stable sort is TopK of the whole axis: of equal values the one with the lower index comes first, in both
     directions. searchsorted counts the entries below (or up to) each value.
@@ -218,8 +219,62 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         twice = op.Add(product, product)
         return op.Sqrt(op.Relu(op.Sub(op.Add(first_square, second_square), twice)))
 
-    return {
+    def maximum(self: Any, dim: int, keepdim: bool = False) -> Any:
+        """Values and places in one operation instead of two."""
+        values, places = op.TopK(self, op.Constant(value_ints=[1]), axis=dim)
+        if keepdim:
+            return values, places
+        axis = op.Constant(value_ints=[dim])
+        return op.Squeeze(values, axis), op.Squeeze(places, axis)
+
+    def mean(self: Any, dim: Any = None, keepdim: bool = False, dtype: int = -1) -> Any:
+        """A sum times a number: OpenVINO converts what a mean gives in bf16, and not what a product does."""
+        if dtype not in (-1, self.dtype):
+            self = op.Cast(self, to=dtype)
+        dims = [] if dim is None else [dim] if isinstance(dim, int) else list(dim)
+        counts = [self.shape[each] for each in dims] or list(self.shape)
+        axes = op.Constant(value_ints=dims) if dims else None
+        if not all(isinstance(count, int) and count > 0 for count in counts):
+            return op.ReduceMean(self, axes, keepdims=int(keepdim))
+        share = op.CastLike(op.Constant(value_float=1 / prod(counts)), self)
+        return op.Mul(op.ReduceSum(self, axes, keepdims=int(keepdim)), share)
+
+    def attention(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        """The scale is on queries alone, where torch puts its root on keys, too: those are then read as they are."""
+        if scale is None:
+            scale = query.shape[-1] ** -0.5
+        scaled = op.Mul(query, op.CastLike(op.Constant(value_float=scale), query))
+        logits = op.MatMul(scaled, op.Transpose(key, perm=[0, 1, 3, 2]))
+        if attn_mask is not None:
+            logits = op.Add(logits, attn_mask)
+        return op.MatMul(op.Softmax(logits, axis=-1), value)
+
+    table: dict[Callable[..., Any], Callable[..., Any]] = {
+        aten.max.dim: maximum,
+        aten.mean.dim: mean,
         aten.sort.stable: sort_stable,
         aten.searchsorted.Tensor: searchsorted,
         aten._cdist_forward.default: cdist,
     }
+    calls = [node for node in graph.program.graph.nodes if node.target is aten.scaled_dot_product_attention.default]
+    if graph.opset < 23 and all(_is_plain(node) for node in calls):  # ONNX has an operator of its own from 23 on
+        table[aten.scaled_dot_product_attention.default] = attention
+    return table
+
+
+def _is_plain(attention: torch.fx.Node) -> bool:
+    """True if a call of attention has no mask but an additive one, and as many keys as queries have heads."""
+    given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), attention.args, strict=False))
+    given.update(attention.kwargs)
+    mask = given.get("attn_mask")
+    additive = not isinstance(mask, torch.fx.Node) or mask.meta["val"].dtype != torch.bool
+    return additive and not any(given.get(option) for option in ("dropout_p", "is_causal", "enable_gqa"))

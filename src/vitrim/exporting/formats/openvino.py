@@ -21,7 +21,8 @@ class OpenVINO(Format):
 
     OpenVINO converts weights to what it computes in when a file is opened: one file of fp32 weights serves for fp32 and
     bf16, and its metadata say which. In bf16 it decides about tokens in bf16, too, which no attribute of an operation
-    prevents (2026.4): some pairs change places. In int8 it computes products with weights, and the rest in fp32.
+    prevents (2026.4): some pairs change places. In int8 it computes products with weights, and the rest in bf16 where
+    the processor has instructions for it, else in fp32: DeiT-S with `tome:r=13` took 24 ms instead of 31 at batch 1.
     """
 
     name = "openvino"
@@ -74,9 +75,10 @@ class OpenVINO(Format):
     def open(cls, path: Path, threads: int, precision: str = "fp32") -> Run:
         import openvino
 
+        in_bf16 = precision == "bf16" or (precision == "int8" and _has_bf16())
         settings: dict[str, Any] = {
             # left to itself it computes in bf16 on processors that can
-            "INFERENCE_PRECISION_HINT": "bf16" if precision == "bf16" else "f32",
+            "INFERENCE_PRECISION_HINT": "bf16" if in_bf16 else "f32",
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": threads,
         }

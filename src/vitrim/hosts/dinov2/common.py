@@ -6,11 +6,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from vitrim.core.hooks import DenseCall
 from vitrim.core.host import Host
 from vitrim.core.library import input_channels
 from vitrim.core.plan import Head, HostFacts
-from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.blocks import NamedBlock, check_attentions, project_values
 
@@ -57,6 +55,7 @@ class DinoHost(Host):
     model_class: ClassVar[type[nn.Module]]
     registers: ClassVar[str]
     """The attribute that counts tokens between class token and patches."""
+    dense_calls = ("get_intermediate_layers",)
 
     @classmethod
     def check(cls, model: nn.Module) -> None:
@@ -97,11 +96,3 @@ class DinoHost(Host):
     def grid_of(cls, maker: Any, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
         height, width = maker.patch_size
         return args[0].shape[2] // height, args[0].shape[3] // width
-
-    @classmethod
-    def install(cls, model: Any, trace: Trace) -> None:
-        model.get_intermediate_layers = DenseCall(model, "get_intermediate_layers", trace)
-
-    @classmethod
-    def uninstall(cls, model: Any) -> None:
-        del model.get_intermediate_layers

@@ -11,7 +11,7 @@ from dinov2.models.vision_transformer import DinoVisionTransformer
 from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
-from vitrim.core.modules import is_bare
+from vitrim.core.block import is_bare
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.dinov2.common import DinoHost, ReducedDinoBlock
 from vitrim.hosts.shared.blocks import project_qkv

@@ -10,11 +10,9 @@ from open_clip.transformer import CustomResidualAttentionBlock, ResidualAttentio
 from torch import Tensor, nn
 
 from vitrim.core.attention import Attention, project_parts
-from vitrim.core.hooks import DenseCall
 from vitrim.core.host import Host
 from vitrim.core.plan import HostFacts
-from vitrim.core.tokens import TokenState, take
-from vitrim.core.trace import Trace
+from vitrim.core.tokens import TokenState, Trace, take
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.blocks import NamedBlock, check_attentions, check_calls
 from vitrim.hosts.shared.multihead import MultiheadBlock, check_options, packed_part
@@ -107,7 +105,7 @@ class OwnPool:
         self.trace = trace
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        state = self.trace.final
+        state = self.trace.call.final
         if state is not None and state.full_grid:
             if state.held is not None:
                 x = state.held
@@ -123,6 +121,7 @@ class OpenClipViT(Host):
     purpose = "images and text"
     heads = ("class token", "patches")
     reduced_blocks = (ReducedResidualAttentionBlock, ReducedCustomBlock)
+    dense_calls = ("forward_intermediates",)
 
     @classmethod
     def check(cls, model: Any) -> None:
@@ -168,9 +167,10 @@ class OpenClipViT(Host):
 
     @classmethod
     def install(cls, model: Any, trace: Trace) -> None:
-        model.forward_intermediates = DenseCall(model, "forward_intermediates", trace)
+        super().install(model, trace)
         model._pool = OwnPool(model, trace)
 
     @classmethod
     def uninstall(cls, model: Any) -> None:
-        del model.forward_intermediates, model._pool
+        super().uninstall(model)
+        del model._pool

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrim.core.attention import project_parts, split_heads
-from vitrim.core.block import ReducedBlock
+from vitrim.core.block import ReducedBlock, class_of, is_bare
 from vitrim.core.host import Host
-from vitrim.core.modules import class_of, is_bare
 from vitrim.core.tokens import STAMP
 from vitrim.errors import UnsupportedModelError
 

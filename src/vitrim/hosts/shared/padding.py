@@ -9,7 +9,6 @@ computed for padding. Compiled models run padded batches outside of their graphs
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,10 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrim.core.block import ReducedBlock
-from vitrim.core.modules import sharded
-from vitrim.core.tokens import IndexMap, TokenState, is_traced
-from vitrim.core.trace import Trace
+from vitrim.core.block import ReducedBlock, sharded
+from vitrim.core.tokens import IndexMap, TokenState, Trace, is_traced
 from vitrim.errors import UnsupportedModelError
 
 
@@ -106,17 +103,16 @@ def run_groups(
     histories: list[tuple[TokenState, ...]] = []
     finals: list[TokenState] = []
     for group in groups:
-        with trace.dense() if dense else nullcontext():
+        with trace.handing_out(dense=dense):
             outputs.append(call(group))
-        assert trace.final is not None
-        finals.append(trace.final)
-        histories.append(trace.states)
+        final = trace.call.final
+        assert final is not None
+        finals.append(final)
+        histories.append(trace.call.states)
     # where each image of the batch is when the groups are put one behind the other
     places = torch.cat([group.images for group in groups]).argsort()
-    trace.conclude(
-        _join_states(finals, places, num_patches),
-        tuple(_join_states(states, places, num_patches) for states in zip(*histories, strict=True)),
-    )
+    trace.call.final = _join_states(finals, places, num_patches)
+    trace.call.states = tuple(_join_states(states, places, num_patches) for states in zip(*histories, strict=True))
     return _join(outputs, groups, places, num_patches, finals[0].num_prefix)
 
 

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from vitrim.core.attention import Attention, add_bias
 from vitrim.core.host import Host
 from vitrim.core.plan import Head, HostFacts
-from vitrim.core.tokens import IndexMap, TokenState
-from vitrim.core.trace import Trace
+from vitrim.core.tokens import IndexMap, TokenState, Trace
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.blocks import NamedBlock, hand_stamp
 
@@ -144,16 +143,9 @@ class ImageIndexMap(IndexMap):
     """The map of images, from that of their windows."""
 
     def __init__(self, before: IndexMap, windows: Windows) -> None:
-        super().__init__()
+        number = windows.number
+        super().__init__(num_inputs=before.num_inputs * number, num_tokens=before.num_tokens * number)
         self.before, self.windows = before, windows
-
-    @property
-    def num_inputs(self) -> int:
-        return self.before.num_inputs * self.windows.number
-
-    @property
-    def num_tokens(self) -> int:
-        return self.before.num_tokens * self.windows.number
 
     def _find_source(self) -> Tensor:
         source = self.before.source
@@ -240,13 +232,13 @@ class WindowBlock(NamedBlock):
         assert isinstance(state, WindowState)
         x = super().outgoing(x, state)
         if self.last:  # leave states of images where the blocks left those of windows
-            trace = self.trace
-            assert trace.final is not None
+            call = self.trace.call
+            assert call.final is not None
             final, *states = (
                 (left if isinstance(left, WindowState) else WindowState.of(left, state.windows)).of_images()
-                for left in (trace.final, *trace.states)
+                for left in (call.final, *call.states)
             )
-            trace.conclude(final, tuple(states))
+            call.final, call.states = final, tuple(states)
         elif not state.full_grid:
             return x
         image = state.windows.join(x)

@@ -10,11 +10,9 @@ from torch.fx import Proxy
 
 from vitrim.core.attention import Attention, add_bias
 from vitrim.core.block import reduced_in
-from vitrim.core.hooks import DenseCall
 from vitrim.core.host import Host
 from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState
-from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.blocks import NamedBlock, check_attentions, check_calls, project_values
 
@@ -107,8 +105,8 @@ class TimmHost(Host):
 
     model_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
     calls: ClassVar[tuple[str, ...]] = ("forward", "forward_features", "forward_head")
+    # get_intermediate_layers and feature wrappers come through it, too
     dense_calls: ClassVar[tuple[str, ...]] = ("forward_intermediates",)
-    """Methods of a model that hand out full grids of patches after every block."""
 
     @classmethod
     def check(cls, model: nn.Module) -> None:
@@ -207,14 +205,3 @@ class TimmHost(Host):
     @classmethod
     def hands_out_tokens(cls, model: Any) -> bool:
         return getattr(model, "attn_pool", None) is None and not model.global_pool
-
-    @classmethod
-    def install(cls, model: Any, trace: Trace) -> None:
-        # get_intermediate_layers and feature wrappers come through here too
-        for name in cls.dense_calls:
-            setattr(model, name, DenseCall(model, name, trace))
-
-    @classmethod
-    def uninstall(cls, model: Any) -> None:
-        for name in cls.dense_calls:
-            delattr(model, name)

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from timm.models.naflexvit import NaFlexVit
 from torch import Tensor, nn
 
-from vitrim.core.hooks import DenseCall
-from vitrim.core.trace import Trace
+from vitrim.core.host import DenseCall
+from vitrim.core.tokens import Trace
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.padding import Group, groups_of, run_groups
 from vitrim.hosts.timm.common import TimmHost
@@ -44,13 +44,13 @@ class PaddedFeatures:
             return {**found, "patch_valid": self.real(found["patches"])}
 
         found = run_groups(self.model, self.trace, split(patch_coord, patch_valid), patches.shape[1], run)
-        assert self.trace.final is not None
-        valid, rows = found["patch_valid"], max(found["patches"].shape[1] - self.trace.final.num_prefix, 0)
+        assert self.trace.call.final is not None
+        valid, rows = found["patch_valid"], max(found["patches"].shape[1] - self.trace.call.final.num_prefix, 0)
         return {**found, "patch_valid": F.pad(valid, (0, rows - valid.shape[1]))}
 
     def real(self, x: Tensor) -> Tensor:
         """(b, m) which patch rows of the tokens (b, prefix + m, C) that came out are real."""
-        state = self.trace.final
+        state = self.trace.call.final
         assert state is not None
         if state.mask is not None and state.mask.shape[1] == x.shape[1]:
             return state.mask[:, state.num_prefix :]
@@ -75,7 +75,7 @@ class PaddedIntermediates(DenseCall):
             own = {"patches": group.take(patches), "patch_coord": group.take(coord)}
             return type(model).forward_intermediates(model, own, *args, **kwargs)
 
-        with self.trace.dense():
+        with self.trace.handing_out(dense=True):
             found = run_groups(model, self.trace, split(coord, valid), patches.shape[1], run)
         return {**found, "patch_valid": valid} if isinstance(found, dict) else found
 

@@ -22,7 +22,7 @@ from timm.models.vision_transformer import (
 from torch import Tensor, nn
 
 from vitrim.core.attention import Attention, project_parts, split_heads
-from vitrim.core.modules import is_bare
+from vitrim.core.block import is_bare
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.shared.blocks import project_qkv, project_values, through
 from vitrim.hosts.timm.common import (

@@ -17,8 +17,7 @@ from vitrim.core.attention import Attention, KnownMap, split_heads
 from vitrim.core.block import Reducer
 from vitrim.core.host import Host
 from vitrim.core.plan import HostFacts
-from vitrim.core.tokens import TokenState, unmerge
-from vitrim.core.trace import Trace
+from vitrim.core.tokens import TokenState, Trace, unmerge
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.blocks import NamedBlock, check_attentions, project_qkv, project_values
 
@@ -47,8 +46,9 @@ class ReducedLayer(NamedBlock):
 
     def run(self, x: Tensor, *host_args: Any) -> Tensor:
         out = super().run(x, *host_args)
-        if self.trace.maps:
-            found, (attn,) = self.trace.take_map(), self.attentions(self)
+        if self.trace.call.maps:
+            (attn,), found = self.attentions(self), self.trace.call.map
+            self.trace.call.map = None
             for hook in tuple(attn._forward_hooks.values()):  # those by which the library collects maps
                 if found is not None and getattr(hook, "__module__", "").startswith("transformers."):
                     hook(attn, (), (None, found))
@@ -64,21 +64,21 @@ class ReducedLayer(NamedBlock):
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         attention = self.projected(x, state, rows, *host_args)
-        if not self.trace.maps:
+        if not self.trace.call.maps:
             return attention
         if all(
             getattr(type(self.reducer), name) is getattr(Reducer, name)
             for name in ("prepare", "attend", "query", "attend_reduced")
         ):  # the method leaves attention as it is: the map of the layer is that of its output
             handed = self.map_for_host(attention.probabilities().to(attention.q.dtype))
-            self.trace.note_map(handed)  # the output is made of it: gradients reach it
+            self.trace.call.map = handed  # the output is made of it: gradients reach it
             return KnownMap(**attention.parts(), known=self.map_from_host(handed))
         # whatever a method makes of attention, over identity values it gives the map; a block that projects anew
         # attends by its last
         n = attention.k.shape[2]
         identity = torch.eye(n, dtype=attention.q.dtype, device=x.device).expand(*attention.k.shape[:2], n, n)
         over_identity = self.reducer.prepare(replace(attention, v=identity, dropout=0.0, drop=None), state)
-        self.trace.note_map(self.map_for_host(self.reducer.attend(over_identity, state)))
+        self.trace.call.map = self.map_for_host(self.reducer.attend(over_identity, state))
         return attention
 
     def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
@@ -212,15 +212,17 @@ class TrunkHook:
                 "set your attention to `eager` if you want any of these features."
             )
             maps = False
-        self.trace.hand_out_maps(maps)
+        call = self.trace.call
+        call.maps = maps
         for name in ("attention_mask", "bool_masked_pos"):
             if given.get(name) is not None:
                 raise UnsupportedModelError(f"a reduced model takes no {name}; vitrim.restore_(model) first")
         is_backbone = hasattr(trunk, "forward_with_filtered_kwargs")
-        hidden = _wanted("output_hidden_states", trunk, given) and not self.trace.compact
-        self.trace.next_dense(is_backbone or hidden, spare_last=self.pools and not is_backbone)
+        hidden = _wanted("output_hidden_states", trunk, given) and not call.compact
+        call.next_full_grid = is_backbone or hidden
+        call.spares_last = hidden and self.pools and not is_backbone
         if not self.host.has_maps and (maps or given.get("output_attentions")):
-            self.trace.hand_out_maps(False)
+            call.maps = False
             raise UnsupportedModelError(
                 f"a reduced {type(trunk).__name__} hands out no attention maps; vitrim.restore_(model) first"
             )
@@ -238,7 +240,7 @@ class HiddenHook:
         self.trace = trace
 
     def __call__(self, trunk: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        if not self.trace.spares_last:
+        if not self.trace.call.spares_last:
             return None
         if not isinstance(output, tuple):
             output.hidden_states = self.spread(output.hidden_states)
@@ -251,7 +253,7 @@ class HiddenHook:
 
     def spread(self, hidden: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         """The hidden states with the last one un-merged, if it is there and has not all tokens."""
-        last, state = hidden[-1], self.trace.final
+        last, state = hidden[-1], self.trace.call.final
         if last is None or state is None or last.shape[1] == state.num_inputs:
             return hidden
         return (*hidden[:-1], unmerge(last, state))

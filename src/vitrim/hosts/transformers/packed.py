@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from math import isqrt, prod
 from types import MethodType
@@ -37,8 +36,7 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import (
 
 from vitrim.core.attention import Attention
 from vitrim.core.plan import HostFacts
-from vitrim.core.tokens import TokenState
-from vitrim.core.trace import Trace
+from vitrim.core.tokens import TokenState, Trace
 from vitrim.errors import VitrimError
 from vitrim.hosts.shared.blocks import hand_stamp
 from vitrim.hosts.shared.padding import Group, run_groups
@@ -61,7 +59,7 @@ class PackedLayer(ReducedLayer):
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         # outside of what gradient checkpointing repeats: by then the trace may hold another forward's images
-        table = self.trace.table
+        table = self.trace.call.table
         images = 1 if table is None else table.shape[0]
         return super().__call__(hidden_states, *args, images=images, **kwargs)
 
@@ -176,7 +174,7 @@ class PackedForward:
             places.setdefault(grid, []).append(place)
 
         def of_one_size(images: list[int]) -> Any:
-            self.trace.leave_table(torch.empty(len(images)))
+            self.trace.call.table = torch.empty(len(images))
             return run(images, grids[images[0]])
 
         if len(places) == 1:
@@ -241,7 +239,7 @@ class QwenForward(PackedForward):
             cut = hidden_states if len(images) == len(grids) else torch.cat([single[image] for image in images])
             return forward(self.tower, cut, grid_thw=grid_thw.new_tensor([(1, *grid)] * len(images)), **kwargs)
 
-        with self.trace.dense() if self.every_block else nullcontext():
+        with self.trace.handing_out(dense=self.every_block):
             return self.by_size(grids, run)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from vitrim.core.modules import access
+from vitrim.core.block import access
 from vitrim.core.reduce import get_reduction, reduced_parts
 from vitrim.errors import VitrimError
 

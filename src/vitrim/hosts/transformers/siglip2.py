@@ -18,7 +18,7 @@ from transformers.models.siglip2.modeling_siglip2 import (
     Siglip2VisionModel,
 )
 
-from vitrim.core.trace import Trace
+from vitrim.core.tokens import Trace
 from vitrim.hosts.shared.padding import Group, groups_of, run_groups
 from vitrim.hosts.transformers.common import ReducedClipLayer, TransformersHost
 

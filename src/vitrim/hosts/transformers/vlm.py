@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any, ClassVar, cast
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from vitrim.core.host import VisionLanguage
 from vitrim.core.reduce import get_reduction, reduced_parts
-from vitrim.core.trace import Trace
+from vitrim.core.tokens import Trace
 from vitrim.errors import VitrimError
 from vitrim.hosts.shared.compact import Survivors, check_prompt, kept_in_prompt, prompt_rows, survivors, trimmed
 
@@ -205,13 +204,13 @@ class HuggingFaceVLM(VisionLanguage):
         base, placeholder = model.base_model, model.config.image_token_id
         names = [name for name in inspect.signature(base.get_image_features).parameters if name in given]
         full = cls.cell(model) > 1 or cls.reads_all(model, given)
-        with trace.handing_out_fewer(), trace.dense() if full else nullcontext():
+        with trace.handing_out(dense=full, fewer=True):
             output = base.get_image_features(**{name: given[name] for name in names}, return_dict=True)
-        number = len(trace.states)
-        state = trace.states[max((layer % number for layer in cls.layers(model, given)), default=-1)]
+        number = len(trace.call.states)
+        state = trace.call.states[max((layer % number for layer in cls.layers(model, given)), default=-1)]
         left = survivors(state, cls.cell(model), not cls.cell_by_cell, cls.dropped(model, given))
         features, flags = cls.taken(output, left, full)
-        trace.hand_over([len(image) for image in features])
+        trace.call.handed = [len(image) for image in features]
         kept = kept_in_prompt(ids, placeholder, flags)
         filler = 1 if placeholder == 0 else 0
         given = cls.positioned(model, given, kept)

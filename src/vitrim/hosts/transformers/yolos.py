@@ -19,8 +19,7 @@ from transformers.models.yolos.modeling_yolos import (
 
 from vitrim.core.library import Size
 from vitrim.core.plan import HostFacts, Part
-from vitrim.core.tokens import TokenState
-from vitrim.core.trace import Trace
+from vitrim.core.tokens import TokenState, Trace
 from vitrim.hosts.shared.blocks import hand_stamp
 from vitrim.hosts.transformers.common import ReducedOlderLayer, TransformersHost, refuse_mask
 from vitrim.hosts.transformers.library import TransformersLibrary
@@ -64,9 +63,9 @@ class ReducedYolosLayer(ReducedOlderLayer, YolosLayer):
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         # outside of what gradient checkpointing repeats: by then the trace may hold another forward's table
-        table = self.trace.table
+        table = self.trace.call.table
         if self.last:
-            self.trace.leave_table(None)
+            self.trace.call.table = None
         return super().__call__(hidden_states, *args, table=table, **kwargs)
 
     def forward(
@@ -114,7 +113,7 @@ class TableHook:
         self.behind = behind
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        self.trace.leave_table(prefix_in_front(output, self.behind))
+        self.trace.call.table = prefix_in_front(output, self.behind)
         return output.new_zeros(output.shape[0], 1, 1, 1)
 
 

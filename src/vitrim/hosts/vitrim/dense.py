@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitrim.core.host import Host
 from vitrim.core.library import METHOD, Library
 from vitrim.core.plan import Head, HostFacts, Part, Role
-from vitrim.core.trace import Trace
+from vitrim.core.tokens import Trace
 
 BACKBONE = "backbone."
 SCORES = ("roi_heads.box_predictor.cls_score", "roi_heads.box_predictors.0.cls_score")

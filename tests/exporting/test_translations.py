@@ -1,0 +1,113 @@
+"""ONNX forms of operators, against torch's own results; and how many operations a block that merges takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import vitrim
+from vitrim.exporting.formats import Graph
+from vitrim.exporting.formats.onnx import translations
+
+
+class Called(nn.Module):
+    def __init__(self, function: Callable[..., object]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *given: Tensor) -> object:
+        return self.function(*given)
+
+
+def run(function: Callable[..., object], *given: Tensor, opset: int = 20) -> tuple[list[Tensor], Counter[str]]:
+    """What onnxruntime gives, and the operations by kind."""
+    program = torch.export.export(Called(function), given)
+    table = translations(Graph(program, "out", "", opset, torch.float32))
+    written = torch.onnx.export(
+        program, dynamo=True, verbose=False, opset_version=opset, custom_translation_table=table
+    )
+    kinds = Counter(node.op_type for node in written.model.graph)
+    return [torch.as_tensor(each.numpy()) for each in written(*given)], kinds
+
+
+def test_a_maximum_and_its_place_are_one_operation_and_the_first_of_equal_ones_counts() -> None:
+    x = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 0.0], [-3.0, -1.0, -1.0]])
+    for dim, keep in ((1, False), (-1, True), (0, False)):
+        (values, places), kinds = run(lambda x, dim=dim, keep=keep: x.max(dim, keep), x)
+        expected = x.max(dim, keep)
+        assert torch.equal(values, expected.values)
+        assert torch.equal(places, expected.indices)
+        assert kinds["TopK"] == 1
+        assert kinds["ArgMax"] == kinds["ReduceMax"] == 0
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("dim", [1, -1, (0, 2), (1, 2, 3)])
+def test_means(dim: int | tuple[int, ...], keep: bool) -> None:
+    x = torch.randn(2, 3, 4, 5)
+    (found,), _ = run(lambda x: x.mean(dim, keep), x)
+    torch.testing.assert_close(found, x.mean(dim, keep))
+
+
+def test_means_of_half_precision_are_summed_in_the_dtype_that_is_asked_for() -> None:
+    x = torch.randn(2, 300, 4).half()
+    (found,), _ = run(lambda x: x.mean(1, dtype=torch.float32), x)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, x.mean(1, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize("shape", [None, (2, 1, 1, 7), (3, 5, 7)])
+def test_attention_scales_queries_alone(scale: float | None, shape: tuple[int, ...] | None) -> None:
+    q, k, v = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 8)
+    given = (q, k, v) if shape is None else (q, k, v, torch.randn(shape))
+    (found,), kinds = run(lambda *given: F.scaled_dot_product_attention(*given, scale=scale), *given)
+    torch.testing.assert_close(found, F.scaled_dot_product_attention(*given, scale=scale))
+    assert kinds["Mul"] == 1
+    assert kinds["Transpose"] == 1
+
+
+def test_other_attention_is_written_as_torch_writes_it() -> None:
+    q, k, v = torch.randn(3, 2, 4, 6, 8)
+    mask = torch.rand(2, 1, 6, 6) > 0.3
+    (found,), _ = run(
+        lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask | torch.eye(6).bool()), q, k, v, mask
+    )
+    torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k, v, mask | torch.eye(6).bool()))
+    (found,), _ = run(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), q, k, v)
+    torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    (found,), _ = run(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), q, k[:, :2], v[:, :2])
+    torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], enable_gqa=True))
+
+
+def test_opset_23_has_an_operator_of_attention() -> None:
+    q = torch.randn(1, 2, 3, 4)
+    program = torch.export.export(Called(F.scaled_dot_product_attention), (q, q, q))
+    attention = torch.ops.aten.scaled_dot_product_attention.default
+    assert attention in translations(Graph(program, "out", "", 22, torch.float32))
+    assert attention not in translations(Graph(program, "out", "", 23, torch.float32))
+
+
+def test_a_block_that_merges_takes_twenty_operations_of_openvino_more(tmp_path: Path) -> None:
+    """Two more where they are few: a number that grows is worth a look at `benchmarks/nodes.py`."""
+    openvino = pytest.importorskip("openvino")
+    import timm
+
+    torch.manual_seed(0)
+    small = {"img_size": 32, "patch_size": 8, "depth": 3, "embed_dim": 32, "num_heads": 2, "num_classes": 3}
+    model = timm.create_model("test_vit", **small).eval()
+    counts = []
+    for method in ("tome:r=[0,2]", "tome:r=[0,2,2]"):
+        file = vitrim.export(model, method, tmp_path / "m.xml", batch=1, check=0)
+        settings = {"INFERENCE_PRECISION_HINT": "f32", "PERF_COUNT": True}
+        request = openvino.compile_model(file.path, "CPU", settings).create_infer_request()
+        request.infer(torch.zeros(1, 3, 32, 32).numpy())
+        executed = openvino.ProfilingInfo.Status.EXECUTED
+        counts.append(sum(node.status == executed for node in request.get_profiling_info()))
+    assert counts[1] - counts[0] <= 20
