@@ -140,6 +140,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", required=True, type=Path)
     parser.add_argument("--data", required=True)
     parser.add_argument("--keep-rate", type=float, action="append", help="at three stages; may repeat")
+    parser.add_argument("-m", "--method", action="append", help="in place of all these; may repeat")
     parser.add_argument("--limit", type=int)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json")
@@ -148,8 +149,8 @@ def main() -> None:
     model = create_model(arguments.model, pretrained=False)
     load_checkpoint(model, arguments.checkpoint)
     setup = Setup(model.eval(), arguments.model, arguments.data, arguments.data, arguments.limit, 20, 0, None)
-    configs = []
-    for rate in arguments.keep_rate or KEEP_RATES:
+    configs = [vitrim.parse_method(method) for method in arguments.method or ()]
+    for rate in () if arguments.method else arguments.keep_rate or KEEP_RATES:
         configs.append(ToMe(keep_rate=rate, rule="floor_initial_power"))
         for own in ({"rounds": 2}, {"rounds": 3}, {"rounds": 4}, {"how": "mutual"}, {"how": "average"}):
             configs.append(Grouping(keep_rate=rate, **own))
