@@ -7,11 +7,12 @@
     python benchmarks/frontier.py draw --folder frontier/vit_tiny --folder frontier/deit_tiny --figure frontier.png
 
 `score` writes a file per method, precision and batch size into the folder and scores the dense ones, and those of the
-methods, in int8 and bf16, as far as OpenVINO has them here; ranges of activations are found on TRAINING_PHOTOS. It goes on where
-it stopped. `time` times all files in turn, with the dense model in PyTorch, at each batch size: run it on a machine
-that does nothing else. `draw` makes the picture, and a table of what is fastest at a loss of at most one and two
-points. Losses are top-1 of the dense model in PyTorch in fp32 minus that of the file, with the standard error of the
-mean over images; a row of the table is chosen and scored on the same photographs, so it is the best of many.
+methods, in int8 and bf16, as far as OpenVINO has them here; ranges of activations are found on TRAINING_PHOTOS. It goes
+on where it stopped. `time` times all files in turn, with the dense model in PyTorch, at each batch size: run it on a
+machine that does nothing else. `draw` makes the picture, and says what is fastest at a loss of at most one and two
+points more than the fastest dense file. Losses are top-1 of the dense model in PyTorch in fp32 minus that of the file,
+with the standard error of the mean over images; what is fastest is chosen and scored on the same photographs, so it is
+the best of some.
 """
 
 from __future__ import annotations
