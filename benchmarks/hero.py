@@ -5,7 +5,7 @@
     python benchmarks/hero.py chart --points frontier.json
 
 `photo` shows a photograph as the model gets it and what is left of it after some blocks. `chart` shows top-1 over
-milliseconds. Its JSON names a title, the setting, what the milliseconds are of, those of the dense model, and lines: the
+milliseconds. Its JSON has a title, the setting, what the milliseconds are of, those of the dense model, and lines: the
 method, its label, points of milliseconds, change of top-1 in points and the standard error of that, and where the label
 stands: `label_at` is a point of the chart, by default the line's last one in view, and `label_by` what it is moved by.
 
