@@ -156,11 +156,12 @@ def blank(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), dpi=160, layout="constrained")
 
 
-def write(figure: Any, path: Path) -> None:
-    """Write a figure with a transparent ground as WebP."""
+def write(figure: Any, path: Path, *, transparent: bool = True) -> None:
+    """Write a figure as WebP, by default on a transparent ground."""
     file = io.BytesIO()
-    figure.savefig(file, format="png", transparent=True)
-    Image.open(file).save(path, "WEBP", quality=82, method=6)
+    figure.savefig(file, format="png", transparent=transparent)
+    image = Image.open(file)
+    (image if transparent else image.convert("RGB")).save(path, "WEBP", quality=82, method=6)
     print(f"{path} {path.stat().st_size // 1024} KB")
 
 
