@@ -17,8 +17,8 @@ which takes most of them early. `stress`: the largest cut, in steps of 5 % of th
 below the dense model's by more than its standard error (the stress test of the ATM paper, Table 1). `atm`: its sweep
 over alpha, beta and theta_min (Appendix D).
 
-PHOTOS holds training images if they are the ones docs/results.md tells of: top-1 is then higher than on images the
-weights have not seen, for the dense model and for reduced ones. Amounts are matched on the first of them.
+PHOTOS holds training images if they are the ones docs/results/photographs.md tells of: top-1 is then higher than on
+images the weights have not seen, for the dense model and for reduced ones. Amounts are matched on the first of them.
 """
 
 from __future__ import annotations

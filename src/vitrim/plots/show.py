@@ -473,7 +473,7 @@ def draw_show(
     _label(axes[0, 0], "dense", dense, "every token", DENSE_COLOUR)
     _picture(axes[0, 1], in_colour(image), "image")
     # what the colours mean, beside the image
-    lines = ["dark blue: pruned", "orange outline: merged", "red text: another prediction"]
+    lines = ["grey, hatched: pruned", "orange outline: merged", "red text: another prediction"]
     lines += ["scores: dark low, yellow high"] if any(row.scores for row in rows) else []
     axes[0, 2].set_xlim(0, 1)
     axes[0, 2].set_ylim(0, 1)
