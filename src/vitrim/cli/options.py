@@ -238,7 +238,7 @@ class Prompt(Setup):
 
 # ---- from groups to options ------------------------------------------------------------------------------------------
 
-FILES, FOLDERS = ("json", "figure", "target"), ("out", "decisions")
+FILES, FOLDERS = ("json", "figure", "target", "predictions"), ("out", "decisions")
 """Options of any command that name what it writes; two folders may be one."""
 
 

@@ -26,15 +26,18 @@ def _has_word(name: str, words: tuple[str, ...]) -> bool:
 
 
 def choose_files(files: list[Path], split: str | None, source: str) -> tuple[list[Path], str | None]:
-    """The files of one split, and its name (None if no file names one)."""
+    """The files of one split, and its name (None if no file names one).
+
+    A single file is read whole where no split is asked for, whatever words are in its name.
+    """
     chosen = [] if split is None else [file for file in files if _has_word(file.stem, spellings(split))]
     if chosen:
         return chosen, split
     known = {name: [f for f in files if _has_word(f.stem, words)] for name, words in _SPLIT_SPELLINGS.items()}
     present = [name for name, found in known.items() if found]
     others = [file for file in files if not any(file in found for found in known.values())]
-    if not present and split is None:
-        return files, None
+    if split is None and (not present or len(files) == 1):
+        return files, present[0] if len(present) == 1 else None
     if not present:
         names = listed(file.name for file in files)
         raise DataError(f"no split {split!r} in {source}: its file names ({names}) name none; leave split out")

@@ -38,12 +38,13 @@ from vitrim.measure.evaluation import num_classes, open_task
 from vitrim.measure.inputs import open_images
 from vitrim.measure.latency import Budget, paired_speedup, reduced_copy, shared_copy, summarise, time_interleaved
 from vitrim.measure.machine import drawing, environment, set_threads
+from vitrim.measure.probes import PairedLoss
 from vitrim.measure.records import DENSE, read
 from vitrim.measure.run import Measurement, weights_fingerprint
 from vitrim.plots import style
 from vitrim.report import Report, Table
 from vitrim.speed.bench import CALIBRATED
-from vitrim.speed.compare import SCORED_ON_ENGINES, OnEngine, PairedLoss
+from vitrim.speed.compare import SCORED_ON_ENGINES, OnEngine
 from vitrim.speed.engines import Eager, Engine, Run, engines_named
 from vitrim.speed.words import engine_of
 from vitrim.tasks import Task, make_task
