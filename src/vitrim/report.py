@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -102,10 +103,11 @@ LONG = 16
 
 
 class Fitted:
-    """A `Table` laid out for the width of a terminal, in which no word is broken.
+    """A `Table` laid out for the width of a terminal, in which no name and no number is broken.
 
     Where it is too wide, with lines between the columns and without, long texts such as those of methods become short
     names with a key below; where that is not enough, too, columns stand below each other, each part with the first one.
+    A table of texts that is too wide becomes a list.
 
     Args:
         table: what is shown.
@@ -128,20 +130,36 @@ class Fitted:
         from rich.text import Text
 
         names, rows = self.table.cells()
-        width, key = options.max_width, {}
-        if title := self.table.title:
-            yield Text(title)
+        width, texts = options.max_width, self.table.text_columns
+        if self.table.title:
+            yield Text(self.table.title)
         for lean in (False, True):
-            if _widths(names, rows, width, lean) is not None:
-                yield self._drawn(names, rows, width, lean)
+            widths = _widths(names, rows, width, texts, lean=lean)
+            if widths is not None:
+                yield self._drawn(names, rows, widths, lean=lean)
                 return
-        rows, key = shortened(rows, self.table.text_columns)
-        for part in _parts(names, rows, width):
-            yield self._drawn([names[place] for place in part], [[row[place] for place in part] for row in rows], width)
+        if texts >= len(names):
+            yield from (Text(line, no_wrap=True, overflow="ignore") for line in _listed(names, rows, width))
+            return
+        rows, key = shortened(rows, texts)
+        for place, part in enumerate(_parts(names, rows, width, texts)):
+            if place:
+                yield ""
+            own, cells = [names[one] for one in part], [[row[one] for one in part] for row in rows]
+            own_texts = sum(one < texts for one in part)
+            yield self._drawn(own, cells, _widths(own, cells, width, own_texts, lean=True), own_texts)
         for name, text in key.items():
             yield Text(f"{name} = {text}", no_wrap=True, overflow="ignore")
 
-    def _drawn(self, names: Sequence[str], rows: Sequence[Sequence[str]], width: int, lean: bool = True) -> Any:
+    def _drawn(
+        self,
+        names: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        widths: Sequence[int] | None,
+        texts: int | None = None,
+        *,
+        lean: bool = True,
+    ) -> Any:
         from rich import box
         from rich.table import Table as RichTable
         from rich.text import Text
@@ -153,10 +171,10 @@ class Fitted:
             show_edge=not lean,
             pad_edge=not lean,
         )
-        every = _widths(names, rows, width, lean)
         for index, name in enumerate(names):
-            side: Any = "left" if index < self.table.text_columns else "right"
-            table.add_column(Text(name), justify=side, overflow="fold", width=None if every is None else every[index])
+            side: Any = "left" if index < (self.table.text_columns if texts is None else texts) else "right"
+            width = None if widths is None else widths[index]
+            table.add_column(Text(name), justify=side, overflow="fold", width=width)
         for row in rows:
             table.add_row(*map(Text, row))
         return table
@@ -182,13 +200,18 @@ def shortened(rows: Sequence[Sequence[str]], text_columns: int = 1) -> tuple[lis
     return short, {name: text for text, name in names.items()}
 
 
-def _widths(names: Sequence[str], rows: Sequence[Sequence[str]], width: int, lean: bool) -> list[int] | None:
-    """The widths of the columns in a table of ``width``; None where a word would have to be broken."""
+def _widths(
+    names: Sequence[str], rows: Sequence[Sequence[str]], width: int, text_columns: int, *, lean: bool
+) -> list[int] | None:
+    """The widths of the columns in a table of ``width``; None where a number, or a word of a text, would be broken."""
     from rich.cells import cell_len
 
-    columns = [[name, *texts] for name, *texts in zip(names, *rows, strict=True)]
-    wide = [max(map(cell_len, each)) for each in columns]
-    least = [max((cell_len(word) for text in each for word in text.split()), default=0) for each in columns]
+    wide, least = [], []
+    for place, (name, *texts) in enumerate(zip(names, *rows, strict=True)):
+        words = [name, *texts] if place < text_columns else [name]
+        whole = [] if place < text_columns else texts
+        wide.append(max(map(cell_len, [name, *texts])))
+        least.append(max(map(cell_len, [*(word for text in words for word in text.split()), *whole]), default=0))
     room = width - (2 * (len(names) - 1) if lean else 3 * len(names) + 1)
     while sum(wide) > room:
         place = max(range(len(wide)), key=lambda place: (wide[place] > least[place], wide[place]))
@@ -198,17 +221,31 @@ def _widths(names: Sequence[str], rows: Sequence[Sequence[str]], width: int, lea
     return wide
 
 
-def _parts(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
-    """The columns of the tables that a table too wide becomes; each has the first one, and as many as fit."""
-    parts: list[list[int]] = [[0]] if names else []
-    for place in range(1, len(names)):
-        wider = [*parts[-1], place]
+def _parts(names: Sequence[str], rows: Sequence[Sequence[str]], width: int, text_columns: int) -> list[list[int]]:
+    """The columns of the tables that a table too wide becomes; each has those of text, and as many others as fit."""
+    head = list(range(max(1, min(text_columns, len(names)))))
+    parts: list[list[int]] = []
+    for place in range(len(head), len(names)):
+        wider = [*(parts[-1] if parts else head), place]
         own = [[row[one] for one in wider] for row in rows]
-        if len(parts[-1]) > 1 and _widths([names[one] for one in wider], own, width, True) is None:
-            wider = [0, place]
-            parts.append(wider)
-        parts[-1] = wider
-    return parts
+        if _widths([names[one] for one in wider], own, width, len(head), lean=True) is None or not parts:
+            parts.append([*head, place])
+        else:
+            parts[-1] = wider
+    return parts or [head]
+
+
+def _listed(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    """A table of texts as a list: the first cell on a line of its own, the others below it with their names."""
+    for row in rows:
+        yield row[0]
+        rest = "; ".join(
+            f"{name} {text}" for name, text in zip(names[1:], row[1:], strict=True) if text not in ("", "-")
+        )
+        yield from textwrap.wrap(
+            rest, max(width, 20), initial_indent="    ", subsequent_indent="    ", break_long_words=False,
+            break_on_hyphens=False,
+        )  # fmt: skip
 
 
 @dataclass
@@ -276,9 +313,10 @@ class Report:
 
 
 def show(out: Any, report: Report) -> None:
-    """Print the tables and notes of ``report`` on a rich console."""
+    """Print the tables and notes of ``report`` on a rich console: folded at words on a terminal, else whole lines."""
     for part in report.parts():
-        out.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str), crop=False)
+        line = isinstance(part, str) and not (out.is_terminal and " " in part and not part.startswith("wrote "))
+        out.print(part, markup=False, highlight=False, soft_wrap=line, crop=False)
 
 
 def _missing(value: Any) -> bool:

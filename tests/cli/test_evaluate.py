@@ -122,7 +122,7 @@ def test_record_and_table(folder, tmp_path, monkeypatch, capsys):
     assert cells == [
         f"{100 * tome['top1']:.2f}",
         f"{100 * tome['top5']:.2f}",
-        f"{100 * (tome['top1'] - dense['top1']):+.2f} ±{100 * tome['loss_error']:.2f}",
+        f"{100 * (tome['top1'] - dense['top1']):+.2f}±{100 * tome['loss_error']:.2f}",
         f"{100 * tome['agreement']:.1f}",
         f"{tome['cosine']:.4f}",
         f"{total:.4f}",

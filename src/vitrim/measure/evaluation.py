@@ -487,9 +487,9 @@ def change_cell(change: float, error: float | None) -> str:
 
     Example:
         >>> change_cell(-0.0123, 0.0041), change_cell(0.0, None)
-        ('-1.23 ±0.41', '+0.00')
+        ('-1.23±0.41', '+0.00')
     """
-    return f"{100 * change:+.2f}" + ("" if error is None else f" ±{100 * error:.2f}")
+    return f"{100 * change:+.2f}" + ("" if error is None else f"±{100 * error:.2f}")
 
 
 def weight_and_class_notes(facts: Mapping[str, Any], task: Task, still: str) -> Iterator[str]:

@@ -670,7 +670,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
         )
         for row in [*sorted(timed, key=lambda row: row["p50_ms"]), last]
     ]
-    return Table("optimize", "", ("model", "ms", "speed-up", "saved %", "loss", "of"), cells)
+    return Table("optimize", "", ("model", "ms", "speed-up", "MACs saved %", "loss", "of"), cells)
 
 
 def _meaning(engine: Engine) -> list[str]:
@@ -678,7 +678,7 @@ def _meaning(engine: Engine) -> list[str]:
     return [
         "ms: median of a batch; speed-up: of dense over PyTorch in fp32, of methods over dense on "
         f"{engine}, where they run",
-        "saved: share of the MACs; loss: points and their standard error, on the third of the images under 'of'; the "
+        "loss: points and their standard error, on the third of the images under 'of'; the "
         "last row is the file that is handed over",
     ]
 

@@ -322,7 +322,7 @@ def draw_features(tables: Tables) -> Any:
         axis.set_title(TITLES[measure], fontsize=TEXT)
         axis.set_ylim(bottom=0)
         axis.set_xticks(range(len(blocks)), [str(block) for block in blocks])
-        axis.set_xlabel("class token after block; head", fontsize=TEXT)
+        axis.set_xlabel("class token after block (from 0); head", fontsize=TEXT)
     below(figure, [handles[name] for name in names])
     return figure
 

@@ -354,7 +354,7 @@ def draw_loss_alone(tables: Tables) -> Any:
             axis.set_ylim(top=1.8 * axis.get_ylim()[1])  # the legend stands above the lines
             axis.legend(fontsize=SMALL, frameon=False, loc="upper right")
         else:
-            axis.set_xlabel("block that reduces alone", fontsize=TEXT)
+            axis.set_xlabel("block that reduces alone (from 0)", fontsize=TEXT)
         if place % len(groups) == 0:
             axis.set_ylabel(label, fontsize=TEXT)
     return figure
