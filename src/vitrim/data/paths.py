@@ -44,6 +44,17 @@ def choose_files(files: list[Path], split: str | None, source: str) -> tuple[lis
     return files, pick_split(split, present + [file.stem for file in others], source)
 
 
+def splits_in_names(files: Iterable[Path]) -> list[str]:
+    """The splits that words in the names of files say.
+
+    Example:
+        >>> splits_in_names([Path("a-test.parquet"), Path("a-train.parquet"), Path("valley.parquet")])
+        ['train', 'test']
+    """
+    every = list(files)
+    return [name for name, words in _SPLIT_SPELLINGS.items() if any(_has_word(file.stem, words) for file in every)]
+
+
 def train_files(files: list[Path]) -> list[Path]:
     """The files that say what the classes are: those of the train split, or without one all.
 
