@@ -108,10 +108,7 @@ def analyze(
     chosen(only, pixels)
 
     def show(report: Report) -> None:
-        console = output.console()
-        show_report(console, report)
-        for file in report.files:
-            console.print(f"wrote {file}", markup=False, highlight=False, soft_wrap=True)
+        show_report(output.console(), report)
         output.write("analyze", **{name: value for name, value in report.record.items() if name != "command"})
 
     if compare or stored:

@@ -70,7 +70,7 @@ def draw_removed(tables: Tables) -> Any:
         axis.bar(blocks, [row["removed"] for row in rows[name]], color=colour[name], width=0.75)
         axis.set_ylim(1.05 * low, 1.05 * high)
         axis.set_title(short(name), fontsize=TEXT)
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.set_xticks(blocks[:: -(-len(blocks) // 6)])  # where bars are
         thresholds = np.array([row.get("threshold") for row in rows[name]], dtype=np.float64)
         if np.isfinite(thresholds).any():
             beside = axis.twinx()

@@ -184,7 +184,8 @@ PROXY = ("block", "measure", "pairs", "spearman", "spearman_low", "spearman_high
 ANCHORS = ("method", "block", "measure", "others", "spearman", "spearman_p", "kendall", "kendall_p")
 HEAD = "head"
 """The block of what the classifier reads."""
-FEWEST_PAIRS = 3
+FEWEST_PAIRS = 4
+"""Points that a rank correlation is computed of; of three, every order is likely."""
 
 
 def features(*groups: Sequence[Record]) -> FamilyResult:
@@ -241,7 +242,7 @@ def features(*groups: Sequence[Record]) -> FamilyResult:
         rho, tau = (found.spearman, float(low), float(high), found.spearman_p), (found.kendall, found.kendall_p)
         proxy.append((block, measure, len(pairs), *rho, *tau))
     if not proxy:
-        result.notes.append("proxy skipped: it needs three pairs of records, and labels or logits")
+        result.notes.append("proxy skipped: it needs four pairs of records, and labels or logits")
         return result
     result.tables.append(Table("proxy", f"Rank correlation of distances with the difference in {score}", PROXY, proxy))
     anchored = [
