@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vitrim.cli.help import MACHINE
 from vitrim.cli.options import Setup
 from vitrim.errors import VitrimError
 from vitrim.files import check_file, json_text, write_text
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from vitrim.report import Report
 
-Json = Annotated[str | None, typer.Option("--json", help="write the record to this file, or - for standard output")]
+Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="write the record here; -: standard output")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,8 @@ class Output(Setup):
     Raises:
         VitrimError: the record cannot be written there; found before any work.
     """
+
+    panel = MACHINE
 
     json: Json = None
 
