@@ -39,7 +39,7 @@ from vitrim.cli import (
 )
 from vitrim.cli.help import Command, Group
 from vitrim.cli.options import flat
-from vitrim.errors import VitrimError, one_line
+from vitrim.errors import VitrimError, one_line, plain
 
 INTERRUPTED = 130
 TERMINATED = 143
@@ -152,5 +152,5 @@ def _warn(message: Warning | str, category: type[Warning], *where: Any, **more: 
 
 
 def _fail(message: str) -> int:
-    print(f"error: {one_line(message)}", file=sys.stderr)
+    print(f"error: {one_line(plain(message))}", file=sys.stderr)
     return 2
