@@ -100,7 +100,8 @@ def does(config: type) -> str:
 
 def titles(rows: Sequence[dict[str, Any]]) -> list[str]:
     """What the methods do, and their papers, listed apart: a column for them would leave no room for the others."""
-    return [f"{row['name']}: {row['does']}" + (f" ({row['paper']})" if row["paper"] else "") for row in rows]
+    first = "start with: the methods to try first, untrained or with training under the method (docs/choosing.md)"
+    return [first] + [f"{row['name']}: {row['does']}" + (f" ({row['paper']})" if row["paper"] else "") for row in rows]
 
 
 def hosts() -> list[dict[str, Any]]:
@@ -231,7 +232,7 @@ TABLES: dict[str, tuple[str, dict[str, str], Callable[[], list[dict[str, Any]]],
         "Methods (write them as name:key=value,key=value)",
         {
             "name": "name",
-            "recommended": "start with, untrained or trained",
+            "recommended": "start with",
             "kind": "kind",
             "training_free": "training free",
             "adaptive": "adaptive",
