@@ -189,7 +189,6 @@ def test_record(run: Run, tmp_path: Path, kind: str) -> None:
         (["xyz"], "unknown list 'xyz'; valid: hosts, methods, models"),
         (["models", "deit_smal_patch16"], "did you mean 'deit_small_patch16_224'? `vitrim list models` prints all"),
         (["methods", "zzz"], "no name in the list of methods contains 'zzz'; `vitrim list methods` prints all"),
-        ([], "Missing argument"),
     ],
 )
 def test_errors_are_one_line(run: Run, arguments: list[str], message: str) -> None:

@@ -294,8 +294,9 @@ def _dense(
     for place in map(int, spread(len(dataset), FEW if limit is None else limit)):
         title = f"image {place}"
         notes: dict[str, str] = {}
+        image, target = dataset[place]
         figure = draw_comparison(
-            models, task, scene(*dataset[place], transform), class_names or dataset.class_names,
+            models, task, scene(image, target, transform), class_names or dataset.class_names,
             title=f"{loaded.name}, {title}", seed=seed, notes=notes,
         )  # fmt: skip
         file = _keep(report, figure, out, f"image_{place}.{format}")
