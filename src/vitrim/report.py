@@ -209,7 +209,7 @@ def _widths(
     wide, least = [], []
     for place, (name, *texts) in enumerate(zip(names, *rows, strict=True)):
         words = [name, *texts] if place < text_columns else [name]
-        whole = [] if place < text_columns else texts
+        whole = texts if place == 0 or place >= text_columns else []  # names and numbers
         wide.append(max(map(cell_len, [name, *texts])))
         least.append(max(map(cell_len, [*(word for text in words for word in text.split()), *whole]), default=0))
     room = width - (2 * (len(names) - 1) if lean else 3 * len(names) + 1)
