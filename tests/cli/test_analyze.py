@@ -70,7 +70,7 @@ def test_every_family_has_its_tables(report: Path) -> None:
     names = {file.stem for file in (report / "tables").iterdir()}
     assert names == {
         *("overlap", "clusters", "depth", "depth_maps", "depth_pairs", "counts"),
-        *("features", "proxy", "proxy_anchors", "class_tokens"),
+        *("summary", "features", "proxy", "proxy_anchors", "class_tokens"),
     }
     found = summary(report)
     assert found["complete"]
@@ -204,7 +204,7 @@ def test_loss_is_of_records_and_of_the_model(report: Path, images: Path, tmp_pat
     out = tmp_path / "out"
     assert run(*MODEL, "-m", "tome:r=2", "--data", images, "--limit", 4, "--only", "loss", "--out", out) == 0
     names = {file.stem for file in (out / "tables").iterdir()}
-    assert names == {"class_tokens", "loss_alone", "loss_alone_mean", "merging_error"}
+    assert names == {"summary", "class_tokens", "loss_alone", "loss_alone_mean", "merging_error"}
 
 
 def test_only_some_families(report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,7 +212,12 @@ def test_only_some_families(report: Path, tmp_path: Path, capsys: pytest.Capture
     assert run("--from", one, "--only", "depth,counts", "--out", tmp_path / "some", "--json", "-") == 0
     printed = json.loads(capsys.readouterr().out)
     assert {row["table"] for row in printed["rows"]} == {"depth", "counts"}
-    assert {file.stem for file in (tmp_path / "some" / "tables").iterdir()} == {"depth", "depth_maps", "counts"}
+    assert {file.stem for file in (tmp_path / "some" / "tables").iterdir()} == {
+        "summary",
+        "depth",
+        "depth_maps",
+        "counts",
+    }
 
 
 def test_figures_of_other_kinds(report: Path, tmp_path: Path) -> None:
