@@ -288,6 +288,7 @@ def _dense(
     task, dataset = open_task(loaded, data, **reading)
     check_drawable(task)
     transform = task.eval_transform(geometry_of(loaded.model))
+    assert transform is not None  # a dense task has its own
     dataset.transform = lambda image, target: (image, target)  # as stored: `scene` prepares both
     models = contestants(loaded.model, configs, task, device=device, learned=loaded.learned)
     report, rows = _report(loaded, models, seed), []
