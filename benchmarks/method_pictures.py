@@ -164,7 +164,7 @@ def draw_photographs(name: str, model: nn.Module) -> None:
                 row.append((seen, draw_kept(image, left, (14, 14), scale=2)))
                 vitrim.restore_(model)
             rows.append((label, row))
-    write(gallery(rows, side=1.75), FOLDER / f"{name}.webp", transparent=False)
+    write(gallery(rows, side=1.75), FOLDER / f"{name}.webp", dpi=100, quality=50, transparent=False)
 
 
 def draw_digits(name: str) -> None:
