@@ -29,8 +29,8 @@ from vitrim.core.registry import methods
 from vitrim.core.tokens import TokenState
 from vitrim.demo.digits import PIXEL_MEAN, PIXEL_STD, Split, load_digits_vit, load_split
 from vitrim.errors import unknown
-from vitrim.methods import cropr, dynamicvit
 from vitrim.plots.patches import Image, draw_kept, gallery, plot_merged, sources_of
+from vitrim.training.objectives import cropr, dynamicvit
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
 EPOCHS = 5
