@@ -156,12 +156,12 @@ def blank(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), dpi=160, layout="constrained")
 
 
-def write(figure: Any, path: Path, *, transparent: bool = True) -> None:
+def write(figure: Any, path: Path, *, dpi: int = 160, quality: int = 82, transparent: bool = True) -> None:
     """Write a figure as WebP, by default on a transparent ground."""
     file = io.BytesIO()
-    figure.savefig(file, format="png", transparent=transparent)
+    figure.savefig(file, format="png", dpi=dpi, transparent=transparent)
     image = Image.open(file)
-    (image if transparent else image.convert("RGB")).save(path, "WEBP", quality=82, method=6)
+    (image if transparent else image.convert("RGB")).save(path, "WEBP", quality=quality, method=6)
     print(f"{path} {path.stat().st_size // 1024} KB")
 
 

@@ -29,8 +29,8 @@ from vitrim.core.registry import methods
 from vitrim.core.tokens import TokenState
 from vitrim.demo.digits import PIXEL_MEAN, PIXEL_STD, Split, load_digits_vit, load_split
 from vitrim.errors import unknown
-from vitrim.methods import cropr, dynamicvit
 from vitrim.plots.patches import Image, draw_kept, gallery, plot_merged, sources_of
+from vitrim.training.objectives import cropr, dynamicvit
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
 EPOCHS = 5
@@ -164,7 +164,7 @@ def draw_photographs(name: str, model: nn.Module) -> None:
                 row.append((seen, draw_kept(image, left, (14, 14), scale=2)))
                 vitrim.restore_(model)
             rows.append((label, row))
-    write(gallery(rows, side=1.75), FOLDER / f"{name}.webp", transparent=False)
+    write(gallery(rows, side=1.75), FOLDER / f"{name}.webp", dpi=100, quality=50, transparent=False)
 
 
 def draw_digits(name: str) -> None:
