@@ -25,6 +25,8 @@ OPTIONS = {"depth": 2, "img_size": 32, "patch_size": 8, "num_classes": 2}
 SMALL = [part for key, value in OPTIONS.items() for part in ("--model-option", f"{key}={value}")]
 FEW: dict[str, Any] = {"target": "macs=0.8", "evaluations": 4, "batch_size": 4}
 
+pytestmark = pytest.mark.usefixtures("macs_counted_once")
+
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], images: Path) -> Run:
