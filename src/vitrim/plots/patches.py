@@ -113,7 +113,7 @@ def hatch(height: int, width: int) -> Image:
     """A grey picture (height, width, 3) with slanted lines: what stands for patches that are gone."""
     period = max(4, round(min(height, width) / HATCHES))
     lines = np.add.outer(np.arange(height), np.arange(width)) % period < max(1, round(period / 5))
-    return np.where(lines[..., None], np.float32(HATCH_LINE), np.float32(HATCH_GROUND))
+    return np.where(lines[..., None], np.asarray(HATCH_LINE, np.float32), np.asarray(HATCH_GROUND, np.float32))
 
 
 def _means(image: Image, token: NDArray[Any], chosen: NDArray[np.bool_]) -> Image:
