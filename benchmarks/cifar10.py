@@ -6,7 +6,7 @@
     python benchmarks/cifar10.py finetune --data CIFAR --out runs/finetune --processes 2
 
 With `--run FOLDER` the model is that of another finished run of `vitrim train`. What `--json` wrote
-benchmarks/cifar10_report.py makes into the tables and the figure of docs/results.md.
+benchmarks/cifar10_report.py makes into the tables and the figure of docs/results/cifar10.md.
 
 `cuts`: every method set so that MACs fall by about 20, 35, 50 and 65 %, by bisection over one option as in
 benchmarks/methods.py: top-1, agreement with the dense model, MACs, and images per second measured in one interleaved

@@ -1,4 +1,4 @@
-"""Measure the CPU speed table of docs/results.md, and what vitrim costs where it reduces nothing.
+"""Measure the CPU speed table of docs/results/speed.md, and what vitrim costs where it reduces nothing.
 
     python benchmarks/cpu_speed.py --out cpu_speed.json
 

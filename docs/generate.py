@@ -2,7 +2,7 @@
 
     python docs/generate.py
 
-A page of docs/methods also gets the rows of docs/results.md that are about its method, so that a number stands in one
+A page of docs/methods also gets the rows of docs/results that are about its method, so that a number stands in one
 place. The blocks in docs/methods and the table of docs/hosts.md are in git, so that they can be read there, and tests
 compare them with the code. The pages of docs/api, docs/changelog.md and
 docs/design/measures.md are not.
@@ -27,7 +27,9 @@ from vitrim.errors import VitrimError
 DOCS = Path(__file__).parent
 PACKAGE = Path(vitrim.__file__).parent
 BEGIN, END = "<!-- from the code, by docs/generate.py -->", "<!-- end -->"
-MEASURED = "<!-- from docs/results.md, by docs/generate.py -->"
+MEASURED = "<!-- from docs/results, by docs/generate.py -->"
+RESULTS = ("cifar10", "photographs", "dense", "speed", "training")
+"""Pages of docs/results with rows about methods, in the order in which a method's page has them."""
 SHARED_PAGE = {"l1": "fixed_radial", "l2": "fixed_radial", "linf": "fixed_radial"}
 """Methods whose page has another name."""
 KINDS = {
@@ -179,11 +181,11 @@ TABLES = {
         *("dense has {promised} times as many", "{speed-up} times as fast"),
     ),
 }
-"""The tables of docs/results.md by their headings: name, anchor and setting, the MACs of a row, its result."""
+"""The tables of docs/results by their headings: name, anchor and setting, the MACs of a row, its result."""
 
 
 def measured_block(names: Iterable[str]) -> str:
-    """What docs/results.md says of methods, as one table."""
+    """What docs/results says of methods, as one table."""
     names = list(names)
     called = [rf"`{name}(?!\w)" for name in names] + [rf"{methods()[name].__name__} \(`" for name in names]
     lines, before = [], ""
@@ -196,9 +198,14 @@ def measured_block(names: Iterable[str]) -> str:
 
 
 def _rows_about(method: re.Pattern[str]) -> Iterable[tuple[str, str, str, str]]:
-    """The rows of docs/results.md whose first cell names a method, without those of other weights (``*``)."""
+    """The rows of docs/results whose first cell names a method, without those of other weights (``*``)."""
+    for page in RESULTS:
+        yield from _rows_of(page, method)
+
+
+def _rows_of(page: str, method: re.Pattern[str]) -> Iterable[tuple[str, str, str, str]]:
     section, heads, dense = "", list[str](), dict[str, str]()
-    for line in (DOCS / "results.md").read_text(encoding="utf-8").splitlines():
+    for line in (DOCS / "results" / f"{page}.md").read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
             section = line.lstrip("# ")
         if not line.startswith("|"):
@@ -211,7 +218,7 @@ def _rows_about(method: re.Pattern[str]) -> Iterable[tuple[str, str, str, str]]:
             dense = row
         elif section in TABLES and method.match(cells[0]) and not cells[0].endswith("*"):
             (name, anchor, setting), macs, result = TABLES[section]
-            what = f"[{name}](../results.md#{anchor}), {setting.format_map(dense)}"
+            what = f"[{name}](../results/{page}.md#{anchor}), {setting.format_map(dense)}"
             short = {key: re.sub(r" \[.*", "", cell) for key, cell in row.items()}  # without quartiles
             yield what, cells[0], macs.format_map(row), result.format_map(short)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 import torch
+import yaml
 
 from full_matrix import FULL_MATRIX
 from golden_files import Reference, using_up
@@ -62,6 +65,55 @@ def _same_numbers_every_time() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(1)  # what a module's fixtures compute is made before this runs for its first test
+
+
+@pytest.fixture(scope="session")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images to train on, and 11 to test on: shares of 6 and 5, which batches of 5 make two and one."""
+    from tiny_training import write_images
+
+    folder = write_images(tmp_path_factory.mktemp("uneven"))
+    (folder / "test/ant/0.png").unlink()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def two_processes(uneven: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of what two processes leave that `training_worker.py` runs in: they are started once for all tests."""
+    from cli_runs import in_two_processes
+    from tiny_training import COPIES, TINY
+
+    out = tmp_path_factory.mktemp("two")
+    tiny = out / "tiny.yaml"
+    tiny.write_text(yaml.safe_dump({**TINY, **COPIES, "dataset": "folders of colours"}))
+    in_two_processes(Path(__file__).with_name("training_worker.py"), uneven, tiny, out)
+    return out
+
+
+PROFILES: dict[tuple[object, ...], Any] = {}
+
+
+@pytest.fixture(scope="module")
+def macs_counted_once() -> Iterator[None]:
+    """Searches know the MACs that an earlier one counted from shapes alone, for the same layers and method.
+
+    A search counts some twenty settings before its first, which takes a second; most tests search the same model.
+    """
+    from vitrim.tuning import cost
+
+    count = cost.profile_of
+
+    def known(model: torch.nn.Module, method: Any, images: Any) -> Any:
+        if not isinstance(images, torch.Tensor) or images.device.type != "meta":
+            return count(model, method, images)
+        key = (repr(model), None if method is None else method.describe(), images.shape)
+        if key not in PROFILES:
+            PROFILES[key] = count(model, method, images)
+        return PROFILES[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost, "profile_of", known)
+        yield
 
 
 @pytest.fixture

@@ -22,6 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from full_matrix import FULL_MATRIX
+
 HEIGHT, WIDTH = 48, 64
 NAMES = ["cat", "cow", "dog", "eel", "fox"]
 IDS = [1, 7, 3, 90, 4]
@@ -159,10 +161,12 @@ READ = {
 
 
 def coco_fields() -> Iterator[Case]:
-    """Each kind of damage in each place."""
-    for place, way in PLACES.items():
-        for kind, value in DAMAGES.items():
-            yield coco(f"{place}: {kind}", put(content(), way, value), HARMLESS.get(place, {}).get(kind, ""))
+    """Each kind of damage in each place; in `make test` in every other one."""
+    for row, (place, way) in enumerate(PLACES.items()):
+        for column, (kind, value) in enumerate(DAMAGES.items()):
+            harmless = HARMLESS.get(place, {}).get(kind, "")
+            if FULL_MATRIX or harmless or (row + column) % 2:  # places next to each other are of one kind
+                yield coco(f"{place}: {kind}", put(content(), way, value), harmless)
     for task in UNREAD:
         for place in (*UNREAD[task], *READ[task]):
             for kind in ("missing", "null", "NaN", "nested"):

@@ -1,15 +1,12 @@
-"""One of two processes that train reduced models together; `test_distributed.py` starts them and reads what they found.
+"""What two processes do that train reduced models together: `training_worker.py` calls it in both.
 
-    python distributed_worker.py RANK FOLDER
-
-Every case: one training step on two images per process must be the step of one process on all four. Process 0 writes
-``FOLDER/found.json``: for every case the largest difference, or the error.
+Every case: one training step on two images per process must be the step of one process on all four.
+`core/test_distributed.py` reads what they found.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,9 +157,9 @@ def refused_when_sharded() -> str:
     return "no error"
 
 
-def main(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=PROCESSES)
+def all_cases(folder: Path) -> None:
+    """Every case; process 0 writes ``folder/found.json``: the largest difference of each, or its error."""
+    rank = dist.get_rank()
     found: dict[str, Any] = {}
     for case in CASES:
         try:
@@ -172,9 +169,3 @@ def main(rank: int, folder: Path) -> None:
     found["refused"] = refused_when_sharded()
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -147,11 +147,12 @@ def test_resolution_goes_on_where_it_stopped(
 ) -> None:
     monkeypatch.setattr(resolution, "matched", lambda *given: parse_method("topk"))  # the next test but one searches
     file = tmp_path / "rows.jsonl"
-    rows = resolution.main([*SMALL, "--method", "topk", "--json", str(file), "--plot", str(tmp_path / "rows.svg")])
+    given = [*SMALL, "--min-seconds", "0", "--method", "topk", "--json", str(file)]
+    rows = resolution.main([*given, "--plot", str(tmp_path / "rows.svg")])
     assert [row["method"] for row in rows] == ["dense", "topk"]
     assert all(0 < rows[1][share] < 1 for share in ("matching_macs", "matching_time"))
     assert "<svg" in (tmp_path / "rows.svg").read_text()
-    assert resolution.main([*SMALL, "--method", "topk", "--json", str(file)]) == rows
+    assert resolution.main(given) == rows
     assert "| test_vit | 64 | 1 | `topk` |" in capsys.readouterr().out
 
 

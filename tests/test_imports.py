@@ -7,6 +7,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "vitrim"
@@ -122,6 +123,7 @@ def imported(text: str, known: Iterable[str], package: str = "vitrim") -> set[st
     return {name for name in found if name.split(".")[0] == package}
 
 
+@cache
 def arrows() -> dict[str, set[str]]:
     """What every module imports."""
     known = modules()

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from vitrim.errors import VitrimError
 from vitrim.report import Report, Table
@@ -92,3 +93,29 @@ def test_text_columns_stand_at_their_left_edge() -> None:
     sides = table.html().split("</thead>")[1].split("</tr>")[0]
     assert sides.count("left") == 2
     assert sides.count("right") == 1
+
+
+@pytest.mark.parametrize("width", [120, 80, 60, 40])
+def test_no_name_and_no_number_is_broken_at_any_width(width: int) -> None:
+    methods = ["dense", "tome:r=13", "evit:keep_rate=0.7,blocks=3+6+9,fuse_token=true", "evit:keep_rate=0.5,blocks=3+6"]
+    columns = ("method", "top-1", "change", "MACs saved", "ms at 1", "speed-up at 1", "speed-up at 32")
+    rows = [(name, "71.25", "-1.25±0.41", "41.4", "12.31", "1.31 (1.20-1.40)", "1.50 (1.49-1.51)") for name in methods]
+    out = Console(file=io.StringIO(), width=width)
+    out.print(Table("t", "", columns, rows).rich(), crop=False)
+    text = out.file.getvalue()  # type: ignore[attr-defined]
+    lines = text.splitlines()
+    assert all(len(line) <= width for line in lines if " = " not in line)
+    for cell in {cell for row in rows for cell in row[1:]}:
+        assert text.count(cell) >= len(rows)
+    for name in methods:
+        assert any(name in line for line in lines)  # in the table, or in the key below
+
+
+def test_a_table_of_texts_that_is_too_wide_is_a_list() -> None:
+    out = Console(file=io.StringIO(), width=40)
+    row = ("a_recipe_with_a_long_name", "segmenter:vit_base_patch16_384.augreg", "a paper of many words")
+    out.print(Table("t", "", ("name", "model", "paper"), [row], text_columns=3).rich(), crop=False)
+    lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines[0] == row[0]
+    assert any(row[1] in line for line in lines[1:])
+    assert max(map(len, lines)) <= 45

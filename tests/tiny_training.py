@@ -25,6 +25,9 @@ TINY: dict[str, Any] = {
     "schedule": {"warmup_epochs": 1},
 }
 
+COPIES: dict[str, Any] = {"epochs": 7}
+"""What `training_worker.py` trains in two processes that DDP keeps equal: a change of `TINY`."""
+
 SHARDED: dict[str, Any] = {"method": "cropr:r=1", "optimizer": {"name": "sgd", "lr": 1e-2, "clip": 1.0}}
 """What `training_worker.py` trains with shards: a method that learns, and draws nothing at random."""
 

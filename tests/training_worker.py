@@ -1,11 +1,12 @@
-"""One of two processes that train together; `training/test_processes.py` has accelerate start them.
+"""One of two processes that train together; accelerate starts them, see `conftest.py` and `training/test_processes.py`.
 
     training_worker.py IMAGES RECIPE OUT
 
 First ``vitrim eval``, stopped and resumed, with its record in OUT/eval.json and decisions in OUT/decisions; then
 ``vitrim train RECIPE``, stopped and resumed, into OUT/copies; then `SHARDED` with FSDP2, stopped and resumed,
 into OUT/shards; then a detector, whole into OUT/detector and stopped and resumed into OUT/detector-parts, with what
-process 1 ends with beside it. One start of the processes for all: importing takes longer than training.
+process 1 ends with beside it; last the cases of `distributed_worker.py`, into OUT/found.json. One start of the
+processes for all: importing takes longer than training.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 import tiny_dense
+from distributed_worker import all_cases
 from tiny_training import SHARDED, recipe, trainer
 from vitrim.cli import main as vitrim
 from vitrim.measure.records import Batch
@@ -133,6 +135,7 @@ def main() -> None:
     train_shards(images, out / "shards")
     forget_settings()
     train_detector(out)
+    all_cases(out)
 
 
 if __name__ == "__main__":

@@ -93,10 +93,60 @@ def unknown(what: str, given: object, valid: Iterable[str]) -> VitrimError:
         "unknown method 'tomme'; did you mean 'tome'? valid: atm, tome"
     """
     names = sorted(valid)
-    spelled = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(str(given).lower(), spelled, n=1, cutoff=0.5)
-    hint = f" did you mean '{spelled[near[0]]}'?" if near else ""
+    near = nearest(str(given), names)
+    hint = "" if near is None else f" did you mean '{near}'?"
     return VitrimError(f"unknown {what} '{given}';{hint} valid: {', '.join(names)}")
+
+
+def nearest(given: str, names: Iterable[str]) -> str | None:
+    """The name that was meant: the shortest one that begins with what was given, else the one that looks most like it.
+
+    Example:
+        >>> nearest("deit_small", ["deit_small_patch16_224", "deit3_small", "deit_small_distilled_patch16_224"])
+        'deit_small_patch16_224'
+        >>> nearest("tomme", ["atm", "tome"]), nearest("x", ["tome"])
+        ('tome', None)
+    """
+    spelled = {name.lower(): name for name in names}
+    longer = [name for name in spelled if len(given) > 1 and name.startswith(given.lower())]
+    near = [min(longer, key=len)] if longer else difflib.get_close_matches(given.lower(), spelled, n=1, cutoff=0.5)
+    return spelled[near[0]] if near else None
+
+
+PLAIN = (
+    (
+        r"a valid integer(, (unable to parse string as an|got a number with a fractional).*?(integer|part))?",
+        "a whole number",
+    ),
+    (r"a valid number(, unable to parse string as a number)?", "a number"),
+    (r"a valid boolean(, unable to interpret input)?", "true or false"),
+    (r"a valid string", "a text"),
+    (r"a valid (dictionary|mapping)", "options by name"),
+    (r"a valid (list|tuple|array)", "a list"),
+    (r"a finite number", "a finite number"),
+    (r"greater than or equal to ", "at least "),
+    (r"less than or equal to ", "at most "),
+    (r"greater than ", "above "),
+    (r"less than ", "below "),
+    (r"", ""),
+)
+"""Endings of pydantic's "Input should be ...", and what they are here; the first that fits counts."""
+
+
+def plain(message: str) -> str:
+    """A message of pydantic in this project's words.
+
+    Example:
+        >>> plain("tome: r=x: Input should be a valid integer, unable to parse string as an integer")
+        'tome: r=x: must be a whole number'
+        >>> plain("epochs: Input should be greater than 0"), plain("rule: Input should be 'ceil' or 'floor'")
+        ('epochs: must be above 0', "rule: must be 'ceil' or 'floor'")
+    """
+    for ending, own in PLAIN:
+        found = re.search(f"Input should be {ending}", message)
+        if found is not None:
+            return plain(message[: found.start()] + f"must be {own}" + message[found.end() :])
+    return message
 
 
 def first_line(error: BaseException) -> str:

@@ -252,9 +252,34 @@ def _check_timm_name(name: str) -> None:
     import vitrim.models  # noqa: F401 -- registers them with timm
 
     if not timm.is_model(name.split(".")[0]):
-        error = unknown("model", name, timm.list_models("*vit*") + timm.list_models("deit*"))
-        hint = str(error).split(" valid:")[0]
+        hint = str(unknown("model", name, supported_models())).split(" valid:")[0]
         raise VitrimError(f"{hint} valid: the names that `vitrim list models` prints")
+
+
+def supported_models() -> dict[str, str]:
+    """The names of timm's models, and vitrim's own, of a supported class, and their modules: none is built.
+
+    Example:
+        >>> supported_models()["deit_small_patch16_224"]
+        'deit'
+    """
+    import importlib.util
+
+    import timm
+
+    import vitrim.models  # noqa: F401 -- registers them with timm
+    from vitrim.core import registry
+
+    hosts, found = registry.hosts(), dict[str, str]()
+    for short in timm.list_modules():
+        places = (f"{package}.{short}" for package in ("timm.models", "vitrim.models"))
+        place = next((place for place in places if importlib.util.find_spec(place) is not None), None)
+        if place is None:  # registered by another package
+            continue
+        classes = [value for value in vars(importlib.import_module(place)).values() if isinstance(value, type)]
+        if any(f"{base.__module__}.{base.__qualname__}" in hosts for one in classes for base in one.__mro__):
+            found |= dict.fromkeys(timm.list_models(module=short), short)
+    return found
 
 
 def torchvision_model(name: str, pretrained: bool, options: Options) -> nn.Module:

@@ -12,16 +12,14 @@ from __future__ import annotations
 import csv
 import io
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitrim.files import json_text, write_text
-
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
 
 WIDTH = 120
 """Columns of text where nothing says how wide the place is: a pipe, a file, a string."""
@@ -79,18 +77,9 @@ class Table:
         places = [self.columns.index(name) for name in names]
         return names, [[cell(row[place]) for place in places] for row in self.rows]
 
-    def rich(self) -> RichTable:
-        """The table for a terminal."""
-        from rich.table import Table as RichTable
-        from rich.text import Text
-
-        names, rows = self.cells()
-        table = RichTable(title=Text(self.title) if self.title else None, title_justify="left", header_style="bold")
-        for index, name in enumerate(names):
-            table.add_column(Text(name), justify="left" if index < self.text_columns else "right", overflow="fold")
-        for row in rows:
-            table.add_row(*map(Text, row))
-        return table
+    def rich(self) -> Fitted:
+        """The table for a terminal of any width; no name and no number is broken."""
+        return Fitted(self)
 
     def html(self) -> str:
         """The table for a notebook."""
@@ -107,6 +96,156 @@ class Table:
         head, body = line("th", names), "".join(line("td", row) for row in rows)
         caption = f"<caption>{escape(self.title)}</caption>" if self.title else ""
         return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>"
+
+
+LONG = 16
+"""Characters of a text that is replaced by a short one where a table is too wide."""
+
+
+class Fitted:
+    """A `Table` laid out for the width of a terminal, in which no name and no number is broken.
+
+    Where it is too wide, with lines between the columns and without, long texts such as those of methods become short
+    names with a key below; where that is not enough, too, columns stand below each other, each part with the first one.
+    A table of texts that is too wide becomes a list.
+
+    Args:
+        table: what is shown.
+
+    Example:
+        >>> table = Table("", "", ("method", "top-1"), [("evit:keep_rate=0.7,blocks=3+6+9", "75.10"), ("tome", "75.0")])
+        >>> from rich.console import Console
+        >>> Console(width=22).print(table.rich(), crop=False)
+        method  top-1
+        ─────────────
+        evit    75.10
+        tome     75.0
+        evit = evit:keep_rate=0.7,blocks=3+6+9
+    """
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.text import Text
+
+        names, rows = self.table.cells()
+        width, texts = options.max_width, self.table.text_columns
+        if self.table.title:
+            yield Text(self.table.title)
+        for lean in (False, True):
+            widths = _widths(names, rows, width, texts, lean=lean)
+            if widths is not None:
+                yield self._drawn(names, rows, widths, lean=lean)
+                return
+        if texts >= len(names):
+            yield from (Text(line, no_wrap=True, overflow="ignore") for line in _listed(names, rows, width))
+            return
+        rows, key = shortened(rows, texts)
+        for place, part in enumerate(_parts(names, rows, width, texts)):
+            if place:
+                yield ""
+            own, cells = [names[one] for one in part], [[row[one] for one in part] for row in rows]
+            own_texts = sum(one < texts for one in part)
+            yield self._drawn(own, cells, _widths(own, cells, width, own_texts, lean=True), own_texts)
+        for name, text in key.items():
+            yield Text(f"{name} = {text}", no_wrap=True, overflow="ignore")
+
+    def _drawn(
+        self,
+        names: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        widths: Sequence[int] | None,
+        texts: int | None = None,
+        *,
+        lean: bool = True,
+    ) -> Any:
+        from rich import box
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(
+            header_style="bold",
+            box=box.SIMPLE_HEAD if lean else box.HEAVY_HEAD,
+            padding=(0, 1, 0, 0) if lean else (0, 1),
+            show_edge=not lean,
+            pad_edge=not lean,
+        )
+        for index, name in enumerate(names):
+            side: Any = "left" if index < (self.table.text_columns if texts is None else texts) else "right"
+            width = None if widths is None else widths[index]
+            table.add_column(Text(name), justify=side, overflow="fold", width=width)
+        for row in rows:
+            table.add_row(*map(Text, row))
+        return table
+
+
+def shortened(rows: Sequence[Sequence[str]], text_columns: int = 1) -> tuple[list[list[str]], dict[str, str]]:
+    """Rows whose long texts, such as those of methods with many options, are replaced by short names, and the key.
+
+    Example:
+        >>> shortened([["dense", "1"], ["tome:r=[13,13,13,13]", "2"], ["tome:r=[8,8,8,8,8,8]", "3"]])
+        ([['dense', '1'], ['tome 1', '2'], ['tome 2', '3']], {'tome 1': 'tome:r=[13,13,13,13]', 'tome 2': \
+'tome:r=[8,8,8,8,8,8]'})
+    """
+    every = dict.fromkeys(text for row in rows for text in row[:text_columns])
+    long = [text for text in every if len(text) > LONG and ":" in text[:-1] and " " not in text.partition(":")[0]]
+    stems = [text.partition(":")[0] for text in long]
+    names: dict[str, str] = {}
+    for text, stem in zip(long, stems, strict=True):
+        alone = stems.count(stem) == 1 and stem not in every
+        number = sum(name.startswith(f"{stem} ") for name in names.values()) + 1
+        names[text] = stem if alone else f"{stem} {number}"
+    short = [[names.get(text, text) for text in row[:text_columns]] + list(row[text_columns:]) for row in rows]
+    return short, {name: text for text, name in names.items()}
+
+
+def _widths(
+    names: Sequence[str], rows: Sequence[Sequence[str]], width: int, text_columns: int, *, lean: bool
+) -> list[int] | None:
+    """The widths of the columns in a table of ``width``; None where a number, or a word of a text, would be broken."""
+    from rich.cells import cell_len
+
+    wide, least = [], []
+    for place, (name, *texts) in enumerate(zip(names, *rows, strict=True)):
+        words = [name, *texts] if place < text_columns else [name]
+        whole = texts if place == 0 or place >= text_columns else []  # names and numbers
+        wide.append(max(map(cell_len, [name, *texts])))
+        least.append(max(map(cell_len, [*(word for text in words for word in text.split()), *whole]), default=0))
+    room = width - (2 * (len(names) - 1) if lean else 3 * len(names) + 1)
+    while sum(wide) > room:
+        place = max(range(len(wide)), key=lambda place: (wide[place] > least[place], wide[place]))
+        if wide[place] <= least[place]:
+            return None
+        wide[place] -= 1
+    return wide
+
+
+def _parts(names: Sequence[str], rows: Sequence[Sequence[str]], width: int, text_columns: int) -> list[list[int]]:
+    """The columns of the tables that a table too wide becomes; each has those of text, and as many others as fit."""
+    head = list(range(max(1, min(text_columns, len(names)))))
+    parts: list[list[int]] = []
+    for place in range(len(head), len(names)):
+        wider = [*(parts[-1] if parts else head), place]
+        own = [[row[one] for one in wider] for row in rows]
+        if _widths([names[one] for one in wider], own, width, len(head), lean=True) is None or not parts:
+            parts.append([*head, place])
+        else:
+            parts[-1] = wider
+    return parts or [head]
+
+
+def _listed(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    """A table of texts as a list: the first cell on a line of its own, the others below it with their names."""
+    for row in rows:
+        yield row[0]
+        rest = "; ".join(
+            f"{name} {text}" for name, text in zip(names[1:], row[1:], strict=True) if text not in ("", "-")
+        )
+        yield from textwrap.wrap(
+            rest, max(width, 20), initial_indent="    ", subsequent_indent="    ", break_long_words=False,
+            break_on_hyphens=False,
+        )  # fmt: skip
 
 
 @dataclass
@@ -148,7 +287,7 @@ class Report:
         """
         write_text(Path(path), json_text(self.record, indent=2) + "\n")
 
-    def parts(self) -> Iterator[RichTable | str]:
+    def parts(self) -> Iterator[Fitted | str]:
         """The parts that a terminal shows, from top to bottom."""
         for table in self.tables:
             if table.shown != ():
@@ -174,9 +313,10 @@ class Report:
 
 
 def show(out: Any, report: Report) -> None:
-    """Print the tables and notes of ``report`` on a rich console."""
+    """Print the tables and notes of ``report`` on a rich console: folded at words on a terminal, else whole lines."""
     for part in report.parts():
-        out.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str))
+        line = isinstance(part, str) and not (out.is_terminal and " " in part and not part.startswith("wrote "))
+        out.print(part, markup=False, highlight=False, soft_wrap=line, crop=False)
 
 
 def _missing(value: Any) -> bool:

@@ -68,9 +68,16 @@ def test_a_report_has_what_the_command_writes(model: nn.Module, report: Report, 
     folder = report.files[0].parent
     assert {"index.html", "report.md", "analysis.json", "record_dense.npz"} <= {file.name for file in report.files}
     stored = json.loads((folder / "analysis.json").read_text())
+    plain, reduced = (Record.load(folder / f"record_{name}.npz") for name in ("dense", "tome_r_2"))
     assert stored["complete"]
     assert stored["tables"]["counts"] == [{key: row[key] for key in row if key != "table"} for row in counts]
-    assert "Tokens after each block" in str(report)
+    assert str(report).startswith("Accuracy, cost, and time of one image")
+    [dense, tome] = [row for row in report.tables[0].records() if row["method"] in ("dense", "tome:r=2")]
+    change = 100 * (reduced.correct().mean() - plain.correct().mean())
+    assert tome["change"] == pytest.approx(change)
+    assert tome["MACs saved %"] == pytest.approx(100 * (1 - tome["gmacs"] / dense["gmacs"]))
+    assert len(str(report).splitlines()) <= 40
+    assert "open" in str(report).splitlines()[-1]
     assert "note: counts: estimated from 10 images" in str(report)
     logits = Record.load(folder / "record_dense.npz").arrays["logits"]
     transform = timm.data.create_transform(**{**timm.data.resolve_data_config(model=model), "input_size": (3, 64, 64)})

@@ -44,6 +44,12 @@ def run(*arguments: object) -> int:
         return exit_code(patch, "analyze", *arguments)
 
 
+@pytest.fixture
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave figures out, which take most of the time, where a test is about something else."""
+    monkeypatch.setattr("vitrim.analysis.output.drawn", lambda family, tables: [])
+
+
 @pytest.fixture(scope="module")
 def report(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("out") / "report"
@@ -70,7 +76,7 @@ def test_every_family_has_its_tables(report: Path) -> None:
     names = {file.stem for file in (report / "tables").iterdir()}
     assert names == {
         *("overlap", "clusters", "depth", "depth_maps", "depth_pairs", "counts"),
-        *("features", "proxy", "proxy_anchors", "class_tokens"),
+        *("summary", "features", "proxy", "proxy_anchors", "class_tokens"),
     }
     found = summary(report)
     assert found["complete"]
@@ -122,8 +128,8 @@ def test_the_numbers_are_those_of_the_metrics(report: Path) -> None:
     assert len(places) == 16 * 4  # soft tokens stand on no patch
 
 
-def test_records_give_the_same_tables_again(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitrim.analysis.output.drawn", lambda family, tables: [])  # only to save time
+@pytest.mark.usefixtures("without_figures")
+def test_records_give_the_same_tables_again(report: Path, tmp_path: Path) -> None:
     stored = [report / f"record_{file_name(method)}.npz" for method in ("dense", *METHODS)]
     files = [part for file in stored for part in ("--from", file)]
     assert run(*files, "--out", tmp_path / "again") == 0
@@ -141,6 +147,7 @@ def test_the_report_has_its_figures(report: Path) -> None:
     assert f"![{'Maps over the image'}" in (report / "report.md").read_text()
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_several_models_see_the_same_images(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "capacity"
     other = "vit_tiny_patch16_224"  # deeper: patterns could not be compared
@@ -156,6 +163,7 @@ def test_several_models_see_the_same_images(images: Path, tmp_path: Path) -> Non
     assert np.array_equal(kept[0].arrays["ids"], kept[1].arrays["ids"])
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_one_image_is_enough(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "one"
     assert run(*MODEL, "-m", METHODS[0], "--data", images, "--limit", 1, "--only", "depth,counts", "--out", out) == 0
@@ -163,6 +171,7 @@ def test_one_image_is_enough(images: Path, tmp_path: Path) -> None:
     assert {row["images"] for row in table(out, "counts")} == {"1"}
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_finished_analyses_are_compared(report: Path, images: Path, tmp_path: Path) -> None:
     second = tmp_path / "second"
     chosen = ("-m", METHODS[0], "-m", METHODS[2], "--only", "counts")
@@ -183,6 +192,7 @@ def test_finished_analyses_are_compared(report: Path, images: Path, tmp_path: Pa
     assert "Analyses compared" in (out / "index.html").read_text()
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_experiments_alone_need_no_pass(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     methods = ("-m", "topk:keep_rate=0.5", "-m", "mctf:r=2")
@@ -197,6 +207,7 @@ def test_experiments_alone_need_no_pass(images: Path, tmp_path: Path) -> None:
     assert "mctf:r=2 is left out of router: it does not rank patches" in notes
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_loss_is_of_records_and_of_the_model(report: Path, images: Path, tmp_path: Path) -> None:
     found = [row for row in table(report, "class_tokens") if "tome" in row["method"]]
     cosines = records(report)["tome:r=2"].arrays["cosine"].mean(0, dtype=np.float64)
@@ -204,15 +215,21 @@ def test_loss_is_of_records_and_of_the_model(report: Path, images: Path, tmp_pat
     out = tmp_path / "out"
     assert run(*MODEL, "-m", "tome:r=2", "--data", images, "--limit", 4, "--only", "loss", "--out", out) == 0
     names = {file.stem for file in (out / "tables").iterdir()}
-    assert names == {"class_tokens", "loss_alone", "loss_alone_mean", "merging_error"}
+    assert names == {"summary", "class_tokens", "loss_alone", "loss_alone_mean", "merging_error"}
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_only_some_families(report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = next(report.glob("record_topk*"))
     assert run("--from", one, "--only", "depth,counts", "--out", tmp_path / "some", "--json", "-") == 0
     printed = json.loads(capsys.readouterr().out)
     assert {row["table"] for row in printed["rows"]} == {"depth", "counts"}
-    assert {file.stem for file in (tmp_path / "some" / "tables").iterdir()} == {"depth", "depth_maps", "counts"}
+    assert {file.stem for file in (tmp_path / "some" / "tables").iterdir()} == {
+        "summary",
+        "depth",
+        "depth_maps",
+        "counts",
+    }
 
 
 def test_figures_of_other_kinds(report: Path, tmp_path: Path) -> None:
@@ -222,6 +239,7 @@ def test_figures_of_other_kinds(report: Path, tmp_path: Path) -> None:
     assert "data:image/png" in (tmp_path / "some" / "index.html").read_text()
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_what_was_gathered_before_a_stop_is_analysed(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +257,7 @@ def test_what_was_gathered_before_a_stop_is_analysed(
     assert len(records(out)[METHODS[0]]) == 8
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_family_that_cannot_be_had_does_not_cost_the_records(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -542,9 +542,8 @@ def test_table_and_verdict_are_printed(monkeypatch):
 
 @pytest.mark.parametrize("module", [words, profiling, engines])
 def test_examples(module):
-    result = doctest.testmod(module)
-    assert result.attempted > 0
-    assert result.failed == 0
+    """They run in `test_public_api.py`."""
+    assert any(found.examples for found in doctest.DocTestFinder().find(module))
 
 
 # ---- dense models

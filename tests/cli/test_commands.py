@@ -34,7 +34,10 @@ OWN = {
     },  # data, not a number of images; the engines of one clock
     "analyze": {"--data", "--out", "--format"},  # no data where there are stored records
     "show": {"--data", "--out", "--limit", "--format"},  # no data where there are files; few pictures; one kind
-    "train": {"--data", "--checkpoint", "--device", "--out", "--resume"},  # a recipe chooses, and accelerate
+    "train": {
+        *("--data", "--checkpoint", "--device", "--out", "--resume"),  # a recipe chooses, and accelerate
+        *("--model", "--limit"),  # changes of the recipe
+    },
 }
 """Options that mean something else in this command than in the others that have them."""
 

@@ -3,11 +3,13 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from cli_runs import exit_code
@@ -50,7 +52,11 @@ def photographs(tmp_path: Path) -> Path:
 
 
 def test_demo_shows_the_reference_model_on_your_copy_of_cifar10(monkeypatch, capsys, photographs, tmp_path) -> None:
-    monkeypatch.setattr(run, "DIGITS_METHODS", run.DIGITS_METHODS[:1] * 4)
+    """The digits have the test above: of them a few are evaluated, and none is drawn."""
+    digits, draw = run.digits(), run.draw
+    few = replace(digits, methods=digits.methods[:1] * 4, batches=[(digits.pictures, torch.arange(10))])
+    monkeypatch.setattr(run, "digits", lambda: few)
+    monkeypatch.setattr(run, "draw", lambda exhibit, *given: [] if exhibit is few else draw(exhibit, *given))
     monkeypatch.setattr(run, "measure_speed", lambda seed: SPEED)
     assert exit_code(monkeypatch, "demo", "--out", tmp_path, "--cifar10", photographs) == 0
     rows = json.loads((tmp_path / "demo.json").read_text())["cifar10"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pandas as pd
 import pytest
 import timm
 import torch
@@ -17,6 +18,7 @@ from safetensors.torch import save_file
 from sklearn.metrics import average_precision_score
 
 from cli_runs import exit_code
+from vitrim import reduce_
 from vitrim.data import batches, eval_transform, load_data, load_images
 from vitrim.errors import VitrimError
 from vitrim.loading import load
@@ -104,7 +106,7 @@ def test_record_and_table(folder, tmp_path, monkeypatch, capsys):
     for row in record["rows"]:
         assert set(row) == {
             *("model", "method", "images", "top1", "top5", "agreement", "cosine"),
-            *("gmacs", "gmacs_images", "tokens_per_block", "tokens_at_end"),
+            *("gmacs", "gmacs_images", "tokens_per_block", "tokens_at_end", "loss", "loss_error", "kl"),
         }
         assert set(row["gmacs"]) == {"linear", "attention", "matching", "norm"}
         assert all(0 <= row[key] <= 1 for key in ("top1", "top5", "agreement"))
@@ -120,7 +122,7 @@ def test_record_and_table(folder, tmp_path, monkeypatch, capsys):
     assert cells == [
         f"{100 * tome['top1']:.2f}",
         f"{100 * tome['top5']:.2f}",
-        f"{100 * (tome['top1'] - dense['top1']):+.2f}",
+        f"{100 * (tome['top1'] - dense['top1']):+.2f}±{100 * tome['loss_error']:.2f}",
         f"{100 * tome['agreement']:.1f}",
         f"{tome['cosine']:.4f}",
         f"{total:.4f}",
@@ -413,6 +415,43 @@ def test_decisions_are_written_for_every_method(folder, tmp_path, monkeypatch, c
     assert found.num_tokens[0].tolist() == [15, 13, 11, 9, 7, 5]
     assert run(monkeypatch, *arguments, "--decisions", folder / "ant" / "0.png") == 2
     assert "0.png" in the_error(capsys)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_predictions_are_a_row_per_image(folder, tmp_path, monkeypatch, capsys, ending):
+    file, record = tmp_path / f"images.{ending}", tmp_path / "record.json"
+    arguments = [MODEL, *SMALL, "--model-option", "num_classes=6", "-m", "tome:r=2", "--data", folder, "--seed", 1]
+    assert run(monkeypatch, *arguments, "--batch-size", 5, "--predictions", file, "--json", record) == 0
+    assert f"predictions: {file}" in capsys.readouterr().out.replace("\n", "")
+    table = pd.read_csv(file) if ending == "csv" else pd.read_parquet(file)
+    assert table["image"].tolist() == [*range(12)]
+    assert [Path(each).parent.name for each in table["file"]] == [name for name in CLASSES for _ in range(2)]
+
+    torch.manual_seed(1)
+    model = timm.create_model(MODEL, img_size=64, num_classes=6).eval()
+    dataset = load_images(folder)
+    dataset.transform = eval_transform(model)
+    images, labels = map(torch.stack, zip(*((x, torch.tensor(y)) for x, y in dataset), strict=True))
+    dense = model(images).softmax(1).detach()
+    reduce_(model, "tome:r=2")
+    reduced = model(images).softmax(1).detach()
+    assert table["label"].tolist() == labels.tolist()
+    for name, found in (("dense", dense), ("tome:r=2", reduced)):
+        assert table[name].tolist() == found.argmax(1).tolist()
+        np.testing.assert_allclose(table[f"{name} probability"], found.max(1).values, rtol=1e-4)
+    # the paired standard error follows from the file alone
+    change = (table["tome:r=2"] == table["label"]).astype(float) - (table["dense"] == table["label"])
+    row = read(record)["rows"][1]
+    assert row["loss"] == pytest.approx(-change.mean())
+    assert row["loss_error"] == pytest.approx(max(change.std(ddof=0) / 12**0.5, 1 / 12))
+
+
+@pytest.mark.parametrize(
+    ("file", "message"), [("images.txt", "ends in .csv or .parquet"), ("ant/0.png/x.csv", "cannot write")]
+)
+def test_predictions_that_cannot_be_written_are_one_line(folder, monkeypatch, capsys, file, message):
+    assert run(monkeypatch, MODEL, *SMALL, "--data", folder, "--predictions", folder / file) == 2
+    assert message in the_error(capsys)
 
 
 # ---- classes by name

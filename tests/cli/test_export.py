@@ -24,7 +24,12 @@ from vitrim.exporting.writing import _classes
 from vitrim.loading import create_model
 
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 2}
-MODEL = ["test_vit", *(part for key, value in OPTIONS.items() for part in ("--model-option", f"{key}={value}"))]
+SHALLOW = {**OPTIONS, "depth": 1}
+
+
+def words(options: dict[str, int]) -> list[str]:
+    """The tiny model, as the command takes it."""
+    return ["test_vit", *(part for key, value in options.items() for part in ("--model-option", f"{key}={value}"))]
 
 
 @pytest.fixture
@@ -32,7 +37,13 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_
     """``vitrim export`` of a tiny model, in a folder with the folder ``images`` of two classes."""
     write_noise(tmp_path / "images", 4)
     monkeypatch.chdir(tmp_path)
-    return runner(monkeypatch, capfd, "export", *MODEL)
+    return runner(monkeypatch, capfd, "export", *words(OPTIONS))
+
+
+@pytest.fixture
+def run_shallow(run: Run, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """As `run`, of one block: every export takes half the time."""
+    return runner(monkeypatch, capfd, "export", *words(SHALLOW))
 
 
 def test_a_file_and_its_record(run: Run) -> None:
@@ -49,22 +60,24 @@ def test_a_file_and_its_record(run: Run) -> None:
     assert file.run(np.zeros((3, 3, 32, 32), np.float32)).shape == (3, 2)
 
 
-def test_dense_for_one_batch_timed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dense_for_one_batch_timed(run_shallow: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrim.measure.latency.Budget.spent", lambda self, rounds, *_: rounds >= 2)
-    code, _, err = run("--out", "m.pt2", "--batch", "2", "--check", "2", "--preprocess", "--bench", "--json", "r.json")
+    code, _, err = run_shallow(
+        "--out", "m.pt2", "--batch", "2", "--check", "2", "--preprocess", "--bench", "--json", "r.json"
+    )
     assert code == 0, err
     rows = json.loads(Path("r.json").read_text())["rows"]
     assert [(row["engine"], row["batch_size"]) for row in rows] == [("eager", 2)] * 2 + [("torch.export", 2)] * 2
 
 
-def test_the_function_does_what_the_command_does(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_function_does_what_the_command_does(run_shallow: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrim.measure.latency.Budget.spent", lambda self, rounds, *_: rounds >= 2)
     given = ["-m", "tome:r=2", "--out", "m.pt2", "--check", "5", "--images", "images", "--bench"]
-    code, out, err = run(*given, "--seed", "3", "--json", "r.json")
+    code, out, err = run_shallow(*given, "--seed", "3", "--json", "r.json")
     assert code == 0, err
     record, state = json.loads(Path("r.json").read_text()), torch.get_rng_state()
     file = vitrim.export(
-        "test_vit", "tome:r=2", "n.pt2", check=5, images="images", bench=True, seed=3, model_options=OPTIONS
+        "test_vit", "tome:r=2", "n.pt2", check=5, images="images", bench=True, seed=3, model_options=SHALLOW
     )
     assert torch.equal(torch.get_rng_state(), state)
     assert file.report is not None
@@ -84,7 +97,7 @@ def test_the_function_does_what_the_command_does(run: Run, monkeypatch: pytest.M
 
 def test_a_reduced_model_is_timed_against_itself_made_dense(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrim.measure.latency.Budget.spent", lambda self, rounds, *_: rounds >= 2)
-    model = create_model("test_vit", options=OPTIONS)
+    model = create_model("test_vit", options=SHALLOW)
     reduction = vitrim.reduce_(model, "tome:r=2")
     file = vitrim.export(model, None, "m.pt2", batch=2, check=0, bench=True)
     assert file.report is not None
@@ -120,9 +133,9 @@ def test_counts_are_frozen_under_what_a_run_learned(run: Run) -> None:
     assert vitrim.Exported.open("m.pt2").metadata["method"] == "ia_red2:r=[15,0]"
 
 
-def test_images_fill_a_batch_of_the_file(run: Run) -> None:
+def test_images_fill_a_batch_of_the_file(run_shallow: Run) -> None:
     given = ["-m", "tome:r=2", "--images", "images", "--image-size", "32", "--check", "2"]
-    code, out, err = run("--out", "m.pt2", "--batch", "7", *given)
+    code, out, err = run_shallow("--out", "m.pt2", "--batch", "7", *given)
     assert code == 0, err
     assert "7 images in batches of 7: largest difference" in out
 
@@ -232,7 +245,7 @@ def test_counts_are_found_on_so_many_images(
     monkeypatch.setattr(writing, "batches", lambda dataset, size, limit: asked.append(limit) or [])
     monkeypatch.setattr("vitrim.exporting.static.freeze", frozen)
     vitrim.export(
-        create_model("test_vit", options=OPTIONS), "atm", tmp_path / "m.pt2",
+        create_model("test_vit", options=SHALLOW), "atm", tmp_path / "m.pt2",
         freeze=True, limit=limit, check=0, images=ImageDataset([Image.new("RGB", (32, 32))], [0]),
     )  # fmt: skip
     assert asked == [images]

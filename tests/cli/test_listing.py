@@ -44,7 +44,23 @@ def test_table_of_methods(run: Run) -> None:
     code, out, _ = run("methods")
     assert code == 0
     assert all(f"│ {name} " in out for name in registered())
-    assert "tome: Token Merging: Your ViT But Faster (ICLR 2023)" in out
+    assert "(Token Merging: Your ViT But Faster (ICLR 2023))" in " ".join(out.split())
+    assert "tome: Bipartite soft matching on keys, between attention and MLP of every block" in out
+
+
+def test_without_an_argument_it_says_what_there_is(run: Run) -> None:
+    code, out, _ = run()
+    assert code == 0
+    assert [line.split()[2] for line in out.splitlines()] == list(listing.KINDS)
+    assert set(listing.KINDS) == set(listing.TABLES)
+
+
+def test_the_marked_methods_are_those_of_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text(encoding="utf-8")
+    start = page.partition("## In one minute")[2].partition("\n## ")[0]
+    for name, how in listing.RECOMMENDED.items():
+        assert f"`{name}" in start, name
+        assert registered()[name].training_free or how == "trained"
 
 
 def test_hosts(run: Run) -> None:
@@ -173,7 +189,6 @@ def test_record(run: Run, tmp_path: Path, kind: str) -> None:
         (["xyz"], "unknown list 'xyz'; valid: hosts, methods, models"),
         (["models", "deit_smal_patch16"], "did you mean 'deit_small_patch16_224'? `vitrim list models` prints all"),
         (["methods", "zzz"], "no name in the list of methods contains 'zzz'; `vitrim list methods` prints all"),
-        ([], "Missing argument"),
     ],
 )
 def test_errors_are_one_line(run: Run, arguments: list[str], message: str) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import matplotlib.image
 import numpy as np
 import pytest
+import timm
+import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from cli_runs import Run, runner
+from dense_files import write_masks_table
 
 MODEL = ("test_vit", "--model-option", "img_size=64", "--model-option", "num_classes=2")
 
@@ -96,4 +101,31 @@ def test_a_model_that_is_no_classifier(
     show = runner(monkeypatch, capsys, "show", "vitrim:camvid_vit")
     code, _, error = show(images / "bee", "-m", "tome:r=2", "--out", tmp_path / "new")
     assert code == 2
-    assert "predicts places, not one class: only classifiers are shown" in error
+    assert "predicts places, which are drawn beside the truth: give images with their masks or boxes, --data" in error
+
+
+def test_a_model_for_segmentation_is_drawn_beside_the_truth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_masks_table(tmp_path / "scenes.parquet", [[0, 1], [1, 2]])
+    monkeypatch.chdir(tmp_path)
+    show = runner(monkeypatch, capsys, "show", "segmenter:test_vit", "--model-option", "num_classes=3")
+    options = ("--model-option", "img_size=64", "--data-option", "num_classes=3")
+    code, printed, _ = show("--data", data, "-m", "tome:r=[2]", "--limit", 1, *options)
+    assert code == 0
+    assert matplotlib.image.imread("pictures/image_0.png").shape[1] > 500  # the default folder
+    assert re.search(r"dense: every token; tome:r=\[2\]: \d+% of the MACs, \d+\.\d% as dense", printed)
+
+
+def test_a_model_of_imagenet_names_its_classes(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = timm.create_model("test_vit", img_size=64, num_classes=1000)
+    torch.nn.init.zeros_(model.head.weight)
+    model.head.bias.data = torch.nn.functional.one_hot(torch.tensor(207), 1000) * 7.447
+    save_file(model.state_dict(), tmp_path / "golden.safetensors")
+    show = runner(monkeypatch, capsys, "show", "test_vit", "--model-option", "img_size=64")
+    where = ("--out", tmp_path, "--checkpoint", tmp_path / "golden.safetensors", "--model-option", "num_classes=1000")
+    code, printed, _ = show(images / "ant" / "0.png", "-m", "tome:r=2", *where)
+    assert code == 0
+    assert "dense: golden retriever (63 %); tome:r=2: golden retriever (63 %)" in printed

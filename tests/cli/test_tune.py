@@ -26,6 +26,8 @@ DATA = ["--data", "images", "--batch-size", "4"]
 FEW = ["--evaluations", "4"]
 TUNE = ["tune", "test_vit", *SMALL, *DATA, *FEW, "--target", "macs=0.8"]
 
+pytestmark = pytest.mark.usefixtures("macs_counted_once")
+
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:

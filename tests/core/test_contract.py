@@ -28,7 +28,19 @@ def describe(config: vitrim.MethodConfig) -> str:
 
 
 PAIR = ("host", "config")
-every_pair = pytest.mark.parametrize(PAIR, tiny.matrix(CONFIGS, tiny.HOSTS, thorough=["vit"], once=tiny.LIBRARIES))
+OTHER_FORMS = [host for host in tiny.HOSTS if host not in (*tiny.PLAIN, *tiny.LIBRARIES, "vit")]
+"""Hosts of a family that another host is the plain one of. On these a few methods restore: a selection, merging with
+fresh values, and counts that differ per image."""
+every_pair = pytest.mark.parametrize(
+    PAIR,
+    [
+        *tiny.matrix(
+            CONFIGS, [host for host in tiny.HOSTS if host not in OTHER_FORMS], thorough=["vit"], once=tiny.LIBRARIES,
+            full=[host for host in tiny.HOSTS if host not in OTHER_FORMS],
+        ),
+        *tiny.matrix(CONFIGS, OTHER_FORMS, thorough=[], others=("evit", "mctf", "ats"), full=OTHER_FORMS),
+    ],
+)  # fmt: skip
 gradient_pair = pytest.mark.parametrize(
     PAIR, tiny.matrix(CONFIGS, tiny.HOSTS, thorough=["vit"], others=["mctf", "cropr"], variants=["mctf"])
 )
@@ -45,9 +57,12 @@ COMPILED = DIFFERENT if FULL_MATRIX else [*tiny.LIBRARIES, "eva"]
 # compiling and exporting take seconds each: all methods on ViT, one on every kind of attention, and even in the full
 # matrix all methods on every kind of attention and not on every form of it; EoMT, which reads in every forward whether
 # attention is masked, is no one graph itself
-ONE_SCORE = ("l1", "linf", "none", "random", "topk", "tofu", "bat", "dpc_knn", "patchmerger", "sinkhorn")
-"""Static methods that are another one but for lines without control flow: `l2`, `evit`, `pitome`, `kmedoids` and `sit`
-are compiled, and a dense model."""
+ONE_SCORE = (
+    *("l1", "l2", "linf", "none", "random", "topk", "tofu", "bat", "dpc_knn", "patchmerger", "sinkhorn", "sit"),
+    *("pitome", "diffrate"),
+)
+"""Static methods that are another one but for lines without control flow: `evit`, `tome`, `kmedoids` and `dynamicvit`
+are compiled, and a dense model; `l2` in `test_grid.py`."""
 static_pair = pytest.mark.parametrize(
     PAIR,
     tiny.matrix(
@@ -59,16 +74,15 @@ static_pair = pytest.mark.parametrize(
         full=DIFFERENT,
     ),
 )
-# `test_compile_fullgraph` has all of these, some with a batch of any size: export traces the same operations;
-# zero_tprune takes some images of a batch at a time, and all of them in a graph
+# `test_compile_fullgraph` has all of these, some with a batch of any size: export traces the same operations, so that
+# one host of timm and one whose output is no tensor stand for the others, and ToMe for Cropr; zero_tprune takes some
+# images of a batch at a time, and all of them in a graph
 BY_PARTS = [] if FULL_MATRIX else tiny.matrix(STATIC, ["vit"], thorough=[], others=["zero_tprune"])
 export_pair = pytest.mark.parametrize(
-    PAIR, tiny.matrix(STATIC, tiny.LIBRARIES, thorough=[], others=["tome", "cropr"], full=DIFFERENT) + BY_PARTS
+    PAIR, tiny.matrix(STATIC, ["vit", "hf_vit"], thorough=[], others=["tome"], full=DIFFERENT) + BY_PARTS
 )
-# what a kind of attention does to a compiled model shows without training
-training_pair = pytest.mark.parametrize(
-    PAIR, tiny.matrix(STATIC, ["vit"], thorough=[], others=["evit", "cropr"], full=["vit"])
-)
+# what a kind of attention does to a compiled model shows without training; Cropr learns, and has a loss of its own
+training_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, ["vit"], thorough=[], others=["cropr"], full=["vit"]))
 every_method = pytest.mark.parametrize("config", CONFIGS, ids=describe)
 
 

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed
 
-from distributed_worker import CASES, PROCESSES
-
-WORKER = Path(__file__).parents[1] / "distributed_worker.py"
-SECONDS = 600  # far more than it takes where the cores are free
+from distributed_worker import CASES
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this build of torch has no gloo"),
@@ -23,28 +17,10 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+@pytest.fixture
+def found(two_processes: Path) -> dict[str, Any]:
     """What the two processes found, by case."""
-    folder = tmp_path_factory.mktemp("distributed")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(rank), str(folder)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(PROCESSES)
-    ]
-    try:
-        outputs = [worker.communicate(timeout=SECONDS)[0] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert [worker.returncode for worker in workers] == [0] * PROCESSES, "\n".join(outputs)
-    results: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    results: dict[str, Any] = json.loads((two_processes / "found.json").read_text())
     return results
 
 

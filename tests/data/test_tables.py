@@ -68,6 +68,16 @@ def test_the_only_split_of_files_need_not_be_named(tmp_path):
         load_images(tmp_path / "cifar10-test.parquet", split="train")
 
 
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [("birds-val2", "validation"), ("valley", None), ("eval", None), ("interval", None), ("train-and-val", None)],
+)
+def test_a_single_file_is_read_whole(tmp_path, name, split):
+    write_table(tmp_path / f"{name}.parquet", [0, 1])
+    dataset = load_images(tmp_path / f"{name}.parquet")
+    assert (labels(dataset), dataset.split) == ([0, 1], split)
+
+
 def test_files_of_no_split(tmp_path):
     write_table(tmp_path / "b.parquet", [1])
     write_table(tmp_path / "a.parquet", [0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import doctest
 import itertools
 from collections.abc import Sequence
 from typing import Any, cast
@@ -370,7 +369,3 @@ def test_an_error_while_reading_passes_through_after_the_progress_so_far():
     with pytest.raises(DataError, match="cannot read image 8"):
         evaluate(classifier(), ["tome:r=4"], broken(), on_progress=lambda images, of: seen.append((images, of)))
     assert seen == [(5, None), (8, None)]
-
-
-def test_examples():
-    assert doctest.testmod(evaluation).failed == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,9 @@ from vitrim.tasks import Task, make_task
 
 METHODS = ["tome:r=4", "random:keep_rate=0.5", ATM]
 SETTINGS = {"model": "made", "methods": METHODS}
+
+others = partial(pytest.param, marks=pytest.mark.full)
+"""Further pairs of how an evaluation is cut and what its labels are: these have nothing to do with each other."""
 
 
 def dataset(count: int = 11, several: bool = False) -> TensorDataset:
@@ -126,8 +130,7 @@ def test_probes_may_be_any():
 # ---- processes
 
 
-@pytest.mark.parametrize("several", [False, True])
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize(("processes", "several"), [(2, True), (3, False), others(2, False), others(3, True)])
 def test_rows_are_the_same_however_many_processes_share_the_batches(processes: int, several: bool):
     alone = started(several)
     for batch in read(dataset(several=several), 3):
@@ -173,8 +176,7 @@ def test_batches_without_processes_are_numbered():
 # ---- partial results
 
 
-@pytest.mark.parametrize("several", [False, True])
-@pytest.mark.parametrize("stop", [1, 3])
+@pytest.mark.parametrize(("stop", "several"), [(1, False), (3, True), others(1, True), others(3, False)])
 def test_a_measurement_that_was_stopped_goes_on_to_the_same_rows(tmp_path: Path, stop: int, several: bool):
     whole = started(several)
     for batch in read(dataset(several=several), 3):

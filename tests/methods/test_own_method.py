@@ -6,7 +6,6 @@ import importlib
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 
 import tiny
 import vitrim
+from cli_runs import exit_code
 from vitrim.core import method, registry
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_method.py"
@@ -53,10 +53,12 @@ def test_the_longest_patches_stay(file: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [state.num_patches for state in reduction.states] == [36, 36, 9, 9, 9]
 
 
-def test_the_command_line_takes_it(file: Path) -> None:
-    code = "import mine; from vitrim.cli import main; main()"
-    command = ["profile", "test_vit", "-m", "longest:keep_rate=0.5", "--json", "found.json"]
-    subprocess.run([sys.executable, "-c", code, *command], cwd=file.parent, check=True, capture_output=True)
+def test_the_command_line_takes_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(file.parent)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    monkeypatch.chdir(file.parent)
+    importlib.import_module("mine")
+    assert exit_code(monkeypatch, "profile", "test_vit", "-m", "longest:keep_rate=0.5", "--json", "found.json") == 0
     assert "longest:keep_rate=0.5" in (file.parent / "found.json").read_text()
     json.loads((file.parent / "found.json").read_text())
 

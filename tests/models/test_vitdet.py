@@ -331,7 +331,8 @@ def test_labels_are_shifted_inside_only_and_targets_are_left_as_they_are() -> No
     assert model._target(targets[0])["labels"].tolist() == [1, 3]
 
 
-@pytest.mark.parametrize("kind", ["boxes", pytest.param("cascade", marks=pytest.mark.full)])
+@pytest.mark.full  # in `make test` a detector with masks memorises scenes, trained by a recipe: `test_dense_tasks.py`
+@pytest.mark.parametrize("kind", ["boxes", "cascade"])
 def test_it_memorises_a_scene(kind: str) -> None:
     model = detector(**{**KINDS[kind], "masks": False}).train()
     images, targets = scene()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 import golden_models
-import vitrim.models
 from cli_runs import exit_code
 from golden_models import published
 from golden_streams import check_gradients, loaded, table_8, with_random_heads
@@ -405,11 +403,6 @@ def test_a_pre_training_step_draws_masks_anew_and_reads_no_targets() -> None:
     assert set(losses) == {"memory", "process", "total"}
     assert torch.equal(losses["total"], expected["total"])
     assert not torch.equal(step.base_losses()["total"], losses["total"])
-
-
-@pytest.mark.parametrize("module", [streams, vittm, vittm_mae, vitrim.models])
-def test_examples(module: Any) -> None:
-    assert doctest.testmod(module).failed == 0
 
 
 def resampled(table: Tensor) -> Tensor:

@@ -14,10 +14,9 @@ from vitrim.measure.decisions import DecisionsProbe
 from vitrim.measure.records import as_batches
 from vitrim.measure.run import Measurement
 from vitrim.plots.patches import (
+    HATCH_GROUND,
+    HATCH_LINE,
     OUTLINE_COLOUR,
-    PRUNED_COLOUR,
-    PRUNED_LIGHT,
-    PRUNED_TINT,
     draw_groups,
     draw_kept,
     groups_of,
@@ -30,13 +29,18 @@ SIDE = 4
 """Patches, and pixels of a patch, of the tiny ViT."""
 
 
+def hatched(picture: np.ndarray) -> np.ndarray:
+    """The pixels that have one of the two greys of pruned patches."""
+    return np.any([np.isclose(picture, grey).all(axis=-1) for grey in (HATCH_GROUND, HATCH_LINE)], axis=0)
+
+
 def centres(picture: np.ndarray) -> np.ndarray:
     """The pixel in the middle of every patch, (P, 3) in raster order."""
     return picture[SIDE // 2 :: SIDE, SIDE // 2 :: SIDE].reshape(-1, 3)
 
 
 @pytest.mark.parametrize("restore", ["end", "last_block", "zeros"])
-def test_as_many_patches_are_dark_as_were_pruned(restore: str) -> None:
+def test_as_many_patches_are_hatched_as_were_pruned(restore: str) -> None:
     model = dense_models.segmenter("vit")
     reduction = vitrim.reduce_(model, f"topk:keep_rate=0.6,restore={restore}", record=True)
     images = torch.rand(2, 3, 24, 24)
@@ -46,8 +50,7 @@ def test_as_many_patches_are_dark_as_were_pruned(restore: str) -> None:
         image = images[row].permute(1, 2, 0).numpy()
         drawn = draw_kept(image, sources_of(reduction.states, row), GRID)
         before, after = centres(image), centres(drawn)
-        dark = PRUNED_LIGHT * before.mean(axis=-1, keepdims=True) + np.array(PRUNED_TINT)
-        pruned = np.isclose(after, dark, atol=1e-6).all(axis=-1)
+        pruned = hatched(after)
         assert np.array_equal(after[~pruned], before[~pruned])
         fewest = min(state.num_patches for state in reduction.states)
         assert pruned.sum() == 36 - fewest > 0
@@ -105,14 +108,16 @@ def test_grids_that_do_not_fit_are_refused() -> None:
         draw_kept(np.zeros((6, 6)), np.arange(6), (2, 3), covered=(4, 6))
 
 
-def test_groups_get_their_mean_and_pruned_patches_the_pruned_colour() -> None:
+def test_groups_get_their_mean_and_pruned_patches_a_hatch() -> None:
     image = np.zeros((4, 4), dtype=np.float32)
     image[:, 1] = 1.0
     source = np.array([1, 1, 2, -1] * 4)  # one group over the first two columns, one over the third, the last pruned
     drawn = draw_groups(image, source, (4, 4), scale=8)
     assert drawn.shape == (32, 32, 3)
     assert np.allclose(drawn[12, 8], 0.5)  # inside the first group: the mean of black and white
-    assert np.allclose(drawn[12, 28], PRUNED_COLOUR)
+    assert hatched(drawn[:, 24:]).all()
+    assert not np.allclose(drawn[:, 24:], HATCH_GROUND)  # there are lines
+    assert not hatched(drawn[:, :24]).any()
     assert np.allclose(drawn[12, 15], OUTLINE_COLOUR)  # its right edge
     assert np.allclose(drawn[12, 20], 0.0)
 

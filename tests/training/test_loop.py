@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from killed_runs import killed
 from tiny_training import CLASSES, PER_CLASS, TINY, recipe, trainer
 from vitrim.errors import MissingPackageError, VitrimError
 from vitrim.loading import load_run
+from vitrim.models import vittm_mae
 from vitrim.training import checkpoint, learner, loop, run_folder
 from vitrim.training.loop import recipe_text
 
@@ -423,8 +425,10 @@ def test_a_run_starts_from_a_finished_one_with_what_its_reducers_learned(images:
         trainer(recipe(method="cropr:r=1"), images, tmp_path / "third", start=tmp_path / "first")
 
 
-def test_a_pretrained_encoder_is_fine_tuned(images: Path, tmp_path: Path) -> None:
-    """From masked autoencoding to a classifier, as ViTTM is trained."""
+def test_a_pretrained_encoder_is_fine_tuned(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From masked autoencoding to a classifier, as ViTTM is trained; the decoders are small ones."""
+    decoders = {"decoder_dim": 16, "decoder_depth": 1, "decoder_num_heads": 2}
+    monkeypatch.setattr(vittm_mae, "MaskedViTTM", partial(vittm_mae.MaskedViTTM, **decoders))
     options = {"embed_dim": 32, "num_heads": 2, "depth": 1, "img_size": 56}
     pretraining = recipe(model="vittm_base_28_28_mae", model_options=options, epochs=1, eval_split=None)
     trainer(pretraining, images, tmp_path / "mae").run()

@@ -10,18 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
 import tiny_dense
 import training_worker
-from cli_runs import exit_code, in_two_processes
-from tiny_training import SHARDED, TINY, recipe, trainer, write_images
+from cli_runs import exit_code
+from tiny_training import COPIES, SHARDED, recipe, trainer
 from vitrim import Reduction
 from vitrim.loading import load_run
-
-WORKER = Path(training_worker.__file__)
-COPIES = {"epochs": 7}
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this build of torch has no gloo"),
@@ -29,22 +25,10 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images to train on, and 11 to test on: shares of 6 and 5, which batches of 5 make two and one."""
-    folder = write_images(tmp_path_factory.mktemp("uneven"))
-    (folder / "test/ant/0.png").unlink()
-    return folder
-
-
-@pytest.fixture(scope="module")
-def two(uneven: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def two(two_processes: Path) -> Path:
     """The folder with the runs of the two processes."""
-    out = tmp_path_factory.mktemp("two")
-    tiny = out / "tiny.yaml"
-    tiny.write_text(yaml.safe_dump({**TINY, **COPIES, "dataset": "folders of colours"}))
-    in_two_processes(WORKER, uneven, tiny, out)
-    return out
+    return two_processes
 
 
 def losses(out: Path) -> list[float]:

@@ -346,11 +346,11 @@ def test_files_that_are_broken_are_refused_in_one_short_line(write, text: str, s
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("augment.repeats=1000000", "augment.repeats: Input should be less than or equal to 1000"),
+        ("augment.repeats=1000000", "augment.repeats: must be at most 1000"),
         ("augment.interpolation=bicubik", "augment.interpolation"),
-        ("schedule.cooldown_epochs=1e300", "less than or equal to 100000"),
-        ("schedule.warmup_epochs=1e300", "less than or equal to 100000"),
-        ("optimizer.freeze_epochs=1e300", "less than or equal to 100000"),
+        ("schedule.cooldown_epochs=1e300", "must be at most 100000"),
+        ("schedule.warmup_epochs=1e300", "must be at most 100000"),
+        ("optimizer.freeze_epochs=1e300", "must be at most 100000"),
         ("eval_split=[1]", "eval_split: expected the name of a part of the data"),
         ("eval_split=1", "eval_split: a share of the training images is above 0 and below 1"),
         ("eval_split=true", "eval_split: expected"),

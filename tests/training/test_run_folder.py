@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,62 +21,98 @@ from vitrim.errors import VitrimError
 from vitrim.training.run_folder import LOCK, only_run
 
 HOLD = """
-import os, sys, time
+import json, os, signal, sys, time
 from pathlib import Path
 from vitrim.training.run_folder import only_run
-with only_run(Path(sys.argv[1])):
-    if len(sys.argv) > 2 and not os.fork():  # as a process that reads images
-        time.sleep(60)
-        os._exit(0)
-    print("held", flush=True)
-    sys.stdin.read()
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how they ended
+for line in sys.stdin:
+    folder, until, more = json.loads(line)
+    if os.fork():
+        continue
+    with only_run(Path(folder)):
+        if more and not os.fork():  # as a process that reads images
+            time.sleep(600)
+            os._exit(0)
+        print(os.getpid(), flush=True)
+        Path(until).read_text()  # a pipe, which ends when its writer does
+    os._exit(0)
 """
+"""Starts a process for each line that it reads; the lock is held until the pipe of that line ends."""
+SECONDS = 60  # far more than it takes where the cores are free
 
 
-@contextmanager
-def another(folder: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds the lock until its input ends."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), *more], start_new_session=True, **pipes)  # type: ignore[call-overload]
-    try:
-        assert process.stdout.readline() == "held\n"
-        yield process
-    finally:
+class Another:
+    """A process that holds the lock of a folder."""
+
+    def __init__(self, holder: subprocess.Popen[str], folder: Path, *, with_a_child: bool = False) -> None:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        pipe = folder.with_name("until")
+        os.mkfifo(pipe)
+        print(json.dumps([str(folder), str(pipe), with_a_child]), file=holder.stdin, flush=True)
+        self.pid = int(holder.stdout.readline())
+        self.until = pipe.open("w")
+
+    def end(self) -> None:
+        self.until.close()
+        self._wait()
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        self._wait()
+        self.until.close()
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + SECONDS
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+            while time.monotonic() < deadline:
+                os.kill(self.pid, 0)
+                time.sleep(0.01)
+            pytest.fail("the process did not end")
 
 
-def test_another_process_is_refused_until_this_one_ends_and_changes_nothing(images: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def holder() -> Iterator[subprocess.Popen[str]]:
+    """What starts such processes: importing once takes longer than all else."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", HOLD], start_new_session=True, **pipes)  # type: ignore[call-overload]
+    yield process
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def test_another_process_is_refused_until_this_one_ends_and_changes_nothing(
+    holder: subprocess.Popen[str], images: Path, tmp_path: Path
+) -> None:
     """By the lock itself, and by a run."""
     out = tmp_path / "new"
-    with another(out) as process:
-        with (
-            pytest.raises(
-                VitrimError, match=f"process {process.pid} on .* is at work in .*new: wait for it"
-            ) as refused,
-            only_run(out),
-        ):
-            pass
-        assert "\n" not in str(refused.value)
-        before = sorted(path.name for path in out.iterdir())
-        with pytest.raises(VitrimError, match="is at work in"):
-            trainer(recipe(), images, out).run()
-        assert sorted(path.name for path in out.iterdir()) == before
-        process.communicate("")
-        with only_run(out):
-            assert str(os.getpid()) in (out / LOCK).read_text()
+    process = Another(holder, out)
+    with (
+        pytest.raises(VitrimError, match=f"process {process.pid} on .* is at work in .*new: wait for it") as refused,
+        only_run(out),
+    ):
+        pass
+    assert "\n" not in str(refused.value)
+    before = sorted(path.name for path in out.iterdir())
+    with pytest.raises(VitrimError, match="is at work in"):
+        trainer(recipe(), images, out).run()
+    assert sorted(path.name for path in out.iterdir()) == before
+    process.end()
+    with only_run(out):
+        assert str(os.getpid()) in (out / LOCK).read_text()
     assert not (out / LOCK).exists()
     trainer(recipe(), images, out, max_updates=1).run()
 
 
-def test_a_killed_process_leaves_no_lock_though_one_that_it_started_lives_on(tmp_path: Path) -> None:
-    with another(tmp_path, "fork") as process:
-        process.kill()
-        process.wait()
-        assert (tmp_path / LOCK).exists()
-        with only_run(tmp_path):
-            pass
+def test_a_killed_process_leaves_no_lock_though_one_that_it_started_lives_on(
+    holder: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    Another(holder, out, with_a_child=True).kill()
+    assert (out / LOCK).exists()
+    with only_run(out):
+        pass
 
 
 def test_two_runs_of_one_process(images: Path, tmp_path: Path) -> None:

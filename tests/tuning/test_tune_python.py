@@ -25,6 +25,8 @@ OPTIONS = {"depth": 2, "img_size": 32, "patch_size": 8, "num_classes": 2}
 SMALL = [part for key, value in OPTIONS.items() for part in ("--model-option", f"{key}={value}")]
 FEW: dict[str, Any] = {"target": "macs=0.8", "evaluations": 4, "batch_size": 4}
 
+pytestmark = pytest.mark.usefixtures("macs_counted_once")
+
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], images: Path) -> Run:
@@ -120,7 +122,8 @@ def test_progress_counts_settings_and_names_those_that_are_better(model: nn.Modu
     scores = [trial.scores["feature"] for trial in trials]
     better = [number == 0 or score < min(scores[:number]) for number, score in enumerate(scores)]
     assert [bool(line) for _, _, line in seen] == better
-    assert seen[0][2] == f"feature {scores[0]:.4g} at {trials[0].share:.1%}: {trials[0].config.describe()} (constant)"
+    saved, method = f"{100 * (1 - trials[0].share):.1f} % saved", trials[0].config.describe()
+    assert seen[0][2] == f"feature {scores[0]:.4g} at {saved}: {method} (constant)"
 
 
 def test_several_settings_are_no_best_one(model: nn.Module, images: Path) -> None:

@@ -27,6 +27,8 @@ from vitrim.tuning.search import Search
 IMAGES = torch.randn(48, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 DATASET = TensorDataset(IMAGES, torch.zeros(48, dtype=torch.int64))
 
+pytestmark = pytest.mark.usefixtures("macs_counted_once")
+
 
 @pytest.fixture(scope="module")
 def model() -> VisionTransformer:

@@ -8,8 +8,9 @@ compare_analyses(["report", "other_report"], out="compared")
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType
@@ -22,8 +23,9 @@ from vitrim.analysis.collect import Collect, records_of
 from vitrim.analysis.families import FAMILIES, across, chosen, results_of
 from vitrim.analysis.family import FamilyResult
 from vitrim.analysis.output import SUMMARY, read_analysis, write_records, write_report, write_tables
-from vitrim.analysis.record import Record
+from vitrim.analysis.record import Record, titled
 from vitrim.analysis.subject import Subject
+from vitrim.analysis.summary import milliseconds, summary
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
 from vitrim.data import DataError
@@ -32,6 +34,7 @@ from vitrim.files import check_folder
 from vitrim.loading import load
 from vitrim.measure.evaluation import DTYPES, data_facts, open_task
 from vitrim.measure.machine import environment, select_device
+from vitrim.measure.probes import MacsProbe
 from vitrim.measure.records import read
 from vitrim.measure.run import Measurement
 from vitrim.plots.style import FORMATS
@@ -159,7 +162,7 @@ def analyze(
         }
         own = (loaded.model if named else copy.deepcopy(loaded.model)).to(device=place, dtype=precision).eval()
         subject = Subject(own, configs, task, dataset, size, limit, seed, workers, loaded.learned, sizes)
-        measurement = subject.measurement(configs, [Collect(num_images=facts["images"])])
+        measurement = subject.measurement(configs, [Collect(num_images=facts["images"]), MacsProbe()])
         passes.append(_Pass(measurement, subject, found))
     if families and len(alone) == len(families):  # nothing to gather in a pass over all images
         results = results_of(None, families, passes[0].subject)
@@ -197,6 +200,7 @@ class _Pass(NamedTuple):
 def _gathered(passes: Sequence[_Pass], folder: Path, families: Sequence[str], formats: Sequence[str]) -> Report | None:
     """Write the records of what was gathered, and analyse them; None before the first batch."""
     records: list[Record] = []
+    complete = all(one.measurement.images == one.found["data"]["images"] for one in passes)
     for one in passes:
         findings = one.measurement.findings()
         if findings.rows:
@@ -207,11 +211,15 @@ def _gathered(passes: Sequence[_Pass], folder: Path, families: Sequence[str], fo
                 **{key: data[key] for key in ("split", "batch_size")},
                 "seed": one.measurement.seed,
             }
-            records += records_of(findings, header).values()
+            own = records_of(findings, header)
+            times = milliseconds(one.subject, one.subject.methods) if complete else {}
+            for row in findings.rows:
+                known = {"gmacs": sum(row["gmacs"].values()), **({"ms": times[row.method]} if times else {})}
+                own[row.method] = replace(own[row.method], header={**own[row.method].header, **known})
+            records += own.values()
     if not records:
         return None
     files = write_records(folder, records)  # before any family can fail: a pass may have taken hours
-    complete = all(one.measurement.images == one.found["data"]["images"] for one in passes)
     models = [{key: one.found[key] for key in ("model", "weights", "model_options")} for one in passes]
     results = results_of(records, families, passes[0].subject if complete else None)
     found = {**passes[0].found, "models": models, "complete": complete}
@@ -287,6 +295,8 @@ def compare_analyses(
 # ---- what they share -------------------------------------------------------------------------------------------------
 
 
+NOTES = 6
+"""Notes that a terminal gets."""
 PLACE = (str, Path)
 ARGUMENTS: dict[str, tuple[tuple[Any, ...], str, Any]] = {
     "out": (PLACE, "a folder", None),
@@ -370,6 +380,7 @@ def _write(
         formats: of figures.
         files: that were written before.
     """
+    results = {**({"summary": summary(titled(records))} if records else {}), **results}
     headers = [record.header for record in records]
     models = {one["model"]: {"model": one["model"], "weights": one.get("weights")} for one in headers if "model" in one}
     origin: dict[str, Any] = {"models": list(models.values())}
@@ -382,16 +393,42 @@ def _write(
     nowhere = {"environment": environment(device="cpu", dtype="float32", seed=0)}  # where no model runs
     found = {**origin, **nowhere, **found}
 
-    summary = {"command": "analyze", **found, "records": [dict(header) for header in headers]}
-    written = [*files, *write_tables(folder, results, summary)]
+    told = {"command": "analyze", **found, "records": [dict(header) for header in headers]}
+    written = [*files, *write_tables(folder, results, told)]
     written += write_report(folder, results, found, formats=formats)
     tables = [table for result in results.values() for table in result.tables if table.shown != ()]
-    rows = [{"table": table.name, **row} for table in tables for row in table.records()]
-    notes = [note for result in results.values() for note in result.notes]
+    rows = [{"table": table.name, **row} for table in tables if table.name != "summary" for row in table.records()]
+    notes = [note for name, result in results.items() if name != "summary" for note in result.notes]
+    words = results["summary"].notes if "summary" in results else []
     for_people = []
     for table in tables:  # spaces in the names of columns
         shown = tuple(name.replace("_", " ") for name in table.shown or table.columns)
         columns = tuple(name.replace("_", " ") for name in table.columns)
         texts = sum(name.startswith("method") for name in shown)
         for_people.append(replace(table, columns=columns, shown=shown, text_columns=texts))
-    return Report("analyze", found, rows, for_people, notes, written)
+    return AnalysisReport("analyze", found, rows, for_people, notes, written, words)
+
+
+@dataclass
+class AnalysisReport(Report):
+    """The findings of an analysis; a terminal gets the summary and the place of the rest.
+
+    Attributes:
+        words: what the summary comes to.
+    """
+
+    words: list[str] = field(default_factory=list)
+
+    def parts(self) -> Iterator[Any]:
+        """The summary, the sentence below it, a few notes, and the page that has everything."""
+        if self.tables and self.tables[0].name == "summary":
+            yield self.tables[0].title
+            yield replace(self.tables[0], title="").rich()
+        yield from self.words
+        yield from (f"note: {note}" for note in self.notes[:NOTES])
+        if len(self.notes) > NOTES:
+            yield f"{len(self.notes) - NOTES} more notes are in the report"
+        count = Counter(file.parent.name for file in self.files)
+        page = next((file for file in self.files if file.name == "index.html"), None)
+        if page is not None:
+            yield f"{count['tables']} tables and {count['figures']} figures: open {page}"

@@ -23,6 +23,7 @@ from vitrim.core.reduce import reduce_
 from vitrim.core.registry import ask, host_of
 from vitrim.data.transforms import eval_transform
 from vitrim.errors import ReductionWarning, unknown
+from vitrim.hosts.classes import class_names
 from vitrim.loading import create_model
 from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.latency import (
@@ -38,7 +39,7 @@ from vitrim.plots.show import check_shown
 from vitrim.tasks import make_task
 from vitrim.tuning.space import training_free
 
-__all__ = ["Service", "class_names"]
+__all__ = ["Service"]
 
 KEPT_MODELS = 3
 BEST = 5
@@ -147,7 +148,9 @@ class Service:
             check_shown(model)
             count = ask(model).num_classes(model) or 0
             methods = [config.name for config in training_free(model)]
-            self.loaded[name] = _Ready(model, class_names(model, count), methods)
+            self.loaded[name] = _Ready(
+                model, class_names(model) or [f"class {number}" for number in range(count)], methods
+            )
         self.loaded.move_to_end(name)
         while len(self.loaded) > KEPT_MODELS:
             self.loaded.popitem(last=False)
@@ -200,28 +203,3 @@ def _timing(model: nn.Module, config: MethodConfig, images: Tensor) -> Timing:
         for q1, median, q3 in np.percentile([dense, reduced, dense / reduced], [25, 50, 75], axis=1).T.tolist()
     )
     return Timing(of_dense, of_reduced, ratios, ROUNDS, torch.get_num_threads())
-
-
-def class_names(model: nn.Module, count: int) -> list[str]:
-    """The names of the classes of a model: its own, ImageNet's as timm has them, or numbers.
-
-    Args:
-        model: of any library.
-        count: of its classes.
-
-    Example:
-        >>> from vitrim.loading import create_model
-        >>> class_names(create_model("vitrim:cifar10_vit"), 10)[:2]
-        ['airplane', 'automobile']
-        >>> class_names(create_model("test_vit", options={"num_classes": 2}), 2)
-        ['class 0', 'class 1']
-    """
-    own = ask(model).class_names(model)
-    if own is not None and len(own) == count:
-        return list(own)
-    from timm.data import ImageNetInfo
-
-    imagenet = ImageNetInfo()
-    if count == imagenet.num_classes():
-        return [imagenet.index_to_description(number) for number in range(count)]
-    return [f"class {number}" for number in range(count)]

@@ -37,8 +37,9 @@ from vitrim.cli import (
     train,
     tune,
 )
+from vitrim.cli.help import Command, Group
 from vitrim.cli.options import flat
-from vitrim.errors import VitrimError, one_line
+from vitrim.errors import VitrimError, one_line, plain
 
 INTERRUPTED = 130
 TERMINATED = 143
@@ -70,12 +71,13 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 app = typer.Typer(
     help="Faster Vision Transformers by reducing their tokens.",
-    add_completion=False,
+    cls=Group,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 for name, command in COMMANDS.items():
-    app.command(name)(flat(command))
+    app.command(name, cls=Command)(flat(command))
 
 
 def _print_version(wanted: bool) -> None:
@@ -150,5 +152,5 @@ def _warn(message: Warning | str, category: type[Warning], *where: Any, **more: 
 
 
 def _fail(message: str) -> int:
-    print(f"error: {one_line(message)}", file=sys.stderr)
+    print(f"error: {one_line(plain(message))}", file=sys.stderr)
     return 2

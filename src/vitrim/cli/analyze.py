@@ -21,7 +21,7 @@ from vitrim.cli.options import (
     parse_methods,
     parse_options,
 )
-from vitrim.cli.output import Output
+from vitrim.cli.output import Output, progress_bar
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
@@ -98,9 +98,6 @@ def analyze(
     from the records, with --from, without model or data. If the pass stops half-way, what was gathered is analysed.
     """
     configs = parse_methods(methods or ())
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from vitrim.analysis.analyze import analyze as run
     from vitrim.analysis.analyze import analyze_records, compare_analyses
     from vitrim.analysis.families import chosen
@@ -110,18 +107,8 @@ def analyze(
     pixels = _pixels(sizes)
     chosen(only, pixels)
 
-    # a bar on standard error that goes when it is stopped; hidden where that is no terminal, and until the first batch
-    errors = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
-    bar.add_task("images", total=None, visible=False)
-
     def show(report: Report) -> None:
-        bar.stop()
-        console = output.console()
-        show_report(console, report)
-        for file in report.files:
-            console.print(f"wrote {file}", markup=False, highlight=False, soft_wrap=True)
+        show_report(output.console(), report)
         output.write("analyze", **{name: value for name, value in report.record.items() if name != "command"})
 
     if compare or stored:
@@ -145,31 +132,36 @@ def analyze(
     if images.source is None:
         raise VitrimError("give the images to analyse the model on with --data")
     set_threads(machine.threads)
-    with bar:
-        report = run(
-            models.names[0],
-            configs,
-            images.source,
-            more_models=models.more or (),
-            out=out,
-            only=only,
-            sizes=pixels,
-            formats=formats,
-            **images.reading,
-            data_options=parse_options(images.data_option, "data option"),
-            limit=images.limit,
-            batch_size=batch_size,
-            dtype=dtype,
-            workers=workers,
-            pretrained=models.pretrained,
-            checkpoint=models.checkpoint,
-            model_options=models.options,
-            seed=machine.seed,
-            device=machine.device,
-            on_progress=lambda seen, every: bar.update(bar.task_ids[0], completed=seen, total=every, visible=True),
-            on_stop=show,
-        )
-    show(report)
+    stopped: list[Report] = []
+    try:
+        with progress_bar() as progress:
+            report = run(
+                models.names[0],
+                configs,
+                images.source,
+                more_models=models.more or (),
+                out=out,
+                only=only,
+                sizes=pixels,
+                formats=formats,
+                **images.reading,
+                data_options=parse_options(images.data_option, "data option"),
+                limit=images.limit,
+                batch_size=batch_size,
+                dtype=dtype,
+                workers=workers,
+                pretrained=models.pretrained,
+                checkpoint=models.checkpoint,
+                model_options=models.options,
+                seed=machine.seed,
+                device=machine.device,
+                on_progress=progress,
+                on_stop=stopped.append,
+            )
+        stopped.append(report)
+    finally:  # after the bar is gone
+        for found in stopped:
+            show(found)
 
 
 def _pixels(text: str | None) -> tuple[int, ...]:

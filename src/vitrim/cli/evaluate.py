@@ -21,6 +21,15 @@ DecisionsFolder = Annotated[
     typer.Option("--decisions", help="write where every token went into this folder, one .npz per method"),
 ]
 
+PredictionsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--predictions",
+        help="write the label and every model's prediction and its probability into this file, .csv or .parquet, a row "
+        "per image",
+    ),
+]
+
 
 def evaluate(
     *,
@@ -33,6 +42,7 @@ def evaluate(
     out: Out = None,
     resume: Resume = False,
     decisions: DecisionsFolder = None,
+    predictions: PredictionsFile = None,
     protocol: ProtocolChanges = None,
     machine: Machine,
     output: Output,
@@ -65,6 +75,7 @@ def evaluate(
                 out=out,
                 resume=resume,
                 decisions=decisions,
+                predictions=predictions,
                 on_progress=progress,
                 on_stop=reports.append,
             )
@@ -73,4 +84,4 @@ def evaluate(
         for found in reports if is_first_process() else []:
             output.finish(found)
             for file in found.files:
-                output.console().print(f"decisions: {file}", markup=False, highlight=False, soft_wrap=True)
+                output.print(f"{'predictions' if file == predictions else 'decisions'}: {file}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import textwrap
 from collections.abc import Callable, Sequence
@@ -12,16 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from vitrim.cli.output import Output, print_table
-from vitrim.errors import VitrimError, unknown
+from vitrim.errors import VitrimError, nearest, unknown
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from vitrim.core.host import Host
     from vitrim.core.plan import Head
 
-TIMM_MODELS = "timm.models"
-OWN_MODELS = "vitrim.models"
 YES, SUBSTITUTE, REFUSED = "work", "work with score=column_mean", "refused"
 HEADS: dict[Head, str] = {
     "class token": "the head reads the class token (and other tokens in front of the patches) only",
@@ -30,20 +25,36 @@ HEADS: dict[Head, str] = {
     "grid": "a dense head (segmentation, detection) reads every patch at its place",
 }
 
-Kind = Annotated[str, typer.Argument(metavar="{methods|hosts|models|recipes}", help="what to list")]
-Text = Annotated[str | None, typer.Argument(metavar="TEXT", help="only names that contain this, e.g. deit")]
+KINDS = {
+    "methods": "the methods: what each does, what it needs, which to start with",
+    "models": "the models of timm and vitrim that can be reduced, by name",
+    "hosts": "families of models of all libraries, and the methods that work on each",
+    "recipes": "the recipes of `vitrim train`",
+}
+RECOMMENDED = {
+    **dict.fromkeys(("tome", "atm", "topk"), "untrained"),
+    **dict.fromkeys(("evit", "mctf", "cropr"), "trained"),
+}
+"""Methods to start with (docs/choosing.md)."""
+
+Kind = Annotated[str | None, typer.Argument(metavar="[methods|models|hosts|recipes]", help="what to list")]
+Text = Annotated[str | None, typer.Argument(metavar="[TEXT]", help="only names that contain this, e.g. deit")]
 
 
-def list_(*, kind: Kind, text: Text = None, output: Output) -> None:
+def list_(*, kind: Kind = None, text: Text = None, output: Output) -> None:
     """List methods, host families, timm models that can be reduced, or recipes of `vitrim train`."""
+    if kind is None:
+        output.print(*(f"vitrim list {name:<8}  {meaning}" for name, meaning in KINDS.items()))
+        output.write("list", lists=KINDS)
+        return
     if kind not in TABLES:
         raise unknown("list", kind, TABLES)
     title, columns, collect, footnotes = TABLES[kind]
     every = collect()
     rows = [row for row in every if text is None or text.lower() in row["name"].lower()]
     if not rows:
-        near = difflib.get_close_matches(text or "", [row["name"] for row in every], n=1, cutoff=0.5)
-        hint = f" did you mean '{near[0]}'?" if near else ""
+        near = nearest(text or "", [row["name"] for row in every])
+        hint = "" if near is None else f" did you mean '{near}'?"
         told = f"`vitrim list {kind}` prints all {len(every)}"
         raise VitrimError(f"no name in the list of {kind} contains '{text or ''}';{hint} {told}")
     out = output.console()
@@ -74,14 +85,23 @@ def methods() -> list[dict[str, Any]]:
             "needs_class_token": config().needs().class_token,
             "needs_attention_map": config().needs().attention_map,
             "paper": config.paper,
+            "does": does(config),
+            "recommended": RECOMMENDED.get(name, ""),
         }
         for name, config in registry.methods().items()
     ]
 
 
+def does(config: type) -> str:
+    """What a method does, in the first sentence of its page of options."""
+    first = " ".join((config.__doc__ or "").strip().split("\n\n")[0].split()).replace("`", "")
+    return first.replace("FixedRadial with", "Keep patches near the middle, by").rstrip(".")
+
+
 def titles(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The papers of the methods, listed apart: a column for them would leave no room for the others."""
-    return [f"{row['name']}: {row['paper']}" for row in rows if row["paper"]]
+    """What the methods do, and their papers, listed apart: a column for them would leave no room for the others."""
+    first = "start with: the methods to try first, untrained or with training under the method (docs/choosing.md)"
+    return [first] + [f"{row['name']}: {row['does']}" + (f" ({row['paper']})" if row["paper"] else "") for row in rows]
 
 
 def hosts() -> list[dict[str, Any]]:
@@ -156,31 +176,13 @@ def heads(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def models() -> list[dict[str, Any]]:
-    """Names of the models that come with vitrim, and of models of timm and vitrim of a supported class, found by
-    the modules they are defined in: none is built."""
-    import importlib.util
-
-    import timm
-
-    import vitrim.models  # noqa: F401 -- registers them with timm
+    """Names of the models that come with vitrim, and of models of timm and vitrim of a supported class."""
+    from vitrim.loading import supported_models
     from vitrim.reference import references
 
     rows = [{"name": f"vitrim:{name}", "module": "trained, comes with vitrim"} for name in references()]
-    for short in timm.list_modules():
-        places = (f"{package}.{short}" for package in (TIMM_MODELS, OWN_MODELS))
-        place = next((place for place in places if importlib.util.find_spec(place) is not None), None)
-        if place is not None and _has_host_class(importlib.import_module(place)):  # else registered by another package
-            rows += [{"name": name, "module": short} for name in timm.list_models(module=short)]
+    rows += [{"name": name, "module": module} for name, module in supported_models().items()]
     return sorted(rows, key=lambda row: row["name"])
-
-
-def _has_host_class(module: ModuleType) -> bool:
-    """True if a module defines or imports a model class that has a host family."""
-    from vitrim.core import registry
-
-    hosts = registry.hosts()
-    classes = [value for value in vars(module).values() if isinstance(value, type)]
-    return any(f"{base.__module__}.{base.__qualname__}" in hosts for cls in classes for base in cls.__mro__)
 
 
 def recipes() -> list[dict[str, Any]]:
@@ -230,6 +232,7 @@ TABLES: dict[str, tuple[str, dict[str, str], Callable[[], list[dict[str, Any]]],
         "Methods (write them as name:key=value,key=value)",
         {
             "name": "name",
+            "recommended": "start with",
             "kind": "kind",
             "training_free": "training free",
             "adaptive": "adaptive",
@@ -272,4 +275,4 @@ TABLES: dict[str, tuple[str, dict[str, str], Callable[[], list[dict[str, Any]]],
 def _cell(value: str | bool | list[str]) -> str:
     if isinstance(value, bool):
         return "yes" if value else "-"
-    return value if isinstance(value, str) else ", ".join(value)
+    return (value or "-") if isinstance(value, str) else ", ".join(value)

@@ -14,22 +14,27 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 import typer
 
+from vitrim.cli.help import IMAGES, MACHINE, MODEL, OPTIONS
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
     from vitrim.core.method import MethodConfig
 
 Methods = Annotated[
-    list[str], typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13, or @FILE; may repeat")
+    list[str],
+    typer.Option("--method", "-m", metavar="METHOD", help="e.g. tome:r=13, or @FILE; may repeat"),
 ]
 MethodsBesideDense = Annotated[
     list[str] | None,
     typer.Option(
-        "--method", "-m", help="name:key=value,key=value, e.g. tome:r=13, or @FILE; may repeat; dense is always shown"
+        "--method",
+        "-m",
+        metavar="METHOD",
+        help="e.g. tome:r=13, or @FILE; may repeat",
     ),
 ]
 MAX_BATCH = 2**20
@@ -46,68 +51,60 @@ Workers = Annotated[
 
 
 CLASSIFIERS = (
-    "of timm, e.g. deit_small_patch16_224, torchvision:vit_b_16, hf: and a local folder or a Hub name, "
-    "vitrim:cifar10_vit, which comes with vitrim, run: and the folder of a finished run"
+    "a name of timm (`vitrim list models`), vitrim:NAME, torchvision:NAME, hf:FOLDER or hf:NAME, run:FOLDER of a "
+    "finished run"
 )
-MODEL_NAMES = f"{CLASSIFIERS}, vitrim:camvid_vit, which comes with vitrim, too, segmenter: or vitdet: and any of these"
-ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=f"model {MODEL_NAMES}")]
-Pretrained = Annotated[
-    bool, typer.Option("--pretrained", help="load the library's pretrained weights (downloads them)")
-]
+MODEL_NAMES = f"{CLASSIFIERS}; segmenter: or vitdet: before any of these"
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_NAMES)]
+Pretrained = Annotated[bool, typer.Option("--pretrained", help="load the library's pretrained weights (a download)")]
 Checkpoint = Annotated[
     Path | None,
     typer.Option(
         "--checkpoint",
-        help="weights: a local file (safetensors or .pth), or the folder of a finished run of `vitrim train`",
+        help="weights: a file (safetensors, .pth) or a run's folder",
     ),
 ]
 ModelOptions = Annotated[
     list[str] | None,
-    typer.Option("--model-option", help="key=value for the library's model, e.g. img_size=384 (timm); may repeat"),
+    typer.Option("--model-option", metavar="K=V", help="of the library's model, e.g. img_size=384; may repeat"),
 ]
 Dtype = Annotated[str, typer.Option("--dtype", help="of parameters and images: fp32 or bf16")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:0, mps, xpu")]
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, max=MAX_THREADS, help="CPU threads; default: as torch chooses")
 ]
-Seed = Annotated[
-    int, typer.Option("--seed", min=0, max=MAX_SEED, help="seed of random weights, inputs and random methods")
-]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="of random weights, inputs and methods")]
 DataSource = Annotated[
     str,
     typer.Option(
         "--data",
-        help="parquet file or folder, folder with one folder per class, hfds/owner/name, or a layout by its name, such "
-        "as imagenet:ROOT or coco:ROOT (docs/data.md has all)",
+        metavar="SOURCE",
+        help="images: a folder of classes, parquet files, hfds/OWNER/NAME, or LAYOUT:ROOT, see docs/data.md",
     ),
 ]
 DataOptions = Annotated[
     list[str] | None,
-    typer.Option("--data-option", help="key=value for the data's reader, e.g. num_classes=11; may repeat"),
+    typer.Option("--data-option", metavar="K=V", help="key=value of the data's reader; may repeat"),
 ]
 TaskName = Annotated[
     str | None,
-    typer.Option(
-        "--task", help="of a model for several, as EoMT: segmentation, detection, instances; default: its own"
-    ),
+    typer.Option("--task", help="of a model for several: segmentation, detection, ..."),
 ]
 ImagesSource = Annotated[
-    str | None, typer.Option("--images", help="images, as --data of `vitrim eval`; default: random images")
+    str | None, typer.Option("--images", help="as --data of `vitrim eval`; default: random images")
 ]
 TextTokens = Annotated[
     int | None,
-    typer.Option("--text-tokens", min=1, max=2**20, help="of a vision-language model: text of a prompt; default: 32"),
+    typer.Option("--text-tokens", min=1, max=2**20, help="of a vision-language model's prompt; default: 32"),
 ]
 PromptImages = Annotated[
     int | None,
-    typer.Option(
-        "--prompt-images", min=1, max=2**12, help="of a vision-language model: images of a prompt; default: 1"
-    ),
+    typer.Option("--prompt-images", min=1, max=2**12, help="of a vision-language model's prompt; default: 1"),
 ]
-Split = Annotated[str | None, typer.Option("--split", help="which part of the images, e.g. test, if there are several")]
+Split = Annotated[str | None, typer.Option("--split", help="part of the images, e.g. test, if there are several")]
 ImageColumn = Annotated[str | None, typer.Option("--image-column", help="column of images, if not the only one")]
 LabelColumn = Annotated[str | None, typer.Option("--label-column", help="column of labels, if not called label")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="so many images only, spread evenly over the data")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="so many images only, spread evenly over all")]
 
 
 def parse_methods(texts: Sequence[str]) -> list[MethodConfig]:
@@ -137,12 +134,20 @@ def parse_options(texts: Sequence[str] | None, what: str = "model option") -> di
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A group of options: the fields of a dataclass, annotated as parameters of a command are."""
+    """A group of options: the fields of a dataclass, annotated as parameters of a command are.
+
+    Attributes:
+        panel: the heading of its own options in a command's help.
+    """
+
+    panel: ClassVar[str] = OPTIONS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights(Setup):
     """The source of a model's weights, and the options it is built with."""
+
+    panel = MODEL
 
     pretrained: Pretrained = False
     checkpoint: Checkpoint = None
@@ -170,6 +175,8 @@ class Model(Weights):
 class Compute(Setup):
     """Compute settings that hold on any device."""
 
+    panel = MACHINE
+
     threads: Threads = None
     seed: Seed = 0
 
@@ -189,6 +196,8 @@ class Machine(Compute):
 @dataclass(frozen=True, kw_only=True)
 class Reading(Setup):
     """The part of a dataset to read, and the location of its images and labels."""
+
+    panel = IMAGES
 
     split: Split = None
     image_column: ImageColumn = None
@@ -238,7 +247,7 @@ class Prompt(Setup):
 
 # ---- from groups to options ------------------------------------------------------------------------------------------
 
-FILES, FOLDERS = ("json", "figure", "target"), ("out", "decisions")
+FILES, FOLDERS = ("json", "figure", "target", "predictions"), ("out", "decisions")
 """Options of any command that name what it writes; two folders may be one."""
 
 
@@ -288,6 +297,10 @@ def _options(setup: type[Setup]) -> list[inspect.Parameter]:
     bases = [base for base in setup.__bases__ if dataclasses.is_dataclass(base)]
     shared = {field.name for base in bases for field in dataclasses.fields(base)}
     fields = sorted(dataclasses.fields(setup), key=lambda field: field.name in shared)
+    for field in fields:
+        [option] = annotations[field.name].__metadata__
+        if field.name not in shared and isinstance(option, typer.models.OptionInfo):
+            option.rich_help_panel = setup.panel
     return [
         inspect.Parameter(
             field.name,

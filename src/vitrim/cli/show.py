@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +18,7 @@ Limit = Annotated[
     int | None, typer.Option("--limit", min=1, help="so many images only, spread evenly; default: 8 of --data")
 ]
 Out = Annotated[Path, typer.Option("--out", help="folder for the pictures, one per image")]
+PICTURES = Path("pictures")
 Blocks = Annotated[
     str | None, typer.Option("--blocks", help="columns, from 0, with commas; default: those that change tokens")
 ]
@@ -32,7 +34,7 @@ def show(
     reading: Reading,
     data_option: DataOptions = None,
     methods: MethodsBesideDense = None,
-    out: Out,
+    out: Out = PICTURES,
     blocks: Blocks = None,
     format: Format = "png",
     machine: Machine,
@@ -41,7 +43,7 @@ def show(
     """Draw what methods leave of images, block by block: one picture per image, a row per method.
 
     Each row names the prediction and the cost beside those of the dense model; methods that rank patches have their
-    scores below, as heat maps. For classifiers.
+    scores below, as heat maps. Models for segmentation and detection need --data with masks or boxes.
     """
     columns = _blocks(blocks)
     from vitrim.plots import show as plots
@@ -61,9 +63,20 @@ def show(
         format=format,
         **model.arguments,
         **machine.arguments,
-        on_progress=lambda row: output.print(f"wrote {row['file']}"),
+        on_progress=lambda row: output.print(*_lines(row)),
     )
     output.write(**report.record)
+
+
+def _lines(row: Mapping[str, Any]) -> list[str]:
+    """The file of a picture, and the predictions that are in it.
+
+    Example:
+        >>> _lines({"image": "image 0", "file": "pictures/image_0.png", "dense": "cat (90 %)", "topk": "dog (60 %)"})
+        ['wrote pictures/image_0.png', '  dense: cat (90 %); topk: dog (60 %)']
+    """
+    found = "; ".join(f"{name}: {text}" for name, text in row.items() if name not in ("image", "file"))
+    return [f"wrote {row['file']}", f"  {found}"]
 
 
 def _blocks(text: str | None) -> list[int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,10 +18,18 @@ from vitrim.report import show as print_report
 
 if TYPE_CHECKING:
     from vitrim.training.recipe import Resolved
+    from vitrim.training.train import TrainReport
 
 Name = Annotated[str | None, typer.Argument(metavar="RECIPE", help="a name of --list, or a YAML file")]
 Changes = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="changes, e.g. epochs=5 optimizer.lr=1e-4")
+]
+ModelOfRun = Annotated[
+    str | None, typer.Option("--model", help="the model, as for `vitrim eval`; the same as model=NAME")
+]
+Method = Annotated[str | None, typer.Option("--method", "-m", help="e.g. tome:r=8, or @FILE; the same as method=TEXT")]
+Limit = Annotated[
+    int | None, typer.Option("--limit", min=1, help="so many images of every part only, spread evenly; as limit=N")
 ]
 Data = Annotated[str | None, typer.Option("--data", help="as for eval; the recipe says which splits")]
 Checkpoint = Annotated[
@@ -65,7 +74,10 @@ def train(
     *,
     recipe: Name = None,
     changes: Changes = None,
+    model: ModelOfRun = None,
+    method: Method = None,
     data: Data = None,
+    limit: Limit = None,
     how: Run,
     checkpoint: Checkpoint = None,
     dry_run: DryRun = False,
@@ -85,11 +97,15 @@ def train(
         listing.list_(kind="recipes", output=output)
         return
     if recipe is None:
-        raise VitrimError("name a recipe: `vitrim train --list` shows them")
+        raise VitrimError(
+            "name a recipe, which says how to train, e.g. finetune (your own images): `vitrim train --list` shows them"
+        )
+    given = {"model": model, "method": method, "limit": None if limit is None else str(limit)}
+    changes = [*(f"{key}={value}" for key, value in given.items() if value is not None), *(changes or ())]
     if show or data is None:
         from vitrim.training.recipe import load_recipe
 
-        resolved = load_recipe(recipe, changes or [])
+        resolved = load_recipe(recipe, changes)
         if not show:
             wanted = resolved.recipe.dataset or "images with labels"
             raise VitrimError(f"--data is missing: {resolved.name} wants {wanted}")
@@ -100,10 +116,27 @@ def train(
     out = output.console()
     options = {**dataclasses.asdict(how), "log_with": how.log_with or ()}
     options |= {"checkpoint": checkpoint, "dry_run": dry_run, "device": device, "threads": threads, "console": out}
-    report = training.train(recipe, data, changes=changes or (), **options)
+    report = training.train(recipe, data, changes=changes, **options)
     if report.is_first:
         print_report(out, report)
+        output.print(*_next(report, data, how.out))
         write_json(output.json, report.record)
+
+
+def _next(report: TrainReport, data: str, out: Path) -> list[str]:
+    """The file of the weights of a finished run, and the commands that go on from there."""
+    from vitrim.weights import WEIGHTS_FILE
+
+    weights = next((file for file in report.files if file.name == WEIGHTS_FILE), None)
+    if weights is None:
+        return []
+    recipe = report.facts["recipe"]
+    method = "" if recipe["method"] == "none" else f" -m {shlex.quote(recipe['method'])}"
+    return [
+        f"wrote {weights}",
+        f"next: vitrim eval run:{shlex.quote(str(out))}{method} --data {shlex.quote(data)}",
+        f"      vitrim export run:{shlex.quote(str(out))}{method} --out model.onnx",
+    ]
 
 
 def _show(resolved: Resolved, output: Output) -> None:

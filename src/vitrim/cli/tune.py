@@ -11,30 +11,30 @@ import typer
 from vitrim.cli.options import MODEL_NAMES, BatchSize, Data, Machine, Model, Workers, parse_options
 from vitrim.cli.output import Output, progress_bar
 
-Name = Annotated[str, typer.Argument(metavar="[MODEL]", help=f"model {MODEL_NAMES}; none with --train")]
+Name = Annotated[str, typer.Argument(metavar="[MODEL]", help=f"{MODEL_NAMES}; none with --train")]
 Methods = Annotated[
     list[str] | None,
     typer.Option(
         "--method",
         "-m",
-        help="name:key=value,key=value, e.g. tome, or @FILE; several race each other; all: every one that needs no "
-        "training and fits the model",
+        metavar="METHOD",
+        help="e.g. tome; several race each other; all: all that fit",
     ),
 ]
 TargetText = Annotated[
     str | None,
-    typer.Option("--target", help="macs=0.5 (share of the dense MACs), speedup=1.5 (on this device) or agree=0.98"),
+    typer.Option("--target", help="macs=0.5 (share of dense), speedup=1.5 or agree=0.98"),
 ]
 Front = Annotated[
     str | None,
-    typer.Option("--front", help="several targets, e.g. 0.35,0.5,0.65 (shares of the dense MACs) or speedup=1.2,1.5,2"),
+    typer.Option("--front", help="several targets: 0.35,0.5 or speedup=1.2,1.5"),
 ]
 Grid = Annotated[
     list[str] | None,
     typer.Option(
         "--grid",
-        help="try every combination, e.g. atm:alpha=0.9..1.0/0.05,beta=0|0.02; with --train key=a|b of the recipe, may "
-        "repeat; or the name of a paper's sweep: atm, study, study_imagenet, cropr_r",
+        help="every combination, e.g. atm:alpha=0.9..1.0/0.05,beta=0|0.02, or a paper's: atm, study, study_imagenet, "
+        "cropr_r; with --train key=a|b of the recipe, may repeat",
     ),
 ]
 Train = Annotated[str | None, typer.Option("--train", help="train this recipe at every point of --grid")]
@@ -42,48 +42,37 @@ Evaluations = Annotated[
     int | None,
     typer.Option("--evaluations", min=1, max=100_000, help="most settings to try; default 60, of a grid all"),
 ]
-Proxy = Annotated[
-    str, typer.Option("--proxy", help="the damage that is minimised: feature, kl, cosine or agree (1 - agreement)")
-]
-Search = Annotated[
-    str, typer.Option("--search", help="where settings come from: evolution, random, or optuna's gp or tpe")
-]
+Proxy = Annotated[str, typer.Option("--proxy", help="what is minimised: feature, kl, cosine, agree")]
+Search = Annotated[str, typer.Option("--search", help="evolution, random, optuna's gp or tpe")]
 Shape = Annotated[
     str,
-    typer.Option(
-        "--shape", help="amounts over the depth: slope (9 settings), curve (2 numbers), free (a number per block)"
-    ),
+    typer.Option("--shape", help="slope, curve (2 numbers) or free (per block)"),
 ]
 Minutes = Annotated[
     float | None,
-    typer.Option(
-        "--minutes", min=0.0, max=60 * 24 * 365.0, help="end the search after so long, if --evaluations do not"
-    ),
+    typer.Option("--minutes", min=0.0, max=60 * 24 * 365.0, help="end the search after so long"),
 ]
 Engine = Annotated[
     str | None,
     typer.Option(
         "--engine",
-        help="for speedup: the engine to be fast on, as of `vitrim bench`; of several the one that is the fastest for "
-        "the dense model; default: eager",
+        help="to be fast on, as of `vitrim bench`; default: eager",
     ),
 ]
 Precision = Annotated[
     str | None,
-    typer.Option(
-        "--precision", help="for speedup: fp32, bf16, fp16, int8 or several, as --engine; damage is measured in fp32"
-    ),
+    typer.Option("--precision", help="of the engine: fp32, bf16, fp16, int8 or several"),
 ]
 Check = Annotated[
     str | None,
     typer.Option(
         "--check",
         metavar="DATA[:SPLIT]",
-        help="at the end, score dense, constant and searched settings on these images, read as --data is",
+        help="at the end, score all settings on these images",
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", help="folder for the results and study.jsonl")]
-Resume = Annotated[bool, typer.Option("--resume", help="go on from the study in --out; start one if there is none")]
+Resume = Annotated[bool, typer.Option("--resume", help="go on from the study in --out, if any")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +108,8 @@ def tune(
 ) -> None:
     """Search a value per block that damages a model least at a target, and compare it with one value for all blocks.
 
-    A third of the images is for searching, one for selecting and one for checking. The searched setting is returned if
-    it beats the constant one beyond noise on the last third. Use the file as -m @tuned/best.json.
+    A third of the images is for searching, one for selecting, one for checking. The searched setting is returned if it
+    beats the constant one beyond noise on the last. Use it as -m @tuned/best.json.
     """
     from vitrim.measure.records import Processes
     from vitrim.report import show

@@ -293,7 +293,7 @@ def unfused_is_faster(device: torch.device, dtype: torch.dtype, *map_shape: int)
     In bfloat16 the fused kernel wins by 1.02 to 1.16 times on CPUs with AMX, and by 1.4 to 1.5 on those without any
     bfloat16 instructions; in float32 the two are close. Between them, with AVX-512's instructions alone, it computes in
     float32 inside and oneDNN's matrix products do not: they win by 1.1 to 1.6 times as long as the map, of
-    ``map_shape`` (B, H, M, N), fits into the cache, and lose by up to 1.3 times beyond (docs/results.md).
+    ``map_shape`` (B, H, M, N), fits into the cache, and lose by up to 1.3 times beyond (docs/results/overhead.md).
     """
     if device.type != "cpu" or dtype != torch.bfloat16 or not CPU_HAS_BFLOAT16 or CPU_HAS_AMX:
         return False

@@ -208,7 +208,9 @@ class Reducer(nn.Module, Generic[C]):
 class Idle(Reducer[C]):
     """Reduces nothing: for blocks where the method does not act. They still attend in proportion to size."""
 
-    spares_block = True
+    @property
+    def spares_block(self) -> bool:
+        return True
 
     def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
         return x, state

@@ -29,7 +29,7 @@ def from_folder(root: Path, source: str, split: str | None) -> ImageDataset:
     if root.resolve() == Path(root.resolve().anchor):
         raise DataError(f"{source} is the whole file system: name the folder of the images")
     classes = [folder for folder in class_folders(root) if has_images(folder)]
-    splits = [folder for folder in class_folders(root) if not has_images(folder) and next(_walk(folder), None)]
+    splits = [root / name for name in split_folders(root)]
     named = listed(folder.name for folder in classes)
     if classes and splits:
         raise DataError(
@@ -45,6 +45,11 @@ def from_folder(root: Path, source: str, split: str | None) -> ImageDataset:
         raise DataError(f"{loose} in {source}; expected one folder per class with images ({_SUFFIXES})")
     name = pick_split(split, [folder.name for folder in splits], source)
     return read_classes(root / name, splits, source, name)
+
+
+def split_folders(root: Path) -> list[str]:
+    """The names of the folders in ``root`` that hold folders of images."""
+    return [each.name for each in class_folders(root) if not has_images(each) and next(_walk(each), None)]
 
 
 def read_classes(base: Path, splits: list[Path], source: str, split: str | None) -> ImageDataset:

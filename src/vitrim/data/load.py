@@ -11,8 +11,8 @@ from typing import Any, Literal, overload
 
 from vitrim.data.dataset import ImageDataset, MultiLabelDataset
 from vitrim.data.dense import DetectionDataset, SegmentationDataset
-from vitrim.data.folders import from_folder
-from vitrim.data.paths import HUB_PREFIX, check_given, choose_files, existing
+from vitrim.data.folders import from_folder, split_folders
+from vitrim.data.paths import HUB_PREFIX, check_given, choose_files, existing, splits_in_names
 from vitrim.data.readers import TASKS, WITH_LABELS, readers
 from vitrim.data.tables import (
     boxes_from_table,
@@ -169,6 +169,34 @@ def load_data(
         return form(table, source, chosen, **given)
     except OSError as error:  # a folder without permission, or one that goes away meanwhile
         raise DataError(f"cannot read {error.filename or source}: {error.strerror}") from error
+
+
+def splits_of(source: str | Path) -> list[str] | None:
+    """The splits of a folder or of a folder of tables, as they are spelled there; empty where it has none.
+
+    A single file has none: it is read whole. None where only a reader or the Hub knows.
+
+    Raises:
+        DataError: there is no such source.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from PIL import Image
+        >>> with TemporaryDirectory() as root:
+        ...     for split in ("train", "val"):
+        ...         (Path(root) / split / "cat").mkdir(parents=True)
+        ...         Image.new("RGB", (4, 2)).save(Path(root) / split / "cat" / "0.png")
+        ...     splits_of(root), splits_of(Path(root) / "train"), splits_of("imagenet:ROOT")
+        (['train', 'val'], [], None)
+    """
+    name, colon, _ = str(source).partition(":")
+    if str(source).startswith(HUB_PREFIX) or (colon and name in readers()):
+        return None
+    path = existing(source)
+    files = parquet_files(path)
+    if files:
+        return [] if len(files) == 1 else splits_in_names(files)
+    return [] if path.is_file() else split_folders(path)
 
 
 def load_images(

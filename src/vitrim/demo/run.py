@@ -289,6 +289,6 @@ def draw(exhibit: Exhibit, rows: Sequence[Row], folder: Path) -> list[Path]:
         host_of(model).facts(model).grid_size,
         merged,
         captions=exhibit.captions,
-        title="What each method leaves: outlined = merged into one token, pale red = pruned",
+        title="What each method leaves: outlined = merged into one token, hatched = pruned",
     )
     return [tradeoff, merged]

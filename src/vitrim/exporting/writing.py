@@ -29,6 +29,7 @@ from vitrim.exporting.formats import OPSETS, PRECISIONS, Format, Graph, as_array
 from vitrim.exporting.program import MAX_BATCH, Program, as_read, trace
 from vitrim.exporting.program import check as compare
 from vitrim.files import check_file, json_text
+from vitrim.hosts.classes import class_names
 from vitrim.loading import load
 from vitrim.measure.inputs import open_images
 from vitrim.measure.latency import (
@@ -129,7 +130,7 @@ def export(
         split, image_column, label_column: as of `vitrim.data.load_images`; only with a source.
         limit: find counts on so many images, by default 512.
         name: of the model, for the metadata.
-        classes: names of the classes, likewise; by default the model's own, else those of ``images``.
+        classes: names of the classes, likewise; by default the model's own, those of ``images``, or ImageNet's.
         pretrained, checkpoint, model_options: as of `vitrim.loading.load`; only with a name.
         seed: of random weights and parameters, and of the images of ``bench``.
         threads: of torch on the CPU, from now on; None: as they are.
@@ -438,9 +439,9 @@ def _spread(dataset: ImageDataset, count: int, as_bytes: Preprocessing | None) -
 
 
 def _classes(dataset: ImageDataset | None, model: nn.Module) -> list[str] | None:
-    """The names of the model's classes: its own, else those of the images, if there are as many as classes."""
+    """Names of the model's classes: its own, those of the images, or ImageNet's, if there are as many as classes."""
     host = ask(model)
-    every = (host.class_names(model), None if dataset is None else dataset.class_names)
+    every = (host.class_names(model), None if dataset is None else dataset.class_names, class_names(model))
     return next((list(names) for names in every if names and len(names) == host.num_classes(model)), None)
 
 

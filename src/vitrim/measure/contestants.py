@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from vitrim.core.block import ReducedBlock
+from vitrim.core.checks import check_amounts
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, reduce_, refuse_reduced, saved_method
 from vitrim.core.registry import ask, host_of, parse_method
-from vitrim.errors import VitrimError
+from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.measure.latency import shared_copy
 from vitrim.measure.macs import count_parts
 from vitrim.measure.records import DENSE
 from vitrim.tasks.base import Task
 
 __all__ = ["Contestant", "Output", "contestants"]
+
+TOO_MUCH = "asks for more than"
+"""Words of the warning of `check_amounts`."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ class Contestant:
         self.adaptive = task.cost_varies or (reduction is not None and reduction.config.is_adaptive())
         self.macs: dict[tuple[int, ...], Mapping[str, int]] = {}
         self.watched = watched
+        self.sizes: set[int] = set()
 
     def run(self, images: Tensor, targets: Any = None, *, count: bool = False) -> Output:
         """One forward of images (B, C, H, W).
@@ -102,9 +109,21 @@ class Contestant:
             left = len(images) * self.forward.num_tokens
             tokens = (left,) * self.forward.num_blocks
         elif self.watched and self.reduction is not None:
+            self._check_amounts(self.reduction)
             tokens = tuple(round(len(images) * count) for count in self.reduction.mean_tokens_per_block)
             left = round(len(images) * self.reduction.state.mean_tokens())
         return Output(self.forward.prediction, feature, tokens, left, macs, counted)
+
+    def _check_amounts(self, reduction: Reduction) -> None:
+        """Warn once per size, or refuse if the method is strict, where these images have too few patches for it."""
+        reducer = next(one.reducer for one in reduction.model.modules() if isinstance(one, ReducedBlock))
+        rows, columns = reducer.layer.grid_size
+        facts = host_of(reduction.model).facts(reduction.model)
+        units = reduction.state.initial_patches // facts.cell**2
+        if units not in self.sizes:
+            self.sizes.add(units)
+            at_hand = reducer.layer if units == rows * columns else replace(reducer.layer, grid_size=(1, units))
+            check_amounts(reduction.config, [at_hand])
 
     def _macs_of(self, images: Tensor) -> Mapping[str, int]:
         """Multiply-accumulates of one image of a shape, counted once."""
@@ -186,7 +205,9 @@ def contestants(
     reduced = []
     for config in configs:
         candidate = shared_copy(dense)
-        reduction = reduce_(candidate, config, record=True)
+        with warnings.catch_warnings():  # `Contestant.run` speaks of the images at hand
+            warnings.filterwarnings("ignore", f".* {TOO_MUCH} ", ReductionWarning)
+            reduction = reduce_(candidate, config, record=True)
         if learned is not None and config.name == saved_method(learned):
             reduction.load_parameters(learned)
         reduced.append(Contestant(candidate, task, reduction, watched=True))

@@ -29,7 +29,17 @@ from vitrim.measure.contestants import contestants
 from vitrim.measure.decisions import DecisionsProbe, save_decisions
 from vitrim.measure.inputs import check_kinds
 from vitrim.measure.machine import drawing, environment, select_device, set_threads
-from vitrim.measure.probes import Agreement, MacsProbe, Probe, TaskMetrics, Tokens
+from vitrim.measure.predictions import check_predictions, save_predictions
+from vitrim.measure.probes import (
+    Agreement,
+    MacsProbe,
+    PairedIoU,
+    PairedLoss,
+    Predictions,
+    Probe,
+    TaskMetrics,
+    Tokens,
+)
 from vitrim.measure.records import Processes, Row, read
 from vitrim.measure.run import Findings, Measurement, Partial, weights_fingerprint
 from vitrim.report import Report, Table
@@ -60,6 +70,18 @@ def standard_probes(task: Task) -> list[Probe]:
         ['TaskMetrics', 'Agreement', 'MacsProbe', 'Tokens']
     """
     return [TaskMetrics(task), Agreement(task), MacsProbe(), Tokens()]
+
+
+def paired_probes(task: Task) -> list[Probe]:
+    """The probe of the loss against the dense model and its standard error, where that is known: of top-1 and of mIoU.
+
+    Example:
+        >>> [type(probe).__name__ for probe in paired_probes(make_task("segmentation", 10))]
+        ['PairedIoU']
+    """
+    if task.selects_by == "top1":
+        return [PairedLoss(task, labels=True)]
+    return [PairedIoU(task)] if task.selects_by == "mIoU" else []
 
 
 def num_classes(model: nn.Module) -> int:
@@ -235,6 +257,7 @@ def evaluate(
     out: str | Path | None = None,
     resume: bool = False,
     decisions: str | Path | None = None,
+    predictions: str | Path | None = None,
     on_progress: Callable[[int, int | None], None] | None = None,
     on_stop: Callable[[Report], None] | None = None,
 ) -> Report:
@@ -265,6 +288,8 @@ def evaluate(
         out: a folder where what is gathered is kept, every half minute.
         resume: go on from what is in ``out``.
         decisions: a folder for the way of every token (`vitrim.measure.decisions.Decisions`), a file per method.
+        predictions: a file, .csv or .parquet, for the predictions of a classifier: a row per image with its place in
+            the data, its file where it has one, its label, and of every model the class and its probability.
         on_progress: called after every batch with the images that this process has seen and those that there are for
             it, None where that is not known.
         on_stop: called with the report of what was gathered if something stops the pass, Ctrl-C too; what stopped it
@@ -273,8 +298,10 @@ def evaluate(
     Returns:
         A report with a row per model, the dense one first: ``model, method, images``; the metrics of the task, shares
         in [0, 1], such as ``top1``; ``agreement``, ``cosine``, ``gmacs``, ``gmacs_images``, ``tokens_per_block``,
-        ``tokens_at_end`` (see the probes for what each is) and, where the task tells classes apart, ``classes``. Its
-        ``record`` is what ``vitrim eval --json`` writes.
+        ``tokens_at_end`` (see the probes for what each is) and, where the task tells classes apart, ``classes``. Rows
+        of top-1 and mIoU also have ``loss_error``, the standard error of the change against dense, image by image, and
+        those of top-1 the ``loss`` itself and ``kl``, the divergence from the dense model. Its ``record`` is what
+        ``vitrim eval --json`` writes.
 
     Raises:
         VitrimError: the model is reduced, no host, has no classifier or is for another task; a method is unknown or
@@ -293,7 +320,9 @@ def evaluate(
     reading: dict[str, Any] = {"split": split, "image_column": image_column, "label_column": label_column}
     reading |= {"data_options": data_options, "protocol": protocol}
     check_kinds(**reading, checkpoint=checkpoint, model_options=model_options, learned=learned)
-    check_kinds(out=out, decisions=decisions, on_progress=on_progress, on_stop=on_stop)
+    check_kinds(out=out, decisions=decisions, predictions=predictions, on_progress=on_progress, on_stop=on_stop)
+    if predictions is not None:
+        check_predictions(Path(predictions))
     if not (dtype is None or isinstance(dtype, torch.dtype) or dtype in DTYPES):
         raise unknown("dtype", dtype, DTYPES)
     precision: torch.dtype | None = getattr(torch, DTYPES[dtype]) if isinstance(dtype, str) else dtype
@@ -329,7 +358,11 @@ def evaluate(
             loaded.model, configs, job, device=processes.device or selected, dtype=precision, learned=saved
         )
     known = None if saved is None else saved_method(saved)
-    probes = standard_probes(job)
+    if predictions is not None and job.selects_by != "top1":
+        raise VitrimError(f"predictions are classes of whole images, one each, and this is {job.name}: leave them out")
+    probes = [*standard_probes(job), *paired_probes(job)]
+    if predictions is not None:
+        probes.append(Predictions())
     if decisions is not None:
         check_folder(Path(decisions))
         probes.append(DecisionsProbe())
@@ -382,6 +415,8 @@ def evaluate(
         report = _report(loaded.name, job, facts, findings, dataset, problem)
         if first and decisions is not None:
             report.files += save_decisions([gauges[-1] for gauges in findings.gauges], Path(decisions))
+        if first and predictions is not None:
+            report.files.append(save_predictions(findings, dataset, Path(predictions)))
         if first and problem is not None and on_stop is not None:
             on_stop(report)
     if not findings.rows:
@@ -414,9 +449,10 @@ def _report(
         title = f"{model} on {data['source']}: {number} images in batches of {data['batch_size']}"
     facts = {**facts, "data": data, **ended}
     # what is needed to read the table correctly
+    error = " ± its standard error, image by image against dense" if "loss_error" in rows[0] else ""
     notes = [
-        f"metrics, agree ({task.agreement_means}) and saved (MACs) in %; change of {_heading(task.selects_by)} in "
-        "points; cosine of what the head reads; tokens left at the end, class token included",
+        f"metrics, agree ({task.agreement_means}) and MACs saved in %; change of {_heading(task.selects_by)} in "
+        f"points{error}; cosine of what the head reads; tokens left at the end, class token included",
         *weight_and_class_notes(facts, task, "agree and cosine still say"),
     ]
     return Report("eval", facts, rows, [_table(title, rows, task)], notes)
@@ -426,7 +462,7 @@ def _table(title: str, rows: Sequence[Row], task: Task) -> Table:
     dense = rows[0]
     names = list(dense)
     metrics = task.shown or names[names.index("images") + 1 : names.index("agreement")]
-    columns = ("method", *map(_heading, metrics), "change", "agree", "cosine", "GMACs", "saved", "tokens")
+    columns = ("method", *map(_heading, metrics), "change", "agree", "cosine", "GMACs", "MACs saved", "tokens")
     full, main = sum(dense["gmacs"].values()), task.selects_by
     cells: list[tuple[str, ...]] = []
     for row in rows:
@@ -435,7 +471,7 @@ def _table(title: str, rows: Sequence[Row], task: Task) -> Table:
             (
                 row.method,
                 *(f"{100 * row[metric]:.2f}" for metric in metrics),
-                f"{100 * (row[main] - dense[main]):+.2f}",
+                change_cell(row[main] - dense[main], None if row is dense else row.get("loss_error")),
                 f"{100 * row['agreement']:.1f}",
                 f"{row['cosine']:.4f}",
                 f"{total:.2f}" if full >= 1 else f"{total:.4f}",
@@ -444,6 +480,16 @@ def _table(title: str, rows: Sequence[Row], task: Task) -> Table:
             )
         )
     return Table("eval", title, columns, cells)
+
+
+def change_cell(change: float, error: float | None) -> str:
+    """A change of a share in points, and its standard error where that is known.
+
+    Example:
+        >>> change_cell(-0.0123, 0.0041), change_cell(0.0, None)
+        ('-1.23±0.41', '+0.00')
+    """
+    return f"{100 * change:+.2f}" + ("" if error is None else f"±{100 * error:.2f}")
 
 
 def weight_and_class_notes(facts: Mapping[str, Any], task: Task, still: str) -> Iterator[str]:

@@ -27,6 +27,7 @@ from vitrim.core.registry import ask, has_trunk, parse_method
 from vitrim.core.scoring import EarlyScorer
 from vitrim.errors import VitrimError
 from vitrim.measure.prefill import Prefill
+from vitrim.measure.records import DENSE
 
 PARTS = ("linear", "attention", "matching", "norm")
 
@@ -282,9 +283,6 @@ with two streams write the exchange between them as products, which it sees (ViT
 ``no-norm``: plain multiply-accumulates (DeiT-S 4.60; ATM).
 """
 
-DENSE = "none"
-"""The method that reduces nothing."""
-
 
 @dataclass(frozen=True)
 class Macs:
@@ -391,7 +389,8 @@ def profile_of(
 
     Args:
         model: a supported host that is not reduced, or the `Prefill` of one; without a method, any model.
-        method: the method's config or its text, e.g. ``"tome:r=13"``; None or ``"none"`` is the dense model.
+        method: the method's config or its text, e.g. ``"tome:r=13"``; None or ``"none"`` is the dense model, "dense" in
+            the result.
         images: one batch (B, C, H, W) or several, on the device and in the dtype of the model; (B, n, C, H, W) for a
             `Prefill`.
         name: what the result calls the model; default timm's name of the architecture, else the class name.
@@ -406,13 +405,13 @@ def profile_of(
         >>> profile_of(model, "tome:r=10", torch.zeros(1, 3, 160, 160)).tokens_per_block
         (91, 81, 71, 61, 51, 41)
     """
-    config = method if isinstance(method, MethodConfig) else parse_method(DENSE if method is None else method)
+    config = method if isinstance(method, MethodConfig) else parse_method("none" if method is None else method)
     batches = _batches(config, images)
     refuse_reduced(model)
     unused = getattr(model, "published_unused_params", 0)
     whole = model.model if isinstance(model, Prefill) else model
     name = name or ask(whole).architecture(whole)
-    if config.describe() == DENSE and (isinstance(model, Prefill) or not has_trunk(model)):
+    if config.describe() == "none" and (isinstance(model, Prefill) or not has_trunk(model)):
         params = sum(parameter.numel() for parameter in model.parameters())
         macs, tokens, cost = _measure(model, None, batches)
         return Profile(name, DENSE, params, macs, tokens, unused, cost)
@@ -422,7 +421,9 @@ def profile_of(
         macs, tokens, cost = _measure(model, reduction, batches)
     finally:
         restore_(model)
-    return Profile(name, config.describe(), params, macs, tokens, unused, cost)
+    return Profile(
+        name, DENSE if config.describe() == "none" else config.describe(), params, macs, tokens, unused, cost
+    )
 
 
 def count_macs(model: nn.Module, images: Tensor) -> Macs:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from math import fsum, isnan
+from math import fsum, isnan, sqrt
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +27,9 @@ __all__ = [
     "Gauge",
     "Lists",
     "MacsProbe",
+    "PairedIoU",
+    "PairedLoss",
+    "Predictions",
     "Probe",
     "State",
     "TaskMetrics",
@@ -359,3 +362,138 @@ class Tokens(Gauge):
     def result(self) -> Mapping[str, Any]:
         *per_block, at_end = (tidy(mean) for mean in self.sums.compute().tolist())
         return {"tokens_per_block": per_block, "tokens_at_end": at_end}
+
+
+class PairedLoss:
+    """Loss against the first model, image by image: ``loss`` and its standard error ``loss_error``, shares, and ``kl``.
+
+    The standard error is that of the mean of the differences, and at least one image's share: of few images none may
+    change. ``kl`` is the mean divergence of `divergence`.
+
+    Args:
+        task: compares predictions.
+        labels: it is top-1 that is lost; False: agreement with the first model.
+    """
+
+    def __init__(self, task: Task, *, labels: bool) -> None:
+        self.task, self.labels = task, labels
+
+    def start(self, contestant: Contestant) -> Gauge:
+        """The loss of one model."""
+        return _PairedLoss(self.task, self.labels)
+
+
+class _PairedLoss(Gauge):
+    def __init__(self, task: Task, labels: bool) -> None:
+        self.task, self.labels = task, labels
+        self.loss, self.kl = Values(), Values()
+        super().__init__({"loss": self.loss, "kl": self.kl})
+
+    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+        found, like = output.prediction, dense.prediction
+        if self.labels:
+            right, wrong = like.argmax(1) == batch.targets, found.argmax(1) == batch.targets
+            self.loss.update(right.double() - wrong.double())
+        else:
+            self.loss.update(1.0 - self.task.agreement(found, like, batch.targets).double())
+        self.kl.update(divergence(found, like))
+
+    def result(self) -> Mapping[str, Any]:
+        each = self.loss.each()
+        error = each.std(unbiased=False).item() / sqrt(len(each))
+        return {
+            "loss": each.mean().item(),
+            "loss_error": max(error, 1.0 / len(each)),
+            "kl": self.kl.compute().item(),
+        }
+
+
+class PairedIoU(Gauge):
+    """The standard error of the loss of mIoU against the first model, ``loss_error``, a share.
+
+    mIoU is no mean over images, so its change is linearised: an image adds to the intersections and unions of both
+    models, which moves the two scores, and the error is that of the sum of these paired moves.
+
+    Args:
+        task: segmentation.
+
+    Example:
+        >>> from vitrim.tasks import make_task
+        >>> gauge, labels = PairedIoU(make_task("segmentation", 2)), torch.tensor([[[0, 1]], [[0, 1]]])
+        >>> wrong = torch.tensor([[[0, 1]], [[1, 1]]])
+        >>> one, other = (Output(torch.nn.functional.one_hot(each, 2).permute(0, 3, 1, 2)) for each in (wrong, labels))
+        >>> gauge.see(Batch(torch.zeros(2, 3, 1, 2), labels, torch.arange(2), 0), one, other)
+        >>> round(gauge.result()["loss_error"], 4)
+        0.2553
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.counts = Lists("right", "union", "dense_right", "dense_union")
+        super().__init__({"counts": self.counts})
+
+    def start(self, contestant: Contestant) -> Gauge:
+        """The counts of one model and of the first one."""
+        return PairedIoU(self.task)
+
+    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+        (right, union), (dense_right, dense_union) = (
+            _overlaps(one.prediction.argmax(1), batch.targets, self.task.num_classes) for one in (output, dense)
+        )
+        self.counts.update(right=right, union=union, dense_right=dense_right, dense_union=dense_union)
+
+    def result(self) -> Mapping[str, Any]:
+        each = self.counts.each()
+        moves = _moves(each["dense_right"], each["dense_union"]) - _moves(each["right"], each["union"])
+        return {"loss_error": sqrt(len(moves)) * moves.std(unbiased=False).item()}
+
+
+def _overlaps(classes: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(B, K) int64: pixels of every class where both agree, and where either has it; ignored labels are neither."""
+    right, union = [], []
+    for own, true in zip(classes, labels, strict=True):
+        valid = true < count
+        own, true = own[valid].flatten().long(), true[valid].flatten().long()
+        both = torch.bincount(true[own == true], minlength=count)
+        right.append(both)
+        union.append(torch.bincount(own, minlength=count) + torch.bincount(true, minlength=count) - both)
+    return torch.stack(right).cpu(), torch.stack(union).cpu()
+
+
+def _moves(right: Tensor, union: Tensor) -> Tensor:
+    """(N,) float64: to first order, what each image adds to the mean over classes of right / union."""
+    right, union = right.double(), union.double()
+    whole = union.sum(0)
+    seen = whole > 0
+    share = right.sum(0)[seen] / whole[seen]
+    return ((right[:, seen] - share * union[:, seen]) / whole[seen]).mean(1)
+
+
+class Predictions(Gauge):
+    """The class that is predicted for every image, and its probability.
+
+    * In `table`: the place of the image in the dataset, its label, the class and the probability.
+
+    The numbers of the comparison get nothing of it.
+    """
+
+    def __init__(self) -> None:
+        self.found = Lists("ids", "labels", "classes", "probabilities")
+        super().__init__({"found": self.found})
+
+    def start(self, contestant: Contestant) -> Gauge:
+        """The predictions of one model."""
+        return Predictions()
+
+    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+        probabilities, classes = output.prediction.detach().float().softmax(1).max(1)
+        self.found.update(ids=batch.ids, labels=batch.targets, classes=classes, probabilities=probabilities)
+
+    def result(self) -> Mapping[str, Any]:
+        return {}
+
+    def table(self) -> dict[str, list[Any]]:
+        """What was recorded, by name, in the order of the images in the dataset."""
+        each = self.found.each()
+        order = each["ids"].argsort()
+        return {name: values[order].tolist() for name, values in each.items()}

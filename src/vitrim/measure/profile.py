@@ -19,8 +19,9 @@ from vitrim.errors import VitrimError, check_whole, one_line_errors, unknown
 from vitrim.loading import Loaded, load
 from vitrim.measure.inputs import check_kinds, untrained_counts, untrained_notes
 from vitrim.measure.machine import drawing, environment, set_threads
-from vitrim.measure.macs import CONVENTIONS, DENSE, Profile, profile_of
+from vitrim.measure.macs import CONVENTIONS, Profile, profile_of
 from vitrim.measure.prefill import Prefill, as_measured
+from vitrim.measure.records import DENSE
 from vitrim.report import Report, Table
 
 __all__ = ["profile", "untrained_counts", "untrained_notes"]
@@ -82,11 +83,11 @@ def profile(
     Example:
         >>> report = profile("test_vit", "tome:r=10")
         >>> [(row["method"], row["tokens_per_block"]) for row in report.rows]
-        [('none', [101, 101, 101, 101, 101, 101]), ('tome:r=10', [91, 81, 71, 61, 51, 41])]
-        >>> print(report.tables[0].cells()[1][1][-1], "% of the multiply-accumulates saved")
+        [('dense', [101, 101, 101, 101, 101, 101]), ('tome:r=10', [91, 81, 71, 61, 51, 41])]
+        >>> print(report.tables[0].cells()[1][1][-2], "% of the multiply-accumulates saved")
         28.0 % of the multiply-accumulates saved
     """
-    configs = [config for config in parse_methods(methods) if config.describe() != DENSE]
+    configs = [config for config in parse_methods(methods) if config.describe() != "none"]
     columns = {"split": split, "image_column": image_column, "label_column": label_column}
     check_whole(batch_size=(batch_size, 1), limit=(limit, 1))
     check_kinds(**columns, checkpoint=checkpoint, model_options=model_options)
@@ -216,7 +217,8 @@ def _table(rows: Sequence[Profile], convention: str) -> Table:
     """The costs of all models; every model starts with its dense row."""
     prompts = sum(row.prefill is not None for row in rows)
     several = len({row.model for row in rows}) > 1
-    columns = ["method", "params M", "tokens per block", "linear", "attention", "matching", "norm", "total", "saved %"]
+    columns = ["method", "params M", "linear", "attention", "matching", "norm", "total", "MACs saved %"]
+    columns.append("tokens after each block")
     cells = []
     dense = 1
     for row in rows:
@@ -227,10 +229,10 @@ def _table(rows: Sequence[Profile], convention: str) -> Table:
                 *([row.model if row.method == DENSE else ""] if several else []),
                 row.method,
                 f"{row.params / 1e6:.2f}",
-                compact(row.tokens_per_block),
                 *map(_number, row.macs.gmacs().values()),
                 _number(total / 1e9),
                 f"{100 * (1 - total / dense):.1f}",
+                compact(row.tokens_per_block),
             )
         )
     unit = "GMACs per prompt" if prompts == len(rows) else "GMACs per image" + (" or prompt" if prompts else "")
@@ -253,7 +255,7 @@ def _prompt_table(rows: Sequence[Profile], convention: str) -> Table:
     cost = rows[0].prefill
     assert cost is not None
     title = f"prefill: GMACs per prompt of {cost.text} tokens of text and {cost.images} image{'s' * (cost.images > 1)}"
-    columns = ("model", "method", "image tokens", *cost.shares, "total", "saved %")
+    columns = ("model", "method", "image tokens", *cost.shares, "total", "MACs saved %")
     return Table("prefill", title, columns, cells, text_columns=2)
 
 
@@ -294,7 +296,7 @@ def _notes(
         "does not see (ViT-S 4.25, ViT-B 16.87: the ViT and DeiT rows of ViTTM), plus, in models with two streams, the "
         "attention between them, which it sees (the ViTTM and LookupViT rows)",
         "no-norm": "total = linear + attention + matching (DeiT-S 4.60: ATM)",
-    }[convention] + "; other tables need another convention"
+    }[convention] + "; other tables need another convention; tokens: class token included"
     if not adaptive:
         if images is not None:
             yield f"{images} was not read: no method here adapts to its images"

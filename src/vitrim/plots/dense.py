@@ -367,6 +367,7 @@ def draw_comparison(
     *,
     title: str = "",
     seed: int = 0,
+    notes: dict[str, str] | None = None,
 ) -> Any:
     """A figure of one image under every model: predictions, tokens that were kept, the truth.
 
@@ -377,6 +378,7 @@ def draw_comparison(
         class_names: for the legend; default: numbers.
         title: above the figure.
         seed: of methods that draw at random; the global generators stay as they were.
+        notes: gets what stands below every prediction, by the name of the model.
 
     Returns:
         A matplotlib figure, see `vitrim.plots.dense.compare`.
@@ -397,6 +399,8 @@ def draw_comparison(
         agreement = task.agreement(output.prediction, dense.prediction, targets)
         picture = draw.prediction(output.prediction)
         note = _note(task, output, dense, agreement) if model.reduction is not None else "every token"
+        if notes is not None:
+            notes[model.name] = note
         kept, kept_note = draw.kept(model, sizes[-1]) if model.reduction is not None else (None, "")
         columns.append(Column(model.name, picture, kept, note, kept_note))
     truth = draw.truth()

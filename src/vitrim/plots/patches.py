@@ -15,14 +15,12 @@ from vitrim.plots.style import SMALL, TEXT, sheet
 
 Image = NDArray[np.float32]
 
-PRUNED_LIGHT = 0.25
-"""Share of its light that a pruned patch is drawn with."""
-PRUNED_TINT = (0.04, 0.05, 0.22)
-"""Light added to it, dark blue: so that it differs from what is dark in the image itself."""
-PRUNED_COLOUR = (0.93, 0.62, 0.60)
-"""Pale red: a colour that neither grey scans nor most photographs have in large areas."""
+HATCH_GROUND, HATCH_LINE = (0.90, 0.90, 0.90), (0.58, 0.58, 0.58)
+"""Greys of a pruned patch: its ground, and the slanted lines on it. Photographs have no such texture."""
+HATCHES = 28
+"""Slanted lines along the shorter side of a picture."""
 OUTLINE_COLOUR = (1.0, 0.60, 0.10)
-"""Orange: visible on black, white and pale red."""
+"""Orange: visible on black, white and the hatch."""
 FADED = 0.35
 """Share of the light that the image has where there is no value."""
 
@@ -71,7 +69,7 @@ def draw_kept(
     scale: int = 1,
     pruned: tuple[float, float, float] | None = None,
 ) -> Image:
-    """The image as the blocks saw it: patches that were pruned are dark, groups of merged ones are outlined.
+    """The image as the blocks saw it: patches that were pruned are hatched, groups of merged ones are outlined.
 
     Args:
         image: (H, W, 3) or (H, W), values in [0, 1].
@@ -80,11 +78,11 @@ def draw_kept(
         covered: height and width in pixels of the image that the grid covers, more than the image where it was padded
             at its right and bottom; default: just the image.
         scale: enlarge the image by this whole factor first, so that outlines are thin next to small patches.
-        pruned: the colour of pruned patches; default: dark blue, over a quarter of their light.
+        pruned: one colour for pruned patches; default: grey, hatched.
 
     Returns:
         (H * scale, W * scale, 3) float32 in [0, 1]: the image itself where single patches were kept; pruned patches
-        dark or in one colour; groups of two or more in their mean colour, outlined in orange.
+        hatched or in one colour; groups of two or more in their mean colour, outlined in orange.
 
     Raises:
         VitrimError: the grid does not hold P patches, or does not cover the image.
@@ -102,16 +100,20 @@ def draw_kept(
     row = ((np.arange(height * scale) + 0.5) * rows / (tall * scale)).astype(np.int64)
     column = ((np.arange(width * scale) + 0.5) * columns / (wide * scale)).astype(np.int64)
     token = groups.reshape(rows, columns)[row[:, None], column[None, :]]
-    dark = token < 0
-    if pruned is None:
-        drawn[dark] = PRUNED_LIGHT * drawn[dark].mean(axis=-1, keepdims=True) + np.array(PRUNED_TINT, np.float32)
-    else:
-        drawn[dark] = pruned
+    gone = token < 0
+    drawn[gone] = hatch(*token.shape)[gone] if pruned is None else pruned
     names, sizes = np.unique(groups, return_counts=True)
     merged = np.isin(token, names[(sizes > 1) & (names >= 0)])
     drawn[merged] = _means(drawn, token, merged)
     drawn[outline(token, groups)] = OUTLINE_COLOUR
     return drawn
+
+
+def hatch(height: int, width: int) -> Image:
+    """A grey picture (height, width, 3) with slanted lines: what stands for patches that are gone."""
+    period = max(4, round(min(height, width) / HATCHES))
+    lines = np.add.outer(np.arange(height), np.arange(width)) % period < max(1, round(period / 5))
+    return np.where(lines[..., None], np.asarray(HATCH_LINE, np.float32), np.asarray(HATCH_GROUND, np.float32))
 
 
 def _means(image: Image, token: NDArray[Any], chosen: NDArray[np.bool_]) -> Image:
@@ -144,8 +146,7 @@ def enlarged(image: Image, scale: int) -> Image:
 
 
 def draw_groups(image: NDArray[np.float32], source: NDArray[np.int64], grid: tuple[int, int], scale: int = 1) -> Any:
-    """`draw_kept` after a whole reduction, with pruned patches in pale red: for images whose patches are all the same
-    whole number of pixels.
+    """`draw_kept` after a whole reduction, for images whose patches are all the same whole number of pixels.
 
     Args:
         image: (H, W, 3) or (H, W), values in [0, 1].
@@ -165,7 +166,7 @@ def draw_groups(image: NDArray[np.float32], source: NDArray[np.int64], grid: tup
         raise VitrimError(
             f"{source.size} patches on a grid of {rows} x {columns} do not fit an image of {height} x {width}"
         )
-    return draw_kept(image, source, grid, scale=scale, pruned=PRUNED_COLOUR)
+    return draw_kept(image, source, grid, scale=scale)
 
 
 def outline(groups: NDArray[np.int64], source: NDArray[np.int64]) -> NDArray[np.bool_]:

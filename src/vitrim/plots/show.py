@@ -21,13 +21,18 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask, host_of, parse_methods
 from vitrim.data import ImageDataset, eval_transform, load_data, spread
 from vitrim.data.folders import loose_images
+from vitrim.data.transforms import geometry_of
 from vitrim.errors import MissingPackageError, VitrimError, check_whole, unknown
 from vitrim.files import check_folder
-from vitrim.loading import Options, load
+from vitrim.hosts.classes import class_names as names_of
+from vitrim.hosts.classes import described
+from vitrim.loading import Loaded, Options, load
 from vitrim.measure.contestants import Contestant, Output, contestants
+from vitrim.measure.evaluation import open_task, task_name
 from vitrim.measure.inputs import check_kinds
 from vitrim.measure.machine import drawing, environment, select_device, set_threads
 from vitrim.plots.charts import short
+from vitrim.plots.dense import check_drawable, draw_comparison, scene
 from vitrim.plots.patches import Image, draw_kept, groups_of, in_colour, overlay, sources_of
 from vitrim.plots.style import DENSE_COLOUR, FORMATS, OKABE_ITO, SMALL, TEXT, TITLE, encoded, save, sheet
 from vitrim.report import Report, Table
@@ -138,7 +143,8 @@ def show(
     """Draw what methods leave of images, block by block: a figure per image, a row per method.
 
     Each row names the prediction and the cost beside those of the dense model; methods that rank patches have their
-    scores below, as heat maps. For classifiers. The command is ``vitrim show``.
+    scores below, as heat maps. Of a model for segmentation or detection, on ``data`` with masks or boxes, predictions
+    stand beside the tokens that are left and the truth. The command is ``vitrim show``.
 
     Args:
         model: a supported classifier that is not reduced, or its name, as of `vitrim.loading.load`. A model is left as
@@ -150,7 +156,7 @@ def show(
         split, image_column, label_column, data_options: what to read of the source ``data``.
         limit: so many images only, spread evenly; default: all of ``images``, 8 of ``data``.
         blocks: the columns, from 0; default: those that change tokens under any method, at most eight.
-        class_names: default: the model's own or those of ``data``, else numbers.
+        class_names: default: the model's own, those of ``data``, or ImageNet's if there are as many; else numbers.
         out: folder for the pictures, one per image; default: none are written.
         format: of the pictures, ``png`` or ``svg``.
         pretrained, checkpoint, model_options: of a model by name, see `vitrim.loading.load`.
@@ -164,7 +170,8 @@ def show(
 
     Raises:
         VitrimError: no images, or images that cannot be read; no method, one that does not fit or is given twice; a
-            model that cannot be created or is no classifier; a block it does not have; a place that cannot be written.
+            model that cannot be created or that predicts neither classes nor places; a block it does not have; a
+            place that cannot be written.
         MissingPackageError: matplotlib is not installed.
 
     Example:
@@ -187,37 +194,117 @@ def show(
         raise MissingPackageError("pictures need the package 'matplotlib': pip install 'vitrim[analysis]'")
     if out is not None:
         check_folder(Path(out))
-    dataset = _opened(images, data, {**given, "data_options": data_options})
+    reading = {**given, "data_options": data_options}
+    if not isinstance(data, str | Path):  # how a source is read follows from the model
+        opened = _opened(images, data, reading)
+    elif images is not None and (not isinstance(images, list | tuple) or images):
+        raise VitrimError("give the images to show: files or folders, or a dataset as data; not both")
     selected = None if device is None else select_device(device)
     set_threads(threads)
     with drawing(torch.device("cpu"), seed):
         given_model = getattr(model, "_orig_mod", model)  # a compiled model predicts what the model in it does
         loaded = load(given_model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options)
     dense = loaded.model
+    if task_name(dense) is not None:
+        return _dense(
+            loaded,
+            configs,
+            data,
+            reading,
+            limit,
+            blocks,
+            class_names,
+            Path(out) if out else None,
+            format,
+            selected,
+            seed,
+            on_progress,
+        )
+    dataset = _opened(images, data, reading) if isinstance(data, str | Path) else opened
     models = prepared(dense, configs, device=selected, learned=loaded.learned)
-    like = next(models[0].forward.parameters())
-    machine = environment(device=device or str(like.device), dtype=str(like.dtype).removeprefix("torch."), seed=seed)
-    report = Shown("show", {"model": loaded.name, "weights": loaded.weights, "environment": machine})
+    report = _report(loaded, models, seed)
     names, rows = class_names or _class_names(dense, dataset), []
     for name, title, image in _images(dense, dataset, limit, loose=data is None):
         drawn, predicted = rows_of(models, image, names, seed=seed)
         figure = draw_show(pixels_of(dense, image), drawn, _grid(dense), dense=predicted, blocks=blocks, title=title)
-        file = None
-        if out is not None:
-            file = Path(out) / f"{name}.{format}"
-            save(figure, file)
-            report.files.append(file)
-        if file is None or len(report.figures) < FEW:
-            report.figures.append(figure)
+        file = _keep(report, figure, None if out is None else Path(out), f"{name}.{format}")
         predictions = {"dense": predicted, **{row.name: row.prediction for row in drawn}}
-        rows.append({"image": title, "file": None if file is None else str(file), **predictions})
+        rows.append({"image": title, "file": file, **predictions})
         if on_progress is not None:
             on_progress(rows[-1])
+    return _with_table(report, rows, configs)
+
+
+def _report(loaded: Loaded, models: Sequence[Contestant], seed: int) -> Shown:
+    """A report without rows."""
+    like = next(models[0].forward.parameters())
+    machine = environment(device=str(like.device), dtype=str(like.dtype).removeprefix("torch."), seed=seed)
+    return Shown("show", {"model": loaded.name, "weights": loaded.weights, "environment": machine})
+
+
+def _keep(report: Shown, figure: Any, out: Path | None, name: str) -> str | None:
+    """Write a figure to the folder ``out``, if there is one, and keep the first few; the file."""
+    file = None if out is None else out / name
+    if file is not None:
+        save(figure, file)
+        report.files.append(file)
+    if file is None or len(report.figures) < FEW:
+        report.figures.append(figure)
+    return None if file is None else str(file)
+
+
+def _with_table(report: Shown, rows: Sequence[Mapping[str, Any]], configs: Sequence[MethodConfig]) -> Shown:
     report.rows = rows
     columns = ("image", "dense", *(config.describe() for config in configs))
     table = [tuple(row[column] for column in columns) for row in rows]
     report.tables.append(Table("show", "Predictions", columns, table, text_columns=len(columns)))
     return report
+
+
+def _dense(
+    loaded: Loaded,
+    configs: Sequence[MethodConfig],
+    data: Any,
+    reading: Mapping[str, Any],
+    limit: int | None,
+    blocks: Sequence[int] | None,
+    class_names: Sequence[str] | None,
+    out: Path | None,
+    format: str,
+    device: torch.device | None,
+    seed: int,
+    on_progress: Callable[[Mapping[str, Any]], None] | None,
+) -> Shown:
+    """Predictions of a model for a dense task, the tokens that are left, and the truth, as one figure per image."""
+    if not configs:
+        raise VitrimError("there is nothing to show without a method: give one, e.g. tome:r=8")
+    if data is None:
+        raise VitrimError(
+            f"{loaded.name} predicts places, which are drawn beside the truth: give images with their masks or boxes, "
+            "--data SOURCE, instead of image files"
+        )
+    if blocks is not None:
+        raise VitrimError(f"{loaded.name} predicts places, and its tokens are drawn at the end: leave the blocks out")
+    task, dataset = open_task(loaded, data, **reading)
+    check_drawable(task)
+    transform = task.eval_transform(geometry_of(loaded.model))
+    assert transform is not None  # a dense task has its own
+    dataset.transform = lambda image, target: (image, target)  # as stored: `scene` prepares both
+    models = contestants(loaded.model, configs, task, device=device, learned=loaded.learned)
+    report, rows = _report(loaded, models, seed), []
+    for place in map(int, spread(len(dataset), FEW if limit is None else limit)):
+        title = f"image {place}"
+        notes: dict[str, str] = {}
+        image, target = dataset[place]
+        figure = draw_comparison(
+            models, task, scene(image, target, transform), class_names or dataset.class_names,
+            title=f"{loaded.name}, {title}", seed=seed, notes=notes,
+        )  # fmt: skip
+        file = _keep(report, figure, out, f"image_{place}.{format}")
+        rows.append({"image": title, "file": file, **notes})
+        if on_progress is not None:
+            on_progress(rows[-1])
+    return _with_table(report, rows, configs)
 
 
 def _opened(images: Any, data: Any, reading: Mapping[str, Any]) -> Any:
@@ -245,10 +332,11 @@ def _opened(images: Any, data: Any, reading: Mapping[str, Any]) -> Any:
 
 
 def _class_names(dense: nn.Module, dataset: Any) -> Sequence[str] | None:
-    """The names of the model's classes, its own or else those of the data, if there are as many."""
+    """The names of the model's classes: its own, those of the data, or ImageNet's, if there are as many."""
     count = host_of(dense).facts(dense).num_classes
-    known = (ask(dense).class_names(dense), getattr(dataset, "class_names", None))
-    return next((names for names in known if names and len(names) == count), None)
+    theirs = getattr(dataset, "class_names", None)
+    known = (ask(dense).class_names(dense), theirs and described(theirs), names_of(dense))
+    return next((described(names) for names in known if names and len(names) == count), None)
 
 
 def _images(dense: nn.Module, dataset: Any, limit: int | None, *, loose: bool) -> Iterator[tuple[str, str, Tensor]]:
@@ -266,7 +354,7 @@ def _images(dense: nn.Module, dataset: Any, limit: int | None, *, loose: bool) -
     for place in places:
         image = dataset.read_image(place)
         if not loose:
-            labels, names = getattr(dataset, "labels", None), dataset.class_names
+            labels, names = getattr(dataset, "labels", None), described(dataset.class_names or []) or None
             label = "" if labels is None else f": {labels[place] if names is None else names[labels[place]]}"
             yield f"image_{place}", f"image {place}{label}", image
             continue
@@ -324,7 +412,9 @@ def check_shown(model: nn.Module) -> None:
     facts = host_of(model).facts(model)
     if facts.dense or not facts.num_classes:
         kind = "predicts places, not one class" if facts.dense else "has no classes"
-        raise VitrimError(f"this model {kind}: only classifiers are shown; see vitrim.plots.dense for others")
+        raise VitrimError(
+            f"this model {kind}: only classifiers are shown; see `vitrim show MODEL --data SOURCE` for others"
+        )
 
 
 def rows_of(
@@ -473,7 +563,7 @@ def draw_show(
     _label(axes[0, 0], "dense", dense, "every token", DENSE_COLOUR)
     _picture(axes[0, 1], in_colour(image), "image")
     # what the colours mean, beside the image
-    lines = ["dark blue: pruned", "orange outline: merged", "red text: another prediction"]
+    lines = ["grey, hatched: pruned", "orange outline: merged", "red text: another prediction", "blocks count from 0"]
     lines += ["scores: dark low, yellow high"] if any(row.scores for row in rows) else []
     axes[0, 2].set_xlim(0, 1)
     axes[0, 2].set_ylim(0, 1)

@@ -78,7 +78,7 @@ def plot_schedule(schedules: Mapping[str, Sequence[float]], initial: int, path: 
         axis.plot(range(blocks + 1), [initial, *tokens], "o", color=color, markersize=4)
     axis.axhline(initial, color="black", linewidth=0.8, linestyle=":", label="dense")
     axis.set_xticks(range(blocks + 1), ["in", *map(str, range(blocks))])
-    axis.set_xlabel("after block")
+    axis.set_xlabel("after so many blocks")
     axis.set_ylabel("tokens")
     axis.set_ylim(bottom=0)
     axis.set_title(title, fontsize=10)

@@ -21,11 +21,17 @@ from vitrim.core.reduce import Reduction, reduce_, saved_method
 from vitrim.core.registry import ask, parse_methods
 from vitrim.errors import ReductionWarning, VitrimError, check_whole, one_line_errors
 from vitrim.loading import load
-from vitrim.measure.contestants import Contestant, Output
-from vitrim.measure.evaluation import open_task, standard_probes, weight_and_class_notes
+from vitrim.measure.contestants import Contestant
+from vitrim.measure.evaluation import (
+    change_cell,
+    open_task,
+    paired_probes,
+    standard_probes,
+    weight_and_class_notes,
+)
 from vitrim.measure.latency import Budget, reduced_copy, shared_copy
 from vitrim.measure.machine import drawing, environment, set_threads
-from vitrim.measure.probes import Agreement, Gauge, TaskMetrics, Values, divergence
+from vitrim.measure.probes import Agreement, PairedLoss, TaskMetrics
 from vitrim.measure.records import DENSE, Batch, Row, read
 from vitrim.measure.run import Measurement, run
 from vitrim.plots import style
@@ -195,7 +201,9 @@ def compare(
         batch_size = goal.eval_batch(batch_size)
         count = len(dataset) if limit is None else min(limit, len(dataset))
         batches = partial(read, dataset, batch_size, limit=limit, workers=workers, collate=goal.collate)
-        scored = [PairedLoss(goal, labels=goal.selects_by == "top1")] if goal.name in SCORED_ON_ENGINES else []
+        scored = paired_probes(goal)
+        if not scored and goal.name in SCORED_ON_ENGINES:
+            scored = [PairedLoss(goal, labels=False)]
         progress = None if on_progress is None else lambda seen: on_progress(f"{seen} of {count} images")
         with one_line_errors(f"batch {batch_size}", kept=""):
             found = run(
@@ -281,50 +289,6 @@ class OnEngine(Contestant):
 
         shadow.forward = forward
         super().__init__(shadow, task, reduction)
-
-
-class PairedLoss:
-    """Loss against the first model, image by image: ``loss`` and its standard error ``loss_error``, shares, and ``kl``.
-
-    The standard error is that of the mean of the differences, and at least one image's share: of few images none may
-    change.
-
-    Args:
-        task: compares predictions.
-        labels: it is top-1 that is lost; False: agreement with the first model.
-    """
-
-    def __init__(self, task: Task, *, labels: bool) -> None:
-        self.task, self.labels = task, labels
-
-    def start(self, contestant: Contestant) -> Gauge:
-        """The loss of one model."""
-        return _PairedLoss(self.task, self.labels)
-
-
-class _PairedLoss(Gauge):
-    def __init__(self, task: Task, labels: bool) -> None:
-        self.task, self.labels = task, labels
-        self.loss, self.kl = Values(), Values()
-        super().__init__({"loss": self.loss, "kl": self.kl})
-
-    def see(self, batch: Batch, output: Output, dense: Output) -> None:
-        found, like = output.prediction, dense.prediction
-        if self.labels:
-            right, wrong = like.argmax(1) == batch.targets, found.argmax(1) == batch.targets
-            self.loss.update(right.double() - wrong.double())
-        else:
-            self.loss.update(1.0 - self.task.agreement(found, like, batch.targets).double())
-        self.kl.update(divergence(found, like))
-
-    def result(self) -> Mapping[str, Any]:
-        each = self.loss.each()
-        error = each.std(unbiased=False).item() / math.sqrt(len(each))
-        return {
-            "loss": each.mean().item(),
-            "loss_error": max(error, 1.0 / len(each)),
-            "kl": self.kl.compute().item(),
-        }
 
 
 def score_on_engines(
@@ -438,7 +402,7 @@ def _fill(
                     **whole,
                     "saved": 1 - sum(whole["gmacs"].values()) / sum(dense["gmacs"].values()),
                     "loss": dense[main] - whole[main],
-                    "loss_error": whole["loss_error"] if main == "top1" else None,
+                    "loss_error": whole["loss_error"] if paired_probes(task) else None,
                     "speeds": speeds,
                 }
             )
@@ -462,12 +426,12 @@ def _table(report: Comparison, metric: str) -> Table:
     title = f"{report.rows[0]['model']} on {data['source']}: {data['images']} images"
     timed = (column for size in sizes for column in (f"ms at {size}", f"speed-up at {size}"))
     several = len({speed["engine"] for row in report.rows for speed in row["speeds"]}) > 1  # which serves fp32 best
-    columns = ("method", spelled(metric), "change", "agree", "saved", *timed)
+    columns = ("method", spelled(metric), "change", "agree", "MACs saved", *timed)
     cells = [
         (
             named(row),
             f"{100 * row[metric]:.2f}",
-            f"{0.0 - 100 * row['loss']:+.2f}",
+            change_cell(0.0 - row["loss"], None if row is report.rows[0] else row["loss_error"]),
             f"{100 * row['agreement']:.1f}",
             f"{100 * row['saved']:.1f}",
             *(
@@ -493,7 +457,8 @@ def _speed_cell(speed: Mapping[str, Any], several: bool) -> str:
 def _notes(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], task: Task) -> Iterator[str]:
     """Notes needed to read the table correctly."""
     yield (
-        f"{spelled(task.selects_by)}, agree ({task.agreement_means}) and saved (MACs) in %; change in points; ms per "
+        f"{spelled(task.selects_by)}, agree ({task.agreement_means}) and MACs saved in %; change in points"
+        f"{'' if rows[0]['loss_error'] is None else ' ± its standard error'}; ms per "
         "image, the median; speed-up over the fastest dense model at the same batch size, with its quartiles"
     )
     speeds = rows[0]["speeds"]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, plain
 
 NUMBERS = (int, float, int | None, float | None)
 
@@ -122,6 +122,6 @@ def invalid(name: str, error: ValidationError, kind: type[Section], *, inside: t
         return VitrimError(f"{name}: unknown key {where}; {hint}")
     if first["type"] == "missing":
         return VitrimError(f"{name}: {where} is missing")
-    message = str(first["msg"]).removeprefix("Value error, ")
+    message = plain(str(first["msg"]).removeprefix("Value error, "))
     given = "" if not where or isinstance(first["input"], Mapping) else f" (got {short(repr(first['input']))})"
     return VitrimError(" ".join(f"{name}: {where + ': ' if where else ''}{message}{given}".split()))

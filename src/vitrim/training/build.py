@@ -19,15 +19,17 @@ from timm.layers import build_sincos2d_pos_embed
 from torch import Tensor, nn
 
 from vitrim.core.registry import ask
-from vitrim.data import ImageDataset, ImageStream, MultiLabelDataset, eval_transform, load_data, stream_images
+from vitrim.data import ImageDataset, ImageStream, MultiLabelDataset, eval_transform, load_data, spread, stream_images
 from vitrim.data.dense import DetectionDataset, SegmentationDataset
+from vitrim.data.load import splits_of
+from vitrim.data.paths import spellings
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.reference import folder
 from vitrim.tasks import tasks
 from vitrim.training.images import seed_all
 from vitrim.training.loop import Running, Trainer
-from vitrim.training.recipe import Recipe, Resolved
+from vitrim.training.recipe import AUTO, Recipe, Resolved
 from vitrim.weights import holds_encoder, load_backbone, load_encoder, load_host, weights_file
 
 if TYPE_CHECKING:
@@ -35,6 +37,10 @@ if TYPE_CHECKING:
 
 PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 """A recipe's precision as accelerate calls it."""
+
+SPLITS = ("train", "val", "test")
+HELD_OUT = 0.1
+"""Share of the training images that is held out where the data have no part for evaluations."""
 
 HOLD_OUT_SEED = 0
 """Seed of held-out images, not the recipe's: see `hold_out`."""
@@ -74,7 +80,8 @@ def build_trainer(
     """
     accelerator = make_accelerator(resolved.recipe, cpu=cpu)
     seed_all(resolved.recipe.seed)
-    train_data, eval_data, test_data = open_data(resolved.recipe, data)
+    recipe = chosen_splits(resolved.recipe, data)
+    train_data, eval_data, test_data = open_data(recipe, data)
     model = starting_model(resolved.recipe, train_data.num_classes, checkpoint)
     for held_out in (eval_data, test_data):
         if isinstance(held_out, ImageDataset | MultiLabelDataset):  # others get the transform of their task
@@ -89,7 +96,44 @@ def build_trainer(
         console,
         start=checkpoint,
         test_data=test_data,
+        told=_about(resolved.recipe, recipe, data, train_data, eval_data),
     )
+
+
+def chosen_splits(recipe: Recipe, data: Any) -> Recipe:
+    """The recipe with the splits that ``auto`` stands for on these data.
+
+    Raises:
+        VitrimError: the data have splits, and none is for training.
+    """
+    if AUTO not in (recipe.split, recipe.eval_split):
+        return recipe
+    names = splits_of(data) if isinstance(data, str | Path) else list(data) if isinstance(data, Mapping) else []
+    if names is None:  # every layout of a reader has these two
+        names = ["train", "val"]
+    found = {word: next((name for name in names if name and name.lower() in spellings(word)), None) for word in SPLITS}
+    split, watched = recipe.split, recipe.eval_split
+    if split == AUTO:
+        split = found["train"]
+        if split is None and names:
+            raise VitrimError(
+                f"the data have the parts {', '.join(map(str, names))}: name the one to train on, split=NAME"
+            )
+    if watched == AUTO:
+        watched = next((name for name in (found["val"], found["test"]) if name not in (None, split)), HELD_OUT)
+    return recipe.model_copy(update={"split": split, "eval_split": watched})
+
+
+def _about(asked: Recipe, recipe: Recipe, data: Any, train_data: Any, eval_data: Any) -> list[str]:
+    """A note on the images that are held out, if nobody asked for that."""
+    if asked.eval_split != AUTO or not isinstance(recipe.eval_split, float):
+        return []
+    source = data if isinstance(data, str | Path) else "the data"
+    count, held = len(train_data), len(eval_data)
+    return [
+        f"{source} has no part for evaluations: {held} of its {count + held} images are held out, not trained on, and "
+        "watched (eval_split)"
+    ]
 
 
 def make_accelerator(recipe: Recipe, *, cpu: bool = False) -> Accelerator:
@@ -127,7 +171,12 @@ def open_data(
             raise VitrimError(f"the data are a source, data sets of vitrim.data by split, or one of them, not {kind}")
         return copy.copy(given[split])  # it gets a transform of its own
 
-    test_data = None if recipe.test_split is None else load(recipe.test_split)
+    def limited(given: Data) -> Data:
+        if recipe.limit is None or recipe.limit >= len(given):
+            return given
+        return given.part(spread(len(given), recipe.limit).tolist())
+
+    test_data = None if recipe.test_split is None else limited(load(recipe.test_split))
     if recipe.stream:
         if not isinstance(data, str | Path):
             raise VitrimError("stream=true reads files: give their place, or set stream=false")
@@ -138,12 +187,12 @@ def open_data(
             )
         train_data: Data | ImageStream = stream_images(data, split=recipe.split, **recipe.data_options)
     else:
-        train_data = load(recipe.split)
+        train_data = limited(load(recipe.split))
     watched = recipe.eval_split
     if isinstance(watched, float) and not isinstance(train_data, ImageStream):
         kept, held_out = hold_out(len(train_data), watched)
         return train_data.part(kept), train_data.part(held_out), test_data
-    return train_data, None if watched is None else load(str(watched)), test_data
+    return train_data, None if watched is None else limited(load(str(watched))), test_data
 
 
 def hold_out(count: int, share: float) -> tuple[list[int], list[int]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -108,6 +108,7 @@ class Trainer:
         test_data: map-style, as ``eval_data``: scored once, after the last update; or None.
         start: the file or folder whose weights the model has. If it is the folder of a run under a method that learned
             parameters, a run under a method starts from those, and it must be the same method.
+        told: notes on the data, which come first.
 
     Attributes:
         notes: what the recipe plans for longer than the run, one line each.
@@ -129,6 +130,7 @@ class Trainer:
         *,
         start: Path | None = None,
         test_data: Dataset[Any] | None = None,
+        told: Sequence[str] = (),
     ) -> None:
         self.resolved, self.recipe, self.running = resolved, resolved.recipe, running
         self.accelerator, self.start = accelerator, start
@@ -171,7 +173,7 @@ class Trainer:
                 cast(Any, data).transform = watched
 
         self.learner = Learner(recipe, model, self.task, accelerator, self.updates_per_epoch, start)
-        self.notes = list(beyond(recipe, self.updates))
+        self.notes = [*told, *beyond(recipe, self.updates)]
         for text in self.notes:
             self._say(f"note: {text}")
         self.begun, self.seconds_before = time.monotonic(), 0.0

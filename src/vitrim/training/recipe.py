@@ -31,6 +31,8 @@ from vitrim.training import study
 FOLDER = Path(__file__).with_name("recipes")
 DEFAULT = "default"
 COMMAND_LINE = "command line"
+AUTO = "auto"
+"""A split that follows from what the data have."""
 MAX_EPOCHS = 1e5
 MAX_REPEATS = 1000
 """Far above any useful value: typing errors are reported at once."""
@@ -239,14 +241,22 @@ class Recipe(Section):
         description="read the training images from front to back, shuffled by file and within a buffer: for tables "
         "that are too large to download or to index",
     )
-    split: str | None = Field("train", description="the part of the data to train on; null where it has only one")
+    split: str | None = Field(
+        "train",
+        description="the part of the data to train on; null where it has only one; auto: train if there are parts, "
+        "else all images",
+    )
     eval_split: str | float | None = Field(
         "test",
         description="what is watched while training: a part of the data, or a share of the training images, e.g. 0.1, "
-        "that are held out (the same ones whatever the seed); null for none",
+        "that are held out (the same ones whatever the seed); null for none; auto: the part val or test, or a tenth of "
+        "the training images",
     )
     test_split: str | None = Field(None, description="the part that is scored once, at the end; null for none")
 
+    limit: int | None = Field(
+        None, ge=1, description="so many images of every part only, spread evenly over it; null: all"
+    )
     epochs: float = Field(gt=0, le=MAX_EPOCHS)
     batch_size: int = Field(128, ge=1, description="images of one update, over all processes")
     micro_batch: int | None = Field(None, ge=1, description="images at once on one device; null: all of its share")
@@ -299,8 +309,10 @@ class Recipe(Section):
             raise ValueError("init is for models of timm that are not pretrained: set init=default")
         if self.stream and self.augment.repeats > 1:
             raise ValueError("a stream gives every image once in an epoch: set augment.repeats=1 or stream=false")
-        if self.stream and isinstance(self.eval_split, float):
+        if self.stream and (isinstance(self.eval_split, float) or AUTO in (self.split, self.eval_split)):
             raise ValueError("of a stream no images can be held out: name an eval_split, or set it to null")
+        if self.stream and self.limit is not None:
+            raise ValueError("a stream is read from front to back: set limit=null, or stream=false")
         optimizer = self.optimizer
         if optimizer.layer_decay is not None and (optimizer.backbone_scale != 1 or optimizer.freeze_epochs > 0):
             raise ValueError(
@@ -419,7 +431,10 @@ def _shipped(name: str) -> Path:
     if better is not None:
         raise VitrimError(better)
     hint = str(unknown("recipe", short(name), known)).partition(" valid:")[0]
-    raise VitrimError(f"{hint} valid: a YAML file, or a name that `vitrim train --list` prints")
+    raise VitrimError(
+        f"{hint} a recipe says how to train, e.g. finetune (pretrained models on your own images) or evit_deit_small "
+        "(a paper's); valid: a YAML file of your own, or a name that `vitrim train --list` prints"
+    )
 
 
 def _chain(name: str, path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[str, dict[str, Any]]]:

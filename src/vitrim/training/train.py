@@ -27,7 +27,6 @@ from vitrim.weights import EVALUATIONS, RECIPE, RESULT, UPDATES, WEIGHTS_FILE
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
     from rich.console import Console
-    from rich.table import Table as RichTable
 
     from vitrim.training.build import Data
     from vitrim.training.loop import Trainer
@@ -54,7 +53,7 @@ class TrainReport(Report):
         """The facts and the result, as ``--json`` writes them; the evaluations are in the run's folder."""
         return {"command": self.command, **self.facts, "result": self.result}
 
-    def parts(self) -> Iterator[RichTable | str]:
+    def parts(self) -> Iterator[Any]:
         """The parts that a terminal shows: the result, a line for each of its entries."""
 
         def short(value: Any) -> str:

@@ -38,12 +38,13 @@ from vitrim.measure.evaluation import num_classes, open_task
 from vitrim.measure.inputs import open_images
 from vitrim.measure.latency import Budget, paired_speedup, reduced_copy, shared_copy, summarise, time_interleaved
 from vitrim.measure.machine import drawing, environment, set_threads
+from vitrim.measure.probes import PairedLoss
 from vitrim.measure.records import DENSE, read
 from vitrim.measure.run import Measurement, weights_fingerprint
 from vitrim.plots import style
 from vitrim.report import Report, Table
 from vitrim.speed.bench import CALIBRATED
-from vitrim.speed.compare import SCORED_ON_ENGINES, OnEngine, PairedLoss
+from vitrim.speed.compare import SCORED_ON_ENGINES, OnEngine
 from vitrim.speed.engines import Eager, Engine, Run, engines_named
 from vitrim.speed.words import engine_of
 from vitrim.tasks import Task, make_task
@@ -669,7 +670,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
         )
         for row in [*sorted(timed, key=lambda row: row["p50_ms"]), last]
     ]
-    return Table("optimize", "", ("model", "ms", "speed-up", "saved %", "loss", "of"), cells)
+    return Table("optimize", "", ("model", "ms", "speed-up", "MACs saved %", "loss", "of"), cells)
 
 
 def _meaning(engine: Engine) -> list[str]:
@@ -677,7 +678,7 @@ def _meaning(engine: Engine) -> list[str]:
     return [
         "ms: median of a batch; speed-up: of dense over PyTorch in fp32, of methods over dense on "
         f"{engine}, where they run",
-        "saved: share of the MACs; loss: points and their standard error, on the third of the images under 'of'; the "
+        "loss: points and their standard error, on the third of the images under 'of'; the "
         "last row is the file that is handed over",
     ]
 

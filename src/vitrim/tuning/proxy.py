@@ -206,7 +206,8 @@ class ModelScorer:
                 self.dense.place = (part, start + number * self.batch_size * self.processes.count)
                 yield batch
 
-        measurement.follow(placed())
+        with quiet():
+            measurement.follow(placed())
         own: list[Scores] = []
         for gauge, *_ in measurement.gauges[1:]:
             each = {name: metric.each() for name, metric in gauge.metrics.items() if isinstance(metric, Values)}

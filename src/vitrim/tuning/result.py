@@ -289,12 +289,12 @@ class Result:
 
     def tables(self) -> list[Table]:
         """The constant setting next to the searched one; of a race, all methods first."""
-        unit, tables = f"{self.cost.unit} %", list[Table]()
+        unit, tables = saving_head(self.cost.unit), list[Table]()
         if self.race:
             rows: list[tuple[Any, ...]] = []
             for one in self.race:
                 setting = one.note if one.config is None else one.config.describe()
-                share = "" if one.share is None else f"{100 * one.share:.1f}"
+                share = "" if one.share is None else saving(one.share)
                 score = "" if one.score is None else f"{one.score:.4f}"
                 behind = "" if one.behind is None else f"{one.behind.mean:+.4f} +- {one.behind.error:.4f}"
                 rows.append((one.method, one.state, setting, share, str(one.images or ""), score, behind))
@@ -303,7 +303,7 @@ class Result:
         scores = [self.levels.get(name, trial.scores) for name, trial in self.pair]
         names = [name for name in HEADS if name in scores[0]]
         rows = [
-            (name, trial.config.describe(), f"{100 * trial.share:.1f}", *(f"{values[one]:.4f}" for one in names))
+            (name, trial.config.describe(), saving(trial.share), *(f"{values[one]:.4f}" for one in names))
             for (name, trial), values in zip(self.pair, scores, strict=True)
         ]
         heads = ("setting", "method", unit, *(HEADS[name] for name in names))
@@ -318,8 +318,8 @@ class Result:
                 "images; behind: paired difference at the end of the race"
             )
         notes.append(
-            f"means over the {'check' if self.levels else 'search'} images, less is better; {self.cost.unit} as a "
-            "share of the dense model's"
+            f"means over the {'check' if self.levels else 'search'} images, less is better; "
+            f"{saving_head(self.cost.unit).removesuffix(' %')}: share of the dense model's"
             + (f" on {self.about['engine']}" if "engine" in self.about else "")
             + (f" in {self.about['precision']}" if "precision" in self.about else "")
             + (f", predicted with a mean error of {self.cost.error:.1%}" if self.cost.error else "")
@@ -412,23 +412,43 @@ class ParetoFront:
 
     def table(self) -> Table:
         """All points."""
-        names = [name for name in HEADS if name in self.points[0].scores]
+        names, unit = [name for name in HEADS if name in self.points[0].scores], self.results[0].cost.unit
         rows: list[tuple[Any, ...]] = [
             (
                 *(one.target, one.setting, one.config.describe(), "*" if one.on_front else ""),
-                *("yes" if one.returned else "", f"{100 * one.share:.1f}"),
+                *("yes" if one.returned else "", saving(one.share)),
                 *(f"{one.scores[name]:.4f}" for name in names),
             )
             for one in self.points
         ]
-        unit, heads = f"{self.results[0].cost.unit} %", [HEADS[name] for name in names]
-        columns = ("target", "setting", "method", "front", "returned", unit, *heads)
+        heads = [HEADS[name] for name in names]
+        columns = ("target", "setting", "method", "front", "returned", saving_head(unit), *heads)
         return Table("front", "", columns, rows, text_columns=5)
 
     def notes(self) -> list[str]:
         """Notes on the numbers of the table, and on the settings that are returned."""
         first = "means over the check images, less is better; front: no other is as cheap and does as little damage"
         return [first, *(f"{result.target}: {result.verdict}" for result in self.results)]
+
+
+def saving_head(unit: str) -> str:
+    """The heading of a column of `saving`.
+
+    Example:
+        >>> saving_head("macs"), saving_head("latency")
+        ('MACs saved %', 'latency saved %')
+    """
+    return f"{'MACs' if unit == 'macs' else unit} saved %"
+
+
+def saving(share: float) -> str:
+    """The part of the dense model's cost that is saved, in %, from the ``share`` that is left.
+
+    Example:
+        >>> saving(0.586)
+        '41.4'
+    """
+    return f"{100 * (1.0 - share):.1f}"
 
 
 def non_dominated(points: Sequence[tuple[float, float]]) -> list[bool]:

@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from vitrim.core.method import MethodConfig
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, plain
 from vitrim.files import check_file, whole_lines
 from vitrim.measure.records import Processes
 from vitrim.tuning.proxy import ModelScorer, Part, Proxy, Scores
@@ -229,7 +229,7 @@ def _record(line: bytes) -> dict[str, Any]:
 
 
 def _check(kind: Any, value: Any) -> None:
-    """Refuse a value of another kind, in the words of pydantic.
+    """Refuse a value of another kind.
 
     Raises:
         ValueError: one line.
@@ -239,7 +239,8 @@ def _check(kind: Any, value: Any) -> None:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None
+        message = plain(first["msg"])
+        raise ValueError(f"{place}: {message}" if place else message) from None
 
 
 class _Line(BaseModel):

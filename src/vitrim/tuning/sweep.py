@@ -317,7 +317,8 @@ def sweep(
                 models = contestants(model, some, task)
             measurement = Measurement(models, standard_probes(task), task, processes=processes, seed=seed)
             reading = {"limit": limit, "workers": workers, "processes": processes, "collate": task.collate}
-            measurement.follow(read(dataset, batch_size, **reading))  # type: ignore[arg-type]
+            with quiet():
+                measurement.follow(read(dataset, batch_size, **reading))  # type: ignore[arg-type]
             dense, *others = measurement.rows()
             full, names = sum(dense["gmacs"].values()), list(dense)
             shown = [*names[names.index("images") + 1 : names.index("agreement")], "agreement", "cosine"]

@@ -30,7 +30,7 @@ from vitrim.report import Report, Table
 from vitrim.speed.engines import engines_named
 from vitrim.tasks import Task
 from vitrim.tuning.proxy import DatasetImages, check_proxy
-from vitrim.tuning.result import ParetoFront, Result, Target, Trial
+from vitrim.tuning.result import ParetoFront, Result, Target, Trial, saving
 from vitrim.tuning.search import EVALUATIONS, Methods, Options, Searches, of_one_kind
 from vitrim.tuning.space import Space, quiet, training_free
 from vitrim.tuning.strategy import make_strategy
@@ -370,7 +370,7 @@ def _improvements(on_progress: Progress, most: int, proxy: str) -> Callable[[Tri
         if trial.number == 0:  # another method, or another target
             best = float("inf")
         better, best = score < best, min(score, best)
-        text = f"{proxy} {score:.4g} at {trial.share:.1%}: {trial.config.describe()} ({trial.source})"
+        text = f"{proxy} {score:.4g} at {saving(trial.share)} % saved: {trial.config.describe()} ({trial.source})"
         on_progress(done, most, text if better else "")
 
     return finished

@@ -145,13 +145,13 @@ def test_an_anchor_is_compared_with_how_much_better_the_others_are() -> None:
         assert row["kendall"] == pytest.approx(kendalltau(distances, better).statistic)
 
 
-@pytest.mark.parametrize("others", [2, 3])
-def test_an_anchor_needs_three_others(others: int) -> None:
-    names = ("tome", "gtp", "atm", "bat")[: others + 1]
+@pytest.mark.parametrize("others", [3, 4])
+def test_an_anchor_needs_four_others(others: int) -> None:
+    names = ("tome", "gtp", "atm", "bat", "mctf")[: others + 1]
     result = features(titled([made_record(name, "merge", place, 5, place / 8) for place, name in enumerate(names)]))
     found = [table for table in result.tables if table.name == "proxy_anchors"]
     methods = {row["method"] for table in found for row in table.records()}
-    assert methods == (set(names) if others == 3 else set())
+    assert methods == (set(names) if others == 4 else set())
 
 
 def test_features_and_what_they_tell(made: Tables) -> None:

@@ -47,7 +47,7 @@ MOST = 12
 def draw_tokens(tables: Tables) -> Any:
     """Lines over the blocks: mean number of tokens left, with a band from the first to the ninth decile of the
     images where methods decide image by image."""
-    figure, (axis,) = line_panels(tables, "counts", [("tokens", "p10", "p90")], label="after block", across=2)
+    figure, (axis,) = line_panels(tables, "counts", [("tokens", "p10", "p90")], label="after block (from 0)", across=2)
     axis.set_ylim(bottom=0)
     axis.set_ylabel("tokens, class token included", fontsize=TEXT)
     return figure
@@ -70,7 +70,7 @@ def draw_removed(tables: Tables) -> Any:
         axis.bar(blocks, [row["removed"] for row in rows[name]], color=colour[name], width=0.75)
         axis.set_ylim(1.05 * low, 1.05 * high)
         axis.set_title(short(name), fontsize=TEXT)
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.set_xticks(blocks[:: -(-len(blocks) // 6)])  # where bars are
         thresholds = np.array([row.get("threshold") for row in rows[name]], dtype=np.float64)
         if np.isfinite(thresholds).any():
             beside = axis.twinx()
@@ -79,7 +79,7 @@ def draw_removed(tables: Tables) -> Any:
             beside.tick_params(labelsize=SMALL)
             beside.spines["top"].set_visible(False)
     for axis in axes[-3:]:
-        axis.set_xlabel("block", fontsize=TEXT)
+        axis.set_xlabel("block (from 0)", fontsize=TEXT)
     figure.supylabel("tokens removed", fontsize=TEXT)
     return figure
 
@@ -98,7 +98,7 @@ def draw_share_of_bound(tables: Tables) -> Any:
     ]
     columns = ("method", "block", "share", "p10", "p90")
     derived = Tables({**tables, "shares": Table("shares", "", columns, shares)})
-    figure, (axis,) = line_panels(derived, "shares", [columns[2:]], label="after block", across=2)
+    figure, (axis,) = line_panels(derived, "shares", [columns[2:]], label="after block (from 0)", across=2)
     axis.set_ylim(0, 1.03)
     axis.set_ylabel("share of the bound", fontsize=TEXT)
     return figure

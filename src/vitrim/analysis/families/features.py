@@ -184,7 +184,8 @@ PROXY = ("block", "measure", "pairs", "spearman", "spearman_low", "spearman_high
 ANCHORS = ("method", "block", "measure", "others", "spearman", "spearman_p", "kendall", "kendall_p")
 HEAD = "head"
 """The block of what the classifier reads."""
-FEWEST_PAIRS = 3
+FEWEST_PAIRS = 4
+"""Points that a rank correlation is computed of; of three, every order is likely."""
 
 
 def features(*groups: Sequence[Record]) -> FamilyResult:
@@ -241,7 +242,7 @@ def features(*groups: Sequence[Record]) -> FamilyResult:
         rho, tau = (found.spearman, float(low), float(high), found.spearman_p), (found.kendall, found.kendall_p)
         proxy.append((block, measure, len(pairs), *rho, *tau))
     if not proxy:
-        result.notes.append("proxy skipped: it needs three pairs of records, and labels or logits")
+        result.notes.append("proxy skipped: it needs four pairs of records, and labels or logits")
         return result
     result.tables.append(Table("proxy", f"Rank correlation of distances with the difference in {score}", PROXY, proxy))
     anchored = [
@@ -322,7 +323,7 @@ def draw_features(tables: Tables) -> Any:
         axis.set_title(TITLES[measure], fontsize=TEXT)
         axis.set_ylim(bottom=0)
         axis.set_xticks(range(len(blocks)), [str(block) for block in blocks])
-        axis.set_xlabel("class token after block; head", fontsize=TEXT)
+        axis.set_xlabel("class token after block (from 0); head", fontsize=TEXT)
     below(figure, [handles[name] for name in names])
     return figure
 

@@ -348,13 +348,13 @@ def draw_loss_alone(tables: Tables) -> Any:
             given = Line([row["block"] for row in some], [row[measure] for row in some])
             line(axis, given, colour=shade, label=f"{setting} = {value:g}")
         axis.set_ylim(bottom=0)
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.set_xticks(blocks[:: -(-len(blocks) // 6)])  # where bars are
         if place < len(groups):
             axis.set_title(short(method), fontsize=TEXT)
             axis.set_ylim(top=1.8 * axis.get_ylim()[1])  # the legend stands above the lines
             axis.legend(fontsize=SMALL, frameon=False, loc="upper right")
         else:
-            axis.set_xlabel("block that reduces alone", fontsize=TEXT)
+            axis.set_xlabel("block that reduces alone (from 0)", fontsize=TEXT)
         if place % len(groups) == 0:
             axis.set_ylabel(label, fontsize=TEXT)
     return figure

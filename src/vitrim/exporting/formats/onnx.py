@@ -229,10 +229,10 @@ def translations(graph: Graph) -> dict[Callable[..., Any], Callable[..., Any]]:
 
     def mean(self: Any, dim: Any = None, keepdim: bool = False, dtype: int = -1) -> Any:
         """A sum times a number: OpenVINO converts what a mean gives in bf16, and not what a product does."""
-        if dtype not in (-1, self.dtype):
-            self = op.Cast(self, to=dtype)
         dims = [] if dim is None else [dim] if isinstance(dim, int) else list(dim)
         counts = [self.shape[each] for each in dims] or list(self.shape)
+        if dtype not in (-1, self.dtype):
+            self = op.Cast(self, to=dtype)
         axes = op.Constant(value_ints=dims) if dims else None
         if not all(isinstance(count, int) and count > 0 for count in counts):
             return op.ReduceMean(self, axes, keepdims=int(keepdim))

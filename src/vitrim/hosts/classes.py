@@ -1,0 +1,64 @@
+"""Names of a model's classes, for people to read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from torch import nn
+
+from vitrim.core.registry import ask
+
+WORDNET = re.compile(r"(n\d{8})\s*(.*)")
+
+
+def class_names(model: nn.Module) -> list[str] | None:
+    """The names of the classes of a classifier: its own, or ImageNet's if it has as many.
+
+    Args:
+        model: of any library.
+
+    Example:
+        >>> from vitrim.loading import create_model
+        >>> class_names(create_model("vitrim:cifar10_vit"))[:2], class_names(create_model("vit_tiny_patch16_224"))[207]
+        (['airplane', 'automobile'], 'golden retriever')
+        >>> class_names(create_model("test_vit", options={"num_classes": 2})) is None
+        True
+    """
+    from timm.data import ImageNetInfo, infer_imagenet_subset
+
+    library = ask(model)
+    count = library.num_classes(model)
+    own = library.class_names(model)
+    if own is not None and len(own) == count:
+        return described(own)
+    if not count:
+        return None
+    subset = infer_imagenet_subset({"num_classes": count})  # timm knows no more of its own models, either
+    if subset is None:
+        return None
+    imagenet = ImageNetInfo(subset)
+    return [imagenet.index_to_description(number) for number in range(count)]
+
+
+def described(names: Sequence[str]) -> list[str]:
+    """Names of classes where those with WordNet ids, as in ImageNet's folders and tables, are what people call them.
+
+    Example:
+        >>> described(["n02099601", "n01440764 tench, Tinca tinca", "cat"])
+        ['golden retriever', 'tench', 'cat']
+    """
+    found = [WORDNET.fullmatch(name) for name in names]
+    if not any(found):
+        return list(names)
+    from timm.data import ImageNetInfo
+
+    imagenet = ImageNetInfo("imagenet-22k")  # all others are parts of it
+    known = set(imagenet.label_names())
+    return [
+        name if one is None
+        else one[2].partition(",")[0] if one[2]
+        else imagenet.label_name_to_description(name, detailed=False) if name in known
+        else name
+        for name, one in zip(names, found, strict=True)
+    ]  # fmt: skip

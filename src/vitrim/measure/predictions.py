@@ -1,0 +1,65 @@
+"""Predictions of all models of a comparison, a row per image, as a file that spreadsheets and pandas read."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from vitrim.errors import MissingPackageError, VitrimError
+from vitrim.files import check_file, replaced, write_text
+from vitrim.measure.probes import Predictions
+from vitrim.measure.run import Findings
+
+__all__ = ["check_predictions", "save_predictions"]
+
+ENDINGS = (".csv", ".parquet")
+
+
+def check_predictions(file: Path) -> None:
+    """Check before any work that predictions can be written to ``file``.
+
+    Raises:
+        VitrimError: its name has another ending, or there is no such place.
+        MissingPackageError: it is a parquet file, and pyarrow is not installed.
+    """
+    if file.suffix not in ENDINGS:
+        raise VitrimError(f"predictions are written to a file that ends in {' or '.join(ENDINGS)}, not to {file}")
+    if file.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise MissingPackageError("parquet files need the package pyarrow: pip install 'vitrim[data]', or write .csv")
+    check_file(file)
+
+
+def save_predictions(findings: Findings, dataset: Any, file: Path) -> Path:
+    """Write a row per image: its place in the data, its file where it has one, its label, and of every model the class.
+
+    Columns are ``image``, ``file``, ``label``, and for every model its name (the class) and ``NAME probability``.
+
+    Args:
+        findings: with a `Predictions` gauge of every model.
+        dataset: that was read, if any.
+        file: .csv or .parquet.
+    """
+    found = [next(one for one in gauges if isinstance(one, Predictions)).table() for gauges in findings.gauges]
+    ids = found[0]["ids"]
+    columns: dict[str, list[Any]] = {"image": ids}
+    places = getattr(dataset, "images", None)
+    if isinstance(places, list | tuple) and all(isinstance(places[one], Path) for one in ids):
+        columns["file"] = [str(places[one]) for one in ids]
+    columns["label"] = found[0]["labels"]
+    for row, own in zip(findings.rows, found, strict=True):
+        columns |= {row.method: own["classes"], f"{row.method} probability": own["probabilities"]}
+    if file.suffix == ".csv":
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+        write_text(file, out.getvalue())
+        return file
+    pyarrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    with replaced(file) as new:
+        parquet.write_table(pyarrow.table(columns), new)
+    return file
