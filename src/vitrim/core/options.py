@@ -1,0 +1,141 @@
+"""Options of methods and selectors: frozen, validated with errors of one line, written ``name:key=value,key=value``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from vitrim.errors import VitrimError, unknown
+
+LONGEST_INTEGER = 64
+"""Bits of an integer, sign included, as many as a tensor holds."""
+
+
+class Options(BaseModel):
+    """Options of something that has a name. What stands directly below this class has the options all of a kind share.
+
+    Example:
+        >>> class Tool(Options):
+        ...     name = "tool"
+        ...     size: int = 1
+        >>> Tool(size=3).describe()
+        'tool:size=3'
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: ClassVar[str] = ""
+    runtime: ClassVar[frozenset[str]] = frozenset()
+    """Options that ``reduction.set`` may change."""
+
+    if not TYPE_CHECKING:  # a type checker knows the options from the fields
+
+        def __init__(self, /, **options: Any) -> None:
+            """Validate the options.
+
+            Raises:
+                VitrimError: an unknown option or a value that is not valid, in one line.
+            """
+            for key in options:
+                if key not in type(self).model_fields:
+                    raise unknown(f"option of {self.name}", key, type(self).model_fields)
+                _check_switch(self.name, key, options[key], type(self).model_fields[key].annotation)
+                _check_order(self.name, key, options[key])
+                _check_range(self.name, key, options[key])
+            try:
+                super().__init__(**options)
+            except ValidationError as error:
+                raise VitrimError(f"{self.name}: {_problems(error)}") from None
+
+        def __setattr__(self, key: str, value: Any) -> None:
+            raise VitrimError(_frozen(self, f"{key}={_text(value)}"))
+
+        def __delattr__(self, key: str) -> None:
+            raise VitrimError(_frozen(self, f"del {key}"))
+
+    def changed(self, *without: str, **changes: Any) -> Self:
+        """The same method with some options changed, and those called ``without`` as if they had not been given.
+
+        Raises:
+            VitrimError: a value is invalid.
+
+        Example:
+            >>> import vitrim
+            >>> vitrim.ToMe(r=8, proportional=False).changed("r", keep_rate=0.7).describe()
+            'tome:keep_rate=0.7,proportional=false'
+        """
+        return type(self)(**{key: getattr(self, key) for key in self.model_fields_set - {*without}} | changes)
+
+    def describe(self) -> str:
+        """The method as it is written on the command line, with the options that were given."""
+        shared = next(
+            base for base in reversed(type(self).__mro__) if base is not Options and issubclass(base, Options)
+        )
+        own_first = sorted(type(self).model_fields, key=lambda field: field in shared.model_fields)
+        given = [field for field in own_first if field in self.model_fields_set]
+        options = ",".join(f"{field}={_text(getattr(self, field))}" for field in given)
+        return f"{self.name}:{options}" if options else self.name
+
+
+def _frozen(config: Options, change: str) -> str:
+    amounts = f", reduction.set(...) for the amounts of a reduced model ({', '.join(sorted(config.runtime))})"
+    return (
+        f"{config.describe()}: {change}: options do not change once they are made; make another {type(config).__name__}"
+        f"(...){amounts if config.runtime else ''}"
+    )
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, int) and value.bit_length() > LONGEST_INTEGER:  # Python refuses to write thousands of digits
+        return f"a number of {value.bit_length()} bits"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(_text(entry) for entry in value) + "]"
+    return str(value)
+
+
+def _check_switch(method: str, key: str, value: Any, kinds: Any) -> None:
+    """Refuse true and false for a number, also in a list: Python would take them for 1 and 0."""
+    entries = value if isinstance(value, list | tuple) else (value,)
+    if bool not in (kinds, *get_args(kinds)) and any(isinstance(entry, bool) for entry in entries):
+        raise VitrimError(f"{method}: {key}={_text(value)}: Input should be a number or a word, not true or false")
+
+
+def _check_order(method: str, key: str, value: Any) -> None:
+    """Refuse a set, of which pydantic would make a list in an order that nobody chose."""
+    if isinstance(value, set | frozenset):
+        raise VitrimError(f"{method}: {key}={_text(value)}: Input should be a list: a set has no order")
+
+
+def _check_range(method: str, key: str, value: Any) -> None:
+    """Refuse integers, also in a list, of more bits than any count has."""
+    for number in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(number, int) and number.bit_length() >= LONGEST_INTEGER:
+            raise VitrimError(f"{method}: {key}={_text(number)}: Input should be less than 2**{LONGEST_INTEGER - 1}")
+
+
+def _problems(error: ValidationError) -> str:
+    """List everything that is wrong, in one line; where an option takes several types, what each of them wants.
+
+    Of a list with wrong entries only these are named, not that a single number would do, too.
+    """
+    found: dict[str, list[str]] = {}
+    entries = error.errors()
+    lists = {entry["loc"][0] for entry in entries if _is_in_list(entry["loc"])}
+    for entry in entries:
+        if entry["loc"] and entry["loc"][0] in lists and not _is_in_list(entry["loc"]):
+            continue
+        where = f"{entry['loc'][0]}={_text(entry['input'])}: " if entry["loc"] else ""
+        listed = "a list in brackets, e.g. " + ("[0.7,0.5]" if isinstance(entry["input"], float) else "[1,2]")
+        message = entry["msg"].removeprefix("Value error, ").replace("a valid tuple", listed)
+        messages = found.setdefault(where, [])
+        messages.append(message.removeprefix("Input should be ") if messages else message)
+    return " ".join("; ".join(where + ", or ".join(messages) for where, messages in found.items()).split())
+
+
+def _is_in_list(place: tuple[int | str, ...]) -> bool:
+    return any(isinstance(part, int) for part in place)
