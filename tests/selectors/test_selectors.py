@@ -291,9 +291,9 @@ def test_counts_come_first_and_hold(name: str, budget: str) -> None:
     config = vitrim.parse_selector(f"{name}:{budget}")
     what = seen()
     for choice in config.select(what):
-        assert choice.count == config.count((3, 5, 4))
+        assert choice.number == config.count((3, 5, 4))
         assert len(set(choice.kept.tolist())) == len(choice.kept)
-        assert choice.of(what.features[0]).shape == (choice.count, 16)
+        assert choice.of(what.features[0]).shape == (choice.number, 16)
         assert choice.kept.tolist() == sorted(choice.kept.tolist())
 
 

@@ -249,12 +249,15 @@ class ReducedBlock(nn.Module):
         rows = None if state.full_grid else self.head_rows
         if rows is not None:
             return self.last_step(x, state, rows, *host_args)
+        watched = state.compact and self.trace.watches(self.depth)
         # for fewer calls between products
-        if self.plain and not host_args and reducer.spares_block() and self.attends_as_host(x, state):
+        if self.plain and not (host_args or watched) and reducer.spares_block() and self.attends_as_host(x, state):
             handed_over = [x]
             del x  # or what was reduced here would live beside what attention makes of it, through the MLP
             return self.host_class.forward(self, handed_over.pop()), state
         attention = reducer.prepare(self.project(x, state, None, *host_args), state)
+        if watched:
+            self.trace.note_attention(self.depth, attention.images(0, len(x)).detach(), state)
         x, out, state = self.attend(x, attention, state, None, *host_args)
         x = self.add_attention(x, out)
         del out

@@ -204,7 +204,7 @@ def selectors() -> dict[str, type[Selector]]:
     return dict(sorted(_SELECTORS.items()))
 
 
-Table = Literal["HOSTS", "VISION_LANGUAGE", "REFUSED", "LIBRARIES", "ON_REDUCE"]
+Table = Literal["HOSTS", "VISION_LANGUAGE", "ANY_VISION_LANGUAGE", "REFUSED", "LIBRARIES", "ON_REDUCE"]
 """The dicts in ``hosts/LIBRARY/__init__.py``."""
 
 _HOSTS: dict[str, type[Host]] = {}
@@ -392,15 +392,37 @@ def reads_prompts(kind: type) -> bool:
     return _find("VISION_LANGUAGE", _VISION_LANGUAGE, kind) is not None
 
 
-def vision_language(model: nn.Module) -> tuple[nn.Module, type[VisionLanguage]]:
+def find_prompted(model: nn.Module) -> type[VisionLanguage] | None:
+    """The family of ``model``, or the one that selects image tokens in any such model of its library; else None."""
+    if (family := find_vision_language(model)) is not None:
+        return family
+    for base in type(model).__mro__:
+        library = base.__module__.partition(".")[0]
+        place = _written(library, "ANY_VISION_LANGUAGE").get(library) if library in libraries() else None
+        if place is not None:
+            found: type[VisionLanguage] = _load(library, place)
+            return found if found.serves(type(model)) else None
+    return None
+
+
+def vision_language(model: nn.Module, selecting: bool = False) -> tuple[nn.Module, type[VisionLanguage]]:
     """The outermost vision-language model in ``model``, or itself, and its family.
+
+    Args:
+        model: any.
+        selecting: image tokens are selected behind the tower, which models of no known family can do, too.
 
     Raises:
         UnsupportedModelError: there is none that is known.
     """
     for part in model.modules() if isinstance(model, nn.Module) else ():
-        if (family := find_vision_language(part)) is not None:
+        if (family := (find_prompted if selecting else find_vision_language)(part)) is not None:
             return part, family
+    if selecting:
+        raise UnsupportedModelError(
+            f"select is for vision-language models, and {type(model).__name__} is none that is known: see "
+            "docs/selection.md"
+        )
     raise UnsupportedModelError(
         f"compact=True is for vision-language models, and {type(model).__name__} is none that is known: see 'Fewer "
         "image tokens for a language model' in docs/hosts.md"

@@ -6,7 +6,7 @@ in `Seen`. `vitrim.reduce_(model, select=...)` hands its answer to the language 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, prod
 from typing import Annotated, ClassVar, Literal, NamedTuple
@@ -30,7 +30,7 @@ Grid = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Seen:
-    """What a selector sees of B images of N tokens each, class token and others in front not counted.
+    """B images of N tokens each as a selector sees them; class token and others in front do not count.
 
     Attributes:
         features: (B, N, D), of the selector's `Selector.place`.
@@ -55,16 +55,14 @@ class Seen:
 
     def image(self, index: int) -> Seen:
         """The same of one image, with B = 1."""
-        own = {
-            name: None if value is None else value[index : index + 1]
-            for name, value in vars(self).items()
-            if name != "grid"
+        changes = {
+            name: value[index : index + 1] for name, value in vars(self).items() if name != "grid" and value is not None
         }
-        return replace(self, **own)
+        return replace(self, **changes)
 
 
 class Choice(NamedTuple):
-    """What goes on of one image.
+    """The tokens of one image that go on.
 
     Attributes:
         kept: (n,) int64 places among the N tokens, in the order in which they go on.
@@ -78,7 +76,7 @@ class Choice(NamedTuple):
     end: Tensor | None = None
 
     @property
-    def count(self) -> int:
+    def number(self) -> int:
         """Tokens that go on."""
         return len(self.kept) + sum(0 if extra is None else len(extra) for extra in (self.front, self.end))
 
@@ -90,7 +88,7 @@ class Choice(NamedTuple):
 
 
 class SelectorNeeds(NamedTuple):
-    """What a selector asks of a model.
+    """The needs of a selector: what a model must have.
 
     Attributes:
         attention: of a block of the tower.
@@ -114,6 +112,8 @@ class Selector(Options):
 
     paper: ClassVar[str] = ""
     place: ClassVar[Place] = "behind"
+    merges: ClassVar[bool] = False
+    """Some of what goes on is made of several tokens."""
     rounding: ClassVar[Literal["round", "floor", "ceil"]] = "round"
     """How ``keep`` becomes a count."""
     published_with: ClassVar[str] = ""
@@ -139,11 +139,15 @@ class Selector(Options):
         return self
 
     def needs(self) -> SelectorNeeds:
-        """What these options ask of a model."""
+        """The needs of these options: what a model must have."""
         return SelectorNeeds()
 
+    def keeps_places(self) -> bool:
+        """True if all that goes on stands at a place of the image, in raster order: positions can be original ones."""
+        return True
+
     def budget(self, tokens: int) -> int:
-        """How many of an image's ``tokens`` go on, those without a place included.
+        """The number of an image's ``tokens`` that go on, those without a place included.
 
         Raises:
             VitrimError: that depends on the image.
@@ -155,7 +159,8 @@ class Selector(Options):
             raise VitrimError(f"{self.describe()} finds its number image by image: give tokens or keep")
         # a product such as 0.29 * 100 is not to lie on the wrong side of a whole number
         product = round(tokens * share, 9)
-        count = {"round": round, "floor": floor, "ceil": ceil}[self.rounding](product)
+        roundings: dict[str, Callable[[float], int]] = {"round": round, "floor": floor, "ceil": ceil}
+        count = roundings[self.rounding](product)
         return min(max(count, 1), tokens)
 
     def count(self, grid: Sequence[int] | int) -> int:
@@ -224,7 +229,7 @@ def as_grid(grid: Sequence[int] | int) -> Grid:
 def unit(x: Tensor, least: float = 0.0) -> Tensor:
     """Rows of ``x`` (..., N, D) divided by their lengths, which count as ``least`` at least, in at least float32."""
     x = x.to(decision_dtype(x.dtype))
-    length = x.norm(dim=-1, keepdim=True)
+    length: Tensor = x.norm(dim=-1, keepdim=True)
     return x / (length.clamp_min(least) if least else length)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
@@ -70,6 +70,9 @@ class _Call:
         self.maps = False
         self.map: Tensor | None = None
         self.table: Tensor | None = None
+        self.watched: frozenset[int] = frozenset()
+        self.attentions: list[tuple[int, Any, TokenState, tuple[int, ...] | None]] = []
+        self.images: tuple[int, ...] | None = None
 
 
 class _Calls(threading.local):
@@ -192,6 +195,33 @@ class Trace:
     def compact(self) -> bool:
         """True if this thread is `handing_out_fewer`."""
         return self._call.compact
+
+    @contextmanager
+    def watching(self, depths: Iterable[int]) -> Iterator[list[tuple[int, Any, TokenState, tuple[int, ...] | None]]]:
+        """Within, forwards that this thread starts keep the attention of the blocks at ``depths``.
+
+        Yields:
+            A list that fills: depth, `Attention`, state of its tokens, and which images of a call those are; None: all.
+        """
+        call = self._call
+        before = call.watched, call.attentions
+        call.watched, call.attentions = frozenset(depths), []
+        try:
+            yield call.attentions
+        finally:
+            call.watched, call.attentions = before
+
+    def watches(self, depth: int) -> bool:
+        """True if this thread is `watching` the block at ``depth``."""
+        return depth in self._call.watched
+
+    def note_attention(self, depth: int, attention: Any, state: TokenState) -> None:
+        """Keep the attention of a watched block."""
+        self._call.attentions.append((depth, attention, state, self._call.images))
+
+    def run_images(self, images: Sequence[int] | None) -> None:
+        """Note which images of a call the next forward of this thread is of; None: all of them."""
+        self._call.images = None if images is None else tuple(images)
 
     def hand_over(self, counts: list[int]) -> None:
         """Note how many tokens of each image went to the language model."""

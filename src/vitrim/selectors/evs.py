@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from vitrim.core.registry import register_selector
-from vitrim.core.selection import Choice, Grid, Seen, Selector, as_grid, descending
-from vitrim.core.tokens import decision_dtype
+from vitrim.core.selection import Choice, Grid, Seen, Selector, as_grid, descending, unit
 from vitrim.errors import VitrimError
 
 FIRST = 255.0
@@ -16,8 +17,7 @@ FIRST = 255.0
 
 def change(features: Tensor, frames: int) -> Tensor:
     """(B, N) 1 - cosine of every token and that at its place in the frame before, of ``features`` (B, N, D)."""
-    x = features.to(decision_dtype(features.dtype)).unflatten(1, (frames, -1))
-    x = x / x.norm(dim=-1, keepdim=True).clamp_min(1e-8)
+    x = unit(features.unflatten(1, (frames, -1)), 1e-8)
     moved = 1 - (x[:, 1:] * x[:, :-1]).sum(dim=-1)
     return torch.cat([torch.full_like(x[:, :1, :, 0], FIRST), moved], dim=1).flatten(1)
 
@@ -46,8 +46,8 @@ class EVS(Selector):
     published_with = "Nemotron Nano VL, Qwen2.5-VL, Qwen3-VL (vLLM)"
     published_positions = "original"
 
-    def count(self, grid: object) -> int:  # type: ignore[override]
-        frames, rows, columns = as_grid(grid)  # type: ignore[arg-type]
+    def count(self, grid: Sequence[int] | int) -> int:
+        frames, rows, columns = as_grid(grid)
         return max(rows * columns, self.budget(frames * rows * columns))
 
     def select(self, seen: Seen) -> list[Choice]:

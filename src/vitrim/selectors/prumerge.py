@@ -39,7 +39,8 @@ def one_head_attention(query: Tensor, keys: Tensor) -> Tensor:
     """
     wide = decision_dtype(keys.dtype)
     logits = (keys.to(wide) @ query.to(wide)[:, :, None]).squeeze(2) * query.shape[1] ** -0.5
-    return logits.softmax(dim=1)[:, 1:]
+    attention: Tensor = logits.softmax(dim=1)
+    return attention[:, 1:]
 
 
 def outlier_ratio(attention: Tensor) -> float:
@@ -100,6 +101,7 @@ class PruMerge(Selector):
     name = "prumerge"
     paper = "Shang et al., LLaVA-PruMerge: Adaptive Token Reduction for Efficient Large Multimodal Models, ICCV 2025"
     place = "before"
+    merges = True
     rounding = "floor"
     published_with = "LLaVA-1.5, Video-LLaVA"
     default_keep = None
@@ -123,6 +125,9 @@ class PruMerge(Selector):
     def needs(self) -> SelectorNeeds:
         return SelectorNeeds(attention="last", class_token=True)
 
+    def keeps_places(self) -> bool:
+        return False
+
     def budget(self, tokens: int) -> int:
         if self.plus:
             raise VitrimError(f"{self.describe()} finds its number image by image")
@@ -136,11 +141,14 @@ class PruMerge(Selector):
         together = outlier_ratio(attention) if self.batch else None
         found = []
         for features, own, keys in zip(seen.features, attention, seen.wide_keys[:, 1:], strict=True):
+            if fixed and self.budget(len(own)) == len(own):
+                found.append(Choice(torch.arange(len(own), device=own.device)))
+                continue
             count = self.budget(len(own)) - 1 if fixed else None
             ratio = 0.0 if fixed else outlier_ratio(own) if together is None else together
             kept, tokens, rest = merged(features, own, keys, ratio, self.plus, count)
             if self.order == "raster":
                 kept, order = kept.sort()
                 tokens = tokens[order]
-            found.append(Choice(kept, tokens, end=rest))
+            found.append(Choice(kept, tokens, end=rest if len(kept) < len(own) else None))
         return found

@@ -91,6 +91,7 @@ class VisionZip(Selector):
     name = "visionzip"
     paper = "Yang et al., VisionZip: Longer is Better but Not Necessary in Vision Language Models, CVPR 2025"
     place = "before"
+    merges = True
     published_with = "LLaVA-1.5, LLaVA-NeXT, Mini-Gemini"
 
     contextual: int | None = Field(
@@ -110,6 +111,9 @@ class VisionZip(Selector):
 
     def needs(self) -> SelectorNeeds:
         return SelectorNeeds(attention="read")
+
+    def keeps_places(self) -> bool:
+        return self.order == "raster"
 
     def shares(self, budget: int) -> tuple[int, int]:
         """Dominant tokens, a class token included, and contextual ones, of a ``budget``."""

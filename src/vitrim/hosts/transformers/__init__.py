@@ -104,6 +104,9 @@ VISION_LANGUAGE: dict[str, str] = {
 }
 """The family of each class of vision-language models."""
 
+ANY_VISION_LANGUAGE: dict[str, str] = {"transformers": "vlms:AnyVLM"}
+"""The family that selects image tokens in vision-language models of the library that no other family knows."""
+
 REFUSED: dict[str, str] = {
     "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl.Qwen2_5_VisionTransformerPretrainedModel": "vlms:WINDOWED",
 }

@@ -177,6 +177,7 @@ class PackedForward:
 
         def of_one_size(images: list[int]) -> Any:
             self.trace.leave_table(torch.empty(len(images)))
+            self.trace.run_images(images)
             return run(images, grids[images[0]])
 
         if len(places) == 1:

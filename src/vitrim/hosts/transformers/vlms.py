@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from vitrim.core.plan import HostFacts
 from vitrim.core.registry import host_of
-from vitrim.errors import UnsupportedModelError, VitrimError
+from vitrim.core.selection import Selector
+from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.compact import Survivors
 from vitrim.hosts.transformers.vlm import HuggingFaceVLM
 
@@ -54,7 +57,6 @@ class VipLlava(Llava):
     """A projector reads each token by itself, the outputs of several blocks side by side."""
 
     name = "ViP-LLaVA"
-    stacks = True
 
     @classmethod
     def dropped(cls, model: Any, given: Mapping[str, Any]) -> int | None:
@@ -65,7 +67,6 @@ class PaliGemma(HuggingFaceVLM):
     """A linear layer reads each token by itself. PaliGemma 2 is of the same class."""
 
     name = "PaliGemma"
-    stacks = True
     types = "token_type_ids"
 
 
@@ -74,7 +75,6 @@ class Gemma3(HuggingFaceVLM):
 
     name = "Gemma 3"
     in_cells = True
-    stacks = True
     types = "token_type_ids"
 
     @classmethod
@@ -101,6 +101,7 @@ class Idefics3(HuggingFaceVLM):
 
     name = "Idefics3, SmolVLM"
     in_cells = True
+    prompts_together = True
     tower_name = "vision_model"
 
     @classmethod
@@ -123,7 +124,6 @@ class InternVL(HuggingFaceVLM):
 
     name = "InternVL"
     in_cells = True
-    stacks = True
 
     @classmethod
     def cell(cls, model: Any) -> int:
@@ -176,22 +176,6 @@ class _Qwen(HuggingFaceVLM):
         grid = torch.tensor([1, rows, columns], device=images.device)
         return {"pixel_values": clips.flatten(1), "image_grid_thw": grid.repeat(images.shape[:2].numel(), 1)}
 
-    @classmethod
-    def positioned(cls, model: Any, given: Mapping[str, Any], kept: Tensor) -> Mapping[str, Any]:
-        if given.get("pixel_values_videos") is not None:
-            raise VitrimError("a compact model takes images; videos need one that is reduced with compact=False")
-        if given.get("position_ids") is not None:
-            return given
-        if given.get("mm_token_type_ids") is None:
-            raise VitrimError("positions of images need mm_token_type_ids, which the processor gives beside input_ids")
-        base, ids, mask = model.base_model, given["input_ids"], given.get("attention_mask")
-        names = ("mm_token_type_ids", "image_grid_thw")
-        places, deltas = base.get_rope_index(ids, attention_mask=mask, **{name: given.get(name) for name in names})
-        real = torch.ones_like(kept) if mask is None else mask.bool()
-        base.rope_deltas = deltas + (real & ~kept).sum(dim=1, keepdim=True)
-        order = (kept & real).long().cumsum(dim=1) - 1
-        return {**given, "position_ids": torch.cat([order.clamp_min(0).unsqueeze(0), places])}
-
 
 class Qwen2VL(_Qwen):
     """A merger joins cells of 2 x 2 patches, which are reduced as wholes. Images, not videos."""
@@ -222,3 +206,43 @@ class Qwen25VL(_Qwen):
     @classmethod
     def check(cls, model: nn.Module) -> None:
         raise UnsupportedModelError(WINDOWED)
+
+
+class AnyVLM(HuggingFaceVLM):
+    """Any model that takes features of images which were computed before, and has a placeholder for each.
+
+    Its tower stays as it is; image tokens are selected behind the connector.
+    """
+
+    name = "others"
+
+    @classmethod
+    def serves(cls, kind: type) -> bool:
+        return _takes_features(kind)
+
+    @classmethod
+    def check_selector(cls, model: Any, selector: Selector, facts: HostFacts | None) -> None:
+        if not isinstance(getattr(model.config, "image_token_id", None), int):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} names no placeholder of images (config.image_token_id), so prompts cannot "
+                "follow a selection"
+            )
+        super().check_selector(model, selector, facts)
+
+    @classmethod
+    def check(cls, model: nn.Module) -> None:
+        raise UnsupportedModelError(
+            f"the tower of {type(model).__name__} cannot be reduced: only image tokens behind its connector can be "
+            "selected, by a selector that needs no attention (divprune, dart, cdpruner, evs), without a method"
+        )
+
+    @classmethod
+    def tower(cls, model: Any) -> nn.Module:
+        return model.base_model  # type: ignore[no-any-return]
+
+
+@cache
+def _takes_features(kind: type) -> bool:
+    """True if models of a class make features of images, and take them in place of images."""
+    forward, encode = getattr(kind, "forward", None), getattr(kind, "get_image_features", None)
+    return encode is not None and "mm_encoder_outputs" in inspect.signature(cast(Any, forward)).parameters
