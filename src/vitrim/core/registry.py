@@ -204,7 +204,7 @@ def selectors() -> dict[str, type[Selector]]:
     return dict(sorted(_SELECTORS.items()))
 
 
-Table = Literal["HOSTS", "VISION_LANGUAGE", "ANY_VISION_LANGUAGE", "REFUSED", "LIBRARIES", "ON_REDUCE"]
+Table = Literal["HOSTS", "VISION_LANGUAGE", "SELECTED", "REFUSED", "LIBRARIES", "ON_REDUCE"]
 """The dicts in ``hosts/LIBRARY/__init__.py``."""
 
 _HOSTS: dict[str, type[Host]] = {}
@@ -393,15 +393,15 @@ def reads_prompts(kind: type) -> bool:
 
 
 def find_prompted(model: nn.Module) -> type[VisionLanguage] | None:
-    """The family of ``model``, or the one that selects image tokens in any such model of its library; else None."""
+    """The family of ``model``, or else one that selects image tokens behind a tower as it is; None without one."""
     if (family := find_vision_language(model)) is not None:
         return family
     for base in type(model).__mro__:
         library = base.__module__.partition(".")[0]
-        place = _written(library, "ANY_VISION_LANGUAGE").get(library) if library in libraries() else None
-        if place is not None:
-            found: type[VisionLanguage] = _load(library, place)
-            return found if found.serves(type(model)) else None
+        for key in (f"{base.__module__}.{base.__qualname__}", library) if library in libraries() else ():
+            if (place := _written(library, "SELECTED").get(key)) is not None:
+                found: type[VisionLanguage] = _load(library, place)
+                return found if found.serves(type(model)) else None
     return None
 
 

@@ -55,7 +55,7 @@ def determinantal(features: Tensor, weights: Tensor, count: int) -> Tensor:
     normed = unit(features)
     weights = weights.to(normed)
     kernel = (normed @ normed.transpose(1, 2)) * weights[:, :, None] * weights[:, None]
-    gain = kernel.diagonal(dim1=1, dim2=2).clone()
+    gain = weights.square()  # the diagonal, without the rounding of cos(x, x): equal weights are to tie
     floor = gain * (total * torch.finfo(gain.dtype).eps)  # what rounding leaves of a token that adds nothing
     factor = kernel.new_zeros(batch, count, total)
     picked, useful = [], []

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from inspect import Parameter
 from math import prod
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -95,7 +96,7 @@ class CompactGenerate:
             whole = self._asked(f"{name}_length", given)
             if whole is not None and self._asked(f"{name}_new_tokens", given) is None:
                 given[f"{name}_length"] = whole - shorter
-        out = generate(self.model, None, *args, **given)
+        out = self.family.generate(self.model, given, *args)
         sequences: Tensor = out if isinstance(out, Tensor) else out.sequences
         if shorter > 0:  # put the prompt as it was given in front
             new = sequences[:, prompt.shape[1] - shorter :]
@@ -318,8 +319,19 @@ class HuggingFaceVLM(VisionLanguage):
         given = cls.positioned(model, given, kept, original)
         left = {name: value for name, value in given.items() if name not in encoded}
         out = trimmed(left, PER_TOKEN, kept, filler, close=not original)
+        arguments = inspect.signature(type(model).forward).parameters
+        # some must be given whether they are needed or not
+        out |= dict.fromkeys(
+            name for name in encoded if name in arguments and arguments[name].default is Parameter.empty
+        )
         out["mm_encoder_outputs"] = outputs
         return out, ragged
+
+    @classmethod
+    def generate(cls, model: Any, given: Mapping[str, Any], *args: Any) -> Any:
+        """Run the library's own ``generate`` on a prompt that `compact` shortened."""
+        generate: Any = type(model).generate
+        return generate(model, None, *args, **given)
 
     @classmethod
     def placeholder(cls, model: Any, kind: str) -> int:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.plan import HostFacts
 from vitrim.core.registry import host_of
-from vitrim.core.selection import Selector
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.compact import Survivors
 from vitrim.hosts.transformers.vlm import HuggingFaceVLM
@@ -206,43 +203,3 @@ class Qwen25VL(_Qwen):
     @classmethod
     def check(cls, model: nn.Module) -> None:
         raise UnsupportedModelError(WINDOWED)
-
-
-class AnyVLM(HuggingFaceVLM):
-    """Any model that takes features of images which were computed before, and has a placeholder for each.
-
-    Its tower stays as it is; image tokens are selected behind the connector.
-    """
-
-    name = "others"
-
-    @classmethod
-    def serves(cls, kind: type) -> bool:
-        return _takes_features(kind)
-
-    @classmethod
-    def check_selector(cls, model: Any, selector: Selector, facts: HostFacts | None) -> None:
-        if not isinstance(getattr(model.config, "image_token_id", None), int):
-            raise UnsupportedModelError(
-                f"{type(model).__name__} names no placeholder of images (config.image_token_id), so prompts cannot "
-                "follow a selection"
-            )
-        super().check_selector(model, selector, facts)
-
-    @classmethod
-    def check(cls, model: nn.Module) -> None:
-        raise UnsupportedModelError(
-            f"the tower of {type(model).__name__} cannot be reduced: only image tokens behind its connector can be "
-            "selected, by a selector that needs no attention (divprune, dart, cdpruner, evs), without a method"
-        )
-
-    @classmethod
-    def tower(cls, model: Any) -> nn.Module:
-        return model.base_model  # type: ignore[no-any-return]
-
-
-@cache
-def _takes_features(kind: type) -> bool:
-    """True if models of a class make features of images, and take them in place of images."""
-    forward, encode = getattr(kind, "forward", None), getattr(kind, "get_image_features", None)
-    return encode is not None and "mm_encoder_outputs" in inspect.signature(cast(Any, forward)).parameters
