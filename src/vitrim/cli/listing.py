@@ -30,12 +30,12 @@ HEADS: dict[Head, str] = {
     "grid": "a dense head (segmentation, detection) reads every patch at its place",
 }
 
-Kind = Annotated[str, typer.Argument(metavar="{methods|hosts|models|recipes}", help="what to list")]
+Kind = Annotated[str, typer.Argument(metavar="{methods|selectors|hosts|models|recipes}", help="what to list")]
 Text = Annotated[str | None, typer.Argument(metavar="TEXT", help="only names that contain this, e.g. deit")]
 
 
 def list_(*, kind: Kind, text: Text = None, output: Output) -> None:
-    """List methods, host families, timm models that can be reduced, or recipes of `vitrim train`."""
+    """List methods, selectors, host families, timm models that can be reduced, or recipes of `vitrim train`."""
     if kind not in TABLES:
         raise unknown("list", kind, TABLES)
     title, columns, collect, footnotes = TABLES[kind]
@@ -76,6 +76,26 @@ def methods() -> list[dict[str, Any]]:
             "paper": config.paper,
         }
         for name, config in registry.methods().items()
+    ]
+
+
+def selectors() -> list[dict[str, Any]]:
+    """Every selector of image tokens, as its class describes it."""
+    from vitrim.core import registry
+
+    return [
+        {
+            "name": name,
+            "acts": "behind the connector" if selector.place == "behind" else "in front of the connector",
+            "needs_attention": selector().needs().attention != "none",
+            "needs_class_token": selector().needs().class_token,
+            "reads_text": selector().needs().text,
+            "merges": selector.merges,
+            "own_number": selector.default_keep is None,
+            "published_with": selector.published_with,
+            "paper": selector.paper,
+        }
+        for name, selector in registry.selectors().items()
     ]
 
 
@@ -238,6 +258,20 @@ TABLES: dict[str, tuple[str, dict[str, str], Callable[[], list[dict[str, Any]]],
             "needs_attention_map": "needs attention map",
         },
         methods,
+        titles,
+    ),
+    "selectors": (
+        "Selectors of image tokens (write them as name:key=value,key=value)",
+        {
+            "name": "name",
+            "acts": "acts",
+            "needs_attention": "needs attention of the tower",
+            "needs_class_token": "needs class token",
+            "reads_text": "reads text",
+            "merges": "merges",
+            "own_number": "finds its number",
+        },
+        selectors,
         titles,
     ),
     "hosts": (

@@ -155,6 +155,11 @@ class VisionLanguage:
         return []
 
     @classmethod
+    def usual_images(cls, model: nn.Module) -> tuple[int, ...] | None:
+        """Channels, height and width of the images that are measured; None: those that the tower was made for."""
+        return None
+
+    @classmethod
     def image_tokens(cls, model: nn.Module, images: Tensor) -> int:
         """The places that each of ``images`` (B, n, C, H, W) has in a prompt of the unreduced model."""
         raise NotImplementedError

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrim.core.options import Options
 from vitrim.core.tokens import decision_dtype
@@ -207,6 +207,22 @@ class Selector(Options):
     def select(self, seen: Seen) -> list[Choice]:
         """Choose for every image."""
         raise NotImplementedError
+
+
+class Choosing(nn.Module):
+    """Calls a selector, as a module, so that the MAC counter can tell what is spent on choosing.
+
+    Args:
+        selector: makes the choice.
+    """
+
+    def __init__(self, selector: Selector) -> None:
+        super().__init__()
+        self.selector = selector
+
+    def forward(self, seen: Seen) -> list[Choice]:
+        """The choice for every image."""
+        return self.selector.select(seen)
 
 
 def as_grid(grid: Sequence[int] | int) -> Grid:

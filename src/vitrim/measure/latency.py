@@ -219,7 +219,8 @@ def reduced_copy(model: nn.Module, method: MethodConfig | str) -> nn.Module:
     """
     refuse_reduced(model)
     reduced = shared_copy(model)
-    reduce_(reduced, method, compact=isinstance(model, Prefill))
+    prompted = isinstance(model, Prefill)
+    reduce_(reduced, method, compact=prompted, select=model.select if prompted else None)
     return reduced
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vitrim.core.attention import Attention
-from vitrim.core.selection import Choice, Grid, Seen, Selector
+from vitrim.core.selection import Choice, Choosing, Grid, Seen
 from vitrim.core.tokens import TokenState, decision_dtype
 from vitrim.errors import VitrimError
 from vitrim.hosts.shared.compact import cells_of
@@ -129,8 +129,9 @@ class Candidates:
         return features, flags, rows
 
 
-def choose(selector: Selector, images: Sequence[Candidates]) -> list[Choice]:
+def choose(choosing: Choosing, images: Sequence[Candidates]) -> list[Choice]:
     """The choice for every image; those of one size together."""
+    selector = choosing.selector
     groups: dict[Any, list[int]] = {}
     for place, image in enumerate(images):
         groups.setdefault((image.features.shape, image.front, image.grid), []).append(place)
@@ -143,7 +144,7 @@ def choose(selector: Selector, images: Sequence[Candidates]) -> list[Choice]:
             more[name] = values if name == "text" else torch.stack(values)
         features = torch.stack([image.features[image.front :] for image in own])
         with nullcontext() if selector.merges else torch.no_grad():
-            chosen = selector.select(Seen(features, own[0].grid, **more))
+            chosen = choosing(Seen(features, own[0].grid, **more))
         found |= dict(zip(places, chosen, strict=True))
     return [found[place] for place in range(len(images))]
 
@@ -158,7 +159,7 @@ def runs(ids: Tensor, placeholder: int) -> list[int]:
     here = torch.nn.functional.pad((ids == placeholder).to(torch.int8), (1, 1)).flatten()
     edges = here.diff()
     starts, ends = (edges == 1).nonzero().squeeze(1), (edges == -1).nonzero().squeeze(1)
-    return (ends - starts).tolist()  # type: ignore[no-any-return]
+    return (ends - starts).tolist()
 
 
 def by_image(pooled: Any, prompt_runs: Sequence[int], together: bool) -> list[Tensor]:

@@ -22,7 +22,7 @@ from vitrim.core.host import VisionLanguage
 from vitrim.core.plan import HostFacts
 from vitrim.core.reduce import HANDLE, Selection, get_reduction, reduced_parts
 from vitrim.core.registry import host_of
-from vitrim.core.selection import Grid, Selector
+from vitrim.core.selection import Choosing, Grid, Selector
 from vitrim.core.trace import Trace
 from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.hosts.shared.compact import Survivors, check_prompt, kept_in_prompt, prompt_rows, survivors, trimmed
@@ -232,6 +232,8 @@ class HuggingFaceVLM(VisionLanguage):
         cls.uninstall(model)
         hook = PromptHook(cls, trace, selector)
         holder: Any = model
+        if selector is not None:
+            holder.vitrim_choosing = Choosing(selector)
         holder.vitrim_compact = model.register_forward_pre_hook(hook, with_kwargs=True)
         if hasattr(model, "generate"):
             holder.generate = CompactGenerate(cls, model, trace, selector)
@@ -242,6 +244,8 @@ class HuggingFaceVLM(VisionLanguage):
             holder: Any = model
             holder.vitrim_compact.remove()
             del holder.vitrim_compact
+            if hasattr(model, "vitrim_choosing"):
+                del holder.vitrim_choosing
             if "generate" in vars(model):
                 del holder.generate
 
@@ -475,7 +479,7 @@ class HuggingFaceVLM(VisionLanguage):
                 replace(image, more={**(image.more or {}), "text": words[row]})
                 for image, row in zip(images, rows, strict=True)
             ]
-        choices = choose(selector, images)
+        choices = choose(model.vitrim_choosing, images)
         parts = [image.chosen(choice) for image, choice in zip(images, choices, strict=True)]
         return Chosen([part[0] for part in parts], [part[1] for part in parts], [part[2] for part in parts])
 

@@ -140,6 +140,10 @@ class LlavaNext(HuggingFaceVLM):
             "ends its rows with a token: a place for every patch; use compact=False"
         )
 
+    @classmethod
+    def image_inputs(cls, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+        raise UnsupportedModelError(f"prompts of {type(model).__name__}, with images in tiles, are not measured")
+
 
 class _Qwen(HuggingFaceVLM):
     """Cells of 2 x 2 patches of packed images; the language model's positions have three axes.
@@ -194,6 +198,10 @@ class Qwen3VL(_Qwen):
         return super().taken(output, left, full)
 
 
+USUAL_SIDE = 32
+"""Patches a side of an image that is measured: 448 pixels."""
+
+
 class Qwen25VL(_Qwen):
     """Refused: most blocks attend in windows, which at the edges of an image have other numbers of patches."""
 
@@ -203,3 +211,8 @@ class Qwen25VL(_Qwen):
     @classmethod
     def check(cls, model: nn.Module) -> None:
         raise UnsupportedModelError(WINDOWED)
+
+    @classmethod
+    def usual_images(cls, model: Any) -> tuple[int, ...]:
+        config = cls.tower(model).config
+        return (config.in_channels, USUAL_SIDE * config.patch_size, USUAL_SIDE * config.patch_size)
