@@ -43,10 +43,10 @@ def important_and_diverse(
     elif rest.shape[1] > wanted:
         normed = unit(features)
         alike = normed @ normed.transpose(1, 2)
+        images = torch.arange(len(rest), device=rest.device)[:, None, None]
         while (drop := min(PER_ROUND, rest.shape[1] - wanted, rest.shape[1] // 2)) > 0:
             even, odd = rest[:, 0::2], rest[:, 1::2]
-            rows = alike.gather(1, even[:, :, None].expand(-1, -1, total))
-            nearest = rows.gather(2, odd[:, None].expand(-1, even.shape[1], -1)).amax(dim=2)
+            nearest = alike[images, even[:, :, None], odd[:, None]].amax(dim=2)
             rest = torch.cat([even.gather(1, descending(nearest)[:, drop:]), odd], dim=1)
     return torch.cat([important, rest], dim=1).sort(dim=1).values, important
 
