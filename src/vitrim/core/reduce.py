@@ -158,8 +158,7 @@ def _config(method: MethodConfig | str | None, select: Selector | str | None) ->
         method = "none"
     config = parse_method(method) if isinstance(method, str) else method
     if not isinstance(config, MethodConfig):
-        given = "nothing" if method is None else type(method).__name__
-        raise VitrimError(f"expected a method such as vitrim.ToMe(r=13) or 'tome:r=13', got {given}")
+        raise VitrimError(f"expected a method such as vitrim.ToMe(r=13) or 'tome:r=13', got {type(method).__name__}")
     return config
 
 

@@ -219,8 +219,8 @@ def reduced_copy(model: nn.Module, method: MethodConfig | str) -> nn.Module:
     """
     refuse_reduced(model)
     reduced = shared_copy(model)
-    prompted = isinstance(model, Prefill)
-    reduce_(reduced, method, compact=prompted, select=model.select if prompted else None)
+    select = model.select if isinstance(model, Prefill) else None
+    reduce_(reduced, method, compact=isinstance(model, Prefill), select=select)
     return reduced
 
 

@@ -134,7 +134,7 @@ def profile(
             read = _batches(host, dataset if isinstance(dataset, ImageDataset) else None, batch_size, count, seed)
             with one_line_errors(loaded.name, kept=""):
                 rows.append(profile_of(host, None, read, name=loaded.name, dense=True))
-                others = configs or ([] if select is None else [None])
+                others: list[MethodConfig | None] = [*configs] or ([] if select is None else [None])
                 rows += [profile_of(host, config, read, name=loaded.name) for config in others]
                 untrained |= dict.fromkeys(untrained_counts(host, configs))
             origins["random" if isinstance(model, str) and device == "meta" else loaded.weights] = None

@@ -488,6 +488,8 @@ class HuggingFaceVLM(VisionLanguage):
         """Put what was chosen into the encoder's ``output``; what other layers get is that of the same places."""
         cls.put(output, chosen.features)
         if getattr(output, "deepstack_features", None) is not None:
+            if any(len(layer) != len(chosen.rows) for layer in output.deepstack_features):
+                raise UnsupportedModelError("features for several layers come in a form that is not known")
             output.deepstack_features = [
                 [image.index_select(0, rows) for image, rows in zip(layer, chosen.rows, strict=True)]
                 for layer in output.deepstack_features

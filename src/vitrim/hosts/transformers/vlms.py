@@ -214,5 +214,5 @@ class Qwen25VL(_Qwen):
 
     @classmethod
     def usual_images(cls, model: Any) -> tuple[int, ...]:
-        config = cls.tower(model).config
+        config = model.base_model.visual.config
         return (config.in_channels, USUAL_SIDE * config.patch_size, USUAL_SIDE * config.patch_size)

@@ -39,6 +39,11 @@ class AnyVLM(HuggingFaceVLM):
                 f"{type(model).__name__} has no placeholder of images (config.image_token_id) or no call that makes "
                 "features of them (get_image_features), so prompts cannot follow a selection"
             )
+        if cls.has_axes(model) and not _counts_apart(type(model.get_decoder())):
+            raise UnsupportedModelError(
+                f"positions of {type(model).__name__} have axes of a form that is not known, so tokens could not keep "
+                "theirs"
+            )
         super().check_selector(model, selector, facts)
 
     @classmethod
@@ -61,6 +66,12 @@ def _takes_features(kind: type) -> bool:
     if forward is None or not (hasattr(kind, "get_image_features") or hasattr(kind, "generate")):
         return False
     return "mm_encoder_outputs" in inspect.signature(cast(Any, forward)).parameters
+
+
+@cache
+def _counts_apart(decoder: type) -> bool:
+    """True if a language model takes positions of three axes with the tokens' own numbers in front, four rows."""
+    return "position_ids.shape[0] == 4" in inspect.getsource(cast(Any, decoder).forward)
 
 
 class Idefics2(AnyVLM):
