@@ -421,6 +421,14 @@ def test_videos_of_qwen_are_cut_and_keep_time_rows_and_columns(name: str, select
     torch.testing.assert_close(logits(model, given), dense, atol=1e-5, rtol=1e-5)
 
 
+def test_videos_behind_a_reduced_tower_are_refused() -> None:
+    model = VLMS["qwen2_vl"].create()
+    for method, selector in (("tome:r=1", "evs"), (None, "fastervlm")):
+        vitrim.reduce_(model, method, select=selector)
+        with pytest.raises(vitrim.VitrimError, match="selected behind a tower as it is"):
+            logits(model, video())
+
+
 # ---- the handle ------------------------------------------------------------------------------------------------------
 
 

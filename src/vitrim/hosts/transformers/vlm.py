@@ -266,10 +266,15 @@ class HuggingFaceVLM(VisionLanguage):
         """
         selecting = isinstance(vars(model).get(HANDLE), Selection)
         brought = [name for name in PIXELS.values() if given.get(name) is not None]
-        if not brought or not (selecting or "pixel_values" in brought):
+        if not brought or not (selecting or cls.tower_is_reduced(model)):  # the tower was restored by itself
             return False
-        if not (selecting or cls.tower_is_reduced(model)):  # it was restored by itself
-            return False
+        if not (selecting or "pixel_values" in brought):
+            if not hasattr(model, "vitrim_choosing"):
+                return False
+            raise VitrimError(
+                "tokens of videos are selected behind a tower as it is: give no method, and a selector that needs no "
+                "attention (divprune, dart, cdpruner, evs)"
+            )
         if not isinstance(given.get("input_ids"), Tensor):
             raise VitrimError(
                 "a compact model needs input_ids beside pixel_values, to know which tokens of the prompt stand for "
@@ -461,8 +466,10 @@ class HuggingFaceVLM(VisionLanguage):
         for place, (survivor, (features, flags)) in enumerate(zip(left, pairs, strict=True)):
             front = len(features) - len(survivor.places)
             more = attention[place].at(survivor.places) if attention else {}
+            more = {name: value.to(features.device) for name, value in more.items()}
             if tower is not None and facts.has_class_token and front == 0 and layers:
-                more["class_token"] = torch.cat([tower.hidden_states[layer][place, 0] for layer in layers], dim=-1)
+                tokens = [tower.hidden_states[layer][place, 0] for layer in layers]
+                more["class_token"] = torch.cat(tokens, dim=-1).to(features.device)
             candidates.append(Candidates(features, flags, front, (1, 1, len(survivor.places)), more))
         return cls.chosen(model, given, "image", selector, candidates)
 
