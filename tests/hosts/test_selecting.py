@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,19 @@ def test_labels_give_the_loss_and_the_gradients_of_the_shorter_prompt(name: str)
     loss.backward()
     projector = model.model.multi_modal_projector.linear_1 if name == "llava" else model.model.visual.merger.mlp[0]
     assert projector.weight.grad.abs().sum() > 0  # through what was kept
+
+
+def test_threads_share_a_model() -> None:
+    """A selector in front of the connector cuts the tokens of its own thread alone."""
+    model = VLMS["llava"].create()
+    one, two = VLMS["llava"].prompt([[7, 11]]), VLMS["llava"].prompt([[7, 11, 13], [17, 19]])
+    vitrim.reduce_(model, select="visionzip:tokens=9")
+    prompts = [one, two] * 6
+    expected = [logits(model, given) for given in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda given: logits(model, given), prompts))
+    for own, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, right)
 
 
 def test_merged_tokens_carry_gradients_too() -> None:

@@ -8,6 +8,7 @@ that. Nothing of the library is copied.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -149,6 +150,8 @@ class Chosen(NamedTuple):
 class Early:
     """Within, a connector gets of the tower's tokens only those that are chosen, one image behind the other.
 
+    In this thread: others may run the same model meanwhile.
+
     Args:
         tower: whose output the choice may look at.
         connector: reads tokens (B, n, C), each by itself.
@@ -163,10 +166,15 @@ class Early:
         self.output: Any = None
 
     def __enter__(self) -> Early:
+        thread = threading.get_ident()
+
         def see(module: nn.Module, args: Any, output: Any) -> None:
-            self.output = output
+            if threading.get_ident() == thread:
+                self.output = output
 
         def cut(module: nn.Module, args: Any) -> Any:
+            if threading.get_ident() != thread:
+                return None
             self.chosen = self.among(list(args[0]), self.output)
             return (torch.cat(self.chosen.features)[None], *args[1:])
 
@@ -533,17 +541,13 @@ class HuggingFaceVLM(VisionLanguage):
     @classmethod
     def grids(cls, model: Any, given: Mapping[str, Any], kind: str, images: Sequence[Tensor]) -> list[Grid | None]:
         """Frames, rows and columns of the tokens of every image or video; None where the inputs do not say."""
+        unknown: list[Grid | None] = [(1, 1, len(image)) if kind == "image" else None for image in images]
         table = given.get(f"{kind}_grid_thw")
         if table is None:
-            return [(1, 1, len(image)) if kind == "image" else None for image in images]
+            return unknown
         merge = getattr(getattr(model.config, "vision_config", None), "spatial_merge_size", 1)
-        found: list[Grid | None] = [
-            (frames, rows // merge, columns // merge) for frames, rows, columns in table.tolist()
-        ]
-        fits = len(found) == len(images) and all(
-            grid is not None and prod(grid) == len(image) for grid, image in zip(found, images, strict=False)
-        )
-        return found if fits else [None] * len(images)
+        found = [(frames, rows // merge, columns // merge) for frames, rows, columns in table.tolist()]
+        return [*found] if [prod(grid) for grid in found] == [len(image) for image in images] else unknown
 
     @classmethod
     def has_axes(cls, model: Any) -> bool:
