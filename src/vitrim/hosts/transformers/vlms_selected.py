@@ -39,7 +39,8 @@ class AnyVLM(HuggingFaceVLM):
                 f"{type(model).__name__} has no placeholder of images (config.image_token_id) or no call that makes "
                 "features of them (get_image_features), so prompts cannot follow a selection"
             )
-        if cls.has_axes(model) and not _counts_apart(type(model.get_decoder())):
+        decoder: type = type(model.get_decoder())
+        if cls.has_axes(model) and not _counts_apart(decoder):
             raise UnsupportedModelError(
                 f"positions of {type(model).__name__} have axes of a form that is not known, so tokens could not keep "
                 "theirs"
