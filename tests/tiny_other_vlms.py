@@ -343,6 +343,61 @@ def cohere2_vision() -> nn.Module:
     )
 
 
+def kimi_k25() -> nn.Module:
+    own = {key: value for key, value in TEXT.items() if key != "head_dim"}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}
+    ranks = {"q_lora_rank": None, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
+    text = transformers.DeepseekV3Config(**own, **experts, **ranks, moe_intermediate_size=16, first_k_dense_replace=1)
+    places = {"pos_emb_height": 8, "pos_emb_width": 8, "pos_emb_time": 4}
+    vision = {**{key: VISION[key] for key in ("hidden_size", "num_attention_heads", "intermediate_size")}, **places}
+    return transformers.Kimi_K25ForConditionalGeneration(
+        transformers.Kimi_K25Config(
+            text_config=text,
+            vision_config={**vision, "num_hidden_layers": 2, "patch_size": 4},
+            projection_hidden_size=32,
+            image_token_id=IMAGE,
+            video_token_id=3,
+        )
+    )
+
+
+def minicpmv4_6() -> nn.Module:
+    vision = {**VISION, "num_hidden_layers": 2, "image_size": 32, "patch_size": 4, "insert_layer_id": 1}
+    return transformers.MiniCPMV4_6ForConditionalGeneration(
+        transformers.MiniCPMV4_6Config(
+            text_config=QWEN2,
+            vision_config=vision,
+            insert_layer_id=1,
+            image_size=32,
+            image_token_id=IMAGE,
+            video_token_id=3,
+        )
+    )
+
+
+def molmo2() -> nn.Module:
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "hidden_size": 32}
+    vision = {
+        **heads,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "image_size": [24, 24],
+        "patch_size": 4,
+        "num_position_embeddings": 36,
+    }
+    adapter = {**heads, "vision_feature_layer": [-1, 0], "intermediate_size": 32, "text_hidden_size": 16}
+    return transformers.Molmo2ForConditionalGeneration(
+        transformers.Molmo2Config(
+            vision_config=vision,
+            adapter_config=adapter,
+            text_config={**TEXT, "additional_vocab_size": 8},
+            image_patch_id=IMAGE,
+            image_start_token_id=60,
+            image_end_token_id=61,
+        )
+    )
+
+
 def tiles(rows: list[int]) -> dict[str, Tensor]:
     """LLaVA-NeXT's form: two tiles and the whole image, of images of 24 x 48 pixels."""
     number = sum(rows)
@@ -385,6 +440,26 @@ def asked(rows: list[int]) -> dict[str, Tensor]:
     return {"pixel_values": tiny.images(sum(rows)), "qformer_input_ids": torch.tensor([[7, 8, 9]] * sum(rows))}
 
 
+def striped(rows: list[int]) -> dict[str, Tensor]:
+    """MiniCPM-V's form: the patches of all images in one stripe."""
+    number = sum(rows)
+    pixels = torch.randn(1, 3, 4, 4 * 64 * number, generator=torch.Generator().manual_seed(3))
+    return {"pixel_values": pixels, "target_sizes": torch.tensor([[8, 8]] * number)}
+
+
+def gathered(rows: list[int]) -> dict[str, Tensor]:
+    """Molmo's form: which patches each token is made of."""
+    number = sum(rows)
+    cells = torch.arange(36).view(3, 2, 3, 2).permute(0, 2, 1, 3).reshape(9, 4)
+    pixels = torch.randn(number, 36, 48, generator=torch.Generator().manual_seed(3))
+    pooling = torch.cat([cells + 36 * image for image in range(number)])
+    return {
+        "pixel_values": pixels,
+        "image_token_pooling": pooling,
+        "image_grids": torch.tensor([[3, 3, 0, 0]] * number),
+    }
+
+
 OTHERS: dict[str, VLM] = {
     "qwen2_5_vl": VLM(seeded(qwen2_5_vl), 9, images=packed, types="mm_token_type_ids"),
     "qwen3_vl_moe": VLM(seeded(qwen3_vl_moe), 9, images=packed, types="mm_token_type_ids"),
@@ -394,6 +469,9 @@ OTHERS: dict[str, VLM] = {
     "llama4": VLM(seeded(llama4), 9),
     "glm4v": VLM(seeded(glm4v), 9, images=packed, types="mm_token_type_ids"),
     "glm46v": VLM(seeded(lambda: glm4v("Glm46V")), 9, images=packed, types="mm_token_type_ids"),
+    "minicpmv4_6": VLM(seeded(minicpmv4_6), 4, images=striped),
+    "molmo2": VLM(seeded(molmo2), 9, images=gathered),
+    "kimi_k25": VLM(seeded(kimi_k25), 9, images=patches),
     "ovis2": VLM(seeded(ovis2), 9),
     "idefics2": VLM(seeded(idefics2), 6, images=nested),
     "paddleocr_vl": VLM(seeded(paddleocr_vl), 9, images=patches, types="mm_token_type_ids"),
@@ -409,5 +487,7 @@ OTHERS: dict[str, VLM] = {
     "aya_vision": VLM(seeded(aya_vision), 9),
     "cohere2_vision": VLM(seeded(cohere2_vision), 9),
 }
-SMALLER = dict.fromkeys(("qwen2_5_vl", "qwen3_vl_moe", "qwen3_5", "glm4v", "glm46v", "paddleocr_vl", "mistral3"), 6)
+SMALLER = dict.fromkeys(
+    ("qwen2_5_vl", "qwen3_vl_moe", "qwen3_5", "glm4v", "glm46v", "paddleocr_vl", "mistral3", "kimi_k25"), 6
+)
 """Image tokens of every second image, where it is smaller."""

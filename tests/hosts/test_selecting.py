@@ -49,7 +49,7 @@ def encode(model: Any, given: dict[str, Tensor], kind: str = "image") -> Any:
     """The output of the library's own encoder."""
     encoder = getattr(model.base_model, f"get_{kind}_features")
     names = ("pixel_values", "image_sizes", "image_grid_thw", "image_position_ids", "qformer_input_ids")
-    names += ("pixel_values_videos", "video_grid_thw")
+    names += ("pixel_values_videos", "video_grid_thw", "target_sizes", "image_token_pooling", "image_grids")
     with torch.no_grad():
         return encoder(**{key: given[key] for key in names if key in given}, return_dict=True)
 
