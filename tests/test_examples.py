@@ -20,6 +20,7 @@ SAYS = {
     "huggingface_pipeline": "tokens after every block: [57, 49, 41, 33, 25, 17]",
     "clip_zero_shot": "image tokens after every block: [57, 49, 41, 33, 25, 1]",
     "vlm": "tome:r=8: image tokens [24, 24], prefill ",
+    "select_image_tokens": "server, divprune:tokens=16: counted 16 tokens per image before any pixel, received 32",
     "video": "tokens after every block: [29, 26, 23, 20, 17, 14]",
     "dinov2_dense_features": "every feature map: (1, 64, 8, 8)",
     "own_method": "[101, 51, 51, 26, 13, 13]",
@@ -44,9 +45,9 @@ def load(name: str) -> ModuleType:
 
 SLOW = ("export_for_web", "onnx_pipeline")
 """Those that export to ONNX as `export_onnx` does; `make test-full` runs them."""
-OWN_PROCESS = ("own_host", "own_method", "serve")
-"""Two register what they add; one starts servers and threads, which would outlive the test's capture of what is
-printed."""
+OWN_PROCESS = ("own_host", "own_method", "select_image_tokens", "serve")
+"""Two register what they add; two start servers, processes and threads, which would outlive the test's capture of what
+is printed."""
 RUN = """
 import runpy, sys
 for script in sys.argv[1:]:

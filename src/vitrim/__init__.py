@@ -8,7 +8,7 @@ Every command of the command line is a function too: `profile`, `bench`, `compar
 `optimize`, `analyze`, `export`, `train`.
 
 Names are resolved on first use, so that ``vitrim --help`` need not import torch. Config classes of methods
-(``vitrim.ToMe``, ``vitrim.ATM``, ...) come from the registry: a new method file adds its own.
+and selectors (``vitrim.ToMe``, ``vitrim.DivPrune``, ...) come from the registry: a new file adds its own.
 """
 
 from importlib import import_module
@@ -28,14 +28,17 @@ if TYPE_CHECKING:
     from vitrim.core.reduce import Reduction, get_reduction, reduce_, reduced, restore_
     from vitrim.core.registry import (
         parse_method,
+        parse_selector,
         reduces,
         register,
         register_host,
         register_library,
         register_method,
+        register_selector,
     )
     from vitrim.core.schedule import Keep, Remove
     from vitrim.core.scoring import ScorerReducer
+    from vitrim.core.selection import Selector
     from vitrim.core.tokens import TokenState, unmerge
     from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
     from vitrim.exporting.exported import Exported
@@ -70,6 +73,7 @@ __all__ = [
     "Remove",
     "Report",
     "ScorerReducer",
+    "Selector",
     "Soft",
     "StagedConfig",
     "TokenState",
@@ -88,6 +92,7 @@ __all__ = [
     "merge",
     "optimize",
     "parse_method",
+    "parse_selector",
     "profile",
     "prune",
     "reduce_",
@@ -97,6 +102,7 @@ __all__ = [
     "register_host",
     "register_library",
     "register_method",
+    "register_selector",
     "restore_",
     "show",
     "split_heads",
@@ -116,10 +122,12 @@ _NAMES = {
     "vitrim.core.plan": ("HostFacts", "Layer"),
     "vitrim.core.reduce": ("Reduction", "get_reduction", "reduce_", "reduced", "restore_"),
     "vitrim.core.registry": (
-        *("parse_method", "reduces", "register", "register_host", "register_library", "register_method"),
+        *("parse_method", "parse_selector", "reduces", "register"),
+        *("register_host", "register_library", "register_method", "register_selector"),
     ),
     "vitrim.core.schedule": ("Keep", "Remove"),
     "vitrim.core.scoring": ("ScorerReducer",),
+    "vitrim.core.selection": ("Selector",),
     "vitrim.core.tokens": ("TokenState", "unmerge"),
     "vitrim.errors": ("ReductionWarning", "UnsupportedModelError", "VitrimError"),
     "vitrim.exporting.exported": ("Exported",),
@@ -146,15 +154,16 @@ def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
         return getattr(import_module(_MODULE_OF[name]), name)
     if not name.startswith("_"):
-        from vitrim.core.registry import methods
+        from vitrim.core.registry import methods, selectors
 
-        for config in methods().values():
+        for config in (*methods().values(), *selectors().values()):
             if config.__name__ == name:
                 return config
     raise AttributeError(f"module 'vitrim' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    from vitrim.core.registry import methods
+    from vitrim.core.registry import methods, selectors
 
-    return sorted(["__version__", *__all__, *(config.__name__ for config in methods().values())])
+    own = (config.__name__ for config in (*methods().values(), *selectors().values()))
+    return sorted(["__version__", *__all__, *own])

@@ -77,7 +77,7 @@ def bench(
     if compiled and engine is not None:
         raise VitrimError("--compile is torch.compile and nothing else: leave it out, and give --engine compile")
     sizes = [int(size) if size.isdecimal() and len(size) <= 10 else size for size in words(batch_size, "--batch-size")]
-    if not method:
+    if not method and prompt.select is None:
         raise VitrimError(
             "-m METHOD is missing: say what to time next to the dense model, e.g. -m tome:keep_rate=0.7; "
             "`vitrim list methods` names all"
@@ -103,7 +103,7 @@ def bench(
         with progress() as tell:
             report = time_(
                 model.name,
-                method,
+                method or (),
                 **given,
                 compiled=compiled,
                 repeats=repeats,
@@ -111,6 +111,7 @@ def bench(
                 figure=figure,
                 text_tokens=prompt.text_tokens,
                 prompt_images=prompt.prompt_images,
+                select=prompt.select,
                 images=images.source,
                 **images.reading,
                 **model.arguments,

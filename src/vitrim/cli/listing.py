@@ -27,6 +27,7 @@ HEADS: dict[Head, str] = {
 
 KINDS = {
     "methods": "the methods: what each does, what it needs, which to start with",
+    "selectors": "the selectors of image tokens for vision-language models",
     "models": "the models of timm and vitrim that can be reduced, by name",
     "hosts": "families of models of all libraries, and the methods that work on each",
     "recipes": "the recipes of `vitrim train`",
@@ -37,14 +38,14 @@ RECOMMENDED = {
 }
 """Methods to start with (docs/choosing.md)."""
 
-Kind = Annotated[str | None, typer.Argument(metavar="[methods|models|hosts|recipes]", help="what to list")]
+Kind = Annotated[str | None, typer.Argument(metavar="[methods|selectors|models|hosts|recipes]", help="what to list")]
 Text = Annotated[str | None, typer.Argument(metavar="[TEXT]", help="only names that contain this, e.g. deit")]
 
 
 def list_(*, kind: Kind = None, text: Text = None, output: Output) -> None:
-    """List methods, host families, timm models that can be reduced, or recipes of `vitrim train`."""
+    """List methods, selectors, host families, timm models that can be reduced, or recipes of `vitrim train`."""
     if kind is None:
-        output.print(*(f"vitrim list {name:<8}  {meaning}" for name, meaning in KINDS.items()))
+        output.print(*(f"vitrim list {name:<9}  {meaning}" for name, meaning in KINDS.items()))
         output.write("list", lists=KINDS)
         return
     if kind not in TABLES:
@@ -98,10 +99,35 @@ def does(config: type) -> str:
     return first.replace("FixedRadial with", "Keep patches near the middle, by").rstrip(".")
 
 
+def selectors() -> list[dict[str, Any]]:
+    """Every selector of image tokens, as its class describes it."""
+    from vitrim.core import registry
+
+    return [
+        {
+            "name": name,
+            "acts": "behind the connector" if selector.place == "behind" else "in front of the connector",
+            "needs_attention": selector().needs().attention != "none",
+            "needs_class_token": selector().needs().class_token,
+            "reads_text": selector().needs().text,
+            "merges": selector.merges,
+            "own_number": selector.default_keep is None,
+            "published_with": selector.published_with,
+            "paper": selector.paper,
+        }
+        for name, selector in registry.selectors().items()
+    ]
+
+
 def titles(rows: Sequence[dict[str, Any]]) -> list[str]:
     """What the methods do, and their papers, listed apart: a column for them would leave no room for the others."""
     first = "start with: the methods to try first, untrained or with training under the method (docs/choosing.md)"
     return [first] + [f"{row['name']}: {row['does']}" + (f" ({row['paper']})" if row["paper"] else "") for row in rows]
+
+
+def papers(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The papers of the selectors, listed apart for the same reason."""
+    return [f"{row['name']}: {row['paper']}" for row in rows if row["paper"]]
 
 
 def hosts() -> list[dict[str, Any]]:
@@ -242,6 +268,20 @@ TABLES: dict[str, tuple[str, dict[str, str], Callable[[], list[dict[str, Any]]],
         },
         methods,
         titles,
+    ),
+    "selectors": (
+        "Selectors of image tokens (write them as name:key=value,key=value)",
+        {
+            "name": "name",
+            "acts": "acts",
+            "needs_attention": "needs attention of the tower",
+            "needs_class_token": "needs class token",
+            "reads_text": "reads text",
+            "merges": "merges",
+            "own_number": "finds its number",
+        },
+        selectors,
+        papers,
     ),
     "hosts": (
         "Host families; heads: what the heads of their models read, which decides the methods that work (below)",

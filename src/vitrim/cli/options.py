@@ -101,6 +101,13 @@ PromptImages = Annotated[
     int | None,
     typer.Option("--prompt-images", min=1, max=2**12, help="of a vision-language model's prompt; default: 1"),
 ]
+Select = Annotated[
+    str | None,
+    typer.Option(
+        "--select",
+        help="of a vision-language model: a selector of image tokens behind every method, e.g. divprune:tokens=64",
+    ),
+]
 Split = Annotated[str | None, typer.Option("--split", help="part of the images, e.g. test, if there are several")]
 ImageColumn = Annotated[str | None, typer.Option("--image-column", help="column of images, if not the only one")]
 LabelColumn = Annotated[str | None, typer.Option("--label-column", help="column of labels, if not called label")]
@@ -243,6 +250,7 @@ class Prompt(Setup):
 
     text_tokens: TextTokens = None
     prompt_images: PromptImages = None
+    select: Select = None
 
 
 # ---- from groups to options ------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ def profile(
         **images.reading,
         text_tokens=prompt.text_tokens,
         prompt_images=prompt.prompt_images,
+        select=prompt.select,
         **weights.arguments,
         **compute.arguments,
     )

@@ -284,9 +284,10 @@ class ReducedBlock(nn.Module):
         reducer = self.reducer
         x, state = reducer.reduce("before", x, None, state)
         rows = None if state.full_grid else self.head_rows
+        watched = state.compact and self.depth in self.trace.call.watched
 
         # where nothing else happens, the host's own forward: fewer calls between products
-        if self.plain and rows is None and not host_args and reducer.spares_block:
+        if self.plain and rows is None and not (host_args or watched) and reducer.spares_block:
             # its attention gives what ours does, as fast: sizes and a mask would be a bias
             unbiased = state.mask is None and (state.uniform or not self.proportional)
             batch, n, heads = x.shape[0], x.shape[1], reducer.layer.num_heads
@@ -298,6 +299,10 @@ class ReducedBlock(nn.Module):
         # attention; who decides at the query sees the queries of all tokens
         at_query = reducer.site == "query"
         attention = reducer.prepare(self.project(x, state, None if at_query else rows, *host_args), state)
+        if watched:
+            call = self.trace.call
+            kept = replace(attention, v=None).detach()
+            call.attentions.append((self.depth, kept, state, call.images))
         if at_query:
             x, out, state = reducer.query(self, x, attention, state, rows, *host_args)
         else:

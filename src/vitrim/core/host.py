@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock, class_of, is_altered, reduced_in
 from vitrim.core.plan import Head, HostFacts, Purpose
+from vitrim.core.selection import Selector
 from vitrim.core.tokens import Trace
 from vitrim.errors import UnsupportedModelError
 
@@ -132,6 +133,24 @@ class VisionLanguage:
         """Raise `UnsupportedModelError` if this model of the family cannot get fewer image tokens faithfully."""
 
     @classmethod
+    def serves(cls, kind: type) -> bool:
+        """True if models of a class, which no family names, are served by this one for selecting image tokens."""
+        return False
+
+    @classmethod
+    def check_selector(cls, model: nn.Module, selector: Selector, facts: HostFacts | None) -> None:
+        """Refuse a ``selector`` that this model of the family cannot carry.
+
+        Args:
+            model: the whole model.
+            selector: of image tokens.
+            facts: of its tower; None where nothing is asked of that.
+
+        Raises:
+            VitrimError: saying why.
+        """
+
+    @classmethod
     def cell(cls, model: nn.Module) -> int:
         """Patches a side of the squares that the connector makes one token of; 1 where it reads each by itself."""
         return 1
@@ -145,6 +164,11 @@ class VisionLanguage:
     def connector(cls, model: nn.Module) -> list[nn.Module]:
         """The parts of the connector that lie in the tower; what lies in neither is the connector's anyway."""
         return []
+
+    @classmethod
+    def usual_images(cls, model: nn.Module) -> tuple[int, ...] | None:
+        """Channels, height and width of the images that are measured; None: those that the tower was made for."""
+        return None
 
     @classmethod
     def image_tokens(cls, model: nn.Module, images: Tensor) -> int:
@@ -164,8 +188,8 @@ class VisionLanguage:
         raise NotImplementedError
 
     @classmethod
-    def install(cls, model: nn.Module, trace: Trace) -> None:
-        """Let prompts follow the images. ``trace`` is shared by the blocks of the tower."""
+    def install(cls, model: nn.Module, trace: Trace, selector: Selector | None = None) -> None:
+        """Let prompts follow the images. ``trace`` is shared by the blocks of the tower, if these are reduced."""
         raise NotImplementedError
 
     @classmethod

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
+from vitrim.core.options import Options
 from vitrim.core.schedule import (
     Amount,
     BringBack,
@@ -19,7 +20,7 @@ from vitrim.core.schedule import (
     keep_rate,
     quarter_blocks,
 )
-from vitrim.errors import VitrimError, unknown
+from vitrim.errors import VitrimError
 
 RENAMED: Mapping[str, str] = MappingProxyType(
     {
@@ -155,10 +156,6 @@ class Needs(NamedTuple):
 Restore = Literal["end", "last_block", "zeros"]
 Kind = Literal["none", "prune", "merge", "mixed", "soft"]
 
-LONGEST_INTEGER = 64
-"""Bits of an integer, sign included, as many as a tensor holds."""
-
-
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass
 else:
@@ -176,7 +173,7 @@ class MethodClass(ModelMetaclass):
         return super().__new__(cls, name, bases, body, **kwargs)
 
 
-class MethodConfig(BaseModel, metaclass=MethodClass):
+class MethodConfig(Options, metaclass=MethodClass):
     """Options of a method: frozen, validated, versioned. A method subclasses it next to its reducer, in one file.
 
     Class attributes describe the method for `vitrim list methods`; the fields below are options every method has.
@@ -187,9 +184,6 @@ class MethodConfig(BaseModel, metaclass=MethodClass):
         'tome:r=13'
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     kind: ClassVar[Kind] = "prune"
     training_free: ClassVar[bool] = True
@@ -197,8 +191,6 @@ class MethodConfig(BaseModel, metaclass=MethodClass):
     """With its default options, an image's result depends on the other images of its batch."""
     merges_pairs: ClassVar[bool] = False
     """A layer merges pairs of patches, by bipartite matching: half of them at most."""
-    runtime: ClassVar[frozenset[str]] = frozenset()
-    """Options that ``reduction.set`` may change."""
     tunable: ClassVar[Tunable | None] = None
     """The option a slider or a search moves; None: there is no one option that says how much is removed."""
     version: ClassVar[int] = 1
@@ -221,29 +213,6 @@ class MethodConfig(BaseModel, metaclass=MethodClass):
     align: int = Field(
         1, ge=1, description="round what blocks keep up to so many tokens, prefix included, or a multiple; 1: do not"
     )
-
-    if not TYPE_CHECKING:  # a type checker knows the options from the fields
-
-        def __init__(self, /, **options: Any) -> None:
-            """Validate the options.
-
-            Raises:
-                VitrimError: an unknown option or a value that is not valid, in one line.
-            """
-            for key in options:
-                if key not in type(self).model_fields:
-                    raise unknown(f"option of {self.name}", key, type(self).model_fields)
-                _check_value(f"{self.name}: {key}", options[key], type(self).model_fields[key].annotation)
-            try:
-                super().__init__(**options)
-            except ValidationError as error:
-                raise VitrimError(f"{self.name}: {_problems(error)}") from None
-
-        def __setattr__(self, key: str, value: Any) -> None:
-            raise VitrimError(_frozen(self, f"{key}={_text(value)}"))
-
-        def __delattr__(self, key: str) -> None:
-            raise VitrimError(_frozen(self, f"del {key}"))
 
     @model_validator(mode="after")
     def _check_general(self) -> MethodConfig:
@@ -344,26 +313,6 @@ class MethodConfig(BaseModel, metaclass=MethodClass):
         BaseModel.__setattr__(config, "_made_for", dict(model))
         return config
 
-    def changed(self, *without: str, **changes: Any) -> Self:
-        """The same method with some options changed, and those called ``without`` as if they had not been given.
-
-        Raises:
-            VitrimError: a value is invalid.
-
-        Example:
-            >>> import vitrim
-            >>> vitrim.ToMe(r=8, proportional=False).changed("r", keep_rate=0.7).describe()
-            'tome:keep_rate=0.7,proportional=false'
-        """
-        return type(self)(**{key: getattr(self, key) for key in self.model_fields_set - {*without}} | changes)
-
-    def describe(self) -> str:
-        """The method as it is written on the command line, with the options that were given."""
-        own_first = sorted(type(self).model_fields, key=lambda field: field in MethodConfig.model_fields)
-        given = [field for field in own_first if field in self.model_fields_set]
-        options = ",".join(f"{field}={_text(getattr(self, field))}" for field in given)
-        return f"{self.name}:{options}" if options else self.name
-
 
 def refuse_align(config: MethodConfig) -> None:
     """Raise `ValueError` if ``align`` is given: for validators of methods whose amounts say more than a count."""
@@ -436,60 +385,3 @@ def __getattr__(name: str) -> Any:
     if name == "Knob":  # or Python would say only that there is none
         raise VitrimError("Knob is now Tunable, in vitrim.core.method: see docs/deprecation.md")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _frozen(config: MethodConfig, change: str) -> str:
-    amounts = f", reduction.set(...) for the amounts of a reduced model ({', '.join(sorted(config.runtime))})"
-    return (
-        f"{config.describe()}: {change}: options do not change once they are made; make another {type(config).__name__}"
-        f"(...){amounts if config.runtime else ''}"
-    )
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, int) and value.bit_length() > LONGEST_INTEGER:  # Python refuses to write thousands of digits
-        return f"a number of {value.bit_length()} bits"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(_text(entry) for entry in value) + "]"
-    return str(value)
-
-
-def _check_value(option: str, value: Any, kinds: Any) -> None:
-    """Refuse what pydantic would take for something else, also in a list.
-
-    Raises:
-        VitrimError: true or false for a number, for Python 1 or 0; a set, of which a list would be made in an order
-            that nobody chose; an integer of more bits than any count has.
-    """
-    entries = value if isinstance(value, list | tuple) else (value,)
-    if bool not in (kinds, *get_args(kinds)) and any(isinstance(entry, bool) for entry in entries):
-        raise VitrimError(f"{option}={_text(value)}: Input should be a number or a word, not true or false")
-    if isinstance(value, set | frozenset):
-        raise VitrimError(f"{option}={_text(value)}: Input should be a list: a set has no order")
-    for number in entries:
-        if isinstance(number, int) and number.bit_length() >= LONGEST_INTEGER:
-            raise VitrimError(f"{option}={_text(number)}: Input should be less than 2**{LONGEST_INTEGER - 1}")
-
-
-def _problems(error: ValidationError) -> str:
-    """List everything that is wrong, in one line; where an option takes several types, what each of them wants.
-
-    Of a list with wrong entries only these are named, not that a single number would do, too.
-    """
-    found: dict[str, list[str]] = {}
-    entries = error.errors()
-    in_lists = [any(isinstance(part, int) for part in entry["loc"]) for entry in entries]
-    lists = {entry["loc"][0] for entry, in_list in zip(entries, in_lists, strict=True) if in_list}
-    for entry, in_list in zip(entries, in_lists, strict=True):
-        if entry["loc"] and entry["loc"][0] in lists and not in_list:
-            continue
-        where = f"{entry['loc'][0]}={_text(entry['input'])}: " if entry["loc"] else ""
-        listed = "a list in brackets, e.g. " + ("[0.7,0.5]" if isinstance(entry["input"], float) else "[1,2]")
-        message = entry["msg"].removeprefix("Value error, ").replace("a valid tuple", listed)
-        messages = found.setdefault(where, [])
-        messages.append(message.removeprefix("Input should be ") if messages else message)
-    return " ".join("; ".join(where + ", or ".join(messages) for where, messages in found.items()).split())

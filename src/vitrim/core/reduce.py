@@ -24,10 +24,11 @@ from vitrim.core.plan import HostFacts, Layer, plan
 from vitrim.core.registry import (
     check_model,
     find_host,
-    find_vision_language,
+    find_prompted,
     host_of,
     make_method,
     parse_method,
+    parse_selector,
     support_libraries,
     supported_parts,
     vision_language,
@@ -35,6 +36,7 @@ from vitrim.core.registry import (
 from vitrim.core.saving import REDUCERS_FILE as REDUCERS_FILE  # its users import these two from here
 from vitrim.core.saving import read_parameters, read_reduction, saved_part, write_reduction
 from vitrim.core.saving import saved_method as saved_method
+from vitrim.core.selection import Selector
 from vitrim.core.tokens import TokenState, Trace
 from vitrim.errors import UnsupportedModelError, VitrimError
 
@@ -45,7 +47,14 @@ LINE = 80
 NOT_RUN = "run the reduced model to its last block in this thread (and read before backward)"
 
 
-def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = False, compact: bool = False) -> Reduction:
+def reduce_(
+    model: nn.Module,
+    method: MethodConfig | str | None = None,
+    *,
+    record: bool = False,
+    compact: bool = False,
+    select: Selector | str | None = None,
+) -> Reduction:
     """Reduce the tokens of ``model`` in place and return the handle of the reduction.
 
     The model keeps its call, its return type, its parameters and its state_dict keys; parameters learned by the method
@@ -56,10 +65,14 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
         model: a supported host, e.g. any ``timm`` VisionTransformer, or a model that holds one: the tower of a
             vision-language model, the backbone of DPT, what a wrapper wraps. That part is reduced then, and the handle
             is its own (``reduction.model``); `restore_` and `get_reduction` take either.
-        method: the method's config, or its text form as on the command line: ``"tome:r=13"``, ``"@best.json"``.
+        method: the method's config, or its text form as on the command line: ``"tome:r=13"``, ``"@best.json"``. It may
+            be left out where ``select`` is given.
         record: keep the state after every block of the last forward (``reduction.states``).
         compact: ``model`` is a vision-language model, whose language model is to get only the tokens that are left: the
             image tokens of a prompt follow, in ``model(...)`` and ``model.generate(...)``. See docs/hosts.md.
+        select: a selector of image tokens, ``"divprune:tokens=64"``: ``model`` is a vision-language model, whose
+            language model gets of the tokens that are left only those that it chooses. It implies ``compact``. See
+            docs/selection.md.
 
     Returns:
         The handle: state, auxiliary outputs, amounts that may change at run time, save and load.
@@ -82,10 +95,10 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
         (torch.Size([1, 10]), 101)
         >>> vitrim.restore_(model)
     """
-    config = _config(method)
+    config, selector = _config(method, select), None if select is None else parse_selector(select)
     parts = reduced_parts(model)
     if len(parts) != 1:
-        return _reduce(model, model, config, record, compact)
+        return _reduce(model, model, config, record, compact, selector)
     old = get_reduction(parts[0][1])
     if any(True for block in old._blocks() for _ in block.reducer.parameters()):
         raise VitrimError(
@@ -94,7 +107,7 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
         )
     put_back = _take_off(old, model)
     try:
-        return _reduce(model, model, config, record, compact)
+        return _reduce(model, model, config, record, compact, selector)
     except BaseException:
         put_back()
         raise
@@ -102,12 +115,17 @@ def reduce_(model: nn.Module, method: MethodConfig | str, *, record: bool = Fals
 
 @contextmanager
 def reduced(
-    model: nn.Module, method: MethodConfig | str, *, record: bool = False, compact: bool = False
+    model: nn.Module,
+    method: MethodConfig | str | None = None,
+    *,
+    record: bool = False,
+    compact: bool = False,
+    select: Selector | str | None = None,
 ) -> Iterator[Reduction]:
     """Reduce ``model`` for the time of a ``with`` statement; it is afterwards as it was, also after an error.
 
     Args:
-        model, method, record, compact: as of `reduce_`.
+        model, method, record, compact, select: as of `reduce_`.
 
     Yields:
         The handle of the reduction.
@@ -122,11 +140,11 @@ def reduced(
         ...     print(reduction.tokens_per_block)
         [93, 85, 77, 69, 61, 53]
     """
-    config = _config(method)
+    config, selector = _config(method, select), None if select is None else parse_selector(select)
     parts = reduced_parts(model)
     put_back = _take_off(get_reduction(parts[0][1]), model) if len(parts) == 1 else None
     try:
-        reduction = _reduce(model, model, config, record, compact)
+        reduction = _reduce(model, model, config, record, compact, selector)
         try:
             yield reduction
         finally:
@@ -136,17 +154,30 @@ def reduced(
             put_back()
 
 
-def _config(method: MethodConfig | str) -> MethodConfig:
+def _config(method: MethodConfig | str | None, select: Selector | str | None) -> MethodConfig:
+    if method is None and select is not None:
+        method = "none"
     config = parse_method(method) if isinstance(method, str) else method
     if not isinstance(config, MethodConfig):
         raise VitrimError(f"expected a method such as vitrim.ToMe(r=13) or 'tome:r=13', got {type(method).__name__}")
     return config
 
 
-def _reduce(holder: nn.Module | None, model: nn.Module, config: MethodConfig, record: bool, compact: bool) -> Reduction:
+def _reduce(
+    holder: nn.Module | None,
+    model: nn.Module,
+    config: MethodConfig,
+    record: bool,
+    compact: bool,
+    selector: Selector | None = None,
+) -> Reduction:
     """`reduce_` on ``model``; what reads its tokens in the ``holder``, if that is given, gets all of them."""
+    if selector is not None and config.kind == "none" and selector.needs().attention == "none":
+        return _select_only(model, config, selector)
+
     # find the part that is reduced: the tower of a vision-language model, the model, or the one host in it
-    outer, family = vision_language(model) if compact else (None, None)
+    compact = compact or selector is not None
+    outer, family = vision_language(model, selecting=selector is not None) if compact else (None, None)
     if outer is not None and family is not None:
         model = family.tower(outer)
     if not isinstance(model, nn.Module):
@@ -178,6 +209,8 @@ def _reduce(holder: nn.Module | None, model: nn.Module, config: MethodConfig, re
     cell = None
     if outer is not None and family is not None:
         family.check(outer)
+        if selector is not None:
+            family.check_selector(outer, selector, own)
         cell = family.cell(outer)
     facts = checks.facts_for_reader(config, host, model, holder, cell)
     checks.check_origin(config, host, model)
@@ -213,8 +246,19 @@ def _reduce(holder: nn.Module | None, model: nn.Module, config: MethodConfig, re
             restore=restore,
             trace=trace,
         )
-    reduction = Reduction(model, config, trace, None if facts == own else facts, compact)
+    reduction = Reduction(model, config, trace, None if facts == own else facts, compact, selector)
     _install(reduction, None if outer is None or family is None else (outer, family))
+    return reduction
+
+
+def _select_only(model: nn.Module, config: MethodConfig, selector: Selector) -> Reduction:
+    """`reduce_` where the tower stays as it is, whatever it is."""
+    outer, family = vision_language(model, selecting=True)
+    family.check_selector(outer, selector, None)
+    refuse_reduced(outer)
+    reduction = Selection(outer, config, Trace(), None, True, selector)
+    family.install(outer, reduction._trace, selector)
+    setattr(outer, HANDLE, reduction)
     return reduction
 
 
@@ -276,12 +320,15 @@ def _take_off(reduction: Reduction, outer: nn.Module) -> Callable[[], None]:
         VitrimError: as `restore_`; nothing is changed then.
     """
     model = reduction.model  # torch.compile's and peft's wrappers hand out the handle of what they hold
+    if isinstance(reduction, Selection):
+        return _stop_selecting(reduction)
     host = host_of(model)
     blocks = reduction._blocks()
     for block in blocks:
         refuse_own_forward(block, block.depth, "call vitrim.restore_ again")
     own: list[tuple[nn.Module, type[ReducedBlock], Reducer[Any], dict[str, Any]]] = []
-    families = [(part, found) for part in outer.modules() if (found := find_vision_language(part)) is not None]
+    prompted = outer.modules() if reduction.compact else ()
+    families = [(part, found) for part in prompted if (found := find_prompted(part)) is not None]
     with reduction.changing():
         for part, family in families:
             family.uninstall(part)
@@ -303,6 +350,21 @@ def _take_off(reduction: Reduction, outer: nn.Module) -> Callable[[], None]:
     return put_back
 
 
+def _stop_selecting(reduction: Selection) -> Callable[[], None]:
+    """`_take_off` where the tower is as it was."""
+    model, family = reduction.model, find_prompted(reduction.model)
+    assert family is not None
+    with reduction.changing():
+        family.uninstall(model)
+        delattr(model, HANDLE)
+
+    def put_back() -> None:
+        family.install(model, reduction._trace, reduction.select)
+        setattr(model, HANDLE, reduction)
+
+    return put_back
+
+
 def _install(reduction: Reduction, within: tuple[nn.Module, type[VisionLanguage]] | None) -> None:
     """Put on a model, whose blocks are reduced, what a reduction needs besides; ``within`` a vision-language model."""
     model, config, trace = reduction.model, reduction.config, reduction._trace
@@ -318,7 +380,7 @@ def _install(reduction: Reduction, within: tuple[nn.Module, type[VisionLanguage]
     support_libraries()  # a model of one of them may hold this one, and save it
     if within is not None:
         outer, family = within
-        family.install(outer, trace)
+        family.install(outer, trace, reduction.select)
     setattr(model, HANDLE, reduction)
     trace.changing = False
 
@@ -365,19 +427,30 @@ class Reduction:
         model: the reduced model.
         config: the method's options as they are now.
         compact: the model is the tower of a vision-language model that gets only the tokens that are left.
+        select: the selector of image tokens behind the tower; None without one.
     """
 
     def __init__(
-        self, model: nn.Module, config: MethodConfig, trace: Trace, within: HostFacts | None, compact: bool
+        self,
+        model: nn.Module,
+        config: MethodConfig,
+        trace: Trace,
+        within: HostFacts | None,
+        compact: bool,
+        select: Selector | None = None,
     ) -> None:
         self.model = model
         self.config = config
+        self.select = select
         self._trace = trace
         self._within = within  # its facts by what reads its tokens, where they are not those of the model alone
         self.compact = compact
 
     def __repr__(self) -> str:
-        return f"Reduction({self.config.describe()} on {type(self.model).__name__})"
+        return f"Reduction({self._described()} on {type(self.model).__name__})"
+
+    def _described(self) -> str:
+        return self.config.describe() + ("" if self.select is None else f", select {self.select.describe()}")
 
     def __str__(self) -> str:
         """A text on what the method does to this model: tokens that enter and leave every block, and MACs saved.
@@ -391,7 +464,7 @@ class Reduction:
               tokens out 101  61  61  61  61  61
             about 33 % of the MACs of its blocks are saved; compact: no
         """
-        lines = [f"{self.config.describe()} on {type(self.model).__name__}"]
+        lines = [f"{self._described()} on {type(self.model).__name__}"]
         if getattr(self.model, HANDLE, None) is not self:
             return f"{lines[0]}: undone since"
         counts = self._counts()
@@ -410,7 +483,7 @@ class Reduction:
         """`__str__` for notebooks, with a bar for the tokens that leave every block."""
         if getattr(self.model, HANDLE, None) is not self:
             return f"<p>{escape(str(self))}</p>"
-        title = f"<b>{escape(self.config.describe())}</b> on {escape(type(self.model).__name__)}"
+        title = f"<b>{escape(self._described())}</b> on {escape(type(self.model).__name__)}"
         counts = self._counts()
         if counts is None:
             return f"<p>{title}<br>{escape(UNKNOWN)}<br>{escape(self._savings(None))}</p>"
@@ -595,7 +668,9 @@ class Reduction:
             VitrimError: the folder cannot be made or written to.
         """
         self._check_alive()
-        write_reduction(self.model, self.config, folder, state, module, self.compact, self._within is not None)
+        selected = None if self.select is None else self.select.describe()
+        whole = self._within is not None
+        write_reduction(self.model, self.config, folder, state, module, self.compact, whole, selected)
 
     @classmethod
     def load(cls, model: nn.Module, folder: str | Path, *, record: bool = False) -> Reduction:
@@ -611,7 +686,8 @@ class Reduction:
         compact = bool(saved.get("compact"))
         part = model if compact else saved_part(model, saved, folder)
         holder, config = model if saved.get("whole") else None, make_method(saved["method"], **saved["options"])
-        reduction = _reduce(holder, part, config, record, compact)
+        selector = parse_selector(saved["select"]) if saved.get("select") else None
+        reduction = _reduce(holder, part, config, record, compact, selector)
         try:
             reduction.load_parameters(folder)
         except VitrimError:
@@ -636,3 +712,30 @@ class Reduction:
     def _blocks(self) -> list[ReducedBlock]:
         inner = [reduced_in(block) for block in host_of(self.model).blocks(self.model)]
         return [block for block in inner if block is not None and block.trace is self._trace]
+
+
+class Selection(Reduction):
+    """The handle of a vision-language model whose tower stays as it is: image tokens are selected behind it."""
+
+    def __str__(self) -> str:
+        undone = getattr(self.model, HANDLE, None) is not self
+        return f"{self._described()} on {type(self.model).__name__}" + (": undone since" if undone else "")
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(str(self))}</p>"
+
+    @property
+    def tokens_per_block(self) -> list[int]:
+        raise VitrimError("the tower is as it was: only image tokens behind it are selected (reduction.image_tokens)")
+
+    def set(self, **changes: Any) -> None:
+        raise VitrimError(f"no method reduces this tower: reduce the model again to change {self._described()}")
+
+    def config_with(self, **changes: Any) -> MethodConfig:
+        raise VitrimError(f"no method reduces this tower: reduce the model again to change {self._described()}")
+
+    def load_parameters(self, folder: str | Path) -> None:
+        """Do nothing: selectors learn nothing."""
+
+    def _blocks(self) -> list[ReducedBlock]:
+        return []

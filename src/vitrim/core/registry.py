@@ -27,6 +27,7 @@ from vitrim.core.library import Library
 from vitrim.core.method import Kind, MethodConfig
 from vitrim.core.plan import Layer
 from vitrim.core.saving import read_method_file
+from vitrim.core.selection import Selector
 from vitrim.errors import UnsupportedModelError, VitrimError, unknown
 
 K = TypeVar("K")
@@ -75,12 +76,14 @@ V = TypeVar("V", bound=VisionLanguage)
 L = TypeVar("L", bound=Library)
 R = TypeVar("R")
 T = TypeVar("T")
+S = TypeVar("S", bound=Selector)
 
 Choice = Callable[[Any, Layer], type[Reducer[Any]] | None]
 """From a config and a layer to the class of its reducer; None where the method does nothing."""
 
 _METHODS: dict[str, type[MethodConfig]] = {}
 _REDUCERS: dict[type[MethodConfig], type[Reducer[Any]] | Choice] = {}
+_SELECTORS: dict[str, type[Selector]] = {}
 
 
 def register_method(config: type[C]) -> type[C]:
@@ -95,6 +98,18 @@ def register_method(config: type[C]) -> type[C]:
         raise VitrimError(f"unknown kind '{config.kind}' of {config.__name__}; valid: {', '.join(get_args(Kind))}")
     enter(_METHODS, config.name, config, f"method '{config.name}'")
     return config
+
+
+def register_selector(selector: type[S]) -> type[S]:
+    """Class decorator: register a selector of image tokens under its ``name``. A name can be registered only once.
+
+    Raises:
+        VitrimError: the class has no name, or the name is taken.
+    """
+    if not selector.name:
+        raise VitrimError(f'{selector.__name__} has no name: write name = "..." in the class')
+    enter(_SELECTORS, selector.name, selector, f"selector '{selector.name}'")
+    return selector
 
 
 def reduces(config: type[MethodConfig]) -> Callable[[R], R]:
@@ -170,6 +185,17 @@ def methods() -> dict[str, type[MethodConfig]]:
     """
     discover("vitrim.methods")
     return dict(sorted(_METHODS.items()))
+
+
+def selectors() -> dict[str, type[Selector]]:
+    """Every selector of image tokens by name, sorted.
+
+    Example:
+        >>> "divprune" in selectors()
+        True
+    """
+    discover("vitrim.selectors")
+    return dict(sorted(_SELECTORS.items()))
 
 
 @cache
@@ -252,6 +278,7 @@ class Table(Generic[T]):
 
 _HOSTS: Table[type[Host]] = Table("HOSTS", "host")
 _VISION_LANGUAGE: Table[type[VisionLanguage]] = Table("VISION_LANGUAGE", "vision-language model")
+_SELECTED: Table[type[VisionLanguage]] = Table("SELECTED", "vision-language model")
 _REFUSED: Table[str] = Table("REFUSED", "refusal")
 _LIBRARIES: Table[type[Library]] = Table("LIBRARIES", "library")
 
@@ -356,15 +383,35 @@ def reads_prompts(kind: type) -> bool:
     return _VISION_LANGUAGE.find(kind) is not None
 
 
-def vision_language(model: nn.Module) -> tuple[nn.Module, type[VisionLanguage]]:
+def find_prompted(model: nn.Module) -> type[VisionLanguage] | None:
+    """The family of ``model``, or else one that selects image tokens behind a tower as it is; None without one."""
+    if (family := find_vision_language(model)) is not None:
+        return family
+    for base in type(model).__mro__:
+        for key in (f"{base.__module__}.{base.__qualname__}", base.__module__.partition(".")[0]):
+            if (found := _SELECTED.entry(key)) is not None:
+                return found if found.serves(type(model)) else None
+    return None
+
+
+def vision_language(model: nn.Module, selecting: bool = False) -> tuple[nn.Module, type[VisionLanguage]]:
     """The outermost vision-language model in ``model``, or itself, and its family.
+
+    Args:
+        model: any.
+        selecting: image tokens are selected behind the tower, which models of no known family can do, too.
 
     Raises:
         UnsupportedModelError: there is none that is known.
     """
     for part in model.modules() if isinstance(model, nn.Module) else ():
-        if (family := find_vision_language(part)) is not None:
+        if (family := (find_prompted if selecting else find_vision_language)(part)) is not None:
             return part, family
+    if selecting:
+        raise UnsupportedModelError(
+            f"select is for vision-language models, and {type(model).__name__} is none that is known: see "
+            "docs/selection.md"
+        )
     raise UnsupportedModelError(
         f"compact=True is for vision-language models, and {type(model).__name__} is none that is known: see 'Fewer "
         "image tokens for a language model' in docs/hosts.md"
@@ -500,16 +547,43 @@ def parse_method(text: str) -> MethodConfig:
                 f"{path} is of version {found['version']} of {config.name}, this vitrim has version {config.version}"
             )
         return config.found_for(found["tuned"]["made_for"]) if found.get("tuned") else config
+    name, options = _read_options(text, "tome:r=13")
+    return make_method(name, **options)
+
+
+def _read_options(text: str, example: str) -> tuple[str, dict[str, Any]]:
+    """Name and options of a text ``name:key=value,key=value``."""
     name, _, rest = text.strip().partition(":")
     options: dict[str, Any] = {}
     for part in split_options(rest):
         key, equals, value = part.partition("=")
         if not equals or not key.strip() or not value.strip():
-            raise VitrimError(f"cannot read '{part}' in '{text}': write name:key=value,key=value, e.g. tome:r=13")
+            raise VitrimError(f"cannot read '{part}' in '{text}': write name:key=value,key=value, e.g. {example}")
         if key.strip() in options:
             raise VitrimError(f"'{key.strip()}' is given twice in '{text}'")
         options[key.strip()] = read_value(value.strip(), key.strip())
-    return make_method(name.strip(), **options)
+    return name.strip(), options
+
+
+def parse_selector(text: str | Selector) -> Selector:
+    """The selector of image tokens written as ``name`` or ``name:key=value,key=value``; one that is made stays.
+
+    Raises:
+        VitrimError: an unknown selector, option or value, or text of another form.
+
+    Example:
+        >>> parse_selector("divprune:tokens=64").tokens
+        64
+    """
+    if isinstance(text, Selector):
+        return text
+    if not isinstance(text, str):
+        raise VitrimError(f"expected a selector such as 'divprune:tokens=64', got {type(text).__name__}")
+    name, options = _read_options(text, "divprune:tokens=64")
+    table = selectors()
+    if name not in table:
+        raise unknown("selector", name, table)
+    return table[name](**options)
 
 
 def parse_methods(methods: MethodConfig | str | Sequence[MethodConfig | str] | None) -> list[MethodConfig]:

@@ -124,11 +124,12 @@ def write_reduction(
     module: str,
     compact: bool,
     whole: bool,
+    select: str | None = None,
 ) -> None:
     """Write ``config`` and the learned parameters of ``model``; see `Reduction.save`.
 
     ``whole``: what reads its tokens gets those of all patches, though it is no dense model
-    (`vitrim.core.checks.facts_for_reader`).
+    (`vitrim.core.checks.facts_for_reader`); ``select``: the selector of image tokens behind it, as text.
     """
     folder = _folder(folder)
     try:
@@ -155,6 +156,8 @@ def write_reduction(
         entries["compact"] = True
     if whole:
         entries["whole"] = True
+    if select is not None:
+        entries["select"] = select
     write_text(folder / CONFIG_FILE, json.dumps(entries, indent=2) + "\n")
 
 
@@ -210,6 +213,8 @@ def read_reduction(folder: str | Path) -> dict[str, Any]:
     for key in ("compact", "whole"):
         if not isinstance(saved.get(key, False), bool):
             raise VitrimError(f"{path} says {key} {saved[key]!r}, which must be true or false")
+    if not isinstance(saved.get("select", ""), str):
+        raise VitrimError(f"{path} names the selector {saved['select']!r}, which is no text")
     if saved.get("weights") not in (None, REDUCERS_FILE):
         raise VitrimError(
             f"{path} names the weights {saved['weights']!r}; they are in {REDUCERS_FILE} or there are none"

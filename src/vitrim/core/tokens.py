@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
@@ -549,6 +549,9 @@ class Call:
         maps: forwards hand out attention maps.
         map: the one of the running block.
         table: made by a module of the host for the blocks of a forward.
+        images: those of a call that the next forward is of, by their places; None: all of them.
+        watched: depths of the blocks whose attention is kept (`Trace.watching`).
+        attentions: which was kept: depth, `Attention`, state of its tokens, and ``images``.
     """
 
     latest: tuple[int, TokenState] | None = None
@@ -564,6 +567,9 @@ class Call:
     maps: bool = False
     map: Tensor | None = None
     table: Tensor | None = None
+    images: tuple[int, ...] | None = None
+    watched: frozenset[int] = frozenset()
+    attentions: list[tuple[int, Any, TokenState, tuple[int, ...] | None]] = field(default_factory=list)
 
 
 class _Calls(threading.local):
@@ -648,6 +654,21 @@ class Trace:
             yield
         finally:
             call.full_grids, call.compact = before
+
+    @contextmanager
+    def watching(self, depths: Iterable[int]) -> Iterator[list[tuple[int, Any, TokenState, tuple[int, ...] | None]]]:
+        """Keep, of forwards that this thread starts within, the attention of the blocks at ``depths``.
+
+        Yields:
+            A list that fills: depth, `Attention`, state of its tokens, and which images of a call those are; None: all.
+        """
+        call = self.call
+        before = call.watched, call.attentions
+        call.watched, call.attentions = frozenset(depths), []
+        try:
+            yield call.attentions
+        finally:
+            call.watched, call.attentions = before
 
     def __reduce__(self) -> tuple[type[Trace], tuple[bool, Callable[[], None] | None]]:
         return Trace, (self.recording, self.form)

@@ -219,7 +219,8 @@ def reduced_copy(model: nn.Module, method: MethodConfig | str) -> nn.Module:
     """
     refuse_reduced(model)
     reduced = shared_copy(model)
-    reduce_(reduced, method, compact=isinstance(model, Prefill))
+    select = model.select if isinstance(model, Prefill) else None
+    reduce_(reduced, method, compact=isinstance(model, Prefill), select=select)
     return reduced
 
 

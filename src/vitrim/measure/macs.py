@@ -22,9 +22,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitrim.core.block import Exchange, Reducer
 from vitrim.core.method import MethodConfig
-from vitrim.core.reduce import Reduction, reduce_, refuse_reduced, restore_
+from vitrim.core.reduce import Reduction, Selection, reduce_, refuse_reduced, restore_
 from vitrim.core.registry import ask, has_trunk, parse_method
 from vitrim.core.scoring import EarlyScorer
+from vitrim.core.selection import Choosing
 from vitrim.errors import VitrimError
 from vitrim.measure.prefill import Prefill
 from vitrim.measure.records import DENSE
@@ -75,6 +76,8 @@ def count_shares(model: nn.Module, images: Tensor) -> dict[str, Counter[str]]:
     for share, (modules, others) in model.shares().items():
         shares[share] = together(modules)
         shares[share].subtract(together(others))
+    if model.select is not None:
+        shares["selection"] = together([module for module in names if isinstance(module, Choosing)])
     connector = Counter(whole)
     for parts in shares.values():
         connector.subtract(parts)
@@ -89,7 +92,8 @@ def _parts_of(by_module: Mapping[str, Mapping[Any, int]], model: nn.Module, plac
             raise RuntimeError(f"{operation} ran {count} FLOPs that belong to no part; add it to vitrim.measure.macs")
         flops[_PART_OF[operation]] += count
     inside = "" if place == WHOLE else f"{place}."
-    for name in (*_names_of(Reducer, model, inside), *_names_of(EarlyScorer, model, inside)):
+    chosen = [name for name in _names_of(Choosing, model, "") if f"{name}.".startswith(inside)]
+    for name in (*_names_of(Reducer, model, inside), *_names_of(EarlyScorer, model, inside), *chosen):
         deciding = _attention(by_module.get(name, {}))
         flops["attention"] -= deciding
         flops["matching"] += deciding
@@ -363,6 +367,7 @@ class Profile:
         unused_params: parameters that the authors' code of a published architecture holds besides and never uses;
             published counts are the sum of both.
         prefill: of a `Prefill`, the same MACs in another division; ``macs`` are then those of a prompt.
+        select: the selector of image tokens behind the tower, which ``method`` names, too; None without one.
     """
 
     model: str
@@ -372,6 +377,7 @@ class Profile:
     tokens_per_block: tuple[float, ...]
     unused_params: int = 0
     prefill: PrefillCost | None = None
+    select: str | None = None
 
 
 def profile_of(
@@ -380,6 +386,7 @@ def profile_of(
     images: Tensor | Iterable[Tensor],
     *,
     name: str | None = None,
+    dense: bool = False,
 ) -> Profile:
     """Parameters, MACs and tokens per block of ``model`` under ``method``. The model is restored afterwards.
 
@@ -394,6 +401,7 @@ def profile_of(
         images: one batch (B, C, H, W) or several, on the device and in the dtype of the model; (B, n, C, H, W) for a
             `Prefill`.
         name: what the result calls the model; default timm's name of the architecture, else the class name.
+        dense: leave out the selector of a `Prefill` that has one.
 
     Raises:
         VitrimError: the method does not exist or does not fit the model; no images; a method that adapts to the images
@@ -411,19 +419,24 @@ def profile_of(
     unused = getattr(model, "published_unused_params", 0)
     whole = model.model if isinstance(model, Prefill) else model
     name = name or ask(whole).architecture(whole)
-    if config.describe() == "none" and (isinstance(model, Prefill) or not has_trunk(model)):
+    select = model.select if isinstance(model, Prefill) and not dense else None
+    if config.describe() == "none" and select is None and (isinstance(model, Prefill) or not has_trunk(model)):
         params = sum(parameter.numel() for parameter in model.parameters())
         macs, tokens, cost = _measure(model, None, batches)
         return Profile(name, DENSE, params, macs, tokens, unused, cost)
-    reduction = reduce_(model, config, record=True, compact=isinstance(model, Prefill))
+    whole_tower = model.dense_tokens() if isinstance(model, Prefill) else ()
+    reduction = reduce_(model, config, record=True, compact=isinstance(model, Prefill), select=select)
     try:
         params = sum(parameter.numel() for parameter in model.parameters())
-        macs, tokens, cost = _measure(model, reduction, batches)
+        macs, tokens, cost = _measure(model, reduction, batches, whole_tower)
     finally:
         restore_(model)
-    return Profile(
-        name, DENSE if config.describe() == "none" else config.describe(), params, macs, tokens, unused, cost
-    )
+    if select is None:
+        label, selected = DENSE if config.describe() == "none" else config.describe(), None
+    else:
+        selected = select.describe()
+        label = f"{config.describe()} + {selected}"
+    return Profile(name, label, params, macs, tokens, unused, cost, selected)
 
 
 def count_macs(model: nn.Module, images: Tensor) -> Macs:
@@ -451,7 +464,7 @@ def count_macs(model: nn.Module, images: Tensor) -> Macs:
 
 
 def _measure(
-    model: nn.Module, reduction: Reduction | None, batches: Iterable[Tensor]
+    model: nn.Module, reduction: Reduction | None, batches: Iterable[Tensor], whole_tower: Sequence[float] = ()
 ) -> tuple[Macs, tuple[float, ...], PrefillCost | None]:
     """MACs, tokens per block and the shares of a `Prefill`, as means over the images of all batches."""
     counted: dict[str, Counter[str]] = {}
@@ -462,7 +475,8 @@ def _measure(
             counted.setdefault(share, Counter()).update(parts)
         number += len(batch)
         if reduction is not None:
-            tokens.append([len(batch) * count for count in reduction.mean_tokens_per_block])
+            blocks = whole_tower if isinstance(reduction, Selection) else reduction.mean_tokens_per_block
+            tokens.append([len(batch) * count for count in blocks])
             image_tokens += sum(reduction.image_tokens) if reduction.compact else 0
         elif isinstance(model, Prefill):
             tokens.append([len(batch) * count for count in model.dense_tokens()])

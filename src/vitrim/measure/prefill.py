@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.core.reduce import get_reduction, reduce_, reduced_parts, restore_
-from vitrim.core.registry import find_vision_language, host_of, vision_language
+from vitrim.core.registry import find_host, find_vision_language, host_of, parse_selector, vision_language
+from vitrim.core.selection import Selector
 from vitrim.errors import VitrimError
 
 TEXT = 32
@@ -31,6 +32,7 @@ class Prefill(nn.Module):
         model: not reduced, with a tower that can be.
         text: tokens of text in a prompt.
         images: images in a prompt.
+        select: a selector of image tokens, for reduced forms of it, see `vitrim.reduce_`; also as text.
 
     Attributes:
         shape: n images of a prompt, channels, height, width.
@@ -52,18 +54,23 @@ class Prefill(nn.Module):
         torch.Size([5, 1, 50])
     """
 
-    def __init__(self, model: nn.Module, *, text: int = TEXT, images: int = 1) -> None:
+    def __init__(
+        self, model: nn.Module, *, text: int = TEXT, images: int = 1, select: Selector | str | None = None
+    ) -> None:
         super().__init__()
         self.model: nn.Module
         self.model, self.family = vision_language(model)
-        self.family.check(self.model)
+        self.select = None if select is None else parse_selector(select)
+        if self.select is None:
+            self.family.check(self.model)
         if not 1 <= images <= text:
             raise VitrimError(
                 f"expected at least one image and a token of text before each, got {images} images and {text} tokens"
             )
         tower = self.family.tower(self.model)
         self.text = text
-        self.shape: tuple[int, ...] = (images, *host_of(tower).facts(tower).input_size)
+        own = self.family.usual_images(self.model)
+        self.shape: tuple[int, ...] = (images, *(own or host_of(tower).facts(tower).input_size))
         self.places = self.family.image_tokens(self.model, self._blank())
 
     def forward(self, images: Tensor) -> Any:
@@ -78,7 +85,9 @@ class Prefill(nn.Module):
         return sum(get_reduction(parts[0][1]).image_tokens) / len(images)
 
     def dense_tokens(self) -> tuple[float, ...]:
-        """Tokens after every block of the unreduced tower, for one image, prefix included."""
+        """Tokens after every block of the unreduced tower, for one image, prefix included; none of an unknown one."""
+        if find_host(self.family.tower(self.model)) is None:
+            return ()
         blank = self._blank()
         reduction = reduce_(self.model, "none", record=True)
         try:
@@ -101,23 +110,33 @@ class Prefill(nn.Module):
         }
 
 
-def as_measured(model: nn.Module, *, text: int | None = None, images: int | None = None) -> nn.Module:
+def as_measured(
+    model: nn.Module,
+    *,
+    text: int | None = None,
+    images: int | None = None,
+    select: Selector | str | None = None,
+) -> nn.Module:
     """``model`` itself, or where it is a vision-language model its `Prefill` of so much text and so many images.
 
     Args:
         model: any.
         text: tokens; default 32.
         images: default 1.
+        select: as of `Prefill`.
 
     Raises:
-        VitrimError: text or images are given, and the model reads no prompts; and as `Prefill`.
+        VitrimError: any of these is given, and the model reads no prompts; and as `Prefill`.
 
     Example:
         >>> as_measured(nn.Linear(2, 2))
         Linear(in_features=2, out_features=2, bias=True)
     """
     if find_vision_language(model) is not None:
-        return Prefill(model, text=TEXT if text is None else text, images=1 if images is None else images)
+        text, images = TEXT if text is None else text, 1 if images is None else images
+        return Prefill(model, text=text, images=images, select=select)
+    if select is not None:
+        raise VitrimError(f"select chooses image tokens of a vision-language model, and {type(model).__name__} is none")
     if text is not None or images is not None:
         raise VitrimError(f"a prompt is described, and {type(model).__name__} reads none")
     return model

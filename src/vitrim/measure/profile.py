@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask, has_trunk, host_of, parse_methods, reads_prompts
+from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, batches, eval_transform, load_images
 from vitrim.data.decoding import to_tensor
 from vitrim.errors import VitrimError, check_whole, one_line_errors, unknown
@@ -44,6 +45,7 @@ def profile(
     label_column: str | None = None,
     text_tokens: int | None = None,
     prompt_images: int | None = None,
+    select: Selector | str | None = None,
     pretrained: bool = False,
     checkpoint: str | Path | None = None,
     model_options: Mapping[str, Any] | None = None,
@@ -66,6 +68,7 @@ def profile(
         images: those images: a source, as of `vitrim.data.load_images`, or a dataset. Default: random ones.
         split, image_column, label_column: as of `vitrim.data.load_images`; only with a source.
         text_tokens, prompt_images: of a prompt of a vision-language model; default 32 and 1.
+        select: a selector of image tokens of such a model, behind every method, or alone where none is given.
         pretrained, checkpoint, model_options: how models given by name are created.
         threads: CPU threads; default: as torch chooses.
         seed: of random weights and images; the global generators stay as they are.
@@ -120,7 +123,7 @@ def profile(
         own = torch.device(device) if isinstance(model, str) else next(model.parameters(), torch.empty(0)).device
         with drawing(own, seed):
             loaded = _created(model, device, weights)
-            host = as_measured(loaded.model, text=text_tokens, images=prompt_images)
+            host = as_measured(loaded.model, text=text_tokens, images=prompt_images, select=select)
             if has_trunk(host) and getattr(host, "main_input_name", "pixel_values") == "input_ids":
                 towers = (name for name, part in host.named_children() if has_trunk(part))
                 raise VitrimError(
@@ -131,7 +134,9 @@ def profile(
                 raise VitrimError("images are for models of images alone: prompts are made of random images and text")
             read = _batches(host, dataset if isinstance(dataset, ImageDataset) else None, batch_size, count, seed)
             with one_line_errors(loaded.name, kept=""):
-                rows += [profile_of(host, config, read, name=loaded.name) for config in (None, *configs)]
+                rows.append(profile_of(host, None, read, name=loaded.name, dense=True))
+                others: list[MethodConfig | None] = [*configs] or ([] if select is None else [None])
+                rows += [profile_of(host, config, read, name=loaded.name) for config in others]
                 untrained |= dict.fromkeys(untrained_counts(host, configs))
             origins["random" if isinstance(model, str) and device == "meta" else loaded.weights] = None
             device_name = device if isinstance(model, str) else str(own)
@@ -203,6 +208,8 @@ def _row(row: Profile) -> dict[str, Any]:
         "exchange_gmacs": row.macs.exchange / 1e9,
         "tokens_per_block": list(row.tokens_per_block),
     }
+    if row.select is not None:
+        found["select"] = row.select
     if row.prefill is not None:
         found["prefill"] = {
             "text_tokens": row.prefill.text,

@@ -18,7 +18,8 @@ from torch.utils.data import Subset
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import get_reduction, saved_method
-from vitrim.core.registry import ask, host_of, parse_methods
+from vitrim.core.registry import ask, host_of, parse_method, parse_methods, parse_selector
+from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, batches, spread
 from vitrim.errors import VitrimError, check_whole, one_line_errors, unknown
 from vitrim.exporting.formats import PRECISIONS
@@ -88,6 +89,7 @@ def bench(
     min_seconds: float = 1.0,
     text_tokens: int | None = None,
     prompt_images: int | None = None,
+    select: Selector | str | None = None,
     figure: str | Path | None = None,
     images: str | Path | ImageDataset | None = None,
     split: str | None = None,
@@ -122,6 +124,7 @@ def bench(
         repeats: time every model at least so often.
         min_seconds: and at least so long.
         text_tokens, prompt_images: of a vision-language model: text and images of a prompt, by default 32 and 1.
+        select: a selector of image tokens of such a model, behind every method, or alone where none is given.
         figure: draw the times per image there: .png or .svg.
         images: a source, as ``--images`` of the command, or a dataset of `vitrim.data`; None: random images. With
             images, int8 finds the ranges of activations on some of them, and the dense model of every engine and
@@ -151,7 +154,10 @@ def bench(
         [('dense', 2, 1), ('tome:r=1', 2, 1)]
     """
     sizes = batch_sizes(batch_size)
-    configs = {config.describe(): config for config in parse_methods(methods)}
+    selector = None if select is None else parse_selector(select)
+    given = parse_methods(methods) or ([] if selector is None else [parse_method("none")])
+    behind = "" if selector is None else f" + {selector.describe()}"
+    configs = {config.describe() + behind: config for config in given}
     if not configs:
         raise VitrimError("there is nothing to compare with dense: name at least one method")
     check_whole(repeats=(repeats, 1))
@@ -162,7 +168,7 @@ def bench(
     set_threads(threads)
     with drawing(place, seed):
         loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options, device=place)
-        host = as_measured(loaded.model, text=text_tokens, images=prompt_images)
+        host = as_measured(loaded.model, text=text_tokens, images=prompt_images, select=selector)
         if images is not None and isinstance(host, Prefill):
             raise VitrimError("images are for models of images alone: prompts are made of random images and text")
         check_engines(engines, configs, host)
@@ -544,6 +550,8 @@ def _rows(
         facts |= {"engine": entry.engine.label, "precision": entry.engine.precision, "compiled": entry.engine.compiled}
         facts |= {"dense_engine": base.engine.label, "dense_precision": base.engine.precision}
         facts |= {"dense_kernel": base.kernel, **_prompt(entry.model, images)}
+        if isinstance(entry.model, Prefill) and entry.model.select is not None and entry.name != DENSE:
+            facts["select"] = entry.model.select.describe()
         facts["dense_p50_ms"] = {one.kernel: summarise(times[one.key]).p50_ms for one in kernels[place]}
         peak = entry.engine.peak_mib(entry.model, entry.run, images.to(entry.engine.dtype))
         numbers = _numbers(times, entry, base, dense[place], _number(entry.model, images))

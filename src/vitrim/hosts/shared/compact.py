@@ -136,17 +136,20 @@ FILL: Mapping[str, int] = {"labels": -100}
 """The value that stands in the padding of a prompt, by the name of the input; otherwise 0."""
 
 
-def trimmed(given: Mapping[str, Any], names: Sequence[str], kept: Tensor, filler: int) -> dict[str, Any]:
+def trimmed(
+    given: Mapping[str, Any], names: Sequence[str], kept: Tensor, filler: int, close: bool = True
+) -> dict[str, Any]:
     """The inputs of a language model without the tokens that went: rows keep their order, and get equally long.
 
     Rows that lose different numbers are padded on the side that is padded already, by default the left, and get an
-    ``attention_mask``. Positions close up.
+    ``attention_mask``.
 
     Args:
         given: the inputs; those called ``names`` have one entry per token, in their last axis.
         names: among them ``input_ids`` (B, L).
         kept: (B, L) bool.
         filler: stands in the padding of ``input_ids``; no placeholder.
+        close: positions (B, L) close up; otherwise they stay as they are.
 
     Returns:
         ``given`` with these changed.
@@ -168,7 +171,7 @@ def trimmed(given: Mapping[str, Any], names: Sequence[str], kept: Tensor, filler
         value = given.get(name)
         if not isinstance(value, Tensor) or name == "attention_mask":
             continue
-        if name == "position_ids" and value.dim() == 2:
+        if close and name == "position_ids" and value.dim() == 2:
             value = value - (~kept).long().cumsum(dim=1)
         fill = filler if name == "input_ids" else FILL.get(name, 0)
         rows = value.new_full((*value.shape[:-2], *real.shape), fill)

@@ -104,6 +104,22 @@ VISION_LANGUAGE: dict[str, str] = {
 }
 """The family of each class of vision-language models."""
 
+SELECTED: dict[str, str] = {
+    "transformers": "vlms_selected:AnyVLM",
+    "transformers.models.idefics2.modeling_idefics2.Idefics2Model": "vlms_selected:Idefics2",
+    "transformers.models.idefics2.modeling_idefics2.Idefics2ForConditionalGeneration": "vlms_selected:Idefics2",
+    "transformers.models.llama4.modeling_llama4.Llama4ForConditionalGeneration": "vlms_selected:Llama4",
+    "transformers.models.glm4v.modeling_glm4v.Glm4vModel": "vlms_selected:Glm4V",
+    "transformers.models.glm4v.modeling_glm4v.Glm4vForConditionalGeneration": "vlms_selected:Glm4V",
+    "transformers.models.glm4v_moe.modeling_glm4v_moe.Glm4vMoeModel": "vlms_selected:Glm4V",
+    "transformers.models.glm4v_moe.modeling_glm4v_moe.Glm4vMoeForConditionalGeneration": "vlms_selected:Glm4V",
+    "transformers.models.glm46v.modeling_glm46v.Glm46VModel": "vlms_selected:Glm4V",
+    "transformers.models.glm46v.modeling_glm46v.Glm46VForConditionalGeneration": "vlms_selected:Glm4V",
+    "transformers.models.blip_2.modeling_blip_2.Blip2ForConditionalGeneration": "vlms_selected:Blip2",
+    "transformers.models.instructblip.modeling_instructblip.InstructBlipForConditionalGeneration": "vlms_selected:Blip2",
+}
+"""The family of vision-language models whose tower stays as it is, for all of the library and for some classes."""
+
 REFUSED: dict[str, str] = {
     "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl.Qwen2_5_VisionTransformerPretrainedModel": "vlms:WINDOWED",
 }

@@ -175,6 +175,7 @@ class PackedForward:
 
         def of_one_size(images: list[int]) -> Any:
             self.trace.call.table = torch.empty(len(images))
+            self.trace.call.images = tuple(images)
             return run(images, grids[images[0]])
 
         if len(places) == 1:

@@ -8,17 +8,28 @@ that. Nothing of the library is copied.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from inspect import Parameter
+from math import prod
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from vitrim.core.host import VisionLanguage
-from vitrim.core.reduce import get_reduction, reduced_parts
+from vitrim.core.plan import HostFacts
+from vitrim.core.reduce import HANDLE, Selection, get_reduction, reduced_parts
+from vitrim.core.registry import host_of
+from vitrim.core.selection import Choosing, Grid, Selector
 from vitrim.core.tokens import Trace
-from vitrim.errors import VitrimError
+from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.hosts.shared.compact import Survivors, check_prompt, kept_in_prompt, prompt_rows, survivors, trimmed
+from vitrim.hosts.shared.selecting import Candidates, attended, by_image, choose, rows_of_images, runs, texts
+
+PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
+"""The input that brings each kind of what is encoded."""
 
 PER_TOKEN = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids", "labels")
 """Inputs that have one entry for every token of a prompt."""
@@ -31,25 +42,29 @@ class PromptHook:
     and not a function, so that the model can still be copied and pickled.
     """
 
-    def __init__(self, family: type[HuggingFaceVLM], trace: Trace) -> None:
+    def __init__(self, family: type[HuggingFaceVLM], trace: Trace, selector: Selector | None = None) -> None:
         self.family = family
         self.trace = trace
+        self.selector = selector
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         positional = tuple(inspect.signature(type(model).forward).parameters)[1:]
         given = {**dict(zip(positional, args, strict=False)), **kwargs}
         if not self.family.follows(model, given):
             return None
-        return (), self.family.compact(model, given, self.trace)[0]
+        return (), self.family.compact(model, given, self.trace, self.selector)[0]
 
 
 class CompactGenerate:
     """The ``generate`` of a compact model. Sequences come out behind the prompt as it was given."""
 
-    def __init__(self, family: type[HuggingFaceVLM], model: nn.Module, trace: Trace) -> None:
+    def __init__(
+        self, family: type[HuggingFaceVLM], model: nn.Module, trace: Trace, selector: Selector | None = None
+    ) -> None:
         self.family = family
         self.model = model
         self.trace = trace
+        self.selector = selector
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -68,7 +83,7 @@ class CompactGenerate:
                 "call generate without past_key_values"
             )
         prompt: Tensor = given["input_ids"]
-        given, ragged = self.family.compact(self.model, given, self.trace)
+        given, ragged = self.family.compact(self.model, given, self.trace, self.selector)
         config = given.get("generation_config") or self.model.generation_config
         copies = [given.get(name, getattr(config, name, None)) for name in ("num_beams", "num_return_sequences")]
         if ragged and max(number or 1 for number in copies) > 1:
@@ -81,7 +96,7 @@ class CompactGenerate:
             whole = self._asked(f"{name}_length", given)
             if whole is not None and self._asked(f"{name}_new_tokens", given) is None:
                 given[f"{name}_length"] = whole - shorter
-        out = generate(self.model, None, *args, **given)
+        out = self.family.generate(self.model, given, *args)
         sequences: Tensor = out if isinstance(out, Tensor) else out.sequences
         if shorter > 0:  # put the prompt as it was given in front
             new = sequences[:, prompt.shape[1] - shorter :]
@@ -103,14 +118,82 @@ class CompactGenerate:
         return next((value for value in values if value not in (None, unset)), None)
 
 
+class Encoded(NamedTuple):
+    """What a connector gives of all images of a call.
+
+    Attributes:
+        output: the library's, with the features in it.
+        features: (n, D) of every image, those in ``output``.
+        flags: (Q,) bool of every image: which of its places in the prompt they have.
+    """
+
+    output: Any
+    features: list[Tensor]
+    flags: list[Tensor]
+
+
+class Chosen(NamedTuple):
+    """What a selector chose of every image.
+
+    Attributes:
+        features: (m, D).
+        flags: (Q,) bool, which of the image's places in the prompt they have.
+        rows: (m,) which of the features chosen from had those places.
+    """
+
+    features: list[Tensor]
+    flags: list[Tensor]
+    rows: list[Tensor]
+
+
+class Early:
+    """Within, a connector gets of the tower's tokens only those that are chosen, one image behind the other.
+
+    In this thread: others may run the same model meanwhile.
+
+    Args:
+        tower: whose output the choice may look at.
+        connector: reads tokens (B, n, C), each by itself.
+        among: makes the choice among tokens (n, C) of every image.
+    """
+
+    def __init__(
+        self, tower: nn.Module, connector: nn.Module, among: Callable[[Sequence[Tensor], Any], Chosen]
+    ) -> None:
+        self.tower, self.connector, self.among = tower, connector, among
+        self.chosen: Chosen
+        self.output: Any = None
+
+    def __enter__(self) -> Early:
+        thread = threading.get_ident()
+
+        def see(module: nn.Module, args: Any, output: Any) -> None:
+            if threading.get_ident() == thread:
+                self.output = output
+
+        def cut(module: nn.Module, args: Any) -> Any:
+            if threading.get_ident() != thread:
+                return None
+            self.chosen = self.among(list(args[0]), self.output)
+            return (torch.cat(self.chosen.features)[None], *args[1:])
+
+        self.hooks = [self.tower.register_forward_hook(see), self.connector.register_forward_pre_hook(cut)]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self.hooks:
+            hook.remove()
+        self.output = None
+
+
 class HuggingFaceVLM(VisionLanguage):
     """A family of Hugging Face's vision-language models whose connector gives features of images one by one."""
 
     tower_name: ClassVar[str] = "vision_tower"
     cell_by_cell: ClassVar[bool] = False
     """See `vitrim.core.plan.HostFacts`."""
-    stacks: ClassVar[bool] = False
-    """The model takes the features as one tensor and not as a list."""
+    prompts_together: ClassVar[bool] = False
+    """An entry of the list of features holds all images of a prompt."""
     types: ClassVar[str | None] = None
     """The name of the input that says which tokens of a prompt are images'; None: the model takes none."""
 
@@ -152,13 +235,15 @@ class HuggingFaceVLM(VisionLanguage):
         return given
 
     @classmethod
-    def install(cls, model: nn.Module, trace: Trace) -> None:
+    def install(cls, model: nn.Module, trace: Trace, selector: Selector | None = None) -> None:
         cls.uninstall(model)
-        hook = PromptHook(cls, trace)
+        hook = PromptHook(cls, trace, selector)
         holder: Any = model
+        if selector is not None:
+            holder.vitrim_choosing = Choosing(selector)
         holder.vitrim_compact = model.register_forward_pre_hook(hook, with_kwargs=True)
         if hasattr(model, "generate"):
-            holder.generate = CompactGenerate(cls, model, trace)
+            holder.generate = CompactGenerate(cls, model, trace, selector)
 
     @classmethod
     def uninstall(cls, model: nn.Module) -> None:
@@ -166,8 +251,18 @@ class HuggingFaceVLM(VisionLanguage):
             holder: Any = model
             holder.vitrim_compact.remove()
             del holder.vitrim_compact
+            if hasattr(model, "vitrim_choosing"):
+                del holder.vitrim_choosing
             if "generate" in vars(model):
                 del holder.generate
+
+    @classmethod
+    def tower_is_reduced(cls, model: nn.Module) -> bool:
+        """True if the tower hands out fewer tokens; otherwise tokens are at most selected behind it."""
+        if isinstance(vars(model).get(HANDLE), Selection):
+            return False
+        parts = reduced_parts(cls.tower(model))
+        return bool(parts) and get_reduction(parts[0][1]).compact
 
     @classmethod
     def follows(cls, model: nn.Module, given: Mapping[str, Any]) -> bool:
@@ -176,23 +271,31 @@ class HuggingFaceVLM(VisionLanguage):
         Raises:
             VitrimError: the prompt is not given as ids.
         """
-        if given.get("pixel_values") is None:
+        selecting = isinstance(vars(model).get(HANDLE), Selection)
+        brought = [name for name in PIXELS.values() if given.get(name) is not None]
+        if not brought or not (selecting or cls.tower_is_reduced(model)):  # the tower was restored by itself
             return False
-        parts = reduced_parts(cls.tower(model))
-        if not parts or not get_reduction(parts[0][1]).compact:  # it was restored by itself
-            return False
+        if not (selecting or "pixel_values" in brought):
+            if not hasattr(model, "vitrim_choosing"):
+                return False
+            raise VitrimError(
+                "tokens of videos are selected behind a tower as it is: give no method, and a selector that needs no "
+                "attention (divprune, dart, cdpruner, evs)"
+            )
         if not isinstance(given.get("input_ids"), Tensor):
             raise VitrimError(
                 "a compact model needs input_ids beside pixel_values, to know which tokens of the prompt stand for "
                 "images; inputs_embeds do not say"
             )
         check_prompt(given, PER_TOKEN)
-        if not len(given["pixel_values"]):
+        if any(not len(given[name]) for name in brought):
             raise VitrimError("pixel_values holds no image: leave it out where a prompt has none")
         return True
 
     @classmethod
-    def compact(cls, model: Any, given: Mapping[str, Any], trace: Trace) -> tuple[dict[str, Any], bool]:
+    def compact(
+        cls, model: Any, given: Mapping[str, Any], trace: Trace, selector: Selector | None = None
+    ) -> tuple[dict[str, Any], bool]:
         """The inputs with features in place of images, and without the tokens that went; and whether images differ."""
         ids, cache, mask = given["input_ids"], given.get("past_key_values"), given.get("attention_mask")
         held = 0 if cache is None else cache.get_seq_length()
@@ -201,22 +304,273 @@ class HuggingFaceVLM(VisionLanguage):
                 f"expected an attention_mask for the {held} tokens in the cache, which are fewer than the prompts had, "
                 f"and {ids.shape[1]} new ones, got {mask.shape[1]}"
             )
-        base, placeholder = model.base_model, model.config.image_token_id
-        names = [name for name in inspect.signature(base.get_image_features).parameters if name in given]
-        full = cls.cell(model) > 1 or cls.reads_all(model, given)
-        with trace.handing_out(dense=full, fewer=True):
-            output = base.get_image_features(**{name: given[name] for name in names}, return_dict=True)
+        reduced = cls.tower_is_reduced(model)
+        outputs: dict[str, Any] = {}
+        handed: list[int] = []
+        encoded: set[str] = set()
+        kept, ragged = torch.ones_like(ids, dtype=torch.bool), False
+        for kind, pixels in PIXELS.items():
+            if given.get(pixels) is None:
+                continue
+            if kind == "video" and reduced:
+                raise VitrimError("a compact model takes images; videos need one that is reduced with compact=False")
+            encoder = cls.encoder(model, kind)
+            names = [name for name in inspect.signature(encoder).parameters if name in given]
+            own = {name: given[name] for name in names}
+            if pixels not in own:  # one encoder for both, which calls them images
+                own["pixel_values"] = given[pixels]
+            if reduced:
+                output, features, flags = cls.of_reduced(model, given, own, trace, selector)
+            else:
+                assert selector is not None
+                output, features, flags = cls.of_whole(model, given, own, kind, selector)
+            outputs[kind] = output
+            handed += [len(image) for image in features]
+            encoded |= {*names, pixels}
+            kept &= kept_in_prompt(ids, cls.placeholder(model, kind), flags)
+            ragged |= isinstance(output.pooler_output, Tensor) and len({len(image) for image in features}) > 1
+        trace.call.handed = handed
+        filler = next(number for number in range(3) if number not in cls.placeholders(model))
+        original = selector is not None and selector.positions == "original"
+        given = cls.positioned(model, given, kept, original)
+        left = {name: value for name, value in given.items() if name not in encoded}
+        out = trimmed(left, PER_TOKEN, kept, filler, close=not original)
+        arguments = inspect.signature(type(model).forward).parameters
+        # some must be given whether they are needed or not
+        out |= dict.fromkeys(
+            name for name in encoded if name in arguments and arguments[name].default is Parameter.empty
+        )
+        out["mm_encoder_outputs"] = outputs
+        return out, ragged
+
+    @classmethod
+    def generate(cls, model: Any, given: Mapping[str, Any], *args: Any) -> Any:
+        """Run the library's own ``generate`` on a prompt that `compact` shortened."""
+        generate: Any = type(model).generate
+        return generate(model, None, *args, **given)
+
+    @classmethod
+    def placeholder(cls, model: Any, kind: str) -> int:
+        """The id that stands for a feature of an image, or video, in a prompt."""
+        return getattr(model.config, f"{kind}_token_id")  # type: ignore[no-any-return]
+
+    @classmethod
+    def placeholders(cls, model: Any) -> list[int]:
+        """The `placeholder` of every kind that the model has."""
+        found = [getattr(model.config, f"{kind}_token_id", None) for kind in PIXELS]
+        return [number for number in found if number is not None]
+
+    @classmethod
+    def of_whole(
+        cls, model: Any, given: Mapping[str, Any], own: Mapping[str, Any], kind: str, selector: Selector
+    ) -> Encoded:
+        """Select among all tokens that the connector gives, behind a tower as it is.
+
+        Args:
+            model: the whole one.
+            given: its inputs.
+            own: those of the encoder.
+            kind: of `PIXELS`.
+            selector: makes the choice.
+        """
+        encoder = cls.encoder(model, kind)
+        output = encoder(**own, return_dict=True)
+        images = by_image(
+            cls.pooled(model, output), runs(given["input_ids"], cls.placeholder(model, kind)), cls.prompts_together
+        )
+        grids = cls.grids(model, given, kind, images)
+        candidates = [
+            Candidates(image, torch.ones(len(image), dtype=torch.bool), grid=grid)
+            for image, grid in zip(images, grids, strict=True)
+        ]
+        chosen = cls.chosen(model, given, kind, selector, candidates)
+        cls.narrowed(output, chosen)
+        return Encoded(output, chosen.features, chosen.flags)
+
+    @classmethod
+    def of_reduced(
+        cls, model: Any, given: Mapping[str, Any], own: Mapping[str, Any], trace: Trace, selector: Selector | None
+    ) -> Encoded:
+        """Take the tokens that a reduced tower has left, and select among them if there is a ``selector``.
+
+        Args:
+            model: the whole one.
+            given: its inputs.
+            own: those of the encoder.
+            trace: of the tower.
+            selector: makes the choice; acts in front of a connector that reads tokens one by one, if it is made for it.
+        """
+        base, cell = model.base_model, cls.cell(model)
+        full = cell > 1 or cls.reads_all(model, given)
+        watched = [] if selector is None else cls.watched(model, given, selector)
+        early = selector is not None and selector.place == "before" and cell == 1 and given.get("image_sizes") is None
+        with trace.handing_out(dense=full, fewer=True), trace.watching(watched) as notes:
+
+            def among(images: Sequence[Tensor], tower: Any) -> Chosen:
+                assert selector is not None
+                left = cls.survivors(model, given, trace)
+                pairs = [own.take(image, full) for own, image in zip(left, images, strict=True)]
+                return cls.chosen_of_left(model, given, selector, left, pairs, notes, tower)
+
+            if early:
+                with Early(cls.tower(model), cls.connector_module(model), among) as chooser:
+                    output = base.get_image_features(**own, return_dict=True)
+                chosen = chooser.chosen
+                features = torch.cat(by_image(output.pooler_output, [], False)).split([len(x) for x in chosen.features])
+                cls.put(output, features)
+                return Encoded(output, list(features), chosen.flags)
+            output = base.get_image_features(**own, return_dict=True)
+        left = cls.survivors(model, given, trace)
+        taken, flags = cls.taken(output, left, full)
+        if selector is None:
+            return Encoded(output, taken, flags)
+        pairs = list(zip(taken, flags, strict=True))
+        chosen = cls.chosen_of_left(model, given, selector, left, pairs, notes, None)
+        cls.narrowed(output, chosen)
+        return Encoded(output, chosen.features, chosen.flags)
+
+    @classmethod
+    def survivors(cls, model: nn.Module, given: Mapping[str, Any], trace: Trace) -> list[Survivors]:
+        """The tokens that are left of every image behind the block that the connector reads."""
         number = len(trace.call.states)
         state = trace.call.states[max((layer % number for layer in cls.layers(model, given)), default=-1)]
-        left = survivors(state, cls.cell(model), not cls.cell_by_cell, cls.dropped(model, given))
-        features, flags = cls.taken(output, left, full)
-        trace.call.handed = [len(image) for image in features]
-        kept = kept_in_prompt(ids, placeholder, flags)
-        filler = 1 if placeholder == 0 else 0
-        given = cls.positioned(model, given, kept)
-        out = trimmed({name: value for name, value in given.items() if name not in names}, PER_TOKEN, kept, filler)
-        out["mm_encoder_outputs"] = {"image": output}
-        return out, cls.stacks and len({len(image) for image in features}) > 1
+        return survivors(state, cls.cell(model), not cls.cell_by_cell, cls.dropped(model, given))
+
+    @classmethod
+    def watched(cls, model: nn.Module, given: Mapping[str, Any], selector: Selector) -> list[int]:
+        """The blocks whose attention the selector needs."""
+        tower = cls.tower(model)
+        last = len(host_of(tower).blocks(tower)) - 1
+        read = max((layer % (last + 2) for layer in cls.layers(model, given)), default=last + 1) - 1
+        return {"none": [], "read": [max(read, 0)], "last": [last]}[selector.needs().attention]
+
+    @classmethod
+    def chosen_of_left(
+        cls,
+        model: Any,
+        given: Mapping[str, Any],
+        selector: Selector,
+        left: Sequence[Survivors],
+        pairs: Sequence[tuple[Tensor, Tensor]],
+        notes: Sequence[Any],
+        tower: Any,
+    ) -> Chosen:
+        """Choose among what a reduced tower has left.
+
+        Args:
+            model: the whole one.
+            given: its inputs.
+            selector: makes the choice.
+            left: of every image.
+            pairs: features and flags of every image, as `Survivors.take` gives them.
+            notes: attention of the watched block.
+            tower: the tower's output, where a class token that the connector leaves out may go on; else None.
+        """
+        facts, wide = host_of(cls.tower(model)).facts(cls.tower(model)), selector.needs().attention == "last"
+        attention = attended(notes, facts.has_class_token, wide, cls.cell(model), not cls.cell_by_cell)
+        layers = cls.layers(model, given)
+        candidates = []
+        for place, (survivor, (features, flags)) in enumerate(zip(left, pairs, strict=True)):
+            front = len(features) - len(survivor.places)
+            more = attention[place].at(survivor.places) if attention else {}
+            more = {name: value.to(features.device) for name, value in more.items()}
+            if tower is not None and facts.has_class_token and front == 0 and layers:
+                tokens = [tower.hidden_states[layer][place, 0] for layer in layers]
+                more["class_token"] = torch.cat(tokens, dim=-1).to(features.device)
+            candidates.append(Candidates(features, flags, front, (1, 1, len(survivor.places)), more))
+        return cls.chosen(model, given, "image", selector, candidates)
+
+    @classmethod
+    def chosen(
+        cls, model: Any, given: Mapping[str, Any], kind: str, selector: Selector, images: Sequence[Candidates]
+    ) -> Chosen:
+        """Choose among the tokens of all images, or videos, of a prompt."""
+        if selector.needs().text:
+            ids, embed = given["input_ids"], model.get_input_embeddings()
+            words = texts(ids, given.get("attention_mask"), cls.placeholders(model), embed)
+            rows = rows_of_images(ids, cls.placeholder(model, kind), [len(image.flags) for image in images])
+            images = [
+                replace(image, more={**(image.more or {}), "text": words[row]})
+                for image, row in zip(images, rows, strict=True)
+            ]
+        choices = choose(model.vitrim_choosing, images)
+        parts = [image.chosen(choice) for image, choice in zip(images, choices, strict=True)]
+        return Chosen([part[0] for part in parts], [part[1] for part in parts], [part[2] for part in parts])
+
+    @classmethod
+    def narrowed(cls, output: Any, chosen: Chosen) -> None:
+        """Put what was chosen into the encoder's ``output``; what other layers get is that of the same places."""
+        cls.put(output, chosen.features)
+        if getattr(output, "deepstack_features", None) is not None:
+            if any(len(layer) != len(chosen.rows) for layer in output.deepstack_features):
+                raise UnsupportedModelError("features for several layers come in a form that is not known")
+            output.deepstack_features = [
+                [image.index_select(0, rows) for image, rows in zip(layer, chosen.rows, strict=True)]
+                for layer in output.deepstack_features
+            ]
+
+    @classmethod
+    def put(cls, output: Any, features: Sequence[Tensor]) -> None:
+        """Put ``features`` (n, D) of every image into the encoder's ``output``, in the form that it has there."""
+        if not isinstance(output.pooler_output, Tensor):
+            output.pooler_output = list(features)
+        elif output.pooler_output.dim() == 2:
+            output.pooler_output = torch.cat(list(features))
+        elif len({len(image) for image in features}) == 1:
+            output.pooler_output = torch.stack(list(features))  # (images, n, D)
+        else:
+            output.pooler_output = torch.cat(list(features)).unsqueeze(0)  # (1, total, D)
+
+    @classmethod
+    def pooled(cls, model: Any, output: Any) -> Any:
+        """The features in the encoder's ``output``, as the language model gets them."""
+        return output.pooler_output
+
+    @classmethod
+    def encoder(cls, model: Any, kind: str) -> Any:
+        """The library's call that makes features of images, or videos."""
+        base = model.base_model
+        return getattr(base, f"get_{kind}_features", None) or base.get_image_features
+
+    @classmethod
+    def connector_module(cls, model: Any) -> nn.Module:
+        """The module that reads the tower's tokens one by one."""
+        return model.base_model.multi_modal_projector  # type: ignore[no-any-return]
+
+    @classmethod
+    def grids(cls, model: Any, given: Mapping[str, Any], kind: str, images: Sequence[Tensor]) -> list[Grid | None]:
+        """Frames, rows and columns of the tokens of every image or video; None where the inputs do not say."""
+        unknown: list[Grid | None] = [(1, 1, len(image)) if kind == "image" else None for image in images]
+        table = given.get(f"{kind}_grid_thw")
+        if table is None:
+            return unknown
+        merge = getattr(getattr(model.config, "vision_config", None), "spatial_merge_size", 1)
+        found = [(frames, rows // merge, columns // merge) for frames, rows, columns in table.tolist()]
+        return [*found] if [prod(grid) for grid in found] == [len(image) for image in images] else unknown
+
+    @classmethod
+    def has_axes(cls, model: Any) -> bool:
+        """True if the language model's positions have three axes."""
+        return hasattr(model.base_model, "get_rope_index")
+
+    @classmethod
+    def check_selector(cls, model: Any, selector: Selector, facts: HostFacts | None) -> None:
+        axes = cls.has_axes(model)
+        if axes and selector.positions == "closed":
+            raise VitrimError(
+                f"{selector.describe()}: positions of {type(model).__name__} have three axes, so tokens keep theirs: "
+                "leave positions out"
+            )
+        if (axes or selector.positions == "original") and not selector.keeps_places():
+            raise VitrimError(
+                f"{selector.describe()}: what goes on has no original positions, and {type(model).__name__} is to keep "
+                "those: take another selector"
+            )
+        if selector.needs().class_token and facts is not None and not facts.has_class_token:
+            raise UnsupportedModelError(
+                f"{selector.name} needs the attention of a class token, and the tower of {type(model).__name__} has "
+                "none: take divprune, dart or cdpruner, or visionzip, which takes means there"
+            )
 
     @classmethod
     def layers(cls, model: Any, given: Mapping[str, Any]) -> list[int]:
@@ -243,12 +597,7 @@ class HuggingFaceVLM(VisionLanguage):
             raise VitrimError(f"expected features of {len(left)} images, got {len(images)}: give image_sizes, too")
         pairs = [own.take(image, full) for own, image in zip(left, images, strict=True)]
         features, flags = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        if not cls.stacks:
-            output.pooler_output = features
-        elif len({len(image) for image in features}) == 1:
-            output.pooler_output = torch.stack(features)  # (images, n, D)
-        else:
-            output.pooler_output = torch.cat(features).unsqueeze(0)  # (1, total, D)
+        cls.put(output, features)
         return features, flags
 
     @classmethod
@@ -257,6 +606,33 @@ class HuggingFaceVLM(VisionLanguage):
         return list(output.pooler_output)
 
     @classmethod
-    def positioned(cls, model: nn.Module, given: Mapping[str, Any], kept: Tensor) -> Mapping[str, Any]:
-        """The inputs with positions of all tokens, where the language model does not count its tokens itself."""
-        return given
+    def positioned(
+        cls, model: Any, given: Mapping[str, Any], kept: Tensor, original: bool = False
+    ) -> Mapping[str, Any]:
+        """The inputs with positions of all tokens, where the language model is not to count its tokens itself.
+
+        Where positions have three axes, a token keeps time, row and column of its anchor, and text goes on as behind
+        the whole image.
+        """
+        if given.get("position_ids") is not None:
+            return given
+        ids, mask = given["input_ids"], given.get("attention_mask")
+        real = torch.ones_like(kept) if mask is None else mask[:, -ids.shape[1] :].bool()
+        if cls.has_axes(model):
+            base = model.base_model
+            arguments = {*inspect.signature(base.get_rope_index).parameters} - {"input_ids", "attention_mask"}
+            if "mm_token_type_ids" in arguments and given.get("mm_token_type_ids") is None:
+                raise VitrimError(
+                    "positions of images need mm_token_type_ids, which the processor gives beside input_ids"
+                )
+            own = {name: given[name] for name in arguments if given.get(name) is not None}
+            places, deltas = base.get_rope_index(ids, attention_mask=mask, **own)
+            base.rope_deltas = deltas + (real & ~kept).sum(dim=1, keepdim=True)
+            order = (kept & real).long().cumsum(dim=1) - 1
+            return {**given, "position_ids": torch.cat([order.clamp_min(0).unsqueeze(0), places])}
+        if not original:
+            return given
+        cache = given.get("past_key_values")
+        if cache is not None and cache.get_seq_length() > 0:
+            raise VitrimError("positions=original on a cache: give position_ids, which go on from those of the prompt")
+        return {**given, "position_ids": (real.long().cumsum(dim=1) - 1).clamp_min(0)}

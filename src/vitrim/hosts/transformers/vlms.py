@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.core.registry import host_of
-from vitrim.errors import UnsupportedModelError, VitrimError
+from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.compact import Survivors
 from vitrim.hosts.transformers.vlm import HuggingFaceVLM
 
@@ -54,7 +54,6 @@ class VipLlava(Llava):
     """A projector reads each token by itself, the outputs of several blocks side by side."""
 
     name = "ViP-LLaVA"
-    stacks = True
 
     @classmethod
     def dropped(cls, model: Any, given: Mapping[str, Any]) -> int | None:
@@ -65,7 +64,6 @@ class PaliGemma(HuggingFaceVLM):
     """A linear layer reads each token by itself. PaliGemma 2 is of the same class."""
 
     name = "PaliGemma"
-    stacks = True
     types = "token_type_ids"
 
 
@@ -74,7 +72,6 @@ class Gemma3(HuggingFaceVLM):
 
     name = "Gemma 3"
     in_cells = True
-    stacks = True
     types = "token_type_ids"
 
     @classmethod
@@ -101,6 +98,7 @@ class Idefics3(HuggingFaceVLM):
 
     name = "Idefics3, SmolVLM"
     in_cells = True
+    prompts_together = True
     tower_name = "vision_model"
 
     @classmethod
@@ -123,7 +121,6 @@ class InternVL(HuggingFaceVLM):
 
     name = "InternVL"
     in_cells = True
-    stacks = True
 
     @classmethod
     def cell(cls, model: Any) -> int:
@@ -142,6 +139,10 @@ class LlavaNext(HuggingFaceVLM):
             f"{type(model).__name__} puts the tiles of an image together as a map, cuts it to the image's shape and "
             "ends its rows with a token: a place for every patch; use compact=False"
         )
+
+    @classmethod
+    def image_inputs(cls, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+        raise UnsupportedModelError(f"prompts of {type(model).__name__}, with images in tiles, are not measured")
 
 
 class _Qwen(HuggingFaceVLM):
@@ -176,22 +177,6 @@ class _Qwen(HuggingFaceVLM):
         grid = torch.tensor([1, rows, columns], device=images.device)
         return {"pixel_values": clips.flatten(1), "image_grid_thw": grid.repeat(images.shape[:2].numel(), 1)}
 
-    @classmethod
-    def positioned(cls, model: Any, given: Mapping[str, Any], kept: Tensor) -> Mapping[str, Any]:
-        if given.get("pixel_values_videos") is not None:
-            raise VitrimError("a compact model takes images; videos need one that is reduced with compact=False")
-        if given.get("position_ids") is not None:
-            return given
-        if given.get("mm_token_type_ids") is None:
-            raise VitrimError("positions of images need mm_token_type_ids, which the processor gives beside input_ids")
-        base, ids, mask = model.base_model, given["input_ids"], given.get("attention_mask")
-        names = ("mm_token_type_ids", "image_grid_thw")
-        places, deltas = base.get_rope_index(ids, attention_mask=mask, **{name: given.get(name) for name in names})
-        real = torch.ones_like(kept) if mask is None else mask.bool()
-        base.rope_deltas = deltas + (real & ~kept).sum(dim=1, keepdim=True)
-        order = (kept & real).long().cumsum(dim=1) - 1
-        return {**given, "position_ids": torch.cat([order.clamp_min(0).unsqueeze(0), places])}
-
 
 class Qwen2VL(_Qwen):
     """A merger joins cells of 2 x 2 patches, which are reduced as wholes. Images, not videos."""
@@ -213,6 +198,10 @@ class Qwen3VL(_Qwen):
         return super().taken(output, left, full)
 
 
+USUAL_SIDE = 32
+"""Patches a side of an image that is measured: 448 pixels."""
+
+
 class Qwen25VL(_Qwen):
     """Refused: most blocks attend in windows, which at the edges of an image have other numbers of patches."""
 
@@ -222,3 +211,8 @@ class Qwen25VL(_Qwen):
     @classmethod
     def check(cls, model: nn.Module) -> None:
         raise UnsupportedModelError(WINDOWED)
+
+    @classmethod
+    def usual_images(cls, model: Any) -> tuple[int, ...]:
+        config = model.base_model.visual.config
+        return (config.in_channels, USUAL_SIDE * config.patch_size, USUAL_SIDE * config.patch_size)

@@ -1,0 +1,288 @@
+"""Which image tokens a language model gets: what a `Selector` sees, what it answers, and small tensors of both.
+
+A selector acts behind an image tower, on all tokens of an image at once, and needs nothing of the model but what stands
+in `Seen`. `vitrim.reduce_(model, select=...)` hands its answer to the language model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, floor, prod
+from typing import Annotated, ClassVar, Literal, NamedTuple
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from vitrim.core.options import Options
+from vitrim.core.tokens import decision_dtype
+from vitrim.errors import VitrimError
+
+Place = Literal["before", "behind"]
+"""Tokens in front of the connector, as the tower makes them, or behind it, as the language model gets them."""
+Attended = Literal["none", "read", "last"]
+"""The block of the tower whose attention a selector needs: that whose output the connector reads, or the last one."""
+Positions = Literal["closed", "original"]
+Grid = tuple[int, int, int]
+"""Frames, rows and columns of the tokens of an image (one frame) or a video."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """B images of N tokens each as a selector sees them; class token and others in front do not count.
+
+    Attributes:
+        features: (B, N, D), of the selector's `Selector.place`.
+        grid: frames, rows and columns, whose product is N; None where tokens went before.
+        scores: (B, N) attention that each token gets from the class token, or from all where there is none; the mean
+            over heads.
+        keys: (B, N, d) keys, the mean over heads.
+        class_token: (B, D), beside ``features``; None where there is none, or the connector leaves it out.
+        query, wide_keys: (B, C), (B, 1 + N, C): query of the class token, keys of it and of all tokens, heads side by
+            side, as of one head.
+        text: for every image (M, D) embeddings of the text of its prompt, on the language model's side.
+    """
+
+    features: Tensor
+    grid: Grid | None = None
+    scores: Tensor | None = None
+    keys: Tensor | None = None
+    class_token: Tensor | None = None
+    query: Tensor | None = None
+    wide_keys: Tensor | None = None
+    text: Sequence[Tensor] | None = None
+
+    def image(self, index: int) -> Seen:
+        """The same of one image, with B = 1."""
+        changes = {
+            name: value[index : index + 1] for name, value in vars(self).items() if name != "grid" and value is not None
+        }
+        return replace(self, **changes)
+
+
+class Choice(NamedTuple):
+    """The tokens of one image that go on.
+
+    Attributes:
+        kept: (n,) int64 places among the N tokens, in the order in which they go on.
+        tokens: (n, D) what goes on in their place; None: they themselves.
+        front, end: (m, D) further tokens that have no place in the image, or None.
+    """
+
+    kept: Tensor
+    tokens: Tensor | None = None
+    front: Tensor | None = None
+    end: Tensor | None = None
+
+    @property
+    def number(self) -> int:
+        """Tokens that go on."""
+        return len(self.kept) + sum(0 if extra is None else len(extra) for extra in (self.front, self.end))
+
+    def of(self, features: Tensor) -> Tensor:
+        """The tokens that go on, of ``features`` (N, D)."""
+        own = features.index_select(0, self.kept) if self.tokens is None else self.tokens
+        parts = [part for part in (self.front, own, self.end) if part is not None]
+        return torch.cat(parts) if len(parts) > 1 else own
+
+
+class SelectorNeeds(NamedTuple):
+    """The needs of a selector: what a model must have.
+
+    Attributes:
+        attention: of a block of the tower.
+        class_token: a class token in that tower.
+        text: a prompt; False: the choice is the same for every text.
+    """
+
+    attention: Attended = "none"
+    class_token: bool = False
+    text: bool = False
+
+
+class Selector(Options):
+    """Options of a selector, and its choice; one file each in ``vitrim/selectors``, tensor function first.
+
+    Example:
+        >>> import vitrim
+        >>> vitrim.parse_selector("divprune:tokens=64").count((1, 24, 24))
+        64
+    """
+
+    paper: ClassVar[str] = ""
+    place: ClassVar[Place] = "behind"
+    merges: ClassVar[bool] = False
+    """Some of what goes on is made of several tokens."""
+    rounding: ClassVar[Literal["round", "floor", "ceil"]] = "round"
+    """How ``keep`` becomes a count."""
+    published_with: ClassVar[str] = ""
+    """Models of the paper, or of the code that ships it."""
+    published_positions: ClassVar[Positions] = "closed"
+    default_keep: ClassVar[float | None] = 0.25
+    """``keep`` where neither that nor ``tokens`` is given; None: the selector finds its own number."""
+
+    tokens: int | None = Field(None, ge=1, description="tokens kept of each image, or tile; all, of one that has fewer")
+    keep: Annotated[float, Field(gt=0.0, le=1.0)] | None = Field(
+        None, description="share of the tokens kept of each image"
+    )
+    positions: Positions | None = Field(
+        None,
+        description="where survivors stand for the language model: 'closed' up, or at their 'original' places, and "
+        "text goes on as behind the whole image; default: closed, and original where positions have three axes",
+    )
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> Selector:
+        if self.tokens is not None and self.keep is not None:
+            raise ValueError("give tokens or keep, not both")
+        return self
+
+    def needs(self) -> SelectorNeeds:
+        """The needs of these options: what a model must have."""
+        return SelectorNeeds()
+
+    def keeps_places(self) -> bool:
+        """True if all that goes on stands at a place of the image, in raster order: positions can be original ones."""
+        return True
+
+    def budget(self, tokens: int) -> int:
+        """The number of an image's ``tokens`` that go on, those without a place included.
+
+        Raises:
+            VitrimError: that depends on the image.
+        """
+        if self.tokens is not None:
+            return min(self.tokens, tokens)
+        share = self.keep if self.keep is not None else self.default_keep
+        if share is None:
+            raise VitrimError(f"{self.describe()} finds its number image by image: give tokens or keep")
+        # a product such as 0.29 * 100 is not to lie on the wrong side of a whole number
+        product = round(tokens * share, 9)
+        roundings: dict[str, Callable[[float], int]] = {"round": round, "floor": floor, "ceil": ceil}
+        count = roundings[self.rounding](product)
+        return min(max(count, 1), tokens)
+
+    def count(self, grid: Sequence[int] | int) -> int:
+        """Tokens that go on of an image or video, before any pixel of it is seen.
+
+        Args:
+            grid: rows and columns of its tokens, or frames, rows and columns; or just how many there are.
+
+        Raises:
+            VitrimError: that depends on the image, or ``grid`` is none.
+
+        Example:
+            >>> import vitrim
+            >>> vitrim.parse_selector("evs:keep=0.4").count((4, 3, 4))
+            19
+        """
+        return self.budget(prod(as_grid(grid)))
+
+    def mask(self, features: Tensor, grid: Sequence[int] | int | None = None, text: Tensor | None = None) -> Tensor:
+        """(N,) bool: the tokens of an image that go on, as many as `count` says. For servers that cut prompts.
+
+        Args:
+            features: (N, D) of the image, as the language model gets them.
+            grid: of its tokens; needed for videos.
+            text: (M, D) embeddings of the text of the prompt, for selectors that read it.
+
+        Raises:
+            VitrimError: the selector needs attention of the tower, or changes tokens.
+
+        Example:
+            >>> import torch, vitrim
+            >>> vitrim.parse_selector("divprune:tokens=2").mask(torch.tensor([[1.0, 0], [1, 0.1], [0, 1]]))
+            tensor([ True, False,  True])
+        """
+        if self.needs().attention != "none":
+            raise VitrimError(f"{self.name} needs the tower's attention: a mask of features alone is not known")
+        whole = None if grid is None else as_grid(grid)
+        seen = Seen(features[None], whole, text=None if text is None else [text])
+        (choice,) = self.select(seen)
+        found = torch.zeros(len(features), dtype=torch.bool, device=features.device)
+        found[choice.kept] = True
+        return found
+
+    def select(self, seen: Seen) -> list[Choice]:
+        """Choose for every image."""
+        raise NotImplementedError
+
+
+class Choosing(nn.Module):
+    """Calls a selector, as a module, so that the MAC counter can tell what is spent on choosing.
+
+    Args:
+        selector: makes the choice.
+    """
+
+    def __init__(self, selector: Selector) -> None:
+        super().__init__()
+        self.selector = selector
+
+    def forward(self, seen: Seen) -> list[Choice]:
+        """The choice for every image."""
+        return self.selector.select(seen)
+
+
+def as_grid(grid: Sequence[int] | int) -> Grid:
+    """Frames, rows and columns.
+
+    Raises:
+        VitrimError: other numbers than one, two or three positive ones.
+
+    Example:
+        >>> as_grid((3, 4)), as_grid(12)
+        ((1, 3, 4), (1, 1, 12))
+    """
+    sizes = (grid,) if isinstance(grid, int) else tuple(grid)
+    if not 1 <= len(sizes) <= 3 or any(not isinstance(size, int) or size < 1 for size in sizes):
+        raise VitrimError(f"expected a grid such as (24, 24), or (frames, rows, columns), got {grid!r}")
+    frames, rows, columns = (1,) * (3 - len(sizes)) + sizes
+    return frames, rows, columns
+
+
+def unit(x: Tensor, least: float = 0.0) -> Tensor:
+    """Rows of ``x`` (..., N, D) divided by their lengths, which count as ``least`` at least, in at least float32."""
+    x = x.to(decision_dtype(x.dtype))
+    length: Tensor = x.norm(dim=-1, keepdim=True)
+    return x / (length.clamp_min(least) if least else length)
+
+
+def first_largest(x: Tensor) -> Tensor:
+    """(B, 1) index of the largest entry of each row of ``x`` (B, N), the first of equal ones on every device.
+
+    Example:
+        >>> first_largest(torch.tensor([[1.0, 3.0, 3.0]]))
+        tensor([[1]])
+    """
+    if x.device.type == "cpu":  # `max` finds the first there
+        return x.max(dim=1, keepdim=True).indices
+    places = torch.arange(x.shape[1], device=x.device)
+    return places.where(x == x.amax(dim=1, keepdim=True), x.shape[1] - 1).amin(dim=1, keepdim=True)
+
+
+def descending(scores: Tensor) -> Tensor:
+    """(B, N) indices by descending ``scores`` (B, N), the lower index first where they are equal."""
+    return scores.sort(dim=-1, descending=True, stable=True).indices
+
+
+def largest(scores: Tensor, count: int) -> Tensor:
+    """(B, ``count``) indices of the largest ``scores`` (B, N), ascending; the lower index wins where they are equal.
+
+    Example:
+        >>> largest(torch.tensor([[3.0, 1.0, 3.0, 3.0]]), 2)
+        tensor([[0, 2]])
+    """
+    return descending(scores)[:, :count].sort(dim=1).values
+
+
+def complement(kept: Tensor, count: int) -> Tensor:
+    """(B, ``count`` - n) the indices below ``count`` that are not in ``kept`` (B, n), ascending.
+
+    Example:
+        >>> complement(torch.tensor([[1, 3]]), 4)
+        tensor([[0, 2]])
+    """
+    gone = torch.ones(kept.shape[0], count, dtype=torch.bool, device=kept.device).scatter(1, kept, False)
+    return gone.nonzero()[:, 1].view(kept.shape[0], count - kept.shape[1])

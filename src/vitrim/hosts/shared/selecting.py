@@ -1,0 +1,213 @@
+"""Selecting image tokens behind a tower: what a selector is shown of every image, and what becomes of its places.
+
+A tower that is reduced hands out survivors, with their places; otherwise every place has a feature. Attention that a
+selector needs was kept of the tokens that a block had, which may have been more: it is read at the survivors' places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrim.core.attention import Attention
+from vitrim.core.selection import Choice, Choosing, Grid, Seen
+from vitrim.core.tokens import TokenState, decision_dtype
+from vitrim.errors import VitrimError
+from vitrim.hosts.shared.compact import cells_of
+
+
+@dataclass(frozen=True)
+class Attended:
+    """The attention of one block, of one image, at its P places, prefix not counted; 0 where nothing stood.
+
+    Attributes:
+        scores: (P,) what each gets from the class token, or from all.
+        keys: (P, d), means over heads.
+        query: (C,) of the class token; None where that was not asked for.
+        wide_keys: (1 + P, C), the class token's in front; None likewise.
+    """
+
+    scores: Tensor
+    keys: Tensor
+    query: Tensor | None = None
+    wide_keys: Tensor | None = None
+
+    def at(self, places: Tensor) -> dict[str, Tensor]:
+        """What `Seen` holds of it, for the survivors at ``places`` (n,)."""
+        here = places.to(self.scores.device)
+        found = {"scores": self.scores[here], "keys": self.keys[here]}
+        if self.query is not None and self.wide_keys is not None:
+            found |= {"query": self.query, "wide_keys": torch.cat([self.wide_keys[:1], self.wide_keys[1:][here]])}
+        return found
+
+
+def attended(
+    notes: Iterable[tuple[int, Attention, TokenState, tuple[int, ...] | None]],
+    class_token: bool,
+    wide: bool,
+    cell: int,
+    raster: bool,
+) -> dict[int, Attended]:
+    """The attention of every image, from what `Trace.watching` kept.
+
+    Args:
+        notes: of one block.
+        class_token: there is one, and its row counts; otherwise means over all queries.
+        wide: with queries and keys of all heads side by side.
+        cell: patches a side that the connector makes one token of: means over them.
+        raster: see `vitrim.hosts.shared.compact.survivors`.
+    """
+    found: dict[int, Attended] = {}
+    for _, attention, state, images in notes:
+        prefix = state.num_prefix
+        scores = attention.class_mean() if class_token else attention.column_mean()
+        keys = attention.k.mean(dim=1, dtype=decision_dtype(attention.k.dtype))
+        sides = attention.k.transpose(1, 2).flatten(2) if wide else None
+        query = attention.q[:, :, 0].flatten(1) if wide else None
+        for row in range(len(scores)):
+            places = state.position[row, prefix:] - prefix
+            valid = torch.ones_like(places, dtype=torch.bool) if state.mask is None else state.mask[row, prefix:]
+            total = state.initial_patches
+            if cell > 1:
+                places, total = cells_of(places, total, cell, raster), total // (cell * cell)
+            places = places[valid]
+            counts = places.new_zeros(total).index_add(0, places, torch.ones_like(places)).clamp_min(1)
+            own = partial(_means, places=places, valid=valid, counts=counts, prefix=prefix)
+            own_sides = None if sides is None else torch.cat([sides[row, :1], own(sides[row])])
+            found[row if images is None else images[row]] = Attended(
+                own(scores[row]), own(keys[row]), None if query is None else query[row], own_sides
+            )
+    return found
+
+
+def _means(values: Tensor, *, places: Tensor, valid: Tensor, counts: Tensor, prefix: int) -> Tensor:
+    """The means over the tokens at each place, (P, ...), of ``values`` (N, ...), a prefix included."""
+    own = values[prefix:][valid]
+    sums = own.new_zeros(len(counts), *own.shape[1:]).index_add(0, places, own)
+    return sums / counts.to(own.dtype).view(-1, *[1] * (own.dim() - 1))
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The tokens of one image that a selector chooses among.
+
+    Attributes:
+        features: (f + n, D), of which the ``front`` first have no place among patches and go on anyway.
+        flags: (Q,) bool, on the CPU: which of the image's places in the prompt they have.
+        front: f.
+        grid: of all n, if none of them is gone.
+        more: further entries of `Seen`, of this image.
+    """
+
+    features: Tensor
+    flags: Tensor
+    front: int = 0
+    grid: Grid | None = None
+    more: Mapping[str, Any] | None = None
+
+    def chosen(self, choice: Choice) -> tuple[Tensor, Tensor, Tensor]:
+        """What goes on, (m, D), which places it has, (Q,), and which of the features those places had, (m,).
+
+        Tokens without a place of their own get the first ones that are free: only their number matters.
+        """
+        patches = self.features[self.front :]
+        features = torch.cat([self.features[: self.front], choice.of(patches).to(patches.dtype)])
+        rows = torch.cat([torch.arange(self.front, device=choice.kept.device), choice.kept + self.front])
+        extra = choice.number - len(choice.kept)
+        if extra:
+            free = torch.ones(len(self.features), dtype=torch.bool, device=rows.device)
+            free[rows] = False
+            rows = torch.cat([rows, free.nonzero().squeeze(1)[:extra]])
+        flags = torch.zeros_like(self.flags)
+        flags[self.flags.nonzero().squeeze(1)[rows.to(self.flags.device)]] = True
+        return features, flags, rows
+
+
+def choose(choosing: Choosing, images: Sequence[Candidates]) -> list[Choice]:
+    """The choice for every image; those of one size together."""
+    selector = choosing.selector
+    groups: dict[Any, list[int]] = {}
+    for place, image in enumerate(images):
+        groups.setdefault((image.features.shape, image.front, image.grid), []).append(place)
+    found: dict[int, Choice] = {}
+    for places in groups.values():
+        own = [images[place] for place in places]
+        more: dict[str, Any] = {}
+        for name in own[0].more or {}:
+            values = [(image.more or {})[name] for image in own]
+            more[name] = values if name == "text" else torch.stack(values)
+        features = torch.stack([image.features[image.front :] for image in own])
+        with nullcontext() if selector.merges else torch.no_grad():
+            chosen = choosing(Seen(features, own[0].grid, **more))
+        found |= dict(zip(places, chosen, strict=True))
+    return [found[place] for place in range(len(images))]
+
+
+def runs(ids: Tensor, placeholder: int) -> list[int]:
+    """The lengths of the runs of placeholders in a prompt (B, L), row by row.
+
+    Example:
+        >>> runs(torch.tensor([[1, 1, 5, 1], [1, 5, 5, 5]]), 1)
+        [2, 1, 1]
+    """
+    here = torch.nn.functional.pad((ids == placeholder).to(torch.int8), (1, 1)).flatten()
+    edges = here.diff()
+    starts, ends = (edges == 1).nonzero().squeeze(1), (edges == -1).nonzero().squeeze(1)
+    return (ends - starts).tolist()
+
+
+def by_image(pooled: Any, prompt_runs: Sequence[int], together: bool) -> list[Tensor]:
+    """The features (n, D) of every image in what a connector gives: a list with images, or a tensor.
+
+    Args:
+        pooled: a list of (n, D) or (tiles, n, D), or (images, n, D), or (total, D).
+        prompt_runs: of placeholders; they say where images end in (total, D).
+        together: an entry of the list holds all images of a prompt, so they end where runs do.
+
+    Raises:
+        VitrimError: features and placeholders are not equally many.
+    """
+    if not isinstance(pooled, Tensor):
+        entries = [entry.flatten(0, -2) for entry in pooled]
+        if not together:
+            return entries
+        pooled = torch.cat(entries)
+    if pooled.dim() == 3:
+        return list(pooled)
+    whole = pooled.flatten(0, -2)
+    if sum(prompt_runs) != len(whole):
+        raise VitrimError(
+            f"expected {len(whole)} image tokens in the prompt, as many as the images have, got {sum(prompt_runs)}: "
+            "prepare prompts as for the model without a selection"
+        )
+    return list(whole.split(list(prompt_runs)))
+
+
+def texts(ids: Tensor, mask: Tensor | None, placeholders: Sequence[int], embed: Any) -> list[Tensor]:
+    """For every row of a prompt (B, L) the input embeddings (M, D) of its text: all that is no image and no padding."""
+    words = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask[:, -ids.shape[1] :].bool()
+    for placeholder in placeholders:
+        words = words & (ids != placeholder)
+    with torch.no_grad():
+        return [embed(row[own]) for row, own in zip(ids, words, strict=True)]
+
+
+def rows_of_images(ids: Tensor, placeholder: int, counts: Sequence[int]) -> list[int]:
+    """The row of the prompt (B, L) that each image stands in, by how many placeholders each has.
+
+    Example:
+        >>> rows_of_images(torch.tensor([[1, 1, 5], [1, 5, 5]]), 1, [1, 1, 1])
+        [0, 0, 1]
+    """
+    rows = (ids == placeholder).nonzero()[:, 0].tolist()
+    found, first = [], 0
+    for count in counts:
+        found.append(rows[min(first, len(rows) - 1)] if rows else 0)
+        first += count
+    return found

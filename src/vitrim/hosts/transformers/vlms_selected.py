@@ -1,0 +1,117 @@
+"""Hugging Face's vision-language models whose towers stay as they are: image tokens are selected behind them.
+
+`AnyVLM` is enough for most. A model that hands features on in another form has a small family of its own here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from vitrim.core.plan import HostFacts
+from vitrim.core.selection import Selector
+from vitrim.errors import UnsupportedModelError
+from vitrim.hosts.transformers.vlm import Chosen, HuggingFaceVLM
+
+
+class AnyVLM(HuggingFaceVLM):
+    """Any model that takes features of images which were computed before, and has a placeholder for each.
+
+    Its tower stays as it is; image tokens are selected behind the connector.
+    """
+
+    name = "others"
+
+    @classmethod
+    def serves(cls, kind: type) -> bool:
+        return _takes_features(kind)
+
+    @classmethod
+    def check_selector(cls, model: Any, selector: Selector, facts: HostFacts | None) -> None:
+        named = isinstance(getattr(model.config, "image_token_id", None), int)
+        if not named or not hasattr(model.base_model, "get_image_features"):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has no placeholder of images (config.image_token_id) or no call that makes "
+                "features of them (get_image_features), so prompts cannot follow a selection"
+            )
+        decoder: type = type(model.get_decoder())
+        if cls.has_axes(model) and not _counts_apart(decoder):
+            raise UnsupportedModelError(
+                f"positions of {type(model).__name__} have axes of a form that is not known, so tokens could not keep "
+                "theirs"
+            )
+        super().check_selector(model, selector, facts)
+
+    @classmethod
+    def check(cls, model: nn.Module) -> None:
+        raise UnsupportedModelError(
+            f"the tower of {type(model).__name__} cannot be reduced: only image tokens behind its connector can be "
+            "selected, by a selector that needs no attention (divprune, dart, cdpruner, evs), without a method"
+        )
+
+    @classmethod
+    def tower(cls, model: nn.Module) -> nn.Module:
+        cls.check(model)
+        raise AssertionError
+
+
+@cache
+def _takes_features(kind: type) -> bool:
+    """True if models of a class take features of images in place of images, and make or speak of them."""
+    forward = getattr(kind, "forward", None)
+    if forward is None or not (hasattr(kind, "get_image_features") or hasattr(kind, "generate")):
+        return False
+    return "mm_encoder_outputs" in inspect.signature(cast(Any, forward)).parameters
+
+
+@cache
+def _counts_apart(decoder: type) -> bool:
+    """True if a language model takes positions of three axes with the tokens' own numbers in front, four rows."""
+    return "position_ids.shape[0] == 4" in inspect.getsource(cast(Any, decoder).forward)
+
+
+class Idefics2(AnyVLM):
+    """The features of all images of a prompt come together."""
+
+    prompts_together = True
+
+
+class Llama4(AnyVLM):
+    """The language model's side takes what the tower hands out, and projects it itself."""
+
+    @classmethod
+    def pooled(cls, model: Any, output: Any) -> Any:
+        return model.multi_modal_projector(output.last_hidden_state)
+
+    @classmethod
+    def narrowed(cls, output: Any, chosen: Chosen) -> None:
+        images = zip(output.last_hidden_state, chosen.rows, strict=True)
+        output.last_hidden_state = torch.cat([image.index_select(0, rows) for image, rows in images]).unsqueeze(0)
+
+
+class Glm4V(AnyVLM):
+    """Frames of videos have the placeholder of images."""
+
+    @classmethod
+    def placeholder(cls, model: Any, kind: str) -> int:
+        return model.config.image_token_id  # type: ignore[no-any-return]
+
+
+class Blip2(AnyVLM):
+    """Queries read the image, and their outputs are its tokens. Generation is the language model's own."""
+
+    @classmethod
+    def generate(cls, model: Any, given: Mapping[str, Any], *args: Any) -> Any:
+        left = {name: value for name, value in given.items() if value is not None}
+        ids, features = left.pop("input_ids"), left.pop("mm_encoder_outputs")["image"].pooler_output
+        embeddings: Tensor = model.get_input_embeddings()(ids)
+        places = (ids == model.config.image_token_id).unsqueeze(-1)
+        embeddings = embeddings.masked_scatter(places, features.to(embeddings.device, embeddings.dtype))
+        if model.language_model.config.is_encoder_decoder:
+            return model.language_model.generate(*args, inputs_embeds=embeddings, **left)
+        return model.language_model.generate(*args, inputs_embeds=embeddings, input_ids=ids, **left)

@@ -1,0 +1,131 @@
+"""CDPruner: a determinantal point process of tokens that matter to the text and do not resemble each other."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vitrim.core.registry import register_selector
+from vitrim.core.selection import Choice, Seen, Selector, SelectorNeeds, descending, first_largest, unit
+from vitrim.core.tokens import decision_dtype
+
+LEAST = 1e-6
+"""What the least relevant token gets."""
+
+
+def relevance(images: Tensor, text: Tensor, opposed: bool = False) -> Tensor:
+    """(B, N) the mean cosine of every token of ``images`` (B, N, C) with all rows of ``text`` (M, C).
+
+    Args:
+        opposed: with a minus, as released: patches of CLIP lie opposite to the texts that they go with.
+    """
+    mean = (unit(images, LEAST**2) @ unit(text, LEAST**2).to(images.device).T).mean(dim=2)
+    return -mean if opposed else mean
+
+
+def scaled(values: Tensor, batch: bool = False) -> Tensor:
+    """``values`` (B, N) between nearly 0 and 1, image by image, or as released over the whole ``batch``.
+
+    Example:
+        >>> scaled(torch.tensor([[1.0, 1.0]]))  # where all are equal they count as 1
+        tensor([[1., 1.]])
+    """
+    low, high = (
+        (values.amin(), values.amax()) if batch else (values.amin(1, keepdim=True), values.amax(1, keepdim=True))
+    )
+    span = high - low
+    return torch.where(span > 0, (values - low + LEAST) / span.where(span > 0, 1), 1.0)
+
+
+def determinantal(features: Tensor, weights: Tensor, count: int) -> Tensor:
+    """(B, T) tokens in the order in which they are picked: each makes the determinant of the kernel largest.
+
+    The kernel is diag(w) cos(x, x) diag(w). A pick costs T N, by a growing Cholesky factor. Where no token adds to what
+    is picked (equal ones, or more than D), the most relevant others follow; the release picks one again and again.
+
+    Args:
+        features: (B, N, D).
+        weights: (B, N) w.
+        count: T, at most N.
+    """
+    batch, total, _ = features.shape
+    normed = unit(features)
+    weights = weights.to(normed)
+    kernel = (normed @ normed.transpose(1, 2)) * weights[:, :, None] * weights[:, None]
+    gain = weights.square()  # the diagonal, without the rounding of cos(x, x): equal weights are to tie
+    floor = gain * (total * torch.finfo(gain.dtype).eps)  # what rounding leaves of a token that adds nothing
+    factor = kernel.new_zeros(batch, count, total)
+    picked, useful = [], []
+    for number in range(count):
+        gain = gain.masked_fill_(gain <= floor, -torch.inf)
+        pick = first_largest(gain)
+        best = gain.gather(1, pick)
+        wide = pick[:, :, None].expand(-1, -1, total)
+        row = kernel.gather(1, wide).squeeze(1)
+        before = factor[:, :number]
+        at_pick = before.gather(2, pick[:, None].expand(-1, number, -1))  # (B, t, 1)
+        row = row - (at_pick.transpose(1, 2) @ before).squeeze(1)
+        row = row / best.clamp_min(torch.finfo(gain.dtype).tiny).sqrt()
+        factor[:, number] = row
+        gain = (gain - row.square()).scatter_(1, pick, -torch.inf)
+        picked.append(pick)
+        useful.append(best > 0)
+    order, valid = torch.cat(picked, dim=1), torch.cat(useful, dim=1)
+    if bool(valid.all()):
+        return order
+    rank = weights.clone()
+    for image, own in enumerate(valid):
+        rank[image, order[image, own]] = -torch.inf
+    fill = descending(rank)
+    rows = [torch.cat([order[image, own], fill[image, : count - int(own.sum())]]) for image, own in enumerate(valid)]
+    return torch.stack(rows)
+
+
+@register_selector
+class CDPruner(Selector):
+    """Tokens that matter to the text of the prompt and do not resemble each other: a determinantal point process.
+
+    Relevance is the mean cosine of a token with the embeddings of the prompt's text in the language model, which needs
+    no second tower, as in OpenVINO GenAI. The release has CLIP's text tower for it, and a minus, see ``opposed``;
+    `relevance`, `scaled` and `determinantal` of this file take any embeddings.
+
+    Example:
+        >>> import vitrim
+        >>> vitrim.parse_selector("cdpruner:tokens=64,text=none").count((24, 24))
+        64
+    """
+
+    name = "cdpruner"
+    paper = (
+        "Zhang et al., Beyond Attention or Similarity: Maximizing Conditional Diversity for Token Pruning, NeurIPS 2025"
+    )
+    published_with = "LLaVA-1.5, LLaVA-NeXT; Qwen2-VL, Qwen2.5-VL and Qwen3-VL in OpenVINO GenAI"
+
+    text: Literal["prompt", "none"] = Field(
+        "prompt", description="what relevance is to: the text of the prompt, or none, so that only diversity counts"
+    )
+    weights: Literal["relevance", "exponential"] = Field(
+        "relevance",
+        description="of a token: relevance, or exp(alpha relevance), alpha = theta / (2 (1 - theta))",
+    )
+    theta: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.5, description="see weights=exponential")
+    opposed: bool = Field(False, description="relevance with a minus, as released for CLIP's embeddings")
+    batch: bool = Field(False, description="scale relevance over all images of a call, as released, not image by image")
+
+    def needs(self) -> SelectorNeeds:
+        return SelectorNeeds(text=self.text == "prompt")
+
+    def select(self, seen: Seen) -> list[Choice]:
+        features = seen.features
+        dtype = decision_dtype(features.dtype)
+        weights = features.new_ones(features.shape[:2], dtype=dtype)
+        if self.text == "prompt" and seen.text is not None and all(len(words) for words in seen.text):
+            rows = [relevance(own[None], words, self.opposed) for own, words in zip(features, seen.text, strict=True)]
+            weights = scaled(torch.cat(rows), self.batch)
+            if self.weights == "exponential":
+                weights = (weights * (self.theta / (2 * (1 - self.theta)))).exp()
+        picked = determinantal(features, weights, self.budget(features.shape[1]))
+        return [Choice(kept) for kept in picked.sort(dim=1).values]

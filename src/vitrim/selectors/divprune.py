@@ -1,0 +1,55 @@
+"""DivPrune: tokens that lie as far from each other as possible."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vitrim.core.registry import register_selector
+from vitrim.core.selection import Choice, Seen, Selector, first_largest, unit
+
+
+def farthest_first(features: Tensor, count: int) -> Tensor:
+    """(B, T) tokens in the order in which they are picked: each the farthest from those before, by 1 - cosine.
+
+    The first is the one whose nearest other is farthest. A running minimum makes a pick cost N comparisons. Picked
+    tokens cannot be picked again, as they can in the release where tokens are equal.
+
+    Args:
+        features: (B, N, D).
+        count: T, at most N.
+    """
+    batch, total, _ = features.shape
+    normed = unit(features)
+    distance = 1 - normed @ normed.transpose(1, 2)
+    own = torch.eye(total, dtype=torch.bool, device=features.device)
+    pick = first_largest(distance.masked_fill(own, torch.inf).amin(dim=1))
+    picked = [pick]
+    nearest = distance.new_full((batch, total), torch.inf)
+    for _ in range(count - 1):
+        row = distance.gather(1, pick[:, :, None].expand(-1, -1, total)).squeeze(1)
+        nearest = torch.minimum(nearest, row).scatter_(1, pick, -torch.inf)
+        pick = first_largest(nearest)
+        picked.append(pick)
+    return torch.cat(picked, dim=1)
+
+
+@register_selector
+class DivPrune(Selector):
+    """Tokens that lie as far from each other as possible: farthest first, by the cosine of the connector's features.
+
+    Every image by itself; in the release the first prompt of a batch decides for all.
+
+    Example:
+        >>> import vitrim
+        >>> vitrim.parse_selector("divprune:keep=0.098").count((24, 24))
+        56
+    """
+
+    name = "divprune"
+    paper = "Alvar et al., DivPrune: Diversity-based Visual Token Pruning for Large Multimodal Models, CVPR 2025"
+    published_with = "LLaVA-1.5, LLaVA-NeXT, LLaVA-NeXT-Video"
+
+    def select(self, seen: Seen) -> list[Choice]:
+        picked = farthest_first(seen.features, self.budget(seen.features.shape[1]))
+        return [Choice(kept) for kept in picked.sort(dim=1).values]

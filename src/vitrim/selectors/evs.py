@@ -1,0 +1,57 @@
+"""EVS, efficient video sampling: the tokens of a video that differ from those of the frame before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vitrim.core.registry import register_selector
+from vitrim.core.selection import Choice, Grid, Seen, Selector, as_grid, descending, unit
+from vitrim.errors import VitrimError
+
+FIRST = 255.0
+"""What stands for the change of the tokens of the first frame: all go on."""
+
+
+def change(features: Tensor, frames: int) -> Tensor:
+    """(B, N) 1 - cosine of every token and that at its place in the frame before, of ``features`` (B, N, D)."""
+    x = unit(features.unflatten(1, (frames, -1)), 1e-8)
+    moved = 1 - (x[:, 1:] * x[:, :-1]).sum(dim=-1)
+    return torch.cat([torch.full_like(x[:, :1, :, 0], FIRST), moved], dim=1).flatten(1)
+
+
+def most_changed(features: Tensor, frames: int, count: int) -> Tensor:
+    """(B, ``count``) the tokens of videos (B, N, D) that change most, frame by frame in raster order.
+
+    All of the first frame are among them; of equal ones the earlier.
+    """
+    return descending(change(features, frames))[:, :count].sort(dim=1).values
+
+
+@register_selector
+class EVS(Selector):
+    """Tokens of a video that differ from those of the frame before; all of its first frame. An image stays whole.
+
+    Example:
+        >>> import vitrim
+        >>> vitrim.parse_selector("evs:keep=0.25").count((6, 5, 5))
+        37
+    """
+
+    name = "evs"
+    paper = "Bagrov et al., Efficient Video Sampling: Pruning Temporally Redundant Tokens, 2025 (2510.14624)"
+    rounding = "floor"
+    published_with = "Nemotron Nano VL, Qwen2.5-VL, Qwen3-VL (vLLM)"
+    published_positions = "original"
+
+    def count(self, grid: Sequence[int] | int) -> int:
+        frames, rows, columns = as_grid(grid)
+        return max(rows * columns, self.budget(frames * rows * columns))
+
+    def select(self, seen: Seen) -> list[Choice]:
+        if seen.grid is None:
+            raise VitrimError("evs needs frames, rows and columns of the tokens: it acts on whole videos")
+        grid: Grid = seen.grid
+        return [Choice(kept) for kept in most_changed(seen.features, grid[0], self.count(grid))]

@@ -1,0 +1,154 @@
+"""PruMerge and PruMerge+: the tokens that stand out by attention take in what resembles them; one holds the rest."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from vitrim.core.registry import register_selector
+from vitrim.core.selection import Choice, Seen, Selector, SelectorNeeds, descending, unit
+from vitrim.core.tokens import decision_dtype
+from vitrim.errors import VitrimError
+
+NEIGHBOURS = 32
+
+
+class Merged(NamedTuple):
+    """The tokens of one image.
+
+    Attributes:
+        kept: (n,) places, by descending attention, then those that were added.
+        tokens: (n, D) in that order.
+        rest: (1, D) what holds the others.
+    """
+
+    kept: Tensor
+    tokens: Tensor
+    rest: Tensor
+
+
+def one_head_attention(query: Tensor, keys: Tensor) -> Tensor:
+    """(B, N) attention of the class token with all heads side by side as one; its own share is left out.
+
+    Args:
+        query: (B, C) of the class token, without scale.
+        keys: (B, 1 + N, C), the class token's first.
+    """
+    wide = decision_dtype(keys.dtype)
+    logits = (keys.to(wide) @ query.to(wide)[:, :, None]).squeeze(2) * query.shape[1] ** -0.5
+    attention: Tensor = logits.softmax(dim=1)
+    return attention[:, 1:]
+
+
+def outlier_ratio(attention: Tensor) -> float:
+    """Share of the values of ``attention`` above the upper quartile by more than 1.5 interquartile ranges."""
+    values = attention.flatten()
+    # `quantile` takes no more than 16 million values; an image has thousands
+    low, high = values.quantile(values.new_tensor([0.25, 0.75]))
+    return float((values > high + 1.5 * (high - low)).sum()) / values.numel()
+
+
+def merged(
+    features: Tensor, attention: Tensor, keys: Tensor, ratio: float, plus: bool = False, count: int | None = None
+) -> Merged:
+    """Merge the tokens of one image into those with the largest attention.
+
+    A kept token gets the sum of attention times token over the 32 others whose keys are most like its own: a small term
+    as released, where the sum is not divided by the attention.
+
+    Args:
+        features: (N, D).
+        attention: (N,).
+        keys: (N, C).
+        ratio: share of tokens that are kept, rounded down.
+        plus: add a regular sample of the others: PruMerge+.
+        count: tokens that are kept, in place of ``ratio``.
+    """
+    total = len(features)
+    number = min(int(total * ratio) if count is None else count, total)
+    kept = descending(attention[None])[0, :number]
+    if plus and ratio > 0 and (step := int(int(1 / ratio) / 3)) > 0:
+        sample = torch.arange(0, total - 1, step, device=kept.device)
+        kept = torch.cat([kept, sample[~torch.isin(sample, kept)]])
+    normed = unit(keys, 1e-12)
+    alike = normed[kept] @ normed.T
+    alike = alike.scatter(1, kept[:, None], -torch.inf)
+    near = descending(alike)[:, : min(NEIGHBOURS, total - 1)]
+    weighed = features * attention[:, None].to(features.dtype)
+    gone = torch.ones(total, dtype=torch.bool, device=kept.device)
+    gone[kept] = False
+    return Merged(kept, features[kept] + weighed[near].sum(dim=1), weighed[gone].sum(dim=0, keepdim=True))
+
+
+@register_selector
+class PruMerge(Selector):
+    """Tokens whose attention stands out, each with what resembles it merged in, and one token for all the rest.
+
+    As many as are outliers of the image's attention, unless ``tokens`` or ``keep`` say how many; the token of the rest
+    counts. With ``plus`` a regular sample of the others is kept as well. Attention is that of the tower's last block.
+
+    Example:
+        >>> import vitrim
+        >>> vitrim.parse_selector("prumerge:tokens=41").count((24, 24))
+        41
+        >>> vitrim.parse_selector("prumerge:plus=true").describe()
+        'prumerge:plus=true'
+    """
+
+    name = "prumerge"
+    paper = "Shang et al., LLaVA-PruMerge: Adaptive Token Reduction for Efficient Large Multimodal Models, ICCV 2025"
+    place = "before"
+    merges = True
+    rounding = "floor"
+    published_with = "LLaVA-1.5, Video-LLaVA"
+    default_keep = None
+
+    plus: bool = Field(False, description="add a regular sample of the other tokens: PruMerge+")
+    batch: bool = Field(
+        False, description="count outliers over all images of a call, as released, so that all keep equally many"
+    )
+    order: Literal["raster", "appended"] = Field(
+        "raster", description="kept tokens in raster order, or by descending attention, as published; the rest is last"
+    )
+
+    @model_validator(mode="after")
+    def _check_form(self) -> PruMerge:
+        if self.positions == "original":
+            raise ValueError("positions=original: the token of the rest has no place in the image")
+        if self.plus and (self.tokens is not None or self.keep is not None):
+            raise ValueError("plus=true adds a sample to the outliers: it takes neither tokens nor keep")
+        return self
+
+    def needs(self) -> SelectorNeeds:
+        return SelectorNeeds(attention="last", class_token=True)
+
+    def keeps_places(self) -> bool:
+        return False
+
+    def budget(self, tokens: int) -> int:
+        if self.plus:
+            raise VitrimError(f"{self.describe()} finds its number image by image")
+        return super().budget(tokens)
+
+    def select(self, seen: Seen) -> list[Choice]:
+        assert seen.query is not None
+        assert seen.wide_keys is not None
+        attention = one_head_attention(seen.query, seen.wide_keys)
+        fixed = self.tokens is not None or self.keep is not None
+        together = outlier_ratio(attention) if self.batch else None
+        found = []
+        for features, own, keys in zip(seen.features, attention, seen.wide_keys[:, 1:], strict=True):
+            if fixed and self.budget(len(own)) == len(own):
+                found.append(Choice(torch.arange(len(own), device=own.device)))
+                continue
+            count = self.budget(len(own)) - 1 if fixed else None
+            ratio = 0.0 if fixed else outlier_ratio(own) if together is None else together
+            kept, tokens, rest = merged(features, own, keys, ratio, self.plus, count)
+            if self.order == "raster":
+                kept, order = kept.sort()
+                tokens = tokens[order]
+            found.append(Choice(kept, tokens, end=rest if len(kept) < len(own) else None))
+        return found

@@ -1,0 +1,141 @@
+"""VisionZip: the most attended tokens as they are, the others merged into a few spread over them."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from vitrim.core.registry import register_selector
+from vitrim.core.selection import Choice, Seen, Selector, SelectorNeeds, complement, unit
+from vitrim.errors import VitrimError
+from vitrim.selectors.fastervlm import most_attended
+
+
+class Zipped(NamedTuple):
+    """The tokens of VisionZip.
+
+    Attributes:
+        dominant: (B, n) tokens that stay as they are, in raster order.
+        anchors: (B, C) tokens that others are merged into, in raster order.
+        assign: (B, N) the number of the anchor that each token is merged into, its own for anchors; -1: dominant.
+        contextual: (B, C, D) what stands in the place of the anchors.
+    """
+
+    dominant: Tensor
+    anchors: Tensor
+    assign: Tensor
+    contextual: Tensor
+
+
+def zipped(scores: Tensor, keys: Tensor, features: Tensor, dominant: int, contextual: int) -> Zipped:
+    """Keep the tokens with the largest scores, and merge each other one into the anchor whose key is most like its own.
+
+    Anchors are every so many of the others, from the first. A contextual token is its anchor plus the mean of its
+    members, so it is about twice as long as a token: as published.
+
+    Args:
+        scores: (B, N).
+        keys: (B, N, d), the mean over heads.
+        features: (B, N, D).
+        dominant: tokens by score, a class token not counted.
+        contextual: C; at most as many as are left.
+
+    Raises:
+        VitrimError: there are fewer others than contextual tokens.
+    """
+    batch, total = scores.shape
+    kept = most_attended(scores, dominant)
+    rest = complement(kept, total)
+    left = rest.shape[1]
+    if contextual > left:
+        raise VitrimError(f"{contextual} contextual tokens cannot be made of the {left} that {dominant} dominant leave")
+    assign = torch.full_like(rest.new_empty(batch, total), -1)
+    if contextual == 0:
+        return Zipped(kept, rest[:, :0], assign, features[:, :0])
+    step = max(1, left // contextual)
+    is_anchor = torch.zeros(left, dtype=torch.bool, device=rest.device)
+    is_anchor[: step * contextual : step] = True
+    metric = unit(keys.gather(1, rest[:, :, None].expand(-1, -1, keys.shape[2])))
+    near = (metric @ metric[:, is_anchor].transpose(1, 2)).max(dim=2).indices  # (B, left)
+    near[:, is_anchor] = torch.arange(contextual, device=rest.device)
+    anchors, members = rest[:, is_anchor], rest[:, ~is_anchor]
+    assign = assign.scatter(1, rest, near)
+    width = features.shape[2]
+    rows = features.gather(1, members[:, :, None].expand(-1, -1, width))
+    into = near[:, ~is_anchor]
+    wide = into[:, :, None].expand(-1, -1, width)
+    sums = features.new_zeros(batch, contextual, width).scatter_add(1, wide, rows)
+    counts = features.new_zeros(batch, contextual).scatter_add(1, into, torch.ones_like(into, dtype=features.dtype))
+    means = sums / counts.clamp_min(1)[:, :, None]
+    own = features.gather(1, anchors[:, :, None].expand(-1, -1, width))
+    return Zipped(kept, anchors, assign, own + means)
+
+
+@register_selector
+class VisionZip(Selector):
+    """The most attended tokens as they are, and the others merged into a few by their keys.
+
+    Where the tower has a class token that the connector may read, it goes on, too, in front and within the budget. In
+    one without, tokens are scored by what they get from all others.
+
+    Example:
+        >>> import vitrim
+        >>> selector = vitrim.parse_selector("visionzip:tokens=64")
+        >>> selector.shares(64)  # 54 + 10, as published
+        (54, 10)
+    """
+
+    name = "visionzip"
+    paper = "Yang et al., VisionZip: Longer is Better but Not Necessary in Vision Language Models, CVPR 2025"
+    place = "before"
+    merges = True
+    published_with = "LLaVA-1.5, LLaVA-NeXT, Mini-Gemini"
+
+    contextual: int | None = Field(
+        None, ge=0, description="how many of the budget are merged tokens; default 10 of 64, rounded"
+    )
+    order: Literal["raster", "appended"] = Field(
+        "raster", description="merged tokens stand at their anchors, or behind all others, as published"
+    )
+
+    @model_validator(mode="after")
+    def _check_shares(self) -> VisionZip:
+        if self.tokens is not None and self.contextual is not None and self.contextual >= self.tokens:
+            raise ValueError(f"contextual={self.contextual} leaves none of {self.tokens} tokens")
+        if self.order == "appended" and self.positions == "original":
+            raise ValueError("order=appended has no original positions")
+        return self
+
+    def needs(self) -> SelectorNeeds:
+        return SelectorNeeds(attention="read")
+
+    def keeps_places(self) -> bool:
+        return self.order == "raster"
+
+    def shares(self, budget: int) -> tuple[int, int]:
+        """Dominant tokens, a class token included, and contextual ones, of a ``budget``."""
+        merged = round(budget * 10 / 64) if self.contextual is None else min(self.contextual, budget - 1)
+        return budget - merged, merged
+
+    def select(self, seen: Seen) -> list[Choice]:
+        assert seen.scores is not None
+        assert seen.keys is not None
+        total = seen.scores.shape[1]
+        front = None if self.positions == "original" else seen.class_token
+        budget = self.budget(total)
+        if budget == total:
+            return [Choice(torch.arange(total, device=seen.features.device)) for _ in seen.features]
+        dominant, contextual = self.shares(budget)
+        found = zipped(seen.scores, seen.keys, seen.features, dominant - (front is not None), contextual)
+        kept = torch.cat([found.dominant, found.anchors], dim=1)
+        width = seen.features.shape[2]
+        own = seen.features.gather(1, found.dominant[:, :, None].expand(-1, -1, width))
+        tokens = torch.cat([own, found.contextual], dim=1)
+        if self.order == "raster":
+            kept, order = kept.sort(dim=1)
+            tokens = tokens.gather(1, order[:, :, None].expand(-1, -1, width))
+        firsts = [None] * len(kept) if front is None else front[:, None].unbind()
+        return [Choice(*each) for each in zip(kept, tokens, firsts, strict=True)]

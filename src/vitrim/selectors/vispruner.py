@@ -1,0 +1,79 @@
+"""VisPruner: some of the most attended tokens, and of the others those that resemble each other least."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vitrim.core.registry import register_selector
+from vitrim.core.selection import Choice, Seen, Selector, SelectorNeeds, descending, unit
+
+PER_ROUND = 8
+"""Tokens that a round drops."""
+
+
+def important_and_diverse(
+    scores: Tensor, features: Tensor, tokens: int, important_ratio: float
+) -> tuple[Tensor, Tensor]:
+    """(B, T) the tokens that are kept, in raster order, and among them (B, t) the important ones by descending score.
+
+    Of the others, in the order of their scores, every second one is compared with those between, and the eight that
+    resemble one of these most are dropped, round by round. Differs from the release where that fails: if an odd number
+    is left over, one more is important, and a round drops half of what is left at most.
+
+    Args:
+        scores: (B, N).
+        features: (B, N, D).
+        tokens: T.
+        important_ratio: share of T that is chosen by score, rounded down.
+    """
+    total = scores.shape[1]
+    tokens = min(tokens, total)
+    number = int(tokens * important_ratio)
+    if number < tokens and (total - number) % 2:
+        number += 1
+    order = descending(scores)
+    important, rest = order[:, :number], order[:, number:]
+    wanted = tokens - number
+    if wanted == 0:
+        rest = rest[:, :0]
+    elif rest.shape[1] > wanted:
+        normed = unit(features)
+        alike = normed @ normed.transpose(1, 2)
+        images = torch.arange(len(rest), device=rest.device)[:, None, None]
+        while (drop := min(PER_ROUND, rest.shape[1] - wanted, rest.shape[1] // 2)) > 0:
+            even, odd = rest[:, 0::2], rest[:, 1::2]
+            nearest = alike[images, even[:, :, None], odd[:, None]].amax(dim=2)
+            rest = torch.cat([even.gather(1, descending(nearest)[:, drop:]), odd], dim=1)
+    return torch.cat([important, rest], dim=1).sort(dim=1).values, important
+
+
+@register_selector
+class VisPruner(Selector):
+    """Half of the tokens by the class token's attention, half by how little they resemble each other.
+
+    Example:
+        >>> import vitrim
+        >>> vitrim.parse_selector("vispruner:keep=0.1,important=0.5").count((24, 24))
+        58
+    """
+
+    name = "vispruner"
+    paper = "Zhang et al., Beyond Text-Visual Attention: Exploiting Visual Cues for Effective Token Pruning, ICCV 2025"
+    place = "before"
+    published_with = "LLaVA-1.5, LLaVA-NeXT, Video-LLaVA"
+
+    important: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        0.5, description="share of the budget that is chosen by attention, rounded down"
+    )
+
+    def needs(self) -> SelectorNeeds:
+        return SelectorNeeds(attention="read")
+
+    def select(self, seen: Seen) -> list[Choice]:
+        assert seen.scores is not None
+        budget = self.budget(seen.scores.shape[1])
+        return [Choice(kept) for kept in important_and_diverse(seen.scores, seen.features, budget, self.important)[0]]

@@ -1,0 +1,520 @@
+"""Image tokens selected behind a tower: the language model gets those, and nothing else changes.
+
+What is right is what the library makes of a prompt shortened by hand: its own features of the images, cut, its own
+forward on the shorter prompt, and its own positions where they have three axes.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tiny
+import vitrim
+from tiny_other_vlms import OTHERS, SMALLER
+from tiny_vlms import IMAGE, SECOND, VLMS
+
+TEXTS = [[7, 11, 13], [17, 19]]
+"""Two prompts: the first with two images, the second with one."""
+ALL = {**VLMS, **OTHERS}
+every_model = pytest.mark.parametrize("name", ALL)
+PER_TOKEN = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "labels")
+
+
+def prompt(name: str, texts: list[list[int]] = TEXTS) -> dict[str, Tensor]:
+    tokens = ALL[name].tokens
+    sizes = [tokens, {**SECOND, **SMALLER}.get(name, tokens)] * 3
+    return ALL[name].prompt(texts, sizes[: sum(len(row) - 1 for row in texts)])
+
+
+@torch.no_grad()
+def logits(model: Any, given: dict[str, Tensor]) -> Tensor:
+    return model(**given).logits  # type: ignore[no-any-return]
+
+
+def greedy(model: Any, given: dict[str, Tensor], new: int = 20) -> Tensor:
+    out: Tensor = model.generate(**given, max_new_tokens=new, min_new_tokens=new, do_sample=False)
+    return out[:, -new:]
+
+
+def encode(model: Any, given: dict[str, Tensor], kind: str = "image") -> Any:
+    """The output of the library's own encoder."""
+    encoder = getattr(model.base_model, f"get_{kind}_features")
+    names = ("pixel_values", "image_sizes", "image_grid_thw", "image_position_ids", "qformer_input_ids")
+    names += ("pixel_values_videos", "video_grid_thw", "target_sizes", "image_token_pooling", "image_grids")
+    with torch.no_grad():
+        return encoder(**{key: given[key] for key in names if key in given}, return_dict=True)
+
+
+def features(name: str, model: Any, given: dict[str, Tensor], output: Any) -> list[Tensor]:
+    """(n, D) of every image."""
+    pooled = output.pooler_output if name != "llama4" else model.multi_modal_projector(output.last_hidden_state)
+    images = [image.flatten(0, -2) for image in pooled]
+    if name in ("idefics2", "idefics3", "smolvlm"):  # those of a prompt together
+        images = list(torch.cat(images).split(ALL[name].tokens))
+    return [image.detach() for image in images]
+
+
+class ByHand:
+    """The library on a prompt shortened by hand.
+
+    Args:
+        kept: (Q,) bool for every image.
+    """
+
+    def __init__(
+        self, name: str, model: Any, given: dict[str, Tensor], kept: Sequence[Tensor], original: bool = False
+    ) -> None:
+        self.model, self.given = model, given
+        output = encode(model, given)
+        if name == "llama4":
+            cut = torch.cat([x[own] for x, own in zip(output.last_hidden_state, kept, strict=True)])
+            output.last_hidden_state = cut[None]
+        else:
+            images = [x[own] for x, own in zip(features(name, model, given, output), kept, strict=True)]
+            tensor = isinstance(output.pooler_output, Tensor)
+            output.pooler_output = torch.stack(images) if tensor else images
+        if getattr(output, "deepstack_features", None) is not None:
+            output.deepstack_features = [
+                [x[own] for x, own in zip(layer, kept, strict=True)] for layer in output.deepstack_features
+            ]
+        self.output = output
+        ids, mask = given["input_ids"], given["attention_mask"]
+        flags = iter(torch.cat(list(kept)).tolist())
+        stay = [[place for place, token in enumerate(row) if token != IMAGE or next(flags)] for row in ids.tolist()]
+        stay = [[place for place in places if mask[row, place]] for row, places in enumerate(stay)]
+        longest = max(map(len, stay))
+        self.short = {}
+        for key in PER_TOKEN:
+            if key in given:
+                fill = -100 if key == "labels" else 0
+                rows = [[fill] * (longest - len(own)) + given[key][row][own].tolist() for row, own in enumerate(stay)]
+                self.short[key] = torch.tensor(rows)
+        positions = None
+        if hasattr(model.base_model, "get_rope_index"):
+            own = {key: given[key] for key in ("mm_token_type_ids", "image_grid_thw")}
+            whole = model.base_model.get_rope_index(ids, attention_mask=mask, **own)[0]
+            text = torch.arange(ids.shape[1]).expand(1, len(ids), -1)  # renumbered below
+            positions = torch.cat([text, whole])
+        elif original:
+            positions = (mask.cumsum(1) - 1)[None]
+        if positions is not None:
+            own_rows = []
+            for row, places in enumerate(stay):
+                own_positions = positions[:, row, places]
+                if len(positions) == 4:
+                    own_positions[0] = torch.arange(len(places))
+                own_rows.append(torch.nn.functional.pad(own_positions, (longest - len(places), 0)))
+            stacked = torch.stack(own_rows, dim=1)
+            self.short["position_ids"] = stacked if len(stacked) > 1 else stacked[0]
+
+    def inputs(self) -> dict[str, Any]:
+        """For the library's forward: its encoder gives what was cut."""
+        return {**self.short, "mm_encoder_outputs": {"image": copy.copy(self.output)}}
+
+    def logits(self) -> Tensor:
+        given = self.inputs()
+        if "Blip" in type(self.model).__name__:
+            given |= {"pixel_values": None}
+        if "InstructBlip" in type(self.model).__name__:
+            given |= {"qformer_input_ids": None}
+        return logits(self.model, given)
+
+
+def masks(name: str, model: Any, given: dict[str, Tensor], selector: str) -> list[Tensor]:
+    """The places that a selector of features keeps of every image."""
+    config = vitrim.parse_selector(selector)
+    return [config.mask(image) for image in features(name, model, given, encode(model, given))]
+
+
+@every_model
+def test_nothing_selected_is_the_library_and_a_selection_is_a_prompt_shortened_by_hand(name: str) -> None:
+    """Logits to 1e-5 and 20 greedy tokens; several images of several sizes, padding on the left; back, bit for bit."""
+    model, given = ALL[name].create(), prompt(name)
+    dense, spoken = logits(model, given), greedy(model, given)
+    reduction = vitrim.reduce_(model, select="divprune:keep=1")
+    torch.testing.assert_close(logits(model, given), dense, atol=1e-5, rtol=1e-5)
+    assert torch.equal(greedy(model, given), spoken)
+
+    vitrim.restore_(model)
+    assert "generate" not in vars(model)
+    hand = ByHand(name, model, given, masks(name, model, given, "divprune:tokens=3"))
+    expected = hand.logits()
+    reduction = vitrim.reduce_(model, select="divprune:tokens=3")
+    found = logits(model, given)
+    assert reduction.image_tokens == [3, 3, 3]
+    assert reduction.compact
+    real = hand.short["attention_mask"].bool()
+    torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=1e-5)
+    new = greedy(model, given, 5)
+    vitrim.restore_(model)
+    if "Blip" not in type(model).__name__:  # which generates without the library's way
+        assert torch.equal(greedy(model, hand.inputs(), 5), new)
+    assert torch.equal(logits(model, given), dense)
+
+
+# ---- one model, in depth ---------------------------------------------------------------------------------------------
+
+SELECTORS = [
+    *("fastervlm:tokens=9", "vispruner:tokens=9", "visionzip:tokens=9", "divprune:tokens=9", "dart:tokens=9"),
+    *("cdpruner:tokens=9", "cdpruner:tokens=9,text=none", "prumerge:tokens=9", "prumerge", "prumerge:plus=true"),
+]
+
+
+@pytest.mark.parametrize("selector", SELECTORS)
+@pytest.mark.parametrize("method", [None, "tome:r=2", "evit:keep_rate=0.8,blocks=[1]"])
+def test_every_selector_on_a_tower_as_it_is_and_reduced(selector: str, method: str | None) -> None:
+    """A prompt alone gives what it gives in a batch."""
+    model, given = VLMS["llava"].create().double(), prompt("llava")
+    given["pixel_values"] = given["pixel_values"].double()
+    reduction = vitrim.reduce_(model, method, select=selector)
+    together = logits(model, given)
+    counts = reduction.image_tokens
+    if "tokens=" in selector:
+        assert counts == [9, 9, 9]
+    assert all(0 < count <= 36 for count in counts)
+    ids = given["input_ids"][1][given["attention_mask"][1].bool()][None]
+    alone = logits(model, {"input_ids": ids, "pixel_values": given["pixel_values"][2:]})
+    assert reduction.image_tokens == counts[2:]
+    torch.testing.assert_close(together[1, -alone.shape[1] :], alone[0], atol=1e-6, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def eyes() -> dict[str, Any]:
+    """LLaVA with what its tower computes by the library's written-out attention."""
+    model: Any = VLMS["llava"].create()
+    given = VLMS["llava"].prompt([[7, 11], [13, 17]])
+    model.set_attn_implementation("eager")
+    tower, keys, queries = model.model.vision_tower, [], []
+    layers = [module for module in tower.modules() if type(module).__name__ == "CLIPEncoderLayer"]
+    hooks = [x.self_attn.k_proj.register_forward_hook(lambda m, a, out: keys.append(out)) for x in layers]
+    hooks += [x.self_attn.q_proj.register_forward_hook(lambda m, a, out: queries.append(out)) for x in layers]
+    with torch.no_grad():
+        out = tower(given["pixel_values"], output_attentions=True, output_hidden_states=True)
+    for hook in hooks:
+        hook.remove()
+    return {"model": model, "given": given, "out": out, "keys": keys, "queries": queries}
+
+
+def handed(model: Any, given: dict[str, Tensor]) -> list[Tensor]:
+    """What the language model gets of every image, by embedding the prompt and looking where it changed."""
+    seen: list[Tensor] = []
+
+    def watch(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        seen.extend(kwargs["mm_encoder_outputs"]["image"].pooler_output)
+
+    hook = model.model.register_forward_pre_hook(watch, with_kwargs=True)
+    logits(model, given)
+    hook.remove()
+    return seen
+
+
+def test_visionzip_is_the_attention_of_the_block_that_the_projector_reads(eyes: dict[str, Any]) -> None:
+    """Class token in front, most attended patches as they are, means added to anchors; then the projector."""
+    model, given, out = eyes["model"], eyes["given"], eyes["out"]
+    scores = out.attentions[-2].mean(dim=1)[:, 0, 1:]
+    keys = eyes["keys"][-2].unflatten(2, (2, -1)).mean(dim=2)[:, 1:]
+    hidden = out.hidden_states[-2]
+    vitrim.reduce_(model, select="visionzip:tokens=10,contextual=3,order=appended")
+    found = handed(model, given)
+    vitrim.restore_(model)
+    for image in range(2):
+        order = scores[image].argsort(descending=True, stable=True)
+        dominant = sorted(order[:6].tolist())
+        rest = [place for place in range(36) if place not in dominant]
+        anchors = rest[:: len(rest) // 3][:3]
+        unit = torch.nn.functional.normalize(keys[image], dim=-1)
+        merged = []
+        for anchor in anchors:
+            members = [
+                place
+                for place in rest
+                if place not in anchors and max(anchors, key=lambda one: float(unit[one] @ unit[place])) == anchor
+            ]
+            own = hidden[image, 1:]
+            merged.append(own[anchor] + (own[members].mean(dim=0) if members else 0))
+        tokens = torch.cat([hidden[image, :1], hidden[image, 1:][dominant], torch.stack(merged)])
+        with torch.no_grad():
+            expected = model.model.multi_modal_projector(tokens)
+        torch.testing.assert_close(found[image], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_fastervlm_and_prumerge_read_their_blocks(eyes: dict[str, Any]) -> None:
+    model, given, out = eyes["model"], eyes["given"], eyes["out"]
+    vitrim.reduce_(model, select="fastervlm:tokens=5")
+    found = handed(model, given)
+    vitrim.reduce_(model, select="prumerge:tokens=5,order=appended")
+    pruned = handed(model, given)
+    vitrim.restore_(model)
+    scores = out.attentions[-2].mean(dim=1)[:, 0, 1:]
+    wide = (eyes["queries"][-1][:, :1] @ eyes["keys"][-1].transpose(1, 2) * 32**-0.5).softmax(-1)[:, 0, 1:]
+    for image in range(2):
+        kept = sorted(scores[image].argsort(descending=True)[:5].tolist())
+        own = out.hidden_states[-2][image, 1:]
+        with torch.no_grad():
+            torch.testing.assert_close(found[image], model.model.multi_modal_projector(own[kept]))
+        best = wide[image].argsort(descending=True)[:4].tolist()
+        unit = torch.nn.functional.normalize(eyes["keys"][-1][image, 1:], dim=-1)
+        rows = []
+        for place in best:
+            near = [one for one in (unit @ unit[place]).argsort(descending=True).tolist() if one != place][:32]
+            rows.append(own[place] + (wide[image, near, None] * own[near]).sum(0))
+        others = [place for place in range(36) if place not in best]
+        rows.append((wide[image, others, None] * own[others]).sum(0))
+        with torch.no_grad():
+            expected = model.model.multi_modal_projector(torch.stack(rows))
+        torch.testing.assert_close(pruned[image], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_dart_and_cdpruner_read_the_text_of_their_own_prompt() -> None:
+    model, given = VLMS["llava"].create(), prompt("llava")
+    images = features("llava", model, given, encode(model, given))
+    ids, mask = given["input_ids"], given["attention_mask"].bool()
+    embed = model.get_input_embeddings()
+    words = [embed(row[own & (row != IMAGE)]).detach() for row, own in zip(ids, mask, strict=True)]
+    for name in ("dart:tokens=6", "cdpruner:tokens=6"):
+        config = vitrim.parse_selector(name)
+        expected = [config.mask(x, text=words[row]) for x, row in zip(images, (0, 0, 1), strict=True)]
+        vitrim.reduce_(model, select=name)
+        found = handed(model, given)
+        for few, image, own in zip(found, images, expected, strict=True):
+            assert torch.equal(few, image[own])
+
+
+@pytest.mark.parametrize("name", ["llava", "internvl"])
+def test_original_positions_are_those_of_the_whole_prompt(name: str) -> None:
+    model, given = VLMS[name].create(), prompt(name)
+    hand = ByHand(name, model, given, masks(name, model, given, "divprune:tokens=4"), original=True)
+    expected = hand.logits()
+    closed = ByHand(name, model, given, masks(name, model, given, "divprune:tokens=4")).logits()
+    vitrim.reduce_(model, select="divprune:tokens=4,positions=original")
+    real = hand.short["attention_mask"].bool()
+    torch.testing.assert_close(logits(model, given)[real], expected[real], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(expected[real], closed[real], atol=1e-4)
+    new = greedy(model, given, 5)
+    vitrim.restore_(model)
+    assert torch.equal(greedy(model, hand.inputs(), 5), new)
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl"])
+def test_labels_give_the_loss_and_the_gradients_of_the_shorter_prompt(name: str) -> None:
+    model, given = ALL[name].create(), prompt(name)
+    given["labels"] = torch.where(given["attention_mask"].bool(), given["input_ids"], -100)
+    kept = masks(name, model, given, "divprune:tokens=4")
+    expected = model(**ByHand(name, model, given, kept).inputs()).loss
+    vitrim.reduce_(model, select="divprune:tokens=4")
+    loss = model(**given).loss
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    projector = model.model.multi_modal_projector.linear_1 if name == "llava" else model.model.visual.merger.mlp[0]
+    assert projector.weight.grad.abs().sum() > 0  # through what was kept
+
+
+def test_threads_share_a_model() -> None:
+    """A selector in front of the connector cuts the tokens of its own thread alone."""
+    model = VLMS["llava"].create()
+    one, two = VLMS["llava"].prompt([[7, 11]]), VLMS["llava"].prompt([[7, 11, 13], [17, 19]])
+    vitrim.reduce_(model, select="visionzip:tokens=9")
+    prompts = [one, two] * 6
+    expected = [logits(model, given) for given in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda given: logits(model, given), prompts))
+    for own, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, right)
+
+
+def test_merged_tokens_carry_gradients_too() -> None:
+    model, given = VLMS["llava"].create(), prompt("llava")
+    vitrim.reduce_(model, select="visionzip:tokens=6")
+    model(**given, labels=given["input_ids"]).loss.backward()
+    assert model.model.vision_tower.get_submodule("embeddings").class_embedding.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl"])
+def test_text_only_and_two_turns_on_a_cache(name: str) -> None:
+    model, given = ALL[name].create(), prompt(name)
+    words = {"input_ids": torch.tensor([[7, 8, 9]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
+    expected = logits(model, words)
+    one = prompt(name, [[7, 11]])
+    vitrim.reduce_(model, select="divprune:tokens=4")
+    torch.testing.assert_close(logits(model, words), expected)
+    with torch.no_grad():
+        first = model(**one, use_cache=True)
+        length = first.logits.shape[1]
+        assert length == 4 + 3
+        more = torch.tensor([[21, 22]])
+        second = model(input_ids=more, past_key_values=first.past_key_values).logits
+    longer = {key: value for key, value in one.items() if key not in PER_TOKEN}
+    longer["input_ids"] = torch.cat([one["input_ids"], more], dim=1)
+    longer["attention_mask"] = torch.ones_like(longer["input_ids"])
+    if "mm_token_type_ids" in one:
+        longer["mm_token_type_ids"] = (longer["input_ids"] == IMAGE).long()
+    torch.testing.assert_close(second, logits(model, longer)[:, -2:], atol=1e-5, rtol=1e-5)
+    assert logits(model, given).shape[0] == 2
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "internvl"])
+def test_beams_and_sampling_are_those_of_the_shorter_prompt(name: str) -> None:
+    model, given = ALL[name].create(), prompt(name)
+    hand = ByHand(name, model, given, masks(name, model, given, "divprune:tokens=4"))
+    for options in ({"num_beams": 2}, {"do_sample": True}):
+        vitrim.restore_(model)
+        torch.manual_seed(0)
+        expected = model.generate(**hand.inputs(), max_new_tokens=4, **options)[:, -4:]
+        vitrim.reduce_(model, select="divprune:tokens=4")
+        torch.manual_seed(0)
+        found = model.generate(**given, max_new_tokens=4, **options)
+        assert torch.equal(found[:, : given["input_ids"].shape[1]], given["input_ids"])
+        assert torch.equal(found[:, -4:], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    model = VLMS["llava"].create().to(dtype)
+    given = prompt("llava")
+    given["pixel_values"] = given["pixel_values"].to(dtype)
+    for selector in SELECTORS[:8]:
+        reduction = vitrim.reduce_(model, select=selector)
+        assert logits(model, given).dtype == dtype
+        assert reduction.image_tokens == [9, 9, 9]
+
+
+def test_padding_on_the_right() -> None:
+    model, given = VLMS["llava"].create(), prompt("llava")
+    ids, mask = given["input_ids"], given["attention_mask"]
+    right = torch.stack([torch.cat([row[own.bool()], row[~own.bool()]]) for row, own in zip(ids, mask, strict=True)])
+    vitrim.reduce_(model, select="divprune:tokens=4")
+    left = logits(model, given)
+    moved = logits(model, {**given, "input_ids": right, "attention_mask": (right != 0).long()})
+    length = 4 + 3
+    torch.testing.assert_close(moved[1, :length], left[1, -length:], atol=1e-5, rtol=1e-5)
+
+
+def video(frames: int = 4) -> dict[str, Tensor]:
+    """A prompt with one video of 6 x 6 patches a frame, in Qwen's form."""
+    patches = torch.randn(frames * 36, 3 * 2 * 4 * 4, generator=torch.Generator().manual_seed(5))
+    ids = torch.tensor([[7, *[3] * (frames * 9), 8, 9]])
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "mm_token_type_ids": 2 * (ids == 3).long(),
+        "pixel_values_videos": patches,
+        "video_grid_thw": torch.tensor([[frames, 6, 6]]),
+    }
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("selector", ["evs:keep=0.4", "divprune:keep=0.4"])
+def test_videos_of_qwen_are_cut_and_keep_time_rows_and_columns(name: str, selector: str) -> None:
+    model, given = ALL[name].create(), video()
+    dense = logits(model, given)
+    output = encode(model, given, "video")
+    config = vitrim.parse_selector(selector)
+    mask = config.mask(output.pooler_output[0], (4, 3, 3))
+    assert int(mask.sum()) == config.count((4, 3, 3))
+    stay = [place for place, token in enumerate(given["input_ids"][0].tolist()) if token != 3 or mask[place - 1]]
+    own = {key: given[key] for key in ("mm_token_type_ids", "video_grid_thw", "attention_mask")}
+    places, _ = model.model.get_rope_index(given["input_ids"], **own)
+    output.pooler_output = [output.pooler_output[0][mask]]
+    short = {key: given[key][:, stay] for key in ("input_ids", "attention_mask", "mm_token_type_ids")}
+    positions = torch.cat([torch.arange(len(stay))[None, None], places[:, :, stay]])
+    expected = logits(model, {**short, "position_ids": positions, "mm_encoder_outputs": {"video": output}})
+    reduction = vitrim.reduce_(model, select=selector)
+    torch.testing.assert_close(logits(model, given), expected, atol=1e-5, rtol=1e-5)
+    assert reduction.image_tokens == [config.count((4, 3, 3))]
+    assert greedy(model, given, 3).shape == (1, 3)
+    vitrim.reduce_(model, select="evs:keep=1")
+    torch.testing.assert_close(logits(model, given), dense, atol=1e-5, rtol=1e-5)
+
+
+def test_videos_behind_a_reduced_tower_are_refused() -> None:
+    model = VLMS["qwen2_vl"].create()
+    for method, selector in (("tome:r=1", "evs"), (None, "fastervlm")):
+        vitrim.reduce_(model, method, select=selector)
+        with pytest.raises(vitrim.VitrimError, match="selected behind a tower as it is"):
+            logits(model, video())
+
+
+# ---- the handle ------------------------------------------------------------------------------------------------------
+
+
+def test_the_handle_says_what_is_selected_and_goes_with_copies() -> None:
+    model, given = OTHERS["qwen2_5_vl"].create(), prompt("qwen2_5_vl")
+    reduction = vitrim.reduce_(model, select="divprune:tokens=4")
+    assert str(reduction) == "none, select divprune:tokens=4 on Qwen2_5_VLForConditionalGeneration"
+    assert reduction.select == vitrim.parse_selector("divprune:tokens=4")
+    assert vitrim.get_reduction(model) is reduction
+    expected = logits(model, given)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(logits(other, given), expected)
+        assert vitrim.get_reduction(other).image_tokens == [4, 4, 4]
+        vitrim.restore_(other)
+        assert logits(other, given).shape[1] > expected.shape[1]
+    for ask in (lambda: reduction.tokens_per_block, lambda: reduction.set(r=3)):
+        with pytest.raises(vitrim.VitrimError):
+            ask()
+    with vitrim.reduced(model, select="divprune:tokens=2"):
+        assert logits(model, given).shape[1] < expected.shape[1]
+    assert torch.equal(logits(model, given), expected)
+    assert vitrim.get_reduction(model) is reduction
+    with pytest.raises(vitrim.UnsupportedModelError):
+        vitrim.reduce_(model, "tome:r=1", select="divprune")
+    assert torch.equal(logits(model, given), expected)
+
+
+@pytest.mark.parametrize("method", [None, "tome:r=2"])
+def test_a_saved_selection_is_loaded(method: str | None, tmp_path: Path) -> None:
+    model, given = VLMS["llava"].create(), prompt("llava")
+    vitrim.reduce_(model, method, select="divprune:tokens=4")
+    expected = logits(model, given)
+    model.save_pretrained(tmp_path)
+    fresh = type(model).from_pretrained(tmp_path).eval()
+    reduction = vitrim.Reduction.load(fresh, tmp_path)
+    torch.testing.assert_close(logits(fresh, given), expected)
+    assert reduction.select is not None
+    assert reduction.select.describe() == "divprune:tokens=4"
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "selector", "message"),
+    [
+        ("llava", None, None, "expected a method such as"),
+        ("llava", None, "divprun", "unknown selector 'divprun'"),
+        ("paligemma", None, "prumerge", "needs the attention of a class token"),
+        ("qwen2_vl", None, "divprune:positions=closed", "have three axes"),
+        ("qwen2_vl", None, "visionzip:order=appended", "no original positions"),
+        ("qwen2_5_vl", None, "visionzip", "Qwen2.5-VL attends within windows"),
+        ("qwen3_vl_moe", None, "fastervlm", "needs no attention"),
+        ("llava_next", "tome:r=1", "divprune", "use compact=False"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_the_model_stays(
+    name: str, method: str | None, selector: str | None, message: str
+) -> None:
+    model = ALL[name].create()
+    with pytest.raises(vitrim.VitrimError, match=message):
+        vitrim.reduce_(model, method, select=selector)
+    assert "vitrim_reduction" not in vars(model)
+    assert "generate" not in vars(model)
+
+
+def test_other_models_are_refused() -> None:
+    with pytest.raises(vitrim.UnsupportedModelError, match="select is for vision-language models"):
+        vitrim.reduce_(tiny.vit(), select="divprune")
+
+
+def test_prompts_for_other_models_are_refused() -> None:
+    model, given = VLMS["llava"].create(), prompt("llava")
+    vitrim.reduce_(model, select="divprune:tokens=4")
+    with pytest.raises(vitrim.VitrimError, match="image tokens in the prompt"):
+        model(**{**given, "input_ids": given["input_ids"][:, 1:-10], "attention_mask": None})
+    with pytest.raises(vitrim.VitrimError, match="needs input_ids"):
+        model(inputs_embeds=torch.zeros(1, 3, 16), pixel_values=given["pixel_values"])

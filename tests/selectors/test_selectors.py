@@ -1,0 +1,393 @@
+"""Selectors of image tokens: the published vectors, brute force on small sets, and what every one of them promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import golden_files as golden
+import vitrim
+from golden_files import Reference
+from vitrim.core.registry import selectors
+from vitrim.core.selection import Seen, Selector
+from vitrim.selectors import cdpruner, dart, divprune, fastervlm, prumerge, visionzip, vispruner
+
+
+def operands(ref: Reference) -> dict[str, Tensor]:
+    """The operands of a file, float64, with those that follow from others."""
+    given = {key: torch.from_numpy(x).double() for key, x in golden.weights.tensors(ref).items()}
+    for key, told in ref["config"]["operands"].items():
+        if key == "attention":
+            factor = 2.0 if told.startswith("softmax(2 *") else 1.0
+            given[key] = (factor * given["attention_logits"]).softmax(dim=-1)
+        elif key == "features":  # clusters
+            centres, noise = given["centres"], given["noise"]
+            spread = float(told.split("+")[1].split("*")[0])
+            own = torch.arange(noise.shape[1]) % centres.shape[1]
+            given[key] = centres[:, own] + spread * noise
+        elif key == "embeds":
+            spread = float(told.split("+")[1].split("*")[0])
+            given[key] = (given["still"] + spread * given["change"]).flatten(0, 1)
+        else:
+            assert told == "0.5 * queries"
+            given[key] = 0.5 * given[key]
+    return given
+
+
+def args(ref: Reference) -> dict[str, Any]:
+    found: dict[str, Any] = ref["config"]["args"]
+    return found
+
+
+def class_row(given: dict[str, Tensor]) -> Tensor:
+    """(B, N) what patches get from the class token, mean over heads."""
+    return given["attention"].mean(dim=1)[:, 1:]
+
+
+# ---- the published vectors -------------------------------------------------------------------------------------------
+
+
+@golden.cases(["vlm/fastervlm_01", "vlm/fastervlm_02"])
+def test_fastervlm(ref: Reference) -> None:
+    scores = class_row(operands(ref))
+    ref.check("scores", scores.float())
+    ref.check("kept", fastervlm.most_attended(scores, args(ref)["tokens"]))
+
+
+@golden.cases(["vlm/vispruner_04", "vlm/vispruner_14"])
+def test_vispruner(ref: Reference) -> None:
+    given, own = operands(ref), args(ref)
+    kept, important = vispruner.important_and_diverse(
+        class_row(given), given["features"], own["tokens"], own["important_ratio"]
+    )
+    ref.check("kept", kept)
+    ref.check("important", important)
+
+
+@golden.cases(["vlm/visionzip_01", "vlm/visionzip_03"])
+def test_visionzip(ref: Reference) -> None:
+    """The files count positions with the class token as 0, and it is one of the dominant tokens."""
+    given, own = operands(ref), args(ref)
+    hidden, keys = given["hidden"], given["keys"].mean(dim=1)
+    found = visionzip.zipped(class_row(given), keys[:, 1:], hidden[:, 1:], own["dominant"] - 1, own["contextual"])
+    front = torch.zeros(len(hidden), 1, dtype=torch.long)
+    dominant = torch.cat([front, found.dominant + 1], dim=1)
+    ref.check("dominant", dominant)
+    ref.check("anchors", found.anchors + 1)
+    ref.check("assign", torch.cat([front - 1, found.assign], dim=1))
+    own_tokens = hidden.gather(1, dominant[:, :, None].expand(-1, -1, hidden.shape[2]))
+    ref.check("tokens", torch.cat([own_tokens, found.contextual], dim=1))
+
+    tokens = own["dominant"] + own["contextual"]
+    options = f"tokens={tokens},contextual={own['contextual']},order=appended"
+    seen = Seen(hidden[:, 1:], None, class_row(given), keys[:, 1:], hidden[:, 0])
+    choices = vitrim.parse_selector(f"visionzip:{options}").select(seen)
+    ref.check("tokens", torch.stack([choice.of(x) for choice, x in zip(choices, hidden[:, 1:], strict=True)]))
+
+
+@golden.cases(["vlm/visionzip_qwen_01"])
+def test_visionzip_without_a_class_token(ref: Reference) -> None:
+    """Sums over queries and means over the four patches of a cell, brought from the order of windows to the grid's."""
+    given, own = operands(ref), args(ref)
+    order = torch.from_numpy(ref["window_index"]).long().argsort()
+    received = given["attention"].mean(dim=0).sum(dim=0).unflatten(0, (-1, 4)).mean(dim=1)[order]
+    keys = given["keys"].mean(dim=0).unflatten(0, (-1, 4)).mean(dim=1)[order]
+    embeds = given["embeds"]
+    dominant, contextual = int(own["dominant"] * len(embeds)), max(int(own["contextual"] * len(embeds)), 1)
+    seen = Seen(embeds[None], None, received[None], keys[None])
+    config = vitrim.parse_selector(f"visionzip:tokens={dominant + contextual},contextual={contextual}")
+    (choice,) = config.select(seen)
+    ref.check("kept", choice.kept)
+    ref.check("tokens", choice.of(embeds))
+
+
+@golden.cases(["vlm/divprune_01", "vlm/divprune_02"])
+def test_divprune(ref: Reference) -> None:
+    features = operands(ref)["features"]
+    config = vitrim.parse_selector(f"divprune:keep={args(ref)['ratio']}")
+    assert config.count(features.shape[1]) == args(ref)["tokens"]
+    ref.check("picked", divprune.farthest_first(features, args(ref)["tokens"]))
+    ref.check("kept", torch.stack([choice.kept for choice in config.select(Seen(features))]))
+
+
+@golden.cases(["vlm/dart_01", "vlm/dart_02"])
+def test_dart_in_a_language_model(ref: Reference) -> None:
+    """In the order of the pivots of the file, which is that of a Python set and decides."""
+    given, own = operands(ref), args(ref)
+    start, number = own["image_start"], own["image_tokens"]
+    image = (start, start + number)
+    order = [int(position) for position in ref["pivots"]]
+    kept, _ = dart.in_language_model(given["states"], given["keys"], image, own["per_pivot"], order=order)
+    ref.check("kept", kept)
+    _, acting = dart.in_language_model(given["states"], given["keys"], image, own["per_pivot"])
+    ref.check("pivots", list(set(acting)), lambda stored: stored.tolist())
+
+
+@golden.cases(["vlm/dart_embeddings_01", "vlm/dart_embeddings_02"])
+def test_dart_on_embeddings(ref: Reference) -> None:
+    own, embeds = args(ref), operands(ref)["embeds"]
+    spans = [(start, stop) for start, stop in own["spans"]]
+    kept = dart.shortened_prompt(embeds, spans, own["reduction_ratio"], own["pivot_image"], own["pivot_text"])
+    ref.check("kept", kept)
+    is_text = torch.ones(len(embeds), dtype=torch.bool)
+    for start, stop in spans:
+        is_text[start:stop] = False
+    config = vitrim.parse_selector(f"dart:keep={1 - own['reduction_ratio']}")
+    for start, stop in spans:  # the selector, image by image
+        mask = config.mask(embeds[start:stop], text=embeds[is_text])
+        own_kept = [place for place in kept.tolist() if start <= place < stop]
+        assert (mask.nonzero().squeeze(1) + start).tolist() == own_kept
+        assert int(mask.sum()) == config.count(stop - start)
+
+
+@golden.cases(["vlm/cdpruner_01", "vlm/cdpruner_03"])
+def test_cdpruner(ref: Reference) -> None:
+    """As released, over the batch; and every image by itself."""
+    given, tokens = operands(ref), args(ref)["tokens"]
+    found = cdpruner.relevance(given["image_embeds"], given["text_embeds"], opposed=True)
+    over = cdpruner.scaled(found, batch=True)
+    ref.check("relevance", over.float())
+    picked = cdpruner.determinantal(given["features"], over, tokens)
+    ref.check("picked", picked)
+    ref.check("kept", picked.sort(dim=1).values)
+    if "kept_alone" in ref:
+        alone = cdpruner.scaled(found)
+        ref.check("relevance_alone", alone.float())
+        ref.check("kept_alone", cdpruner.determinantal(given["features"], alone, tokens).sort(dim=1).values)
+
+
+@golden.cases(["vlm/prumerge_01", "vlm/prumerge_02", "vlm/prumerge_plus_01"])
+def test_prumerge(ref: Reference) -> None:
+    given = operands(ref)
+    queries, keys, features = given["queries"], given["keys"], given["features"]
+    attention = prumerge.one_head_attention(queries[:, 0], keys)
+    ref.check("ratio", torch.tensor(prumerge.outlier_ratio(attention), dtype=torch.float64))
+    plus = str(ref["config"]["method"] == "prumerge_plus").lower()
+    config = vitrim.parse_selector(f"prumerge:batch=true,order=appended,plus={plus}")
+    choices = config.select(Seen(features, query=queries[:, 0], wide_keys=keys))
+    ref.check("kept", torch.stack([choice.kept for choice in choices]))
+    ref.check("tokens", torch.stack([choice.of(x) for choice, x in zip(choices, features, strict=True)]))
+
+
+@golden.cases(["vlm/evs_01", "vlm/evs_02"])
+def test_evs(ref: Reference) -> None:
+    own, embeds = args(ref), operands(ref)["embeds"]
+    frames, rows, columns = own["thw"]
+    grid = (frames, rows // own["merge"], columns // own["merge"])
+    config = vitrim.parse_selector(f"evs:keep={1 - own['pruning_rate']}")
+    mask = config.mask(embeds, grid)
+    ref.check("mask", mask)
+    ref.check("kept", mask.nonzero().squeeze(1))
+    assert int(mask.sum()) == config.count(grid)
+
+
+# ---- brute force -----------------------------------------------------------------------------------------------------
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_the_determinantal_choice_makes_each_determinant_largest() -> None:
+    """Recomputed for every candidate; and the first two are the best pair whose first is the best single one."""
+    features, weights = random(3, 12, 7), random(3, 12, seed=1).abs() + 0.1
+    picked = cdpruner.determinantal(features, weights, 6)
+    unit = features / features.norm(dim=-1, keepdim=True)
+    kernel = (unit @ unit.transpose(1, 2)) * weights[:, :, None] * weights[:, None]
+    for own, order in zip(kernel, picked.tolist(), strict=True):
+        for number in range(6):
+            before = order[:number]
+            values = {
+                place: float(torch.linalg.det(own[[*before, place]][:, [*before, place]]))
+                for place in range(12)
+                if place not in before
+            }
+            assert order[number] == max(values, key=lambda place: values[place])
+
+
+def test_farthest_first_is_what_a_loop_over_all_distances_finds() -> None:
+    features = random(2, 15, 4)
+    for own, order in zip(features, divprune.farthest_first(features, 15).tolist(), strict=True):
+        distance = [[1 - float(torch.cosine_similarity(a, b, dim=0)) for b in own] for a in own]
+        nearest = [min(distance[a][b] for b in range(15) if b != a) for a in range(15)]
+        expected = [max(range(15), key=lambda place: nearest[place])]
+        while len(expected) < 15:
+            free = [place for place in range(15) if place not in expected]
+            expected.append(max(free, key=lambda place: min(distance[place][one] for one in expected)))
+        assert order == expected
+
+
+def test_equal_tokens_are_picked_once_each() -> None:
+    """Where the releases repeat a token or lose some, others follow."""
+    features = random(1, 8, 16).repeat(1, 4, 1)
+    assert sorted(divprune.farthest_first(features, 16)[0].tolist()) == sorted(
+        set(divprune.farthest_first(features, 16)[0].tolist())
+    )
+    weights = random(1, 32, seed=2).abs()
+    order = cdpruner.determinantal(features, weights, 16)[0].tolist()
+    assert len(set(order)) == 16
+    assert {place % 8 for place in order[:8]} == set(range(8))
+    left = [place for place in weights[0].argsort(descending=True).tolist() if place not in order[:8]]
+    assert order[8:] == left[:8]  # by relevance
+    narrow = cdpruner.determinantal(random(2, 40, 8).float(), torch.ones(2, 40), 20)
+    assert all(len(set(row)) == 20 for row in narrow.tolist())
+
+
+def test_the_best_pair_of_all_pairs_is_at_least_as_far_as_the_greedy_one() -> None:
+    """An upper bound that no choice beats: the greedy one is within half of it, as is known of farthest first."""
+    features = random(1, 10, 3)
+    normed = features[0] / features[0].norm(dim=-1, keepdim=True)
+    angle = (normed @ normed.T).clamp(-1, 1).arccos()
+    picked = divprune.farthest_first(features, 4)[0].tolist()
+    least = min(float(angle[a, b]) for a, b in combinations(picked, 2))
+    best = max(min(float(angle[a, b]) for a, b in combinations(four, 2)) for four in combinations(range(10), 4))
+    assert best / 2 <= least <= best
+
+
+def test_dart_keeps_pivots_and_what_is_least_like_them() -> None:
+    features, text = random(1, 20, 6)[0], random(5, 6, seed=3)
+    pivots = features.abs().sum(1).argsort(descending=True)[:2].tolist()
+    words = text[text.abs().sum(1).argsort(descending=True)[:1]]
+    kept = set(pivots)
+    acting = [*features[pivots], *words]
+    for number, pivot in enumerate(acting):
+        left = 8 - len(kept)
+        share = -(-left // (len(acting) - number))
+        cosine = torch.cosine_similarity(features, pivot[None], dim=1)
+        free = [place for place in cosine.argsort().tolist() if place not in kept]
+        kept |= set(free[:share])
+    found = dart.least_like_pivots(features, words, 8, 2)
+    assert found.tolist() == sorted(kept)
+
+
+# ---- what every selector promises ------------------------------------------------------------------------------------
+
+BUDGETS = ["tokens=9", "keep=0.3", "tokens=1", "tokens=400", "keep=1"]
+every = pytest.mark.parametrize("name", selectors())
+
+
+def seen(batch: int = 3, dtype: torch.dtype = torch.float64, grid: tuple[int, int, int] = (3, 5, 4)) -> Seen:
+    total = grid[0] * grid[1] * grid[2]
+    scores = random(batch, total, seed=1).softmax(dim=1)
+    return Seen(
+        features=random(batch, total, 16).to(dtype),
+        grid=grid,
+        scores=scores,
+        keys=random(batch, total, 8, seed=2),
+        query=random(batch, 16, seed=4).to(dtype),
+        wide_keys=random(batch, 1 + total, 16, seed=5).to(dtype),
+        text=[random(5 + image, 16, seed=6 + image).to(dtype) for image in range(batch)],
+    )
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@every
+def test_counts_come_first_and_hold(name: str, budget: str) -> None:
+    config = vitrim.parse_selector(f"{name}:{budget}")
+    what = seen()
+    for choice in config.select(what):
+        assert choice.number == config.count((3, 5, 4))
+        assert len(set(choice.kept.tolist())) == len(choice.kept)
+        assert choice.of(what.features[0]).shape == (choice.number, 16)
+        assert choice.kept.tolist() == sorted(choice.kept.tolist())
+
+
+@every
+def test_an_image_gets_alone_what_it_gets_in_a_batch(name: str) -> None:
+    what, config = seen(), vitrim.parse_selector(name)
+    for image, together in enumerate(config.select(what)):
+        (alone,) = config.select(what.image(image))
+        assert torch.equal(alone.kept, together.kept)
+        features = what.features[image]
+        torch.testing.assert_close(alone.of(features), together.of(features), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@every
+def test_half_precision_decides_in_single(name: str, dtype: torch.dtype) -> None:
+    config = vitrim.parse_selector(name)
+    what = seen(dtype=dtype)
+    wide = {
+        key: [x.float() for x in value]
+        if isinstance(value, list)
+        else value.float()
+        if isinstance(value, Tensor)
+        else value
+        for key, value in vars(what).items()
+    }
+    for half, single in zip(config.select(what), config.select(Seen(**wide)), strict=True):
+        if name != "prumerge":  # which weighs by attention in the dtype of the tower
+            assert torch.equal(half.kept, single.kept)
+        assert half.of(what.features[0]).dtype == dtype
+
+
+@every
+def test_options_are_written_and_read_like_those_of_methods(name: str) -> None:
+    config = vitrim.parse_selector(f"{name}:tokens=7")
+    assert config.describe() == f"{name}:tokens=7"
+    assert vitrim.parse_selector(config.describe()) == config
+    assert vitrim.parse_selector(config) is config
+    assert getattr(vitrim, type(config).__name__) is type(config)
+    assert config.paper
+    assert config.published_with
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("divprun:tokens=4", "unknown selector 'divprun'; did you mean 'divprune'"),
+        ("divprune:token=4", "unknown option of divprune 'token'; did you mean 'tokens'"),
+        ("divprune:tokens=0", "divprune: tokens=0: Input should be greater than or equal to 1"),
+        ("divprune:tokens=4,keep=0.5", "give tokens or keep, not both"),
+        ("divprune:keep=1.5", "keep=1.5"),
+        ("divprune:tokens", "cannot read 'tokens'"),
+        ("prumerge:plus=true,tokens=4", "takes neither tokens nor keep"),
+        ("visionzip:tokens=4,contextual=4", "leaves none of 4 tokens"),
+    ],
+)
+def test_errors_are_of_one_line(text: str, message: str) -> None:
+    with pytest.raises(vitrim.VitrimError) as error:
+        vitrim.parse_selector(text)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: vitrim.parse_selector("prumerge").count((24, 24)),
+        lambda: vitrim.parse_selector("prumerge:plus=true").count((24, 24)),
+        lambda: vitrim.parse_selector("fastervlm").mask(torch.zeros(4, 2)),
+        lambda: vitrim.parse_selector("evs").mask(torch.zeros(4, 2)),
+        lambda: vitrim.parse_selector("divprune").count((0, 3)),
+    ],
+)
+def test_what_is_not_known_is_said(ask: Callable[[], object]) -> None:
+    with pytest.raises(vitrim.VitrimError):
+        ask()
+
+
+def test_a_selector_of_ones_own() -> None:
+    from vitrim.core.registry import _SELECTORS
+    from vitrim.core.selection import Choice
+
+    @vitrim.register_selector
+    class First(Selector):
+        """The first tokens."""
+
+        name = "first"
+
+        def select(self, seen: Seen) -> list[Choice]:
+            return [Choice(torch.arange(self.budget(seen.features.shape[1]))) for _ in seen.features]
+
+    try:
+        assert vitrim.parse_selector("first:tokens=2").mask(torch.zeros(3, 1)).tolist() == [True, True, False]
+        with pytest.raises(vitrim.VitrimError, match="registered twice"):
+            vitrim.register_selector(First)
+    finally:
+        del _SELECTORS["first"]
