@@ -23,7 +23,7 @@ from vitrim.core.reduce import HANDLE
 from vitrim.core.registry import methods
 from vitrim.data.transforms import eval_transform
 from vitrim.errors import VitrimError
-from vitrim.hosts.classes import class_names
+from vitrim.hosts.shared.classes import class_names
 from vitrim.loading import create_model
 from vitrim.measure.macs import profile_of
 

@@ -23,7 +23,7 @@ from vitrim.core.reduce import reduce_
 from vitrim.core.registry import ask, host_of
 from vitrim.data.transforms import eval_transform
 from vitrim.errors import ReductionWarning, unknown
-from vitrim.hosts.classes import class_names
+from vitrim.hosts.shared.classes import class_names
 from vitrim.loading import create_model
 from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.latency import (

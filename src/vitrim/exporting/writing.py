@@ -29,7 +29,7 @@ from vitrim.exporting.formats import OPSETS, PRECISIONS, Format, Graph, as_array
 from vitrim.exporting.program import MAX_BATCH, Program, as_read, trace
 from vitrim.exporting.program import check as compare
 from vitrim.files import check_file, json_text
-from vitrim.hosts.classes import class_names
+from vitrim.hosts.shared.classes import class_names
 from vitrim.loading import load
 from vitrim.measure.inputs import open_images
 from vitrim.measure.latency import (

@@ -24,8 +24,8 @@ from vitrim.data.folders import loose_images
 from vitrim.data.transforms import geometry_of
 from vitrim.errors import MissingPackageError, VitrimError, check_whole, unknown
 from vitrim.files import check_folder
-from vitrim.hosts.classes import class_names as names_of
-from vitrim.hosts.classes import described
+from vitrim.hosts.shared.classes import class_names as names_of
+from vitrim.hosts.shared.classes import described
 from vitrim.loading import Loaded, Options, load
 from vitrim.measure.contestants import Contestant, Output, contestants
 from vitrim.measure.evaluation import open_task, task_name

@@ -88,17 +88,21 @@ def test_pairs_of_features_are_within_an_analysis_and_correlated_over_all(analys
 
 
 def test_the_sign_of_an_anchor(analyses: Sequence[Sequence[Record]]) -> None:
-    """With four records every anchor has three others; their difference is that of the other over the anchor."""
-    four = [*analyses[0], Record({**analyses[0][1].header, "method": "random"}, analysis("x", 40, 3)[1].arrays)]
-    tables = {table.name: table for table in features(titled(four)).tables}
-    assert set(tables["proxy_anchors"].column("others")) == {3}
+    """With five records every anchor has four others; their difference is that of the other over the anchor."""
+    more = [
+        Record({**analyses[0][1].header, "method": name}, analysis("x", 40, seed)[1].arrays)
+        for name, seed in (("random", 3), ("l2", 5))
+    ]
+    five = [*analyses[0], *more]
+    tables = {table.name: table for table in features(titled(five)).tables}
+    assert set(tables["proxy_anchors"].column("others")) == {4}
     from scipy.stats import spearmanr
 
     anchor = next(
         row for row in tables["proxy_anchors"].records() if (row["method"], row["measure"]) == ("tome", "procrustes")
     )
     accuracy = {
-        record.method: float((record.arrays["logits"].argmax(1) == record.arrays["targets"]).mean()) for record in four
+        record.method: float((record.arrays["logits"].argmax(1) == record.arrays["targets"]).mean()) for record in five
     }
     points = []
     for row in tables["features"].records():
