@@ -57,9 +57,10 @@ def test_without_an_argument_it_says_what_there_is(run: Run) -> None:
 
 def test_the_marked_methods_are_those_of_the_page() -> None:
     page = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text(encoding="utf-8")
-    start = page.partition("## In one minute")[2].partition("\n## ")[0]
+    untrained, trained = page.split("## With training")
     for name, how in listing.RECOMMENDED.items():
-        assert f"`{name}" in start, name
+        part = untrained if how == "untrained" else trained.partition("\n## ")[0]
+        assert f"`{name}" in part, name
         assert registered()[name].training_free or how == "trained"
 
 
