@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ctypes
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -54,7 +57,7 @@ class OpenVINO(Format):
     def in_precision(cls, path: Path, precision: str, metadata: str, images: Iterable[Array], made: Path) -> int:
         import openvino
 
-        model = openvino.Core().read_model(path)
+        model = core().read_model(path)
         if precision == "int8":
             operations = []
             for one in model.get_ops():
@@ -66,15 +69,14 @@ class OpenVINO(Format):
                 weighted = kind in ("MatMul", "Convolution") and constant
                 name = one.get_friendly_name()
                 operations.append(Operation(name, weighted, kind == "TopK", kind == "Add", tuple(sources)))
-            model = quantised(model, images, model.input().get_any_name(), operations)
+            with _signal_stack_kept():
+                model = quantised(model, images, model.input().get_any_name(), operations)
         model.set_rt_info(metadata, [SECTION, KEY])
         openvino.save_model(model, made, compress_to_fp16=False)
         return len(model.get_ops())
 
     @classmethod
     def open(cls, path: Path, threads: int, precision: str = "fp32") -> Run:
-        import openvino
-
         in_bf16 = precision == "bf16" or (precision == "int8" and _has_bf16())
         settings: dict[str, Any] = {
             # left to itself it computes in bf16 on processors that can
@@ -82,7 +84,7 @@ class OpenVINO(Format):
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": threads,
         }
-        compiled = openvino.compile_model(path, "CPU", settings)
+        compiled = core().compile_model(path, "CPU", settings)
         request = compiled.create_infer_request()
 
         def run(images: Array) -> Array:
@@ -92,19 +94,51 @@ class OpenVINO(Format):
 
     @classmethod
     def metadata(cls, path: Path) -> str | None:
-        import openvino
-
-        model = openvino.Core().read_model(path)
+        model = core().read_model(path)
         place = [SECTION, KEY]
         return str(model.get_rt_info(place).value) if model.has_rt_info(place) else None
 
 
 @cache
-def _has_bf16() -> bool:
-    """True if OpenVINO computes in bf16 on this processor by itself."""
+def core() -> Any:
+    """One core of OpenVINO, for as long as the process lives.
+
+    A core loads its own plugin for the CPU, which gives the thread a stack for signals, remembers the one before, and
+    unmaps its own when it goes (2026.4). Where the lives of two cores overlap, the thread is left with a stack that is
+    no more, and the next signal, of a process that ends, is a segmentation fault.
+    """
     import openvino
 
-    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    made = openvino.Core()
+    made.get_property("CPU", "FULL_DEVICE_NAME")  # loads the plugin, before any that others load
+    return made
+
+
+class _Stack(ctypes.Structure):
+    """``stack_t`` of the C library."""
+
+    _fields_ = (("place", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
+@contextmanager
+def _signal_stack_kept() -> Iterator[None]:
+    """Have signals handled on the stack of before, also after cores of others came and went: see `core`."""
+    if sys.platform != "linux":
+        yield
+        return
+    core()
+    library, before = ctypes.CDLL(None), _Stack()
+    library.sigaltstack(None, ctypes.byref(before))
+    try:
+        yield
+    finally:
+        library.sigaltstack(ctypes.byref(before), None)
+
+
+@cache
+def _has_bf16() -> bool:
+    """True if OpenVINO computes in bf16 on this processor by itself."""
+    return "BF16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def _source(given: Any) -> Any:
