@@ -19,6 +19,7 @@ import timm
 import torch
 
 import vitrim
+from vitrim.exporting.formats.openvino import core
 from vitrim.measure.machine import environment
 from vitrim.speed.engines import engines_named
 
@@ -69,7 +70,7 @@ def profile(
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
             "PERF_COUNT": True,
         }
-        request = openvino.compile_model(file.path, "CPU", settings).create_infer_request()
+        request = core().compile_model(file.path, "CPU", settings).create_infer_request()
         images = np.random.default_rng(0).standard_normal((batch_size, *file.shape[1:]), dtype=np.float32)
         kinds: dict[str, str] = {}
         seen: dict[str, list[float]] = {}

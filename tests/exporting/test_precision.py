@@ -74,15 +74,13 @@ def sources_of_onnx(path: Path) -> tuple[list[tuple[str, str, set[str]]], set[st
 
 
 def sources_of_openvino(path: Path) -> list[tuple[str, str, set[str]]]:
-    import openvino
-
     return [
         (
             operation.get_friendly_name(),
             operation.get_type_name(),
             {given.get_source_output().get_node().get_type_name() for given in operation.inputs()},
         )
-        for operation in openvino.Core().read_model(path).get_ops()
+        for operation in openvino_format.core().read_model(path).get_ops()
     ]
 
 
