@@ -30,7 +30,7 @@ from torch import Tensor, nn
 import vitrim
 from script import from_shell
 from vitrim.plots.patches import draw_kept, sources_of
-from vitrim.plots.style import colours
+from vitrim.plots.style import colours, sheet
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parent / "docs" / "images"
@@ -151,9 +151,9 @@ def mixed(colour: str, white: float) -> str:
 
 
 def blank(width: float, height: float) -> Any:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), dpi=160, layout="constrained")
+    made = sheet(width, height)
+    made.set_dpi(160)
+    return made
 
 
 def write(figure: Any, path: Path, *, dpi: int = 160, quality: int = 82, transparent: bool = True) -> None:
