@@ -128,7 +128,7 @@ def _named(argument: Any) -> str:
 
 
 def _text(parameter: Any) -> str:
-    """What a parameter means, and its default where that says something."""
+    """The meaning of a parameter, and its default where that says something."""
     text, default = str(parameter.help or ""), parameter.default
     if parameter.name == "help":
         text = "print this and exit"

@@ -94,7 +94,7 @@ def methods() -> list[dict[str, Any]]:
 
 
 def does(config: type) -> str:
-    """What a method does, in the first sentence of its page of options."""
+    """The first sentence of a method's page of options: it says what the method does."""
     first = " ".join((config.__doc__ or "").strip().split("\n\n")[0].split()).replace("`", "")
     return first.replace("FixedRadial with", "Keep patches near the middle, by").rstrip(".")
 
@@ -120,7 +120,7 @@ def selectors() -> list[dict[str, Any]]:
 
 
 def titles(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What the methods do, and their papers, listed apart: a column for them would leave no room for the others."""
+    """Footnotes: each method in a sentence, and its paper; columns for them would leave no room for the others."""
     first = "start with: the methods to try first, untrained or with training under the method (docs/choosing.md)"
     return [first] + [f"{row['name']}: {row['does']}" + (f" ({row['paper']})" if row["paper"] else "") for row in rows]
 

@@ -1,4 +1,4 @@
-"""Which image tokens a language model gets: what a `Selector` sees, what it answers, and small tensors of both.
+"""Selection of the image tokens that a language model gets: what a `Selector` sees and answers, and small tensors.
 
 A selector acts behind an image tower, on all tokens of an image at once, and needs nothing of the model but what stands
 in `Seen`. `vitrim.reduce_(model, select=...)` hands its answer to the language model.
@@ -115,7 +115,7 @@ class Selector(Options):
     merges: ClassVar[bool] = False
     """Some of what goes on is made of several tokens."""
     rounding: ClassVar[Literal["round", "floor", "ceil"]] = "round"
-    """How ``keep`` becomes a count."""
+    """The rounding of ``keep`` to a count."""
     published_with: ClassVar[str] = ""
     """Models of the paper, or of the code that ships it."""
     published_positions: ClassVar[Positions] = "closed"

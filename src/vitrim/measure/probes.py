@@ -493,7 +493,7 @@ class Predictions(Gauge):
         return {}
 
     def table(self) -> dict[str, list[Any]]:
-        """What was recorded, by name, in the order of the images in the dataset."""
+        """The values recorded, by name, in the order of the images in the dataset."""
         each = self.found.each()
         order = each["ids"].argsort()
         return {name: values[order].tolist() for name, values in each.items()}

@@ -13,7 +13,7 @@ from vitrim.core.selection import Choice, Seen, Selector, SelectorNeeds, descend
 from vitrim.core.tokens import decision_dtype
 
 LEAST = 1e-6
-"""What the least relevant token gets."""
+"""The relevance of the least relevant token."""
 
 
 def relevance(images: Tensor, text: Tensor, opposed: bool = False) -> Tensor:

@@ -12,7 +12,7 @@ from vitrim.core.selection import Choice, Grid, Seen, Selector, as_grid, descend
 from vitrim.errors import VitrimError
 
 FIRST = 255.0
-"""What stands for the change of the tokens of the first frame: all go on."""
+"""The change that tokens of the first frame count as: all go on."""
 
 
 def change(features: Tensor, frames: int) -> Tensor:

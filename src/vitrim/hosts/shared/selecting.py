@@ -39,7 +39,7 @@ class Attended:
     wide_keys: Tensor | None = None
 
     def at(self, places: Tensor) -> dict[str, Tensor]:
-        """What `Seen` holds of it, for the survivors at ``places`` (n,)."""
+        """The part of `Seen` that it is for, of the survivors at ``places`` (n,)."""
         here = places.to(self.scores.device)
         found = {"scores": self.scores[here], "keys": self.keys[here]}
         if self.query is not None and self.wide_keys is not None:
@@ -112,7 +112,7 @@ class Candidates:
     more: Mapping[str, Any] | None = None
 
     def chosen(self, choice: Choice) -> tuple[Tensor, Tensor, Tensor]:
-        """What goes on, (m, D), which places it has, (Q,), and which of the features those places had, (m,).
+        """The features that go on, (m, D), the places they have, (Q,), and the features those places had, (m,).
 
         Tokens without a place of their own get the first ones that are free: only their number matters.
         """

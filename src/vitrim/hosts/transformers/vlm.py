@@ -119,7 +119,7 @@ class CompactGenerate:
 
 
 class Encoded(NamedTuple):
-    """What a connector gives of all images of a call.
+    """The features that a connector gives of all images of a call.
 
     Attributes:
         output: the library's, with the features in it.
@@ -133,7 +133,7 @@ class Encoded(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What a selector chose of every image.
+    """The choice of a selector for every image.
 
     Attributes:
         features: (m, D).
