@@ -10,17 +10,14 @@ from torch import Tensor, nn
 
 import tiny
 from tiny_hosts.common import seeded
-from tiny_vlms import IDS, IMAGE, LLAMA, QWEN, ROPE, TEXT, VISION, VLM, nested, packed, sized
+from tiny_vlms import IDS, IMAGE, LLAMA, QWEN_MERGED, ROPE, TEXT, VISION, VLM, nested, packed, sized
 
 QWEN2 = transformers.Qwen2Config(**TEXT)
 
 
 def qwen2_5_vl() -> nn.Module:
     vision = {
-        **QWEN,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "out_hidden_size": 16,
+        **QWEN_MERGED,
         "window_size": 16,
         "fullatt_block_indexes": [1, 3],
     }
@@ -31,10 +28,7 @@ def qwen2_5_vl() -> nn.Module:
 
 def qwen3_vl_moe() -> nn.Module:
     vision = {
-        **QWEN,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "out_hidden_size": 16,
+        **QWEN_MERGED,
         "num_position_embeddings": 36,
         "deepstack_visual_indexes": [0, 2],
     }
@@ -47,10 +41,7 @@ def qwen3_vl_moe() -> nn.Module:
 
 def qwen3_5() -> nn.Module:
     vision = {
-        **QWEN,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "out_hidden_size": 16,
+        **QWEN_MERGED,
         "num_position_embeddings": 36,
     }
     linear = {
@@ -68,10 +59,7 @@ def qwen3_5() -> nn.Module:
 
 def glm4v(name: str = "Glm4v") -> nn.Module:
     vision = {
-        **QWEN,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "out_hidden_size": 16,
+        **QWEN_MERGED,
         "image_size": 24,
     }
     ids = {"image_token_id": IMAGE, "video_token_id": 3, "image_start_token_id": 4, "image_end_token_id": 5}

@@ -135,6 +135,8 @@ QWEN: dict[str, Any] = {
     "spatial_merge_size": 2,
     "in_channels": 3,
 }
+QWEN_MERGED = {**QWEN, "hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 16}
+"""The same with its widths, and that of what the merger gives."""
 ROPE = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10000.0}
 IDS = {"image_token_id": IMAGE, "video_token_id": 3, "vision_start_token_id": 4, "vision_end_token_id": 5}
 
@@ -148,10 +150,7 @@ def qwen2_vl() -> nn.Module:
 
 def qwen3_vl() -> nn.Module:
     vision = {
-        **QWEN,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "out_hidden_size": 16,
+        **QWEN_MERGED,
         "num_position_embeddings": 36,
         "deepstack_visual_indexes": [0, 2],
     }
