@@ -95,9 +95,12 @@ def test_opset_23_has_an_operator_of_attention() -> None:
     assert attention not in translations(Graph(program, "out", "", 23, torch.float32))
 
 
-def test_a_block_that_merges_takes_twenty_operations_of_openvino_more(tmp_path: Path) -> None:
-    """Two more where they are few: a number that grows is worth a look at `benchmarks/nodes.py`."""
-    openvino = pytest.importorskip("openvino")
+def test_a_block_that_merges_takes_37_operations_of_openvino_more(tmp_path: Path) -> None:
+    """Those of the file, since what a plugin executes depends on the processor: 20 or 21 of them, with what it fuses.
+
+    A number that grows is worth a look at `benchmarks/nodes.py`.
+    """
+    pytest.importorskip("openvino")
     import timm
 
     torch.manual_seed(0)
@@ -106,9 +109,6 @@ def test_a_block_that_merges_takes_twenty_operations_of_openvino_more(tmp_path: 
     counts = []
     for method in ("tome:r=[0,2]", "tome:r=[0,2,2]"):
         file = vitrim.export(model, method, tmp_path / "m.xml", batch=1, check=0)
-        settings = {"INFERENCE_PRECISION_HINT": "f32", "PERF_COUNT": True}
-        request = core().compile_model(file.path, "CPU", settings).create_infer_request()
-        request.infer(torch.zeros(1, 3, 32, 32).numpy())
-        executed = openvino.ProfilingInfo.Status.EXECUTED
-        counts.append(sum(node.status == executed for node in request.get_profiling_info()))
-    assert counts[1] - counts[0] <= 20
+        operations = core().read_model(file.path).get_ordered_ops()
+        counts.append(sum(one.get_type_name() != "Constant" for one in operations))
+    assert counts[1] - counts[0] <= 37
