@@ -7,12 +7,12 @@
     python benchmarks/frontier.py draw --folder frontier/vit_tiny --folder frontier/deit_tiny --figure frontier.png
 
 `score` writes a file per method, precision and batch size into the folder and scores the dense ones, and those of the
-methods, in int8 and bf16, as far as OpenVINO has them here; ranges of activations are found on TRAINING_PHOTOS. It goes
-on where it stopped. `time` times all files in turn, with the dense model in PyTorch, at each batch size: run it on a
-machine that does nothing else. `draw` makes the picture, and says what is fastest at a loss of at most one and two
-points more than the fastest dense file. Losses are top-1 of the dense model in PyTorch in fp32 minus that of the file,
-with the standard error of the mean over images; what is fastest is chosen and scored on the same photographs, so it is
-the best of some.
+methods in OpenVINO, in the precisions that it has here or those of `--precision`; ranges of activations are found on
+TRAINING_PHOTOS. It goes on where it stopped. `time` times all files in turn, with the dense model in PyTorch, at each
+batch size: run it on a machine that does nothing else. `draw` makes the picture, and says what is fastest at a loss of
+at most one and two points more than the fastest dense file. Losses are top-1 of the dense model in PyTorch in fp32
+minus that of the file, with the standard error of the mean over images; what is fastest is chosen and scored on the
+same photographs, so it is the best of some.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from script import from_shell
 from vitrim.cli.output import write_json
 from vitrim.core.registry import parse_method
 from vitrim.data import batches, eval_transform, load_images
+from vitrim.exporting.formats import PRECISIONS
 from vitrim.loading import load
 from vitrim.measure.latency import Budget, paired_speedup, reduced_copy, summarise, time_interleaved
 from vitrim.measure.machine import environment, set_threads
@@ -82,11 +83,11 @@ class Place:
         return lambda batch: run(batch.to(engine.dtype)).float()
 
 
-def pairs() -> Iterator[tuple[str | None, Engine]]:
-    """Every method with its engines: the dense model has all there are, the others OpenVINO in bf16 and int8."""
+def pairs(precisions: list[str] | None) -> Iterator[tuple[str | None, Engine]]:
+    """Every method with its engines: the dense model has all there are, the others OpenVINO in these precisions."""
     dense, _ = engines_named(["eager", "onnxruntime", "openvino"], ["fp32", "bf16", "int8"])
     yield from ((None, engine) for engine in dense)
-    own = [engine for engine in dense if engine.label == "openvino" and engine.precision != "fp32"]
+    own = [engine for engine in dense if engine.label == "openvino" and engine.precision in (precisions or PRECISIONS)]
     yield from ((method, engine) for line in LINES.values() for method in line for engine in own)
 
 
@@ -104,7 +105,7 @@ def score(model: nn.Module, place: Place, arguments: argparse.Namespace) -> None
     labels = torch.cat([own for _, own in data])
     with torch.inference_mode():
         like = torch.cat([model(images).argmax(1) for images, _ in data])
-        for method, engine in pairs():
+        for method, engine in pairs(arguments.precision):
             row = place.row(method, engine)
             if "loss" in row:
                 continue
@@ -127,14 +128,14 @@ def timed(model: nn.Module, place: Place, arguments: argparse.Namespace) -> None
         ((images, _),) = read(arguments.data, model, size, size)
         with torch.inference_mode():
             calls = {}
-            for method, engine in pairs():
+            for method, engine in pairs(arguments.precision):
                 run = place.ready(model, method, engine, images, None)
                 calls[(method or "dense", engine.label, engine.precision)] = partial(run, images)
             # the slow eager models decide how long it takes: as few rounds as quartiles need
             times = time_interleaved(calls, budget=Budget(arguments.rounds, 0.0, max_rounds=arguments.rounds))
         dense = {key: each for key, each in times.items() if key[0] == "dense"}
         fastest = min(dense, key=lambda key: summarise(dense[key]).p50_ms)
-        for method, engine in pairs():
+        for method, engine in pairs(arguments.precision):
             key = (method or "dense", engine.label, engine.precision)
             ratio = paired_speedup(times[fastest], times[key])
             place.row(method, engine)[f"batch {size}"] = {
@@ -159,7 +160,7 @@ def draw(places: list[Place], figure: Path | None) -> None:
                 text = f"{engine} {precision}"
                 axis.annotate(text, at, xytext=(3, 6), textcoords="offset points", fontsize=style.SMALL, rotation=30)
         for name, line in LINES.items():
-            for precision, kind in (("int8", "-"), ("bf16", "--")):
+            for precision, kind in (("fp32", ":"), ("bf16", "--"), ("int8", "-")):
                 found = [rows.get((method, "openvino", precision)) for method in line]
                 points = [(row[key]["ms"], 100 * row["loss"], 100 * row["loss_error"]) for row in found if row]
                 if points:
@@ -203,6 +204,7 @@ def main() -> None:
     parser.add_argument("--checkpoint")
     parser.add_argument("--calibration", help="photographs on which int8 finds the ranges of activations")
     parser.add_argument("--data", help="held-out photographs")
+    parser.add_argument("--precision", action="append", help="of the methods; may repeat; default: all there are here")
     parser.add_argument("--limit", type=int)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int)

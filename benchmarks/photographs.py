@@ -3,6 +3,8 @@
     WEIGHTS="--model vit_tiny_patch16_224 --checkpoint VIT_TINY.safetensors"
     PHOTOS="--chosen-on TRAINING_PHOTOS --data HELD_OUT_PHOTOS"
     python benchmarks/photographs.py cuts $WEIGHTS $PHOTOS --json cuts.json --figure cuts.png
+    python benchmarks/photographs.py times $WEIGHTS $PHOTOS --json times.json
+    python benchmarks/photographs.py speeds $WEIGHTS $PHOTOS --times times.json --json speeds.json
     python benchmarks/photographs.py lossless $WEIGHTS $PHOTOS --json lossless.json
     python benchmarks/photographs.py schedules $WEIGHTS $PHOTOS --json schedules.json
     python benchmarks/photographs.py published --model deit_tiny_patch16_224 --checkpoint DEIT_TINY.safetensors $PHOTOS
@@ -10,7 +12,10 @@
 
 `cuts`: every method set so that MACs fall by about 20, 35, 50 and 65 %, as in benchmarks/cifar10.py: top-1, its change
 with the standard error of the paired difference, agreement with the dense model, KL divergence from it, and cosine of
-the class token; with `--rounds`, images per second of one interleaved run. `lossless`: the largest cut, in steps of
+the class token; with `--rounds`, images per second of one interleaved run. `times`: how many times as fast as the
+fastest dense engine every method is at cuts from 10 to 70 %, on the faster of PyTorch and OpenVINO, in fp32; run it on
+a machine that does nothing else. `speeds`: every method at 1.1, 1.25, 1.5 and 2 times the speed of the fastest dense
+engine, with the settings that those times give, interpolated over the cut. `lossless`: the largest cut, in steps of
 5 % of the MACs, at which the 95 % interval of the change excludes a loss of one point of top-1, and at which all
 smaller ones do; `stress`: the same for a loss within its standard error (the stress test of the ATM paper, Table 1).
 `schedules`: every method that can follow them on the same three schedules at equal MACs, so that what is compared is
@@ -27,6 +32,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +52,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, make_method, methods
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.errors import ReductionWarning, VitrimError
+from vitrim.exporting.formats import PRECISIONS
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.contestants import Contestant, Output
@@ -56,11 +63,14 @@ from vitrim.measure.probes import Gauge, Values, divergence
 from vitrim.measure.records import Batch, Row
 from vitrim.measure.run import run
 from vitrim.speed.bench import measure
+from vitrim.speed.engines import engines_named
 from vitrim.weights import load_checkpoint
 
 MATCHING_IMAGES = 64
 TIMED_IMAGES = 8
 SCHEDULE_CUT = 0.4
+SPEEDS = (1.1, 1.25, 1.5, 2.0)
+TIMED_CUTS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 ONE_POINT = 0.01
 """The loss that a lossless cut must exclude, a share."""
 NORMAL = 1.96
@@ -110,6 +120,7 @@ class Setup:
     rounds: int
     only: Sequence[str] | None
     cuts: Sequence[float] = CUTS
+    times: Path | None = None
 
     def photos(self, source: str) -> Any:
         """Photos as the model wants them."""
@@ -179,6 +190,66 @@ def _timed(setup: Setup, configs: Sequence[MethodConfig], images: Tensor) -> lis
 
 def _speed(row: Mapping[str, Any] | None) -> dict[str, Any]:
     return {} if row is None else {key: row[key] for key in ("images_per_second", "speedup")}
+
+
+def times(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
+    """A row per method and cut: the speed over the fastest dense engine, on the faster of two engines."""
+    images, few = setup.images(MATCHING_IMAGES), setup.images(TIMED_IMAGES)
+    budget = Budget(setup.rounds, 0.0, max_rounds=setup.rounds, warmup_rounds=1)
+    every, _ = engines_named(["eager", "onnxruntime", "openvino"], list(PRECISIONS))
+    dense = measure(setup.model, {}, few, engines=every, budget=budget, calibration=images)
+    rows = [_time_of(row, 0.0) for row in dense]
+    best = min(dense, key=lambda row: row["latency_ms"]["p50"])
+    (fastest,) = (engine for engine in every if (engine.label, engine.precision) == (best["engine"], best["precision"]))
+    print(f"fastest dense: {fastest}, {best['latency_ms']['p50']:.1f} ms per batch of {len(few)}", flush=True)
+    engines = [fastest] if fastest.label == "eager" else [fastest, "eager"]
+    for cut in setup.cuts:
+        chosen = settings(setup.model, candidates(setup.only), images, cut)
+        configs = {config.describe(): config for config in chosen.values()}
+        found = measure(setup.model, configs, few, engines=engines, budget=budget, calibration=images)
+        for name in configs:  # without a fixed graph a method runs on PyTorch alone
+            rows.append(
+                _time_of(max((row for row in found if row.method == name), key=lambda row: row["speedup"]), cut)
+            )
+        write(rows)
+        print(f"timed a cut of {cut:.0%}", flush=True)
+    return rows
+
+
+def _time_of(row: Row, cut: float) -> dict[str, Any]:
+    own = {key: row[key] for key in ("engine", "precision", "speedup", "speedup_q1", "speedup_q3")}
+    return {"method": row.method, "cut": cut, **own, "ms": row["latency_ms"]["p50"]}
+
+
+def speeds(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
+    """A row per method and speed that it reaches."""
+    if setup.times is None:
+        raise VitrimError("speeds needs the record of `times`: --times FILE")
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for row in json.loads(setup.times.read_text())["rows"]:
+        if row["method"] != "dense":
+            curves.setdefault(row["method"].partition(":")[0], [(0.0, 1.0)]).append((row["cut"], row["speedup"]))
+    images = setup.images(MATCHING_IMAGES)
+    rows: list[dict[str, Any]] = []
+    for speed in SPEEDS:
+        chosen: dict[str, MethodConfig] = {}
+        for name in candidates(setup.only):
+            cut = _cut_at(curves.get(name, [(0.0, 1.0)]), speed)
+            if cut is not None:
+                chosen |= settings(setup.model, [name], images, cut)
+        found = rows_of(setup, list(chosen.values()))
+        rows += [{**row, "speed": speed} for row in found]
+        write(rows)
+        print(f"{speed:g} times as fast as the fastest dense\n\n{markdown(found)}\n", flush=True)
+    return rows
+
+
+def _cut_at(curve: Sequence[tuple[float, float]], speed: float) -> float | None:
+    """The mildest cut at which a line through the points reaches the speed; None: at none of them."""
+    for (before, slow), (after, fast) in pairwise(curve):
+        if slow <= speed <= fast:
+            return before + (after - before) * (speed - slow) / (fast - slow)
+    return None
 
 
 def schedules(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
@@ -316,6 +387,8 @@ def atm(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> list[dic
 
 TABLES = {
     "cuts": cuts,
+    "times": times,
+    "speeds": speeds,
     "lossless": lossless,
     "stress": stress,
     "schedules": schedules,
@@ -340,11 +413,13 @@ def parse_arguments() -> argparse.Namespace:
         "--cut",
         type=float,
         action="append",
-        help="e.g. 0.5; may repeat; default: 0.2 0.35 0.5 0.65, `schedules`: 0.4, `lossless`, `stress`: steps of 0.05",
+        help="e.g. 0.5; may repeat; default: 0.2 0.35 0.5 0.65, `schedules`: 0.4, `times`: steps of 0.1, `lossless`, "
+        "`stress`: of 0.05",
     )
     parser.add_argument("--limit", type=int, help="so many images only, for a quick try")
     parser.add_argument("--batch-size", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=0, help="timed rounds of `cuts`; 0: no times")
+    parser.add_argument("--rounds", type=int, default=0, help="timed rounds of `cuts` (0: no times) and `times`")
+    parser.add_argument("--times", type=Path, help="of `speeds`: what `times` wrote")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", help="write the record to this file")
     parser.add_argument("--figure", type=Path, help="of `cuts`: the file to draw top-1 over MACs into")
@@ -358,7 +433,8 @@ def main() -> None:
     warnings.simplefilter("ignore", ReductionWarning)  # late blocks run out of tokens at large cuts
     model = create_model(arguments.model, pretrained=False)
     load_checkpoint(model, arguments.checkpoint)
-    usual = {"schedules": (SCHEDULE_CUT,), "lossless": STRESS_CUTS, "stress": STRESS_CUTS}.get(arguments.table, CUTS)
+    others = {"schedules": (SCHEDULE_CUT,), "times": TIMED_CUTS, "lossless": STRESS_CUTS, "stress": STRESS_CUTS}
+    usual = others.get(arguments.table, CUTS)
     setup = Setup(
         model.eval(),
         arguments.model,
@@ -369,6 +445,7 @@ def main() -> None:
         arguments.rounds,
         arguments.method,
         arguments.cut or usual,
+        arguments.times,
     )
 
     def write(rows: Iterable[dict[str, Any]]) -> None:
@@ -378,7 +455,7 @@ def main() -> None:
 
     rows = TABLES[arguments.table](setup, write)
     write(rows)
-    if arguments.table in ("lossless", "stress", "published"):  # the others print every part when it is done
+    if arguments.table in ("lossless", "stress", "published", "times"):  # the others print every part when it is done
         print(markdown(rows))
     if arguments.table == "atm":
         print(sweep(rows))
