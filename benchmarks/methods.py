@@ -55,6 +55,8 @@ def at_share(model: nn.Module, method: str, images: Tensor, share: float) -> Met
     tunable = methods()[method].tunable
     if tunable is None:
         return make_method(method)
+    if not make_method(method).is_adaptive():
+        images = images[:1]  # counts are the same for all
     rows, columns = host_of(model).facts(model).grid_size
     values = partial(tunable.value, patches=rows * columns)
 
