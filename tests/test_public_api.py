@@ -22,14 +22,9 @@ MODULES = sorted(
 )
 
 SHOWN = {
-    *("vitrim.data.dataset", "vitrim.measure.latency", "vitrim.measure.macs", "vitrim.measure.memory"),
-    *(
-        "vitrim.measure.profile",
-        "vitrim.speed.words",
-        "vitrim.speed.bench",
-        "vitrim.speed.compare",
-        "vitrim.speed.engines",
-    ),
+    "vitrim.data.dataset",
+    *(f"vitrim.measure.{name}" for name in ("latency", "macs", "memory", "profile")),
+    *(f"vitrim.speed.{name}" for name in ("bench", "compare", "engines", "words")),
 }
 """Modules whose docstrings have examples, besides those of the methods."""
 
