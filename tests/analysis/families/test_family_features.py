@@ -50,6 +50,10 @@ def mean_cca(a: np.ndarray, b: np.ndarray) -> float:
     return float(cca(a, b).correlations.mean())
 
 
+def pwcca(a: np.ndarray, b: np.ndarray) -> float:
+    return cca(a, b).pwcca_ab
+
+
 def random(seed: int, images: int = 40, channels: int = 5) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(images, channels))
 
