@@ -55,7 +55,7 @@ from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.exporting.formats import PRECISIONS
 from vitrim.loading import create_model
 from vitrim.measure import machine
-from vitrim.measure.contestants import Contestant, Output
+from vitrim.measure.contestants import Output
 from vitrim.measure.evaluation import standard_probes, task_of
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile_of
@@ -80,15 +80,9 @@ PRINTED_AS = {"deit_tiny_patch16_224": "DeiT-T", "deit_small_patch16_224": "DeiT
 """Models by timm's name as the paper writes them."""
 
 
-class Paired:
+class Paired(Gauge):
     """Change of top-1 with its standard error, image by image, and divergence from the dense model."""
 
-    def start(self, contestant: Contestant) -> Gauge:
-        """The gauge of one model."""
-        return _Paired()
-
-
-class _Paired(Gauge):
     def __init__(self) -> None:
         self.change, self.kl = Values(), Values()
         super().__init__({"change": self.change, "kl": self.kl})

@@ -72,6 +72,8 @@ def test_imports_by_a_string_make_a_circle(tmp_path: Path) -> None:
     (package / "c.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from own.b import late")
     assert count.imports(package) == {"own": set(), "own.a": {"own.b"}, "own.b": {"own.c"}, "own.c": {"own.b"}}
     assert count.circles(count.imports(package)) == 1
+    assert count.circles({"a": {"a.x"}, "a.x": {"a.y"}, "a.y": set()}) == 0
+    assert count.circles({"x": {"y"}, "y": {"z"}, "z": {"y"}, "w": {"w"}}) == 2
 
 
 def test_a_walk_is_the_files_whose_functions_are_entered(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """`vitrim bench` from the command line, its rows, and what it says about them."""
 
-import doctest
 import importlib.util
 import json
 import subprocess
@@ -21,7 +20,6 @@ from vitrim.measure.latency import Budget, reduced_copy
 from vitrim.measure.macs import count_macs, profile_of
 from vitrim.measure.records import Row
 from vitrim.speed import bench as profiling
-from vitrim.speed import engines, words
 from vitrim.speed.bench import measure, promised_speedup, random_images
 from vitrim.speed.engines import compilation
 from vitrim.speed.words import advice, verdicts
@@ -538,12 +536,6 @@ def test_table_and_verdict_are_printed(monkeypatch):
     assert cells["tome:r=8,last_block=class_token"][3].strip() == "-"
     assert "evit does not pay at batch 8, fp32: 0.50x the speed of dense (fused)" in text
     assert "tome:r=8,last_block=class_token does not pay" not in text
-
-
-@pytest.mark.parametrize("module", [words, profiling, engines])
-def test_examples(module):
-    """They run in `test_public_api.py`."""
-    assert any(found.examples for found in doctest.DocTestFinder().find(module))
 
 
 # ---- dense models

@@ -61,13 +61,14 @@ def test_a_file_and_its_record(run: Run) -> None:
 
 
 def test_dense_for_one_batch_timed(run_shallow: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And compared on as many images as fill a batch of the file, more than were asked for."""
     monkeypatch.setattr("vitrim.measure.latency.Budget.spent", lambda self, rounds, *_: rounds >= 2)
-    code, _, err = run_shallow(
-        "--out", "m.pt2", "--batch", "2", "--check", "2", "--preprocess", "--bench", "--json", "r.json"
-    )
+    given = ["--images", "images", "--image-size", "32", "--check", "2", "--preprocess", "--bench"]
+    code, out, err = run_shallow("--out", "m.pt2", "--batch", "7", *given, "--json", "r.json")
     assert code == 0, err
+    assert "7 images in batches of 7: largest difference" in out
     rows = json.loads(Path("r.json").read_text())["rows"]
-    assert [(row["engine"], row["batch_size"]) for row in rows] == [("eager", 2)] * 2 + [("torch.export", 2)] * 2
+    assert [(row["engine"], row["batch_size"]) for row in rows] == [("eager", 7)] * 2 + [("torch.export", 7)] * 2
 
 
 def test_the_function_does_what_the_command_does(run_shallow: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,13 +132,6 @@ def test_counts_are_frozen_under_what_a_run_learned(run: Run) -> None:
     code, _, err = run("--checkpoint", "learned", *given)
     assert code == 0, err
     assert vitrim.Exported.open("m.pt2").metadata["method"] == "ia_red2:r=[15,0]"
-
-
-def test_images_fill_a_batch_of_the_file(run_shallow: Run) -> None:
-    given = ["-m", "tome:r=2", "--images", "images", "--image-size", "32", "--check", "2"]
-    code, out, err = run_shallow("--out", "m.pt2", "--batch", "7", *given)
-    assert code == 0, err
-    assert "7 images in batches of 7: largest difference" in out
 
 
 def test_images_that_only_name_the_classes_need_no_size(run: Run) -> None:
@@ -237,18 +231,18 @@ def test_as_many_images_as_a_batch_are_enough() -> None:
 def test_counts_are_found_on_so_many_images(
     limit: int | None, images: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: list[int] = []
+    class Asked(Exception):
+        """Carries the limit, and spares the export."""
 
-    def frozen(*_: object, **__: object) -> vitrim.MethodConfig:
-        return vitrim.parse_method("tome:r=2")
+    def asked(dataset: object, size: int, limit: int) -> None:
+        raise Asked(limit)
 
-    monkeypatch.setattr(writing, "batches", lambda dataset, size, limit: asked.append(limit) or [])
-    monkeypatch.setattr("vitrim.exporting.static.freeze", frozen)
-    vitrim.export(
-        create_model("test_vit", options=SHALLOW), "atm", tmp_path / "m.pt2",
-        freeze=True, limit=limit, check=0, images=ImageDataset([Image.new("RGB", (32, 32))], [0]),
-    )  # fmt: skip
-    assert asked == [images]
+    monkeypatch.setattr(writing, "batches", asked)
+    with pytest.raises(Asked, match=f"^{images}$"):
+        vitrim.export(
+            create_model("test_vit", options=SHALLOW), "atm", tmp_path / "m.pt2",
+            freeze=True, limit=limit, check=0, images=ImageDataset([Image.new("RGB", (32, 32))], [0]),
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("record", ["m.pt2.json", "./m.pt2.json"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import errno
 import io
 import json
@@ -224,11 +223,6 @@ def test_a_folder_without_permission_is_one_line(run: Run, monkeypatch: pytest.M
     monkeypatch.setattr("vitrim.measure.profile.load_images", refuses)
     code, _, err = run("test_vit", "-m", ATM, "--images", "/secret/images")
     assert (code, err) == (2, "error: /secret/images: Permission denied\n")
-
-
-def test_examples() -> None:
-    """They run in `test_public_api.py`."""
-    assert any(found.examples for found in doctest.DocTestFinder().find(profile))
 
 
 # ---- the same from Python

@@ -1,6 +1,5 @@
 """Image datasets and their batches."""
 
-import doctest
 import importlib.util
 import pickle
 import pkgutil
@@ -226,12 +225,6 @@ def test_wrong_batches(wrong, least):
 
 
 # ---- the whole
-
-
-def test_examples():
-    results = [doctest.testmod(import_module(name)) for name in MODULES]
-    assert sum(result.attempted for result in results) > 10
-    assert sum(result.failed for result in results) == 0
 
 
 def test_to_tensor_keeps_the_pixels():

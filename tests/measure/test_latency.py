@@ -1,7 +1,5 @@
 """Timing in turn, and the statistics of it, on a clock that the tests set."""
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
@@ -225,12 +223,6 @@ def test_a_model_without_the_switch_is_its_own_baseline():
     copies = dense_copies(layer)
     assert list(copies) == ["host"]
     assert copies["host"] is not layer
-
-
-def test_examples():
-    result = doctest.testmod(latency)
-    assert result.attempted >= 10
-    assert result.failed == 0
 
 
 def test_copies_are_made_of_dense_models() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import doctest
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -25,7 +24,6 @@ from vitrim.core.block import Reducer
 from vitrim.core.method import MethodConfig
 from vitrim.core.plan import Layer
 from vitrim.core.registry import make_method, reduces
-from vitrim.measure import macs
 from vitrim.measure.macs import CONVENTIONS, PARTS, Macs, Profile, count_macs, profile_of
 
 IMAGE = torch.empty(1, 3, 224, 224, device="meta")
@@ -484,8 +482,3 @@ def test_names() -> None:
     assert profile_of(model, "none", tiny.images()).model == "VisionTransformer"
     assert profile_of(model, "none", tiny.images(), name="mine").model == "mine"
     assert profile_of(on_meta("deit_tiny_patch16_224"), None, IMAGE).model == "deit_tiny_patch16_224"
-
-
-def test_examples() -> None:
-    assert doctest.testmod(macs).failed == 0
-    assert doctest.testmod(macs).attempted > 5

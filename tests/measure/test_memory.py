@@ -1,6 +1,5 @@
 """Peak memory of functions whose peak is known by arithmetic."""
 
-import doctest
 from functools import partial
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 from timm.models import VisionTransformer
 from torch import nn
 
-from vitrim.measure import memory
 from vitrim.measure.latency import dense_copies, reduced_copy, shared_copy
 from vitrim.measure.memory import peak_memory_mib, running_peak
 
@@ -135,9 +133,3 @@ def test_cuda():
         return torch.empty(2**19, device="cuda")
 
     assert peak_memory_mib(run, "cuda") == 4.0
-
-
-def test_examples():
-    result = doctest.testmod(memory)
-    assert result.attempted >= 3
-    assert result.failed == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,14 @@ from golden_streams import check_gradients, loaded, table_8, with_random_heads
 from vitrim.errors import VitrimError
 from vitrim.measure.macs import profile_of
 from vitrim.models import lookupvit
-from vitrim.models.lookupvit import LookupBase, LookupLayer, LookupViT, SharedLookupViT, checkpoint_filter_fn
-from vitrim.models.lookupvit_parts import SharedGather
+from vitrim.models.lookupvit import (
+    LookupBase,
+    LookupLayer,
+    LookupViT,
+    SharedGather,
+    SharedLookupViT,
+    checkpoint_filter_fn,
+)
 from vitrim.models.streams import objective
 
 VECTORS = ("vittm/vittm_lookup_c3", "vittm/vittm_lookup_c4_nocls")
@@ -243,10 +248,6 @@ def test_bad_input_is_one_line(kind: type[LookupBase]) -> None:
         tiny(kind, global_pool="token")
     with pytest.raises(VitrimError, match="do not divide"):
         tiny(kind, patch_size=7)
-
-
-def test_examples() -> None:
-    assert doctest.testmod(lookupvit).failed == 0
 
 
 def test_a_shared_projection_that_is_more_than_its_weights_is_called() -> None:

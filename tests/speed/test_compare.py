@@ -3,7 +3,6 @@ and where they stand in the picture."""
 
 from __future__ import annotations
 
-import doctest
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -324,10 +323,3 @@ def test_bad_input_is_refused_before_anything_runs(
     with pytest.raises(VitrimError, match=message) as error:
         compare(model(), options.pop("methods"), str(source), **options)
     assert "\n" not in str(error.value)
-
-
-def test_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    result = doctest.testmod(comparing)
-    assert result.attempted > 0
-    assert result.failed == 0

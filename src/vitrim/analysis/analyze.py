@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +32,7 @@ from vitrim.errors import MissingPackageError, VitrimError, check_whole, one_lin
 from vitrim.files import check_folder
 from vitrim.loading import load
 from vitrim.measure.evaluation import DTYPES, data_facts, open_task
+from vitrim.measure.inputs import check_kinds
 from vitrim.measure.machine import environment, select_device
 from vitrim.measure.probes import MacsProbe
 from vitrim.measure.records import read
@@ -125,10 +125,12 @@ def analyze(
     reading: dict[str, Any] = {"split": split, "image_column": image_column, "label_column": label_column}
     reading["data_options"] = data_options
     how: dict[str, Any] = {"checkpoint": checkpoint, "model_options": model_options}
-    _check_kinds(**reading, **how, more_models=more_models, sizes=sizes, dtype=dtype, seed=seed, device=device)
-    _check_kinds(on_progress=on_progress, on_stop=on_stop)
+    check_kinds(**reading, **how, dtype=dtype, on_progress=on_progress, on_stop=on_stop)
+    _check_lists(more_models=more_models, sizes=sizes)
     configs = parse_methods(methods)
     check_whole(batch_size=(batch_size, 1), limit=(limit, 1), workers=(workers, 0))
+    if not isinstance(seed, int):
+        raise VitrimError(f"seed is a whole number, not {seed!r:.60}")
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
     folder, families, kinds = _checked(out, only, formats, sizes)
@@ -256,7 +258,7 @@ def analyze_records(
         >>> [(row["block"], row["tokens"]) for row in report.rows]
         [(0, 15.0), (1, 13.0)]
     """
-    _check_kinds(records=records)
+    _check_lists(records=records)
     folder, families, kinds = _checked(out, only, formats, stored=True)
     read = [one if isinstance(one, Record) else Record.load(one) for one in records]
     return _write(folder, results_of(read, families), read, {}, kinds)
@@ -284,7 +286,7 @@ def compare_analyses(
     Raises:
         VitrimError: a folder that holds no finished analysis, families that need the same images, or as `analyze`.
     """
-    _check_kinds(analyses=analyses)
+    _check_lists(analyses=analyses)
     folder, families, kinds = _checked(out, only, formats, stored=True)
     groups = [read_analysis(Path(one)) for one in analyses]
     results = across(groups, families)
@@ -297,35 +299,23 @@ def compare_analyses(
 
 NOTES = 6
 """Notes that a terminal gets."""
-PLACE = (str, Path)
-ARGUMENTS: dict[str, tuple[tuple[Any, ...], str, Any]] = {
-    "out": (PLACE, "a folder", None),
-    "only": ((Iterable, NoneType), "a text with commas or a list of families", str),
-    "formats": ((Iterable,), "a text with commas or a list of formats", str),
-    "records": ((Iterable,), "a list of records or their files", (Record, *PLACE)),
-    "analyses": ((Iterable,), "a list of folders", PLACE),
-    "more_models": ((Iterable,), "a list of models", (nn.Module, str)),
-    "sizes": ((Iterable,), "a list of whole numbers of pixels", int),
-    **dict.fromkeys(("split", "image_column", "label_column"), ((str, NoneType), "a text", None)),
-    **dict.fromkeys(("data_options", "model_options"), ((Mapping, NoneType), "a mapping from names to values", None)),
-    "checkpoint": ((*PLACE, NoneType), "a file or a folder", None),
-    "dtype": ((str,), "a text", None),
-    "seed": ((int,), "a whole number", None),
-    "device": ((str, torch.device), "the name of a device", None),
-    **dict.fromkeys(("on_progress", "on_stop"), ((Callable, NoneType), "a function", None)),
+LISTS: dict[str, tuple[str, Any]] = {
+    "only": ("a text with commas or a list of families", str),
+    "formats": ("a text with commas or a list of formats", str),
+    "records": ("a list of records or their files", (Record, str, Path)),
+    "analyses": ("a list of folders", (str, Path)),
+    "more_models": ("a list of models", (nn.Module, str)),
+    "sizes": ("a list of whole numbers of pixels", int),
 }
-"""By name the types of an argument, what it is in words, and the types of its entries."""
+"""Arguments that are lists: what each is in words, and the types of its entries."""
 
 
-def _check_kinds(**given: object) -> None:
+def _check_lists(**given: object) -> None:
     """Refuse arguments of other types, before any work."""
     for name, value in given.items():
-        kinds, words, entries = ARGUMENTS[name]
-        right = isinstance(value, kinds)
-        if right and entries is not None and isinstance(value, Collection):
-            listed = entries is str or not isinstance(value, str)  # a text is a list of nothing but names
-            right = listed and all(isinstance(one, entries) for one in value)
-        if not right:
+        words, entries = LISTS[name]
+        listed = isinstance(value, Iterable) and (entries is str or not isinstance(value, str))  # a text is of names
+        if not listed or (isinstance(value, Collection) and not all(isinstance(one, entries) for one in value)):
             raise VitrimError(f"{name} is {words}, not {value!r:.60}")
 
 
@@ -343,7 +333,9 @@ def _checked(
         out, only, formats, sizes: as of `analyze`.
         stored: there are records alone, and no model.
     """
-    _check_kinds(out=out, only=only, formats=formats)
+    if not isinstance(out, str | Path):
+        raise VitrimError(f"out is a folder, not {out!r:.60}")
+    _check_lists(only=() if only is None else only, formats=formats)
     families = chosen(only, sizes)
     alone = next((name for name in families if stored and FAMILIES[name].of_records is None), None)
     if alone is not None:

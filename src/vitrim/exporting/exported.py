@@ -56,7 +56,7 @@ class Exported:
     Example:
         >>> import timm, torch, vitrim
         >>> from tempfile import TemporaryDirectory
-        >>> model = timm.create_model("test_vit", img_size=32, num_classes=3).eval()
+        >>> model = timm.create_model("test_vit", img_size=32, patch_size=8, depth=2, num_classes=3).eval()
         >>> with TemporaryDirectory() as folder:
         ...     file = vitrim.export(model, None, f"{folder}/m.pt2", check=0)
         ...     file.run(torch.zeros(2, 3, 32, 32).numpy()).shape, file.inputs

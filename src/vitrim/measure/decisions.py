@@ -273,20 +273,16 @@ def _check_entries(opened: BinaryIO) -> None:
         if sum(entry.file_size for entry in entries) > LARGEST:
             raise ValueError(f"its arrays would take more than {LARGEST / 2**30:.0f} GiB")
         for entry in entries:
-            _check_entry(stored, entry)
-
-
-def _check_entry(stored: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
-    name = entry.filename
-    if entry.flag_bits & 1 or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f"{name} is encrypted, or compressed as no array is")
-    with stored.open(entry) as content:
-        read = READERS.get(np.lib.format.read_magic(content))
-        if read is None:
-            raise ValueError(f"{name} is of an unknown version")
-        shape, _, dtype = read(content)
-        start = content.tell()
-    if dtype.kind not in ("U" if name == f"{HEADER}.npy" else "biuf"):
-        raise ValueError(f"{name} holds {dtype}, no numbers")
-    if min(shape, default=0) < 0 or start + math.prod(shape) * dtype.itemsize != entry.file_size:
-        raise ValueError(f"{name} of shape {shape} and {dtype} does not have {entry.file_size} bytes")
+            name = entry.filename
+            if entry.flag_bits & 1 or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError(f"{name} is encrypted, or compressed as no array is")
+            with stored.open(entry) as content:
+                read = READERS.get(np.lib.format.read_magic(content))
+                if read is None:
+                    raise ValueError(f"{name} is of an unknown version")
+                shape, _, dtype = read(content)
+                start = content.tell()
+            if dtype.kind not in ("U" if name == f"{HEADER}.npy" else "biuf"):
+                raise ValueError(f"{name} holds {dtype}, no numbers")
+            if min(shape, default=0) < 0 or start + math.prod(shape) * dtype.itemsize != entry.file_size:
+                raise ValueError(f"{name} of shape {shape} and {dtype} does not have {entry.file_size} bytes")

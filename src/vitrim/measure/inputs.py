@@ -18,7 +18,7 @@ from vitrim.measure.latency import reduced_copy
 TEXT, PATH = (str, "a text"), (str | Path, "a path")
 OPTIONS = (Mapping, "a dict of options by name")
 KINDS: dict[str, tuple[Any, str]] = {
-    **dict.fromkeys(("split", "image_column", "label_column"), TEXT),
+    **dict.fromkeys(("split", "image_column", "label_column", "dtype"), TEXT),
     **dict.fromkeys(("checkpoint", "learned", "out", "decisions", "predictions", "figure"), PATH),
     **dict.fromkeys(("data_options", "model_options", "protocol"), OPTIONS),
     **dict.fromkeys(("on_progress", "on_stop"), (Callable, "a function")),

@@ -199,44 +199,23 @@ def _elementwise_result(x: Any, other: Any = 0, **_: Any) -> Tensor | None:
     return torch.empty_like(x)
 
 
-# FLOPs of operations that PyTorch's counter has no formula for, from shapes. A MAC is two.
-
-
-def _linear_flops(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
-    return 2 * prod(x) * prod(weight[:-1])
-
-
-def _vector_flops(matrix: Shape, *_: Any, **__: Any) -> int:
-    return 2 * prod(matrix)
+_aten = torch.ops.aten
 
 
 def _attention_flops(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
     return 2 * prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
 
 
-def _distance_flops(a: Shape, b: Shape, *_: Any, out_shape: Shape, **__: Any) -> int:
-    return 2 * prod(out_shape) * a[-1]
-
-
-def _norm_flops(x: Shape, *_: Any, **__: Any) -> int:
-    return 2 * NORM_PER_ELEMENT * prod(x)
-
-
-def _batch_norm_flops(x: Shape, *_: Any, **__: Any) -> int:
-    return 2 * BATCH_NORM_PER_ELEMENT * prod(x)
-
-
-_aten = torch.ops.aten
-
-_FORMULAS = {
-    _aten.linear: _linear_flops,
-    _aten.mv: _vector_flops,
-    _aten.dot: _vector_flops,
+_FORMULAS: dict[Any, Callable[..., int]] = {
+    _aten.linear: lambda x, weight, *_, **__: 2 * prod(x) * prod(weight[:-1]),
+    _aten.mv: lambda matrix, *_, **__: 2 * prod(matrix),
+    _aten.dot: lambda vector, *_, **__: 2 * prod(vector),
     _aten.scaled_dot_product_attention: _attention_flops,
-    _aten.cdist: _distance_flops,
-    _aten.native_layer_norm: _norm_flops,
-    _aten.batch_norm: _batch_norm_flops,
+    _aten.cdist: lambda a, *_, out_shape, **__: 2 * prod(out_shape) * a[-1],
+    _aten.native_layer_norm: lambda x, *_, **__: 2 * NORM_PER_ELEMENT * prod(x),
+    _aten.batch_norm: lambda x, *_, **__: 2 * BATCH_NORM_PER_ELEMENT * prod(x),
 }
+"""FLOPs of operations that PyTorch's counter has no formula for, from shapes. A MAC is two."""
 
 _META_RESULTS: dict[Any, Callable[..., Any]] = {
     _aten.linear.default: _linear_result,

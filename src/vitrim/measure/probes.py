@@ -7,6 +7,7 @@ sums or lists, so what several processes saw adds up, and what was seen so far c
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from math import fsum, isnan, sqrt
@@ -70,6 +71,10 @@ class Gauge(ABC):
         for metric in self.metrics.values():
             metric.distributed_available_fn = _alone  # states are gathered in one place, `Measurement.findings`
             metric.compute_with_cache = False
+
+    def start(self, contestant: Contestant) -> Gauge:
+        """A gauge like this one, for a model; this one has seen nothing, and never does."""
+        return copy.deepcopy(self)
 
     @abstractmethod
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
@@ -158,10 +163,6 @@ class TaskMetrics(Gauge):
         self.collection = task.metrics()
         super().__init__({str(name): metric for name, metric in self.collection.items(keep_base=True)})
 
-    def start(self, contestant: Contestant) -> Gauge:
-        """The metrics of one model."""
-        return TaskMetrics(self.task)
-
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
         self.collection.to(batch.images.device)
         self.task.update(self.collection, output.prediction, batch.targets)
@@ -209,10 +210,6 @@ class Agreement(Gauge):
         self.task = task
         self.agreement, self.cosine = Values(), Values()
         super().__init__({"agreement": self.agreement, "cosine": self.cosine})
-
-    def start(self, contestant: Contestant) -> Gauge:
-        """The agreement of one model with the first one."""
-        return Agreement(self.task)
 
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
         self.agreement.update(self.task.agreement(output.prediction, dense.prediction, batch.targets))
@@ -321,10 +318,6 @@ class MacsProbe(Gauge):
         self.sums, self.shapes = _Sums(len(PARTS)), Lists("shapes")
         super().__init__({"macs": self.sums, "shapes": self.shapes})
 
-    def start(self, contestant: Contestant) -> Gauge:
-        """The cost of one model."""
-        return MacsProbe()
-
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
         assert output.macs is not None
         self.sums.update((output.macs[part] for part in PARTS), len(batch))
@@ -364,7 +357,7 @@ class Tokens(Gauge):
         return {"tokens_per_block": per_block, "tokens_at_end": at_end}
 
 
-class PairedLoss:
+class PairedLoss(Gauge):
     """Loss against the first model, image by image: ``loss`` and its standard error ``loss_error``, shares, and ``kl``.
 
     The standard error is that of the mean of the differences, and at least one image's share: of few images none may
@@ -376,15 +369,6 @@ class PairedLoss:
     """
 
     def __init__(self, task: Task, *, labels: bool) -> None:
-        self.task, self.labels = task, labels
-
-    def start(self, contestant: Contestant) -> Gauge:
-        """The loss of one model."""
-        return _PairedLoss(self.task, self.labels)
-
-
-class _PairedLoss(Gauge):
-    def __init__(self, task: Task, labels: bool) -> None:
         self.task, self.labels = task, labels
         self.loss, self.kl = Values(), Values()
         super().__init__({"loss": self.loss, "kl": self.kl})
@@ -432,10 +416,6 @@ class PairedIoU(Gauge):
         self.counts = Lists("right", "union", "dense_right", "dense_union")
         super().__init__({"counts": self.counts})
 
-    def start(self, contestant: Contestant) -> Gauge:
-        """The counts of one model and of the first one."""
-        return PairedIoU(self.task)
-
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
         (right, union), (dense_right, dense_union) = (
             _overlaps(one.prediction.argmax(1), batch.targets, self.task.num_classes) for one in (output, dense)
@@ -480,10 +460,6 @@ class Predictions(Gauge):
     def __init__(self) -> None:
         self.found = Lists("ids", "labels", "classes", "probabilities")
         super().__init__({"found": self.found})
-
-    def start(self, contestant: Contestant) -> Gauge:
-        """The predictions of one model."""
-        return Predictions()
 
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
         probabilities, classes = output.prediction.detach().float().softmax(1).max(1)

@@ -49,11 +49,11 @@ class Batch:
         return replace(self, images=self.images.to(device, dtype), targets=targets)
 
 
-class Row(Mapping[str, Any]):
+class Row(dict[str, Any]):
     """The numbers of one model under one method, by name; units are part of the names, such as ``latency_ms``.
 
     One is ``method``: as on the command line, ``dense`` for the untouched model. Evaluations and speeds use the
-    same rows, and a row can be written to JSON as ``dict(row)``.
+    same rows.
 
     Example:
         >>> row = Row("tome:r=13", {"top1": 0.71, "gmacs": {"linear": 2.5}})
@@ -62,27 +62,12 @@ class Row(Mapping[str, Any]):
     """
 
     def __init__(self, method: str, numbers: Mapping[str, Any], *, model: str | None = None) -> None:
-        self._numbers = {**({} if model is None else {"model": model}), "method": method, **numbers}
+        super().__init__({**({} if model is None else {"model": model}), "method": method, **numbers})
 
     @property
     def method(self) -> str:
         """The method, as on the command line."""
-        return str(self._numbers["method"])
-
-    def __getitem__(self, name: str) -> Any:
-        return self._numbers[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._numbers)
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __eq__(self, other: object) -> bool:
-        return dict(self) == dict(other) if isinstance(other, Mapping) else NotImplemented
-
-    def __repr__(self) -> str:
-        return f"Row({self._numbers})"
+        return str(self["method"])
 
 
 def as_batches(batches: Iterable[Batch | tuple[Tensor, Any]]) -> Iterator[Batch]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitrim.core.registry import ask
 from vitrim.core.tokens import Trace, unmerge
 from vitrim.errors import VitrimError, unknown
-from vitrim.models.dense_parts import padded, patch_map
+from vitrim.models.common import padded, patch_map
 
 DecoderTokens = Literal["all", "merged"]
 DECODER_TOKENS: tuple[DecoderTokens, ...] = ("all", "merged")

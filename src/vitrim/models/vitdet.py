@@ -24,7 +24,7 @@ from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 
 from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
-from vitrim.models.dense_parts import padded, patch_map
+from vitrim.models.common import padded, patch_map
 from vitrim.models.vitdet_heads import RoIs, roi_heads, wide
 
 if TYPE_CHECKING:

@@ -241,22 +241,13 @@ def _in_order(everyone: Sequence[list[Scores]], images: int, batch_size: int) ->
     return found
 
 
-class Damage:
+class Damage(Gauge):
     """The proxies as a probe: ``feature``, ``cosine``, ``kl`` and ``agree``, each as far as the model has it.
 
     Args:
         task: compares predictions.
     """
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
-
-    def start(self, contestant: Contestant) -> Gauge:
-        """The damage of one model."""
-        return _Damage(self.task)
-
-
-class _Damage(Gauge):
     def __init__(self, task: Task) -> None:
         self.task = task
         self.values = {name: Values() for name in get_args(Proxy)}
