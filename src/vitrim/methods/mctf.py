@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -25,27 +24,8 @@ from vitrim.core.matching import (
 from vitrim.core.method import MethodConfig, Needs, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, check_blocks, one_each
+from vitrim.core.schedule import Amount, Fuse, check_blocks, one_each
 from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient
-
-
-@dataclass(frozen=True)
-class Fuse:
-    """Fuse ``r`` patch tokens, or that fraction of them if below 1, but leave at least ``least``.
-
-    Example:
-        >>> Fuse(0.35, least=9).keep(196, 196), Fuse(16, least=9).keep(196, 20)
-        (128, 9)
-    """
-
-    r: float
-    least: int
-
-    def keep(self, initial: int, current: int) -> int:
-        # round: 0.29 * 100 is 28.999999999999996 in floating point and means 29
-        removed = math.floor(round(current * self.r, 9)) if self.r < 1 else int(self.r)
-        return max(current - removed, min(self.least, current))
-
 
 Fused = Annotated[int | float, Field(ge=0)]
 
