@@ -36,6 +36,7 @@ ORDER = (
     *("tome", "topk", "evit", "atm", "ats", "cropr", "dynamicvit"),
     *("mctf", "kmedoids", "dpc_knn", "pitome", "l2", "random", "zero_tprune"),
     *("gtp", "linf", "l1", "tofu", "bat", "diffrate", "algm"),
+    *("atc", "ppt", "saint", "vid_tldr", "cubist_merge"),
     *("a_vit", "evo_vit", "patchmerger", "sit", "sinkhorn", "ia_red2"),
 )
 """Methods in the order of colours: those that are often compared come first, the registry's others follow by name."""
