@@ -86,12 +86,19 @@ def test_equal_distances_leave_as_many_clusters_as_asked(linkage: str, values: i
         assert (found <= torch.arange(12)).all()
 
 
-@pytest.mark.parametrize(("linkage", "joins"), [("single", 0), ("complete", 4), ("average", 4)])
-def test_linkages_differ_where_a_chain_lies_between(linkage: str, joins: int) -> None:
-    """3.9 is nearest to 2 of {0, 1, 2}; the mean and the farthest of {6, 6.1} are nearer than those of these."""
-    line = torch.tensor([[[0.0], [1.0], [2.0], [3.9], [6.0], [6.1]]])
-    found = agglomerate(torch.cdist(line, line), linkage, 4)[0].tolist()
-    assert found == ([0, 0, 0, 0, 4, 4] if joins == 0 else [0, 0, 0, 3, 3, 3])
+@pytest.mark.parametrize(
+    ("linkage", "merges", "expected"),
+    [
+        ("single", 3, [0, 0, 0, 3, 4, 4]),
+        ("single", 4, [0, 0, 0, 0, 4, 4]),
+        ("complete", 3, [0, 0, 2, 2, 4, 4]),
+        ("average", 3, [0, 0, 0, 3, 4, 4]),
+        ("average", 4, [0, 0, 0, 3, 3, 3]),
+    ],
+)
+def test_linkages_differ_where_a_chain_lies_between(linkage: str, merges: int, expected: list[int]) -> None:
+    line = torch.tensor([[[0.0], [1.0], [2.05], [3.9], [6.0], [6.1]]])
+    assert agglomerate(torch.cdist(line, line), linkage, merges)[0].tolist() == expected
 
 
 def test_sizes_weigh_in_the_mean_and_not_in_the_distance() -> None:

@@ -318,6 +318,26 @@ def keep_rate(
     return schedule
 
 
+def fuse_at(
+    r: float | Sequence[float], blocks: Sequence[int], num_layers: int, what: str, least: int = 1
+) -> list[Amount | None]:
+    """Fuse ``r`` patch tokens, or a share below 1, at each of ``blocks`` (0-based, in order); None elsewhere.
+
+    ``r`` may be a list with one for each of ``blocks``.
+
+    Raises:
+        VitrimError: another number of them; ``what`` they are, it says.
+
+    Example:
+        >>> fuse_at([8, 0.5], [1, 2], 4, "r")
+        [None, Fuse(r=8, least=1), Fuse(r=0.5, least=1), None]
+    """
+    schedule: list[Amount | None] = [None] * num_layers
+    for block, each in zip(blocks, one_each(r, len(blocks), what), strict=True):
+        schedule[block] = Fuse(each, least)
+    return schedule
+
+
 def one_each(values: N | Sequence[N], count: int, what: str) -> tuple[N, ...]:
     """One value for each of ``count`` blocks, from as many, or from one for all.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -12,13 +12,11 @@ from vitrim.core.assignment import Hard, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.matching import alternate_similarity, match_alternate
-from vitrim.core.method import MethodConfig, Needs, Tunable
+from vitrim.core.method import Fused, MethodConfig, Needs, Tunable, refuse_parts
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, Remove, check_blocks, one_each, quarter_blocks
+from vitrim.core.schedule import Amount, check_blocks, fuse_at, quarter_blocks
 from vitrim.core.scoring import Score, needs_of, patch_score
 from vitrim.core.tokens import TokenState, no_gradient
-
-Count = Annotated[int, Field(ge=0)]
 
 
 class PPT(MethodConfig):
@@ -28,7 +26,7 @@ class PPT(MethodConfig):
     heads side by side), as a share of the sum. In each image the variance of the scores (unbiased) decides. Below the
     ``threshold`` the ``r`` most similar pairs merge, as in ToMe; else the ``r`` patches of lowest score go. Both leave
     as many tokens, so that counts are fixed although each image chooses for itself. From the first merge on, attention
-    adds log(size) to its logits.
+    adds log(size) to its logits. Published: ``r=50`` of DeiT's 196 patches, of which the third stage removes 48.
 
     Pruned images go on in descending order of score, pooled ones in ToMe's order: who meets whom in the next block
     depends on it. A block removes half of its patches at most, whichever it does.
@@ -56,7 +54,9 @@ class PPT(MethodConfig):
     runtime: ClassVar[frozenset[str]] = frozenset({"r", "threshold", "spread"})
     tunable = Tunable("r", 0, None, per_layer="r", places="blocks", first_place=0)
 
-    r: Count | tuple[Count, ...] = Field(50, description="patches removed at each stage, or a list with one per stage")
+    r: Fused | tuple[Fused, ...] = Field(
+        0.3, description="patches removed at each stage, or below 1 the share of those there are; or a list"
+    )
     blocks: tuple[int, ...] | None = Field(None, description="stages, 0-based; default a quarter of the depth apart")
     threshold: float = Field(
         7e-5, ge=0.0, description="variance of the scores below which an image is pooled; 0: always prune"
@@ -75,6 +75,7 @@ class PPT(MethodConfig):
 
     @model_validator(mode="after")
     def _check(self) -> PPT:
+        refuse_parts(self.r)
         if self.spread is not None and "threshold" in self.model_fields_set:
             raise ValueError("give either threshold or spread")
         return self
@@ -88,10 +89,7 @@ class PPT(MethodConfig):
     def amounts(self, num_layers: int) -> list[Amount | None]:
         blocks = self.stages(num_layers)
         check_blocks(blocks, num_layers)
-        schedule: list[Amount | None] = [None] * num_layers
-        for block, r in zip(blocks, one_each(self.r, len(blocks), "ppt: r"), strict=True):
-            schedule[block] = Remove(r)
-        return schedule
+        return fuse_at(self.r, blocks, num_layers, "ppt: r")
 
     def least_variance(self, patches: int) -> float:
         """The variance of the scores of so many ``patches`` from which on an image is pruned.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -12,13 +12,11 @@ from vitrim.core.assignment import Hard, Soft
 from vitrim.core.attention import MAP_BYTES, Attention, KnownMap, heads_at_once, map_is_faster
 from vitrim.core.block import Reducer
 from vitrim.core.matching import alternate_cosines, match_alternate
-from vitrim.core.method import MethodConfig, Needs, Tunable
+from vitrim.core.method import Fused, MethodConfig, Needs, Tunable, refuse_parts
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, Fuse, check_blocks, one_each
+from vitrim.core.schedule import Amount, check_blocks, fuse_at
 from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient
-
-Fused = Annotated[int | float, Field(ge=0)]
 
 
 class VidTLDR(MethodConfig):
@@ -71,8 +69,7 @@ class VidTLDR(MethodConfig):
 
     @model_validator(mode="after")
     def _check(self) -> VidTLDR:
-        if any(r > 1 and not float(r).is_integer() for r in (self.r if isinstance(self.r, tuple) else (self.r,))):
-            raise ValueError("r must be a whole number of tokens, or a fraction below 1")
+        refuse_parts(self.r)
         return self
 
     def needs(self) -> Needs:
@@ -86,10 +83,7 @@ class VidTLDR(MethodConfig):
     def amounts(self, num_layers: int) -> list[Amount | None]:
         blocks = self.stages(num_layers)
         check_blocks(blocks, num_layers)
-        schedule: list[Amount | None] = [None] * num_layers
-        for block, r in zip(blocks, one_each(self.r, len(blocks), "vid_tldr: r"), strict=True):
-            schedule[block] = Fuse(r)
-        return schedule
+        return fuse_at(self.r, blocks, num_layers, "vid_tldr: r")
 
 
 class VidTLDRReducer(Reducer[VidTLDR]):
