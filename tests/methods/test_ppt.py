@@ -23,7 +23,9 @@ def test_vectors(ref: golden.Reference, config: vitrim.PPT) -> None:
     learned.check_dense(ref)
     model = golden.vit(ref)
     reduction = vitrim.reduce_(model, config, record=True)
-    variances = learned.caught(model, config.blocks, lambda m, *seen: m.ranking(*seen).var(dim=1))
+    variances = learned.caught(
+        model, config.blocks, lambda m, x, attention, state: m.scores(attention, state).var(dim=1)
+    )
     places = learned.caught(model, config.blocks, lambda m, x, attention, state: state.num_tokens)
     for block in config.blocks:
         model.blocks[block].reducer.register_forward_hook(
@@ -67,7 +69,7 @@ def plain(x: torch.Tensor, attention: Attention, image: int, r: int, threshold: 
 def test_each_image_of_a_batch_does_as_its_own_scores_say(r: int) -> None:
     x, attention, state = tokens()
     reducer = tiny.reducer(vitrim.PPT(r=r, blocks=[0]), Layer(0, 2, 4, 2, 0, 1, True, (3, 3)))
-    variances = reducer.ranking(x, attention, state).var(dim=1)
+    variances = reducer.scores(attention, state).var(dim=1)
     threshold = variances.sort().values[1].item()  # one below, one at it, one above
     reducer = tiny.reducer(vitrim.PPT(r=r, blocks=[0], threshold=threshold), reducer.layer)
     found, after = reducer(x, attention, state).apply(x, state)

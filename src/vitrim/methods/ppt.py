@@ -109,7 +109,7 @@ class PPTReducer(Reducer[PPT]):
         p, keep = state.num_prefix, self.num_keep(state)
         threshold = self.config.least_variance(state.num_patches)
         with no_gradient():
-            score = self.ranking(x, attention, state)
+            score = self.scores(attention, state)
             order = score.argsort(dim=1, descending=True, stable=True)
             if threshold == 0.0:  # no variance is below
                 return prune(state, order[:, :keep])
@@ -125,7 +125,7 @@ class PPTReducer(Reducer[PPT]):
         weight = None if self.config.proportional else torch.ones_like(state.size)
         return merge(state, kept, left, into, weight=weight, ragged=True)
 
-    def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
+    def scores(self, attention: Attention, state: TokenState) -> Tensor:
         """(B, P) scores of the patches, which sum to 1, in at least float32."""
         received = patch_score(attention, state, self.config.score)
         values = attention.values.detach()[:, :, state.num_prefix :]
