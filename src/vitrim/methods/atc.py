@@ -16,7 +16,7 @@ from vitrim.core.matching import cosines, merge_groups, unit_mean_keys
 from vitrim.core.method import StagedConfig, Tunable
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, constant, per_layer
-from vitrim.core.tokens import TokenState, is_traced, no_gradient
+from vitrim.core.tokens import TokenState, is_traced, no_gradient, whole
 from vitrim.errors import VitrimError
 
 Linkage = Literal["single", "complete", "average"]
@@ -154,7 +154,7 @@ def by_rounds(distance: Tensor, average: bool, merges: int) -> Tensor:
     linkage brings anything closer. So the tree of mergers is that of one merger at a time, and the closest of them are
     the answer. A pair waits for ever once so many closer mergers are known.
     """
-    batch, n = distance.shape[:2]
+    batch, n = distance.shape[0], whole(distance.shape[1])
     patch = torch.arange(n, device=distance.device).expand(batch, n)
     into, height = patch, distance.new_full((batch, n), torch.inf)  # what each patch has joined, and how far it was
     if distance.is_meta:  # nothing is read from it, and no product is behind
@@ -204,7 +204,7 @@ def spanning(distance: Tensor, merges: int) -> Tensor:
 
     The number of steps depends on the shape alone. In each, every tree reaches for the nearest patch outside.
     """
-    batch, n = distance.shape[:2]
+    batch, n = distance.shape[0], whole(distance.shape[1])
     patch = torch.arange(n, device=distance.device).expand(batch, n)
     label, found = patch, []
     for _ in range((n - 1).bit_length()):
@@ -259,6 +259,6 @@ def followed(into: Tensor) -> Tensor:
         >>> followed(torch.tensor([[0, 0, 1, 2]]))
         tensor([[0, 0, 0, 0]])
     """
-    for _ in range((into.shape[1] - 1).bit_length()):
+    for _ in range((whole(into.shape[1]) - 1).bit_length()):
         into = into.gather(1, into)
     return into

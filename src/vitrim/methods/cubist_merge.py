@@ -18,7 +18,7 @@ from vitrim.core.method import MethodConfig, Needs, Share, Tunable, refuse_align
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Pattern, check_blocks, counts_on_grid
-from vitrim.core.tokens import TokenState, decision_dtype, no_gradient, take
+from vitrim.core.tokens import TokenState, decision_dtype, no_gradient, take, whole
 
 
 class CubistMerge(MethodConfig):
@@ -199,7 +199,7 @@ def shortened(x: Tensor, r: int, last: bool = False) -> Line:
                  [-3.0000,  0.1000],
                  [ 0.1000,  2.0000]]])
     """
-    n = x.shape[1]
+    n = whole(x.shape[1])
     pairs, evens = n // 2, (n + 1) // 2
     with no_gradient():
         vectors = unit(x.to(decision_dtype(x.dtype)))
@@ -211,7 +211,7 @@ def shortened(x: Tensor, r: int, last: bool = False) -> Line:
         order = most_similar_first(torch.maximum(left, right))
         rank = order.argsort(dim=1)
         goes = rank < r
-        place = torch.arange(n, device=x.device).expand(len(x), n)
+        place = torch.arange(n, device=x.device).expand(x.shape[0], n)
         # an even token gets the odd one in front of it, the odd one behind it, both or neither
         before = torch.constant_pad_nd(goes & rightwards, (1, 0))[:, :evens]
         behind = torch.constant_pad_nd(goes & ~rightwards, (0, evens - pairs))
