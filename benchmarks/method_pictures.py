@@ -66,7 +66,7 @@ PHOTOGRAPHS: dict[str, list[tuple[str, str]]] = {
         ("theta >= 0.8", "atm:alpha=0.97,beta=0.045,theta_min=0.8,granularity=image"),
     ],
     "atc": [("keep 0.7", "atc:keep_rate=0.7"), ("keep 0.5", "atc:keep_rate=0.5")],
-    "ppt": [("r = 50", "ppt:r=50"), ("spread 8", "ppt:r=50,spread=8")],
+    "ppt": [("7e-5", "ppt:r=48"), ("2e-4", "ppt:r=48,threshold=2e-4")],
     "saint": [("t = 0.75", "saint"), ("t = 0.65", "saint:threshold=0.65")],
     "vid_tldr": [("r = 40, 3 blocks", "vid_tldr:r=[40,40,40]"), ("r = 25 %", "vid_tldr")],
     "cubist_merge": [("11 x 11", "cubist_merge:rows=3"), ("9 x 9", "cubist_merge:rows=5")],

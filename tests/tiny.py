@@ -74,7 +74,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     ],
     "atc": [{"keep_rate": 0.6}, {"keep_rate": 0.6, "linkage": "single"}],
     "ppt": [{"r": 4, "spread": 0.1}, {"r": 4, "threshold": 0.0}],
-    "saint": [{"threshold": 0.3}, {"threshold": 0.3, "variant": "published"}],
+    "saint": [{"threshold": 0.3}, {"threshold": 0.3, "r": [6, 4]}],
     "vid_tldr": [{"r": 6, "blocks": [0, 2]}],
     "evit": [{"keep_rate": 0.6}, {"keep_rate": 0.6, "fuse_token": False}],
     "evo_vit": [{}, {"blocks": [1, 2, 3], "fast_update": True}],

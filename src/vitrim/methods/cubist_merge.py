@@ -139,11 +139,11 @@ class CubistMergeReducer(Reducer[CubistMerge]):
         return self.assign(x, cast(Attention, attention), state)
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
-        grid = state.known_grid(self.config.name)
+        height, width = (whole(side) for side in state.known_grid(self.config.name))
         amount = self.layer.amount
         assert isinstance(amount, SmallerGrid)
-        (height, width), (rows, columns) = grid, amount.sides(grid)
-        if (rows, columns) == grid:
+        rows, columns = amount.sides((height, width))
+        if (rows, columns) == (height, width):
             return None
         batch, _, channels = x.shape
         last = self.config.overlap == "last"
