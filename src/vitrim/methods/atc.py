@@ -138,7 +138,7 @@ def agglomerate(distance: Tensor, linkage: Linkage, merges: int) -> Tensor:
     Example:
         >>> points = torch.tensor([[[0.0], [5.0], [1.0], [9.0]]])
         >>> agglomerate(torch.cdist(points, points), "average", 2)
-        tensor([[0, 1, 0, 3]])
+        tensor([[0, 1, 0, 1]])
     """
     if compiled.suit(distance[:1, :1]):  # whatever its size: one merge waits for the other, which operators do, too
         stands = torch.empty(distance.shape[:2], dtype=torch.int64)
@@ -157,7 +157,7 @@ def by_rounds(distance: Tensor, average: bool, merges: int) -> Tensor:
     batch, n = distance.shape[0], whole(distance.shape[1])
     patch = torch.arange(n, device=distance.device).expand(batch, n)
     into, height = patch, distance.new_full((batch, n), torch.inf)  # what each patch has joined, and how far it was
-    if distance.is_meta:  # nothing is read from it, and no product is behind
+    if distance.is_meta or batch == 0:  # nothing is read from it, and no product is behind
         return into
     place, size, highest = patch, torch.ones_like(height), torch.zeros_like(height)
     while True:

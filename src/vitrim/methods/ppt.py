@@ -52,7 +52,7 @@ class PPT(MethodConfig):
     kind = "mixed"
     merges_pairs = True
     runtime: ClassVar[frozenset[str]] = frozenset({"r", "threshold", "spread"})
-    tunable = Tunable("r", 0, None, per_layer="r", places="blocks", first_place=0)
+    tunable = Tunable("r", 0, None, per_layer="r", places="blocks")
 
     r: Fused | tuple[Fused, ...] = Field(
         0.3, description="patches removed at each stage, or below 1 the share of those there are; or a list"
@@ -113,7 +113,7 @@ class PPTReducer(Reducer[PPT]):
             order = score.argsort(dim=1, descending=True, stable=True)
             if threshold == 0.0:  # no variance is below
                 return prune(state, order[:, :keep])
-            pools = (score.var(dim=1, keepdim=True) < threshold).expand(-1, state.num_tokens)
+            pools = (variance(score) < threshold).expand(-1, state.num_tokens)
             pooled = match_alternate(state, alternate_similarity(attention, p), self.num_removed(state))
             assert pooled.moved is not None
             assert pooled.into is not None
@@ -131,3 +131,14 @@ class PPTReducer(Reducer[PPT]):
         values = attention.values.detach()[:, :, state.num_prefix :]
         score = received * values.to(received.dtype).square().sum(dim=(1, 3)).sqrt()
         return score / score.sum(dim=1, keepdim=True).clamp_min(torch.finfo(score.dtype).tiny)
+
+
+def variance(score: Tensor) -> Tensor:
+    """(B, 1) unbiased variance of the scores (B, P) of each image, P at least 2; of no image, too.
+
+    Example:
+        >>> variance(torch.tensor([[1.0, 3.0]]))
+        tensor([[2.]])
+    """
+    apart = score - score.mean(dim=1, keepdim=True)
+    return apart.square().sum(dim=1, keepdim=True) / (score.shape[1] - 1)
