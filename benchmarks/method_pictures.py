@@ -68,7 +68,7 @@ PHOTOGRAPHS: dict[str, list[tuple[str, str]]] = {
     "atc": [("keep 0.7", "atc:keep_rate=0.7"), ("keep 0.5", "atc:keep_rate=0.5")],
     "ppt": [("7e-5", "ppt:r=48"), ("2e-4", "ppt:r=48,threshold=2e-4")],
     "saint": [("t = 0.75", "saint"), ("t = 0.65", "saint:threshold=0.65")],
-    "vid_tldr": [("r = 40, 3 blocks", "vid_tldr:r=[40,40,40]"), ("r = 25 %", "vid_tldr")],
+    "vid_tldr": [("r = 40, 3 blocks", "vid_tldr:r=[40,40,40]"), ("r = 25 %", "vid_tldr:r=0.25,blocks=[0,1,2]")],
     "cubist_merge": [("11 x 11", "cubist_merge:rows=3"), ("9 x 9", "cubist_merge:rows=5")],
     "algm": [("0.64", "algm:threshold=0.6438"), ("0.57", "algm:threshold=0.5677")],
     "mctf": [("r = 13", "mctf:r=13"), ("r = 19", "mctf:r=19")],

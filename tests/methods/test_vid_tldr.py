@@ -111,7 +111,7 @@ def test_what_a_head_that_averages_counts() -> None:
 
 
 def test_amounts() -> None:
-    assert vitrim.VidTLDR(r=0.25).counts(100, 12)[:4] == [75, 57, 43, 43]
+    assert vitrim.VidTLDR(r=0.25).counts(100, 12)[:5] == [75, 57, 43, 33, 33]
     assert vitrim.VidTLDR(r=[10, 0.5], blocks=[3, 1]).counts(100, 4) == [100, 90, 90, 45]
     assert vitrim.VidTLDR(r=90).counts(100, 4) == [50, 50, 50, 50]
     with pytest.raises(vitrim.VitrimError, match="whole number of tokens, or a fraction below 1"):

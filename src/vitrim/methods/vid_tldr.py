@@ -55,12 +55,12 @@ class VidTLDR(MethodConfig):
     tunable = Tunable("r", 0, None, per_layer="r")
 
     r: Fused | tuple[Fused, ...] = Field(
-        0.25,
+        0.2,
         description="tokens merged per block, or below 1 the share of those there are; or a list from the first block "
         "on, or with one for each of blocks",
     )
     blocks: tuple[int, ...] | None = Field(
-        None, description="where to merge, 0-based; default the first quarter, or as many as the list has"
+        None, description="where to merge, 0-based; default the first third, or as many as the list has"
     )
     head: Literal["patches", "tokens"] = Field(
         "patches", description="what a head that averages counts: patches, or the tokens that are left (as released)"
@@ -78,7 +78,7 @@ class VidTLDR(MethodConfig):
     def stages(self, num_layers: int) -> tuple[int, ...]:
         if self.blocks is not None:
             return tuple(sorted(self.blocks))
-        return tuple(range(len(self.r) if isinstance(self.r, tuple) else max(num_layers // 4, 1)))
+        return tuple(range(len(self.r) if isinstance(self.r, tuple) else max(num_layers // 3, 1)))
 
     def amounts(self, num_layers: int) -> list[Amount | None]:
         blocks = self.stages(num_layers)

@@ -31,7 +31,7 @@ OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "
 DENSE_COLOUR = "#000000"
 DENSE = "dense"
 SHADES = (1.0, 0.6, 0.35, 1.5, 0.8)
-"""Lightness of the first seven colours and of those that follow: darker ones, paler ones, then those that are left between."""
+"""Lightness of the first seven colours and of those that follow: darker ones, paler ones, then some between."""
 ORDER = (
     *("tome", "topk", "evit", "atm", "ats", "cropr", "dynamicvit"),
     *("mctf", "kmedoids", "dpc_knn", "pitome", "l2", "random", "zero_tprune"),
