@@ -177,11 +177,11 @@ def ours(distance: Tensor, linkage: Linkage, merges: int, loops: bool) -> Tensor
 
 def by_scipy(distance: Tensor, own: Linkage, count: int) -> Tensor:
     """(B, P) clusters, image by image."""
-    from scipy.cluster.hierarchy import cut_tree
+    from scipy.cluster.hierarchy import fcluster
     from scipy.spatial.distance import squareform
 
     trees = [linkage(squareform(each, checks=False), own) for each in distance.numpy()]
-    return torch.from_numpy(np.stack([cut_tree(tree, count)[:, 0] for tree in trees]))
+    return torch.from_numpy(np.stack([fcluster(tree, count, "maxclust") for tree in trees]))
 
 
 def by_scikit_learn(distance: Tensor, own: Linkage, count: int) -> Tensor:

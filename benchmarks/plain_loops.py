@@ -305,12 +305,12 @@ def atc(model: Any, reducers: Sequence[Any], counts: Sequence[int]) -> Forward:
 
 def clusters(distance: Tensor, linkage: str, count: int) -> Tensor:
     """(P,) the cluster of every patch, 0 to ``count`` - 1, by SciPy."""
-    from scipy.cluster.hierarchy import cut_tree
+    from scipy.cluster.hierarchy import fcluster
     from scipy.cluster.hierarchy import linkage as tree_of
     from scipy.spatial.distance import squareform
 
     tree = tree_of(squareform(distance.numpy(), checks=False), linkage)
-    return torch.from_numpy(cut_tree(tree, count)[:, 0]).long()
+    return torch.from_numpy(fcluster(tree, count, "maxclust")).long() - 1
 
 
 def ppt(model: Any, reducers: Sequence[Any], counts: Sequence[int]) -> Forward:
