@@ -429,20 +429,19 @@ def _agglomerate(distance: Any, linkage: int, merges: int, stands: Any) -> None:
     Args:
         linkage: 0 single, 1 complete, 2 average.
     """
-    n = distance.shape[1]
+    n, far = distance.shape[1], distance.dtype.type(np.inf)
     near, least = np.empty(n, np.int64), np.empty(n, distance.dtype)
-    count, there = np.empty(n, distance.dtype), np.empty(n, np.bool_)
+    count = np.empty(n, distance.dtype)
     for b in range(len(distance)):
         apart, stand = distance[b], stands[b]
         count[:] = 1
-        there[:] = True
         for i in range(n):
             stand[i] = i
-            least[i] = np.inf
-            near[i] = i
+            best, at = far, i
             for j in range(i + 1, n):
-                if apart[i, j] < least[i]:
-                    least[i], near[i] = apart[i, j], j
+                if apart[i, j] < best:
+                    best, at = apart[i, j], j
+            least[i], near[i] = best, at
         for _ in range(merges):
             first = 0
             for i in range(1, n):
@@ -457,21 +456,21 @@ def _agglomerate(distance: Any, linkage: int, merges: int, stands: Any) -> None:
                     one[i] = max(one[i], other[i])
                 else:
                     one[i] = (count[first] * one[i] + count[second] * other[i]) / (count[first] + count[second])
+            for i in range(n):  # what is gone is far from everything
+                apart[i, first] = one[i]
+                apart[i, second] = far
             count[first] += count[second]
-            there[second] = False
-            least[second] = np.inf
+            least[second] = far
+            near[second] = second
             stand[second] = first
-            for i in range(n):
-                if not there[i]:
-                    continue
-                if i != first:
-                    apart[i, first] = one[i]
+            for i in range(second):
                 if i != first and near[i] != first and near[i] != second:
                     continue
-                least[i] = np.inf
+                best, at = far, i
                 for j in range(i + 1, n):
-                    if there[j] and apart[i, j] < least[i]:
-                        least[i], near[i] = apart[i, j], j
+                    if apart[i, j] < best:
+                        best, at = apart[i, j], j
+                least[i], near[i] = best, at
         for i in range(n):
             stand[i] = stand[stand[i]]  # the lower number is resolved already
 

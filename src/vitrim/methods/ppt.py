@@ -16,7 +16,7 @@ from vitrim.core.method import Fused, MethodConfig, Needs, Tunable, refuse_parts
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, check_blocks, fuse_at, quarter_blocks
 from vitrim.core.scoring import Score, needs_of, patch_score
-from vitrim.core.tokens import TokenState, no_gradient
+from vitrim.core.tokens import TokenState, is_traced, no_gradient
 
 
 class PPT(MethodConfig):
@@ -114,6 +114,9 @@ class PPTReducer(Reducer[PPT]):
             if threshold == 0.0:  # no variance is below
                 return prune(state, order[:, :keep])
             pools = (variance(score) < threshold).expand(-1, state.num_tokens)
+            traced = torch.compiler.is_compiling() or is_traced()
+            if score.device.type == "cpu" and not traced and not pools.any():  # nothing is waited for there
+                return prune(state, order[:, :keep])
             pooled = match_alternate(state, alternate_similarity(attention, p), self.num_removed(state))
             assert pooled.moved is not None
             assert pooled.into is not None
