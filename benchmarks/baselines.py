@@ -7,10 +7,11 @@
 
 Four forms of each method run in turn, A B C A B C, in a run of its own: vitrim's; the *slice*, the same blocks on as
 many tokens in the same places, where x = x[:, :n] takes the place of every decision; the *loop*, the method as one
-writes it for an experiment (benchmarks/plain_loops.py: ToMe, Top-K, EViT, DynamicViT, Cropr, SiT), without state, hooks
-or a way back; and the dense model with its faster attention kernel. Ratios are medians, with quartiles, of ratios of
-times within a round; above 1, vitrim is the faster one. "ratio" is the speed-up over what MACs promise. With
-`--together` all methods share one run: some sixty models, which push each other out of the cache.
+writes it for an experiment (benchmarks/plain_loops.py: ToMe, Top-K, EViT, DynamicViT, Cropr, SiT, ATC, PPT, SAINT,
+vid-TLDR, CubistMerge), without state, hooks or a way back; and the dense model with its faster attention kernel. Ratios
+are medians, with quartiles, of ratios of times within a round; above 1, vitrim is the faster one. "ratio" is the
+speed-up over what MACs promise. With `--together` all methods share one run: some sixty models, which push each other
+out of the cache.
 
 Before anything is timed, loop and vitrim must give the same logits in float64, to 1e-4. Weights are random, learned
 parts untrained: what is computed does not depend on them, but for ATM's counts. ATM is set to the MACs of ToMe.
@@ -62,7 +63,7 @@ Row = dict[str, Any]
 LITTLE = "mctf:r=1"
 METHODS = ("tome:r=13", "atm", "topk:keep_rate=0.7", "evit:keep_rate=0.7", "dynamicvit:keep_rate=0.7", "cropr:r=8")
 METHODS += ("sit:keep_rate=0.7", "l2:keep_rate=0.7", "random:keep_rate=0.7", "mctf:r=16", "pitome", "tofu", "diffrate")
-METHODS += ("gtp", LITTLE)
+METHODS += ("atc", "ppt", "saint:threshold=0.3", "vid_tldr", "cubist_merge", "gtp", LITTLE)
 TOLERANCE = 1e-4
 HEADER = (
     "method",

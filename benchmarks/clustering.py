@@ -2,6 +2,7 @@
 
     python benchmarks/clustering.py --model vit_tiny_patch16_224 --checkpoint VIT_TINY.safetensors --data PHOTOS
     python benchmarks/clustering.py --model ... --data PHOTOS --keep-rate 0.5 --json clustering.json
+    python benchmarks/clustering.py --speed    # no model, no data
 
 One bipartite matching can merge half of the tokens, and only pairs of one even and one odd place. What clusters all
 tokens loses less where many go at once, but one merge waits for the other. Between the two: `rounds=K`, K bipartite
@@ -9,13 +10,18 @@ matchings in one block, each on what the last one left, with the mean keys of th
 each other's nearest merge at once, the most similar first, until enough tokens are gone. `average` is average linkage
 on cosines by SciPy, image by image: what a parallel way could reach at best. All have ToMe's keys, place in the block,
 weighted means, proportional attention and counts, so that only the groups differ.
+
+`--speed` times the exact clustering of ATC, from distances to clusters, by its loop in Numba and by its operators,
+against SciPy and scikit-learn image by image: 8 images of 196 patches, keys at random around 40 centres, float32.
 """
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -28,6 +34,7 @@ from cifar10_report import markdown
 from photographs import Setup, rows_of
 from script import from_shell
 from vitrim.cli.output import write_json
+from vitrim.core import compiled
 from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention
 from vitrim.core.matching import unit_mean_keys
@@ -35,6 +42,8 @@ from vitrim.core.method import StagedConfig
 from vitrim.core.tokens import TokenState
 from vitrim.loading import create_model
 from vitrim.measure import machine
+from vitrim.measure.latency import Budget, paired_speedup, summarise, time_interleaved
+from vitrim.methods.atc import LINKAGES, Linkage, agglomerate
 from vitrim.methods.tome import ToMe
 from vitrim.weights import load_checkpoint
 
@@ -133,19 +142,80 @@ def average(keys: Tensor, size: Tensor, remove: int) -> Tensor:
     return torch.from_numpy(np.unique(groups, return_inverse=True)[1])
 
 
+def speeds(batch: int, patches: int, keep_rate: float, budget: Budget) -> list[dict[str, Any]]:
+    """A row for each linkage: milliseconds of a batch in all forms, and how many times as fast ours are."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(batch, 40, 64, generator=generator)
+    index = torch.randint(40, (batch, patches, 1), generator=generator).expand(-1, -1, 64)
+    keys = centres.gather(1, index) + 0.5 * torch.randn(batch, patches, 64, generator=generator)
+    keys = torch.nn.functional.normalize(keys, dim=-1)
+    distance = (1.0 - keys @ keys.mT).clamp_min(0.0)
+    count = int(keep_rate * patches)
+    rows = []
+    for own in LINKAGES:
+        runs = {
+            "loop": partial(ours, distance, own, patches - count, compiled.INSTALLED),
+            "operators": partial(ours, distance, own, patches - count, False),
+            "SciPy": partial(by_scipy, distance, own, count),
+            "scikit-learn": partial(by_scikit_learn, distance, own, count),
+        }
+        times = time_interleaved(runs, budget=budget)
+        row: dict[str, Any] = {"linkage": own, "batch": batch, "patches": patches, "clusters": count}
+        row |= {f"{name} ms": round(summarise(each).p50_ms, 2) for name, each in times.items()}
+        for form in ("loop", "operators"):
+            for library in ("SciPy", "scikit-learn"):
+                row[f"{form} over {library}"] = round(paired_speedup(times[library], times[form]).median, 2)
+        rows.append(row)
+    return rows
+
+
+def ours(distance: Tensor, linkage: Linkage, merges: int, loops: bool) -> Tensor:
+    """Our clusters (B, P) with or without the compiled loop."""
+    with patch.object(compiled, "INSTALLED", loops):
+        return agglomerate(distance.clone(), linkage, merges)
+
+
+def by_scipy(distance: Tensor, own: Linkage, count: int) -> Tensor:
+    """(B, P) clusters, image by image."""
+    from scipy.cluster.hierarchy import fcluster
+    from scipy.spatial.distance import squareform
+
+    trees = [linkage(squareform(each, checks=False), own) for each in distance.numpy()]
+    return torch.from_numpy(np.stack([fcluster(tree, count, "maxclust") for tree in trees]))
+
+
+def by_scikit_learn(distance: Tensor, own: Linkage, count: int) -> Tensor:
+    """(B, P) clusters, image by image, as the released code of ATC finds them."""
+    from sklearn.cluster import AgglomerativeClustering
+
+    found = [
+        AgglomerativeClustering(n_clusters=count, metric="precomputed", linkage=own).fit(each).labels_
+        for each in distance.numpy()
+    ]
+    return torch.from_numpy(np.stack(found))
+
+
 def main() -> None:
     """Print a table in Markdown: what each way loses at the same counts."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default="vit_tiny_patch16_224")
-    parser.add_argument("--checkpoint", required=True, type=Path)
-    parser.add_argument("--data", required=True)
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--data")
     parser.add_argument("--keep-rate", type=float, action="append", help="at three stages; may repeat")
     parser.add_argument("-m", "--method", action="append", help="in place of all these; may repeat")
     parser.add_argument("--limit", type=int)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--speed", action="store_true", help="time the clustering of ATC instead")
     parser.add_argument("--json")
     arguments = parser.parse_args()
     machine.set_threads(arguments.threads)
+    if arguments.speed:
+        timed = [row for rate in arguments.keep_rate or (0.7, 0.5) for row in speeds(8, 196, rate, Budget())]
+        write_json(arguments.json, {"environment": machine.environment(), "rows": timed})
+        print("\n".join(str(row) for row in timed))
+        return
+    if arguments.checkpoint is None or arguments.data is None:
+        parser.error("give --checkpoint and --data, or --speed")
     model = create_model(arguments.model, pretrained=False)
     load_checkpoint(model, arguments.checkpoint)
     setup = Setup(model.eval(), arguments.model, arguments.data, arguments.data, arguments.limit, 20, 0, None)

@@ -279,6 +279,195 @@ def sit(model: Any, reducers: Sequence[Any], counts: Sequence[int]) -> Forward:
     return forward
 
 
+def atc(model: Any, reducers: Sequence[Any], counts: Sequence[int]) -> Forward:
+    """ATC: agglomerative clustering of the mean keys by SciPy, image by image; means and attention by size."""
+
+    def forward(images: Tensor) -> Tensor:
+        x = embed(model, images)
+        size = x.new_ones(x.shape[0], x.shape[1], 1)
+        for block, reducer, count in zip(model.blocks, reducers, counts, strict=True):
+            q, k, v = project(block, x)
+            x = add_attention(block, x, attend(q, k, v, block.attn.scale, size.log()[:, None, None, :, 0]))
+            if count < x.shape[1]:
+                keys = F.normalize(k.mean(1)[:, 1:], dim=-1)
+                distance = (1 - keys @ keys.transpose(1, 2)).cpu()
+                groups = torch.stack([clusters(one, reducer.config.linkage, count - 1) for one in distance])
+                index = F.pad(groups.to(x.device) + 1, (1, 0)).unsqueeze(-1)
+                total = x.new_zeros(x.shape[0], count, 1).scatter_add(1, index, size)
+                sums = x.new_zeros(x.shape[0], count, x.shape[2])
+                x = sums.scatter_add(1, index.expand_as(x), x * size) / total
+                size = total
+            x = add_mlp(block, x)
+        return classify(model, x)
+
+    return forward
+
+
+def clusters(distance: Tensor, linkage: str, count: int) -> Tensor:
+    """(P,) the cluster of every patch, 0 to ``count`` - 1, by SciPy."""
+    from scipy.cluster.hierarchy import fcluster
+    from scipy.cluster.hierarchy import linkage as tree_of
+    from scipy.spatial.distance import squareform
+
+    tree = tree_of(squareform(distance.numpy(), checks=False), linkage)
+    return torch.from_numpy(fcluster(tree, count, "maxclust")).long() - 1
+
+
+def ppt(model: Any, reducers: Sequence[Any], counts: Sequence[int]) -> Forward:
+    """PPT: where the scores of an image vary little, merge pairs as ToMe; elsewhere drop the lowest."""
+
+    def forward(images: Tensor) -> Tensor:
+        x = embed(model, images)
+        size = x.new_ones(x.shape[0], x.shape[1], 1)
+        for block, reducer, count in zip(model.blocks, reducers, counts, strict=True):
+            q, k, v = project(block, x)
+            bias = size.log()[:, None, None, :, 0]
+            if count == x.shape[1]:
+                x = add_mlp(block, add_attention(block, x, attend(q, k, v, block.attn.scale, bias)))
+                continue
+            weights = ((q * block.attn.scale) @ k.transpose(-2, -1) + bias).softmax(-1)
+            x = add_attention(block, x, weights @ v)
+            score = weights[:, :, 0, 1:].sum(1) * v.transpose(1, 2).flatten(2)[:, 1:].norm(dim=-1)
+            score = score / score.sum(dim=1, keepdim=True)
+            pools = score.var(dim=1) < reducer.config.threshold
+            left, sizes = x.new_empty(x.shape[0], count, x.shape[2]), x.new_empty(x.shape[0], count, 1)
+            if pools.any():
+                left[pools], sizes[pools] = merge_pairs(x[pools], size[pools], k[pools].mean(1), x.shape[1] - count)
+            if not pools.all():
+                kept = F.pad(score[~pools].argsort(dim=1, descending=True)[:, : count - 1] + 1, (1, 0))
+                left[~pools], sizes[~pools] = pick(x[~pools], kept), pick(size[~pools], kept)
+            x, size = add_mlp(block, left), sizes
+        return classify(model, x)
+
+    return forward
+
+
+def saint(model: Any, reducers: Sequence[Any], counts: Sequence[int]) -> Forward:
+    """SAINT, each image with its own number: images padded with zeros to the longest, which no token attends to."""
+
+    def forward(images: Tensor) -> Tensor:
+        x = embed(model, images)
+        lengths = [x.shape[1]] * len(x)
+        for block, reducer in zip(model.blocks, reducers, strict=True):
+            q, k, v = project(block, x)
+            mask = x.new_zeros(x.shape[0], 1, 1, x.shape[1])
+            for image, length in enumerate(lengths):
+                mask[image, ..., length:] = -torch.inf
+            x = add_attention(block, x, attend(q, k, v, block.attn.scale, mask))
+            if type(reducer).__name__ == "SAINTReducer":
+                parts = [
+                    x[image, dissimilar(k[image, :, :length].mean(0), reducer.config)]
+                    for image, length in enumerate(lengths)
+                ]
+                lengths = [len(part) for part in parts]
+                x = nn.utils.rnn.pad_sequence(parts, batch_first=True)
+            x = add_mlp(block, x)
+        return classify(model, x)
+
+    return forward
+
+
+def dissimilar(keys: Tensor, config: Any) -> Tensor:
+    """The tokens (M,) of one image that stay, in order, from keys (N, d)."""
+    unit = F.normalize(keys[1:], dim=-1)
+    cosine = unit[::2] @ unit[1::2].T
+    alike = cosine >= config.threshold
+    count = alike.sum(1)
+    mean = (cosine * alike).sum(1) / count.clamp_min(1)
+    score = torch.where(count > 0, count * (config.gamma * (mean - config.threshold)).exp(), cosine.mean(1))
+    r = int((count >= config.neighbours).sum())
+    if r == 0:
+        return torch.arange(len(keys), device=keys.device)
+    order = score.argsort(descending=True)[r:]
+    odd = torch.arange(2, len(keys), 2, device=keys.device)
+    return torch.cat([odd.new_zeros(1), 1 + 2 * order, odd])
+
+
+def vid_tldr(model: Any, reducers: Sequence[Any], counts: Sequence[int]) -> Forward:
+    """vid-TLDR with a class token, which stays: pairs of similar tokens, weighted by how sharply they attend."""
+
+    def forward(images: Tensor) -> Tensor:
+        x = embed(model, images)
+        size = x.new_ones(x.shape[0], x.shape[1], 1)
+        for block, count in zip(model.blocks, counts, strict=True):
+            q, k, v = project(block, x)
+            bias = size.log()[:, None, None, :, 0]
+            if count == x.shape[1]:
+                x = add_mlp(block, add_attention(block, x, attend(q, k, v, block.attn.scale, bias)))
+                continue
+            logits = (q * block.attn.scale) @ k.transpose(-2, -1)
+            plain = logits.softmax(-1).mean(1)
+            sharp = (plain * plain.log()).sum(-1)[:, 1:]
+            sharp = sharp - sharp.amin(1, keepdim=True)
+            sharp = sharp / sharp.amax(1, keepdim=True)
+            weight = (sharp - sharp.mean(1, keepdim=True)).clamp_min(0)
+            weight = F.pad(weight / weight.amax(1, keepdim=True), (1, 0), value=1.0).unsqueeze(-1)
+            x = add_attention(block, x, (logits + bias).softmax(-1) @ v)
+            x, size = merge_weighted(x, size, weight, x.shape[1] - count)
+            x = add_mlp(block, x)
+        return classify(model, x)
+
+    return forward
+
+
+def merge_weighted(x: Tensor, size: Tensor, weight: Tensor, r: int) -> tuple[Tensor, Tensor]:
+    """As `merge_pairs`, by the tokens themselves; what moves counts with its ``weight`` (B, N, 1) times its size."""
+    unit = x / x.norm(dim=-1, keepdim=True)
+    scores = unit[:, ::2] @ unit[:, 1::2].transpose(1, 2)
+    scores[:, 0] = -torch.inf
+    best, partner = scores.max(dim=-1)
+    order = best.argsort(dim=1, descending=True)
+    moved, kept = order[:, :r], order[:, r:].sort(dim=1).values
+    index = partner.gather(1, moved).unsqueeze(-1)
+    mass = size[:, ::2] * weight[:, ::2]
+
+    def pooled(even: Tensor, lighter: Tensor, odd: Tensor) -> Tensor:
+        added = odd.scatter_add(1, index.expand(-1, -1, odd.shape[-1]), pick(lighter, moved))
+        return torch.cat([pick(even, kept), added], dim=1)
+
+    total = pooled(size[:, ::2], mass, size[:, 1::2])
+    return pooled(x[:, ::2] * size[:, ::2], x[:, ::2] * mass, x[:, 1::2] * size[:, 1::2]) / total, total
+
+
+def cubist_merge(model: Any, reducers: Sequence[Any], counts: Sequence[int]) -> Forward:
+    """CubistMerge: shorten rows, then columns, by the largest magnitude of neighbours."""
+
+    def forward(images: Tensor) -> Tensor:
+        x = embed(model, images)
+        for block, reducer, count in zip(model.blocks, reducers, counts, strict=True):
+            if count < x.shape[1]:
+                height, width = model.patch_embed.grid_size
+                rows, columns = reducer.layer.amount.sides((height, width))
+                lines = x[:, 1:].reshape(-1, width, x.shape[2])
+                grid = shorter(lines, width - columns).view(len(x), height, columns, -1).transpose(1, 2)
+                grid = shorter(grid.reshape(-1, height, x.shape[2]), height - rows).view(len(x), columns, rows, -1)
+                x = torch.cat([x[:, :1], grid.transpose(1, 2).flatten(1, 2)], dim=1)
+            x = plain_block(block, x)
+        return classify(model, x)
+
+    return forward
+
+
+def shorter(x: Tensor, r: int) -> Tensor:
+    """Lines (L, n, C) without ``r`` tokens each, which one of their neighbours has taken in; step by step."""
+    unit = F.normalize(x, dim=-1)
+    alike = (unit[:, 1:] * unit[:, :-1]).sum(-1)
+    odd = torch.arange(1, x.shape[1], 2, device=x.device)
+    right = F.pad(alike, (0, 1), value=-torch.inf)[:, odd]
+    best, side = torch.stack([alike[:, odd - 1], right]).max(0)
+    moved = best.topk(r, dim=1).indices
+    line = torch.arange(len(x), device=x.device)
+    stays = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+    x = x.clone()
+    for step in range(r):
+        source = odd[moved[:, step]]
+        target = source + 2 * side[line, moved[:, step]] - 1
+        old, new = x[line, target], x[line, source]
+        x[line, target] = torch.where(new.abs() > old.abs(), new, old)
+        stays[line, source] = False
+    return x[stays].view(len(x), -1, x.shape[2])
+
+
 LOOPS: dict[str, Loop] = {
     "tome": tome,
     "topk": topk,
@@ -286,6 +475,11 @@ LOOPS: dict[str, Loop] = {
     "dynamicvit": dynamicvit,
     "cropr": cropr,
     "sit": sit,
+    "atc": atc,
+    "ppt": ppt,
+    "saint": saint,
+    "vid_tldr": vid_tldr,
+    "cubist_merge": cubist_merge,
 }
 """A loop for every method that has one, with its default options but for the amount."""
 

@@ -42,6 +42,7 @@ finally:
 
 SMALL = ["--model", "test_vit", "--size", "64", "--batch-size", "1", "--threads", "1", "--rounds", "1"]
 LOOPED = ("tome:r=2", "topk", "evit", "dynamicvit", "cropr:r=2", "sit")
+LOOPED += ("atc", "ppt:r=3,threshold=0.0004", "saint:threshold=0.3,neighbours=2", "vid_tldr", "cubist_merge")
 
 
 @pytest.fixture(scope="module")

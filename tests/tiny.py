@@ -72,6 +72,10 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"alpha": 0.9, "beta": 0.2, "theta_min": 0.1},
         {"alpha": 0.9, "beta": 0.2, "theta_min": 0.1, "granularity": "image"},
     ],
+    "atc": [{"keep_rate": 0.6}, {"keep_rate": 0.6, "linkage": "single"}],
+    "ppt": [{"r": 4, "spread": 0.1}, {"r": 4, "threshold": 0.0}],
+    "saint": [{"threshold": 0.3}, {"threshold": 0.3, "r": [6, 4]}],
+    "vid_tldr": [{"r": 6, "blocks": [0, 2]}],
     "evit": [{"keep_rate": 0.6}, {"keep_rate": 0.6, "fuse_token": False}],
     "evo_vit": [{}, {"blocks": [1, 2, 3], "fast_update": True}],
 }
@@ -83,8 +87,8 @@ def configs() -> list[vitrim.MethodConfig]:
 
 
 def static_configs() -> list[vitrim.MethodConfig]:
-    """Those whose counts do not depend on the images."""
-    return [config for config in configs() if not config.is_adaptive()]
+    """Those that are one graph: neither counts nor steps depend on the images."""
+    return [config for config in configs() if config.obstacle() is None and not config.is_adaptive()]
 
 
 def matrix(

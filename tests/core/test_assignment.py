@@ -603,5 +603,37 @@ def test_only_exported_graphs_and_plain_merges_pool_in_few_operations(monkeypatc
     assert merge(state, keep, moved, into)._suits_few_operations()
     assert not merge(state, keep, moved, into, maximum=True)._suits_few_operations()
     assert not merge(state, keep, moved, into, valid=torch.ones(1, 2, dtype=torch.bool))._suits_few_operations()
+    assert not merge(state, keep, moved, into, ragged=True)._suits_few_operations()
     assert not merge(state, keep, moved[:, :0], into[:, :0])._suits_few_operations()
     assert not prune(state, keep)._suits_few_operations()
+
+
+@pytest.mark.parametrize("banking", [False, True])
+def test_images_may_join_different_numbers_of_those_that_leave(banking: bool) -> None:
+    """The others are gone; where places are read, all that leave come back as they were."""
+    x = torch.arange(20.0, dtype=torch.float64).view(2, 5, 2).square()
+    state = replace(TokenState.start(x, 1, banking=banking), size=torch.full((2, 5), 2.0, dtype=torch.float64))
+    state = replace(state, size=state.size * torch.tensor([1.0, 1.0, 1.0, 3.0, 1.0], dtype=torch.float64))
+    keep, moved = torch.tensor([[0, 1], [3, 1]]), torch.tensor([[2, 3], [0, 2]])
+    hard = merge(state, keep, moved, torch.tensor([[1, 2], [2, 2]]), ragged=True)
+    reduced, after = hard.apply(x, state)
+    torch.testing.assert_close(reduced[0, 2], (x[0, 2] + 3 * x[0, 3]) / 4)
+    assert torch.equal(reduced[0, :2], x[0, :2])
+    assert torch.equal(reduced[1], x[1, [0, 4, 2]])
+    torch.testing.assert_close(hard.pool(x, state.size), reduced)
+    assert after.size.tolist() == [[2.0, 2.0, 8.0], [2.0, 2.0, 2.0]]
+    assert after.mask is None
+    assert not after.uniform
+    if not banking:
+        assert after.source.tolist() == [[0, 1, 2, 2, -1], [0, -1, 2, -1, 1]]
+        assert hard.expand(reduced, 5)[0, 4].tolist() == [0.0, 0.0]
+        assert after.pruned
+        assert after.lost
+        assert not unmerge(reduced, after)[1, [1, 3]].any()
+        return
+    assert after.source.tolist() == [[0, 1, 2, -1, -1], [0, -1, 2, -1, 1]]
+    assert not after.lost
+    whole, back = after.bring_back(reduced)
+    places = unmerge(whole, back)
+    assert torch.equal(places[0, [3, 4]], x[0, [3, 4]])
+    assert torch.equal(places[1, [1, 3]], x[1, [1, 3]])

@@ -201,6 +201,11 @@ IDENTITY = {
     "tofu": [{"keep_rate": 1.0}],
     "pitome": [{"keep_rate": 1.0}],
     "mctf": [{"r": 0}, {"r": 0, "attention_map": "shared"}, {"r": 0, "attention": "precise"}],
+    "atc": [{"keep_rate": 1.0}, {"r": 0}],
+    "ppt": [{"r": 0}],
+    "saint": [{"threshold": 1.0}],
+    "vid_tldr": [{"r": 0}],
+    "cubist_merge": [{"keep_rate": 1.0}, {"rows": 0}],
     "none": [{}, {"last_block": "auto"}],
 }
 
@@ -399,14 +404,14 @@ def test_compile_fullgraph_in_training(host: str, config: vitrim.MethodConfig) -
 @pytest.mark.parametrize(
     PAIR,
     tiny.matrix(
-        [config for config in CONFIGS if config.is_adaptive()],
+        [config for config in CONFIGS if config not in STATIC],
         ["vit"],
         thorough=[],
-        others=["atm", "ats"],
+        others=["atm", "ats", "atc"],
         full=["vit"],
     ),
 )
-def test_compile_runs_adaptive_methods_too(host: str, config: vitrim.MethodConfig) -> None:
+def test_compile_runs_what_is_no_one_graph_too(host: str, config: vitrim.MethodConfig) -> None:
     """In several graphs: they may break where a count is read."""
     model = traced(host, config)
     torch.compiler.reset()

@@ -26,6 +26,7 @@ NOTHING = {
     "zero_tprune": {"num_similar": 0, "keep_rate": 1.0},
     "tofu": {"keep_rate": 1.0},
     "diffrate": {"r": 0},
+    "ppt": {"r": 0},
 }
 
 

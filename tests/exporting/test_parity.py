@@ -143,7 +143,7 @@ def test_every_method_is_exported_or_says_why_not(tmp_path: Path) -> None:
             vitrim.export(tiny.HOSTS["vit"](), name, tmp_path / "m.onnx")
         assert all(f"--{way}" in str(caught.value) for way in getattr(kind, "fixed_by", ()))
     assert {name for name, kind in methods().items() if kind().obstacle() is not None} == {
-        *("a_vit", "algm", "atm", "ia_red2", "random"),
+        *("a_vit", "algm", "atc", "atm", "ia_red2", "random", "saint"),
     }
     assert not list(tmp_path.iterdir())
 

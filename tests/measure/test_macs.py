@@ -103,6 +103,21 @@ def test_base_rows_of_mctf_and_atm(size: str) -> None:
     assert f"{found.under('no-norm') / 1e9:.2f}" == without
 
 
+@pytest.mark.filterwarnings("ignore::vitrim.errors.ReductionWarning")  # r=50: the last stage can remove 48
+def test_ppt_as_its_code_counts_without_norms() -> None:
+    """2.9410 G of matrix products (printed with some norms: 2.9444); deciding: class rows and pairs."""
+    found = profile_of(on_meta("deit_small_patch16_224"), "ppt:r=50,threshold=7e-5", IMAGE).macs
+    assert f"{(found.linear + found.attention) / 1e9:.4f}" == "2.9410"
+    assert found.matching == sum(384 * n + 64 * ((n - 1) // 2) * (n // 2) for n in (197, 147, 97))
+
+
+@pytest.mark.parametrize("linkage", ["single", "average"])
+def test_atc_compares_all_pairs_of_mean_keys(linkage: str) -> None:
+    found = profile_of(on_meta("deit_small_patch16_224"), f"atc:linkage={linkage}", IMAGE)
+    assert found.macs.matching == 64 * (196**2 + 137**2 + 96**2)
+    assert found.tokens_per_block[-1] == 68
+
+
 # ---- closed forms -------------------------------------------------------------------------------------------------
 
 D, HEADS, HIDDEN, CLASSES, PATCHES = 8, 2, 16, 3, 16

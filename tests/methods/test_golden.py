@@ -13,8 +13,9 @@ import golden_learned as learned
 import golden_models as golden
 import vitrim
 from vitrim.core.attention import Attention
+from vitrim.core.schedule import square_of
 from vitrim.core.scoring import patch_score
-from vitrim.methods.fixed_radial import WithinLine, WithinRing, _float32_distances, square_of
+from vitrim.methods.fixed_radial import WithinLine, WithinRing, _float32_distances
 
 HALF = {"keep_rate": 0.5, "blocks": (1, 3, 5)}
 

@@ -35,11 +35,12 @@ class Hard:
     Attributes:
         anchor: (B, M) int64, the old index each new token grows from; its order is the order of the output.
         moved: (B, R) int64, old indices that join another token, or None for a pure selection.
-        into: (B, R) int64, the new index each moved token joins; M means "nowhere" (counts that differ per image).
+        into: (B, R) int64, the new index each moved token joins; M means "nowhere" (with ``valid`` or ``ragged``).
         weight: (B, N) pooling weights, or None to pool by size.
         normalise: divide by the sum of the weights of a group (False: plain weighted sum, as EViT's fused token).
         maximum: take the elementwise maximum of a group instead; weights then play no part.
         valid: (B, M) bool, which new tokens are real, or None when all are.
+        ragged: all new tokens are real, and in some images some moved tokens go nowhere: they are gone.
         dropped: (B, K) int64, old indices that go to the bank instead of being forgotten, or None.
     """
 
@@ -50,6 +51,7 @@ class Hard:
     normalise: bool = True
     maximum: bool = False
     valid: Tensor | None = None
+    ragged: bool = False
     dropped: Tensor | None = None
 
     @property
@@ -106,11 +108,11 @@ class Hard:
 
     def target(self, n: int) -> Tensor:
         """(B, n) int64: the new index of each of the n old tokens, -1 where it is gone."""
-        return new_index(n, self.anchor, self.moved, self.into, self.valid)
+        return new_index(n, self.anchor, self.moved, self.into, self._real())
 
     def expand(self, y: Tensor, n: int) -> Tensor:
         """New tokens (B, M, C) copied back to the n old places (B, n, C); places of dropped tokens get zeros."""
-        if self.valid is None and compiled.suit(y):
+        if self._real() is None and compiled.suit(y):
             places = y.new_empty(y.shape[0], n, y.shape[2])
             moved, into = (self.anchor[:, :0], self.anchor[:, :0]) if self.moved is None else (self.moved, self.into)
             compiled.EXPAND(y, self.anchor, moved, into, places)
@@ -133,7 +135,7 @@ class Hard:
         return self.pool(x, state.size, size, gained), self.advance(x, state, size)
 
     def _suits_loop(self, x: Tensor, size: Tensor) -> bool:
-        if not self._merges() or self.valid is not None or self.maximum:
+        if not self._merges() or self._real() is not None or self.maximum:
             return False
         weight = size if self.weight is None else self.weight
         return compiled.suit(weight) and compiled.suit(x, dtypes=(*compiled.DTYPES, *compiled.HALF))
@@ -149,7 +151,8 @@ class Hard:
 
     def _suits_few_operations(self) -> bool:
         """True while a graph is exported: engines that run it pay for every operation, however few rows it touches."""
-        return torch.compiler.is_exporting() and self._merges() and self.valid is None and not self.maximum
+        plain = self._merges() and not (self.maximum or self.ragged) and self.valid is None
+        return torch.compiler.is_exporting() and plain
 
     def _pool_in_few_operations(self, x: Tensor, size: Tensor) -> tuple[Tensor, Tensor | None]:
         """As `pool`, and the sizes (B, M) of the new tokens if the weights are sizes.
@@ -185,7 +188,7 @@ class Hard:
         return changed(
             state,
             size=self._sizes(state) if size is None else size,
-            index_map=Moved(state.index_map, self.anchor, self.moved, self.into, self.valid, state.pruned, hidden),
+            index_map=Moved(state.index_map, self.anchor, self.moved, self.into, self._real(), state.pruned, hidden),
             mask=self._mask(state),
             uniform=state.uniform and not self._merges(),
             reduced=True,
@@ -203,13 +206,17 @@ class Hard:
     def _targets(self) -> tuple[Tensor, Tensor | None]:
         """The new places of moved tokens, in [0, M), and a mask of the moves that happen (None: all of them)."""
         assert self.into is not None
-        if self.valid is None:  # counts differ per image only where there is a valid mask: every move happens
+        if self.valid is None and not self.ragged:  # every move happens
             return self.into, None
         joins = self.into < self.anchor.shape[1]
         return torch.where(joins, self.into, 0), joins
 
     def _merges(self) -> bool:
         return self.moved is not None and self.moved.shape[1] > 0
+
+    def _real(self) -> Tensor | None:
+        """``valid``, written out where moves may go nowhere although all new tokens are real."""
+        return torch.ones_like(self.anchor, dtype=torch.bool) if self.ragged else self.valid
 
     def _sizes(self, state: TokenState, gained: Tensor | None = None) -> Tensor:
         if state.uniform and not self._merges():
@@ -232,6 +239,8 @@ class Hard:
         """Some old token is neither kept, moved nor banked. Where counts differ per image a merge lists every token
         it may move, so nothing is lost; a selection forgets what it does not keep."""
         banked = 0 if self.dropped is None else self.dropped.shape[1]
+        if self.ragged:
+            return self.dropped is None
         if self.moved is None:
             return self.valid is not None or self.anchor.shape[1] + banked < n
         return self.valid is None and self.anchor.shape[1] + self.moved.shape[1] + banked < n
@@ -310,6 +319,7 @@ def merge(
     valid: Tensor | None = None,
     normalise: bool = True,
     maximum: bool = False,
+    ragged: bool = False,
     dropped: Tensor | None = None,
 ) -> Hard:
     """Keep the patch tokens ``keep`` (B, K) in that order and pool the patch tokens ``moved`` (B, R) into them.
@@ -318,14 +328,15 @@ def merge(
         state: the current state.
         keep: (B, K) patch indices in [0, P).
         moved: (B, R) patch indices that join another token.
-        into: (B, R) which entry of ``keep`` each joins, in [0, K); K means it does not move (only with ``valid``).
+        into: (B, R) which entry of ``keep`` each joins, in [0, K); K means none (with ``valid`` or ``ragged``).
         weight: (B, N) pooling weights counted with the prefix, or None to pool by size.
         valid: (B, K) bool, False for padding where images keep different numbers of tokens.
         normalise: weighted mean (True) or plain weighted sum.
         maximum: elementwise maximum instead.
+        ragged: images join different numbers of ``moved``, and the others of those are gone.
         dropped: (B, D) patch indices that go to the bank as they are, members of groups too: where every place is read,
             a plain sum is no value for the patches in it. By default those that are neither kept nor moved, where the
-            state is ``banking``.
+            state is ``banking``; if ``ragged``, all that are moved.
 
     Raises:
         VitrimError: ``weight`` has another shape than the sizes of the tokens.
@@ -342,7 +353,9 @@ def merge(
             f"expected a pooling weight for each of {state.num_tokens} tokens, those in front of the patches counted, "
             f"{tuple(state.size.shape)}, got {tuple(weight.shape)}"
         )
-    if dropped is None and valid is None:
+    if dropped is None and ragged:
+        dropped = moved if state.banking else None
+    elif dropped is None and valid is None:
         dropped = _left_out(state, torch.cat([keep, moved], dim=1) if state.banking else keep)
     return Hard(
         anchor=_with_prefix(keep, p),
@@ -352,6 +365,7 @@ def merge(
         normalise=normalise,
         maximum=maximum,
         valid=None if valid is None else _prefix_true(valid, p),
+        ragged=ragged,
         dropped=None if dropped is None else dropped + p,
     )
 

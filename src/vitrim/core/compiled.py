@@ -418,3 +418,61 @@ def _pair(similarity: Any, energy: Any, r: int, protects: bool, num_prefix: int,
 
 
 PAIR = Loop(_pair)
+
+
+def _agglomerate(distance: Any, linkage: int, merges: int, stands: Any) -> None:
+    """Fill ``stands`` (B, P) as `vitrim.methods.atc.agglomerate` does, as a loop. It uses ``distance`` (B, P, P) up.
+
+    The closest two clusters merge, ``merges`` times, into the lower of their numbers. Each cluster remembers the
+    closest of those behind it, which only a merge of that one can change: no linkage brings clusters closer.
+
+    Args:
+        linkage: 0 single, 1 complete, 2 average.
+    """
+    n, far = distance.shape[1], distance.dtype.type(np.inf)
+    near, least = np.empty(n, np.int64), np.empty(n, distance.dtype)
+    count = np.empty(n, distance.dtype)
+    for b in range(len(distance)):
+        apart, stand = distance[b], stands[b]
+        count[:] = 1
+        for i in range(n):
+            stand[i] = i
+            best, at = far, i
+            for j in range(i + 1, n):
+                if apart[i, j] < best:
+                    best, at = apart[i, j], j
+            least[i], near[i] = best, at
+        for _ in range(merges):
+            first = 0
+            for i in range(1, n):
+                if least[i] < least[first]:
+                    first = i
+            second = near[first]
+            one, other = apart[first], apart[second]
+            for i in range(n):
+                if linkage == 0:
+                    one[i] = min(one[i], other[i])
+                elif linkage == 1:
+                    one[i] = max(one[i], other[i])
+                else:
+                    one[i] = (count[first] * one[i] + count[second] * other[i]) / (count[first] + count[second])
+            for i in range(n):  # what is gone is far from everything
+                apart[i, first] = one[i]
+                apart[i, second] = far
+            count[first] += count[second]
+            least[second] = far
+            near[second] = second
+            stand[second] = first
+            for i in range(second):
+                if i != first and near[i] != first and near[i] != second:
+                    continue
+                best, at = far, i
+                for j in range(i + 1, n):
+                    if apart[i, j] < best:
+                        best, at = apart[i, j], j
+                least[i], near[i] = best, at
+        for i in range(n):
+            stand[i] = stand[stand[i]]  # the lower number is resolved already
+
+
+AGGLOMERATE = Loop(_agglomerate)

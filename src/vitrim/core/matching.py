@@ -338,6 +338,28 @@ def separations(distance: Tensor, density: Tensor, farthest: Tensor) -> Tensor:
     return torch.where(denser, distance, farthest).amin(dim=2)
 
 
+def merge_groups(state: TokenState, stands: Tensor, count: int, weight: Tensor | None = None) -> Hard:
+    """Every group becomes the mean of its patches, at the place of the one that stands for it; in order of place.
+
+    Args:
+        state: the current state.
+        stands: (B, P) the patch that stands for the group of each patch; it stands for itself.
+        count: groups of every image.
+        weight: (B, N) weights of all tokens in the means, or None for their sizes.
+
+    Example:
+        >>> state = TokenState.start(torch.zeros(1, 5, 8), num_prefix=1)
+        >>> hard = merge_groups(state, torch.tensor([[0, 1, 0, 1]]), 2)
+        >>> hard.anchor, hard.moved, hard.into
+        (tensor([[0, 1, 2]]), tensor([[3, 4]]), tensor([[1, 2]]))
+    """
+    itself = stands == torch.arange(stands.shape[1], device=stands.device)
+    order = itself.to(torch.int8).sort(dim=1, descending=True, stable=True).indices
+    keep, moved = order.split([count, order.shape[1] - count], dim=1)
+    place = itself.cumsum(dim=1) - 1  # of every patch that stands for a group, among them
+    return merge(state, keep, moved, place.gather(1, stands.gather(1, moved)), weight=weight)
+
+
 def alternate_split(num_prefix: int) -> tuple[slice, slice]:
     """Sources and destinations among the patch tokens: even and odd places of the whole sequence, prefix counted.
 

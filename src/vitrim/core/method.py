@@ -314,6 +314,16 @@ class MethodConfig(Options, metaclass=MethodClass):
         return config
 
 
+Fused = Annotated[int | float, Field(ge=0)]
+"""Patches that merge, or below 1 a share of those there are (`vitrim.core.schedule.Fuse`)."""
+
+
+def refuse_parts(r: float | Sequence[float]) -> None:
+    """Raise `ValueError` if an ``r``, or one of several, is neither a whole number nor a share: for validators."""
+    if any(each > 1 and not float(each).is_integer() for each in (r if isinstance(r, Sequence) else (r,))):
+        raise ValueError("r must be a whole number of tokens, or a fraction below 1")
+
+
 def refuse_align(config: MethodConfig) -> None:
     """Raise `ValueError` if ``align`` is given: for validators of methods whose amounts say more than a count."""
     if config.align > 1:

@@ -69,6 +69,24 @@ class Remove:
 
 
 @dataclass(frozen=True)
+class Fuse:
+    """Fuse ``r`` patch tokens, or that fraction of the current ones if below 1, but leave at least ``least``.
+
+    Example:
+        >>> Fuse(0.35, least=9).keep(196, 196), Fuse(16, least=9).keep(196, 20)
+        (128, 9)
+    """
+
+    r: float
+    least: int = 1
+
+    def keep(self, initial: int, current: int) -> int:
+        # round: 0.29 * 100 is 28.999999999999996 in floating point and means 29
+        removed = math.floor(round(current * self.r, 9)) if self.r < 1 else int(self.r)
+        return max(current - removed, min(self.least, current))
+
+
+@dataclass(frozen=True)
 class BringBack:
     """Bring back all patch tokens waiting in the bank: as many leave the layer as entered the first one."""
 
@@ -150,11 +168,53 @@ class OnMultiples:
 
 
 class Pattern:
-    """An amount that says which patches stay on a grid, and so how many: nothing can keep a layer from it."""
+    """An amount that follows from the grid of the patches: nothing can keep a layer from it."""
 
-    def patches(self, grid: tuple[int, int]) -> list[int]:
-        """Original indices of the patches it keeps of a ``grid`` of rows and columns, ascending."""
+    def number(self, grid: tuple[int, int]) -> int:
+        """Patches that it keeps of a ``grid`` of rows and columns."""
         raise NotImplementedError
+
+    def keep(self, initial: int, current: int) -> int:
+        return self.number(square_of(initial))
+
+
+def square_of(initial: int) -> tuple[int, int]:
+    """Rows and columns of the square of ``initial`` patches.
+
+    Raises:
+        VitrimError: they make none.
+
+    Example:
+        >>> square_of(196)
+        (14, 14)
+    """
+    side = math.isqrt(initial)
+    if side * side != initial:
+        raise VitrimError(f"{initial} patches make no square: give counts(..., grid=(rows, columns))")
+    return side, side
+
+
+def counts_on_grid(
+    name: str, amounts: Sequence[Amount | None], initial: int, grid: tuple[int, int] | None
+) -> list[int]:
+    """Patch tokens left after each block under ``amounts`` that are `Pattern`, from ``initial``, by default a square.
+
+    Raises:
+        VitrimError: ``initial`` patches make no square, or do not fill the ``grid``; it names the method.
+
+    Example:
+        >>> counts_on_grid("l2", [None, None], 6, (2, 3))
+        [6, 6]
+    """
+    grid = square_of(initial) if grid is None else grid
+    if grid[0] * grid[1] != initial:
+        raise VitrimError(f"{name}: a grid of {grid[0]} x {grid[1]} does not hold {initial} patches")
+    counts, current = [], initial
+    for amount in amounts:
+        if isinstance(amount, Pattern):
+            current = max(min(amount.number(grid), current), 1)
+        counts.append(current)
+    return counts
 
 
 @dataclass(frozen=True)
@@ -255,6 +315,26 @@ def keep_rate(
     for stage, (block, each) in enumerate(zip(sorted(blocks), rates, strict=True), start=1):
         schedule[block] = Keep(each, stage, rule, before)
         before = None if before is None else before * each
+    return schedule
+
+
+def fuse_at(
+    r: float | Sequence[float], blocks: Sequence[int], num_layers: int, what: str, least: int = 1
+) -> list[Amount | None]:
+    """Fuse ``r`` patch tokens, or a share below 1, at each of ``blocks`` (0-based, in order); None elsewhere.
+
+    ``r`` may be a list with one for each of ``blocks``.
+
+    Raises:
+        VitrimError: another number of them; ``what`` they are, it says.
+
+    Example:
+        >>> fuse_at([8, 0.5], [1, 2], 4, "r")
+        [None, Fuse(r=8, least=1), Fuse(r=0.5, least=1), None]
+    """
+    schedule: list[Amount | None] = [None] * num_layers
+    for block, each in zip(blocks, one_each(r, len(blocks), what), strict=True):
+        schedule[block] = Fuse(each, least)
     return schedule
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
@@ -19,9 +18,8 @@ from vitrim.core.block import Reducer
 from vitrim.core.method import Needs, StagedConfig, refuse_align
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, Keep, Pattern, check_blocks
+from vitrim.core.schedule import Amount, Keep, Pattern, check_blocks, counts_on_grid
 from vitrim.core.tokens import TokenState
-from vitrim.errors import VitrimError
 
 Norm = Literal["l1", "l2", "linf"]
 
@@ -81,15 +79,7 @@ class FixedRadial(StagedConfig):
         Raises:
             VitrimError: ``initial`` patches make no square, or do not fill the grid.
         """
-        grid = square_of(initial) if grid is None else grid
-        if grid[0] * grid[1] != initial:
-            raise VitrimError(f"{self.name}: a grid of {grid[0]} x {grid[1]} does not hold {initial} patches")
-        counts, current = [], initial
-        for amount in self.amounts(num_layers):
-            if isinstance(amount, Pattern):
-                current = max(min(len(amount.patches(grid)), current), 1)
-            counts.append(current)
-        return counts
+        return counts_on_grid(self.name, self.amounts(num_layers), initial, grid)
 
 
 class L1(FixedRadial):
@@ -131,8 +121,12 @@ class Linf(FixedRadial):
 class Within(Pattern):
     """The patches within a radius of the centre."""
 
-    def keep(self, initial: int, current: int) -> int:
-        return len(self.patches(square_of(initial)))
+    def patches(self, grid: tuple[int, int]) -> list[int]:
+        """Original indices of the patches it keeps of a ``grid`` of rows and columns, ascending."""
+        raise NotImplementedError
+
+    def number(self, grid: tuple[int, int]) -> int:
+        return len(self.patches(grid))
 
 
 @dataclass(frozen=True)
@@ -206,24 +200,12 @@ class FixedRadialReducer(Reducer[FixedRadial]):
 
     def kept(self, grid: tuple[int, int]) -> list[int]:
         """The current patches of a ``grid`` that stay: patterns are nested and keep their order."""
-        earlier = [amount for amount in self.layer.amounts[: self.layer.depth] if isinstance(amount, Pattern)]
+        earlier = [amount for amount in self.layer.amounts[: self.layer.depth] if isinstance(amount, Within)]
         amount = self.layer.amount
-        assert isinstance(amount, Pattern)
+        assert isinstance(amount, Within)
         current = earlier[-1].patches(grid) if earlier else list(range(grid[0] * grid[1]))
         kept = set(amount.patches(grid))
         return [index for index, patch in enumerate(current) if patch in kept]
-
-
-def square_of(initial: int) -> tuple[int, int]:
-    """Rows and columns of the square of ``initial`` patches.
-
-    Raises:
-        VitrimError: they make none.
-    """
-    side = math.isqrt(initial)
-    if side * side != initial:
-        raise VitrimError(f"{initial} patches make no square: give counts(..., grid=(rows, columns))")
-    return side, side
 
 
 def _float32_distances(grid: tuple[int, int], norm: Norm) -> list[float]:

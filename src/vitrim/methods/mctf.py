@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -22,32 +21,11 @@ from vitrim.core.matching import (
     split_alternately,
     unit,
 )
-from vitrim.core.method import MethodConfig, Needs, Tunable
+from vitrim.core.method import Fused, MethodConfig, Needs, Tunable, refuse_parts
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, check_blocks, one_each
+from vitrim.core.schedule import Amount, check_blocks, fuse_at
 from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient
-
-
-@dataclass(frozen=True)
-class Fuse:
-    """Fuse ``r`` patch tokens, or that fraction of them if below 1, but leave at least ``least``.
-
-    Example:
-        >>> Fuse(0.35, least=9).keep(196, 196), Fuse(16, least=9).keep(196, 20)
-        (128, 9)
-    """
-
-    r: float
-    least: int
-
-    def keep(self, initial: int, current: int) -> int:
-        # round: 0.29 * 100 is 28.999999999999996 in floating point and means 29
-        removed = math.floor(round(current * self.r, 9)) if self.r < 1 else int(self.r)
-        return max(current - removed, min(self.least, current))
-
-
-Fused = Annotated[int | float, Field(ge=0)]
 
 
 class MCTF(MethodConfig):
@@ -126,8 +104,7 @@ class MCTF(MethodConfig):
 
     @model_validator(mode="after")
     def _check(self) -> MCTF:
-        if any(r > 1 and not float(r).is_integer() for r in self.fused()):
-            raise ValueError("r must be a whole number of tokens, or a fraction below 1")
+        refuse_parts(self.r)
         if self.tau_sim == self.tau_info == self.tau_size == 0.0:
             raise ValueError("at least one of tau_sim, tau_info and tau_size must be above 0")
         return self
@@ -142,14 +119,7 @@ class MCTF(MethodConfig):
         blocks = self.stages(num_layers)
         if self.blocks is not None:
             check_blocks(self.blocks, num_layers)
-        schedule: list[Amount | None] = [None] * num_layers
-        for depth, r in zip(blocks, one_each(self.r, len(blocks), "mctf: r"), strict=True):
-            schedule[depth] = Fuse(r, self.min_patches)
-        return schedule
-
-    def fused(self) -> tuple[int | float, ...]:
-        """The amounts of ``r``, one or more."""
-        return self.r if isinstance(self.r, tuple) else (self.r,)
+        return fuse_at(self.r, blocks, num_layers, "mctf: r", self.min_patches)
 
 
 class MCTFReducer(Reducer[MCTF]):

@@ -30,12 +30,13 @@ OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "
 """The colours of Okabe and Ito, which differ for any colour vision; those that show best on white come first."""
 DENSE_COLOUR = "#000000"
 DENSE = "dense"
-SHADES = (1.0, 0.6, 0.35, 1.5)
-"""Lightness of the first seven colours and of those that follow: darker ones, then paler ones."""
+SHADES = (1.0, 0.6, 0.35, 1.5, 0.8)
+"""Lightness of the first seven colours and of those that follow: darker ones, paler ones, then some between."""
 ORDER = (
     *("tome", "topk", "evit", "atm", "ats", "cropr", "dynamicvit"),
     *("mctf", "kmedoids", "dpc_knn", "pitome", "l2", "random", "zero_tprune"),
     *("gtp", "linf", "l1", "tofu", "bat", "diffrate", "algm"),
+    *("atc", "ppt", "saint", "vid_tldr", "cubist_merge"),
     *("a_vit", "evo_vit", "patchmerger", "sit", "sinkhorn", "ia_red2"),
 )
 """Methods in the order of colours: those that are often compared come first, the registry's others follow by name."""

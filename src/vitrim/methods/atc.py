@@ -1,0 +1,264 @@
+"""ATC: agglomerative clustering of the tokens (Haurum et al., Agglomerative Token Clustering, ECCV 2024)."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, get_args
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from vitrim.core import compiled
+from vitrim.core.assignment import Hard
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer
+from vitrim.core.matching import cosines, merge_groups, unit_mean_keys
+from vitrim.core.method import StagedConfig, Tunable
+from vitrim.core.registry import register
+from vitrim.core.schedule import Amount, constant, per_layer
+from vitrim.core.tokens import TokenState, is_traced, no_gradient, whole
+from vitrim.errors import VitrimError
+
+Linkage = Literal["single", "complete", "average"]
+LINKAGES: tuple[Linkage, ...] = get_args(Linkage)
+Count = Annotated[int, Field(ge=0)]
+FAR = 1e30
+"""Farther than any two clusters. Finite, as it is averaged."""
+
+
+class ATC(StagedConfig):
+    """Agglomerative clustering of the patches by their keys, between attention and MLP.
+
+    The distance of two patches is 1 - the cosine of their keys, averaged over heads. The two clusters that are closest
+    merge, again and again, until as many are left as the block keeps. The ``linkage`` is the distance of two clusters:
+    of their closest members (``single``), of the farthest (``complete``), or the mean over all pairs (``average``).
+    Members are the tokens of now: what they stand for already does not weigh in the distance. A cluster becomes the
+    size-weighted mean of its patches, at the place of the first; from the first merge on, attention adds log(size).
+
+    Unlike a bipartite matching this can leave any number of tokens, and a group of any size. It is exact, as in
+    SciPy and scikit-learn; only of equal distances another one may come first. On a CPU a loop in Numba finds the
+    clusters (``vitrim[fast]``). Elsewhere ``single`` is a minimum spanning tree (Boruvka), in operators alone; the
+    other two merge all pairs of mutual neighbours at once, until no such pair can be among the closest: a few rounds,
+    whose number depends on the images. So only ``single`` can be exported or compiled into one graph.
+
+    Amounts: ``keep_rate`` of the initial patches to the power of the stage, at three stages; or ``r`` per block, an int
+    for all blocks or a list from the first block on. The released patch for trained models counts the class token
+    among the tokens, and clusters the patches into what is left: with one token in front, one less goes than asked
+    (``prefix_counts=True``).
+
+    ``proportional=False`` (MAE) takes plain means as well: the release then forgets sizes after every block.
+
+    Example:
+        >>> ATC(keep_rate=0.5).counts(196, 12)[-1]
+        24
+    """
+
+    name = "atc"
+    paper = "Agglomerative Token Clustering (ECCV 2024)"
+    kind = "merge"
+    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate", "r", "linkage"})
+    tunable = Tunable(
+        "keep_rate",
+        1.0,
+        0.05,
+        digits=3,
+        per_layer="keep_rate",
+        places="blocks",
+        first_place=0,
+        others=dict.fromkeys(("r",)),
+    )
+
+    linkage: Linkage = Field(
+        "average", description="distance of clusters: of their closest members, the farthest, or the mean"
+    )
+    r: Count | tuple[Count, ...] | None = Field(
+        None, description="instead of keep_rate: patches that go per block, or a list from the first block on"
+    )
+    prefix_counts: bool = Field(
+        False, description="with r: count the tokens in front, so that so many less go, as the released patch does"
+    )
+    proportional: bool = Field(
+        True, description="add log(size) to the attention logits, and weigh by size; false: neither (MAE)"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> ATC:
+        if self.r is not None and {"keep_rate", "blocks", "rule"} & self.model_fields_set:
+            raise ValueError("give either r, which is for every block, or keep_rate with blocks and rule")
+        if self.prefix_counts and self.r is None:
+            raise ValueError("prefix_counts goes with r")
+        return self
+
+    def obstacle(self) -> str | None:
+        if self.linkage == "single":
+            return None
+        return f"linkage={self.linkage} merges cluster by cluster, in no fixed number of steps; use linkage=single"
+
+    def stages(self, num_layers: int) -> tuple[int, ...]:
+        return super().stages(num_layers) if self.r is None else tuple(range(num_layers))
+
+    def amounts(self, num_layers: int) -> list[Amount | None]:
+        if self.r is None:
+            return super().amounts(num_layers)
+        return constant(self.r, num_layers) if isinstance(self.r, int) else per_layer(self.r, num_layers)
+
+    def planned(self, num_layers: int, num_prefix: int) -> list[Amount | None]:
+        if not self.prefix_counts or self.r is None:
+            return super().planned(num_layers, num_prefix)
+        each = self.r if isinstance(self.r, tuple) else (self.r,) * num_layers
+        fewer = tuple(max(r - num_prefix, 0) for r in each)
+        return self.changed("prefix_counts", r=fewer).planned(num_layers, num_prefix)
+
+
+@register(ATC)
+class ATCReducer(Reducer[ATC]):
+    site = "between"
+
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
+        if is_traced() and self.config.obstacle() is not None:
+            raise VitrimError("torch.jit.trace cannot trace atc: how many steps it takes depends on the images")
+        count = self.num_keep(state)
+        with no_gradient():
+            keys = unit_mean_keys(attention, state.num_prefix)
+            # an image that is not finite has no closest anything: its tokens must still have places
+            distance = (1.0 - cosines(keys, keys)).nan_to_num(0.0, 0.0, 0.0)
+            stands = agglomerate(distance, self.config.linkage, state.num_patches - count)
+        weight = None if self.config.proportional else torch.ones_like(state.size)
+        return merge_groups(state, stands, count, weight)
+
+
+def agglomerate(distance: Tensor, linkage: Linkage, merges: int) -> Tensor:
+    """(B, P) the first patch of the cluster of each patch, after the ``merges`` closest mergers; all 0 <= merges < P.
+
+    Args:
+        distance: (B, P, P) of patches, at most `FAR`; may be changed.
+        linkage: distance of clusters.
+        merges: how many clusters less than patches there are to be.
+
+    Example:
+        >>> points = torch.tensor([[[0.0], [5.0], [1.0], [9.0]]])
+        >>> agglomerate(torch.cdist(points, points), "average", 2)
+        tensor([[0, 1, 0, 1]])
+    """
+    if compiled.suit(distance[:1, :1]):  # whatever its size: one merge waits for the other, which operators do, too
+        stands = torch.empty(distance.shape[:2], dtype=torch.int64)
+        compiled.AGGLOMERATE(distance, LINKAGES.index(linkage), merges, stands)
+        return stands
+    return spanning(distance, merges) if linkage == "single" else by_rounds(distance, linkage == "average", merges)
+
+
+def by_rounds(distance: Tensor, average: bool, merges: int) -> Tensor:
+    """As `agglomerate`, by complete or ``average`` linkage: in every round all mutual neighbours merge.
+
+    Two clusters that are each other's closest merge sooner or later at that distance, whatever else merges: neither
+    linkage brings anything closer. So the tree of mergers is that of one merger at a time, and the closest of them are
+    the answer. A pair waits for ever once so many closer mergers are known.
+    """
+    batch, n = distance.shape[0], whole(distance.shape[1])
+    patch = torch.arange(n, device=distance.device).expand(batch, n)
+    into, height = patch, distance.new_full((batch, n), torch.inf)  # what each patch has joined, and how far it was
+    if distance.is_meta or batch == 0:  # nothing is read from it, and no product is behind
+        return into
+    place, size, highest = patch, torch.ones_like(height), torch.zeros_like(height)
+    while True:
+        distance.diagonal(dim1=1, dim2=2).fill_(FAR)
+        closest, partner = distance.min(dim=2)
+        row = patch[:, : partner.shape[1]]
+        mutual = (partner.gather(1, partner) == row) & (closest < FAR)
+        # a merger is no closer than those that made its clusters, to the last bit
+        apart = torch.maximum(closest, torch.maximum(highest, highest.gather(1, partner)))
+        known = torch.cat([height, apart.masked_fill(~(mutual & (row < partner)), torch.inf)], dim=1)
+        mutual = mutual & (apart <= known.kthvalue(merges, dim=1, keepdim=True).values)
+        first, second = mutual & (row < partner), mutual & (row > partner)
+        left = (size > 0).sum(dim=1) - second.sum(dim=1)
+        mergers, most = torch.stack([second.sum(dim=1).amax(), left.amax()]).tolist()  # read back from the device
+        if mergers == 0:
+            break
+        into = into.scatter(1, place, torch.where(second, place.gather(1, partner), into.gather(1, place)))
+        height = height.scatter(1, place, torch.where(second, apart, height.gather(1, place)))
+        # rows, then columns, of the first of a pair become those of both
+        other = torch.where(first, partner, row)
+        both = size + torch.where(first, size.gather(1, partner), 0.0)
+        share = torch.where(first, size.gather(1, partner) / both.clamp_min(1.0), 0.0)
+        for dim in (1, 2):
+            index = other.unsqueeze(3 - dim).expand_as(distance)
+            joined = distance.gather(dim, index)
+            mean = share.unsqueeze(3 - dim)
+            distance = distance.lerp(joined, mean) if average else torch.maximum(distance, joined)
+        # those that are left, in order, in the smallest square that holds them in every image
+        size = torch.where(second, 0.0, both)
+        kept = (size > 0).to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, :most]
+        highest = torch.where(first, apart, highest).gather(1, kept)
+        place, size = place.gather(1, kept), size.gather(1, kept)
+        distance = distance.gather(1, kept.unsqueeze(2).expand(-1, -1, distance.shape[2]))
+        distance = distance.gather(2, kept.unsqueeze(1).expand(-1, most, -1))
+        gone = size == 0
+        distance = distance.masked_fill(gone.unsqueeze(1) | gone.unsqueeze(2), FAR)
+        distance = torch.minimum(distance, distance.mT)  # rounding must not make two of one number
+    chosen = height.argsort(dim=1, stable=True)[:, :merges]
+    return followed(patch.scatter(1, chosen, into.gather(1, chosen)))
+
+
+def spanning(distance: Tensor, merges: int) -> Tensor:
+    """As `agglomerate`, by single linkage: the shortest edges of a minimum spanning tree, by Boruvka's algorithm.
+
+    The number of steps depends on the shape alone. In each, every tree reaches for the nearest patch outside.
+    """
+    batch, n = distance.shape[0], whole(distance.shape[1])
+    patch = torch.arange(n, device=distance.device).expand(batch, n)
+    label, found = patch, []
+    for _ in range((n - 1).bit_length()):
+        outside = label.unsqueeze(2) != label.unsqueeze(1)
+        length, to = torch.where(outside, distance, torch.inf).min(dim=2)
+        shortest = torch.full_like(length, torch.inf).scatter_reduce(1, label, length, "amin")
+        # of equally long edges the one with the lowest number, which is the same from both ends
+        number = torch.minimum(patch, to) * n + torch.maximum(patch, to)
+        number = number.masked_fill(length > shortest.gather(1, label), n * n)
+        edge = torch.full_like(number, n * n - 1).scatter_reduce(1, label, number, "amin")
+        ends, reaches = (edge // n, edge % n), shortest < torch.inf
+        tree, again = joined_trees(label, ends, reaches)
+        found.append((shortest.masked_fill(again | ~reaches, torch.inf), *ends))
+        label = tree.gather(1, label)
+    lengths, one, other = (torch.cat(part, dim=1) for part in zip(*found, strict=True))
+    chosen = lengths.argsort(dim=1, stable=True)[:, :merges]
+    ends = one.gather(1, chosen), other.gather(1, chosen)
+    # the same with these edges alone, which are in order
+    label, order = patch, torch.arange(merges, device=distance.device)
+    for _ in range((n - 1).bit_length()):
+        at = ends[0].new_full((batch, n), merges)
+        labels = label.gather(1, ends[0]), label.gather(1, ends[1])
+        rank = torch.where(labels[0] != labels[1], order, merges)
+        for end in labels:
+            at = at.scatter_reduce(1, end, rank, "amin")
+        edge = at.clamp(max=merges - 1)
+        tree, _ = joined_trees(label, (ends[0].gather(1, edge), ends[1].gather(1, edge)), at < merges)
+        label = tree.gather(1, label)
+    return torch.full_like(label, n).scatter_reduce(1, label, patch, "amin").gather(1, label)
+
+
+def joined_trees(label: Tensor, ends: tuple[Tensor, Tensor], reaches: Tensor) -> tuple[Tensor, Tensor]:
+    """The label (B, P) of the tree that each tree is in once edges are added, and which edges (B, P) are there twice.
+
+    Args:
+        label: (B, P) of the tree of every patch.
+        ends: (B, P) the patches at the ends of the edge that the tree with each label adds.
+        reaches: (B, P) which labels are those of trees that add an edge.
+    """
+    itself = torch.arange(label.shape[1], device=label.device).expand_as(label)
+    other = label.gather(1, ends[0]) + label.gather(1, ends[1]) - itself
+    other = torch.where(reaches, other, itself)
+    # the only circles are two trees that add the same edge
+    again = (other.gather(1, other) == itself) & (itself < other)
+    return followed(torch.where(again, itself, other)), again
+
+
+def followed(into: Tensor) -> Tensor:
+    """(B, P) where the chains that start at each of P places end, that go on at ``into`` (B, P).
+
+    Example:
+        >>> followed(torch.tensor([[0, 0, 1, 2]]))
+        tensor([[0, 0, 0, 0]])
+    """
+    for _ in range((whole(into.shape[1]) - 1).bit_length()):
+        into = into.gather(1, into)
+    return into

@@ -1,0 +1,238 @@
+"""CubistMerge: merge along rows and columns, so that a rectangle is left (CubistMerge, 2025)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Any, ClassVar, Literal, NamedTuple, cast
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from vitrim.core.assignment import Hard, merge
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer
+from vitrim.core.matching import most_similar_first, unit
+from vitrim.core.method import MethodConfig, Needs, Share, Tunable, refuse_align
+from vitrim.core.plan import Layer
+from vitrim.core.registry import register
+from vitrim.core.schedule import Amount, Pattern, check_blocks, counts_on_grid
+from vitrim.core.tokens import TokenState, decision_dtype, no_gradient, take, whole
+
+
+class CubistMerge(MethodConfig):
+    """Shorten every row, then every column, by merging neighbours: the tokens left are a smaller grid.
+
+    Before one block, on the tokens that enter it. On a line of tokens every second one looks at its two neighbours, by
+    cosine (the left one if both are equally like it); those that are most like a neighbour join it. A merged token has,
+    channel by channel, the value of largest magnitude among its members, with its sign. First each row loses as many
+    tokens as there are ``columns`` to go, then each column of what is left as many as there are ``rows``. Lines choose
+    for themselves, and close up. At most half of the rows and columns go.
+
+    The result is a rectangle in raster order, whose cells stand at the place of their first member, or of the neighbour
+    that it joined: attention in windows, relative positions and tables of positions follow. It is meant for models that
+    need one. Sizes play no part: neither in the mean nor, by default, in attention.
+
+    A token between two that join it gets the largest of all three. The released code loses one of them: each is written
+    over the token's old value, the last one stays (``overlap="last"``, as on a CPU). Where one row or column goes the
+    two are the same.
+
+    ``keep_rate`` is a share of the patches: both sides shrink by its root, to the nearest whole number.
+
+    Example:
+        >>> CubistMerge(rows=3, columns=3).counts(196, 12)[:3]
+        [196, 121, 121]
+    """
+
+    name = "cubist_merge"
+    paper = "CubistMerge: Spatial-Preserving Token Merging For Diverse ViT Backbones (2025)"
+    kind = "merge"
+    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate", "rows", "columns"})
+    tunable = Tunable("keep_rate", 1.0, 0.25, digits=3)
+
+    keep_rate: Share = Field(0.6, description="share of patches kept, as nearly as whole rows and columns give it")
+    rows: int | None = Field(None, ge=0, description="instead of keep_rate: rows that go")
+    columns: int | None = Field(
+        None, ge=0, description="instead of keep_rate: columns that go; default as many as rows"
+    )
+    block: int = Field(1, ge=0, description="block that they go before, 0-based")
+    overlap: Literal["largest", "last"] = Field(
+        "largest",
+        description="of two tokens that join one: 'largest' counts both; 'last': the one written last, as released",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> CubistMerge:
+        refuse_align(self)
+        if self.rows is None and self.columns is not None:
+            raise ValueError("columns goes with rows; rows=0 leaves them")
+        if self.rows is not None and "keep_rate" in self.model_fields_set:
+            raise ValueError("give either keep_rate, or rows and columns")
+        return self
+
+    def needs(self) -> Needs:
+        return Needs(grid=True)
+
+    def stages(self, num_layers: int) -> tuple[int, ...]:
+        return (self.block,)
+
+    def amounts(self, num_layers: int) -> list[Amount | None]:
+        check_blocks((self.block,), num_layers)
+        schedule: list[Amount | None] = [None] * num_layers
+        removed = None if self.rows is None else (self.rows, self.rows if self.columns is None else self.columns)
+        schedule[self.block] = SmallerGrid(self.keep_rate, removed)
+        return schedule
+
+    def counts(
+        self, initial: int, num_layers: int, grid: tuple[int, int] | None = None, num_prefix: int = 1
+    ) -> list[int] | None:
+        """Patch tokens left after each block, from ``initial``, which lie on ``grid``, by default a square.
+
+        Raises:
+            VitrimError: ``initial`` patches make no square, or do not fill the grid.
+        """
+        return counts_on_grid(self.name, self.amounts(num_layers), initial, grid)
+
+
+@dataclass(frozen=True)
+class SmallerGrid(Pattern):
+    """A grid with fewer rows and columns: by a share of the patches, or by as many as are ``removed``.
+
+    Example:
+        >>> SmallerGrid(0.6).sides((14, 14)), SmallerGrid(1.0, (1, 30)).sides((14, 14))
+        ((11, 11), (13, 7))
+    """
+
+    keep_rate: float
+    removed: tuple[int, int] | None = None
+
+    def sides(self, grid: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns that are left of a ``grid``: half of them at least."""
+        wanted = [round(side * sqrt(self.keep_rate)) for side in grid]
+        if self.removed is not None:
+            wanted = [side - removed for side, removed in zip(grid, self.removed, strict=True)]
+        rows, columns = (max(left, side - side // 2) for side, left in zip(grid, wanted, strict=True))
+        return rows, columns
+
+    def number(self, grid: tuple[int, int]) -> int:
+        rows, columns = self.sides(grid)
+        return rows * columns
+
+
+@dataclass(frozen=True)
+class Shrunk(Hard):
+    """An assignment whose new patches (B, M - prefix, C) are known: a cell's value is that of no mean."""
+
+    patches: Tensor = field(kw_only=True)
+
+    def apply(self, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
+        return torch.cat([x[:, : state.num_prefix], self.patches], dim=1), self.advance(x, state)
+
+
+class CubistMergeReducer(Reducer[CubistMerge]):
+    site = "before"
+    spares_block = True
+
+    def forward(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
+        # how many stay follows from the grid of this forward, and not from the number of patches alone
+        return self.assign(x, cast(Attention, attention), state)
+
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
+        height, width = (whole(side) for side in state.known_grid(self.config.name))
+        amount = self.layer.amount
+        assert isinstance(amount, SmallerGrid)
+        rows, columns = amount.sides((height, width))
+        if (rows, columns) == (height, width):
+            return None
+        batch, _, channels = x.shape
+        last = self.config.overlap == "last"
+        lines = x[:, state.num_prefix :].reshape(batch * height, width, channels)
+        row = shortened(lines, width - columns, last)
+        cells = row.tokens.view(batch, height, columns, channels).transpose(1, 2)
+        column = shortened(cells.reshape(batch * columns, height, channels), height - rows, last)
+        patches = column.tokens.view(batch, columns, rows, channels).transpose(1, 2).flatten(1, 2)
+        with no_gradient():
+            # where each patch of a row went, then where that cell went in its column
+            across = row.target.view(batch, height, width)
+            down = column.target.view(batch, columns, height).transpose(1, 2).gather(2, across)
+            place = (down * columns + across).flatten(1)
+            source = column.kept.view(batch, columns, rows).transpose(1, 2)  # the row that each cell comes from
+            kept = (source * width + row.kept.view(batch, height, columns).gather(1, source)).flatten(1)
+            stays = torch.zeros_like(place, dtype=torch.int8).scatter(1, kept, 1)
+            moved = stays.sort(dim=1, stable=True).indices[:, : height * width - rows * columns]
+            decided = merge(state, kept, moved, place.gather(1, moved))
+        return Shrunk(**vars(decided), patches=patches)
+
+
+@register(CubistMerge)
+def _reducer(config: CubistMerge, layer: Layer) -> type[Reducer[Any]] | None:
+    return None if layer.amount is None else CubistMergeReducer
+
+
+class Line(NamedTuple):
+    """Lines of tokens that have been shortened.
+
+    Attributes:
+        tokens: (L, m, C) what is left of each line.
+        kept: (L, m) the places on the old line of what is left, ascending.
+        target: (L, n) the place on the new line of each old token.
+    """
+
+    tokens: Tensor
+    kept: Tensor
+    target: Tensor
+
+
+def shortened(x: Tensor, r: int, last: bool = False) -> Line:
+    """Merge ``r`` tokens of every line of ``x`` (L, n, C) into a neighbour, r at most n // 2.
+
+    Args:
+        x: lines of tokens.
+        r: how many go.
+        last: of two tokens that join one, only that counts which the released code writes last.
+
+    Example:
+        >>> x = torch.tensor([[[1.0, 0.0], [-3.0, 0.1], [0.0, 2.0], [0.1, 1.0]]])
+        >>> shortened(x, 1).tokens
+        tensor([[[ 1.0000,  0.0000],
+                 [-3.0000,  0.1000],
+                 [ 0.1000,  2.0000]]])
+    """
+    n = whole(x.shape[1])
+    pairs, evens = n // 2, (n + 1) // 2
+    with no_gradient():
+        vectors = unit(x.to(decision_dtype(x.dtype)))
+        alike = (vectors[:, 1:] * vectors[:, :-1]).sum(dim=2)  # of each token and the next one
+        left, right = alike[:, ::2], alike[:, 1::2]
+        if evens == pairs:  # the last one of an even line has a left neighbour only
+            right = torch.constant_pad_nd(right, (0, 1), -torch.inf)
+        rightwards = right > left
+        order = most_similar_first(torch.maximum(left, right))
+        rank = order.argsort(dim=1)
+        goes = rank < r
+        place = torch.arange(n, device=x.device).expand(x.shape[0], n)
+        # an even token gets the odd one in front of it, the odd one behind it, both or neither
+        before = torch.constant_pad_nd(goes & rightwards, (1, 0))[:, :evens]
+        behind = torch.constant_pad_nd(goes & ~rightwards, (0, evens - pairs))
+        if last:  # written: sources of even rank, then those of odd rank, each in order
+            turn = rank % 2 * pairs + rank
+            later = torch.constant_pad_nd(turn, (0, evens - pairs)) > torch.constant_pad_nd(turn, (1, 0))[:, :evens]
+            before, behind = before & ~(behind & later), behind & ~(before & ~later)
+        stays = torch.ones_like(place, dtype=torch.bool)
+        stays[:, 1::2] = ~goes
+        kept = stays.to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, : n - r]
+        joins = place.clone()
+        joins[:, 1::2] = torch.where(goes, place[:, 1::2] + torch.where(rightwards, 1, -1), place[:, 1::2])
+        target = (stays.cumsum(dim=1) - 1).gather(1, joins)
+    even, odd = x[:, ::2], x[:, 1::2]
+    even = larger(even, torch.constant_pad_nd(odd, (0, 0, 1, 0))[:, :evens], before)
+    padded = torch.constant_pad_nd(odd, (0, 0, 0, evens - pairs))
+    even = larger(even, padded, behind)
+    tokens = torch.stack([even, padded], dim=2).flatten(1, 2)
+    return Line(take(tokens, kept), kept, target)
+
+
+def larger(x: Tensor, other: Tensor, joins: Tensor) -> Tensor:
+    """``x`` (L, n, C), or ``other`` where that is of larger magnitude, in tokens (L, n) that it ``joins``."""
+    return torch.where(joins.unsqueeze(2) & (other.abs() > x.abs()), other, x)

@@ -1,0 +1,147 @@
+"""PPT: prune or pool, as each image asks (Wu et al., PPT: Token Pruning and Pooling for Efficient ViTs, 2023)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from vitrim.core.assignment import Hard, merge, prune
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer
+from vitrim.core.matching import alternate_similarity, match_alternate
+from vitrim.core.method import Fused, MethodConfig, Needs, Tunable, refuse_parts
+from vitrim.core.registry import register
+from vitrim.core.schedule import Amount, check_blocks, fuse_at, quarter_blocks
+from vitrim.core.scoring import Score, needs_of, patch_score
+from vitrim.core.tokens import TokenState, is_traced, no_gradient
+
+
+class PPT(MethodConfig):
+    """Prune where a few patches get all the attention, pool where it is spread; between attention and MLP.
+
+    The score of a patch is that of ATS: the attention it gets from the class token, times the length of its values (all
+    heads side by side), as a share of the sum. In each image the variance of the scores (unbiased) decides. Below the
+    ``threshold`` the ``r`` most similar pairs merge, as in ToMe; else the ``r`` patches of lowest score go. Both leave
+    as many tokens, so that counts are fixed although each image chooses for itself. From the first merge on, attention
+    adds log(size) to its logits. Published: ``r=50`` of DeiT's 196 patches, of which the third stage removes 48.
+
+    Pruned images go on in descending order of score, pooled ones in ToMe's order: who meets whom in the next block
+    depends on it. A block removes half of its patches at most, whichever it does.
+
+    The scores sum to 1, so that their variance falls with the square of the number of patches, and a ``threshold``
+    belongs to an image size: 7e-5 is for DeiT without training at 224 px, 6e-5 after fine-tuning. ``spread`` says the
+    same for any size, as a multiple of 1 / P^2 of the P patches of now. A threshold of 0 always prunes.
+
+    ``proportional=False`` (for MAE, and for fine-tuning as published) takes plain means as well: the published code
+    then starts every block with sizes of one.
+
+    Where all patches are read at their places, those that a block took away come back with the value they had, the
+    pooled ones like the pruned ones. Deviations: registers and other tokens in front are protected; ``score`` may be
+    another one where there is no class token.
+
+    Example:
+        >>> PPT(r=50).counts(196, 12)[::3]
+        [196, 146, 96, 48]
+    """
+
+    name = "ppt"
+    paper = "PPT: Token Pruning and Pooling for Efficient Vision Transformers (2023)"
+    kind = "mixed"
+    merges_pairs = True
+    runtime: ClassVar[frozenset[str]] = frozenset({"r", "threshold", "spread"})
+    tunable = Tunable("r", 0, None, per_layer="r", places="blocks")
+
+    r: Fused | tuple[Fused, ...] = Field(
+        0.3, description="patches removed at each stage, or below 1 the share of those there are; or a list"
+    )
+    blocks: tuple[int, ...] | None = Field(None, description="stages, 0-based; default a quarter of the depth apart")
+    threshold: float = Field(
+        7e-5, ge=0.0, description="variance of the scores below which an image is pooled; 0: always prune"
+    )
+    spread: float | None = Field(
+        None, ge=0.0, description="instead of threshold: a multiple of 1 / P^2 for P patches, for images of any size"
+    )
+    score: Score = Field(
+        "class_token",
+        description="attention that is multiplied by the length of the values: 'class_token', 'prefix_mean' of all "
+        "tokens in front, or 'column_mean' from all tokens, for models without a class token (computes the full map)",
+    )
+    proportional: bool = Field(
+        True, description="add log(size) to the attention logits, and weigh by size; false: neither (MAE)"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> PPT:
+        refuse_parts(self.r)
+        if self.spread is not None and "threshold" in self.model_fields_set:
+            raise ValueError("give either threshold or spread")
+        return self
+
+    def needs(self) -> Needs:
+        return needs_of(self.score)
+
+    def stages(self, num_layers: int) -> tuple[int, ...]:
+        return quarter_blocks(num_layers) if self.blocks is None else tuple(sorted(self.blocks))
+
+    def amounts(self, num_layers: int) -> list[Amount | None]:
+        blocks = self.stages(num_layers)
+        check_blocks(blocks, num_layers)
+        return fuse_at(self.r, blocks, num_layers, "ppt: r")
+
+    def least_variance(self, patches: int) -> float:
+        """The variance of the scores of so many ``patches`` from which on an image is pruned.
+
+        Example:
+            >>> PPT(spread=2.0).least_variance(100)
+            0.0002
+        """
+        return self.threshold if self.spread is None else self.spread / patches**2
+
+
+@register(PPT)
+class PPTReducer(Reducer[PPT]):
+    site = "between"
+
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
+        p, keep = state.num_prefix, self.num_keep(state)
+        threshold = self.config.least_variance(state.num_patches)
+        with no_gradient():
+            score = self.scores(attention, state)
+            order = score.argsort(dim=1, descending=True, stable=True)
+            if threshold == 0.0:  # no variance is below
+                return prune(state, order[:, :keep])
+            pools = (variance(score) < threshold).expand(-1, state.num_tokens)
+            traced = torch.compiler.is_compiling() or is_traced()
+            if score.device.type == "cpu" and not traced and not pools.any():  # nothing is waited for there
+                return prune(state, order[:, :keep])
+            pooled = match_alternate(state, alternate_similarity(attention, p), self.num_removed(state))
+            assert pooled.moved is not None
+            assert pooled.into is not None
+            # every image has as many anchors and as many that leave, whatever becomes of these
+            kept, left = order.split([keep, order.shape[1] - keep], dim=1)
+            kept = torch.where(pools[:, :keep], pooled.anchor[:, p:] - p, kept)
+            left = torch.where(pools[:, : left.shape[1]], pooled.moved - p, left)
+            into = torch.where(pools[:, : left.shape[1]], pooled.into - p, keep)
+        weight = None if self.config.proportional else torch.ones_like(state.size)
+        return merge(state, kept, left, into, weight=weight, ragged=True)
+
+    def scores(self, attention: Attention, state: TokenState) -> Tensor:
+        """(B, P) scores of the patches, which sum to 1, in at least float32."""
+        received = patch_score(attention, state, self.config.score)
+        values = attention.values.detach()[:, :, state.num_prefix :]
+        score = received * values.to(received.dtype).square().sum(dim=(1, 3)).sqrt()
+        return score / score.sum(dim=1, keepdim=True).clamp_min(torch.finfo(score.dtype).tiny)
+
+
+def variance(score: Tensor) -> Tensor:
+    """(B, 1) unbiased variance of the scores (B, P) of each image, P at least 2; of no image, too.
+
+    Example:
+        >>> variance(torch.tensor([[1.0, 3.0]]))
+        tensor([[2.]])
+    """
+    apart = score - score.mean(dim=1, keepdim=True)
+    return apart.square().sum(dim=1, keepdim=True) / (score.shape[1] - 1)

@@ -1,0 +1,185 @@
+"""SAINT: drop tokens that many others resemble (SAINT: Similarity-Aware Token Pruning, 2025)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from vitrim.core.assignment import Hard, prune
+from vitrim.core.attention import Attention
+from vitrim.core.block import Reducer
+from vitrim.core.matching import cosines, unit_mean_keys
+from vitrim.core.method import Adaptive, MethodConfig, Tunable
+from vitrim.core.plan import Layer
+from vitrim.core.registry import register
+from vitrim.core.schedule import Amount, Remove, check_blocks, one_each
+from vitrim.core.scoring import real_patches
+from vitrim.core.tokens import TokenState, is_traced, no_gradient
+from vitrim.errors import VitrimError
+
+Cosine = Annotated[float, Field(ge=-1.0, le=1.0)]
+
+
+class SAINT(Adaptive):
+    """Drop the patches that resemble at least ``neighbours`` others, in the first half of the blocks.
+
+    Between attention and MLP the patches at even places (the first one is even) are compared with those at odd places,
+    by the cosine of their keys, averaged over heads. With c the number of odd patches to which a patch has a cosine of
+    at least the ``threshold`` t, its score is c exp(gamma (mean of those cosines - t)), or the mean of all its cosines
+    where c = 0. As many even patches go as have c >= ``neighbours``, those of highest score first. The even patches
+    that stay go on in descending order of score, the odd ones behind them in place. Nothing is averaged.
+
+    ``variant="published"`` is the released amount: the mean over the batch, rounded down, for every image, so that a
+    prediction **depends on the image's batch mates**, and patches may go that resemble few others. By default each
+    image drops as many as it has, which equals the release at batch size 1; images then keep different numbers of
+    tokens, padded and masked, and every prediction equals that of the image alone.
+
+    The release never hands on its own options for ``neighbours`` and ``gamma``: it always has 5 and 10. Its script has
+    the threshold 0.75, its functions 0.7. A list gives thresholds from the first block on; blocks after its end, and
+    those with a threshold of 1, drop nothing.
+
+    Counts depend on the images. With ``r``, patches dropped per block, they do not: the method can then be exported.
+
+    Example:
+        >>> SAINT().stages(12), SAINT(r=[40, 20]).counts(196, 12)[:3]
+        ((0, 1, 2, 3, 4, 5), [156, 136, 136])
+    """
+
+    name = "saint"
+    paper = "Similarity-Aware Token Pruning: Your VLM but Faster (2025)"
+    kind = "prune"
+    runtime: ClassVar[frozenset[str]] = frozenset({"threshold", "neighbours", "gamma"})
+    tunable = Tunable("threshold", 1.0, 0.05, digits=4, similarity=True, per_layer="threshold")
+
+    threshold: Cosine | tuple[Cosine, ...] = Field(
+        0.75, description="cosine from which on two patches are alike, or a list from the first block on"
+    )
+    blocks: tuple[int, ...] | None = Field(
+        None, description="where to drop, 0-based; default the first half, or as many as a list has"
+    )
+    neighbours: int = Field(5, ge=1, description="patches that one must resemble to be dropped")
+    gamma: float = Field(10.0, ge=0.0, le=100.0, description="weight of how alike they are in the score")
+    variant: Literal["image", "published"] = Field(
+        "image", description="each image drops its own number; 'published': the mean of the batch, rounded down"
+    )
+    r: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        None, description="patches dropped per block instead, the same number in every image; the ranking stays"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> SAINT:
+        if self.r is not None and "variant" in self.model_fields_set:
+            raise ValueError("variant is about numbers that depend on the images, and r fixes them")
+        return self
+
+    def stages(self, num_layers: int) -> tuple[int, ...]:
+        if self.blocks is not None:
+            return tuple(sorted(self.blocks))
+        listed = self.threshold if self.r is None else self.r
+        return tuple(range(len(listed) if isinstance(listed, tuple) else max(num_layers // 2, 1)))
+
+    def amounts(self, num_layers: int) -> list[Amount | None]:
+        blocks = self.stages(num_layers)
+        check_blocks(blocks, num_layers)
+        one_each(self.threshold, len(blocks), "saint: threshold")
+        schedule: list[Amount | None] = [None] * num_layers
+        if self.r is not None:
+            for block, r in zip(blocks, one_each(self.r, len(blocks), "saint: r"), strict=True):
+                schedule[block] = Remove(r)
+        return schedule
+
+    def at(self, depth: int, num_layers: int) -> float:
+        """The threshold of the block at ``depth``, one of the `stages`."""
+        blocks = self.stages(num_layers)
+        return one_each(self.threshold, len(blocks), "saint: threshold")[blocks.index(depth)]
+
+    @classmethod
+    def least_kept(cls, current: int) -> int:
+        return max(current // 2, 1)  # the patches at odd places stay
+
+    def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
+        whole = [initial, *(math.floor(count + 0.5) for count in counts)]
+        removed = [before - after for before, after in pairwise(whole)]
+        return self.changed("variant", r=tuple(removed[block] for block in self.stages(len(counts))))
+
+
+class SAINTReducer(Reducer[SAINT]):
+    site = "between"
+
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
+        threshold = self.config.at(self.layer.depth, self.layer.num_layers)
+        if state.num_patches < 2 or (threshold >= 1.0 and self.config.r is None):
+            return None
+        if is_traced() and self.config.r is None:
+            raise VitrimError("torch.jit.trace cannot trace saint: how many patches it drops depends on the images")
+        real = real_patches(state)
+        with no_gradient():
+            keys = unit_mean_keys(attention, state.num_prefix)
+            similarity = cosines(keys[:, ::2], keys[:, 1::2])
+            score, alike = redundancy(similarity, threshold, self.config.gamma, real[:, 1::2])
+            order = score.masked_fill(~real[:, ::2], -torch.inf).argsort(dim=1, descending=True, stable=True)
+            many = (alike >= self.config.neighbours) & real[:, ::2]
+            odd = torch.arange(1, state.num_patches, 2, device=order.device).expand(order.shape[0], -1)
+            ranked = torch.cat([2 * order, odd], dim=1)
+            if self.config.r is None and self.config.variant == "image":
+                return drop_per_image(state, ranked, many.sum(dim=1, keepdim=True), real)
+            fixed = self.config.r is not None  # else read back from the device
+            r = self.num_removed(state) if fixed else int(many.sum()) // max(len(many), 1)
+        return prune(state, ranked[:, r:]) if r else None
+
+
+@register(SAINT)
+def _reducer(config: SAINT, layer: Layer) -> type[Reducer[Any]] | None:
+    return SAINTReducer if layer.depth in config.stages(layer.num_layers) else None
+
+
+def redundancy(similarity: Tensor, threshold: float, gamma: float, real: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores (B, S), the highest go first, and how many each of S patches resembles (B, S).
+
+    Args:
+        similarity: (B, S, D) cosines of those that may go and those that stay.
+        threshold: from which on two are alike.
+        gamma: weight of how alike they are.
+        real: (B, D) which of those that stay are not padding.
+
+    Example:
+        >>> redundancy(torch.tensor([[[0.5, 0.5], [0.1, 0.3]]]), 0.5, 10.0, torch.ones(1, 2, dtype=torch.bool))
+        (tensor([[2.0000, 0.2000]]), tensor([[2, 0]]))
+    """
+    real = real[:, None, :]
+    alike = (similarity >= threshold) & real
+    count = alike.sum(dim=2)
+    mean_alike = (similarity * alike).sum(dim=2) / count.clamp_min(1)
+    mean = (similarity * real).sum(dim=2) / real.sum(dim=2).clamp_min(1)
+    return torch.where(count > 0, count * (gamma * (mean_alike - threshold)).exp(), mean), count
+
+
+def drop_per_image(state: TokenState, ranked: Tensor, drops: Tensor, real: Tensor) -> Hard | None:
+    """Drop the first patches of every image, padded to the longest; None if no image drops any.
+
+    The numbers are read back from the device, once.
+
+    Args:
+        state: the current state.
+        ranked: (B, P) patches in the order in which they go, those that are no padding first of the even and of the odd
+            ones.
+        drops: (B, 1) how many go.
+        real: (B, P) which patches are no padding; these come first.
+    """
+    place = torch.arange(ranked.shape[1], device=ranked.device).expand_as(ranked)
+    # an image that drops nothing keeps its order, as it does alone: the next block splits by place
+    ranked = torch.where(drops > 0, ranked, place)
+    stays = real.gather(1, ranked) & (place >= drops)
+    numbers = torch.cat([drops, stays.sum(dim=1, keepdim=True)], dim=1).tolist()
+    if all(dropped == 0 for dropped, _ in numbers):
+        return None
+    left = [kept for _, kept in numbers]
+    order = stays.to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, : max(left)]
+    ragged = state.mask is not None or min(left) < max(left)
+    return prune(state, ranked.gather(1, order), valid=stays.gather(1, order) if ragged else None)

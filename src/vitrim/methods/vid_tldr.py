@@ -1,0 +1,157 @@
+"""vid-TLDR: merge what matters little, by how sharply it attends (Choi et al., vid-TLDR, CVPR 2024)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from vitrim.core.assignment import Hard, Soft
+from vitrim.core.attention import MAP_BYTES, Attention, KnownMap, heads_at_once, map_is_faster
+from vitrim.core.block import Reducer
+from vitrim.core.matching import alternate_cosines, match_alternate
+from vitrim.core.method import Fused, MethodConfig, Needs, Tunable, refuse_parts
+from vitrim.core.plan import Layer
+from vitrim.core.registry import register
+from vitrim.core.schedule import Amount, check_blocks, fuse_at
+from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient
+
+
+class VidTLDR(MethodConfig):
+    """Merge similar tokens in the first blocks, between attention and MLP; background counts for nothing.
+
+    The saliency of a patch tells how sharply it attends: with p_i its attention, averaged over heads, without the bias
+    by size, e_i = sum_j p_ij log p_ij. In each image e is scaled to [0, 1]. What lies below the mean is background and
+    gets the weight 0; the others get what they lie above it, as a share of the largest. About half of the weights are
+    0, and all lie in [0, 1].
+
+    Pairs are found as in ToMe, on the tokens themselves (after attention). A token that moves counts with its weight
+    times its size, the one that it joins with its size. So background vanishes in what it joins and leaves no size:
+    sizes are fractions, and sum to less than the patches there were. Attention adds log(size) to its logits.
+
+    Made for video encoders without a class token. A class token, and whatever else stands in front, is protected here;
+    the released functions would pair it like a patch. Where saliency is the same everywhere, all weights are 1 (as
+    released: 0/0).
+
+    A head that averages patches counts each by the token that it is in. ``head="tokens"`` averages over the tokens that
+    are left, as released.
+
+    The published amounts for UMT-B are counts, of 8 to 12 frames of 196 tokens: [600, 200, 100] on MSR-VTT, [450, 250,
+    200] on MSVD, [500] on ActivityNet, [250, 150, 150, 150] on DiDeMo, [200, 200, 200, 100] on SSv2; for UMT-L [550,
+    400] on MSR-VTT.
+
+    Example:
+        >>> VidTLDR(r=[600, 200, 100]).counts(1568, 12)[:4]
+        [968, 768, 668, 668]
+    """
+
+    name = "vid_tldr"
+    paper = "vid-TLDR: Training Free Token Merging for Light-weight Video Transformer (CVPR 2024)"
+    kind = "merge"
+    merges_pairs = True
+    runtime: ClassVar[frozenset[str]] = frozenset({"r"})
+    tunable = Tunable("r", 0, None, per_layer="r")
+
+    r: Fused | tuple[Fused, ...] = Field(
+        0.2,
+        description="tokens merged per block, or below 1 the share of those there are; or a list from the first block "
+        "on, or with one for each of blocks",
+    )
+    blocks: tuple[int, ...] | None = Field(
+        None, description="where to merge, 0-based; default the first third, or as many as the list has"
+    )
+    head: Literal["patches", "tokens"] = Field(
+        "patches", description="what a head that averages counts: patches, or the tokens that are left (as released)"
+    )
+    proportional: bool = Field(True, description="add log(size) to the attention logits")
+
+    @model_validator(mode="after")
+    def _check(self) -> VidTLDR:
+        refuse_parts(self.r)
+        return self
+
+    def needs(self) -> Needs:
+        return Needs(attention_map=True)
+
+    def stages(self, num_layers: int) -> tuple[int, ...]:
+        if self.blocks is not None:
+            return tuple(sorted(self.blocks))
+        return tuple(range(len(self.r) if isinstance(self.r, tuple) else max(num_layers // 3, 1)))
+
+    def amounts(self, num_layers: int) -> list[Amount | None]:
+        blocks = self.stages(num_layers)
+        check_blocks(blocks, num_layers)
+        return fuse_at(self.r, blocks, num_layers, "vid_tldr: r")
+
+
+class VidTLDRReducer(Reducer[VidTLDR]):
+    site = "between"
+
+    def prepare(self, attention: Attention, state: TokenState) -> Attention:
+        return KnownMap.of(attention) if self.num_removed(state) > 0 and map_is_faster(attention) else attention
+
+    def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
+        p = state.num_prefix
+        with no_gradient():
+            biased = self.config.proportional and not state.uniform
+            sharp = sharpness(attention.detach(), state.size if biased else None)
+            similarity = alternate_cosines(x.to(decision_dtype(x.dtype)), p)
+            pairs = match_alternate(state, similarity, self.num_removed(state))
+            assert pairs.moved is not None
+            moved = state.size.gather(1, pairs.moved) * saliency(sharp[:, p:]).gather(1, pairs.moved - p)
+            mass = state.size.scatter(1, pairs.moved, moved.to(state.size.dtype))
+        return changed(pairs, weight=mass)
+
+    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
+        assert isinstance(assignment, Hard)
+        assert assignment.weight is not None
+        # the mass that a token brings into a mean is also the size that it brings
+        reduced, after = changed(assignment, weight=None).apply(x, changed(state, size=assignment.weight))
+        return reduced, changed(after, compact=after.compact or self.config.head == "tokens")
+
+
+@register(VidTLDR)
+def _reducer(config: VidTLDR, layer: Layer) -> type[Reducer[Any]] | None:
+    return None if layer.amount is None else VidTLDRReducer
+
+
+def sharpness(attention: Attention, size: Tensor | None) -> Tensor:
+    """(B, N) negative entropy of the attention of each token, averaged over heads: 0 where it sees a single token.
+
+    Args:
+        attention: of the tokens.
+        size: (B, N) whose logarithm is in the bias of the attention, and is taken out; None if there is none.
+    """
+    batch, heads, m, _ = attention.q.shape
+    n = attention.k.shape[2]
+    step = heads
+    if not (isinstance(attention, KnownMap) or torch.compiler.is_compiling()):
+        kind = "cpu" if attention.q.device.type in ("cpu", "meta") else "gpu"
+        step = heads_at_once(batch * m * n * decision_dtype(attention.q.dtype).itemsize, heads, MAP_BYTES[kind])
+    total: Tensor | None = None
+    for first in range(0, heads, step):
+        share = attention.narrow(1, first, min(step, heads - first)).probabilities()
+        if size is not None:
+            share = share / size[:, None, None, :].to(share.dtype)
+            share = share / share.sum(dim=-1, keepdim=True)
+        total = share.sum(dim=1) if total is None else total + share.sum(dim=1)
+    assert total is not None
+    mean = total / heads
+    return torch.xlogy(mean, mean).sum(dim=-1)
+
+
+def saliency(sharp: Tensor) -> Tensor:
+    """(B, P) weights in [0, 1] from the negative entropies (B, P) of patches: 0 for background, 1 for the sharpest.
+
+    Example:
+        >>> saliency(torch.tensor([[-4.0, -3.0, -3.0, -2.0]]))
+        tensor([[0., 0., 0., 1.]])
+    """
+    scaled = sharp - sharp.amin(dim=1, keepdim=True)
+    largest = scaled.amax(dim=1, keepdim=True)
+    scaled = scaled / torch.where(largest > 0, largest, 1.0)
+    above = (scaled - scaled.mean(dim=1, keepdim=True)).clamp_min(0.0)
+    largest = above.amax(dim=1, keepdim=True)
+    return torch.where(largest > 0, above / torch.where(largest > 0, largest, 1.0), 1.0)
