@@ -270,7 +270,7 @@ def test_unsupported_hosts_are_named_with_the_reason_or_where_the_supported_ones
     inputs = torch.randn(2, 16) if name == "Linear" else torch.randn(2, 3, 16, 16)
     message = {
         "Linear": r"^Linear \(from .*\) is not a supported host; `vitrim list hosts` prints those that are$",
-        "SwinTransformer": r"^model \(SwinTransformer\) is refused: its windows shift .*; for classification use a plain ViT",
+        "SwinTransformer": r"^model \(SwinTransformer\) is refused: its windows shift .*; for classification use a",
         "Cait": r"^model \(Cait\) is refused: its attention mixes heads .*; use a deit3",
         "Xcit": r"^model \(Xcit\) is refused: it attends among channels.*; use a plain ViT",
     }[name]

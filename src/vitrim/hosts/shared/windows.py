@@ -57,10 +57,17 @@ class Windows(NamedTuple):
         if side == 0:
             return cls(1, 1, height, width)
         if height % side or width % side:
+            lower, upper = (
+                f"{rows} x {columns}"
+                for rows, columns in (
+                    (max(height // side, 1) * side, max(width // side, 1) * side),
+                    (-(-height // side) * side, -(-width // side) * side),
+                )
+            )
             raise UnsupportedModelError(
                 f"windows of {side} x {side} do not divide {height} x {width} patches: the model fills the last ones "
                 "with padding that its attention reads, so they would keep another number of patches than the others; "
-                "use an image size of whole windows"
+                f"use an image size of {lower} or {upper} patches"
             )
         return cls(height // side, width // side, side, side)
 

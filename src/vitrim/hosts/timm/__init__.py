@@ -2,10 +2,13 @@
 
 HOSTS: dict[str, str] = {
     "timm.models.beit.Beit": "beit:TimmBeit",
+    "timm.models.deepseek_vit.DeepseekVitClassifier": "encoders:TimmDeepseek",
     "timm.models.deepseek_vit.DeepseekVitEncoder": "encoders:TimmDeepseek",
     "timm.models.eva.Eva": "eva:TimmEva",
+    "timm.models.gemma4_vit.Gemma4VitClassifier": "encoders:TimmGemma4",
     "timm.models.gemma4_vit.Gemma4VitEncoder": "encoders:TimmGemma4",
     "timm.models.naflexvit.NaFlexVit": "naflexvit:TimmNaFlexViT",
+    "timm.models.qwen3_vit.Qwen3VitClassifier": "encoders:TimmQwen3",
     "timm.models.qwen3_vit.Qwen3VitEncoder": "encoders:TimmQwen3",
     "timm.models.vision_transformer_relpos.VisionTransformerRelPos": "relpos:TimmRelPos",
     "timm.models.vision_transformer_sam.VisionTransformerSAM": "sam:TimmSam",
@@ -105,8 +108,11 @@ REFUSED: dict[str, str] = {
 
 LIBRARIES: dict[str, str] = {
     "timm": "library:TimmLibrary",
+    "timm.models.deepseek_vit.DeepseekVitClassifier": "library:TimmMapLibrary",
     "timm.models.deepseek_vit.DeepseekVitEncoder": "library:TimmMapLibrary",
+    "timm.models.gemma4_vit.Gemma4VitClassifier": "library:TimmMapLibrary",
     "timm.models.gemma4_vit.Gemma4VitEncoder": "library:TimmMapLibrary",
+    "timm.models.qwen3_vit.Qwen3VitClassifier": "library:TimmMapLibrary",
     "timm.models.qwen3_vit.Qwen3VitEncoder": "library:TimmMapLibrary",
     "timm.models.vision_transformer_sam.VisionTransformerSAM": "sam:TimmSamLibrary",
     "timm.models.volo.VOLO": "library:TimmMapLibrary",

@@ -1,4 +1,4 @@
-"""timm's image encoders of language models: Qwen3-VL, DeepSeek, Gemma 4. A classifier around one holds it.
+"""timm's image encoders of language models: Qwen3-VL, DeepSeek, Gemma 4, alone or in its classifiers around them.
 
 They lay their tokens out as a map when the blocks are done, for a projector that joins neighbours, or for a mean: so
 whatever follows gets a token for every patch.
@@ -7,18 +7,25 @@ whatever follows gets a token for every patch.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from timm.layers.attention import AttentionRope
-from timm.models.deepseek_vit import DeepseekVitBlock, DeepseekVitEncoder
-from timm.models.gemma4_vit import Gemma4Attention, Gemma4Block, Gemma4VitEncoder, apply_multidimensional_rope
-from timm.models.qwen3_vit import Qwen3VitEncoder
-from torch import Tensor
+from timm.models.deepseek_vit import DeepseekVitBlock, DeepseekVitClassifier, DeepseekVitEncoder
+from timm.models.gemma4_vit import (
+    Gemma4Attention,
+    Gemma4Block,
+    Gemma4VitClassifier,
+    Gemma4VitEncoder,
+    apply_multidimensional_rope,
+)
+from timm.models.qwen3_vit import Qwen3VitClassifier, Qwen3VitEncoder
+from torch import Tensor, nn
 
 from vitrim.core.attention import Attention, split_heads
 from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState
+from vitrim.hosts.shared.blocks import check_calls
 from vitrim.hosts.timm.common import PreNorm, TimmBlock, TimmHost, kernel, refuse_mask
 from vitrim.hosts.timm.eva import ReducedEvaBlock, ReducedRopeBlock, expand_groups
 
@@ -67,14 +74,36 @@ class ReducedGemma4Block(TimmBlock, Gemma4Block):
 
 
 class EncoderHost(TimmHost):
-    """An encoder whose tokens are laid out as a map behind its blocks."""
+    """An encoder whose tokens are laid out as a map behind its blocks, or timm's classifier around one."""
 
     purpose = "vision-language models"
     heads = ("grid",)
+    classifier: ClassVar[type[nn.Module]]
+
+    @classmethod
+    def encoder(cls, model: Any) -> Any:
+        """The encoder that ``model`` is or holds."""
+        return model.encoder if isinstance(model, cls.classifier) else model
+
+    @classmethod
+    def check(cls, model: nn.Module) -> None:
+        encoder = cls.encoder(model)
+        if encoder is not model:
+            check_calls(model, "timm", (cls.classifier,), TimmHost.calls)
+        super().check(encoder)
+
+    @classmethod
+    def blocks(cls, model: Any) -> list[nn.Module]:
+        return list(cls.encoder(model).blocks)
+
+    @classmethod
+    def patch_maker(cls, model: Any) -> nn.Module | None:
+        return super().patch_maker(cls.encoder(model))
 
     @classmethod
     def facts(cls, model: Any) -> HostFacts:
-        return replace(super().facts(model), head_rows=None, dense=True)
+        facts = super().facts(cls.encoder(model))
+        return replace(facts, num_classes=model.num_classes, head_rows=None, dense=True)
 
     @classmethod
     def form(cls, model: Any) -> tuple[Any, ...]:
@@ -82,27 +111,30 @@ class EncoderHost(TimmHost):
 
 
 class TimmQwen3(EncoderHost):
-    """The encoder of Qwen3-VL, with its projector or without; a classifier around it is reduced in it."""
+    """The encoder of Qwen3-VL, with its projector or without, alone or in timm's classifier."""
 
     name = "timm Qwen3VitEncoder"
     reduced_blocks = (ReducedEvaBlock,)
     model_classes = (Qwen3VitEncoder,)
+    classifier = Qwen3VitClassifier
 
 
 class TimmDeepseek(EncoderHost):
-    """The encoder of DeepSeek-V4, with its projector or without; a classifier around it is reduced in it."""
+    """The encoder of DeepSeek-V4, with its projector or without, alone or in timm's classifier."""
 
     name = "timm DeepseekVitEncoder"
     reduced_blocks = (ReducedDeepseekBlock,)
     model_classes = (DeepseekVitEncoder,)
+    classifier = DeepseekVitClassifier
 
 
 class TimmGemma4(EncoderHost):
-    """The encoder of Gemma 4, with its pooling or without, on images; a classifier around it is reduced in it."""
+    """The encoder of Gemma 4, with its pooling or without, alone or in timm's classifier; on images of one size."""
 
     name = "timm Gemma4VitEncoder"
     reduced_blocks = (ReducedGemma4Block,)
     model_classes = (Gemma4VitEncoder,)
+    classifier = Gemma4VitClassifier
     calls = (*TimmHost.calls, "_encode")
 
     @classmethod

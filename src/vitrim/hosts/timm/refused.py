@@ -1,4 +1,4 @@
-"""Reasons why timm's other models cannot have fewer tokens, each with what to use instead; see ``REFUSED`` beside it."""
+"""Reasons why timm's other models cannot have fewer tokens, with what to use instead; see ``REFUSED`` beside it."""
 
 PLAIN = "use a plain ViT of its size, such as deit3_small_patch16_224 or vit_small_patch14_dinov2"
 
@@ -14,8 +14,8 @@ CHANNELS = (
 SHIFTED_WINDOWS = (
     "its windows shift from block to block and its map is halved between stages, so patches that are gone would be "
     "missing in other windows of the next block; for classification use a plain ViT, such as deit3_small_patch16_224, "
-    "for detection and segmentation one with fixed windows, such as samvit_base_patch16_224, or a vitdet: or segmenter: "
-    "model around a plain ViT"
+    "for detection and segmentation one with fixed windows, such as samvit_base_patch16_224, or a vitdet: or "
+    "segmenter: model around a plain ViT"
 )
 
 STAGES = (

@@ -129,9 +129,31 @@ SELECTED: dict[str, str] = {
 """The family of vision-language models whose tower stays as it is, for all of the library and for some classes."""
 
 REFUSED: dict[str, str] = {
+    "transformers.models.convnext.modeling_convnext": "refused:CONVOLUTIONS",
+    "transformers.models.convnextv2.modeling_convnextv2": "refused:CONVOLUTIONS",
+    "transformers.models.cvt.modeling_cvt": "refused:STAGES",
+    "transformers.models.dinov3_convnext.modeling_dinov3_convnext": "refused:CONVOLUTIONS",
+    "transformers.models.donut.modeling_donut_swin": "refused:SHIFTED_WINDOWS",
+    "transformers.models.florence2.modeling_florence2.Florence2VisionBackbone": "refused:DAVIT",
+    "transformers.models.focalnet.modeling_focalnet": "refused:CONVOLUTIONS",
+    "transformers.models.glpn.modeling_glpn": "refused:STAGES",
+    "transformers.models.hiera.modeling_hiera": "refused:STAGES",
+    "transformers.models.levit.modeling_levit": "refused:STAGES",
+    "transformers.models.mobilevit.modeling_mobilevit": "refused:STAGES",
+    "transformers.models.poolformer.modeling_poolformer": "refused:STAGES",
+    "transformers.models.pvt.modeling_pvt": "refused:STAGES",
+    "transformers.models.pvt_v2.modeling_pvt_v2": "refused:STAGES",
+    "transformers.models.regnet.modeling_regnet": "refused:CONVOLUTIONS",
+    "transformers.models.resnet.modeling_resnet": "refused:CONVOLUTIONS",
+    "transformers.models.sam2.modeling_sam2": "refused:SAM2",
+    "transformers.models.sam2.modeling_sam2.Sam2HieraDetModel": "refused:SAM2",
+    "transformers.models.segformer.modeling_segformer": "refused:STAGES",
+    "transformers.models.swiftformer.modeling_swiftformer": "refused:STAGES",
+    "transformers.models.swin.modeling_swin": "refused:SHIFTED_WINDOWS",
+    "transformers.models.swinv2.modeling_swinv2": "refused:SHIFTED_WINDOWS",
     "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl.Qwen2_5_VisionTransformerPretrainedModel": "vlms:WINDOWED",
 }
-"""The reason why models of a class cannot be reduced."""
+"""The reason why models of a class, or of a module, cannot be reduced."""
 
 LIBRARIES: dict[str, str] = {
     "transformers": "library:TransformersLibrary",
