@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrim.core.attention import Attention, project_parts, split_heads
-from vitrim.core.block import Idle, ReducedBlock, is_bare
+from vitrim.core.block import Idle, ReducedBlock, is_bare, reduced_in
 from vitrim.core.host import Host
 from vitrim.core.library import pair
-from vitrim.core.method import MethodConfig
 from vitrim.core.plan import HostFacts, plan
+from vitrim.core.registry import make_method
 from vitrim.core.tokens import TokenState, Trace
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.blocks import NamedBlock, hand_stamp
@@ -197,7 +197,8 @@ class OwnHost(Host):
         size, patch = pair(cls._named(model, "image_size")), pair(cls._named(model, "patch_size"))
         assert size is not None
         assert patch is not None
-        (head, *_), block = cls.heads, cls.blocks(model)[0]
+        (head, *_), first = cls.heads, cls.blocks(model)[0]
+        block = reduced_in(first) or first
         prefix = cls._named(model, "num_prefix")
         prefix = int(head in ("class token", "patches")) if prefix is None else prefix
         dim, num_heads = width_and_heads(block, cls.kind_of(block))
@@ -290,7 +291,7 @@ class Trial:
         if self.got is None:
             raise self.wrong("its blocks do not run in a forward of the model", "name those that do in blocks_name")
         self.compare_block(blocks[0], *self.got)
-        if self.facts.head_rows is not None and not (isinstance(logits, Tensor) and close(spoilt, logits, 1e-6)):
+        if not all(torch.equal(one, other) for one, other in zip(tensors(spoilt), tensors(logits), strict=True)):
             raise self.wrong(
                 f"its head reads more than the first {self.facts.head_rows} tokens",
                 'say heads = ("patches",), or ("no class token",) where there is none',
@@ -329,26 +330,33 @@ class Trial:
                 "say heads, num_prefix, image_size and patch_size",
             )
         whole, state = self.reduced(block, None), TokenState.start(x, self.facts.num_prefix)
-        found = whole.step(x, state)[0]
-        if found.shape != expected.shape or not close(found, expected, self.tolerance):
+        if not self.is_update(whole.step(x, state)[0], expected, x):
             raise self.wrong(
                 f"a {type(block).__name__} computes something else than what its reduced form was told",
                 "name its norms, attention and MLP, or override project, attention_branch and mlp_branch",
             )
-        if not close(self.reduced(block, 1).step(x, state)[0], expected[:, :1], self.tolerance):
+        if not self.is_update(self.reduced(block, 1).step(x, state)[0], expected[:, :1], x[:, :1]):
             raise self.wrong("project leaves out rows", "give the queries of the first rows only, where rows are given")
-        heavier = replace(state, size=state.size * torch.arange(1, wanted + 1, device=x.device))
-        if close(whole.step(x, heavier)[0], found, 1e-7):
+        heavier = replace(state, size=state.size * torch.arange(1, wanted + 1, device=x.device), uniform=False)
+        bias, plain = (whole.project(x, each, None).bias for each in (heavier, state))
+        if bias is None or (plain is not None and torch.equal(bias, plain)):
             raise self.wrong(
-                "project leaves out the sizes of tokens", "give Attention bias=state.key_bias(q.dtype, True)"
+                "project leaves out the sizes of tokens", "give Attention state.key_bias(q.dtype, self.proportional)"
             )
+
+    def is_update(self, found: Tensor, expected: Tensor, x: Tensor) -> bool:
+        """True if a block made of tokens ``x`` what it should: what it added is compared, which may be little."""
+        if found.shape != expected.shape:
+            return False
+        found, wanted, before = found.double(), expected.double(), x.double()
+        rounding = 8 * torch.finfo(x.dtype).eps * wanted.norm()
+        return bool((found - wanted).norm() <= self.tolerance * (wanted - before).norm() + rounding)
 
     def reduced(self, block: nn.Module, rows: int | None) -> ReducedBlock:
         """A twin of ``block`` that shares its parts, reduced by nothing, as the last block where ``rows`` are given."""
         twin = copy.copy(block)
         twin._modules = dict(block._modules)
-        twin._forward_hooks, twin._forward_pre_hooks = type(block._forward_hooks)(), type(block._forward_pre_hooks)()
-        nothing = MethodConfig()
+        nothing = make_method("none")
         self.host.reduced_class(block).adopt(
             twin,
             Idle(nothing, plan(nothing, self.facts, 1)[0]),
@@ -369,6 +377,12 @@ class Trial:
         )
 
 
+def tensors(output: Any) -> list[Tensor]:
+    """The tensors in an output, which may be a tuple or a dict of them."""
+    parts = output.values() if isinstance(output, dict) else output if isinstance(output, tuple | list) else (output,)
+    return [part for part in parts if isinstance(part, Tensor)]
+
+
 def width_and_heads(block: nn.Module, kind: type[NamedBlock]) -> tuple[int, int]:
     """Channels C and heads H of the attention of ``block``, by its reduced form ``kind``."""
     (attn, *_) = kind.attentions(block)
@@ -376,12 +390,6 @@ def width_and_heads(block: nn.Module, kind: type[NamedBlock]) -> tuple[int, int]
         return attn.embed_dim, attn.num_heads
     own = cast("type[OwnBlock]", kind)
     return getattr(attn, own.qkv_names[0]).in_features, getattr(attn, own.heads_name)
-
-
-def close(one: Any, other: Any, tolerance: float) -> bool:
-    """True if the difference of two tensors is small beside the second."""
-    gap: Tensor = (one.double() - other.double()).norm() / other.double().norm().clamp(min=1e-30)
-    return gap.item() <= tolerance
 
 
 @contextmanager
