@@ -68,8 +68,20 @@ class OwnBlock(NamedBlock):
         return self.run(x)
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
-        q, k, v = project_parts(self.part, self.pre_norm(x), rows, self.reducer.fresh_values)
+        y = self.pre_norm(x)
+        if self.comes_apart():
+            q, k, v = project_parts(self.part, y, rows, self.reducer.fresh_values)
+        else:
+            q, k, v = self.part(y, 0, 3)
+            q = q[:, :, :rows]
         return Attention(q, k, v, q.shape[-1] ** -0.5, state.key_bias(q.dtype, self.proportional))
+
+    def comes_apart(self) -> bool:
+        """True if queries, keys and values can be computed one without the others."""
+        (attn,) = self.attentions(self)
+        if isinstance(attn, nn.MultiheadAttention) or len(self.qkv_names) > 1:
+            return True
+        return is_bare(getattr(attn, self.qkv_names[0]))
 
     def values(self, x: Tensor) -> Tensor:
         return self.part(self.pre_norm(x), 2, 3)[0]
@@ -82,7 +94,7 @@ class OwnBlock(NamedBlock):
         heads, layers = getattr(attn, self.heads_name), [getattr(attn, name) for name in self.qkv_names]
         if len(layers) > 1:
             return tuple(split_heads(layer(y), heads) for layer in layers[first:end])
-        if not is_bare(layers[0]):
+        if not self.comes_apart():
             return tuple(split_heads(each, heads) for each in layers[0](y).chunk(3, dim=-1)[first:end])
         width = layers[0].out_features // 3
         rows = slice(first * width, end * width)
