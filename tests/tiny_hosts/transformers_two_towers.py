@@ -11,7 +11,6 @@ from transformers import (
     ChineseCLIPVisionModel,
     MetaClip2VisionConfig,
     MetaClip2VisionModel,
-    MetaClip2VisionModelWithProjection,
 )
 
 from tiny_hosts import Create
@@ -23,6 +22,5 @@ HOSTS: dict[str, Create] = {
     "hf_aimv2_native": hf(Aimv2VisionModel, Aimv2VisionConfig, use_head=False, is_native=True),
     "hf_altclip": hf(AltCLIPVisionModel, AltCLIPVisionConfig),
     "hf_chinese_clip": hf(ChineseCLIPVisionModel, ChineseCLIPVisionConfig),
-    "hf_metaclip_2": hf(MetaClip2VisionModelWithProjection, MetaClip2VisionConfig, projection_dim=6),
-    "hf_metaclip_2_model": hf(MetaClip2VisionModel, MetaClip2VisionConfig),
+    "hf_metaclip_2": hf(MetaClip2VisionModel, MetaClip2VisionConfig),
 }

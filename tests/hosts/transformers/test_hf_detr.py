@@ -42,7 +42,9 @@ DECODER: dict[str, Any] = {
 
 
 def lw_detr() -> nn.Module:
-    return LwDetrForObjectDetection(LwDetrConfig(backbone_config=LwDetrViTConfig(**{**VISION, **LW}), **DECODER))
+    return LwDetrForObjectDetection(
+        LwDetrConfig(backbone_config=LwDetrViTConfig(**{**VISION, **LW}), projector_scale_factors=[1.0], **DECODER)
+    )
 
 
 def rf_detr() -> nn.Module:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from vitrim.core.attention import Attention, project_parts, split_heads
 from vitrim.core.block import Idle, ReducedBlock, is_bare, reduced_in
@@ -279,7 +280,7 @@ class Trial:
         self.images = noise.to(like)
         # half precision: products of many channels round in another order
         self.tolerance = 0.03 if torch.finfo(like.dtype).bits < 32 else 1e-3
-        self.got: tuple[Tensor, Tensor] | None = None
+        self.got: Tensor | None = None
         self.spoils = False
 
     def run(self) -> None:
@@ -302,7 +303,7 @@ class Trial:
                 hook.remove()
         if self.got is None:
             raise self.wrong("its blocks do not run in a forward of the model", "name those that do in blocks_name")
-        self.compare_block(blocks[0], *self.got)
+        self.compare_block(blocks[0], self.got)
         if not all(torch.equal(one, other) for one, other in zip(tensors(spoilt), tensors(logits), strict=True)):
             raise self.wrong(
                 f"its head reads more than the first {self.facts.head_rows} tokens",
@@ -310,14 +311,14 @@ class Trial:
             )
 
     def keep(self, block: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Hook that keeps what the first block gets and gives, (1, N, C) each."""
+        """Hook that keeps what the first block gets, (1, N, C) or, of PyTorch's layer, (N, 1, C)."""
         extra = [each for each in (*args[1:], *kwargs.values()) if isinstance(each, Tensor)]
         if not args or not isinstance(args[0], Tensor) or not isinstance(output, Tensor) or extra:
             raise self.wrong(
                 "its blocks do not take tokens alone and give tokens",
                 "write a host with a project of its own, as examples/own_host.py does",
             )
-        self.got = self.batch_first(block, args[0]), self.batch_first(block, output)
+        self.got = args[0]
 
     def spoil(self, block: Any, args: tuple[Any, ...], output: Any) -> Any:
         """Hook that, in the second run, changes all tokens behind those that the head is said to read."""
@@ -332,23 +333,31 @@ class Trial:
         sequence_first = isinstance(block, nn.TransformerEncoderLayer) and not block.self_attn.batch_first
         return x.transpose(0, 1) if sequence_first else x
 
-    def compare_block(self, block: nn.Module, x: Tensor, expected: Tensor) -> None:
-        """Compare the reduced form of a block with the block; ``expected`` is what it made of tokens ``x``."""
-        rows, columns = self.facts.grid_size
+    def compare_block(self, block: nn.Module, given: Tensor) -> None:
+        """Compare the reduced form of a block with the block on the tokens that it got.
+
+        With weights that are shaken: two norms that were never trained are alike, and one may stand for the other.
+        """
+        x, (rows, columns) = self.batch_first(block, given), self.facts.grid_size
         wanted = self.facts.num_prefix + rows * columns
         if x.shape[1] != wanted:
             raise self.wrong(
                 f"{x.shape[1]} tokens enter its blocks, and {self.facts.num_prefix} + {rows} x {columns} are {wanted}",
                 "say heads, num_prefix, image_size and patch_size",
             )
-        whole, state = self.reduced(block, None), TokenState.start(x, self.facts.num_prefix)
-        if not self.is_update(whole.step(x, state)[0], expected, x):
+        weights = shaken(block)
+        whole, last = self.reduced(block, None), self.reduced(block, 1)
+        expected, found, first = (
+            self.batch_first(block, functional_call(each, weights, (given,))) for each in (block, whole, last)
+        )
+        if not self.is_update(found, expected, x):
             raise self.wrong(
                 f"a {type(block).__name__} computes something else than what its reduced form was told",
                 "name its norms, attention and MLP, or override project, attention_branch and mlp_branch",
             )
-        if not self.is_update(self.reduced(block, 1).step(x, state)[0], expected[:, :1], x[:, :1]):
+        if not self.is_update(first, expected[:, :1], x[:, :1]):
             raise self.wrong("project leaves out rows", "give the queries of the first rows only, where rows are given")
+        state = TokenState.start(x, self.facts.num_prefix)
         heavier = replace(state, size=state.size * torch.arange(1, wanted + 1, device=x.device), uniform=False)
         bias, plain = (whole.project(x, each, None).bias for each in (heavier, state))
         if bias is None or (plain is not None and torch.equal(bias, plain)):
@@ -387,6 +396,16 @@ class Trial:
         return UnsupportedModelError(
             f"{self.host.__name__} does not describe this {type(self.model).__name__}: {what}; {instead}"
         )
+
+
+def shaken(block: nn.Module) -> dict[str, Tensor]:
+    """The floating-point parameters of ``block`` by name, each with a little noise added to it."""
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: parameter + 0.1 * torch.randn(parameter.shape, generator=generator).to(parameter)
+        for name, parameter in block.named_parameters()
+        if parameter.is_floating_point()
+    }
 
 
 def tensors(output: Any) -> list[Tensor]:

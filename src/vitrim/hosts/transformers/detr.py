@@ -104,7 +104,14 @@ class _Rows(TransformersHost):
                 f"{side} x {side} windows of equal size do not make up {rows} x {columns} patches: use square images "
                 f"whose sides are multiples of {side} patches"
             )
-        return replace(facts, grid_size=(rows // side, columns // side), dense=True, across_windows=side > 1)
+        return replace(
+            facts,
+            # that of a window attends to other windows, too: no method scores the patches of one by it
+            has_class_token=facts.has_class_token and side == 1,
+            grid_size=(rows // side, columns // side),
+            dense=True,
+            across_windows=side > 1,
+        )
 
     @classmethod
     def check(cls, model: nn.Module) -> None:
