@@ -147,6 +147,7 @@ class HFLwDetr(_Rows):
     name = "transformers LW-DETR"
     reduced_blocks = (ReducedLwDetrLayer,)
     trunk_classes = (LwDetrViTBackbone,)
+    maker_name = "embeddings.projection"
     num_prefix = 0
     has_class_token = False
 
