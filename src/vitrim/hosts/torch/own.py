@@ -22,7 +22,7 @@ from vitrim.core.attention import Attention, project_parts, split_heads
 from vitrim.core.block import Idle, ReducedBlock, is_bare, reduced_in
 from vitrim.core.host import Host
 from vitrim.core.library import pair
-from vitrim.core.plan import HostFacts, plan
+from vitrim.core.plan import Head, HostFacts, plan
 from vitrim.core.registry import make_method
 from vitrim.core.tokens import TokenState, Trace
 from vitrim.errors import UnsupportedModelError
@@ -151,7 +151,8 @@ class ReducedEncoderLayer(MultiheadBlock, nn.TransformerEncoderLayer):
     def mlp_branch(self, x: Tensor) -> Tensor:
         if self.norm_first:
             return self._ff_block(self.norm2(x))
-        return self.norm2(x + self._ff_block(x)) - x  # the norm is around the sum, and a branch is what is added
+        after: Tensor = self.norm2(x + self._ff_block(x))
+        return after - x  # the norm is around the sum, and a branch is what is added
 
 
 class OwnHost(Host):
@@ -189,7 +190,7 @@ class OwnHost(Host):
     """
 
     reduced_blocks = (ReducedEncoderLayer,)
-    heads = ("class token",)
+    heads: ClassVar[tuple[Head, ...]] = ("class token",)
     blocks_name: ClassVar[str] = "blocks"
     image_size: ClassVar[str | int | tuple[int, int]] = "image_size"
     patch_size: ClassVar[str | int | tuple[int, int]] = "patch_size"
@@ -203,7 +204,7 @@ class OwnHost(Host):
 
     @classmethod
     def patch_maker(cls, model: Any) -> nn.Module | None:
-        return None if cls.patches_name is None else cls._named(model, "patches_name")  # type: ignore[no-any-return]
+        return None if cls.patches_name is None else cls._named(model, "patches_name")
 
     @classmethod
     def facts(cls, model: Any) -> HostFacts:
