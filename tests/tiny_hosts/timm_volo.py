@@ -16,7 +16,7 @@ FURTHER = True
 
 
 def volo(**kwargs: Any) -> Create:
-    stages: dict[str, Any] = {"layers": [1, 3, 1], "embed_dims": [16, 32, 32], "num_heads": [2, 2, 2]}
+    stages: dict[str, Any] = {"layers": [1, 4], "embed_dims": [16, 32], "num_heads": [2, 2]}
     sizes: dict[str, Any] = {"img_size": 48, "patch_size": 4, "stem_hidden_dim": 8, "num_classes": 5}
     return seeded(lambda: VOLO(**{**stages, **sizes, **kwargs}))
 

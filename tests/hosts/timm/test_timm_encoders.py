@@ -39,7 +39,7 @@ def test_maps_of_every_block_are_tokens_at_the_places_of_their_patches(name: str
     for hook in hooks:
         hook.remove()
     states, normed = reduction.states[1:], name.startswith("deepseek")
-    stages = [2, 3] if name == "volo" else range(4)  # the first three blocks are one stage
+    stages = [3] if name == "volo" else range(4)  # all are one stage
     maps = model.forward_intermediates(images, norm=normed, intermediates_only=True)[-len(stages) :]
     for found, depth in zip(maps, stages, strict=True):
         tokens, state = left[depth], states[depth]
@@ -86,7 +86,7 @@ def test_a_subclass_of_a_classifier_with_a_head_of_its_own_is_refused() -> None:
 def test_all_transformer_blocks_of_volo_are_reduced_and_no_outlooker() -> None:
     model: Any = tiny.FURTHER["volo"]()
     reduction = vitrim.reduce_(model, "tome:r=4", record=True)
-    assert [len(list(stage.children())) for stage in model.network[2:]] == [3, 1]
+    assert [len(list(stage.children())) for stage in model.network[2:]] == [4]
     model(tiny.INPUTS["volo"](2))
     assert reduction.tokens_per_block == [32, 28, 24, 20]
     facts = host_of(model).facts(model)

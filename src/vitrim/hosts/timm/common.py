@@ -78,8 +78,8 @@ class TimmBlock(NamedBlock):
 class PreNorm(TimmBlock):
     """Norms before attention and MLP, layer scales behind them."""
 
-    update_names = ("ls1", "drop_path1")
-    mlp_names = ("norm2", "mlp", "ls2", "drop_path2")
+    update_names: ClassVar[tuple[str, ...]] = ("ls1", "drop_path1")
+    mlp_names: ClassVar[tuple[str, ...]] = ("norm2", "mlp", "ls2", "drop_path2")
 
 
 class PreNormGamma(TimmBlock):

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from timm.layers.attention import AttentionRope
 from timm.models.deepseek_vit import DeepseekVitBlock, DeepseekVitClassifier, DeepseekVitEncoder
 from timm.models.gemma4_vit import (
     Gemma4Attention,
@@ -34,7 +33,6 @@ class ReducedDeepseekBlock(PreNorm, ReducedRopeBlock, DeepseekVitBlock):
     """DeepSeek's block under reduction: Eva's, without layer scales."""
 
     host_class = DeepseekVitBlock
-    attention_classes = (AttentionRope,)
     update_names = ("drop_path1",)
     mlp_names = ("norm2", "mlp", "drop_path2")
 
@@ -59,8 +57,9 @@ class ReducedGemma4Block(TimmBlock, Gemma4Block):
         k_raw = expand_groups(attn.k_norm(split_heads(attn.k_proj(y), attn.num_kv_heads)), attn.num_heads)
         # (B, P0, d) each, as one table for all heads
         cos, sin = state.patch_rows(torch.cat(host_args, dim=-1).unsqueeze(1)).squeeze(1).chunk(2, dim=-1)
-        q, k = (apply_multidimensional_rope(each, *(t[:, : each.shape[2]] for t in (cos, sin)), unsqueeze_dim=1)
-                for each in (q, k_raw))  # fmt: skip
+        m = q.shape[2]
+        q = apply_multidimensional_rope(q, cos[:, :m], sin[:, :m], unsqueeze_dim=1)
+        k = apply_multidimensional_rope(k_raw, cos, sin, unsqueeze_dim=1)
         v = None if self.reducer.fresh_values and rows is None else self._values(y)
         bias = state.key_bias(q.dtype, self.proportional)
         return Attention(q, k, v, 1.0, bias, k_raw=k_raw, **kernel(attn))
