@@ -17,7 +17,7 @@ import vitrim
 class EncoderViT(nn.Module):
     """Patches of 8 x 8 pixels, a class token that the head reads, layers by PyTorch."""
 
-    def __init__(self, dim: int = 96, depth: int = 4, heads: int = 3, num_classes: int = 10) -> None:
+    def __init__(self, dim: int = 96, depth: int = 4, heads: int = 4, num_classes: int = 10) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, dim, 8, 8)
         self.class_token = nn.Parameter(torch.randn(1, 1, dim))
@@ -79,7 +79,7 @@ class Block(nn.Module):
 class NanoViT(nn.Module):
     """Patches of 8 x 8 pixels and no class token: the head averages the patches."""
 
-    def __init__(self, dim: int = 96, depth: int = 4, heads: int = 3, num_classes: int = 10) -> None:
+    def __init__(self, dim: int = 96, depth: int = 4, heads: int = 4, num_classes: int = 10) -> None:
         super().__init__()
         self.image_size, self.patch_size = 64, 8
         self.transformer = nn.ModuleDict(

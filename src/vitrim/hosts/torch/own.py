@@ -177,7 +177,7 @@ class OwnHost(Host):
         ...     def __init__(self):
         ...         super().__init__()
         ...         self.patches, self.positions = nn.Conv2d(3, 64, 8, 8), nn.Parameter(torch.randn(1, 65, 64))
-        ...         layer = nn.TransformerEncoderLayer(64, 2, 128, batch_first=True, norm_first=True)
+        ...         layer = nn.TransformerEncoderLayer(64, 2, 128, batch_first=True)
         ...         self.encoder, self.head = nn.TransformerEncoder(layer, 4), nn.Linear(64, 10)
         ...     def forward(self, images):
         ...         x = self.patches(images).flatten(2).transpose(1, 2)
@@ -187,6 +187,8 @@ class OwnHost(Host):
         ...     name, blocks_name, image_size, patch_size = "my ViT", "encoder.layers", 64, 8
         >>> vitrim.reduce_(ViT(), "tome:r=8").tokens_per_block
         [57, 49, 41, 33]
+        >>> from vitrim.core.registry import _HOSTS
+        >>> _ = _HOSTS.entries.pop(f"{ViT.__module__}.{ViT.__qualname__}")  # it was an example
     """
 
     reduced_blocks = (ReducedEncoderLayer,)
