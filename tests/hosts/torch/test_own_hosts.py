@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import tiny
 import vitrim
@@ -61,6 +62,16 @@ class Encoder(ViT):
     def run_blocks(self, x: Tensor) -> Tensor:
         found: Tensor = self.encoder(x) if self.first else self.encoder(x.transpose(0, 1)).transpose(0, 1)
         return found
+
+
+class Checkpointed(Encoder):
+    """The same, whose layers run again in the backward pass."""
+
+    def run_blocks(self, x: Tensor) -> Tensor:
+        x = x.transpose(0, 1)
+        for layer in self.encoder.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x.transpose(0, 1)
 
 
 class SelfAttention(nn.Module):
@@ -234,6 +245,20 @@ def test_methods_of_every_mechanism(name: str, config: str) -> None:
 def made_again(name: str) -> nn.Module:
     torch.manual_seed(0)
     return tiny.shaken(MODELS[name][0]().double())
+
+
+def test_layers_that_run_again_in_the_backward_pass_know_their_tokens() -> None:
+    """Also where the sequence comes first, so that tokens are handed on in another shape."""
+    vitrim.register_host(f"{__name__}.Encoder")(EncoderHost)
+    grads = []
+    for kind in (Encoder, Checkpointed):
+        torch.manual_seed(0)
+        model = kind().double().eval()
+        vitrim.reduce_(model, "tome:r=4")
+        model(tiny.images().double()).square().sum().backward()
+        grads.append([parameter.grad for parameter in model.parameters()])
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
 
 
 def test_the_facts_are_those_of_the_model() -> None:
