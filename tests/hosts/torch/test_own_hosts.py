@@ -20,6 +20,7 @@ import vitrim
 from vitrim.core import registry
 from vitrim.core.attention import split_heads
 from vitrim.core.registry import host_of
+from vitrim.core.tokens import TokenState
 
 DIM = 32
 
@@ -266,8 +267,31 @@ def test_the_facts_are_those_of_the_model() -> None:
     assert (facts.dim, facts.num_heads, facts.num_classes, facts.input_size) == (DIM, 2, 5, (3, 24, 24))
     assert (facts.grid_size, facts.num_prefix, facts.head_rows) == ((6, 6), 1, 1)
     assert ViTHost.patch_maker(ViT(Block)) is not None
+    several = type("Host", (ViTHost,), {"num_prefix": "prefix"}).facts(ViT(Block, extra=2))
+    assert (several.num_prefix, several.head_rows, several.has_class_token) == (3, 3, True)
     headless = type("Host", (ViTHost,), {"head_name": None, "heads": ("grid",)}).facts(ViT(Block))
     assert (headless.num_classes, headless.dense, headless.num_prefix, headless.head_rows) == (0, True, 0, None)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["block", "separate", "bare", "multihead"])
+def test_values_alone_are_those_of_the_projection(name: str) -> None:
+    """Also where the layer that projects must be called, since it is more than its weights."""
+    for hooked in (False, True):
+        model: Any = made(name) if not hooked else made_again(name).eval()
+        first: Any = model.stack["h"][0]
+        owner = first if name == "bare" else first.attn
+        for layer in owner.children() if hooked and name != "multihead" else ():
+            if isinstance(layer, nn.Linear):
+                layer.register_forward_hook(lambda module, args, out: 1.5 * out)
+        dense = model(tiny.images().double())
+        vitrim.reduce_(model, "none")
+        torch.testing.assert_close(model(tiny.images().double()), dense, atol=1e-9, rtol=1e-9)
+        x = torch.randn(2, 37, DIM).double()
+        found = first.project(x, TokenState.start(x, 1), None)
+        torch.testing.assert_close(first.values(x), found.values, atol=1e-12, rtol=1e-12)
+        few = first.project(x, TokenState.start(x, 1), 1)
+        torch.testing.assert_close(few.q, found.q[:, :, :1], atol=1e-12, rtol=1e-12)
 
 
 def override(**changes: Any) -> type[Any]:
@@ -360,6 +384,8 @@ def test_an_encoder_that_nobody_described() -> None:
         vitrim.UnsupportedModelError, match=r"^model.encoder \(TransformerEncoder\) is refused: .* say so"
     ):
         vitrim.reduce_(Undescribed(), "tome:r=4")
+    with pytest.raises(vitrim.UnsupportedModelError, match=r"^model \(TransformerEncoder\) is refused: "):
+        vitrim.reduce_(Undescribed().encoder, "tome:r=4")
 
 
 def test_masks_are_refused_by_a_reduced_encoder() -> None:
