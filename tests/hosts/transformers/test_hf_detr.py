@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -113,6 +114,8 @@ def test_states_of_windows_with_tokens_in_front_become_states_of_images() -> Non
     assert whole.num_prefix == 2
     assert whole.source.tolist() == [[0, 1, 2, 3, 4, 5]]
     assert whole.position.tolist() == [[0, 1, 2, 3, 4, 5]]
+    sized = replace(of_windows, size=torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))
+    assert sized.of_images().size.tolist() == [[1.0, 4.0, 2.0, 3.0, 5.0, 6.0]]
     kept = prune(of_windows, torch.tensor([[1], [0]]))  # the second patch of the first window, the first of the second
     _, after = kept.apply(torch.zeros(2, 3, 1), of_windows)
     whole = after.of_images()
