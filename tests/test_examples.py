@@ -25,6 +25,7 @@ SAYS = {
     "dinov2_dense_features": "every feature map: (1, 64, 8, 8)",
     "own_method": "[101, 51, 51, 26, 13, 13]",
     "own_host": "tokens after each block: [57, 49, 41, 33]",
+    "own_vit": "tokens after each block [57, 49, 41, 33]\nNanoViT: tokens after each block [56, 48, 40, 32]",
     "export_onnx": "tome:r=4: tokens after every block [13, 9]",
     "serve": "tome:r=4: 64 of 64 answers right",
     "export_for_web": "tome:r=4: ",
@@ -45,8 +46,8 @@ def load(name: str) -> ModuleType:
 
 SLOW = ("export_for_web", "onnx_pipeline")
 """Those that export to ONNX as `export_onnx` does; `make test-full` runs them."""
-OWN_PROCESS = ("own_host", "own_method", "select_image_tokens", "serve")
-"""Two register what they add; two start servers, processes and threads, which would outlive the test's capture of what
+OWN_PROCESS = ("own_host", "own_method", "own_vit", "select_image_tokens", "serve")
+"""Three register what they add; two start servers, processes and threads, which would outlive the capture of what
 is printed."""
 RUN = """
 import runpy, sys

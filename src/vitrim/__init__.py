@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
     from vitrim.exporting.exported import Exported
     from vitrim.exporting.writing import export
+    from vitrim.hosts.torch.own import OwnBlock, OwnHost
     from vitrim.loading import create_model
     from vitrim.measure.evaluation import evaluate
     from vitrim.measure.profile import profile
@@ -66,6 +67,8 @@ __all__ = [
     "Library",
     "MethodConfig",
     "Needs",
+    "OwnBlock",
+    "OwnHost",
     "ReducedBlock",
     "Reducer",
     "Reduction",
@@ -132,6 +135,7 @@ _NAMES = {
     "vitrim.errors": ("ReductionWarning", "UnsupportedModelError", "VitrimError"),
     "vitrim.exporting.exported": ("Exported",),
     "vitrim.exporting.writing": ("export",),
+    "vitrim.hosts.torch.own": ("OwnBlock", "OwnHost"),
     "vitrim.loading": ("create_model",),
     "vitrim.measure.evaluation": ("evaluate",),
     "vitrim.measure.profile": ("profile",),

@@ -263,6 +263,23 @@ def supported_models() -> dict[str, str]:
         >>> supported_models()["deit_small_patch16_224"]
         'deit'
     """
+    import timm
+
+    found = dict[str, str]()
+    for place, families in model_modules().items():
+        if families:
+            short = place.rpartition(".")[2]
+            found |= dict.fromkeys(timm.list_models(module=short), short)
+    return found
+
+
+def model_modules() -> dict[str, tuple[str, ...]]:
+    """The modules of timm's models, and of vitrim's own, and the names of the host families for classes in each.
+
+    Example:
+        >>> model_modules()["timm.models.deit"], model_modules()["timm.models.resnet"]
+        (('timm VisionTransformer',), ())
+    """
     import importlib.util
 
     import timm
@@ -270,15 +287,15 @@ def supported_models() -> dict[str, str]:
     import vitrim.models  # noqa: F401 -- registers them with timm
     from vitrim.core import registry
 
-    hosts, found = registry.hosts(), dict[str, str]()
+    hosts, found = registry.hosts(), dict[str, tuple[str, ...]]()
     for short in timm.list_modules():
         places = (f"{package}.{short}" for package in ("timm.models", "vitrim.models"))
         place = next((place for place in places if importlib.util.find_spec(place) is not None), None)
         if place is None:  # registered by another package
             continue
         classes = [value for value in vars(importlib.import_module(place)).values() if isinstance(value, type)]
-        if any(f"{base.__module__}.{base.__qualname__}" in hosts for one in classes for base in one.__mro__):
-            found |= dict.fromkeys(timm.list_models(module=short), short)
+        names = {f"{base.__module__}.{base.__qualname__}" for one in classes for base in one.__mro__}
+        found[place] = tuple(sorted({hosts[name].name for name in names if name in hosts}))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -73,6 +74,41 @@ def test_hosts(run: Run) -> None:
     assert max(map(len, out.splitlines())) <= 120
     assert "work with score=column_mean: bat, evit" in out
     assert "refused, since it scores tokens by the attention of a class token, and this model has none: ats" in out
+
+
+def test_every_module_of_timm_is_supported_or_refused_with_a_reason(run: Run, tmp_path: Path) -> None:
+    """The reason is a sentence that says what to use instead, of names that timm has and vitrim supports."""
+    code, out, err = run("hosts", "--all", "--json", str(tmp_path / "list.json"))
+    assert code == 0, err
+    assert max(map(len, out.splitlines())) <= 120
+    rows = {row["name"]: row for row in json.loads((tmp_path / "list.json").read_text())["modules"]}
+    own = {module for module in timm.list_modules() if timm.list_models(module=module)}
+    assert own - set(rows) <= {path.stem for path in (Path(vitrim.__file__).parent / "models").glob("*.py")}
+    for name, row in rows.items():
+        assert f"│ {name} " in out
+        assert bool(row["families"]) is not bool(row["reason"]), name
+        assert not row["reason"] or "; use " in row["reason"] or "; for classification use " in row["reason"], name
+    assert "timm VisionTransformer" in rows["vision_transformer"]["families"]
+    assert rows["deit"]["families"] == ["timm VisionTransformer"]
+    assert rows["convnext"]["reason"].startswith("its layers are convolutions over a map")
+    assert "channels" in rows["xcit"]["reason"]
+    assert sum(int(row["models"]) for row in rows.values()) > 1000
+
+
+def test_what_is_used_instead_is_a_supported_model() -> None:
+    known = {row["name"] for row in listing.models()}
+    for row in listing.modules():
+        for word in re.findall(r"\b(?:deit|vit|samvit)[a-z0-9]*_[a-z0-9_.]+\b", row["reason"]):
+            assert word.split(".")[0] in known, (row["name"], word)
+
+
+def test_all_is_for_hosts_and_a_word_filters(run: Run) -> None:
+    code, out, _ = run("hosts", "swin", "--all")
+    assert code == 0
+    assert "swin_transformer_v2_cr" in out
+    assert "convnext" not in out
+    code, _, err = run("methods", "--all")
+    assert (code, err) == (2, "error: --all is for `vitrim list hosts`, not for methods\n")
 
 
 def test_hosts_come_in_groups(run: Run) -> None:
@@ -152,7 +188,7 @@ def test_models_are_those_of_the_modules_with_a_host_class() -> None:
     assert {"deit_small_patch16_224", "deit_tiny_distilled_patch16_224", "vit_base_patch16_224"} <= set(names)
     assert {"vit_base_resnet50d_224", "test_vit"} <= set(names)  # hybrids are built by another module
     assert {"lv_vit_small", "t2t_vit_14"} <= set(names)
-    assert not {"resnet50", "swin_tiny_patch4_window7_224", "cait_s24_224"} & set(names)
+    assert not {"resnet50", "swin_tiny_patch4_window7_224", "cait_s24_224", "hiera_tiny_224"} & set(names)
 
 
 def test_a_listed_model_of_every_module_is_a_host() -> None:

@@ -265,10 +265,15 @@ UNSUPPORTED: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
-def test_unsupported_hosts_are_named_with_where_the_supported_ones_are_listed(name: str) -> None:
+def test_unsupported_hosts_are_named_with_the_reason_or_where_the_supported_ones_are_listed(name: str) -> None:
     model = UNSUPPORTED[name]().eval()
     inputs = torch.randn(2, 16) if name == "Linear" else torch.randn(2, 3, 16, 16)
-    message = rf"{name} \(from .*\) is not a supported host; `vitrim list hosts` prints those that are"
+    message = {
+        "Linear": r"^Linear \(from .*\) is not a supported host; `vitrim list hosts` prints those that are$",
+        "SwinTransformer": r"^model \(SwinTransformer\) is refused: its windows shift .*; for classification use a",
+        "Cait": r"^model \(Cait\) is refused: its attention mixes heads .*; use a deit3",
+        "Xcit": r"^model \(Xcit\) is refused: it attends among channels.*; use a plain ViT",
+    }[name]
     with unchanged(model, inputs), refused(message, vitrim.UnsupportedModelError):
         vitrim.reduce_(model, "tome:r=1")
 

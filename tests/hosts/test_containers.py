@@ -336,6 +336,48 @@ def test_a_part_that_is_refused_is_named_with_the_reason() -> None:
     assert str(caught.value).startswith("Altered is not a supported host itself, and model.inner is refused: timm ")
 
 
+@torch.no_grad()
+def test_an_eva_clip_of_open_clip_is_reduced_in_its_trunk() -> None:
+    """EVA-CLIP, MobileCLIP-B and SigLIP of open_clip are a tower of timm's and a projection."""
+    towers = pytest.importorskip("open_clip.timm_model")
+    torch.manual_seed(0)
+    model = tiny.shaken(towers.TimmModel("eva02_tiny_patch14_224", embed_dim=8, pool="token")).eval()
+    images = tiny.images(1, size=224)
+    dense = model(images)
+    assert vitrim.reduce_(model, "tome:r=0").model is model.trunk
+    torch.testing.assert_close(model(images), dense, atol=1e-4, rtol=1e-4)
+    reduction = vitrim.reduce_(model, "tome:r=8")
+    assert not torch.equal(model(images), dense)
+    assert reduction.state.num_tokens == 257 - 12 * 8
+
+
+def test_what_is_refused_as_a_class_says_what_to_use_instead() -> None:
+    from transformers import ConvNextConfig, ConvNextModel, Sam2HieraDetConfig
+    from transformers.models.sam2.modeling_sam2 import Sam2HieraDetModel
+
+    with torch.device("meta"):
+        models = {
+            "convolutions": ConvNextModel(ConvNextConfig()),
+            "SamModel or Sam3Model": Sam2HieraDetModel(Sam2HieraDetConfig()),
+            "samvit_base_patch16_224": timm.create_model("sam2_hiera_tiny"),
+            "deit_small_distilled_patch16_224": timm.create_model("pit_ti_224"),
+        }
+    for words, model in models.items():
+        with pytest.raises(vitrim.UnsupportedModelError, match=rf"^model \(\w+\) is refused: .*{words}.*") as caught:
+            vitrim.reduce_(model, "tome:r=4")
+        assert "\n" not in str(caught.value)
+        assert "use " in str(caught.value)
+    holder = nn.ModuleDict({"encoder": models["SamModel or Sam3Model"]})
+    with pytest.raises(vitrim.UnsupportedModelError, match=r"^model.encoder \(Sam2HieraDetModel\) is refused: "):
+        vitrim.reduce_(holder, "tome:r=4")
+
+
+def test_a_convolutional_part_is_no_reason() -> None:
+    model = nn.Sequential(timm.create_model("test_resnet"), nn.Linear(2, 2))
+    with pytest.raises(vitrim.UnsupportedModelError, match=r"^Sequential .* is not a supported host; `vitrim list"):
+        vitrim.reduce_(model, "tome:r=4")
+
+
 def test_a_model_without_a_host_says_where_hosts_are_listed() -> None:
     with pytest.raises(vitrim.UnsupportedModelError, match=r"`vitrim list hosts` prints those that are$"):
         vitrim.reduce_(nn.Sequential(nn.Linear(2, 2)), "tome:r=4")

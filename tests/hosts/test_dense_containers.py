@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import (
+    DepthAnythingConfig,
+    DepthAnythingForDepthEstimation,
     Dinov2Config,
     DPTConfig,
     DPTForDepthEstimation,
@@ -75,6 +77,21 @@ def dpt() -> nn.Module:
     return model
 
 
+def depth_anything() -> nn.Module:
+    config = DepthAnythingConfig(
+        backbone_config=backbone(reshape=False),
+        patch_size=4,
+        reassemble_hidden_size=32,
+        neck_hidden_sizes=[8, 8, 8, 8],
+        fusion_hidden_size=8,
+        head_hidden_size=8,
+        reassemble_factors=[4, 2, 1, 0.5],
+    )
+    model = DepthAnythingForDepthEstimation(config)
+    model.head.conv3.bias.data.fill_(1.0)  # as above
+    return model
+
+
 def smp_dpt() -> nn.Module:
     models = pytest.importorskip("segmentation_models_pytorch")
     model: nn.Module = models.DPT("tu-test_vit", encoder_weights=None, classes=5)
@@ -89,6 +106,9 @@ MODELS = {
         lambda model: model(tiny.images()).masks_queries_logits,
     ),
     "DPTForDepthEstimation": Around(dpt, "model.backbone", lambda model: model(tiny.images()).predicted_depth),
+    "DepthAnythingForDepthEstimation": Around(
+        depth_anything, "model.backbone", lambda model: model(tiny.images()).predicted_depth
+    ),
     "DPT": Around(smp_dpt, "model.encoder.model", lambda model: model(tiny.images(size=160))),
 }
 

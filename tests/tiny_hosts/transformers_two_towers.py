@@ -1,4 +1,4 @@
-"""Hugging Face AltCLIP, Chinese-CLIP and AIMv2: the image towers, bare and with a head that attends to the patches."""
+"""Hugging Face AltCLIP, Chinese-CLIP, MetaCLIP 2, AIMv2: image towers, bare and with heads that attend to patches."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from transformers import (
     AltCLIPVisionModel,
     ChineseCLIPVisionConfig,
     ChineseCLIPVisionModel,
+    MetaClip2VisionConfig,
+    MetaClip2VisionModel,
 )
 
 from tiny_hosts import Create
@@ -20,4 +22,5 @@ HOSTS: dict[str, Create] = {
     "hf_aimv2_native": hf(Aimv2VisionModel, Aimv2VisionConfig, use_head=False, is_native=True),
     "hf_altclip": hf(AltCLIPVisionModel, AltCLIPVisionConfig),
     "hf_chinese_clip": hf(ChineseCLIPVisionModel, ChineseCLIPVisionConfig),
+    "hf_metaclip_2": hf(MetaClip2VisionModel, MetaClip2VisionConfig),
 }

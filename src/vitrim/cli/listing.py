@@ -40,9 +40,10 @@ RECOMMENDED = {
 
 Kind = Annotated[str | None, typer.Argument(metavar="[methods|selectors|models|hosts|recipes]", help="what to list")]
 Text = Annotated[str | None, typer.Argument(metavar="[TEXT]", help="only names that contain this, e.g. deit")]
+All = Annotated[bool, typer.Option("--all", help="hosts: also every module of timm, and why models of it are refused")]
 
 
-def list_(*, kind: Kind = None, text: Text = None, output: Output) -> None:
+def list_(*, kind: Kind = None, text: Text = None, every: All = False, output: Output) -> None:
     """List methods, selectors, host families, timm models that can be reduced, or recipes of `vitrim train`."""
     if kind is None:
         output.print(*(f"vitrim list {name:<9}  {meaning}" for name, meaning in KINDS.items()))
@@ -50,13 +51,18 @@ def list_(*, kind: Kind = None, text: Text = None, output: Output) -> None:
         return
     if kind not in TABLES:
         raise unknown("list", kind, TABLES)
+    if every and kind != "hosts":
+        raise VitrimError(f"--all is for `vitrim list hosts`, not for {kind}")
     title, columns, collect, footnotes = TABLES[kind]
-    every = collect()
-    rows = [row for row in every if text is None or text.lower() in row["name"].lower()]
-    if not rows:
-        near = nearest(text or "", [row["name"] for row in every])
+    known = collect()
+    of_timm = modules() if every else []
+    rows, refused = (
+        [row for row in group if text is None or text.lower() in row["name"].lower()] for group in (known, of_timm)
+    )
+    if not rows and not refused:
+        near = nearest(text or "", [row["name"] for row in (*known, *of_timm)])
         hint = "" if near is None else f" did you mean '{near}'?"
-        told = f"`vitrim list {kind}` prints all {len(every)}"
+        told = f"`vitrim list {kind}` prints all {len(known)}"
         raise VitrimError(f"no name in the list of {kind} contains '{text or ''}';{hint} {told}")
     out = output.console()
     for group, each in groupby(rows, key=lambda row: row.get("purpose", "")):
@@ -64,12 +70,16 @@ def list_(*, kind: Kind = None, text: Text = None, output: Output) -> None:
         cells = [[_cell(row[key]) for key in columns] for row in (by_group(members) if kind == "recipes" else members)]
         headed = f"{title}\n{group}" if group and members[0] is rows[0] else group or title
         print_table(out, headed, list(columns.values()), cells, text_columns=len(columns))
+    if refused:
+        cells = [[_cell(row[key]) for key in MODULES] for row in refused]
+        print_table(out, "Modules of timm's models", list(MODULES.values()), cells, text_columns=len(MODULES))
     for line in footnotes(rows):
         folded = textwrap.fill(line, out.width, subsequent_indent="    ", break_long_words=False)
         output.print(folded)
     from vitrim.measure.machine import environment
 
-    output.write("list", kind=kind, environment=environment(), rows=rows)
+    record = {"rows": rows, **({"modules": refused} if every else {})}
+    output.write("list", kind=kind, environment=environment(), **record)
 
 
 def methods() -> list[dict[str, Any]]:
@@ -199,6 +209,29 @@ def heads(rows: Sequence[dict[str, Any]]) -> list[str]:
     if missing:
         lines.append(f"not installed, so their families are not listed: {', '.join(missing)}")
     return lines
+
+
+MODULES = {"name": "module", "models": "models", "answer": "supported by, or why not and what to use instead"}
+
+
+def modules() -> list[dict[str, Any]]:
+    """Every module of timm's models: how many it has, and the host families for them, or why they are refused."""
+    import timm
+
+    from vitrim.core.registry import refused_module
+    from vitrim.loading import model_modules
+
+    found = []
+    for place, families in model_modules().items():
+        package, _, short = place.rpartition(".")
+        if package == "timm.models":
+            reason = "" if families else refused_module(place)
+            answer = ", ".join(families) if families else f"refused: {reason}"
+            count = str(len(timm.list_models(module=short)))
+            found.append(
+                {"name": short, "models": count, "families": list(families), "reason": reason, "answer": answer}
+            )
+    return found
 
 
 def models() -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ used. The tables:
 
 * ``HOSTS``: the `vitrim.core.host.Host` that a model is reduced by,
 * ``VISION_LANGUAGE``: the `vitrim.core.host.VisionLanguage` of a whole vision-language model,
-* ``REFUSED``: the reason why models of a class cannot be reduced,
+* ``REFUSED``: the reason why models of a class, or of a whole module, cannot be reduced, and what to use instead,
 * ``LIBRARIES``: the `vitrim.core.library.Library` that answers what training and measuring ask, for all models of the
   library by its name, or for those of a class,
 * ``ON_REDUCE``: a function that `vitrim.reduce_` calls where a module of the library, the key, is loaded.

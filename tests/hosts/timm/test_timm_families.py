@@ -234,6 +234,13 @@ def test_calls_put_on_the_model_are_refused_as_those_of_a_subclass(call: str) ->
     refuses(model, rf"^this VisionTransformer has a {call} of its own, so vitrim cannot know what its head reads")
 
 
+def test_the_remote_code_of_c_radio_says_what_to_load_instead() -> None:
+    model: Any = tiny.HOSTS["vit"]()
+    model.patch_generator, model.patch_embed = nn.Identity(), None
+    model.forward_features = lambda images: images
+    refuses(model, r"has a patch_generator in place of its embedding.*; load the model as RadioModel of transformers")
+
+
 def test_a_forward_that_was_wrapped_on_the_model_is_the_models_own() -> None:
     """accelerate and automatic mixed precision do that."""
     model: Any = tiny.HOSTS["vit"]()

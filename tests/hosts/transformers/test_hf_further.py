@@ -135,7 +135,7 @@ def experts() -> nn.Module:
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "padded windows": (
         lambda: SamVisionModel(SamVisionConfig(**{**VISION, **SAM, "window_size": 5})),
-        r"^windows of 5 x 5 do not divide 12 x 12 patches: .* use an image size of whole windows$",
+        r"^windows of 5 x 5 do not divide 12 x 12 patches: .* use an image size of 10 x 10 or 15 x 15 patches$",
     ),
     "convolutions": (
         lambda: VitDetModel(VitDetConfig(**{**VISION, **DET, "residual_block_indices": [1]})),

@@ -57,10 +57,17 @@ class Windows(NamedTuple):
         if side == 0:
             return cls(1, 1, height, width)
         if height % side or width % side:
+            lower, upper = (
+                f"{rows} x {columns}"
+                for rows, columns in (
+                    (max(height // side, 1) * side, max(width // side, 1) * side),
+                    (-(-height // side) * side, -(-width // side) * side),
+                )
+            )
             raise UnsupportedModelError(
                 f"windows of {side} x {side} do not divide {height} x {width} patches: the model fills the last ones "
                 "with padding that its attention reads, so they would keep another number of patches than the others; "
-                "use an image size of whole windows"
+                f"use an image size of {lower} or {upper} patches"
             )
         return cls(height // side, width // side, side, side)
 
@@ -106,6 +113,18 @@ class Windows(NamedTuple):
         """Values (B*W, N) of the tokens of all windows as (B, W*N)."""
         return x.reshape(x.shape[0] // self.number, self.number * x.shape[1])
 
+    def of_images_behind(self, x: Tensor, prefix: int) -> Tensor:
+        """As `of_images`, with the ``prefix`` tokens in front of each window in front of the image."""
+        if prefix == 0:
+            return self.of_images(x)
+        return torch.cat([self.of_images(x[:, :prefix]), self.of_images(x[:, prefix:])], dim=1)
+
+    def bias_of_images(self, bias: Tensor | None) -> Tensor | None:
+        """The bias (B*W, 1, 1, N) of the keys of a window as that of all keys of its image, (B*W, 1, 1, W*N)."""
+        if bias is None:
+            return None
+        return self.of_images(bias.flatten(1)).repeat_interleave(self.number, 0)[:, None, None]
+
 
 @dataclass(frozen=True)
 class WindowState(TokenState):
@@ -125,12 +144,16 @@ class WindowState(TokenState):
         return self.windows.lines(position, in_image)
 
     def of_images(self) -> TokenState:
-        """The state as one of images, to be read: tokens window by window, input tokens in raster order."""
-        windows = self.windows
+        """The state as one of images, to be read: tokens window by window, input patches in raster order.
+
+        Tokens in front of the patches of every window are in front of those of the image, window by window.
+        """
+        windows, prefix = self.windows, self.num_prefix
         known = {name: getattr(self, name) for name in FIELDS}
         own = {
-            "size": windows.of_images(self.size),
-            "index_map": ImageIndexMap(self.index_map, windows),
+            "size": windows.of_images_behind(self.size, prefix),
+            "index_map": ImageIndexMap(self.index_map, windows, prefix),
+            "num_prefix": prefix * windows.number,
             "grid": (windows.rows * windows.height, windows.columns * windows.width),
             "held": None,
             "bank": (),
@@ -140,22 +163,30 @@ class WindowState(TokenState):
 
 
 class ImageIndexMap(IndexMap):
-    """The map of images, from that of their windows."""
+    """The map of images, from that of their windows, each with ``prefix`` tokens in front of its patches."""
 
-    def __init__(self, before: IndexMap, windows: Windows) -> None:
+    def __init__(self, before: IndexMap, windows: Windows, prefix: int = 0) -> None:
         number = windows.number
         super().__init__(num_inputs=before.num_inputs * number, num_tokens=before.num_tokens * number)
-        self.before, self.windows = before, windows
+        self.before, self.windows, self.prefix = before, windows, prefix
 
     def _find_source(self) -> Tensor:
-        source = self.before.source
-        window = torch.arange(source.shape[0], device=source.device)[:, None] % self.windows.number
-        source = torch.where(source >= 0, source + window * self.before.num_tokens, source)
-        return self.windows.join(source.unsqueeze(-1)).flatten(1)
+        source, prefix, number = self.before.source, self.prefix, self.windows.number
+        window = torch.arange(source.shape[0], device=source.device)[:, None] % number
+        patch = number * prefix + window * (self.before.num_tokens - prefix) + source - prefix
+        source = torch.where(source >= prefix, patch, torch.where(source >= 0, window * prefix + source, source))
+        patches = self.windows.join(source[:, prefix:].unsqueeze(-1)).flatten(1)
+        return torch.cat([self.windows.of_images(source[:, :prefix]), patches], dim=1) if prefix else patches
 
     def _find_position(self) -> Tensor:
-        rows, columns = self.windows.lines(self.before.position, in_image=True)
-        return rows * (self.windows.columns * self.windows.width) + columns
+        position, prefix = self.before.position, self.prefix
+        rows, columns = self.windows.lines(position[:, prefix:] - prefix, in_image=True)
+        patches = rows * (self.windows.columns * self.windows.width) + columns
+        if not prefix:
+            return patches
+        window = torch.arange(position.shape[0], device=position.device)[:, None] % self.windows.number
+        front = self.windows.of_images(window * prefix + position[:, :prefix])
+        return torch.cat([front, patches + front.shape[1]], dim=1)
 
 
 @dataclass(frozen=True)
@@ -231,14 +262,8 @@ class WindowBlock(NamedBlock):
     def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
         assert isinstance(state, WindowState)
         x = super().outgoing(x, state)
-        if self.last:  # leave states of images where the blocks left those of windows
-            call = self.trace.call
-            assert call.final is not None
-            final, *states = (
-                (left if isinstance(left, WindowState) else WindowState.of(left, state.windows)).of_images()
-                for left in (call.final, *call.states)
-            )
-            call.final, call.states = final, tuple(states)
+        if self.last:
+            self.leave_states_of_images(state.windows)
         elif not state.full_grid:
             return x
         image = state.windows.join(x)
@@ -246,6 +271,16 @@ class WindowBlock(NamedBlock):
             image = image.permute(0, 3, 1, 2)
         hand_stamp(x, image)
         return image
+
+    def leave_states_of_images(self, windows: Windows) -> None:
+        """Behind the last block, leave states of images where the blocks left those of windows."""
+        call = self.trace.call
+        assert call.final is not None
+        final, *states = (
+            (left if isinstance(left, WindowState) else WindowState.of(left, windows)).of_images()
+            for left in (call.final, *call.states)
+        )
+        call.final, call.states = final, tuple(states)
 
     def window_attention(
         self,
@@ -270,8 +305,8 @@ class WindowBlock(NamedBlock):
         assert isinstance(state, WindowState)
         bias, windows = state.key_bias(q.dtype, self.proportional), state.windows
         crosses = self.crosses and windows.number > 1
-        if crosses and bias is not None:
-            bias = windows.of_images(bias.flatten(1)).repeat_interleave(windows.number, 0)[:, None, None]
+        if crosses:
+            bias = windows.bias_of_images(bias)
         if getattr(attn, "rel_pos_h", None) is not None:
             down, across = (windows.rows, windows.columns) if self.crosses else (1, 1)
             lines = (down * windows.height, across * windows.width)

@@ -78,8 +78,8 @@ class TimmBlock(NamedBlock):
 class PreNorm(TimmBlock):
     """Norms before attention and MLP, layer scales behind them."""
 
-    update_names = ("ls1", "drop_path1")
-    mlp_names = ("norm2", "mlp", "ls2", "drop_path2")
+    update_names: ClassVar[tuple[str, ...]] = ("ls1", "drop_path1")
+    mlp_names: ClassVar[tuple[str, ...]] = ("norm2", "mlp", "ls2", "drop_path2")
 
 
 class PreNormGamma(TimmBlock):
@@ -110,6 +110,12 @@ class TimmHost(Host):
 
     @classmethod
     def check(cls, model: nn.Module) -> None:
+        if hasattr(model, "patch_generator"):
+            raise UnsupportedModelError(
+                f"this {type(model).__name__} has a patch_generator in place of its embedding, as NVIDIA's remote code "
+                "of C-RADIO puts it there; load the model as RadioModel of transformers, without trust_remote_code, "
+                "which is supported"
+            )
         check_calls(model, "timm", cls.model_classes, cls.calls)
         for call, own in vars(model).items():
             # who wraps forward on the instance (accelerate, autocast) calls the model's own

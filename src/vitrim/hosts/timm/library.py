@@ -198,3 +198,16 @@ class TimmLibrary(Library):
         config = getattr(model, "pretrained_cfg", None)
         named = config.get("architecture") if isinstance(config, dict) else None
         return named or super().architecture(model)
+
+
+class TimmMapLibrary(TimmLibrary):
+    """A model that hands out a map, or what was made of one, and no tokens."""
+
+    def starting(self, model: nn.Module) -> Starting | None:
+        return None
+
+    def without_head(self, model: nn.Module) -> nn.Module:
+        raise no_tokens(model)
+
+    def tokens(self, model: nn.Module, images: Tensor) -> Tensor:
+        raise no_tokens(model)

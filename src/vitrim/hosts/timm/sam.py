@@ -10,13 +10,11 @@ from timm.models.vision_transformer_sam import Block, VisionTransformerSAM, get_
 from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
-from vitrim.core.library import no_tokens
-from vitrim.core.plan import Starting
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.blocks import project_qkv
 from vitrim.hosts.shared.windows import WindowBlock, WindowedHost
 from vitrim.hosts.timm.common import PreNorm, TimmHost, kernel
-from vitrim.hosts.timm.library import TimmLibrary
+from vitrim.hosts.timm.library import TimmMapLibrary
 
 
 class ReducedSamBlock(PreNorm, WindowBlock, Block):
@@ -64,17 +62,8 @@ class TimmSam(WindowedHost, TimmHost):
         return ()  # its head reads the neck's map, however it pools
 
 
-class TimmSamLibrary(TimmLibrary):
-    """Hands out the map of its neck and no tokens."""
+class TimmSamLibrary(TimmMapLibrary):
+    """Its head is behind the neck."""
 
     def classifiers(self, model: Any) -> list[nn.Module]:
         return [model.head.fc] if isinstance(model.head.fc, nn.Linear) else []
-
-    def starting(self, model: nn.Module) -> Starting | None:
-        return None
-
-    def without_head(self, model: nn.Module) -> nn.Module:
-        raise no_tokens(model)
-
-    def tokens(self, model: nn.Module, images: Tensor) -> Tensor:
-        raise no_tokens(model)

@@ -23,6 +23,7 @@ HOSTS: dict[str, str] = {
     "transformers.models.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersBackbone": "dino:HFDinov2WithRegisters",
     "transformers.models.dinov3_vit.modeling_dinov3_vit.DINOv3ViTModel": "dino:HFDINOv3",
     "transformers.models.dinov3_vit.modeling_dinov3_vit.DINOv3ViTBackbone": "dino:HFDINOv3",
+    "transformers.models.radio.modeling_radio.RadioModel": "dino:HFRadio",
     "transformers.models.eomt.modeling_eomt.EomtForUniversalSegmentation": "eomt:HFEomt",
     "transformers.models.eomt_dinov3.modeling_eomt_dinov3.EomtDinov3ForUniversalSegmentation": "eomt:HFEomtDinov3",
     "transformers.models.vit_mae.modeling_vit_mae.ViTMAEModel": "vit:HFViTMAE",
@@ -30,6 +31,10 @@ HOSTS: dict[str, str] = {
     "transformers.models.vit_msn.modeling_vit_msn.ViTMSNForImageClassification": "vit:HFViTMSN",
     "transformers.models.ijepa.modeling_ijepa.IJepaModel": "vit:HFIJepa",
     "transformers.models.ijepa.modeling_ijepa.IJepaForImageClassification": "vit:HFIJepa",
+    "transformers.models.metaclip_2.modeling_metaclip_2.MetaClip2VisionModel": "towers:HFMetaClip2",
+    "transformers.models.metaclip_2.modeling_metaclip_2.MetaClip2VisionModelWithProjection": "towers:HFMetaClip2",
+    "transformers.models.metaclip_2.modeling_metaclip_2.MetaClip2Model": "towers:HFMetaClip2",
+    "transformers.models.metaclip_2.modeling_metaclip_2.MetaClip2ForImageClassification": "towers:HFMetaClip2",
     "transformers.models.owlvit.modeling_owlvit.OwlViTVisionModel": "towers:HFOwlViT",
     "transformers.models.owlvit.modeling_owlvit.OwlViTModel": "towers:HFOwlViT",
     "transformers.models.owlvit.modeling_owlvit.OwlViTForObjectDetection": "towers:HFOwlViT",
@@ -41,6 +46,9 @@ HOSTS: dict[str, str] = {
     "transformers.models.qwen3_vl.modeling_qwen3_vl.Qwen3VLVisionModel": "packed:HFQwen3VL",
     "transformers.models.sam.modeling_sam.SamVisionEncoder": "sam:HFSam",
     "transformers.models.sam.modeling_sam.SamVisionModel": "sam:HFSam",
+    "transformers.models.sam3.modeling_sam3.Sam3ViTModel": "sam:HFSam3",
+    "transformers.models.lw_detr.modeling_lw_detr.LwDetrViTBackbone": "detr:HFLwDetr",
+    "transformers.models.rf_detr.modeling_rf_detr.RfDetrDinov2Backbone": "detr:HFRfDetr",
     "transformers.models.vitdet.modeling_vitdet.VitDetModel": "sam:HFVitDet",
     "transformers.models.vitdet.modeling_vitdet.VitDetBackbone": "sam:HFVitDet",
     "transformers.models.siglip.modeling_siglip.SiglipVisionModel": "towers:HFSiglip",
@@ -121,9 +129,31 @@ SELECTED: dict[str, str] = {
 """The family of vision-language models whose tower stays as it is, for all of the library and for some classes."""
 
 REFUSED: dict[str, str] = {
+    "transformers.models.convnext.modeling_convnext": "refused:CONVOLUTIONS",
+    "transformers.models.convnextv2.modeling_convnextv2": "refused:CONVOLUTIONS",
+    "transformers.models.cvt.modeling_cvt": "refused:STAGES",
+    "transformers.models.dinov3_convnext.modeling_dinov3_convnext": "refused:CONVOLUTIONS",
+    "transformers.models.donut.modeling_donut_swin": "refused:SHIFTED_WINDOWS",
+    "transformers.models.florence2.modeling_florence2.Florence2VisionBackbone": "refused:DAVIT",
+    "transformers.models.focalnet.modeling_focalnet": "refused:CONVOLUTIONS",
+    "transformers.models.glpn.modeling_glpn": "refused:STAGES",
+    "transformers.models.hiera.modeling_hiera": "refused:STAGES",
+    "transformers.models.levit.modeling_levit": "refused:STAGES",
+    "transformers.models.mobilevit.modeling_mobilevit": "refused:STAGES",
+    "transformers.models.poolformer.modeling_poolformer": "refused:STAGES",
+    "transformers.models.pvt.modeling_pvt": "refused:STAGES",
+    "transformers.models.pvt_v2.modeling_pvt_v2": "refused:STAGES",
+    "transformers.models.regnet.modeling_regnet": "refused:CONVOLUTIONS",
+    "transformers.models.resnet.modeling_resnet": "refused:CONVOLUTIONS",
+    "transformers.models.sam2.modeling_sam2": "refused:SAM2",
+    "transformers.models.sam2.modeling_sam2.Sam2HieraDetModel": "refused:SAM2",
+    "transformers.models.segformer.modeling_segformer": "refused:STAGES",
+    "transformers.models.swiftformer.modeling_swiftformer": "refused:STAGES",
+    "transformers.models.swin.modeling_swin": "refused:SHIFTED_WINDOWS",
+    "transformers.models.swinv2.modeling_swinv2": "refused:SHIFTED_WINDOWS",
     "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl.Qwen2_5_VisionTransformerPretrainedModel": "vlms:WINDOWED",
 }
-"""The reason why models of a class cannot be reduced."""
+"""The reason why models of a class, or of a module, cannot be reduced."""
 
 LIBRARIES: dict[str, str] = {
     "transformers": "library:TransformersLibrary",

@@ -1,7 +1,8 @@
-"""Hugging Face DINOv2, with and without register tokens, and DINOv3 with ViT weights: model, classifier, backbone."""
+"""Hugging Face DINOv2, with and without registers, DINOv3 with ViT weights, and C-RADIO, whose layers are alike."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +22,11 @@ from transformers.models.dinov3_vit.modeling_dinov3_vit import (
     DINOv3ViTModel,
     rotate_half,
 )
+from transformers.models.radio.modeling_radio import RadioAttention, RadioLayer, RadioModel
 
 from vitrim.core.attention import Attention
 from vitrim.core.tokens import TokenState
+from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.transformers.common import ReducedDinoLayer, TransformersHost, refuse_mask
 
 
@@ -78,6 +81,13 @@ class ReducedDINOv3ViTLayer(ReducedRotaryLayer, DINOv3ViTLayer):
     attention_classes = (DINOv3ViTAttention,)
 
 
+class ReducedRadioLayer(ReducedDinoLayer, RadioLayer):
+    """`RadioLayer` under reduction."""
+
+    host_class = RadioLayer
+    attention_classes = (RadioAttention,)
+
+
 class HFDinov2(TransformersHost):
     """Hugging Face DINOv2."""
 
@@ -106,3 +116,34 @@ class HFDINOv3(TransformersHost):
     reduced_blocks = (ReducedDINOv3ViTLayer,)
     trunk_classes = (DINOv3ViTModel, DINOv3ViTBackbone)
     layers_name = "model.layer"
+
+
+class HFRadio(TransformersHost):
+    """Hugging Face C-RADIO: several class tokens, registers. Its summary reads class tokens, its features are patches.
+
+    The library's own model; NVIDIA's remote code puts its parts on a timm model and is refused.
+    """
+
+    name = "transformers C-RADIO"
+    heads = ("patches",)
+    reduced_blocks = (ReducedRadioLayer,)
+    trunk_classes = (RadioModel,)
+    layers_name = "encoder.layer"
+    maker_name = "embeddings"
+
+    @classmethod
+    def prefix_of(cls, trunk: Any) -> int:
+        return int(trunk.config.num_cls_tokens + trunk.config.num_registers)
+
+    @classmethod
+    def grid_of(cls, maker: Any, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
+        height, width = args[0].shape[-2:]
+        return height // maker.patch_size, width // maker.patch_size
+
+    @classmethod
+    def check_inputs(cls, trunk: Any, given: Mapping[str, Any]) -> None:
+        if given.get("image_grid_hw") is not None:
+            raise UnsupportedModelError(
+                "a reduced RadioModel takes no image_grid_hw (packed images of several sizes): give images of one size "
+                "as pixel_values (B, C, H, W)"
+            )

@@ -1,4 +1,4 @@
-"""Hugging Face SAM's image encoder and ViTDet: windows are batch rows (`vitrim.hosts.shared.windows`)."""
+"""Hugging Face SAM's and SAM 3's image encoders and ViTDet: windows are batch rows (`vitrim.hosts.shared.windows`)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ from transformers.models.sam.modeling_sam import (
     SamVisionLayer,
     SamVisionSdpaAttention,
 )
+from transformers.models.sam3.modeling_sam3 import (
+    Sam3ViTLayer,
+    Sam3ViTModel,
+    Sam3ViTRoPEAttention,
+    apply_rotary_pos_emb_2d,
+)
 from transformers.models.vitdet.modeling_vitdet import (
     VitDetAttention,
     VitDetBackbone,
@@ -24,8 +30,8 @@ from vitrim.core.attention import Attention, split_heads
 from vitrim.core.plan import Part
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.windows import WindowBlock, WindowedHost
-from vitrim.hosts.transformers.common import TransformersHost
+from vitrim.hosts.shared.windows import AcrossWindows, WindowBlock, WindowedHost, WindowState
+from vitrim.hosts.transformers.common import ReducedLayer, TransformersHost
 from vitrim.hosts.transformers.library import TransformersLibrary
 
 
@@ -82,6 +88,37 @@ class ReducedVitDetLayer(_ReducedWindowLayer, VitDetLayer):
         return (self.run(hidden_states),)
 
 
+class ReducedSam3Layer(WindowBlock, ReducedLayer, Sam3ViTLayer):
+    """`Sam3ViTLayer` under reduction: tokens keep the angles of their place, in the window or in the image."""
+
+    host_class = Sam3ViTLayer
+    attention_classes = (Sam3ViTRoPEAttention,)
+    norm_name = "layer_norm1"
+    update_names = ()
+    mlp_names = ("layer_norm2", "mlp", "dropout")
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # type: ignore[override]
+        return self.run(hidden_states)
+
+    def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        assert isinstance(state, WindowState)
+        attention, windows = super().projected(x, state, rows, *host_args), state.windows
+        crosses = self.crosses and windows.number > 1
+        down, across = state.lines(crosses)
+        places = down * (windows.columns * windows.width if self.crosses else windows.width) + across
+        # rows of tables for all places, (1, P, d): (1 or B*W, 1, N, d)
+        tables = [table[0][places] for table in self.rotary_emb(x, self.position_ids)]
+        if crosses:
+            tables = [table.view(-1, state.num_tokens, table.shape[-1]) for table in tables]
+            tables = [table.repeat(len(x) // len(table), 1, 1) for table in tables]
+        cos, sin = (table.unsqueeze(1) for table in tables)
+        q, k = apply_rotary_pos_emb_2d(attention.q, attention.k, cos=cos, sin=sin)
+        parts = {**attention.parts(), "q": q, "k": k, "k_raw": attention.k}
+        if crosses:
+            return AcrossWindows(**{**parts, "bias": windows.bias_of_images(attention.bias)}, windows=windows)
+        return Attention(**parts)
+
+
 class _Windowed(WindowedHost, TransformersHost):
     """The map of the last layer is read place by place, so pruned patches come back at the end."""
 
@@ -101,6 +138,17 @@ class HFSam(_Windowed):
     trunk_classes = (SamVisionEncoder,)
     layers_name = "layers"
     maker_name = "patch_embed"
+
+
+class HFSam3(_Windowed):
+    """SAM 3's image encoder, alone or in a model with its neck, prompts and decoder: [windows](#windows)."""
+
+    name = "transformers SAM 3"
+    purpose = "segmentation, detection, poses, depth"
+    reduced_blocks = (ReducedSam3Layer,)
+    trunk_classes = (Sam3ViTModel,)
+    layers_name = "layers"
+    chooses_kernel = True
 
 
 class HFVitDet(_Windowed):

@@ -1,4 +1,5 @@
-"""Hugging Face models of an image and a text tower: CLIP, SigLIP, AltCLIP, Chinese-CLIP, AIMv2, OWL-ViT, OWLv2.
+"""Hugging Face models of an image and a text tower: CLIP, SigLIP, AltCLIP, Chinese-CLIP, AIMv2, MetaCLIP 2, OWL-ViT,
+OWLv2.
 
 The image tower is reduced, alone or in a model of both. Text towers, whose layers may have the same class, are left as
 they are.
@@ -27,6 +28,13 @@ from transformers.models.clip.modeling_clip import (
     CLIPModel,
     CLIPVisionModel,
     CLIPVisionModelWithProjection,
+)
+from transformers.models.metaclip_2.modeling_metaclip_2 import (
+    MetaClip2Attention,
+    MetaClip2EncoderLayer,
+    MetaClip2Model,
+    MetaClip2VisionModel,
+    MetaClip2VisionModelWithProjection,
 )
 from transformers.models.owlv2.modeling_owlv2 import (
     Owlv2Attention,
@@ -89,6 +97,13 @@ class ReducedAimv2EncoderLayer(ReducedLayer, Aimv2EncoderLayer):
     dropout_name = "dropout"
 
 
+class ReducedMetaClip2EncoderLayer(ReducedClipLayer, MetaClip2EncoderLayer):
+    """`MetaClip2EncoderLayer` under reduction."""
+
+    host_class = MetaClip2EncoderLayer
+    attention_classes = (MetaClip2Attention,)
+
+
 class ReducedOwlViTEncoderLayer(ReducedClipLayer, OwlViTEncoderLayer):
     """`OwlViTEncoderLayer` under reduction."""
 
@@ -149,6 +164,15 @@ class HFChineseCLIP(ClassTokenTower):
     reduced_blocks = (ReducedChineseCLIPVisionLayer,)
     trunk_classes = (ChineseCLIPVisionModel,)
     prefix_readers = (ChineseCLIPModel,)
+
+
+class HFMetaClip2(ClassTokenTower):
+    """Hugging Face MetaCLIP 2: as CLIP."""
+
+    name = "transformers MetaCLIP 2"
+    reduced_blocks = (ReducedMetaClip2EncoderLayer,)
+    trunk_classes = (MetaClip2VisionModel,)
+    prefix_readers = (MetaClip2Model, MetaClip2VisionModelWithProjection)
 
 
 class HFSiglip(PatchTower):

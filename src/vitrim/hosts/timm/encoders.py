@@ -1,0 +1,150 @@
+"""timm's image encoders of language models: Qwen3-VL, DeepSeek, Gemma 4, alone or in its classifiers around them.
+
+They lay their tokens out as a map when the blocks are done, for a projector that joins neighbours, or for a mean: so
+whatever follows gets a token for every patch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from timm.models.deepseek_vit import DeepseekVitBlock, DeepseekVitClassifier, DeepseekVitEncoder
+from timm.models.gemma4_vit import (
+    Gemma4Attention,
+    Gemma4Block,
+    Gemma4VitClassifier,
+    Gemma4VitEncoder,
+    apply_multidimensional_rope,
+)
+from timm.models.qwen3_vit import Qwen3VitClassifier, Qwen3VitEncoder
+from torch import Tensor, nn
+
+from vitrim.core.attention import Attention, split_heads
+from vitrim.core.plan import HostFacts
+from vitrim.core.tokens import TokenState
+from vitrim.hosts.shared.blocks import check_calls
+from vitrim.hosts.timm.common import PreNorm, TimmBlock, TimmHost, kernel, refuse_mask
+from vitrim.hosts.timm.eva import ReducedEvaBlock, ReducedRopeBlock, expand_groups
+
+
+class ReducedDeepseekBlock(PreNorm, ReducedRopeBlock, DeepseekVitBlock):
+    """DeepSeek's block under reduction: Eva's, without layer scales."""
+
+    host_class = DeepseekVitBlock
+    update_names = ("drop_path1",)
+    mlp_names = ("norm2", "mlp", "drop_path2")
+
+
+class ReducedGemma4Block(TimmBlock, Gemma4Block):
+    """Gemma 4's block under reduction: norms in front of and behind both branches, logits that are not scaled."""
+
+    host_class = Gemma4Block
+    attention_classes = (Gemma4Attention,)
+    output_names = ("o_proj", "proj_drop")
+    update_names = ("norm2", "drop_path")
+    mlp_names = ("norm3", "mlp", "norm4", "drop_path")
+
+    def forward(self, x: Tensor, rope_cos: Tensor, rope_sin: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        refuse_mask(attn_mask)
+        return self.run(x, rope_cos, rope_sin)
+
+    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        attn: Any = self.attn
+        y = self.pre_norm(x)
+        q = attn.q_norm(split_heads(attn.q_proj(y if rows is None else y[:, :rows]), attn.num_heads))
+        k_raw = expand_groups(attn.k_norm(split_heads(attn.k_proj(y), attn.num_kv_heads)), attn.num_heads)
+        # (B, P0, d) each, as one table for all heads
+        cos, sin = state.patch_rows(torch.cat(host_args, dim=-1).unsqueeze(1)).squeeze(1).chunk(2, dim=-1)
+        m = q.shape[2]
+        q = apply_multidimensional_rope(q, cos[:, :m], sin[:, :m], unsqueeze_dim=1)
+        k = apply_multidimensional_rope(k_raw, cos, sin, unsqueeze_dim=1)
+        v = None if self.reducer.fresh_values and rows is None else self._values(y)
+        bias = state.key_bias(q.dtype, self.proportional)
+        return Attention(q, k, v, 1.0, bias, k_raw=k_raw, **kernel(attn))
+
+    def values(self, x: Tensor) -> Tensor:
+        return self._values(self.pre_norm(x))
+
+    def _values(self, y: Tensor) -> Tensor:
+        attn: Any = self.attn
+        return expand_groups(attn.v_norm(split_heads(attn.v_proj(y), attn.num_kv_heads)), attn.num_heads)
+
+
+class EncoderHost(TimmHost):
+    """An encoder whose tokens are laid out as a map behind its blocks, or timm's classifier around one."""
+
+    purpose = "vision-language models"
+    heads = ("grid",)
+    classifier: ClassVar[type[nn.Module]]
+
+    @classmethod
+    def encoder(cls, model: Any) -> Any:
+        """The encoder that ``model`` is or holds."""
+        return model.encoder if isinstance(model, cls.classifier) else model
+
+    @classmethod
+    def check(cls, model: nn.Module) -> None:
+        encoder = cls.encoder(model)
+        if encoder is not model:
+            check_calls(model, "timm", (cls.classifier,), TimmHost.calls)
+        super().check(encoder)
+
+    @classmethod
+    def blocks(cls, model: Any) -> list[nn.Module]:
+        return list(cls.encoder(model).blocks)
+
+    @classmethod
+    def patch_maker(cls, model: Any) -> nn.Module | None:
+        return super().patch_maker(cls.encoder(model))
+
+    @classmethod
+    def facts(cls, model: Any) -> HostFacts:
+        facts = super().facts(cls.encoder(model))
+        return replace(facts, num_classes=model.num_classes, head_rows=None, dense=True)
+
+    @classmethod
+    def form(cls, model: Any) -> tuple[Any, ...]:
+        return ()  # however it pools, it reads every patch, and every size is its own
+
+
+class TimmQwen3(EncoderHost):
+    """The encoder of Qwen3-VL, with its projector or without, alone or in timm's classifier."""
+
+    name = "timm Qwen3VitEncoder"
+    reduced_blocks = (ReducedEvaBlock,)
+    model_classes = (Qwen3VitEncoder,)
+    classifier = Qwen3VitClassifier
+
+
+class TimmDeepseek(EncoderHost):
+    """The encoder of DeepSeek-V4, with its projector or without, alone or in timm's classifier."""
+
+    name = "timm DeepseekVitEncoder"
+    reduced_blocks = (ReducedDeepseekBlock,)
+    model_classes = (DeepseekVitEncoder,)
+    classifier = DeepseekVitClassifier
+
+
+class TimmGemma4(EncoderHost):
+    """The encoder of Gemma 4, with its pooling or without, alone or in timm's classifier; on images of one size."""
+
+    name = "timm Gemma4VitEncoder"
+    reduced_blocks = (ReducedGemma4Block,)
+    model_classes = (Gemma4VitEncoder,)
+    classifier = Gemma4VitClassifier
+    calls = (*TimmHost.calls, "_encode")
+
+    @classmethod
+    def geometry(cls, model: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+        # it takes images of any size, and is told none: those of its weights have 768 px
+        height, width = (getattr(model, "pretrained_cfg", None) or {"input_size": (3, 768, 768)})["input_size"][-2:]
+        return (height // model.patch_size[0], width // model.patch_size[1]), (height, width)
+
+    @classmethod
+    def grid_of(cls, maker: Any, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
+        images = args[0]
+        if not isinstance(images, Tensor) or images.dim() != 4:  # patches that come one by one, at places of their own
+            return None
+        return images.shape[2] // maker.patch_size[0], images.shape[3] // maker.patch_size[1]

@@ -1,0 +1,439 @@
+"""A user's own ViT, described by the names of its parts: `OwnBlock` and `OwnHost`, and PyTorch's encoder layer.
+
+A description can be wrong in ways that no error tells: another scale, a class token too few. So `OwnHost.check`, before
+anything is reduced, runs the model on one image of noise and compares.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any, ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from vitrim.core.attention import Attention, project_parts, split_heads
+from vitrim.core.block import Idle, ReducedBlock, is_bare, reduced_in
+from vitrim.core.host import Host
+from vitrim.core.library import pair
+from vitrim.core.plan import Head, HostFacts, plan
+from vitrim.core.registry import make_method
+from vitrim.core.tokens import TokenState, Trace
+from vitrim.errors import UnsupportedModelError
+from vitrim.hosts.shared.blocks import NamedBlock, hand_stamp
+from vitrim.hosts.shared.multihead import MultiheadBlock, check_options, packed_part
+
+UNDESCRIBED = (
+    "an nn.TransformerEncoder does not say which of its tokens are patches; say so in six lines, as 'A model of your "
+    "own' in docs/hosts.md does, and reduce the whole model"
+)
+
+
+class OwnBlock(NamedBlock):
+    """The reduced form of a block of one's own, x + attention(norm(x)) and then x + MLP(norm(x)), by names.
+
+    ``class ReducedBlock(vitrim.OwnBlock, Block)`` says ``host_class = Block`` and the names that differ from these:
+
+    Attributes:
+        norm_name: in the block, the norm before attention; None without one.
+        attention_name: in the block, the attention; None where the block itself has what follows.
+        qkv_names: in the attention, one layer of queries, keys and values side by side, each (B, N, C) and its heads
+            one after the other, or three layers. An `nn.MultiheadAttention` needs none.
+        heads_name: in the attention, the number of heads.
+        output_names: in the attention, the output projection and what follows it there.
+        update_names: in the block, what follows the attention: layer scale, drop path.
+        mlp_names: in the block, norm, MLP and what follows it.
+
+    A block that does more, such as norms of queries and keys, overrides ``project``.
+    """
+
+    attention_name: ClassVar[str | None] = "attn"  # type: ignore[assignment]
+    qkv_names: ClassVar[tuple[str, ...]] = ("qkv",)
+    heads_name: ClassVar[str] = "num_heads"
+
+    @classmethod
+    def attentions(cls, block: Any) -> list[Any]:
+        return [block if cls.attention_name is None else getattr(block, cls.attention_name)]
+
+    @classmethod
+    def bypassed(cls, block: Any) -> list[nn.Module]:
+        return [] if cls.attention_name is None else cls.attentions(block)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x)
+
+    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        y = self.pre_norm(x)
+        if self.comes_apart():
+            q, k, v = project_parts(self.part, y, rows, self.reducer.fresh_values)
+        else:
+            q, k, v = self.part(y, 0, 3)
+            q = q[:, :, :rows]
+        return Attention(q, k, v, q.shape[-1] ** -0.5, state.key_bias(q.dtype, self.proportional))
+
+    def comes_apart(self) -> bool:
+        """True if queries, keys and values can be computed one without the others."""
+        (attn,) = self.attentions(self)
+        if isinstance(attn, nn.MultiheadAttention) or len(self.qkv_names) > 1:
+            return True
+        return is_bare(getattr(attn, self.qkv_names[0]))
+
+    def values(self, x: Tensor) -> Tensor:
+        return self.part(self.pre_norm(x), 2, 3)[0]
+
+    def part(self, y: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
+        """Parts first..end of q, k, v (0, 1, 2) of normed tokens (B, N, C), each (B, H, N, d)."""
+        (attn,) = self.attentions(self)
+        if isinstance(attn, nn.MultiheadAttention):
+            return packed_part(attn, y, first, end)
+        heads, layers = getattr(attn, self.heads_name), [getattr(attn, name) for name in self.qkv_names]
+        if len(layers) > 1:
+            return tuple(split_heads(layer(y), heads) for layer in layers[first:end])
+        if not self.comes_apart():
+            return tuple(split_heads(each, heads) for each in layers[0](y).chunk(3, dim=-1)[first:end])
+        width = layers[0].out_features // 3
+        rows = slice(first * width, end * width)
+        projected = F.linear(y, layers[0].weight[rows], None if layers[0].bias is None else layers[0].bias[rows])
+        return tuple(split_heads(each, heads) for each in projected.chunk(end - first, dim=-1))
+
+    def project_output(self, out: Tensor) -> Tensor:
+        (attn,) = self.attentions(self)
+        if isinstance(attn, nn.MultiheadAttention):
+            return MultiheadBlock.project_output(cast(Any, self), out)
+        for name in self.output_names:
+            out = getattr(attn, name)(out)
+        return out
+
+
+class ReducedEncoderLayer(MultiheadBlock, nn.TransformerEncoderLayer):
+    """PyTorch's `nn.TransformerEncoderLayer` under reduction, with norms in front or behind, either order of axes."""
+
+    host_class = nn.TransformerEncoderLayer
+    attention_name = "self_attn"
+
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        if src_mask is not None or src_key_padding_mask is not None or is_causal:
+            raise ValueError(
+                "a reduced encoder layer takes no mask: one for all tokens has no meaning once some are gone"
+            )
+        if self.self_attn.batch_first:
+            return self.run(src)
+        tokens = src.transpose(0, 1)
+        hand_stamp(src, tokens)
+        tokens = self.run(tokens)
+        out = tokens.transpose(0, 1)
+        hand_stamp(tokens, out)
+        return out
+
+    def pre_norm(self, x: Tensor) -> Tensor:
+        return self.norm1(x) if self.norm_first else x
+
+    def attention_branch(self, out: Tensor) -> Tensor:
+        update: Tensor = self.dropout1(self.project_output(out))
+        return update
+
+    def add_attention(self, x: Tensor, out: Tensor) -> Tensor:
+        x = super().add_attention(x, out)
+        return x if self.norm_first else self.norm1(x)
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        if self.norm_first:
+            return self._ff_block(self.norm2(x))
+        after: Tensor = self.norm2(x + self._ff_block(x))
+        return after - x  # the norm is around the sum, and a branch is what is added
+
+
+class OwnHost(Host):
+    """A user's own ViT, described by names in the model, with dots, or by values.
+
+    ``@vitrim.register_host(f"{__name__}.MyViT")`` on a subclass that says what differs from these:
+
+    Attributes:
+        reduced_blocks: the reduced form of its blocks, `OwnBlock`s; without any, of PyTorch's encoder layer.
+        heads: the tokens that its head reads, in a tuple of one: "class token", "patches" (and there is a class token),
+            "no class token" or "grid" (every patch at its place, as in segmentation).
+        blocks_name: the list of blocks.
+        image_size, patch_size: in pixels, one number or height and width.
+        num_prefix: tokens in front of the patches; None: the class token alone, or none where heads say so.
+        head_name: the classifier, or what holds it; None without one.
+        patches_name: the module that gives the map of patches, (B, C, rows, columns): only methods that read rows and
+            columns ask for it. None: no module gives one.
+
+    Example:
+        >>> import vitrim
+        >>> class ViT(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.patches, self.positions = nn.Conv2d(3, 64, 8, 8), nn.Parameter(torch.randn(1, 65, 64))
+        ...         layer = nn.TransformerEncoderLayer(64, 2, 128, batch_first=True)
+        ...         self.encoder, self.head = nn.TransformerEncoder(layer, 4), nn.Linear(64, 10)
+        ...     def forward(self, images):
+        ...         x = self.patches(images).flatten(2).transpose(1, 2)
+        ...         return self.head(self.encoder(nn.functional.pad(x, (0, 0, 1, 0)) + self.positions)[:, 0])
+        >>> @vitrim.register_host(f"{ViT.__module__}.{ViT.__qualname__}")
+        ... class ViTHost(vitrim.OwnHost):
+        ...     name, blocks_name, image_size, patch_size = "my ViT", "encoder.layers", 64, 8
+        >>> vitrim.reduce_(ViT(), "tome:r=8").tokens_per_block
+        [57, 49, 41, 33]
+        >>> from vitrim.core.registry import _HOSTS
+        >>> _ = _HOSTS.entries.pop(f"{ViT.__module__}.{ViT.__qualname__}")  # it was an example
+    """
+
+    reduced_blocks = (ReducedEncoderLayer,)
+    heads: ClassVar[tuple[Head, ...]] = ("class token",)
+    blocks_name: ClassVar[str] = "blocks"
+    image_size: ClassVar[str | int | tuple[int, int]] = "image_size"
+    patch_size: ClassVar[str | int | tuple[int, int]] = "patch_size"
+    num_prefix: ClassVar[str | int | None] = None
+    head_name: ClassVar[str | None] = "head"
+    patches_name: ClassVar[str | None] = None
+
+    @classmethod
+    def blocks(cls, model: Any) -> list[nn.Module]:
+        return list(cls._named(model, "blocks_name"))
+
+    @classmethod
+    def patch_maker(cls, model: Any) -> nn.Module | None:
+        return None if cls.patches_name is None else cls._named(model, "patches_name")
+
+    @classmethod
+    def facts(cls, model: Any) -> HostFacts:
+        size, patch = pair(cls._named(model, "image_size")), pair(cls._named(model, "patch_size"))
+        assert size is not None
+        assert patch is not None
+        (head, *_), first = cls.heads, cls.blocks(model)[0]
+        block = reduced_in(first) or first
+        prefix = cls._named(model, "num_prefix")
+        prefix = int(head in ("class token", "patches")) if prefix is None else prefix
+        dim, num_heads = width_and_heads(block, cls.kind_of(block))
+        holder = None if cls.head_name is None else cls._named(model, "head_name")
+        linear = [] if holder is None else [layer for layer in holder.modules() if isinstance(layer, nn.Linear)]
+        convolution = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+        return HostFacts(
+            dim=dim,
+            num_heads=num_heads,
+            num_classes=linear[-1].out_features if linear else 0,
+            num_prefix=prefix,
+            has_class_token=head in ("class token", "patches") or (head == "grid" and prefix > 0),
+            grid_size=(size[0] // patch[0], size[1] // patch[1]),
+            head_rows=prefix if head == "class token" else None,
+            input_size=(3 if convolution is None else convolution.in_channels, *size),
+            dense=head == "grid",
+        )
+
+    @classmethod
+    def kind_of(cls, block: nn.Module) -> Any:
+        """The reduced form of ``block``, which may be reduced already."""
+        return type(block) if isinstance(block, ReducedBlock) else cls.reduced_class(block)
+
+    @classmethod
+    def _named(cls, model: Any, attribute: str) -> Any:
+        """The part of ``model`` that an attribute of the description names, or the value that it is.
+
+        Raises:
+            UnsupportedModelError: the model has no such part.
+        """
+        given = getattr(cls, attribute)
+        if not isinstance(given, str):
+            return given
+        try:
+            return attrgetter(given)(model)
+        except AttributeError:
+            raise UnsupportedModelError(
+                f"{cls.__name__} says {attribute} = {given!r}, and this {type(model).__name__} has no such part: name "
+                "one that it has, or say the value"
+            ) from None
+
+    @classmethod
+    def check(cls, model: nn.Module) -> None:
+        """Refuse a description that is not that of ``model``, found by running it on one image of noise, twice."""
+        blocks = cls.blocks(model)
+        if not blocks:
+            return
+        for block in blocks:
+            for attn in cls.kind_of(block).attentions(block):
+                if isinstance(attn, nn.MultiheadAttention) and not isinstance(block, nn.TransformerEncoderLayer):
+                    check_options(attn, cls.name or cls.__name__)
+        first = next(model.parameters())
+        if not first.is_meta:
+            with torch.inference_mode(), in_evaluation(model):
+                Trial(cls, model, first).run()
+
+
+class Trial:
+    """A run of a dense model, described by ``host``, on one image of noise."""
+
+    def __init__(self, host: type[OwnHost], model: nn.Module, like: Tensor) -> None:
+        self.host = host
+        self.model = model
+        self.facts = host.facts(model)
+        noise = torch.rand(1, *self.facts.input_size, generator=torch.Generator().manual_seed(0))
+        self.images = noise.to(like)
+        # half precision: products of many channels round in another order
+        self.tolerance = 0.03 if torch.finfo(like.dtype).bits < 32 else 1e-3
+        self.got: Tensor | None = None
+        self.spoils = False
+
+    def run(self) -> None:
+        """Compare the first block, and what the head reads, with what the description says.
+
+        Raises:
+            UnsupportedModelError: saying what differs.
+        """
+        blocks = self.host.blocks(self.model)
+        hooks = [
+            blocks[0].register_forward_hook(self.keep, with_kwargs=True),
+            blocks[-1].register_forward_hook(self.spoil),
+        ]
+        try:
+            logits = self.model(self.images)
+            self.spoils = self.facts.head_rows is not None
+            spoilt = self.model(self.images)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if self.got is None:
+            raise self.wrong("its blocks do not run in a forward of the model", "name those that do in blocks_name")
+        self.compare_block(blocks[0], self.got)
+        if not all(torch.equal(one, other) for one, other in zip(tensors(spoilt), tensors(logits), strict=True)):
+            raise self.wrong(
+                f"its head reads more than the first {self.facts.head_rows} tokens",
+                'say heads = ("patches",), or ("no class token",) where there is none',
+            )
+
+    def keep(self, block: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Hook that keeps what the first block gets, (1, N, C) or, of PyTorch's layer, (N, 1, C)."""
+        extra = [each for each in (*args[1:], *kwargs.values()) if isinstance(each, Tensor)]
+        if not args or not isinstance(args[0], Tensor) or not isinstance(output, Tensor) or extra:
+            raise self.wrong(
+                "its blocks do not take tokens alone and give tokens",
+                "write a host with a project of its own, as examples/own_host.py does",
+            )
+        self.got = args[0]
+
+    def spoil(self, block: Any, args: tuple[Any, ...], output: Any) -> Any:
+        """Hook that, in the second run, changes all tokens behind those that the head is said to read."""
+        if not self.spoils or not isinstance(output, Tensor):
+            return None
+        tokens = self.batch_first(block, output.clone())
+        tokens[:, self.facts.head_rows :] += 1.0
+        return self.batch_first(block, tokens)
+
+    def batch_first(self, block: Any, x: Tensor) -> Tensor:
+        """Tokens with axes (B, N, C), or back: PyTorch's layer may have (N, B, C)."""
+        sequence_first = isinstance(block, nn.TransformerEncoderLayer) and not block.self_attn.batch_first
+        return x.transpose(0, 1) if sequence_first else x
+
+    def compare_block(self, block: nn.Module, given: Tensor) -> None:
+        """Compare the reduced form of a block with the block on the tokens that it got.
+
+        With weights that are shaken: two norms that were never trained are alike, and one may stand for the other.
+        """
+        x, (rows, columns) = self.batch_first(block, given), self.facts.grid_size
+        wanted = self.facts.num_prefix + rows * columns
+        if x.shape[1] != wanted:
+            raise self.wrong(
+                f"{x.shape[1]} tokens enter its blocks, and {self.facts.num_prefix} + {rows} x {columns} are {wanted}",
+                "say heads, num_prefix, image_size and patch_size",
+            )
+        weights = shaken(block)
+        whole, last = self.reduced(block, None), self.reduced(block, 1)
+        expected, found, first = (
+            self.batch_first(block, functional_call(each, weights, (given,))) for each in (block, whole, last)
+        )
+        if not self.is_update(found, expected, x):
+            raise self.wrong(
+                f"a {type(block).__name__} computes something else than what its reduced form was told",
+                "name its norms, attention and MLP, or override project, attention_branch and mlp_branch",
+            )
+        if not self.is_update(first, expected[:, :1], x[:, :1]):
+            raise self.wrong("project leaves out rows", "give the queries of the first rows only, where rows are given")
+        state = TokenState.start(x, self.facts.num_prefix)
+        heavier = replace(state, size=state.size * torch.arange(1, wanted + 1, device=x.device), uniform=False)
+        bias, plain = (whole.project(x, each, None).bias for each in (heavier, state))
+        if bias is None or (plain is not None and torch.equal(bias, plain)):
+            raise self.wrong(
+                "project leaves out the sizes of tokens", "give Attention state.key_bias(q.dtype, self.proportional)"
+            )
+
+    def is_update(self, found: Tensor, expected: Tensor, x: Tensor) -> bool:
+        """True if a block made of tokens ``x`` what it should: what it added is compared, which may be little."""
+        if found.shape != expected.shape:
+            return False
+        found, wanted, before = found.double(), expected.double(), x.double()
+        rounding = 8 * torch.finfo(x.dtype).eps * wanted.norm()
+        return bool((found - wanted).norm() <= self.tolerance * (wanted - before).norm() + rounding)
+
+    def reduced(self, block: nn.Module, rows: int | None) -> ReducedBlock:
+        """A twin of ``block`` that shares its parts, reduced by nothing, as the last block where ``rows`` are given."""
+        twin = copy.copy(block)
+        twin._modules = dict(block._modules)
+        nothing = make_method("none")
+        self.host.reduced_class(block).adopt(
+            twin,
+            Idle(nothing, plan(nothing, self.facts, 1)[0]),
+            depth=0,
+            num_prefix=self.facts.num_prefix,
+            proportional=True,
+            last=rows is not None,
+            head_rows=rows,
+            unmerge_at_end=False,
+            restore=None,
+            trace=Trace(),
+        )
+        return cast(ReducedBlock, twin)
+
+    def wrong(self, what: str, instead: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"{self.host.__name__} does not describe this {type(self.model).__name__}: {what}; {instead}"
+        )
+
+
+def shaken(block: nn.Module) -> dict[str, Tensor]:
+    """The floating-point parameters of ``block`` by name, each with a little noise added to it."""
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: parameter + 0.1 * torch.randn(parameter.shape, generator=generator).to(parameter)
+        for name, parameter in block.named_parameters()
+        if parameter.is_floating_point()
+    }
+
+
+def tensors(output: Any) -> list[Tensor]:
+    """The tensors in an output, which may be a tuple or a dict of them."""
+    parts = output.values() if isinstance(output, dict) else output if isinstance(output, tuple | list) else (output,)
+    return [part for part in parts if isinstance(part, Tensor)]
+
+
+def width_and_heads(block: nn.Module, kind: type[NamedBlock]) -> tuple[int, int]:
+    """Channels C and heads H of the attention of ``block``, by its reduced form ``kind``."""
+    (attn, *_) = kind.attentions(block)
+    if isinstance(attn, nn.MultiheadAttention):
+        return attn.embed_dim, attn.num_heads
+    own = cast("type[OwnBlock]", kind)
+    return getattr(attn, own.qkv_names[0]).in_features, getattr(attn, own.heads_name)
+
+
+@contextmanager
+def in_evaluation(model: nn.Module) -> Iterator[None]:
+    """``model`` in evaluation mode; every module gets its own mode back."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,168 @@
+"""Backbones of detectors whose windows are batch rows from the start: LW-DETR's ViT and RF-DETR's DINOv2.
+
+Tokens travel as (B*W, n, C), W square windows of n tokens an image, and most layers attend within a window. The others
+attend across all windows of the image. In RF-DETR every window has a class token of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import isqrt
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from transformers.models.lw_detr.modeling_lw_detr import LwDetrViTAttention, LwDetrViTBackbone, LwDetrViTLayer
+from transformers.models.rf_detr.modeling_rf_detr import (
+    RfDetrDinov2Attention,
+    RfDetrDinov2Backbone,
+    RfDetrDinov2Layer,
+)
+
+from vitrim.core.attention import Attention
+from vitrim.core.block import ReducedBlock
+from vitrim.core.plan import Head, HostFacts
+from vitrim.core.tokens import TokenState
+from vitrim.errors import UnsupportedModelError
+from vitrim.hosts.shared.windows import AcrossWindows, WindowBlock, Windows, WindowState
+from vitrim.hosts.transformers.common import ReducedDinoLayer, ReducedLayer, TransformersHost
+
+
+class ReducedRowLayer(WindowBlock, ReducedLayer):
+    """The reduced form of a layer that gets windows as batch rows, and gives them so."""
+
+    windows_a_side: int
+    """Windows in a row of the image; set on every layer by the host."""
+
+    def incoming(self, x: Tensor) -> TokenState:
+        state = ReducedBlock.incoming(self, x)
+        if isinstance(state, WindowState):
+            return state
+        side, number = isqrt(x.shape[1] - state.num_prefix), self.windows_a_side
+        return WindowState.of(state, Windows(number, number, side, side))
+
+    def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
+        assert isinstance(state, WindowState)
+        x = ReducedBlock.outgoing(self, x, state)
+        if self.last:
+            self.leave_states_of_images(state.windows)
+        return x
+
+    def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+        assert isinstance(state, WindowState)
+        attention = super().projected(x, state, rows, *host_args)
+        if not self.crosses or state.windows.number == 1:
+            return attention
+        bias = state.windows.bias_of_images(attention.bias)
+        return AcrossWindows(**{**attention.parts(), "bias": bias}, windows=state.windows)
+
+
+class ReducedLwDetrLayer(ReducedRowLayer, LwDetrViTLayer):
+    """`LwDetrViTLayer` under reduction."""
+
+    host_class = LwDetrViTLayer
+    attention_classes = (LwDetrViTAttention,)
+    update_names = ("gamma_1",)
+    mlp_names = ("layernorm_after", "intermediate", "gamma_2")
+
+    @property
+    def crosses(self) -> bool:
+        return not self.window
+
+
+class ReducedRfDetrLayer(ReducedRowLayer, ReducedDinoLayer, RfDetrDinov2Layer):
+    """`RfDetrDinov2Layer` under reduction."""
+
+    host_class = RfDetrDinov2Layer
+    attention_classes = (RfDetrDinov2Attention,)
+
+    @property
+    def crosses(self) -> bool:
+        return bool(self.global_attention)
+
+
+class _Rows(TransformersHost):
+    """Feature maps are read place by place, so pruned patches come back."""
+
+    purpose = "segmentation, detection, poses, depth"
+    heads: ClassVar[tuple[Head, ...]] = ("grid",)
+    layers_name = "encoder.layer"
+    has_maps = False
+    tokens_of_images = False  # but of windows
+
+    @classmethod
+    def windows_a_side(cls, config: Any) -> int:
+        """Windows in a row of the image."""
+        raise NotImplementedError
+
+    @classmethod
+    def facts(cls, model: nn.Module) -> HostFacts:
+        facts, side = super().facts(model), cls.windows_a_side(cls.trunk(model).config)
+        rows, columns = facts.grid_size
+        if rows != columns or rows % side:
+            raise UnsupportedModelError(
+                f"{side} x {side} windows of equal size do not make up {rows} x {columns} patches: use square images "
+                f"whose sides are multiples of {side} patches"
+            )
+        return replace(
+            facts,
+            # that of a window attends to other windows, too: no method scores the patches of one by it
+            has_class_token=facts.has_class_token and side == 1,
+            grid_size=(rows // side, columns // side),
+            dense=True,
+            across_windows=side > 1,
+        )
+
+    @classmethod
+    def check(cls, model: nn.Module) -> None:
+        super().check(model)
+        cls.facts(model)
+
+    @classmethod
+    def grid_of(cls, maker: nn.Module, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
+        return None  # that of the image, and windows know their own
+
+    @classmethod
+    def check_inputs(cls, trunk: Any, given: Mapping[str, Any]) -> None:
+        height, width = given["pixel_values"].shape[-2:]
+        if height != width:
+            raise UnsupportedModelError(f"a reduced {type(trunk).__name__} takes square images, not {height} x {width}")
+
+    @classmethod
+    def install(cls, model: nn.Module, trace: Any) -> None:
+        super().install(model, trace)
+        for block in cls.blocks(model):
+            block.windows_a_side = cls.windows_a_side(cls.trunk(model).config)  # type: ignore[assignment]
+
+    @classmethod
+    def uninstall(cls, model: nn.Module) -> None:
+        super().uninstall(model)
+        for block in cls.blocks(model):
+            del block.windows_a_side
+
+
+class HFLwDetr(_Rows):
+    """LW-DETR's ViT, alone or in the detector: [windows](#windows) that are batch rows. Square images only."""
+
+    name = "transformers LW-DETR"
+    reduced_blocks = (ReducedLwDetrLayer,)
+    trunk_classes = (LwDetrViTBackbone,)
+    maker_name = "embeddings.projection"
+    num_prefix = 0
+    has_class_token = False
+
+    @classmethod
+    def windows_a_side(cls, config: Any) -> int:
+        return int(config.num_windows_side)
+
+
+class HFRfDetr(_Rows):
+    """RF-DETR's DINOv2, alone or in the detector: as LW-DETR's, and every window has a class token of its own."""
+
+    name = "transformers RF-DETR"
+    reduced_blocks = (ReducedRfDetrLayer,)
+    trunk_classes = (RfDetrDinov2Backbone,)
+
+    @classmethod
+    def windows_a_side(cls, config: Any) -> int:
+        return int(config.num_windows)
