@@ -178,7 +178,7 @@ def test_restore_that_does_not_fit_a_model_is_refused(method: str, host: dict[st
         ("evo_vit:restore=end", "restore=end is said by rejoin here"),
         ("tome:restore=end", "restore=end is for methods that prune"),
         ("ats:restore=end", "restore=end needs as many pruned patches in every image"),
-        ("topk:restore=start", "restore=start: Input should be 'end', 'last_block' or 'zeros'"),
+        ("topk:restore=start", "restore=start: must be 'end', 'last_block' or 'zeros'"),
     ],
 )
 def test_restore_that_does_not_fit_a_method_is_refused(method: str, message: str) -> None:
