@@ -117,8 +117,8 @@ def take(watched: Watched, method: str) -> None:
 
 
 def wait_for_method(watched: Watched, text: str) -> None:
-    """Wait until the caption of the first method's classes begins so."""
-    found = watched.page.locator(".v-best caption").nth(1)
+    """Wait until the text of the first method begins so."""
+    found = watched.page.locator(".v-method").first
     found.and_(watched.page.get_by_text(re.compile(f"^{re.escape(text)}"))).wait_for()
 
 

@@ -94,8 +94,8 @@ def test_the_text_to_copy_is_of_this_model(service: Service, ship: bytes) -> Non
         *("--model-option", "img_size=[64, 32]", "--model-option", "global_pool=avg"),
     ]
     assert "--pretrained" in command_of(replace(result, weights="pretrained"))
-    assert "CHECKPOINT stands for your file of weights" in html("result", result=own, named=[])
-    assert "CHECKPOINT" not in html("result", result=result, named=[])
+    assert "CHECKPOINT stands for your file of weights" in html("result", result=own)
+    assert "CHECKPOINT" not in html("result", result=result)
 
 
 @pytest.mark.parametrize(

@@ -118,9 +118,8 @@ class Events:
         last = len(result.reduced[0].pictures) - 1
         shown = min(int(block), last) if isinstance(block, int | float) and block >= 0 else last
         slider = gr.update(maximum=last, value=shown)
-        named = [(one.method, one.side) for one in result.reduced]
         texts = "\n".join(one.method for one in result.reduced)
-        drawn = html("result", result=result, block=shown, named=named)
+        drawn = html("result", result=result, block=shown)
         return drawn, slider, texts, python_of(result), command_of(result)
 
     def front(self, file: Any) -> str:
