@@ -42,7 +42,7 @@ HEIGHT, WIDTH = 160, 224
 THRESHOLDS = np.arange(50, 100, 5) / 100
 RECALLS = np.linspace(0, 1, 101)
 MOST = 100
-"""Detections of an image that count."""
+"""Detections of an image and a class that count."""
 
 Floats = NDArray[np.float64]
 
@@ -110,38 +110,53 @@ def segmentation(rows: Sequence[Mapping[str, Any]]) -> Callable[[NDArray[np.int6
 def detection(rows: Sequence[Mapping[str, Any]], run: Path) -> Callable[[NDArray[np.int64]], float]:
     """The box AP of some of the images, as a function of their places."""
     model = create_model(f"run:{run}").eval()
-    scores: list[list[Floats]] = [[] for _ in range(KINDS)]  # of a class and an image, the best detection first
-    right: list[list[NDArray[np.bool_]]] = [[] for _ in range(KINDS)]  # (detections, thresholds)
-    boxes = np.zeros((KINDS, len(rows)), np.int64)
-    for place, row in enumerate(rows):
+    found, truth = [], []
+    for row in rows:
         image = Image.open(io.BytesIO(row["image"]["bytes"])).convert("RGB")
         scale = min(HEIGHT / image.height, WIDTH / image.width)
         width, height = round(image.width * scale), round(image.height * scale)
         padded = np.zeros((1, 3, HEIGHT, WIDTH), np.float32)
         padded[0, :, :height, :width] = pixels_of(image, (width, height))
         with torch.no_grad():
-            found = {
-                name: value.numpy() for name, value in model(torch.from_numpy(padded), [(height, width)])[0].items()
+            output = {
+                name: each.numpy() for name, each in model(torch.from_numpy(padded), [(height, width)])[0].items()
             }
         larger = np.array([image.width / width, image.height / height] * 2)
-        predicted = np.clip(found["boxes"] * larger, 0, [image.width, image.height] * 2)
-        best = np.argsort(-found["scores"], kind="stable")[:MOST]
+        boxes = np.clip(output["boxes"] * larger, 0, [image.width, image.height] * 2)
+        found.append((boxes, output["scores"].astype(float), output["labels"]))
         x, y, w, h = np.array(row["objects"]["bbox"], float).reshape(-1, 4).T
-        true, labels = np.stack([x, y, x + w, y + h], 1), np.array(row["objects"]["category"])
+        truth.append((np.stack([x, y, x + w, y + h], 1), np.array(row["objects"]["category"])))
+    return average_precision(found, truth)
+
+
+def average_precision(
+    found: Sequence[tuple[Floats, Floats, NDArray[np.int64]]], truth: Sequence[tuple[Floats, NDArray[np.int64]]]
+) -> Callable[[NDArray[np.int64]], float]:
+    """The AP of some of the images, as a function of their places.
+
+    Args:
+        found: of each image boxes x1 y1 x2 y2, scores and labels.
+        truth: of each image boxes and labels.
+    """
+    scores: list[list[Floats]] = [[] for _ in range(KINDS)]  # of a class and an image, the best detection first
+    right: list[list[NDArray[np.bool_]]] = [[] for _ in range(KINDS)]  # (detections, thresholds)
+    counts = np.zeros((KINDS, len(truth)), np.int64)
+    for place, ((boxes, sure, labels), (true, true_labels)) in enumerate(zip(found, truth, strict=True)):
         for kind in range(KINDS):
-            own = best[found["labels"][best] == kind]
-            boxes[kind, place] = (labels == kind).sum()
-            scores[kind].append(found["scores"][own].astype(float))
-            right[kind].append(matches(predicted[own], true[labels == kind]))
+            best = np.argsort(-sure, kind="stable")
+            own = best[labels[best] == kind][:MOST]
+            counts[kind, place] = (true_labels == kind).sum()
+            scores[kind].append(sure[own])
+            right[kind].append(matches(boxes[own], true[true_labels == kind]))
 
     def score(places: NDArray[np.int64]) -> float:
-        found = []
+        values = []
         for kind in range(KINDS):
-            if boxes[kind, places].sum():
+            if counts[kind, places].sum():
                 order = np.argsort(-np.concatenate([scores[kind][one] for one in places]), kind="stable")
                 hits = np.concatenate([right[kind][one] for one in places])[order]
-                found += [precision(hits[:, column], boxes[kind, places].sum()) for column in range(len(THRESHOLDS))]
-        return float(np.mean(found))
+                values += [precision(hits[:, column], counts[kind, places].sum()) for column in range(len(THRESHOLDS))]
+        return float(np.mean(values))
 
     return score
 
