@@ -73,9 +73,10 @@ def test_a_model_that_takes_the_place_of_another_shows_what_it_knows(answers: Ev
     known = answers.known[MODEL]
     unknown = next(name for name in answers.files if name not in known)
     *_, radio, image = answers.model(MODEL, "tome", {"path": answers.files[unknown]})
-    assert (radio["choices"], image) == (known, answers.files[known[0]])
-    for kept in (answers.files[known[-1]], "/tmp/mine.jpg"):
-        assert answers.model(MODEL, "tome", {"path": kept})[-1] == gradio.skip()
+    assert (radio["choices"], radio["value"], image) == (known, known[0], answers.files[known[0]])
+    for name, kept in ((known[-1], answers.files[known[-1]]), (None, "/tmp/mine.jpg")):
+        *_, radio, image = answers.model(MODEL, "tome", {"path": kept})
+        assert (radio["value"], image) == (name, gradio.skip())
     assert answers.example(known[0]) == answers.files[known[0]]
     assert answers.example("../../secret") == gradio.skip()
 

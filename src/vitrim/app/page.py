@@ -73,16 +73,16 @@ class Events:
         knows, and one of them in the place of an example that it does not know."""
         slides, known = self.slides.get(str(model), {}), self.known.get(str(model), [])
         chosen = method if method in slides else next(iter(slides), None)
-        shown = Path(str(image["path"])).name if isinstance(image, dict) else None
-        others = {Path(file).name for name, file in self.files.items() if name not in known}
-        first = self.files[known[0]] if known and shown in others else gr.skip()
-        beside = gr.update(choices=list(slides), value=[name for name in FIRST_METHODS if name in slides])
+        file = Path(str(image["path"])).name if isinstance(image, dict) else None
+        shown = next((name for name, own in self.files.items() if Path(own).name == file), None)
+        taken = known[0] if known and shown is not None and shown not in known else None
+        beside = [name for name in FIRST_METHODS if name in slides and name != chosen]
         return (
             gr.update(choices=list(slides), value=chosen),
             self.method(model, chosen),
-            beside,
-            gr.update(choices=known, value=None),
-            first,
+            gr.update(choices=list(slides), value=beside[: MOST_BESIDE - 1]),
+            gr.update(choices=known, value=taken or shown),
+            gr.skip() if taken is None else self.files[taken],
         )
 
     def method(self, model: str, method: str | None) -> Any:
