@@ -118,7 +118,7 @@ def take(watched: Watched, method: str) -> None:
 
 def wait_for_method(watched: Watched, text: str) -> None:
     """Wait until the text of the first method begins so."""
-    found = watched.page.locator(".v-method").first
+    found = watched.page.locator(".v-method code").first
     found.and_(watched.page.get_by_text(re.compile(f"^{re.escape(text)}"))).wait_for()
 
 
