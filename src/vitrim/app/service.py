@@ -196,7 +196,8 @@ class Service:
 
 def _known(model: nn.Module, classes: Sequence[str]) -> list[str]:
     """The examples that a model knows: their best class is right."""
-    dense, transform, said = Contestant(shared_copy(model), _task(model)), eval_transform(model), {}
+    dense, transform = Contestant(shared_copy(model), _task(model)), eval_transform(model)
+    said: dict[str, str] = {}
     for one in EXAMPLES:
         with Image.open(one.path) as image, torch.no_grad():
             output = dense.run(transform(image.convert("RGB"))[None])

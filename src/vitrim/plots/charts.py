@@ -199,7 +199,7 @@ def plot_accuracy_over_macs(
     figure = sheet(*((8.4, 5.6) if len(methods) > MANY else (6.4, 4.0)))
     axis = figure.subplots()
     shades, shapes, shown = colours(methods), markers(methods), highlighted(methods)
-    ends = []
+    ends: list[tuple[str, float, float, str, bool]] = []
     for method in methods:
         own = sorted((100 * gmacs / base, 100 * value) for name, gmacs, value in points if name == method)
         share, values = zip(*own, strict=True)
