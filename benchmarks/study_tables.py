@@ -179,7 +179,7 @@ def draw_accuracy(table: Table) -> Any:
     rows = [row for row in table.records() if row["rate"] is not None]
     dense = next(row["top1"] for row in table.records() if row["rate"] is None)
     names = list(dict.fromkeys(row["method"] for row in rows))
-    colour, shape = colours(names), dict(zip(names, markers([f"x:{name}" for name in names]).values(), strict=True))
+    colour, shape = colours(names), markers(names)
     pruning = [name for name in names if name in (*FIXED, TOPK, "evit", "ats")]
     figure, axes = panels(2, across=2, size=(3.9, 3.2), above=0.8)
     handles = {}

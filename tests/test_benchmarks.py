@@ -20,6 +20,7 @@ from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.measure.latency import dense_copies, reduced_copy
 from vitrim.measure.macs import count_macs
+from vitrim.tasks.detection import DetectionScores
 from vitrim.tuning.cost import MacsCost
 from vitrim.tuning.space import Space, quiet
 
@@ -33,6 +34,7 @@ try:
     import latency_model
     import plain_loops
     import resolution
+    import second_check
     import study
     import upstream
     from lines import Lines
@@ -324,3 +326,21 @@ def test_shared_tests_run_on_the_tiny_models_of_every_family(tmp_path: Path) -> 
     assert found["reduced"] >= len(own["outcomes"]) > 50
     names = {upstream._row_of(upstream.FAMILIES, test) for test in own["outcomes"]}
     assert {"ViTModel", "LlavaForConditionalGeneration", "VJEPA2Model"} <= names
+
+
+def test_the_second_check_of_ap_agrees_with_coco(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On noisy copies of random boxes, at the recalls of torchmetrics, which rounds them to float32."""
+    monkeypatch.setattr(second_check, "RECALLS", np.array(torch.linspace(0, 1, 101).tolist()))
+    torch.manual_seed(0)
+    found, truth, scores = [], [], DetectionScores()
+    for count in (3, 0, 12, 7):
+        corner, size = torch.rand(count, 2) * 80, 5 + torch.rand(count, 2) * 40
+        boxes, labels = torch.cat([corner, corner + size], 1), torch.randint(3, (count,))
+        seen = (boxes + 3 * torch.randn(count, 4)).repeat(2, 1)[: 2 * count - 2 if count else 0]
+        kinds, sure = labels.repeat(2)[: len(seen)], torch.rand(len(seen))
+        scores.update([{"boxes": seen, "scores": sure, "labels": kinds}], [{"boxes": boxes, "labels": labels}])
+        found.append((seen.double().numpy(), sure.double().numpy(), kinds.numpy()))
+        truth.append((boxes.double().numpy(), labels.numpy()))
+    own = second_check.average_precision(found, truth)(np.arange(4))
+    assert 0.1 < own < 0.9
+    assert own == pytest.approx(scores.compute()["box_AP"].item(), abs=1e-6)

@@ -131,6 +131,8 @@ PLAIN = (
     (r"", ""),
 )
 """Endings of pydantic's "Input should be ...", and what they are here; the first that fits counts."""
+LENGTH = re.compile(r"\w+ should have (at least|at most) (\d+) items? after validation, not (\w+)")
+"""Pydantic's words for a list that is too short or too long."""
 
 
 def plain(message: str) -> str:
@@ -142,6 +144,7 @@ def plain(message: str) -> str:
         >>> plain("epochs: Input should be greater than 0"), plain("rule: Input should be 'ceil' or 'floor'")
         ('epochs: must be above 0', "rule: must be 'ceil' or 'floor'")
     """
+    message = LENGTH.sub(r"must have \1 \2 entries, not \3", message)
     for ending, own in PLAIN:
         found = re.search(f"Input should be {ending}", message)
         if found is not None:

@@ -117,30 +117,31 @@ def take(watched: Watched, method: str) -> None:
 
 
 def wait_for_method(watched: Watched, text: str) -> None:
-    """Wait until the caption of the reduced model's classes begins so."""
-    found = watched.page.locator(".v-best caption").nth(1)
+    """Wait until the text of the first method begins so."""
+    found = watched.page.locator(".v-method code").first
     found.and_(watched.page.get_by_text(re.compile(f"^{re.escape(text)}"))).wait_for()
 
 
 def shown(watched: Watched) -> Any:
-    """The picture of the chosen block."""
-    return watched.page.locator(".v-pictures figure[data-block]:not([hidden]) img")
+    """The picture of the chosen block under the first method."""
+    return watched.page.locator(".v-card figure[data-block]:not([hidden]) img").first
 
 
 def test_the_first_result(wide: Watched) -> None:
     page = wide.page
     assert page.evaluate("document.documentElement.lang") == "en"
     assert page.title().startswith("vitrim")
-    assert "Both choose ship" in page.locator(".v-verdict").inner_text()
-    assert page.locator(".v-pictures img").count() == 7
-    assert shown(wide).count() == 1
+    assert "the model says cat" in page.locator(".v-verdict").inner_text()
+    assert page.locator(".v-card").count() == 4
+    assert page.locator(".v-card img").count() == 1 + 3 * 6
+    assert page.locator(".v-card figure[data-block]:not([hidden])").count() == 3
     assert "vitrim.reduce_(model, 'tome:r=8')" in page.locator("#v-python textarea").input_value()
 
 
 @pytest.mark.parametrize("method", cells(FREE, ["topk", "algm"]))
 def test_methods_show_their_pictures(method: str, wide: Watched) -> None:
     choose(wide, method)
-    original = wide.page.locator(".v-pictures figure.v-input img")
+    original = wide.page.locator(".v-card figure.v-input img")
     assert shown(wide).get_attribute("src") != original.get_attribute("src")
     assert "after block 5: of 64 patches" in str(shown(wide).get_attribute("alt"))
 
@@ -155,7 +156,7 @@ def test_sliders_by_keyboard(wide: Watched) -> None:
     before = shown(wide).get_attribute("alt")
     block.focus()
     block.press("ArrowLeft")
-    page.wait_for_selector(".v-pictures figure[data-block='4']:not([hidden])")
+    page.wait_for_selector(".v-card figure[data-block='4']:not([hidden])")
     assert shown(wide).get_attribute("alt") != before
     block.press("ArrowRight")
 
@@ -171,7 +172,7 @@ def test_everything_is_reached_by_tab(wide: Watched) -> None:
         )
     page.get_by_role("tab").first.focus()
     assert page.get_by_role("option").count() == 0, "a list stays open behind the focus and covers the page"
-    wanted = ("ship", "Run", "model", "method", "range", "More options", "Cost")
+    wanted = ("cat", "Run", "model", "method", "range", "More options", "beside it")
     assert [name for name in wanted if not any(name in str(one) for one in reached)] == []
 
 
@@ -207,14 +208,14 @@ def test_a_front(wide: Watched, tmp_path: Path) -> None:
 def test_two_users_at_once(browser: Any, server: Server, wide: Watched) -> None:
     """Each sees the result of what they chose, and what one has done leaves no trace with the other."""
     other = open_page(browser, server, width=375)
-    assert other.page.locator("#v-text input, #v-text textarea").input_value() == "tome:r=8", (
+    assert other.page.locator("#v-text input, #v-text textarea").input_value().startswith("tome:r=8\n"), (
         "a new page is not where the other user left theirs"
     )
     for watched, method in ((wide, "topk"), (other, "evit")):
         take(watched, method)
-    other.page.locator("button", has_text="cat").first.click()
+    other.page.get_by_label("frog").click()
     wait_for_method(other, "evit")
-    other.page.locator(".v-verdict").get_by_text("cat").wait_for()
+    other.page.locator(".v-verdict").get_by_text("frog").first.wait_for()
     other.close()
 
 
@@ -237,12 +238,12 @@ def test_small_dark_and_accessible(width: int, dark: bool, browser: Any, server:
 def test_files_of_the_server_are_out_of_reach(server: Server) -> None:
     """Neither as an upload that was none, nor as an address that the server should fetch, nor by its own route."""
     config = json.load(urllib.request.urlopen(f"{server.address}config"))
-    event = next(one["id"] for one in config["dependencies"] if len(one["inputs"]) == 6)
+    event = next(one["id"] for one in config["dependencies"] if len(one["inputs"]) == 7)
     secret = str(Path(__file__).resolve())
 
     def post(path: str, session: str) -> str:
         file = {"path": path, "meta": {"_type": "gradio.FileData"}}
-        body = {"data": [file, MODEL, "tome", 8, "", 0], "fn_index": event, "session_hash": session}
+        body = {"data": [file, MODEL, "tome", 8, "", [], 0], "fn_index": event, "session_hash": session}
         request = urllib.request.Request(
             f"{server.address}gradio_api/queue/join", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )

@@ -24,8 +24,8 @@ from vitrim.app.page import Events, command_of, html, make_page, python_of  # no
 
 
 @pytest.fixture(scope="module")
-def answers(jobs: Here) -> Events:
-    return Events(jobs, Limits())
+def answers(jobs: Here, tmp_path_factory: pytest.TempPathFactory) -> Events:
+    return Events(jobs, Limits(), tmp_path_factory.mktemp("examples"))
 
 
 @pytest.fixture(scope="module")
@@ -39,25 +39,46 @@ def visible(html: str) -> list[int]:
 
 
 def test_a_result(answers: Events, upload: dict[str, str]) -> None:
-    pictures, numbers, slider, text, python, command = answers.run(upload, MODEL, "tome", 8, "inflect=-1", 2)
-    assert visible(pictures) == [2]
-    assert pictures.count("<img") == pictures.count("alt=") == 7
-    assert "Both choose <b>ship</b>" in numbers
+    given = (upload, MODEL, "tome", 8, "inflect=-1", ["topk"], 2)
+    shown, slider, text, python, command = answers.run(*given)
+    assert visible(shown) == [2, 2]
+    assert shown.count("<img") == shown.count("alt=") == 1 + 2 * 6
+    assert "the model says <b>ship</b>" in shown
     assert slider["maximum"] == 5
-    assert text == "tome:r=8,inflect=-1.0"
-    assert command == f'vitrim show "{MODEL}" IMAGE -m "{text}" --out pictures'
+    first, second = text.splitlines()
+    assert first == "tome:r=8,inflect=-1.0"
+    assert second.startswith("topk:keep_rate=0.")
+    assert command == f'vitrim show "{MODEL}" IMAGE -m "{first}" -m "{second}" --out pictures'
     scope: dict[str, Any] = {}
     exec(python, scope)
-    assert scope["reduction"].config.describe() == text
+    assert scope["reduction"].config.describe() == first
+
+
+def test_methods_break_behind_their_options_and_nowhere_else(answers: Events, upload: dict[str, str]) -> None:
+    shown = answers.run(upload, MODEL, "tome", 8, "inflect=-1", [], 2)[0]
+    assert "tome:<wbr>r=8,<wbr>inflect=-1.0" in shown
 
 
 def test_the_copied_command_is_one(answers: Events, upload: dict[str, str], tmp_path: Path) -> None:
     from vitrim.core.registry import parse_method
 
-    command = answers.run(upload, MODEL, "atm", 0.9, "", 0)[-1]
+    command = answers.run(upload, MODEL, "atm", 0.9, "", [], 0)[-1]
     words = shlex.split(command)
     assert words[:4] == ["vitrim", "show", MODEL, "IMAGE"]
     assert parse_method(words[words.index("-m") + 1]).name == "atm"
+
+
+def test_a_model_that_takes_the_place_of_another_shows_what_it_knows(answers: Events) -> None:
+    """An example that it does not know goes; an image of the user's own stays."""
+    known = answers.known[MODEL]
+    unknown = next(name for name in answers.files if name not in known)
+    *_, radio, image = answers.model(MODEL, "tome", {"path": answers.files[unknown]})
+    assert (radio["choices"], radio["value"], image) == (known, known[0], answers.files[known[0]])
+    for name, kept in ((known[-1], answers.files[known[-1]]), (None, "/tmp/mine.jpg")):
+        *_, radio, image = answers.model(MODEL, "tome", {"path": kept})
+        assert (radio["value"], image) == (name, gradio.skip())
+    assert answers.example(known[0]) == answers.files[known[0]]
+    assert answers.example("../../secret") == gradio.skip()
 
 
 def test_the_text_to_copy_is_of_this_model(service: Service, ship: bytes) -> None:
@@ -88,26 +109,29 @@ def test_the_text_to_copy_is_of_this_model(service: Service, ship: bytes) -> Non
         ("", {"method": "<script>"}, "unknown method &#39;&lt;script&gt;&#39;"),
         ("", {"model": ["a", 1]}, "unknown model"),
         ("", {"value": None}, "is no number"),
+        ("", {"beside": ["<script>"]}, "unknown method &#39;&lt;script&gt;&#39;"),
+        ("", {"beside": ["topk", "atm", "evit", "ats"]}, "at most 3"),
         ("", {"more": "<img src=x onerror=alert(1)>=3"}, "&lt;img src"),
     ],
 )
 def test_errors_stand_where_the_result_would(
     image: Any, changes: dict[str, Any], message: str, answers: Events, upload: dict[str, str]
 ) -> None:
-    given = {"model": MODEL, "method": "tome", "value": 8, "more": "", "block": 0} | changes
-    pictures, numbers, *_, command = answers.run(upload if image == "" else image, **given)
-    assert (pictures, command) == ("", "")
-    assert message in numbers
-    assert 'role="alert"' in numbers
-    assert "<script" not in numbers
-    assert "<img" not in numbers
+    given = {"model": MODEL, "method": "tome", "value": 8, "more": "", "beside": [], "block": 0} | changes
+    shown, *_, command = answers.run(upload if image == "" else image, **given)
+    assert command == ""
+    assert message in shown
+    assert 'role="alert"' in shown
+    assert "<script" not in shown
+    assert "<img" not in shown
 
 
 def test_a_file_beyond_the_limit_is_not_read(answers: Events, tmp_path: Path) -> None:
     large = tmp_path / "large.png"
     with large.open("wb") as file:
         file.truncate(6_000_000)
-    assert "the file has 6.0 MB; at most 5 MB are read" in answers.run({"path": str(large)}, MODEL, "tome", 8, "", 0)[1]
+    shown = answers.run({"path": str(large)}, MODEL, "tome", 8, "", [], 0)[0]
+    assert "the file has 6.0 MB; at most 5 MB are read" in shown
     assert "the file has 6.0 MB" in answers.front({"path": str(large)})
 
 
@@ -115,7 +139,7 @@ def test_the_slider_follows_the_method(answers: Events) -> None:
     update = answers.method(MODEL, "topk")
     assert (update["minimum"], update["maximum"], update["value"]) == (0.05, 1.0, 0.7)
     assert "share of patch tokens kept" in update["label"]
-    methods, slider = answers.model(MODEL, "no such")
+    methods, slider, *_ = answers.model(MODEL, "no such", None)
     assert methods["value"] in methods["choices"]
     assert slider["interactive"]
     assert not answers.method("no such", "topk")["interactive"]
@@ -149,7 +173,7 @@ def test_no_event_is_an_api_and_one_job_runs_at_a_time(config: dict[str, Any]) -
 def test_inputs_have_labels_and_the_camera_is_off(config: dict[str, Any]) -> None:
     inputs = {"image", "dropdown", "slider", "textbox", "file"}
     given = [part["props"] for part in config["components"] if part["type"] in inputs]
-    assert len(given) >= 9
+    assert len(given) >= 10
     assert all(props["label"] for props in given)
     (image,) = [part["props"] for part in config["components"] if part["type"] == "image"]
     assert image["sources"] == ["upload", "clipboard"]

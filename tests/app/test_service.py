@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +12,13 @@ import torch
 from PIL import Image
 
 import vitrim
-from app_files import EXAMPLES, MODEL
+from app_files import EXAMPLES as FOLDER
+from app_files import MODEL
 from full_matrix import cells
 from vitrim.app import service as service_file
 from vitrim.app.messages import Choice, ModelSource
-from vitrim.app.service import KEPT_MODELS, ROUNDS, Service, _compared
+from vitrim.app.photographs import EXAMPLES
+from vitrim.app.service import KEPT_MODELS, ROUNDS, Service, _reduced
 from vitrim.app.sliders import slide_of
 from vitrim.core.reduce import HANDLE
 from vitrim.core.registry import methods
@@ -27,7 +28,6 @@ from vitrim.hosts.shared.classes import class_names
 from vitrim.loading import create_model
 from vitrim.measure.macs import profile_of
 
-PIXELS = torch.zeros(1, 3, 32, 32)
 FREE = [name for name, kind in methods().items() if kind.training_free and kind.tunable is not None]
 
 
@@ -49,40 +49,56 @@ SHOWN = ("topk", "l2", "random", "evit", "ats", "tome", "mctf", "atm", "gtp", "d
 def test_every_method_shows_its_pictures(method: str, service: Service, ship: bytes) -> None:
     slide = service.offer(MODEL).slides[method]
     result = service.run(ship, Choice(MODEL, method, slide.value))
-    assert len(result.pictures) == 7
-    pixels = [np.asarray(Image.open(io.BytesIO(one.png))) for one in result.pictures]
+    (reduced,) = result.reduced
+    assert len(reduced.pictures) == 6
+    pixels = [np.asarray(Image.open(io.BytesIO(one.webp))) for one in (result.image, *reduced.pictures)]
     assert all(one.shape == (224, 224, 3) for one in pixels)
     assert any(not np.array_equal(pixels[0], one) for one in pixels), "nothing was drawn"
-    assert "pruned" in result.pictures[-1].words or "merged" in result.pictures[-1].words
-    assert result.method.startswith(method)
-    assert result.reduced.gmacs < result.dense.gmacs
+    assert "pruned" in reduced.pictures[-1].words or "merged" in reduced.pictures[-1].words
+    assert reduced.method.startswith(method)
+    assert reduced.side.gmacs < result.dense.gmacs
+    assert reduced.saved == pytest.approx(1 - reduced.side.gmacs / result.dense.gmacs)
     assert result.dense.best[0][0] == "ship"
-    assert sum(share for _, share in result.reduced.best) <= 1 + 1e-9
-    assert result.same is (result.reduced.best[0][0] == "ship")
-    assert result.timing is not None
-    median, q1, q3 = result.timing.reduced_ms
+    assert sum(share for _, share in reduced.side.best) <= 1 + 1e-9
+    assert reduced.same is (reduced.side.best[0][0] == "ship")
+    assert reduced.timing is not None
+    median, q1, q3 = reduced.timing.reduced_ms
     assert 0 < q1 <= median <= q3
+
+
+def test_methods_stand_side_by_side_at_the_same_macs(service: Service, ship: bytes) -> None:
+    """Each alone at the setting that is shown gives what is shown beside the first; all are timed against one dense."""
+    result = service.run(ship, Choice(MODEL, "tome", 8, beside=("topk", "tome", "atm", "topk")))
+    first, topk, atm = result.reduced
+    assert [one.name for one in result.reduced] == ["tome", "topk", "atm"]
+    for one in (topk, atm):
+        assert one.saved == pytest.approx(first.saved, abs=0.03)
+        assert one.timing is not None and first.timing is not None  # noqa: PT018
+        assert one.timing.dense_ms == first.timing.dense_ms
+    alone = service.run(ship, Choice(MODEL, "topk", float(topk.method.rpartition("=")[2]))).reduced[0]
+    assert (alone.method, alone.side, alone.pictures) == (topk.method, topk.side, topk.pictures)
 
 
 def test_numbers_are_those_of_the_other_commands(service: Service, ship: bytes) -> None:
     """MACs and tokens of `vitrim profile`, and the probability that the reduced model itself gives."""
     result = service.run(ship, Choice(MODEL, "tome", 9))
     model = create_model(MODEL)
-    image = eval_transform(model)(Image.open(EXAMPLES / "ship.png"))
+    image = eval_transform(model)(Image.open(FOLDER / "ship.png"))
     known = profile_of(model, "tome:r=9", image[None])
-    assert result.reduced.gmacs == pytest.approx(known.macs.total / 1e9, rel=1e-6)
-    assert tuple(result.reduced.tokens) == known.tokens_per_block
+    (reduced,) = result.reduced
+    assert reduced.side.gmacs == pytest.approx(known.macs.total / 1e9, rel=1e-6)
+    assert tuple(reduced.side.tokens) == known.tokens_per_block
     vitrim.reduce_(model, "tome:r=9")
     with torch.no_grad():
         share = model(image[None]).softmax(-1)[0, 8].item()
-    assert dict(result.reduced.best)["ship"] == pytest.approx(share, rel=1e-4)
+    assert dict(reduced.side.best)["ship"] == pytest.approx(share, rel=1e-4)
 
 
 def test_pictures_and_numbers_are_of_one_draw() -> None:
     """Those of a model that is reduced here, under the same seed."""
     model, method = create_model(MODEL), "random:keep_rate=0.5"
-    image = eval_transform(model)(Image.open(EXAMPLES / "ship.png"))[None]
-    (_, shown), sources, _ = _compared(model, vitrim.parse_method(method), image)
+    image = eval_transform(model)(Image.open(FOLDER / "ship.png"))[None]
+    shown, sources = _reduced(model, vitrim.parse_method(method), image)
     reduction = vitrim.reduce_(model, method, record=True)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -92,13 +108,28 @@ def test_pictures_and_numbers_are_of_one_draw() -> None:
     assert sources.tolist() == expected
 
 
-def test_the_examples_are_what_they_are_called() -> None:
+def test_a_model_is_shown_what_it_knows(service: Service) -> None:
+    """Photographs come first, and everything on offer is what the model takes it for."""
     model = create_model(MODEL)
-    names = class_names(model) or []
-    files = sorted(EXAMPLES.iterdir())
-    images = torch.stack([eval_transform(model)(Image.open(file)) for file in files])
-    assert len(files) == 8
-    assert [names[place] for place in model(images).argmax(-1).tolist()] == [file.stem for file in files]
+    names, known = class_names(model) or [], service.offer(MODEL).examples
+    files = {one.name: one for one in EXAMPLES}
+    images = torch.stack([eval_transform(model)(Image.open(files[name].path).convert("RGB")) for name in known])
+    said = [names[place] for place in model(images).argmax(-1).tolist()]
+    assert all(name in files[known[place]].classes for place, name in enumerate(said))
+    assert files[known[0]].credit, "a photograph"
+    assert len(known) >= 6
+
+
+def test_a_model_that_knows_nothing_is_shown_photographs() -> None:
+    known = Service([ModelSource("test_vit")]).offer("test_vit").examples
+    assert known == [one.name for one in EXAMPLES if one.credit]
+
+
+def test_every_example_has_its_file_and_every_file_is_named() -> None:
+    folder = EXAMPLES[0].path.parent
+    listed = (folder / "README.md").read_text(encoding="utf-8")
+    assert {one.path for one in EXAMPLES} == {*folder.glob("*.png"), *folder.glob("*.jpg")}
+    assert all(f"`{one.path.name}`" in listed for one in EXAMPLES if one.credit)
 
 
 @pytest.mark.parametrize("method", FREE)
@@ -109,9 +140,10 @@ def test_a_slider_stands_between_its_ends_on_small_models_too(method: str) -> No
 
 def test_a_slider_at_its_mild_end_changes_nothing(service: Service, ship: bytes) -> None:
     result = service.run(ship, Choice(MODEL, "topk", 1.0))
-    assert result.same
-    assert result.reduced.gmacs == pytest.approx(result.dense.gmacs)
-    assert result.pictures[-1].words == "after block 5: all 64 patches are there"
+    (reduced,) = result.reduced
+    assert reduced.same
+    assert reduced.side.gmacs == pytest.approx(result.dense.gmacs)
+    assert reduced.pictures[-1].words == "after block 5: all 64 patches are there"
 
 
 def test_what_a_reduction_cannot_do_is_noted(service: Service, ship: bytes) -> None:
@@ -152,8 +184,9 @@ def test_users_share_nothing_but_weights(service: Service, ship: bytes) -> None:
     choices = [Choice(MODEL, "tome", 9), Choice(MODEL, "random", 0.4)]
     first, second, again, second_again = (service.run(ship, choices[place]) for place in (0, 1, 0, 1))
     for one, other in ((first, again), (second, second_again)):
-        assert (one.method, one.reduced, one.pictures) == (other.method, other.reduced, other.pictures)
-    assert first.pictures != second.pictures
+        for name in ("method", "side", "pictures"):
+            assert getattr(one.reduced[0], name) == getattr(other.reduced[0], name)
+    assert first.reduced[0].pictures != second.reduced[0].pictures
     model = service._load(MODEL).model
     assert not hasattr(model, HANDLE)
     assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
@@ -176,44 +209,43 @@ def test_few_models_stay_loaded_and_one_that_comes_back_is_the_same_one() -> Non
     assert all(torch.equal(again[name], value) for name, value in weights.items())
 
 
-def test_what_would_take_too_long_is_not_timed(ship: bytes) -> None:
+def test_what_would_take_too_long_is_left_out_and_noted(ship: bytes) -> None:
     service = Service([ModelSource(MODEL)], seconds=1e-6)
-    result = service.run(ship, Choice(MODEL, "tome", 8))
-    assert result.timing is None
+    result = service.run(ship, Choice(MODEL, "tome", 8, beside=("topk",)))
+    (reduced,) = result.reduced
+    assert reduced.timing is None
     assert any("too long to be timed" in note for note in result.notes)
-
-
-@pytest.fixture(scope="module")
-def compared() -> Any:
-    """What a job finds out about an image, and the seconds that a forward took."""
-    return _compared(create_model(MODEL), vitrim.parse_method("tome"), PIXELS)
+    assert any("too long for several methods" in note for note in result.notes)
 
 
 @pytest.mark.parametrize(("share", "timed"), [(0.5, True), (1.5, False)])
 def test_timing_takes_what_is_left_of_the_time(
-    share: float, timed: bool, compared: Any, ship: bytes, monkeypatch: pytest.MonkeyPatch
+    share: float, timed: bool, ship: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four models, each once before and ROUNDS times: a forward that takes so long that this is half, or too much."""
     known = Service([ModelSource(MODEL)])
     seconds = share * known.seconds / (4 * (ROUNDS + 1))
-    monkeypatch.setattr(service_file, "_compared", lambda *_: (*compared[:2], seconds))
-    monkeypatch.setattr(service_file, "_timing", lambda *_: "timed")
+    dense = service_file._dense
+    monkeypatch.setattr(service_file, "_dense", lambda *given: (dense(*given)[0], seconds))
+    monkeypatch.setattr(service_file, "_timings", lambda *_: ["timed"])
     result = known.run(ship, Choice(MODEL, "tome", 8))
-    assert (result.timing == "timed") is timed
+    assert (result.reduced[0].timing == "timed") is timed
 
 
 @pytest.mark.parametrize("reduced_class", [0, 3])
-def test_whether_the_answer_is_the_same(
-    reduced_class: int, compared: Any, ship: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (dense, reduced), sources, _ = compared
+def test_whether_the_answer_is_the_same(reduced_class: int, ship: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.eye(10)
-    answers = (replace(dense, prediction=logits[:1]), replace(reduced, prediction=logits[reduced_class][None]))
-    monkeypatch.setattr(service_file, "_compared", lambda *_: (answers, sources, 1e9))
+    dense, reduced = service_file._dense, service_file._reduced
+    monkeypatch.setattr(service_file, "_dense", lambda *given: (replace(dense(*given)[0], prediction=logits[:1]), 1e9))
+    monkeypatch.setattr(
+        service_file,
+        "_reduced",
+        lambda *given: (replace(reduced(*given)[0], prediction=logits[reduced_class][None]), reduced(*given)[1]),
+    )
     result = Service([ModelSource(MODEL)]).run(ship, Choice(MODEL, "tome", 8))
-    assert result.same is (reduced_class == 0)
+    assert result.reduced[0].same is (reduced_class == 0)
     names = ["airplane", "automobile", "bird", "cat"]
-    assert (result.dense.best[0][0], result.reduced.best[0][0]) == (names[0], names[reduced_class])
+    assert (result.dense.best[0][0], result.reduced[0].side.best[0][0]) == (names[0], names[reduced_class])
 
 
 @pytest.mark.parametrize(

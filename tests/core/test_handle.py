@@ -109,7 +109,8 @@ def test_a_notebook_shows_a_row_per_block() -> None:
     text = vitrim.reduce_(tiny.HOSTS["vit"](), "tome:r=4")._repr_html_()
     assert text.count("<tr>") == 5
     assert "<td>37</td><td>33</td>" in text
-    assert "compact: no" in text
+    assert "% of the MACs of its blocks are saved" in text
+    assert "language model" not in text
 
 
 def test_a_handle_that_was_undone_says_so() -> None:

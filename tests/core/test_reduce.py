@@ -580,7 +580,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "bad value": (
         lambda f: edit(f, options={"rate": "much"}),
-        "test_learned: rate=much: Input should be a valid number",
+        "test_learned: rate=much: must be a number",
     ),
     "no weights file": (lambda f: (f / "reducers.safetensors").unlink(), "cannot read .*reducers.safetensors"),
     "broken weights": (

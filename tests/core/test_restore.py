@@ -174,12 +174,12 @@ def test_restore_that_does_not_fit_a_model_is_refused(method: str, host: dict[st
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ("cropr:restore=end", "restore=end is said by fusion here"),
-        ("cropr:fusion=none,restore=zeros", "restore=zeros is said by fusion here"),
-        ("evo_vit:restore=end", "restore=end is said by rejoin here"),
+        ("cropr:restore=end", "restore=end does not go with cropr: give fusion"),
+        ("cropr:fusion=none,restore=zeros", "restore=zeros does not go with cropr: give fusion"),
+        ("evo_vit:restore=end", "restore=end does not go with evo_vit: give rejoin"),
         ("tome:restore=end", "restore=end is for methods that prune"),
         ("ats:restore=end", "restore=end needs as many pruned patches in every image"),
-        ("topk:restore=start", "restore=start: Input should be 'end', 'last_block' or 'zeros'"),
+        ("topk:restore=start", "restore=start: must be 'end', 'last_block' or 'zeros'"),
     ],
 )
 def test_restore_that_does_not_fit_a_method_is_refused(method: str, message: str) -> None:

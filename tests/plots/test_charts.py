@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from vitrim.plots.charts import MANY, Line, heat, line, plot_accuracy_over_macs
+from vitrim.plots.charts import MANY, PALE, Line, heat, line, plot_accuracy_over_macs
 
 
 def test_numbers_stand_in_their_cells_and_can_be_read() -> None:
@@ -49,17 +50,29 @@ def test_points_are_percentages_of_the_dense_model(written: list[Any]) -> None:
     assert [list(lines["dense"].get_xdata()), list(lines["dense"].get_ydata())] == [[100], [60]]
     assert [lines[name].get_linestyle() for name in "ab"] == ["-", "--"]
     assert lines["a"].get_color() != lines["b"].get_color()
-    assert (axis.get_title(), len(written[0].legends)) == ("of x", 0)
-    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["a", "b", "dense"]
+    assert (axis.get_title(), axis.get_legend()) == ("of x", None)
+    assert {text.get_text() for text in axis.texts} == {"a", "b", "dense"}
 
 
-def test_the_legend_of_many_methods_stands_outside(written: list[Any]) -> None:
-    plot_accuracy_over_macs([(str(number), 1.0, 0.5) for number in range(MANY + 1)], (2.0, 0.6), "x.png")
-    assert written[0].axes[0].get_legend() is None
-    assert len(written[0].legends[0].get_texts()) == MANY + 2
+def test_of_many_methods_five_have_their_colours_and_all_their_names(written: list[Any]) -> None:
+    methods = ["l1", "l2", "linf", "gtp", "tome", "atm", "topk", "random", "mctf"]
+    assert len(methods) > MANY
+    points = [(name, share, 0.5) for name in methods for share in (1.0, 1.5)]
+    plot_accuracy_over_macs(points, (2.0, 0.6), "x.png")
+    (axis,) = written[0].axes
+    grey = [line.get_label() for line in axis.lines if line.get_color() == PALE and line.get_label() in methods]
+    assert grey == ["l1", "l2", "linf", "gtp"]
+    names = {text.get_text(): text for text in axis.texts if text.get_text() != "dense"}
+    assert set(names) == set(methods)
+    # all end at one point, and still no two names lie over each other
+    written[0].canvas.draw()
+    boxes = sorted((text.get_window_extent() for text in names.values()), key=lambda box: box.y0)
+    assert all(lower.y1 <= upper.y0 + 1 for lower, upper in pairwise(boxes))
+    inside = axis.get_window_extent()
+    assert all(inside.x0 <= box.x0 and inside.y0 - 9 <= box.y0 and box.y1 <= inside.y1 + 9 for box in boxes)
 
 
-@pytest.mark.parametrize("methods", ["ab", "abcdefghijkl"])  # the legend within the figure, and beside it
+@pytest.mark.parametrize("methods", ["ab", "abcdefghijkl"])
 def test_tradeoff_is_written(methods: str, tmp_path) -> None:
     path = tmp_path / "tradeoff.svg"
     points = [(name, share, share) for name in methods for share in (0.5, 0.7)]

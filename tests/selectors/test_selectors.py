@@ -342,7 +342,7 @@ def test_options_are_written_and_read_like_those_of_methods(name: str) -> None:
     [
         ("divprun:tokens=4", "unknown selector 'divprun'; did you mean 'divprune'"),
         ("divprune:token=4", "unknown option of divprune 'token'; did you mean 'tokens'"),
-        ("divprune:tokens=0", "divprune: tokens=0: Input should be greater than or equal to 1"),
+        ("divprune:tokens=0", "divprune: tokens=0: must be at least 1"),
         ("divprune:tokens=4,keep=0.5", "give tokens or keep, not both"),
         ("divprune:keep=1.5", "keep=1.5"),
         ("divprune:tokens", "cannot read 'tokens'"),

@@ -304,11 +304,11 @@ def test_an_evaluation_split_of_other_classes_is_refused(images: Path, tmp_path:
         ({"augment": {"auto": "foo"}}, "augment.auto=foo is no policy of timm"),
         (
             {"method": "evit", "ramps": [{"option": "keep_rate", "start": 1, "stop": 5, "end_epoch": 1}]},
-            "evit: keep_rate=5.0: Input should be less than or equal to 1",
+            "evit: keep_rate=5.0: must be at most 1",
         ),
         (
             {"method": "cropr:r=1", "ramps": [{"option": "r", "start": 0, "stop": 1, "end_epoch": 1}]},
-            r"cropr: r=0\.27.*: Input should be a valid integer",
+            r"cropr: r=0\.27.*: must be a whole number",
         ),
         (
             {"method": "evo_vit", "switches": [{"option": "blocks", "value": [2, 40], "epoch": 1}]},

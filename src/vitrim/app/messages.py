@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+MOST_BESIDE = 3
+"""Methods beside the first one, at most."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -69,11 +72,13 @@ class Offer:
 
     Attributes:
         slides: of the methods that fit it and need no training, by name.
+        examples: names of images in `vitrim.app.photographs` that it knows, best first.
     """
 
     name: str
     weights: str
     slides: Mapping[str, Slide]
+    examples: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -83,20 +88,22 @@ class Choice:
     Attributes:
         value: of the slider.
         more: further options, ``key=value,key=value``.
+        beside: further methods to show, each at the MACs of the first.
     """
 
     model: str
     method: str
     value: float
     more: str = ""
+    beside: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class BlockPicture:
-    """The image after a block (-1: before the first), as PNG, and the same in words."""
+    """The image after a block (-1: before the first), as WebP, and the same in words."""
 
     block: int
-    png: bytes
+    webp: bytes
     words: str
 
 
@@ -125,6 +132,48 @@ class Timing:
     rounds: int
     threads: int
 
+    @property
+    def words(self) -> str:
+        """The speed in words; no difference where the quartiles have 1 between them.
+
+        Example:
+            >>> def said(*speedup): return Timing((1, 1, 1), (1, 1, 1), speedup, 5, 1).words
+            >>> said(0.84, 0.8, 0.9), said(1.1, 0.9, 1.3), said(1.25, 1.2, 1.3), said(2.31, 2.2, 2.4)
+            ('16 % slower here', 'about as fast here', '25 % faster here', '2.3 times as fast here')
+        """
+        median, low, high = self.speedup
+        percent = round(100 * abs(median - 1))
+        if low <= 1 <= high or not percent:
+            return "about as fast here"
+        if median >= 2:
+            return f"{median:.1f} times as fast here"
+        return f"{percent} % {'faster' if median > 1 else 'slower'} here"
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The model under one method.
+
+    Attributes:
+        method: its text, as on the command line.
+        pictures: after each block.
+        same: it chooses the class that the dense model chooses.
+        saved: share of the dense model's MACs that is saved.
+        timing: None where it would have taken too long; a note says so.
+    """
+
+    method: str
+    pictures: Sequence[BlockPicture]
+    side: Side
+    same: bool
+    saved: float
+    timing: Timing | None
+
+    @property
+    def name(self) -> str:
+        """The method without its options."""
+        return self.method.partition(":")[0]
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -133,24 +182,19 @@ class Reply:
     Attributes:
         checkpoint: the weights are of a file, which the page does not name.
         options: of the model.
-        method: its text, as on the command line.
         notes: what was changed or done otherwise than asked, a line each.
-        pictures: the image as the model gets it, then after each block.
-        same: both models choose the same class.
-        timing: None where it would have taken too long; a note says so.
+        image: as the model gets it.
+        reduced: one per method, the first of which the user has set.
     """
 
     model: str
     weights: str
     checkpoint: bool
     options: Mapping[str, Any]
-    method: str
     notes: Sequence[str]
-    pictures: Sequence[BlockPicture]
+    image: BlockPicture
     dense: Side
-    reduced: Side
-    same: bool
-    timing: Timing | None
+    reduced: Sequence[Reduced]
 
 
 @dataclass(frozen=True)

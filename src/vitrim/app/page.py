@@ -7,35 +7,33 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shlex
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup, escape
 
-from vitrim.app.messages import Choice, Limits, Reply, Slide
+from vitrim.app.messages import MOST_BESIDE, Choice, Limits, Reply, Slide
+from vitrim.app.photographs import EXAMPLES
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
     from vitrim.app.worker import Worker
 
-__all__ = ["EXAMPLES", "Events", "command_of", "html", "make_page", "python_of", "theme"]
+__all__ = ["Events", "command_of", "html", "make_page", "python_of", "theme"]
 
-FIRST_METHOD = "tome"
+FIRST_METHODS = ("tome", "atm", "topk")
+"""Those that are shown at first, side by side: the ones to start with (docs/choosing.md)."""
 WAITING = 16
 KEPT_SECONDS = 600
 FOLDER = Path(__file__).parent
 CSS = FOLDER / "page.css"
-EXAMPLES = {
-    name: FOLDER / "examples" / f"{name}.png"
-    for name in ("ship", "airplane", "automobile", "truck", "frog", "horse", "bird", "cat")
-}
-"""Drawings of things that CIFAR-10 has classes for, free of anybody's rights."""
 SHOW_BLOCK = """(block) => {
-  for (const one of document.querySelectorAll('.v-pictures figure[data-block]')) {
+  for (const one of document.querySelectorAll('.v-card figure[data-block]')) {
     one.hidden = Number(one.dataset.block) !== Number(block);
   }
 }"""
@@ -49,6 +47,8 @@ EVENT: dict[str, Any] = {
 """Options of every event: no API, and one job at a time over all events."""
 TEMPLATES = Environment(loader=FileSystemLoader(FOLDER), autoescape=True)
 TEMPLATES.filters["base64"] = lambda content: base64.b64encode(content).decode()
+TEMPLATES.filters["breaking"] = lambda text: Markup(re.sub("([:,])", r"\1<wbr>", str(escape(text))))
+"""A method as text that may go on in the next line behind an option, and nowhere else."""
 
 
 class Events:
@@ -57,49 +57,70 @@ class Events:
     Args:
         jobs: runs the models.
         limits: of uploads.
+        folder: for copies of the example images.
     """
 
-    def __init__(self, jobs: Worker, limits: Limits) -> None:
+    def __init__(self, jobs: Worker, limits: Limits, folder: Path) -> None:
         self.jobs = jobs
         self.limits = limits
         self.slides = {offer.name: offer.slides for offer in jobs.offers}
+        self.known = {offer.name: list(offer.examples) for offer in jobs.offers}
+        # gradio serves files of its temporary folder only
+        self.files = {one.name: str(shutil.copy(one.path, folder)) for one in EXAMPLES}
 
-    def model(self, model: str, method: str) -> tuple[Any, Any]:
-        """The methods of a model, and the slider of the one that is chosen."""
-        slides = self.slides.get(str(model), {})
+    def model(self, model: str, method: str, image: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """The methods of a model, the slider of the one that is chosen, those beside it, the images that the model
+        knows, and one of them in the place of an example that it does not know."""
+        slides, known = self.slides.get(str(model), {}), self.known.get(str(model), [])
         chosen = method if method in slides else next(iter(slides), None)
-        return gr.update(choices=list(slides), value=chosen), self.method(model, chosen)
+        file = Path(str(image["path"])).name if isinstance(image, dict) else None
+        shown = next((name for name, own in self.files.items() if Path(own).name == file), None)
+        taken = known[0] if known and shown is not None and shown not in known else None
+        beside = [name for name in FIRST_METHODS if name in slides and name != chosen]
+        return (
+            gr.update(choices=list(slides), value=chosen),
+            self.method(model, chosen),
+            gr.update(choices=list(slides), value=beside[: MOST_BESIDE - 1]),
+            gr.update(choices=known, value=taken or shown),
+            gr.skip() if taken is None else self.files[taken],
+        )
 
     def method(self, model: str, method: str | None) -> Any:
         """The slider of a method."""
         slide = self.slides.get(str(model), {}).get(str(method))
         return gr.update(interactive=False) if slide is None else gr.update(**_slider(slide), interactive=True)
 
+    def example(self, name: str) -> Any:
+        """The file of an example; nothing changes, where there is none of that name."""
+        return self.files.get(str(name), gr.skip())
+
     def run(
-        self, image: Any, model: str, method: str, value: float, more: str, block: float
-    ) -> tuple[Any, Any, Any, Any, Any, Any]:
+        self, image: Any, model: str, method: str, value: float, more: str, beside: Any, block: float
+    ) -> tuple[Any, Any, Any, Any, Any]:
         """A result as the page shows it, or one line where it would stand.
 
         Args:
             image: the file as gradio hands it over, ``{"path": ...}``; None for none.
-            model, method, value, more: see `vitrim.app.messages.Choice`.
+            model, method, value, more, beside: see `vitrim.app.messages.Choice`.
             block: the one that is looked at; the last one if there are not so many.
 
         Returns:
-            Pictures, numbers, the slider over blocks, the method's text, the Python lines, the command.
+            Pictures and numbers, the slider over blocks, the methods' texts, the Python lines, the command.
         """
         try:
             if image is None:
                 raise VitrimError("give an image: upload or paste one, or take an example")
-            choice = Choice(str(model), str(method), value, str(more or ""))
+            others = tuple(map(str, beside)) if isinstance(beside, list) else ()
+            choice = Choice(str(model), str(method), value, str(more or ""), others)
             result: Reply = self.jobs.call("run", _content(image, self.limits), choice, first=("offer", choice.model))
         except VitrimError as error:
-            return "", html("result", error=str(error)), gr.update(), "", "", ""
-        last = len(result.pictures) - 2
+            return html("result", error=str(error)), gr.update(), "", "", ""
+        last = len(result.reduced[0].pictures) - 1
         shown = min(int(block), last) if isinstance(block, int | float) and block >= 0 else last
         slider = gr.update(maximum=last, value=shown)
-        pictures = html("pictures", pictures=result.pictures, block=shown)
-        return pictures, html("result", result=result), slider, result.method, python_of(result), command_of(result)
+        texts = "\n".join(one.method for one in result.reduced)
+        drawn = html("result", result=result, block=shown)
+        return drawn, slider, texts, python_of(result), command_of(result)
 
     def front(self, file: Any) -> str:
         """The front of an uploaded file, or one line where it would stand."""
@@ -167,7 +188,7 @@ def make_page(jobs: Worker, limits: Limits, folder: Path) -> Any:
         limits: of uploads.
         folder: for copies of the example images.
     """
-    events = Events(jobs, limits)
+    events = Events(jobs, limits, folder)
     page = gr.Blocks(
         analytics_enabled=False,
         title="vitrim: what is left of an image",
@@ -177,9 +198,7 @@ def make_page(jobs: Worker, limits: Limits, folder: Path) -> Any:
     with page:
         gr.Markdown("# What is left of an image\nA Vision Transformer with fewer tokens, beside the same one with all.")
         with gr.Tab("Image"):
-            # gradio serves files of its temporary folder only
-            drawings = [str(shutil.copy(example, folder)) for example in EXAMPLES.values()]
-            _image_tab(page, events, limits, drawings)
+            _image_tab(page, events, limits)
         with gr.Tab("Front of a search"):
             file = gr.File(label="front.json of `vitrim tune --front`", file_types=[".json"], height=140)
             file.change(events.front, file, gr.HTML(), **EVENT)
@@ -187,60 +206,80 @@ def make_page(jobs: Worker, limits: Limits, folder: Path) -> Any:
     return page
 
 
-def _image_tab(page: Any, events: Events, limits: Limits, drawings: Sequence[str]) -> None:
+def _image_tab(page: Any, events: Events, limits: Limits) -> None:
     offers = list(events.slides)
-    slides = events.slides[offers[0]]
-    first = FIRST_METHOD if FIRST_METHOD in slides else next(iter(slides))
+    slides, known = events.slides[offers[0]], events.known[offers[0]]
+    started = [name for name in FIRST_METHODS if name in slides] or list(slides)[:1]
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
             image = gr.Image(
-                drawings[0],
+                events.files[known[0]],
                 label=f"image, up to {limits.megabytes:g} MB",
                 type="filepath",
                 image_mode=None,
                 sources=["upload", "clipboard"],
-                height=260,
+                height=220,
                 buttons=[],
                 alt_text="the image that was chosen",
             )
-            gr.Examples(
-                [[one] for one in drawings],
-                image,
-                label="examples",
-                api_visibility="private",
-                example_labels=list(EXAMPLES),
-            )
+            examples = gr.Radio(known, value=known[0], label="or one that the model knows", elem_id="v-examples")
             model = gr.Dropdown(offers, value=offers[0], label="model", elem_id="v-model", interactive=True)
-            method = gr.Dropdown(list(slides), value=first, label="method", elem_id="v-method", interactive=True)
-            value = gr.Slider(**_slider(slides[first]), elem_id="v-amount", interactive=True)
+            method = gr.Dropdown(list(slides), value=started[0], label="method", elem_id="v-method", interactive=True)
+            value = gr.Slider(**_slider(slides[started[0]]), elem_id="v-amount", interactive=True)
+            beside = gr.Dropdown(
+                list(slides),
+                value=started[1:],
+                multiselect=True,
+                max_choices=MOST_BESIDE,
+                label="beside it, at the same MACs",
+                elem_id="v-beside",
+                interactive=True,
+            )
             with gr.Accordion("More options", open=False):
                 more = gr.Textbox(
                     label="further options of the method", info="key=value,key=value; Enter runs", max_length=300
                 )
             button = gr.Button("Run", variant="primary")
-        with gr.Column(scale=3, min_width=280):
+            gr.Markdown(_credits(), elem_id="v-credits")
+        with gr.Column(scale=5, min_width=280):
             block = gr.Slider(
-                0, 11, value=11, step=1, label="what is left after block", elem_id="v-block", interactive=True
+                0,
+                11,
+                value=11,
+                step=1,
+                label="what is left after block (counted from 0)",
+                elem_id="v-block",
+                interactive=True,
             )
-            pictures = gr.HTML()
-            numbers = gr.HTML()
-            text = gr.Textbox(label="method", elem_id="v-text", buttons=["copy"], interactive=False)
-            python = gr.Textbox(label="in Python", elem_id="v-python", lines=5, buttons=["copy"], interactive=False)
-            command = gr.Textbox(label="on the command line", elem_id="v-command", buttons=["copy"], interactive=False)
-    inputs, outputs = [image, model, method, value, more, block], [pictures, numbers, block, text, python, command]
+            result = gr.HTML()
+            with gr.Accordion("Take it with you", open=True):
+                text = gr.Textbox(label="methods", elem_id="v-text", buttons=["copy"], interactive=False)
+                python = gr.Textbox(label="in Python", elem_id="v-python", lines=5, buttons=["copy"], interactive=False)
+                command = gr.Textbox(
+                    label="on the command line", elem_id="v-command", buttons=["copy"], interactive=False
+                )
+    inputs, outputs = [image, model, method, value, more, beside, block], [result, block, text, python, command]
     job: dict[str, Any] = {"inputs": inputs, "outputs": outputs, **EVENT}
-    model.input(events.model, [model, method], [method, value], **EVENT).then(events.run, **job)
+    chosen = [method, value, beside, examples, image]
+    model.input(events.model, [model, method, image], chosen, **EVENT).then(events.run, **job)
     method.input(events.method, [model, method], value, **EVENT).then(events.run, **job)
-    triggers = [image.change, value.input, more.submit, button.click, page.load]
+    examples.input(events.example, examples, image, **EVENT)
+    gr.on([image.upload, image.clear], None, None, examples, js="() => null", api_visibility="private")
+    triggers = [image.change, value.input, beside.input, more.submit, button.click, page.load]
     gr.on(triggers, events.run, trigger_mode="always_last", **job)
     block.change(None, block, js=SHOW_BLOCK, **EVENT)
+
+
+def _credits() -> str:
+    """Who made the photographs, for those who see them."""
+    return "Photographs: " + "; ".join(f"{one.name}, {one.credit}" for one in EXAMPLES if one.credit) + "."
 
 
 # ---- results as HTML and as text to copy; whatever a user typed or uploaded is escaped ------------------------------
 
 
 def html(template: str, **values: Any) -> str:
-    """A result by the template of that name: ``pictures``, ``result`` or ``front``; or an ``error`` in its place.
+    """A result by the template of that name, ``result`` or ``front``; or an ``error`` in its place.
 
     Example:
         >>> html("result", error="not <b>an image").strip()
@@ -250,14 +289,14 @@ def html(template: str, **values: Any) -> str:
 
 
 def python_of(result: Reply) -> str:
-    """The Python lines that reduce this model in the same way; ``CHECKPOINT`` stands for a file of weights."""
+    """The Python lines that reduce this model by the first method; ``CHECKPOINT`` stands for a file of weights."""
     lines = ["import vitrim", "from vitrim.loading import create_model", ""]
     given = [repr(result.model)]
     given += ["checkpoint='CHECKPOINT'"] if result.checkpoint else []
     given += ["pretrained=True"] if result.weights == "pretrained" else []
     given += [f"options={dict(result.options)!r}"] if result.options else []
     lines += [f"model = create_model({', '.join(given)})"]
-    return "\n".join([*lines, f"reduction = vitrim.reduce_(model, {result.method!r})"])
+    return "\n".join([*lines, f"reduction = vitrim.reduce_(model, {result.reduced[0].method!r})"])
 
 
 def command_of(result: Reply) -> str:
@@ -268,4 +307,5 @@ def command_of(result: Reply) -> str:
     for key, value in result.options.items():
         text = value if isinstance(value, str) else json.dumps(value)
         options += f" --model-option {shlex.quote(f'{key}={text}')}"
-    return f'vitrim show "{result.model}" IMAGE{weights}{options} -m "{result.method}" --out pictures'
+    methods = "".join(f' -m "{one.method}"' for one in result.reduced)
+    return f'vitrim show "{result.model}" IMAGE{weights}{options}{methods} --out pictures'

@@ -1,4 +1,4 @@
-"""Pictures of what is left of an image, block by block, as PNG and in words."""
+"""Pictures of what is left of an image, block by block, as WebP and in words."""
 
 from __future__ import annotations
 
@@ -18,27 +18,31 @@ from vitrim.plots.show import LARGE, pixels_of
 __all__ = ["pictures_of"]
 
 
-def pictures_of(model: nn.Module, image: Tensor, sources: NDArray[np.int64]) -> list[BlockPicture]:
-    """The image as the model gets it, then what is left of it after each block.
+def pictures_of(model: nn.Module, image: Tensor, sources: NDArray[np.int64] | None = None) -> list[BlockPicture]:
+    """The image as the model gets it, or what is left of it after each block.
 
     Args:
         model: dense, of the image's size.
         image: (C, H, W), as the model takes it.
-        sources: (L, P), the token that holds each patch after each block, -1 for none.
+        sources: (L, P), the token that holds each patch after each block, -1 for none; None for the image itself.
     """
     pixels, grid = pixels_of(model, image), host_of(model).facts(model).grid_size
     scale = max(1, -(-LARGE // pixels.shape[1]))
+    if sources is None:
+        left = np.arange(grid[0] * grid[1])
+        return [BlockPicture(-1, _webp(draw_kept(pixels, left, grid, scale=scale)), "the image as the model gets it")]
     found = []
-    for block in range(-1, len(sources)):
-        if block < 0:
-            left, words = np.arange(sources.shape[1]), "the image as the model gets it"
-        else:
-            left = sources[: block + 1]
-            words = _words(block, groups_of(left))
-        drawn = draw_kept(pixels, left, grid, scale=scale)
-        Image.fromarray((drawn * 255).round().astype(np.uint8)).save(file := io.BytesIO(), "PNG")
-        found.append(BlockPicture(block, file.getvalue(), words))
+    for block in range(len(sources)):
+        left = sources[: block + 1]
+        drawn = _webp(draw_kept(pixels, left, grid, scale=scale))
+        found.append(BlockPicture(block, drawn, _words(block, groups_of(left))))
     return found
+
+
+def _webp(drawn: NDArray[np.float32]) -> bytes:
+    """A picture (H, W, 3) in [0, 1] as a file; a page holds dozens, and those as PNG are five times as large."""
+    Image.fromarray((drawn * 255).round().astype(np.uint8)).save(file := io.BytesIO(), "WEBP", quality=90)
+    return file.getvalue()
 
 
 def _words(block: int, groups: NDArray[Any]) -> str:

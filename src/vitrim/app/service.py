@@ -12,17 +12,30 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor, nn
 
-from vitrim.app.messages import Choice, FrontFile, Limits, ModelSource, Offer, Reply, Side, Timing
+from vitrim.app.messages import (
+    MOST_BESIDE,
+    Choice,
+    FrontFile,
+    Limits,
+    ModelSource,
+    Offer,
+    Reduced,
+    Reply,
+    Side,
+    Timing,
+)
+from vitrim.app.photographs import EXAMPLES, known_of
 from vitrim.app.pictures import pictures_of
-from vitrim.app.sliders import config_of, slide_of
+from vitrim.app.sliders import STEPS, config_of, matched, slide_of
 from vitrim.app.uploads import read_front, read_image
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import reduce_
 from vitrim.core.registry import ask, host_of
 from vitrim.data.transforms import eval_transform
-from vitrim.errors import ReductionWarning, unknown
+from vitrim.errors import ReductionWarning, VitrimError, unknown
 from vitrim.hosts.shared.classes import class_names
 from vitrim.loading import create_model
 from vitrim.measure.contestants import Contestant, Output
@@ -34,9 +47,10 @@ from vitrim.measure.latency import (
     shared_copy,
     time_interleaved,
 )
+from vitrim.measure.macs import profile_of
 from vitrim.plots.patches import sources_of
 from vitrim.plots.show import check_shown
-from vitrim.tasks import make_task
+from vitrim.tasks import Task, make_task
 from vitrim.tuning.space import training_free
 
 __all__ = ["Service"]
@@ -52,6 +66,7 @@ class _Ready:
     model: nn.Module
     classes: Sequence[str]
     methods: Sequence[str]
+    examples: Sequence[str]
 
 
 class Service:
@@ -83,7 +98,7 @@ class Service:
         loaded = self._load(name)
         rows, columns = host_of(loaded.model).facts(loaded.model).grid_size
         slides = {method: slide_of(method, rows * columns) for method in loaded.methods}
-        return Offer(name, self.sources[name].weights, slides)
+        return Offer(name, self.sources[name].weights, slides, loaded.examples)
 
     def offers(self) -> list[Offer]:
         """The facts known of every model on offer."""
@@ -106,34 +121,57 @@ class Service:
         """
         loaded = self._load(choice.model)
         end = time.monotonic() + self.seconds  # the time to load a model again does not count
-        if choice.method not in loaded.methods:
-            raise unknown("method", choice.method, loaded.methods)
+        beside = [name for name in dict.fromkeys(choice.beside) if name != choice.method]
+        for name in (choice.method, *beside):
+            if name not in loaded.methods:
+                raise unknown("method", name, loaded.methods)
+        if len(beside) > MOST_BESIDE:
+            raise VitrimError(
+                f"{len(beside)} methods beside the first are too many for one page: at most {MOST_BESIDE}"
+            )
         config = config_of(choice.method, choice.value, choice.more)
         upload = read_image(content, self.limits)
         image = eval_transform(loaded.model)(upload.image)
+        notes = [*upload.notes]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ReductionWarning)
-            outputs, sources, seconds = _compared(loaded.model, config, image[None])
-        notes = [*upload.notes, *(str(one.message) for one in caught if issubclass(one.category, ReductionWarning))]
-        timing = None
-        if time.monotonic() + 4 * (ROUNDS + 1) * seconds > end:
-            notes.append(f"the models take {seconds:.1f} s a forward: too long to be timed here; see `vitrim bench`")
+            dense, seconds = _dense(loaded.model, image[None])
+            # a reduced model takes at most twice as long, the counting of MACs included
+            if beside and time.monotonic() + 2 * STEPS * len(beside) * seconds > end:
+                notes.append(f"{_slow(seconds)} for several methods at once; see `vitrim compare`")
+                beside = []
+            configs, runs = [config], [_reduced(loaded.model, config, image[None])]
+            wanted = _macs(runs[0][0])
+            for name in beside:
+                configs.append(_as_cheap(loaded.model, name, image[None], wanted))
+                runs.append(_reduced(loaded.model, configs[-1], image[None]))
+        notes += [str(one.message) for one in caught if issubclass(one.category, ReductionWarning)]
+        timings: Sequence[Timing | None] = [None] * len(configs)
+        if time.monotonic() + (3 + len(configs)) * (ROUNDS + 1) * seconds > end:
+            notes.append(f"{_slow(seconds)} to be timed here; see `vitrim bench`")
         else:
-            timing = _timing(loaded.model, config, image[None])
-        first = [int(output.prediction[0].argmax()) for output in outputs]
+            timings = _timings(loaded.model, configs, image[None])
+        first = int(dense.prediction[0].argmax())
         source = self.sources[choice.model]
         return Reply(
             model=choice.model,
             weights=source.weights,
             checkpoint=source.checkpoint is not None,
             options=source.options,
-            method=config.describe(),
             notes=list(dict.fromkeys(notes)),
-            pictures=pictures_of(loaded.model, image, sources),
-            dense=_side(outputs[0], loaded.classes),
-            reduced=_side(outputs[1], loaded.classes),
-            same=first[0] == first[1],
-            timing=timing,
+            image=pictures_of(loaded.model, image)[0],
+            dense=_side(dense, loaded.classes),
+            reduced=[
+                Reduced(
+                    method=config.describe(),
+                    pictures=pictures_of(loaded.model, image, sources),
+                    side=_side(output, loaded.classes),
+                    same=int(output.prediction[0].argmax()) == first,
+                    saved=1 - _macs(output) / _macs(dense),
+                    timing=timing,
+                )
+                for config, (output, sources), timing in zip(configs, runs, timings, strict=True)
+            ],
         )
 
     def _load(self, name: str) -> _Ready:
@@ -147,59 +185,96 @@ class Service:
                 model = create_model(name, pretrained=source.pretrained, checkpoint=source.checkpoint, options=options)
             check_shown(model)
             count = ask(model).num_classes(model) or 0
+            classes = class_names(model) or [f"class {number}" for number in range(count)]
             methods = [config.name for config in training_free(model)]
-            self.loaded[name] = _Ready(
-                model, class_names(model) or [f"class {number}" for number in range(count)], methods
-            )
+            self.loaded[name] = _Ready(model, classes, methods, _known(model, classes))
         self.loaded.move_to_end(name)
         while len(self.loaded) > KEPT_MODELS:
             self.loaded.popitem(last=False)
         return self.loaded[name]
 
 
-def _compared(
-    model: nn.Module, config: MethodConfig, images: Tensor
-) -> tuple[tuple[Output, Output], NDArray[np.int64], float]:
-    """The outputs of the dense and the reduced model, which share the weights of ``model`` and nothing else.
+def _known(model: nn.Module, classes: Sequence[str]) -> list[str]:
+    """The examples that a model knows: their best class is right."""
+    dense, transform = Contestant(shared_copy(model), _task(model)), eval_transform(model)
+    said: dict[str, str] = {}
+    for one in EXAMPLES:
+        with Image.open(one.path) as image, torch.no_grad():
+            output = dense.run(transform(image.convert("RGB"))[None])
+        said[one.name] = classes[int(output.prediction[0].argmax())]
+    return known_of(said)
 
-    Returns:
-        Both outputs with their MACs, the token of every patch after every block, seconds of a dense forward.
-    """
-    task = make_task("classification", host_of(model).facts(model).num_classes)
-    copy = shared_copy(model)
-    reduction = reduce_(copy, config, record=True)
-    dense, reduced = Contestant(shared_copy(model), task, watched=True), Contestant(copy, task, reduction, watched=True)
-    with torch.no_grad(), torch.random.fork_rng([]):
-        torch.manual_seed(0)  # a method that draws at random gives the same picture to everybody
-        outputs = (dense.run(images, count=True), reduced.run(images, count=True))
+
+def _task(model: nn.Module) -> Task:
+    return make_task("classification", host_of(model).facts(model).num_classes)
+
+
+def _dense(model: nn.Module, images: Tensor) -> tuple[Output, float]:
+    """The dense model's output with its MACs, and the seconds of a forward."""
+    dense = Contestant(shared_copy(model), _task(model), watched=True)
+    with torch.no_grad():
+        output = dense.run(images, count=True)
         start = time.perf_counter()
         dense.run(images)
-        seconds = time.perf_counter() - start
+        return output, time.perf_counter() - start
+
+
+def _reduced(model: nn.Module, config: MethodConfig, images: Tensor) -> tuple[Output, NDArray[np.int64]]:
+    """The output of the reduced model, which shares the weights of ``model`` and nothing else, with its MACs; and the
+    token of every patch after every block."""
+    copy = shared_copy(model)
+    reduction = reduce_(copy, config, record=True)
+    with torch.no_grad(), torch.random.fork_rng([]):
+        torch.manual_seed(0)  # a method that draws at random gives the same picture to everybody
+        output = Contestant(copy, _task(model), reduction, watched=True).run(images, count=True)
         torch.manual_seed(0)
-        reduced.run(images)
-    return outputs, sources_of(reduction.states[1:]), seconds
+        copy(images)
+    return output, sources_of(reduction.states[1:])
+
+
+def _as_cheap(model: nn.Module, name: str, images: Tensor, wanted: float) -> MethodConfig:
+    """The method at the value of its slider that needs about so many MACs on these images."""
+    rows, columns = host_of(model).facts(model).grid_size
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        return matched(name, rows * columns, lambda config: profile_of(model, config, images).macs.total, wanted)
+
+
+def _macs(output: Output) -> float:
+    return float(sum((output.macs or {}).values()))
+
+
+def _slow(seconds: float) -> str:
+    return f"the models take {seconds:.1f} s a forward: too long"
 
 
 def _side(output: Output, classes: Sequence[str]) -> Side:
     shares = output.prediction[0].double().softmax(-1)
     values, places = shares.topk(min(BEST, len(shares)))
     best = [(classes[place], value) for place, value in zip(places.tolist(), values.tolist(), strict=True)]
-    return Side(best, sum((output.macs or {}).values()) / GIGA, output.tokens_per_block)
+    return Side(best, _macs(output) / GIGA, output.tokens_per_block)
 
 
-def _timing(model: nn.Module, config: MethodConfig, images: Tensor) -> Timing:
-    """Time the reduced model and every kernel of the dense one in turn, against the fastest of these."""
+def _timings(model: nn.Module, configs: Sequence[MethodConfig], images: Tensor) -> list[Timing]:
+    """Time the model under every method and every kernel of the dense one in turn, against the fastest of these."""
     kernels = {f"dense {kernel}": copy for kernel, copy in dense_copies(model).items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ReductionWarning)
-        models = {**kernels, "reduced": reduced_copy(model, config)}
+        reduced = {config.describe(): reduced_copy(model, config) for config in configs}
     with torch.inference_mode(), torch.random.fork_rng([]):
         budget = Budget(min_rounds=ROUNDS, max_rounds=ROUNDS, min_seconds=0.0, warmup_rounds=1)
-        times = time_interleaved({name: partial(one, images) for name, one in models.items()}, budget=budget)
-    dense, reduced = times[fastest(times, kernels)], times["reduced"]
-    # of each the median, then the lower and the upper quartile
-    of_dense, of_reduced, ratios = (
-        (median, q1, q3)
-        for q1, median, q3 in np.percentile([dense, reduced, dense / reduced], [25, 50, 75], axis=1).T.tolist()
-    )
-    return Timing(of_dense, of_reduced, ratios, ROUNDS, torch.get_num_threads())
+        times = time_interleaved(
+            {name: partial(one, images) for name, one in {**kernels, **reduced}.items()}, budget=budget
+        )
+    dense = times[fastest(times, kernels)]
+    found = []
+    for name in reduced:
+        # of each the median, then the lower and the upper quartile
+        of_dense, of_reduced, ratios = (
+            (median, q1, q3)
+            for q1, median, q3 in np.percentile(
+                [dense, times[name], dense / times[name]], [25, 50, 75], axis=1
+            ).T.tolist()
+        )
+        found.append(Timing(of_dense, of_reduced, ratios, ROUNDS, torch.get_num_threads()))
+    return found

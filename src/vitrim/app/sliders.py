@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 
 from vitrim.app.messages import Slide
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import make_method, parse_method, split_options
 from vitrim.errors import VitrimError
 
-__all__ = ["config_of", "slide_of"]
+__all__ = ["config_of", "matched", "slide_of"]
 
 LONGEST = 300
 """Characters of further options."""
 STRENGTH = 0.3
 """Of a slider's start where the method's own default removes nothing."""
+STEPS = 7
+"""Halvings of a slider until two methods cost the same."""
 
 
 def slide_of(name: str, patches: int) -> Slide:
@@ -79,3 +82,36 @@ def config_of(name: str, value: float, more: str = "") -> MethodConfig:
     given = {part.partition("=")[0].strip() for part in split_options(more)}
     fixed = [f"{key}={value}" for key, value in tunable.fixed.items() if key not in given]
     return parse_method(f"{name}:" + ",".join([f"{tunable.option}={number}", *fixed, *split_options(more)]))
+
+
+def matched(name: str, patches: int, cost: Callable[[MethodConfig], float], wanted: float) -> MethodConfig:
+    """The method at the value of its slider at which it costs about as much as wanted.
+
+    Args:
+        name: of the method.
+        patches: of the image.
+        cost: of a setting; the more is removed, the less.
+        wanted: where no value costs as little, or as much, it is the nearest.
+
+    Raises:
+        VitrimError: see `config_of`.
+
+    Example:
+        >>> matched("tome", 64, lambda config: 100.0 - config.r, 88.0).describe()
+        'tome:r=12'
+    """
+    tunable = make_method(name).tunable
+    if tunable is None:
+        raise VitrimError(f"{name} has no one option that says how much is removed")
+    mild, strong = float(tunable.mildest), float(tunable.end(patches))
+    tried = []
+    for _ in range(STEPS):
+        middle = (mild + strong) / 2
+        config = config_of(name, middle)
+        found = cost(config)
+        tried.append((abs(found - wanted), config))
+        if found > wanted:
+            mild = middle
+        else:
+            strong = middle
+    return min(tried, key=lambda one: one[0])[1]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from vitrim.errors import VitrimError, unknown
+from vitrim.errors import VitrimError, plain, unknown
 
 LONGEST_INTEGER = 64
 """Bits of an integer, sign included, as many as a tensor holds."""
@@ -105,12 +105,12 @@ def _check_value(option: str, value: Any, kinds: Any) -> None:
     """
     entries = value if isinstance(value, list | tuple) else (value,)
     if bool not in (kinds, *get_args(kinds)) and any(isinstance(entry, bool) for entry in entries):
-        raise VitrimError(f"{option}={_text(value)}: Input should be a number or a word, not true or false")
+        raise VitrimError(f"{option}={_text(value)}: must be a number or a word, not true or false")
     if isinstance(value, set | frozenset):
-        raise VitrimError(f"{option}={_text(value)}: Input should be a list: a set has no order")
+        raise VitrimError(f"{option}={_text(value)}: must be a list: a set has no order")
     for number in entries:
         if isinstance(number, int) and number.bit_length() >= LONGEST_INTEGER:
-            raise VitrimError(f"{option}={_text(number)}: Input should be less than 2**{LONGEST_INTEGER - 1}")
+            raise VitrimError(f"{option}={_text(number)}: must be below 2**{LONGEST_INTEGER - 1}")
 
 
 def _problems(error: ValidationError) -> str:
@@ -127,7 +127,7 @@ def _problems(error: ValidationError) -> str:
             continue
         where = f"{entry['loc'][0]}={_text(entry['input'])}: " if entry["loc"] else ""
         listed = "a list in brackets, e.g. " + ("[0.7,0.5]" if isinstance(entry["input"], float) else "[1,2]")
-        message = entry["msg"].removeprefix("Value error, ").replace("a valid tuple", listed)
+        message = plain(entry["msg"].removeprefix("Value error, ").replace("a valid tuple", listed))
         messages = found.setdefault(where, [])
-        messages.append(message.removeprefix("Input should be ") if messages else message)
+        messages.append(message.removeprefix("must be ") if messages else message)
     return " ".join("; ".join(where + ", or ".join(messages) for where, messages in found.items()).split())

@@ -462,7 +462,7 @@ class Reduction:
               block        0   1   2   3   4   5
               tokens in  101 101  61  61  61  61
               tokens out 101  61  61  61  61  61
-            about 33 % of the MACs of its blocks are saved; compact: no
+            about 33 % of the MACs of its blocks are saved
         """
         lines = [f"{self._described()} on {type(self.model).__name__}"]
         if getattr(self.model, HANDLE, None) is not self:
@@ -477,7 +477,7 @@ class Reduction:
                 part = columns[first : first + per_line]
                 for name, row in zip(("block", "tokens in", "tokens out"), zip(*part, strict=True), strict=True):
                     lines.append(f"  {name:<10}" + "".join(f"{number:>{width}g}" for number in row))
-        return "\n".join([*lines, self._savings(counts)])
+        return "\n".join([*lines, *self._savings(counts)])
 
     def _repr_html_(self) -> str:
         """`__str__` for notebooks, with a bar for the tokens that leave every block."""
@@ -486,14 +486,14 @@ class Reduction:
         title = f"<b>{escape(self._described())}</b> on {escape(type(self.model).__name__)}"
         counts = self._counts()
         if counts is None:
-            return f"<p>{title}<br>{escape(UNKNOWN)}<br>{escape(self._savings(None))}</p>"
+            return f"<p>{'<br>'.join([title, escape(UNKNOWN), *map(escape, self._savings(None))])}</p>"
         rows = "".join(
             f"<tr><td>{depth}</td><td>{before:g}</td><td>{after:g}</td><td style='text-align:left'>"
             f"<div style='background:#3b78b5;height:0.7em;width:{round(200 * after / max(counts))}px'></div></td></tr>"
             for depth, (before, after) in enumerate(pairwise(counts))
         )
         head = "<tr><th>block</th><th>tokens in</th><th>tokens out</th><th></th></tr>"
-        return f"<p>{title}</p><table>{head}{rows}</table><p>{escape(self._savings(counts))}</p>"
+        return f"<p>{title}</p><table>{head}{rows}</table><p>{'<br>'.join(map(escape, self._savings(counts)))}</p>"
 
     def _counts(self) -> list[float] | None:
         """Tokens that enter block 0 and that leave every block; None where nothing says how many those are."""
@@ -503,14 +503,15 @@ class Reduction:
         planned = self._planned()
         return None if planned is None else [float(count) for count in planned]
 
-    def _savings(self, counts: Sequence[float] | None) -> str:
-        """The share of the MACs of all blocks that is saved: of their projections, attention and MLPs, nothing else.
+    def _savings(self, counts: Sequence[float] | None) -> list[str]:
+        """Lines on what is saved: the share of the MACs of all blocks, of their projections, attention and MLPs alone;
+        and if a language model reads fewer tokens, too.
 
         Taken from the sizes of the weights. `vitrim.profile` counts what runs.
         """
-        compact = f"compact: {'yes' if self.compact else 'no'}"
+        further = ["the language model gets only the tokens that are left"] if self.compact else []
         if counts is None:
-            return compact
+            return further
         dense, spent, dim, first = 0.0, 0.0, self._facts.dim, counts[0]
         for block, before, after in zip(self._blocks(), counts, counts[1:], strict=False):
             site = block.reducer.site if before != after else "after"
@@ -522,7 +523,7 @@ class Reduction:
             spent += dim * dim * (projected + 2 * keys + queries) + 2 * dim * projected * keys
             spent += mlp * (block.head_rows or (before if site == "after" else after))
             dense += (4 * dim * dim + mlp) * first + 2 * dim * first * first
-        return f"about {100 * (1 - spent / dense):.0f} % of the MACs of its blocks are saved; {compact}"
+        return [f"about {100 * (1 - spent / dense):.0f} % of the MACs of its blocks are saved", *further]
 
     @property
     def image_tokens(self) -> list[int]:

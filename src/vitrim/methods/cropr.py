@@ -91,7 +91,7 @@ class Cropr(MethodConfig):
     @model_validator(mode="after")
     def _check(self) -> Cropr:
         if self.restore is not None:
-            raise ValueError(f"restore={self.restore} is said by fusion here: give that instead")
+            raise ValueError(f"restore={self.restore} does not go with cropr: give fusion")
         return self
 
     def restoring(self) -> Restore:

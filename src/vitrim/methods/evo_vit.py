@@ -93,7 +93,7 @@ class EvoViT(ScoredPruning):
     def _check(self) -> EvoViT:
         refuse_align(self)
         if self.restore is not None:
-            raise ValueError(f"restore={self.restore} is said by rejoin here: give that instead")
+            raise ValueError(f"restore={self.restore} does not go with evo_vit: give rejoin")
         return self
 
     def restoring(self) -> Restore:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitrim.plots.style import BOUND, CHANCE, SMALL, TEXT, colours, markers, sheet
+from vitrim.plots.style import BOUND, CHANCE, COMPARED, ORDER, SMALL, TEXT, TITLE, colours, markers, sheet
 
 __all__ = ["Line", "heat", "line", "short", "square"]
 
@@ -128,8 +128,51 @@ def _numbers(values: ArrayLike) -> NDArray[np.float64]:
     return np.array(values, dtype=np.float64)
 
 
-MANY = 8
-"""Largest number of methods for which the legend stands inside the figure."""
+MANY = 6
+"""Most methods that all have their colours."""
+HIGHLIGHTED = 5
+PALE = "#c4c4c4"
+"""The others' lines."""
+FAINT = "#767676"
+"""The others' names, which are read on white."""
+
+
+def highlighted(methods: Sequence[str]) -> list[str]:
+    """The methods that have their colours in a figure: all of a few, of many those that are often compared.
+
+    Example:
+        >>> highlighted(["l1", "l2", "tome", "gtp", "atm", "random", "topk", "mctf"])
+        ['tome', 'topk', 'atm', 'mctf', 'random']
+    """
+    if len(methods) <= MANY:
+        return list(methods)
+    first = [*(name for name in COMPARED if name in methods), *(name for name in ORDER if name in methods), *methods]
+    return list(dict.fromkeys(first))[:HIGHLIGHTED]
+
+
+def label_ends(axis: Any, ends: Sequence[tuple[str, float, float, str, bool]]) -> None:
+    """Write the name of every line beside its left end, in one column, no two over each other.
+
+    Args:
+        axis: with all its lines and limits.
+        ends: name, x and y of the end, colour, and if the name is bold.
+    """
+    from sklearn.isotonic import isotonic_regression
+
+    low, high = axis.get_ylim()
+    left, right = axis.get_xlim()
+    gap = (high - low) * 0.15 / (axis.figure.get_figheight() * 0.82)  # a line of text in inches over those of the axis
+    order = sorted(ends, key=lambda end: end[2])
+    steps = gap * np.arange(len(order))
+    # the places nearest to the ends that are at least a line of text apart
+    places = isotonic_regression(np.array([end[2] for end in order]) - steps, y_min=low, y_max=high - steps[-1]) + steps
+    column = min(end[1] for end in ends) - 0.03 * (right - left)
+    for (name, x, y, colour, bold), place in zip(order, places, strict=True):
+        axis.plot([column + 0.005 * (right - left), x], [place, y], color=PALE, linewidth=0.6, zorder=0)
+        weight = "bold" if bold else "normal"
+        axis.text(column, place, name, color=colour, fontsize=SMALL, weight=weight, ha="right", va="center")
+    axis.set_xlim(column - 0.13 * (right - left), right)
+    axis.set_ylim(low, high)
 
 
 def plot_accuracy_over_macs(
@@ -140,11 +183,12 @@ def plot_accuracy_over_macs(
     title: str = "",
     dashed: Collection[str] = (),
 ) -> None:
-    """Write accuracy over MACs, one line per method, the dense model as a star.
+    """Write accuracy over MACs, one line per method with its name beside it, the dense model as a star.
+
+    Of more than six methods five have their colours, and the others are grey.
 
     Args:
-        points: (method, gmacs, accuracy in [0, 1]) per setting; settings of one method are joined. The legend has the
-            methods in this order, beside the figure where they are many.
+        points: (method, gmacs, accuracy in [0, 1]) per setting; settings of one method are joined.
         dense: gmacs and accuracy of the dense model.
         path: the file to write; its ending decides the format.
         title: line above the figure.
@@ -152,30 +196,35 @@ def plot_accuracy_over_macs(
     """
     base, accuracy = dense
     methods = list(dict.fromkeys(method for method, _, _ in points))
-    many = len(methods) > MANY
-    figure = sheet(*((8.4, 5.6) if many else (6.4, 4.0)))
+    figure = sheet(*((8.4, 5.6) if len(methods) > MANY else (6.4, 4.0)))
     axis = figure.subplots()
-    shades, shapes = colours(methods), markers(methods)
+    shades, shapes, shown = colours(methods), markers(methods), highlighted(methods)
+    ends: list[tuple[str, float, float, str, bool]] = []
     for method in methods:
         own = sorted((100 * gmacs / base, 100 * value) for name, gmacs, value in points if name == method)
         share, values = zip(*own, strict=True)
+        bold = method in shown
         axis.plot(
             share,
             values,
             label=method,
-            color=shades[method],
+            color=shades[method] if bold else PALE,
             marker=shapes[method],
+            markersize=6 if bold else 3,
             linestyle="--" if method in dashed else "-",
-            linewidth=1.6,
+            linewidth=1.8 if bold else 1.0,
+            zorder=3 if bold else 1,
         )
+        ends.append((method, *own[0], shades[method] if bold else FAINT, bold))
     axis.plot([100], [100 * accuracy], marker="*", markersize=14, color="black", linestyle="none", label="dense")
+    axis.annotate("dense", (100, 100 * accuracy), (0, -14), textcoords="offset points", ha="center", fontsize=SMALL)
     axis.axhline(100 * accuracy, color="black", linewidth=0.7, linestyle=":")
-    axis.set_xlabel("MACs, % of the dense model")
-    axis.set_ylabel("top-1 accuracy, %")
-    axis.set_title(title, fontsize=10)
+    axis.set_xlabel("MACs, % of the dense model", fontsize=TEXT)
+    axis.set_ylabel("top-1 accuracy, %", fontsize=TEXT)
+    axis.set_title(title, fontsize=TITLE)
+    axis.tick_params(labelsize=SMALL)
     axis.grid(alpha=0.3)
-    if many:
-        figure.legend(fontsize=8, loc="outside right upper")
-    else:
-        axis.legend(fontsize=8, loc="lower right")
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    label_ends(axis, ends)
     figure.savefig(path, dpi=120)

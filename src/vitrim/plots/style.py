@@ -40,6 +40,8 @@ ORDER = (
     *("a_vit", "evo_vit", "patchmerger", "sit", "sinkhorn", "ia_red2"),
 )
 """Methods in the order of colours: those that are often compared come first, the registry's others follow by name."""
+COMPARED = ("tome", "topk", "atm", "mctf", "random")
+"""Methods that stand out where there are many: those to start with, the nearest to them, and chance."""
 MARKERS = "osD^vP*X<>p"
 APART = 3
 """Steps in `MARKERS` from one shade of a colour to the next."""

@@ -38,7 +38,7 @@ def class_names(model: nn.Module) -> list[str] | None:
     if subset is None:
         return None
     imagenet = ImageNetInfo(subset)
-    return [imagenet.index_to_description(number) for number in range(count)]
+    return [imagenet.index_to_description(number).partition(",")[0] for number in range(count)]
 
 
 def described(names: Sequence[str]) -> list[str]:
