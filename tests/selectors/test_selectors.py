@@ -210,6 +210,40 @@ def test_the_determinantal_choice_makes_each_determinant_largest() -> None:
             assert order[number] == max(values, key=lambda place: values[place])
 
 
+def test_cdpruner_reads_the_towers_of_clip() -> None:
+    """As released: patches of CLIP's last but one layer in the space that it shares with text, the prompt in segments,
+    and the tokens of a projector; by loops over patches and by determinants of every candidate."""
+    from transformers import CLIPConfig, CLIPModel
+
+    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+    vision, text = {**size, "image_size": 16, "patch_size": 4}, {**size, "vocab_size": 40, "eos_token_id": 39}
+    torch.manual_seed(0)
+    clip = CLIPModel(CLIPConfig(vision_config=vision, text_config=text, projection_dim=12)).double().eval()
+    prompt = torch.tensor([[3, 5, 7, 39], [9, 11, 39, 39]])  # two segments
+    with torch.no_grad():
+        tower = clip.vision_model(random(1, 3, 16, 16), output_hidden_states=True)
+        patches = tower.hidden_states[-2][:, 1:]
+        images = clip.visual_projection(clip.vision_model.post_layernorm(patches))
+        segments = clip.text_projection(clip.text_model(prompt).pooler_output)
+    features = patches @ random(16, 24, seed=9)
+    rel = [
+        -sum(float(torch.cosine_similarity(patch, one, dim=0)) for one in segments) / len(segments)
+        for patch in images[0]
+    ]
+    rel = [(one - min(rel) + 1e-6) / (max(rel) - min(rel)) for one in rel]
+    weights = cdpruner.scaled(cdpruner.relevance(images, segments, opposed=True))
+    torch.testing.assert_close(weights[0], torch.tensor(rel, dtype=torch.float64))
+    unit = torch.nn.functional.normalize(features[0], dim=1)
+    kernel = (unit @ unit.T) * weights[0, :, None] * weights[0]
+    order: list[int] = []
+    for _ in range(5):
+        free = [place for place in range(16) if place not in order]
+        order.append(max(free, key=lambda one: float(kernel[[*order, one]][:, [*order, one]].det())))
+    assert cdpruner.determinantal(features, weights, 5)[0].tolist() == order
+    plain = cdpruner.determinantal(features, cdpruner.scaled(cdpruner.relevance(images, segments)), 5)[0].tolist()
+    assert plain != order  # the minus decides
+
+
 def test_farthest_first_is_what_a_loop_over_all_distances_finds() -> None:
     features = random(2, 15, 4)
     for own, order in zip(features, divprune.farthest_first(features, 15).tolist(), strict=True):
