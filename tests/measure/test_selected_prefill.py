@@ -18,6 +18,7 @@ from tiny_other_vlms import OTHERS
 from tiny_vlms import IMAGE, VLMS
 from vitrim.cli import app
 from vitrim.core.registry import selectors
+from vitrim.hosts.transformers import vlm
 from vitrim.measure import stopwatch
 from vitrim.measure.latency import reduced_copy
 from vitrim.measure.prefill import Prefill
@@ -114,30 +115,30 @@ class Ticking:
         return tick
 
 
-def test_parts_are_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [0, 3])
+def test_parts_are_timed_apart(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that says when each module ran; attention of the tower that is looked at counts as choosing."""
     clock = Ticking()
     monkeypatch.setattr(stopwatch, "time", clock)
-    for number in (0, 3):
-        prefill = Prefill(VLMS["llava"].create(), text=5, select="fastervlm:tokens=9", new_tokens=number)
-        few = reduced_copy(prefill, "none")
-        model: Any = few.model
-        model.model.vision_tower.get_submodule("embeddings").register_forward_hook(clock.takes(1))
-        model.model.multi_modal_projector.linear_2.register_forward_hook(clock.takes(10))
-        model.model.language_model.layers[1].register_forward_hook(clock.takes(100))
-        model.lm_head.register_forward_hook(clock.takes(1000))
-        original = FasterVLM.select
-        tick = clock.takes(0.5)
-        monkeypatch.setattr(FasterVLM, "select", lambda self, seen: (tick(), original(self, seen))[1])
-        image = torch.randn(1, *prefill.shape)
-        with stopwatch.Stopwatch(few, lambda: few(image), "cpu") as watch, torch.inference_mode():
-            watch()
-            watch()
-        monkeypatch.setattr(FasterVLM, "select", original)
-        parts = {"tower": 1e3, "selection": 500.0, "language model": 1.1e6, "rest": 1e4}
-        assert watch.medians(2) == parts | ({"decoding": 2.2e6} if number else {})
-        assert len(watch.rounds) == 2
-        assert not any(hook for module in few.modules() for hook in module._forward_pre_hooks.values() if hook == watch)
+    prefill = Prefill(VLMS["llava"].create(), text=5, select="fastervlm:tokens=9", new_tokens=number)
+    few = reduced_copy(prefill, "none")
+    model: Any = few.model
+    model.model.vision_tower.get_submodule("embeddings").register_forward_hook(clock.takes(1))
+    model.model.multi_modal_projector.linear_2.register_forward_hook(clock.takes(10))
+    model.model.language_model.layers[1].register_forward_hook(clock.takes(100))
+    model.lm_head.register_forward_hook(clock.takes(1000))
+    select, attended, tick = FasterVLM.select, vlm.attended, clock.takes(0.25)
+    monkeypatch.setattr(FasterVLM, "select", lambda self, seen: (tick(), select(self, seen))[1])
+    monkeypatch.setattr(vlm, "attended", lambda *given: (tick(), attended(*given))[1])
+    image = torch.randn(1, *prefill.shape)
+    with stopwatch.Stopwatch(few, lambda: few(image), "cpu") as watch, torch.inference_mode():
+        watch()
+        watch()
+    parts = {"tower": 1e3, "selection": 500.0, "language model": 1.1e6, "rest": 1e4}
+    assert watch.medians(2) == parts | ({"decoding": 2.2e6} if number else {})
+    watch.rounds.clear()
+    few(image)  # without hooks
+    assert not watch.rounds
 
 
 def test_bench_times_the_parts_of_an_answer(llava: Any) -> None:
