@@ -323,3 +323,15 @@ def test_shared_tests_run_on_the_tiny_models_of_every_family(tmp_path: Path) -> 
     assert found["reduced"] >= len(own["outcomes"]) > 50
     names = {upstream._row_of(upstream.FAMILIES, test) for test in own["outcomes"]}
     assert {"ViTModel", "LlavaForConditionalGeneration", "VJEPA2Model"} <= names
+
+
+def test_every_selector_is_timed_on_a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    script = importlib.import_module("vlm_prefill")
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    monkeypatch.setitem(script.SIZES, "llava", {"vision": {**size, "image_size": 32, "patch_size": 4}, "text": size})
+    dense, *rows, videos = script.choose(1, 9)
+    assert dense.startswith("dense: ")
+    assert len(rows) == 7
+    assert all(row.split(" | ")[1] == "9" for row in rows)
+    assert videos.startswith("evs:keep=0.25 on 8 frames")
