@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import isqrt
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import get_reduction, reduced_parts
 from vitrim.core.registry import ask
-from vitrim.data.decoding import Transform
 from vitrim.measure.latency import reduced_copy
 from vitrim.measure.prefill import Prefill
 from vitrim.plots.charts import short
 from vitrim.plots.patches import HATCH_GROUND, HATCH_LINE, OUTLINE_COLOUR, draw_kept, in_colour
 from vitrim.plots.style import TEXT, TITLE, below, panels
+
+if TYPE_CHECKING:
+    from vitrim.data.decoding import Transform
 
 ACROSS, SIDE = 4, 2.0
 """Pictures in a row, and inches of one."""

@@ -22,7 +22,6 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask, host_of, parse_method, parse_methods
 from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, eval_transform, load_data, spread
-from vitrim.data.decoding import Transform
 from vitrim.data.folders import loose_images
 from vitrim.data.transforms import geometry_of
 from vitrim.errors import MissingPackageError, VitrimError, check_whole, unknown
@@ -45,6 +44,8 @@ from vitrim.tasks import make_task
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
+
+    from vitrim.data.decoding import Transform
 
 __all__ = ["MethodRow", "Shown", "check_shown", "draw_show", "pixels_of", "prepared", "rows_of", "show"]
 
