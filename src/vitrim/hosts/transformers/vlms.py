@@ -15,7 +15,6 @@ from vitrim.core.selection import Selector
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.compact import Survivors
 from vitrim.hosts.transformers.vlm import HuggingFaceVLM
-from vitrim.hosts.transformers.windowed import LastWholeMap
 
 WINDOWED = (
     "Qwen2.5-VL attends within windows of 4 x 4 cells in most blocks, and those at the edges of an image have fewer: "
@@ -219,6 +218,8 @@ class Qwen25VL(_Qwen):
     def watch(cls, model: Any, given: Mapping[str, Any], kind: str, selector: Selector) -> Any:
         if selector.needs().attention == "none":
             return None
+        from vitrim.hosts.transformers.windowed import LastWholeMap  # imports this family's model
+
         return LastWholeMap(model.base_model.visual, given[f"{kind}_grid_thw"])
 
     @classmethod
