@@ -497,7 +497,7 @@ def test_videos_of_qwen_are_cut_and_keep_time_rows_and_columns(name: str, select
     places, _ = model.model.get_rope_index(given["input_ids"], **own)
     output.pooler_output = [output.pooler_output[0][mask]]
     if getattr(output, "deepstack_features", None) is not None:
-        output.deepstack_features = [layer[mask] for layer in output.deepstack_features]
+        output.deepstack_features = [[layer[0][mask]] for layer in output.deepstack_features]
     short = {key: given[key][:, stay] for key in ("input_ids", "attention_mask", "mm_token_type_ids")}
     positions = torch.cat([torch.arange(len(stay))[None, None], places[:, :, stay]])
     expected = logits(model, {**short, "position_ids": positions, "mm_encoder_outputs": {"video": output}})

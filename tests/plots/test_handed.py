@@ -17,6 +17,7 @@ from tiny_other_vlms import OTHERS
 from tiny_vlms import VLMS
 from vitrim.cli import app
 from vitrim.core.registry import parse_method
+from vitrim.loading import create_model
 from vitrim.measure.prefill import Prefill
 from vitrim.plots.handed import copies, handed_rows
 from vitrim.plots.patches import HATCH_GROUND, HATCH_LINE, OUTLINE_COLOUR, draw_kept
@@ -132,6 +133,6 @@ def test_the_command_reads_files_as_the_processor_says(llava: Any, tmp_path: Pat
     assert result.exit_code == 0, result.output
     assert "none + divprune:tokens=9: 9 of 36 image tokens" in result.output
     assert (tmp_path / "out" / "red.png").is_file()
-    loaded = vitrim.loading.create_model(f"hf:{tmp_path}")
+    loaded = create_model(f"hf:{tmp_path}")
     figure = vitrim.show(loaded, (), tmp_path / "red.png", select="divprune:tokens=9").figure
     np.testing.assert_allclose(figure.axes[0].get_images()[0].get_array()[12, 12], [1, 0, 0], atol=1e-5)

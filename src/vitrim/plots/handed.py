@@ -53,7 +53,7 @@ def copies(prefill: Prefill, configs: Sequence[MethodConfig]) -> dict[str, nn.Mo
         VitrimError: a method or the selector does not fit.
     """
     behind = "" if prefill.select is None else f" + {prefill.select.describe()}"
-    return {config.describe() + behind: reduced_copy(prefill, config) for config in configs}
+    return {config.describe() + behind: reduced_copy(prefill, config).eval() for config in configs}
 
 
 @torch.no_grad()
