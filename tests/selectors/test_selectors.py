@@ -299,6 +299,50 @@ def test_dart_keeps_pivots_and_what_is_least_like_them() -> None:
     assert found.tolist() == sorted(kept)
 
 
+def test_relevance_is_scaled_and_weighed_as_the_papers_say() -> None:
+    """The least relevant token keeps a trace, 1e-6 of the range; theta = 0.6 makes alpha 0.75."""
+    values = torch.tensor([[2.0, 3.0, 6.0]], dtype=torch.float64)
+    expected = torch.tensor([[0.25e-6, 0.25 + 0.25e-6, 1 + 0.25e-6]], dtype=torch.float64)
+    torch.testing.assert_close(cdpruner.scaled(values), expected, rtol=1e-12, atol=0)
+    features, text = random(1, 30, 8), [random(4, 8, seed=3)]
+    rel = torch.cosine_similarity(features[0][:, None], text[0][None], dim=2).mean(dim=1)
+    rel = (rel - rel.min() + 1e-6) / (rel.max() - rel.min())
+    picked = cdpruner.determinantal(features, (0.75 * rel).exp()[None], 7)
+    config = vitrim.parse_selector("cdpruner:tokens=7,weights=exponential,theta=0.6")
+    (choice,) = config.select(Seen(features, text=text))
+    assert choice.kept.tolist() == sorted(picked[0].tolist())
+    assert (
+        cdpruner.determinantal(features, (1.5 * rel).exp()[None], 7)[0].sort().values.tolist() != choice.kept.tolist()
+    )
+
+
+def test_vispruner_takes_one_more_by_attention_where_an_odd_number_is_left() -> None:
+    """Of 21 tokens 5 by attention of 11 leave 16; of 20, 15, so it takes 6."""
+    for total, important in ((21, 5), (20, 6)):
+        scores, features = random(1, total).softmax(dim=1), random(1, total, 6, seed=1)
+        kept, best = vispruner.important_and_diverse(scores, features, 11, 0.5)
+        assert best[0].tolist() == scores[0].argsort(descending=True)[:important].tolist()
+        assert len(set(kept[0].tolist())) == 11
+
+
+def test_evs_keeps_the_first_frame_whatever_the_budget() -> None:
+    config, features = vitrim.parse_selector("evs:keep=0.1"), random(1, 48, 6)
+    assert config.count((4, 3, 4)) == 12
+    assert config.mask(features[0], (4, 3, 4)).tolist() == [True] * 12 + [False] * 36
+
+
+@pytest.mark.parametrize("selector", ["visionzip:tokens=9", "visionzip:tokens=9,order=appended", "prumerge:tokens=9"])
+def test_tokens_that_are_made_of_several_are_marked(selector: str) -> None:
+    """Those that differ from what stood at their place."""
+    what = seen()
+    for image, choice in enumerate(vitrim.parse_selector(selector).select(what)):
+        assert choice.tokens is not None
+        assert choice.merged is not None
+        changed = (choice.tokens != what.features[image][choice.kept]).any(dim=1)
+        assert choice.merged.tolist() == changed.tolist()
+        assert changed.any()
+
+
 # ---- what every selector promises ------------------------------------------------------------------------------------
 
 BUDGETS = ["tokens=9", "keep=0.3", "tokens=1", "tokens=400", "keep=1"]
