@@ -127,7 +127,8 @@ def preparing(prefill: Prefill) -> tuple[Callable[[], Transform], Callable[[Tens
         from timm.data.transforms_factory import create_transform
 
         size = prefill.shape[1:]
-        return create_transform(input_size=size, interpolation="bicubic", mean=mean, std=std, crop_pct=1.0)  # type: ignore[no-any-return]
+        found: Transform = create_transform(input_size=size, interpolation="bicubic", mean=mean, std=std, crop_pct=1.0)
+        return found
 
     def pixels(image: Tensor) -> NDArray[Any]:
         factors = (torch.tensor(values)[:, None, None] for values in (std, mean))

@@ -64,8 +64,8 @@ class LastWholeMap:
         frames = (self.grids[:, 1] * self.grids[:, 2]).repeat_interleave(self.grids[:, 0]).tolist()
         scores = []
         for queries, keys in zip(q.split(frames), k.split(frames), strict=True):
-            own = (x.transpose(0, 1).unsqueeze(0) for x in (queries, keys))
-            scores.append(Attention(*own, v=None, scale=attention.scaling).column_mean()[0])
+            own_q, own_k = queries.transpose(0, 1).unsqueeze(0), keys.transpose(0, 1).unsqueeze(0)
+            scores.append(Attention(own_q, own_k, None, scale=attention.scaling).column_mean()[0])
         sizes = {"spatial_merge_size": tower.spatial_merge_size, "patch_size": tower.patch_size}
         order, _ = get_vision_window_index(self.grids, window_size=tower.window_size, **sizes)
         area = tower.spatial_merge_size**2
@@ -75,5 +75,5 @@ class LastWholeMap:
         def by_cell(values: Tensor) -> list[Tensor]:
             return list(values.unflatten(0, (-1, area)).mean(dim=1)[raster].split(cells))
 
-        keys = by_cell(k.mean(dim=1, dtype=decision_dtype(k.dtype)))
-        return [{"scores": own, "keys": key} for own, key in zip(by_cell(torch.cat(scores)), keys, strict=True)]
+        means = by_cell(k.mean(dim=1, dtype=decision_dtype(k.dtype)))
+        return [{"scores": own, "keys": mean} for own, mean in zip(by_cell(torch.cat(scores)), means, strict=True)]
