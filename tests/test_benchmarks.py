@@ -344,3 +344,13 @@ def test_the_second_check_of_ap_agrees_with_coco(monkeypatch: pytest.MonkeyPatch
     own = second_check.average_precision(found, truth)(np.arange(4))
     assert 0.1 < own < 0.9
     assert own == pytest.approx(scores.compute()["box_AP"].item(), abs=1e-6)
+def test_every_selector_is_timed_on_a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    script = importlib.import_module("vlm_prefill")
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    monkeypatch.setitem(script.SIZES, "llava", {"vision": {**size, "image_size": 32, "patch_size": 4}, "text": size})
+    dense, *rows, videos = script.choose(1, 9)
+    assert dense.startswith("dense: ")
+    assert len(rows) == 7
+    assert all(row.split(" | ")[1] == "9" for row in rows)
+    assert videos.startswith("evs:keep=0.25 on 8 frames")

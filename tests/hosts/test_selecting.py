@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 import tiny
 import vitrim
 from tiny_other_vlms import OTHERS, SMALLER
-from tiny_vlms import IMAGE, SECOND, VLMS
+from tiny_vlms import IMAGE, SECOND, TEXT, VLMS
+from vitrim.core.selection import Seen
+from vitrim.hosts.transformers.vlms_selected import FOUR_ROWS
 
 TEXTS = [[7, 11, 13], [17, 19]]
 """Two prompts: the first with two images, the second with one."""
@@ -274,6 +278,45 @@ def test_fastervlm_and_prumerge_read_their_blocks(eyes: dict[str, Any]) -> None:
         torch.testing.assert_close(pruned[image], expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("selector", ["fastervlm:tokens=4", "visionzip:tokens=4,contextual=1", "vispruner:tokens=4"])
+def test_attention_of_a_windowed_tower_is_that_of_its_last_whole_map(selector: str) -> None:
+    """By the library's written-out attention: mean over heads, sum over queries, mean over the four patches of a cell,
+    and back from the order of windows. Images of two sizes; windows of 2 x 2 cells cut the larger one in four."""
+    model: Any = OTHERS["qwen2_5_vl"].create()
+    given = prompt("qwen2_5_vl")
+    grids, tower = given["image_grid_thw"], model.model.visual
+    assert (grids[0] != grids[1]).any()
+    keys: list[Tensor] = []
+    maps: list[Tensor] = []
+
+    def eager(module: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, scaling: float, **kwargs: Any) -> Any:
+        weights = (q @ k.transpose(2, 3) * scaling).softmax(-1)
+        if module is tower.blocks[3].attn:
+            maps.append(weights[0])
+            keys.append(k[0])
+        return (weights @ v).transpose(1, 2), weights
+
+    transformers.AttentionInterface.register("written_out", eager)
+    tower.config._attn_implementation = "written_out"
+    images = features("qwen2_5_vl", model, given, encode(model, given))
+    tower.config._attn_implementation = "sdpa"
+    assert len(maps) == 3
+    vitrim.reduce_(model, select=selector)
+    found = handed(model, given)
+    config = vitrim.parse_selector(selector)
+    for own, image, weights, key, grid in zip(found, images, maps, keys, grids.tolist(), strict=True):
+        rows, columns = grid[1] // 2, grid[2] // 2
+        # cells in windows of 2 x 2: their raster numbers, window by window
+        order = sorted(range(rows * columns), key=lambda cell: (cell // columns // 2, cell % columns // 2, cell))
+        scores, metric = torch.empty(rows * columns), torch.empty(rows * columns, key.shape[2])
+        for place, cell in enumerate(order):
+            patches = slice(4 * place, 4 * place + 4)
+            scores[cell] = weights.mean(dim=0).sum(dim=0)[patches].mean()
+            metric[cell] = key.mean(dim=0)[patches].mean(dim=0)
+        (choice,) = config.select(Seen(image[None], None, scores[None], metric[None]))
+        torch.testing.assert_close(own, choice.of(image))
+
+
 def test_dart_and_cdpruner_read_the_text_of_their_own_prompt() -> None:
     model, given = VLMS["llava"].create(), prompt("llava")
     images = features("llava", model, given, encode(model, given))
@@ -304,18 +347,43 @@ def test_original_positions_are_those_of_the_whole_prompt(name: str) -> None:
     assert torch.equal(greedy(model, hand.inputs(), 5), new)
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl"])
+FORMS = ("llava", "internvl", "qwen2_5_vl", "qwen3_vl_moe", "idefics2", "llama4", "glm4v", "llava_next")
+"""One family for every form in which features are handed on."""
+
+
+@pytest.mark.parametrize("name", FORMS)
 def test_labels_give_the_loss_and_the_gradients_of_the_shorter_prompt(name: str) -> None:
     model, given = ALL[name].create(), prompt(name)
     given["labels"] = torch.where(given["attention_mask"].bool(), given["input_ids"], -100)
-    kept = masks(name, model, given, "divprune:tokens=4")
+    kept = masks(name, model, given, "divprune:tokens=3")
     expected = model(**ByHand(name, model, given, kept).inputs()).loss
-    vitrim.reduce_(model, select="divprune:tokens=4")
+    expected.backward()
+    words = model.get_input_embeddings().weight
+    right, words.grad = words.grad, None
+    vitrim.reduce_(model, select="divprune:tokens=3")
     loss = model(**given).loss
     torch.testing.assert_close(loss, expected)
     loss.backward()
-    projector = model.model.multi_modal_projector.linear_1 if name == "llava" else model.model.visual.merger.mlp[0]
-    assert projector.weight.grad.abs().sum() > 0  # through what was kept
+    torch.testing.assert_close(words.grad, right, atol=1e-6, rtol=1e-4)
+    assert any("vision" in name or "visual" in name for name, p in model.named_parameters() if given_gradient(p))
+
+
+def given_gradient(parameter: Tensor) -> bool:
+    """True if a gradient that is not zero reached it: through what was kept."""
+    return parameter.grad is not None and bool(parameter.grad.abs().sum() > 0)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_half_precision_is_that_of_the_shorter_prompt(name: str) -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        model, given = ALL[name].create().to(dtype), prompt(name)
+        given["pixel_values"] = given["pixel_values"].to(dtype)
+        hand = ByHand(name, model, given, masks(name, model, given, "divprune:tokens=3"))
+        expected = hand.logits()
+        vitrim.reduce_(model, select="divprune:tokens=3")
+        found, real = logits(model, given), hand.short["attention_mask"].bool()
+        assert found.dtype == dtype
+        torch.testing.assert_close(found[real], expected[real])
 
 
 def test_threads_share_a_model() -> None:
@@ -377,7 +445,7 @@ def test_beams_and_sampling_are_those_of_the_shorter_prompt(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(dtype: torch.dtype) -> None:
+def test_every_selector_in_half_precision(dtype: torch.dtype) -> None:
     model = VLMS["llava"].create().to(dtype)
     given = prompt("llava")
     given["pixel_values"] = given["pixel_values"].to(dtype)
@@ -411,19 +479,25 @@ def video(frames: int = 4) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 @pytest.mark.parametrize("selector", ["evs:keep=0.4", "divprune:keep=0.4"])
 def test_videos_of_qwen_are_cut_and_keep_time_rows_and_columns(name: str, selector: str) -> None:
     model, given = ALL[name].create(), video()
+    if name == "qwen3_vl":  # a timestamp before every frame
+        ids = torch.tensor([[7, *[token for frame in range(4) for token in (20 + frame, *[3] * 9)], 8, 9]])
+        given |= {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": 2 * (ids == 3).long()}
     dense = logits(model, given)
     output = encode(model, given, "video")
     config = vitrim.parse_selector(selector)
     mask = config.mask(output.pooler_output[0], (4, 3, 3))
     assert int(mask.sum()) == config.count((4, 3, 3))
-    stay = [place for place, token in enumerate(given["input_ids"][0].tolist()) if token != 3 or mask[place - 1]]
+    flags = iter(mask.tolist())
+    stay = [place for place, token in enumerate(given["input_ids"][0].tolist()) if token != 3 or next(flags)]
     own = {key: given[key] for key in ("mm_token_type_ids", "video_grid_thw", "attention_mask")}
     places, _ = model.model.get_rope_index(given["input_ids"], **own)
     output.pooler_output = [output.pooler_output[0][mask]]
+    if getattr(output, "deepstack_features", None) is not None:
+        output.deepstack_features = [[layer[0][mask]] for layer in output.deepstack_features]
     short = {key: given[key][:, stay] for key in ("input_ids", "attention_mask", "mm_token_type_ids")}
     positions = torch.cat([torch.arange(len(stay))[None, None], places[:, :, stay]])
     expected = logits(model, {**short, "position_ids": positions, "mm_encoder_outputs": {"video": output}})
@@ -433,6 +507,34 @@ def test_videos_of_qwen_are_cut_and_keep_time_rows_and_columns(name: str, select
     assert greedy(model, given, 3).shape == (1, 3)
     vitrim.reduce_(model, select="evs:keep=1")
     torch.testing.assert_close(logits(model, given), dense, atol=1e-5, rtol=1e-5)
+
+
+def test_videos_of_llava_onevision() -> None:
+    """Frames of 3 x 3 tokens, and one that ends them; two rows, one of them padded."""
+    model = OTHERS["llava_onevision"].create()
+    ids = torch.tensor([[7, *[3] * 28, 8, 9], [0, 7, *[3] * 28, 8]])
+    frames = torch.randn(2, 3, 3, 24, 24, generator=torch.Generator().manual_seed(4))
+    given = {"input_ids": ids, "attention_mask": (ids != 0).long(), "pixel_values_videos": frames}
+    dense = logits(model, given)
+    output = encode(model, given, "video")
+    config = vitrim.parse_selector("divprune:tokens=6")
+    kept = [config.mask(one) for one in output.pooler_output]
+    flags = iter(torch.cat(kept).tolist())
+    stay = [[place for place, token in enumerate(row) if token != 3 or next(flags)] for row in ids.tolist()]
+    short = torch.stack([row[own] for row, own in zip(ids, stay, strict=True)])
+    output.pooler_output = torch.stack([one[own] for one, own in zip(output.pooler_output, kept, strict=True)])
+    by_hand = {"input_ids": short, "attention_mask": (short != 0).long(), "mm_encoder_outputs": {"video": output}}
+    expected = logits(model, by_hand)
+    reduction = vitrim.reduce_(model, select="divprune:tokens=6")
+    found = logits(model, given)
+    real = by_hand["attention_mask"].bool()
+    torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=1e-5)
+    assert reduction.image_tokens == [6, 6]
+    new = greedy(model, given, 3)
+    vitrim.reduce_(model, select="divprune:keep=1")
+    torch.testing.assert_close(logits(model, given), dense, atol=1e-5, rtol=1e-5)
+    vitrim.restore_(model)
+    assert torch.equal(greedy(model, by_hand, 3), new)
 
 
 def test_videos_behind_a_reduced_tower_are_refused() -> None:
@@ -458,7 +560,7 @@ def test_the_handle_says_what_is_selected_and_goes_with_copies() -> None:
         assert vitrim.get_reduction(other).image_tokens == [4, 4, 4]
         vitrim.restore_(other)
         assert logits(other, given).shape[1] > expected.shape[1]
-    for ask in (lambda: reduction.tokens_per_block, lambda: reduction.set(r=3)):
+    for ask in (lambda: reduction.tokens_per_block, lambda: reduction.set(r=3), lambda: reduction.config_with(r=3)):
         with pytest.raises(vitrim.VitrimError):
             ask()
     with vitrim.reduced(model, select="divprune:tokens=2"):
@@ -468,6 +570,26 @@ def test_the_handle_says_what_is_selected_and_goes_with_copies() -> None:
     with pytest.raises(vitrim.UnsupportedModelError):
         vitrim.reduce_(model, "tome:r=1", select="divprune")
     assert torch.equal(logits(model, given), expected)
+
+
+@pytest.mark.parametrize("method", [None, "tome:r=2"])
+def test_a_selector_is_replaced_between_forwards(method: str | None) -> None:
+    """Also with options of the method; one that asks other things of the model is refused, and nothing changes."""
+    model, given = VLMS["llava"].create(), prompt("llava")
+    vitrim.reduce_(model, "tome:r=3" if method else None, select="cdpruner:tokens=7")
+    expected = logits(model, given)
+    reduction = vitrim.reduce_(model, method, select="divprune:tokens=4")
+    assert logits(model, given).shape[1] < expected.shape[1]
+    reduction.set(select="cdpruner:tokens=7", **({"r": 3} if method else {}))
+    assert torch.equal(logits(model, given), expected)
+    assert reduction.image_tokens == [7, 7, 7]
+    assert reduction.select == vitrim.parse_selector("cdpruner:tokens=7")
+    for wrong in ("fastervlm:tokens=7", "divprune:tokens=7,positions=original", "divprune:token=7"):
+        with pytest.raises(vitrim.VitrimError):
+            reduction.set(select=wrong)
+    assert torch.equal(logits(model, given), expected)
+    with pytest.raises(vitrim.VitrimError, match="no selector is behind this tower"):
+        vitrim.reduce_(model, "tome:r=2", compact=True).set(select="divprune")
 
 
 @pytest.mark.parametrize("method", [None, "tome:r=2"])
@@ -491,7 +613,8 @@ def test_a_saved_selection_is_loaded(method: str | None, tmp_path: Path) -> None
         ("paligemma", None, "prumerge", "needs the attention of a class token"),
         ("qwen2_vl", None, "divprune:positions=closed", "have three axes"),
         ("qwen2_vl", None, "visionzip:order=appended", "no original positions"),
-        ("qwen2_5_vl", None, "visionzip", "Qwen2.5-VL attends within windows"),
+        ("qwen2_5_vl", "tome:r=1", "visionzip", "Qwen2.5-VL attends within windows"),
+        ("qwen2_5_vl", None, "prumerge", "no original positions"),
         ("qwen3_vl_moe", None, "fastervlm", "needs no attention"),
         ("llava_next", "tome:r=1", "divprune", "use compact=False"),
     ],
@@ -506,9 +629,63 @@ def test_what_cannot_be_is_refused_and_the_model_stays(
     assert "generate" not in vars(model)
 
 
-def test_other_models_are_refused() -> None:
-    with pytest.raises(vitrim.UnsupportedModelError, match="select is for vision-language models"):
-        vitrim.reduce_(tiny.vit(), select="divprune")
+def mllama() -> nn.Module:
+    vision = {"hidden_size": 16, "attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 2}
+    vision |= {"num_global_layers": 1, "image_size": 24, "patch_size": 4, "vision_output_dim": 32}
+    text = {**TEXT, "cross_attention_layers": [1]}
+    config = transformers.MllamaConfig(
+        vision_config={**vision, "intermediate_layers_indices": [0]}, text_config=text, image_token_index=IMAGE
+    )
+    return transformers.MllamaForConditionalGeneration(config)
+
+
+def florence2() -> nn.Module:
+    sizes = {"embed_dim": [8, 8, 8, 16], "num_heads": [2] * 4, "num_groups": [2] * 4, "depths": [1] * 4}
+    text = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    text |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 60, "model_type": "bart"}
+    config = transformers.Florence2Config(
+        vision_config={**sizes, "projection_dim": 16}, text_config=text, image_token_id=IMAGE
+    )
+    return transformers.Florence2ForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize(
+    ("create", "message"),
+    [
+        (tiny.vit, "select is for vision-language models"),
+        (mllama, r"^MllamaForConditionalGeneration attends to images from layers of its own .*such as LLaVA"),
+        (florence2, r"^Florence2ForConditionalGeneration takes no features in place .*Selector.mask"),
+    ],
+)
+@pytest.mark.parametrize("selector", ["divprune", "fastervlm"])
+def test_other_models_are_refused(create: Callable[[], nn.Module], message: str, selector: str) -> None:
+    """In one line that says what to use."""
+    model = create()
+    with pytest.raises(vitrim.UnsupportedModelError, match=message) as error:
+        vitrim.reduce_(model, select=selector)
+    assert "\n" not in str(error.value)
+    assert "vitrim_reduction" not in vars(model)
+
+
+def test_the_form_of_positions_is_known_of_every_family() -> None:
+    """Of all in the library that give positions axes: four rows where its code says so, and a refusal elsewhere."""
+    four, families, borrowed = set(), {}, {"glm46v": "Glm4vTextModel", "minicpmv4_7": "Qwen3_5TextModel"}
+    refused = {"cosmos3_omni", "hunyuan_vl"}
+    for file in sorted((Path(transformers.__file__).parent / "models").glob("*/modeling_*.py")):
+        text = file.read_text()
+        if "def get_rope_index" not in text or "mm_encoder_outputs" not in text:
+            continue
+        parts = re.split(r"^class (\w+)", text, flags=re.MULTILINE)
+        own = {
+            name for name, body in zip(parts[1::2], parts[2::2], strict=True) if "position_ids.shape[0] == 4" in body
+        }
+        own = {name for name in own if name.endswith("TextModel")}  # others make speech
+        four |= own
+        families[file.parent.name] = own
+    assert {"qwen2_vl", "glm4v", "paddleocr_vl"} <= set(families)
+    assert four == FOUR_ROWS
+    unknown = {name for name, own in families.items() if not own and borrowed.get(name) not in FOUR_ROWS}
+    assert unknown == refused
 
 
 def test_prompts_for_other_models_are_refused() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 import vitrim
@@ -15,6 +18,11 @@ from tiny_other_vlms import OTHERS
 from tiny_vlms import IMAGE, VLMS
 from vitrim.cli import app
 from vitrim.core.registry import selectors
+from vitrim.hosts.transformers import vlm
+from vitrim.measure import stopwatch
+from vitrim.measure.latency import reduced_copy
+from vitrim.measure.prefill import Prefill
+from vitrim.selectors.fastervlm import FasterVLM
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +67,110 @@ def test_bench_times_a_selection(llava: Any) -> None:
     assert row["promised_speedup"] > 1
 
 
+def cache_bytes(tokens: int) -> int:
+    """Keys and values of two layers, two heads of width 8, float32."""
+    return 2 * 2 * 2 * 8 * 4 * tokens
+
+
+def test_an_answer_is_counted_and_its_cache(llava: Any) -> None:
+    """Decoding by PyTorch's own counter of the whole answer, without the prefill."""
+    report = vitrim.profile(llava, (), select="divprune:tokens=9", text_tokens=5, new_tokens=3)
+    alone = vitrim.profile(llava, (), select="divprune:tokens=9", text_tokens=5)
+    for row, prefill, image_tokens in zip(report.rows, alone.rows, (36, 9), strict=True):
+        cost = row["prefill"]
+        assert cost["new_tokens"] == 3
+        assert prefill["prefill"]["new_tokens"] == 0
+        # the third token is made, and not read
+        assert cost["kv_cache_bytes"] == cache_bytes(5 + image_tokens + 2)
+        assert prefill["prefill"]["kv_cache_bytes"] == cache_bytes(5 + image_tokens)
+        shares = {name: sum(parts.values()) for name, parts in cost["gmacs"].items()}
+        decoding = shares.pop("decoding")
+        assert shares == {name: sum(parts.values()) for name, parts in prefill["prefill"]["gmacs"].items()}
+        words = torch.full((1, 5 + image_tokens), 7)
+        found = 0.0
+        for number in (1, 3):
+            own: dict[str, Any] = {"max_new_tokens": number, "min_new_tokens": number, "do_sample": False}
+            with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+                llava.generate(input_ids=words, **own)
+            found = counter.get_total_flops() / 2 - found
+        assert round(1e9 * (decoding - cost["gmacs"]["decoding"]["norm"])) == found
+    table = report.tables[-1].cells()
+    assert table[0][-4:] == ("decoding", "total", "MACs saved %", "KV cache MiB")
+    assert report.tables[-1].title.endswith("32 tokens of text and 1 image, and an answer of 3".replace("32", "5"))
+
+
+class Ticking:
+    """A clock that modules put forward."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def takes(self, seconds: float) -> Callable[..., None]:
+        def tick(*args: Any) -> None:
+            self.now += seconds
+
+        return tick
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_parts_are_timed_apart(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that says when each module ran; attention of the tower that is looked at counts as choosing."""
+    clock = Ticking()
+    monkeypatch.setattr(stopwatch, "time", clock)
+    prefill = Prefill(VLMS["llava"].create(), text=5, select="fastervlm:tokens=9", new_tokens=number)
+    few = reduced_copy(prefill, "none")
+    model: Any = few.model
+    model.model.vision_tower.get_submodule("embeddings").register_forward_hook(clock.takes(1))
+    model.model.multi_modal_projector.linear_2.register_forward_hook(clock.takes(10))
+    model.model.language_model.layers[1].register_forward_hook(clock.takes(100))
+    model.lm_head.register_forward_hook(clock.takes(1000))
+    select, attended, tick = FasterVLM.select, vlm.attended, clock.takes(0.25)
+    monkeypatch.setattr(FasterVLM, "select", lambda self, seen: (tick(), select(self, seen))[1])
+    monkeypatch.setattr(vlm, "attended", lambda *given: (tick(), attended(*given))[1])
+    image = torch.randn(1, *prefill.shape)
+    with stopwatch.Stopwatch(few, lambda: few(image), "cpu") as watch, torch.inference_mode():
+        watch()
+        watch()
+    parts = {"tower": 1e3, "selection": 500.0, "language model": 1.1e6, "rest": 1e4}
+    assert watch.medians(2) == parts | ({"decoding": 2.2e6} if number else {})
+    watch.rounds.clear()
+    few(image)  # without hooks
+    assert not watch.rounds
+
+
+def test_bench_times_the_parts_of_an_answer(llava: Any) -> None:
+    report = vitrim.bench(
+        llava, "tome:r=2", select="visionzip:tokens=9", batch_size=(1, 2), repeats=1, min_seconds=0, new_tokens=2
+    )
+    for row, tokens in zip(report.rows, (36, 9, 36, 9), strict=True):
+        assert list(row["parts_ms"]) == ["tower", "selection", "language model", "rest", "decoding"]
+        assert row["kv_cache_bytes"] == cache_bytes(32 + tokens + 1)
+        assert row["new_tokens"] == 2
+        assert (row["parts_ms"]["selection"] > 0) == (tokens == 9)
+        assert sum(row["parts_ms"].values()) == pytest.approx(row["latency_ms"]["p50"], rel=0.05)
+    assert [table.name for table in report.parts_tables] == ["parts_1", "parts_2"]
+    assert report.parts_tables[0].columns[-2:] == ("decoding 1", "KV cache MiB")
+    assert "parts of the prefill and an answer of 2 tokens, batch 2, fp32" in "\n".join(map(str, report.parts()))
+    base = llava.model
+    with pytest.raises(vitrim.VitrimError, match="has no head for an answer"):
+        vitrim.bench(base, (), select="divprune", new_tokens=2)
+    for asked in ({"new_tokens": 3}, {"new_tokens": -1}):
+        with pytest.raises(vitrim.VitrimError):
+            vitrim.bench("test_vit", "tome:r=2", **asked)  # type: ignore[arg-type]
+
+
+def test_the_dense_tower_runs_once_for_all_rows(llava: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To say how many tokens its blocks have."""
+    calls = []
+    own = Prefill._counted_tokens
+    monkeypatch.setattr(Prefill, "_counted_tokens", lambda self: calls.append(1) or own(self))
+    vitrim.profile(llava, ["tome:r=2", "none", "evit:keep_rate=0.8"], select="divprune:tokens=9")
+    assert len(calls) == 1
+
+
 def test_a_tower_that_cannot_be_reduced_is_counted_whole() -> None:
     report = vitrim.profile(OTHERS["qwen2_5_vl"].create(), select="divprune:tokens=9", text_tokens=3)
     assert [row["prefill"]["image_tokens"] for row in report.rows] == [256, 9]
@@ -73,6 +185,13 @@ def test_the_command_line(tmp_path: Path, llava: Any) -> None:
     assert CliRunner().invoke(app, given).exit_code == 0
     rows = json.loads(file.read_text())["rows"]
     assert rows[1]["select"] == "divprune:tokens=9"
+    answer = ["--select", "divprune:tokens=9", "--new-tokens", "2", "--json", str(file)]
+    for command in (["profile"], ["bench", "-b", "1", "--repeats=1", "--min-seconds=0"]):
+        shown = CliRunner().invoke(app, [*command, f"hf:{tmp_path}", *answer])
+        assert shown.exit_code == 0, shown.output
+        assert "decoding" in shown.output
+        assert "KV cache" in shown.output
+    assert json.loads(file.read_text())["rows"][1]["new_tokens"] == 2
     for command in ("profile", "bench"):
         result = CliRunner().invoke(app, [command, "test_vit", "--select", "divprune"])
         assert result.exit_code != 0

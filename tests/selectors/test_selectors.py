@@ -210,6 +210,40 @@ def test_the_determinantal_choice_makes_each_determinant_largest() -> None:
             assert order[number] == max(values, key=lambda place: values[place])
 
 
+def test_cdpruner_reads_the_towers_of_clip() -> None:
+    """As released: patches of CLIP's last but one layer in the space that it shares with text, the prompt in segments,
+    and the tokens of a projector; by loops over patches and by determinants of every candidate."""
+    from transformers import CLIPConfig, CLIPModel
+
+    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+    vision, text = {**size, "image_size": 16, "patch_size": 4}, {**size, "vocab_size": 40, "eos_token_id": 39}
+    torch.manual_seed(0)
+    clip = CLIPModel(CLIPConfig(vision_config=vision, text_config=text, projection_dim=12)).double().eval()
+    prompt = torch.tensor([[3, 5, 7, 39], [9, 11, 39, 39]])  # two segments
+    with torch.no_grad():
+        tower = clip.vision_model(random(1, 3, 16, 16), output_hidden_states=True)
+        patches = tower.hidden_states[-2][:, 1:]
+        images = clip.visual_projection(clip.vision_model.post_layernorm(patches))
+        segments = clip.text_projection(clip.text_model(prompt).pooler_output)
+    features = patches @ random(16, 24, seed=9)
+    rel = [
+        -sum(float(torch.cosine_similarity(patch, one, dim=0)) for one in segments) / len(segments)
+        for patch in images[0]
+    ]
+    rel = [(one - min(rel) + 1e-6) / (max(rel) - min(rel)) for one in rel]
+    weights = cdpruner.scaled(cdpruner.relevance(images, segments, opposed=True))
+    torch.testing.assert_close(weights[0], torch.tensor(rel, dtype=torch.float64))
+    unit = torch.nn.functional.normalize(features[0], dim=1)
+    kernel = (unit @ unit.T) * weights[0, :, None] * weights[0]
+    order: list[int] = []
+    for _ in range(5):
+        free = [place for place in range(16) if place not in order]
+        order.append(max(free, key=lambda one: float(kernel[[*order, one]][:, [*order, one]].det())))
+    assert cdpruner.determinantal(features, weights, 5)[0].tolist() == order
+    plain = cdpruner.determinantal(features, cdpruner.scaled(cdpruner.relevance(images, segments)), 5)[0].tolist()
+    assert plain != order  # the minus decides
+
+
 def test_farthest_first_is_what_a_loop_over_all_distances_finds() -> None:
     features = random(2, 15, 4)
     for own, order in zip(features, divprune.farthest_first(features, 15).tolist(), strict=True):
@@ -263,6 +297,50 @@ def test_dart_keeps_pivots_and_what_is_least_like_them() -> None:
         kept |= set(free[:share])
     found = dart.least_like_pivots(features, words, 8, 2)
     assert found.tolist() == sorted(kept)
+
+
+def test_relevance_is_scaled_and_weighed_as_the_papers_say() -> None:
+    """The least relevant token keeps a trace, 1e-6 of the range; theta = 0.6 makes alpha 0.75."""
+    values = torch.tensor([[2.0, 3.0, 6.0]], dtype=torch.float64)
+    expected = torch.tensor([[0.25e-6, 0.25 + 0.25e-6, 1 + 0.25e-6]], dtype=torch.float64)
+    torch.testing.assert_close(cdpruner.scaled(values), expected, rtol=1e-12, atol=0)
+    features, text = random(1, 30, 8), [random(4, 8, seed=3)]
+    rel = torch.cosine_similarity(features[0][:, None], text[0][None], dim=2).mean(dim=1)
+    rel = (rel - rel.min() + 1e-6) / (rel.max() - rel.min())
+    picked = cdpruner.determinantal(features, (0.75 * rel).exp()[None], 7)
+    config = vitrim.parse_selector("cdpruner:tokens=7,weights=exponential,theta=0.6")
+    (choice,) = config.select(Seen(features, text=text))
+    assert choice.kept.tolist() == sorted(picked[0].tolist())
+    assert (
+        cdpruner.determinantal(features, (1.5 * rel).exp()[None], 7)[0].sort().values.tolist() != choice.kept.tolist()
+    )
+
+
+def test_vispruner_takes_one_more_by_attention_where_an_odd_number_is_left() -> None:
+    """Of 21 tokens 5 by attention of 11 leave 16; of 20, 15, so it takes 6."""
+    for total, important in ((21, 5), (20, 6)):
+        scores, features = random(1, total).softmax(dim=1), random(1, total, 6, seed=1)
+        kept, best = vispruner.important_and_diverse(scores, features, 11, 0.5)
+        assert best[0].tolist() == scores[0].argsort(descending=True)[:important].tolist()
+        assert len(set(kept[0].tolist())) == 11
+
+
+def test_evs_keeps_the_first_frame_whatever_the_budget() -> None:
+    config, features = vitrim.parse_selector("evs:keep=0.1"), random(1, 48, 6)
+    assert config.count((4, 3, 4)) == 12
+    assert config.mask(features[0], (4, 3, 4)).tolist() == [True] * 12 + [False] * 36
+
+
+@pytest.mark.parametrize("selector", ["visionzip:tokens=9", "visionzip:tokens=9,order=appended", "prumerge:tokens=9"])
+def test_tokens_that_are_made_of_several_are_marked(selector: str) -> None:
+    """Those that differ from what stood at their place."""
+    what = seen()
+    for image, choice in enumerate(vitrim.parse_selector(selector).select(what)):
+        assert choice.tokens is not None
+        assert choice.merged is not None
+        changed = (choice.tokens != what.features[image][choice.kept]).any(dim=1)
+        assert choice.merged.tolist() == changed.tolist()
+        assert changed.any()
 
 
 # ---- what every selector promises ------------------------------------------------------------------------------------

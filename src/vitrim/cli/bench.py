@@ -72,7 +72,7 @@ def bench(
     Dense is the faster of the model's own fused and unfused attention, on the fastest of the engines, measured in the
     same run. Speed-up is the median over rounds of the ratio within a round, with its quartiles; peak memory is what
     one forward allocates. Of a vision-language model, prefill is timed: tower, connector and language model on a batch
-    of prompts, from which reduced models leave out the image tokens that are gone.
+    of prompts, from which reduced models leave out the image tokens that are gone; with --new-tokens an answer, too.
     """
     if compiled and engine is not None:
         raise VitrimError("--compile is torch.compile and nothing else: leave it out, and give --engine compile")
@@ -112,6 +112,7 @@ def bench(
                 text_tokens=prompt.text_tokens,
                 prompt_images=prompt.prompt_images,
                 select=prompt.select,
+                new_tokens=prompt.new_tokens,
                 images=images.source,
                 **images.reading,
                 **model.arguments,

@@ -108,6 +108,10 @@ Select = Annotated[
         help="of a vision-language model: a selector of image tokens behind every method, e.g. divprune:tokens=64",
     ),
 ]
+NewTokens = Annotated[
+    int | None,
+    typer.Option("--new-tokens", min=0, max=2**16, help="decode so many tokens behind the prefill, too; default: none"),
+]
 Split = Annotated[str | None, typer.Option("--split", help="part of the images, e.g. test, if there are several")]
 ImageColumn = Annotated[str | None, typer.Option("--image-column", help="column of images, if not the only one")]
 LabelColumn = Annotated[str | None, typer.Option("--label-column", help="column of labels, if not called label")]
@@ -251,6 +255,7 @@ class Prompt(Setup):
     text_tokens: TextTokens = None
     prompt_images: PromptImages = None
     select: Select = None
+    new_tokens: NewTokens = None
 
 
 # ---- from groups to options ------------------------------------------------------------------------------------------

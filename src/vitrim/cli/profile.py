@@ -51,6 +51,7 @@ def profile(
         text_tokens=prompt.text_tokens,
         prompt_images=prompt.prompt_images,
         select=prompt.select,
+        new_tokens=prompt.new_tokens,
         **weights.arguments,
         **compute.arguments,
     )

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitrim.cli.options import DataOptions, Machine, MethodsBesideDense, Model, Reading, parse_options
+from vitrim.cli.options import DataOptions, Machine, MethodsBesideDense, Model, Reading, Select, parse_options
 from vitrim.cli.output import Output
 from vitrim.errors import VitrimError
 
@@ -34,6 +34,7 @@ def show(
     reading: Reading,
     data_option: DataOptions = None,
     methods: MethodsBesideDense = None,
+    select: Select = None,
     out: Out = PICTURES,
     blocks: Blocks = None,
     format: Format = "png",
@@ -43,7 +44,8 @@ def show(
     """Draw what methods leave of images, block by block: one picture per image, a row per method.
 
     Each row names the prediction and the cost beside those of the dense model; methods that rank patches have their
-    scores below, as heat maps. Models for segmentation and detection need --data with masks or boxes.
+    scores below, as heat maps. Models for segmentation and detection need --data with masks or boxes. Of a
+    vision-language model: which patches the language model gets, with --select or without.
     """
     columns = _blocks(blocks)
     from vitrim.plots import show as plots
@@ -59,6 +61,7 @@ def show(
         data_options=parse_options(data_option, "data option"),
         limit=limit,
         blocks=columns,
+        select=select,
         out=out,
         format=format,
         **model.arguments,

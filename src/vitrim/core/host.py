@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock, class_of, is_altered, reduced_in
 from vitrim.core.plan import Head, HostFacts, Purpose
-from vitrim.core.selection import Selector
+from vitrim.core.selection import Choosing, Selector
 from vitrim.core.tokens import Trace
 from vitrim.errors import UnsupportedModelError
 
@@ -122,6 +122,8 @@ class VisionLanguage:
     """The connector makes one token of a square of patches, so these are reduced as wholes; see `cell`."""
     refused: ClassVar[bool] = False
     """`check` refuses every model of the family."""
+    shows_attention: ClassVar[bool] = False
+    """A tower as it is shows the attention that selectors need, so it need not be one that can be reduced."""
 
     @classmethod
     def tower(cls, model: nn.Module) -> nn.Module:
@@ -188,7 +190,13 @@ class VisionLanguage:
         raise NotImplementedError
 
     @classmethod
-    def install(cls, model: nn.Module, trace: Trace, selector: Selector | None = None) -> None:
+    def held(cls, model: nn.Module) -> list[Tensor]:
+        """For every image of the last prompt of this thread (Q,) int64, on the CPU: the place whose token the language
+        model got for what stood at each of the image's places in the prompt; -1: none."""
+        raise NotImplementedError
+
+    @classmethod
+    def install(cls, model: nn.Module, trace: Trace, choosing: Choosing | None = None) -> None:
         """Let prompts follow the images. ``trace`` is shared by the blocks of the tower, if these are reduced."""
         raise NotImplementedError
 

@@ -36,14 +36,15 @@ from vitrim.core.registry import (
 from vitrim.core.saving import REDUCERS_FILE as REDUCERS_FILE  # its users import these two from here
 from vitrim.core.saving import read_parameters, read_reduction, saved_part, write_reduction
 from vitrim.core.saving import saved_method as saved_method
-from vitrim.core.selection import Selector
-from vitrim.core.tokens import TokenState, Trace
+from vitrim.core.selection import Choosing, Selector
+from vitrim.core.tokens import Handed, TokenState, Trace
 from vitrim.errors import UnsupportedModelError, VitrimError
 
 HANDLE = "vitrim_reduction"
 UNKNOWN = "how many tokens stay depends on the images: reduce with record=True, run the model, and print again"
 LINE = 80
 """Columns of what `print(reduction)` writes."""
+NO_IMAGES = "no image tokens yet: reduce_(model, method, compact=True), then run the whole model in this thread"
 NOT_RUN = "run the reduced model to its last block in this thread (and read before backward)"
 
 
@@ -172,8 +173,10 @@ def _reduce(
     selector: Selector | None = None,
 ) -> Reduction:
     """`reduce_` on ``model``; what reads its tokens in the ``holder``, if that is given, gets all of them."""
-    if selector is not None and config.kind == "none" and selector.needs().attention == "none":
-        return _select_only(model, config, selector)
+    if selector is not None and config.kind == "none":
+        outer, family = vision_language(model, selecting=True)
+        if selector.needs().attention == "none" or family.shows_attention:
+            return _select_only(outer, family, config, selector)
 
     # find the part that is reduced: the tower of a vision-language model, the model, or the one host in it
     compact = compact or selector is not None
@@ -251,13 +254,12 @@ def _reduce(
     return reduction
 
 
-def _select_only(model: nn.Module, config: MethodConfig, selector: Selector) -> Reduction:
+def _select_only(outer: nn.Module, family: type[VisionLanguage], config: MethodConfig, selector: Selector) -> Reduction:
     """`reduce_` where the tower stays as it is, whatever it is."""
-    outer, family = vision_language(model, selecting=True)
     family.check_selector(outer, selector, None)
     refuse_reduced(outer)
     reduction = Selection(outer, config, Trace(), None, True, selector)
-    family.install(outer, reduction._trace, selector)
+    family.install(outer, reduction._trace, reduction._choosing)
     setattr(outer, HANDLE, reduction)
     return reduction
 
@@ -359,7 +361,7 @@ def _stop_selecting(reduction: Selection) -> Callable[[], None]:
         delattr(model, HANDLE)
 
     def put_back() -> None:
-        family.install(model, reduction._trace, reduction.select)
+        family.install(model, reduction._trace, reduction._choosing)
         setattr(model, HANDLE, reduction)
 
     return put_back
@@ -380,7 +382,7 @@ def _install(reduction: Reduction, within: tuple[nn.Module, type[VisionLanguage]
     support_libraries()  # a model of one of them may hold this one, and save it
     if within is not None:
         outer, family = within
-        family.install(outer, trace, reduction.select)
+        family.install(outer, trace, reduction._choosing)
     setattr(model, HANDLE, reduction)
     trace.changing = False
 
@@ -427,7 +429,6 @@ class Reduction:
         model: the reduced model.
         config: the method's options as they are now.
         compact: the model is the tower of a vision-language model that gets only the tokens that are left.
-        select: the selector of image tokens behind the tower; None without one.
     """
 
     def __init__(
@@ -441,10 +442,15 @@ class Reduction:
     ) -> None:
         self.model = model
         self.config = config
-        self.select = select
+        self._choosing = None if select is None else Choosing(select)
         self._trace = trace
         self._within = within  # its facts by what reads its tokens, where they are not those of the model alone
         self.compact = compact
+
+    @property
+    def select(self) -> Selector | None:
+        """The selector of image tokens behind the tower, as it is now; None without one."""
+        return None if self._choosing is None else self._choosing.selector
 
     def __repr__(self) -> str:
         return f"Reduction({self._described()} on {type(self.model).__name__})"
@@ -529,9 +535,14 @@ class Reduction:
     def image_tokens(self) -> list[int]:
         """Tokens that the language model got of each image, in this thread's last prompt with images."""
         if self._trace.call.handed is None:
-            raise VitrimError(
-                "no image tokens yet: reduce_(model, method, compact=True), then run the whole model in this thread"
-            )
+            raise VitrimError(NO_IMAGES)
+        return [image.number for image in self._trace.call.handed]
+
+    @property
+    def image_places(self) -> list[Handed]:
+        """The places of each image in the prompt that `image_tokens` counts: those kept, and those made of several."""
+        if self._trace.call.handed is None:
+            raise VitrimError(NO_IMAGES)
         return self._trace.call.handed
 
     @property
@@ -607,19 +618,27 @@ class Reduction:
             raise VitrimError(f"no auxiliary output '{name}'; this forward has: {', '.join(have)}")
         return found
 
-    def set(self, **changes: Any) -> None:
-        """Change amounts between forwards, e.g. ``reduction.set(r=16)``.
+    def set(self, *, select: Selector | str | None = None, **changes: Any) -> None:
+        """Change amounts between forwards, e.g. ``reduction.set(r=16)`` or ``set(select="divprune:tokens=32")``.
+
+        Args:
+            select: takes the place of the selector of image tokens. It must need as much of the tower's attention, and
+                place tokens in the same way.
+            changes: options of the method.
 
         Raises:
             VitrimError: an option that cannot change at run time, an invalid value, or a forward of the model that runs
                 in another thread. Nothing is changed then.
         """
         self._check_alive()
+        selector = self.select if select is None else self._replacing(parse_selector(select))
         config, layers = self._changed(changes)
         with self.changing(), torch.inference_mode(False):  # as in `reduce_`
             for block in self._blocks():
                 block.reducer.follow(config, layers[block.depth])
             self.config = config
+            if self._choosing is not None and selector is not None:
+                self._choosing.selector = selector
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -656,6 +675,22 @@ class Reduction:
         checks.check_blocks(config, layers, [block.reducer for block in self._blocks()])
         checks.check_amounts(config, layers, stacklevel=4)
         return config, layers
+
+    def _replacing(self, selector: Selector) -> Selector:
+        """A ``selector`` that may take the place of the one that is there."""
+        old = self.select
+        if old is None:
+            raise VitrimError("no selector is behind this tower to be replaced: give vitrim.reduce_ one, select=")
+
+        def asks(one: Selector) -> tuple[Any, ...]:
+            return one.needs().attention, one.needs().class_token, one.positions, one.keeps_places()
+
+        if asks(selector) != asks(old):
+            raise VitrimError(
+                f"{selector.describe()} needs other things of the model than {old.describe()}, or places tokens in "
+                "another way: call vitrim.reduce_ again"
+            )
+        return selector
 
     def save(self, folder: str | Path, *, state: Mapping[str, Tensor] | None = None, module: str = "") -> None:
         """Write the method's options, and its learned parameters if it has some, and nothing of the host.
@@ -729,11 +764,10 @@ class Selection(Reduction):
     def tokens_per_block(self) -> list[int]:
         raise VitrimError("the tower is as it was: only image tokens behind it are selected (reduction.image_tokens)")
 
-    def set(self, **changes: Any) -> None:
-        raise VitrimError(f"no method reduces this tower: reduce the model again to change {self._described()}")
-
-    def config_with(self, **changes: Any) -> MethodConfig:
-        raise VitrimError(f"no method reduces this tower: reduce the model again to change {self._described()}")
+    def _changed(self, changes: Mapping[str, Any]) -> tuple[MethodConfig, tuple[Layer, ...]]:
+        if changes:
+            raise VitrimError(f"no method reduces this tower: {', '.join(sorted(changes))} cannot change; select can")
+        return self.config, ()
 
     def load_parameters(self, folder: str | Path) -> None:
         """Do nothing: selectors learn nothing."""

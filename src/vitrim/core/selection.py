@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, prod
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from pydantic import Field, model_validator
@@ -24,6 +24,7 @@ Place = Literal["before", "behind"]
 Attended = Literal["none", "read", "last"]
 """The block of the tower whose attention a selector needs: that whose output the connector reads, or the last one."""
 Positions = Literal["closed", "original"]
+T = TypeVar("T")
 Grid = tuple[int, int, int]
 """Frames, rows and columns of the tokens of an image (one frame) or a video."""
 
@@ -68,12 +69,14 @@ class Choice(NamedTuple):
         kept: (n,) int64 places among the N tokens, in the order in which they go on.
         tokens: (n, D) what goes on in their place; None: they themselves.
         front, end: (m, D) further tokens that have no place in the image, or None.
+        merged: (n,) bool: those of ``tokens`` that are made of several; None: none of them.
     """
 
     kept: Tensor
     tokens: Tensor | None = None
     front: Tensor | None = None
     end: Tensor | None = None
+    merged: Tensor | None = None
 
     @property
     def number(self) -> int:
@@ -210,19 +213,19 @@ class Selector(Options):
 
 
 class Choosing(nn.Module):
-    """Calls a selector, as a module, so that the MAC counter can tell what is spent on choosing.
+    """Runs all that is spent on choosing, as a module: so counters and clocks can tell it from the rest of a model.
 
     Args:
-        selector: makes the choice.
+        selector: makes the choice; it may be replaced between forwards.
     """
 
     def __init__(self, selector: Selector) -> None:
         super().__init__()
         self.selector = selector
 
-    def forward(self, seen: Seen) -> list[Choice]:
-        """The choice for every image."""
-        return self.selector.select(seen)
+    def forward(self, work: Callable[[], T]) -> T:
+        """The result of ``work``."""
+        return work()
 
 
 def as_grid(grid: Sequence[int] | int) -> Grid:

@@ -531,6 +531,25 @@ def unmerge(x: Tensor, state: TokenState) -> Tensor:
     return take(x, state.source.clamp_min(0)) * (state.source >= 0).unsqueeze(-1).to(x.dtype)
 
 
+class Handed(NamedTuple):
+    """The tokens of one image that went to a language model.
+
+    Attributes:
+        kept: (Q,) bool, on the CPU: which of the image's places in a prompt have a token that stood there.
+        merged: (Q,) bool, on the CPU: those of them whose token a selector made of several.
+        extra: further tokens, without a place in the image.
+    """
+
+    kept: Tensor
+    merged: Tensor
+    extra: int = 0
+
+    @property
+    def number(self) -> int:
+        """Tokens in all."""
+        return int(self.kept.sum()) + self.extra
+
+
 @dataclass(eq=False)
 class Call:
     """The record of the forward that is running in a thread, or last ran in it.
@@ -544,7 +563,7 @@ class Call:
         next_full_grid: the next forward does, and only that.
         spares_last: the last block hands its head what it would without full grids: survivors, soft tokens.
         compact: forwards hand out fewer tokens (likewise).
-        handed: tokens of each image that last went to the language model; None before.
+        handed: what last went to the language model of each image; None before.
         grid: rows and columns of the patches that were just made (see `vitrim.core.host.GridHook`).
         maps: forwards hand out attention maps.
         map: the one of the running block.
@@ -562,7 +581,7 @@ class Call:
     next_full_grid: bool = False
     spares_last: bool = False
     compact: bool = False
-    handed: list[int] | None = None
+    handed: list[Handed] | None = None
     grid: tuple[int, int] | None = None
     maps: bool = False
     map: Tensor | None = None

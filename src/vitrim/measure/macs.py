@@ -54,7 +54,25 @@ def count_parts(model: nn.Module, images: Tensor) -> Counter[str]:
 
 
 def count_shares(model: nn.Module, images: Tensor) -> dict[str, Counter[str]]:
-    """`count_parts`, and where ``model`` is a `Prefill` the same for tower, connector and language model, by name."""
+    """`count_parts`, and where ``model`` is a `Prefill` the same for tower, connector and language model, by name.
+
+    With an answer also for its decoding: all of the answer without the prefill.
+    """
+    if isinstance(model, Prefill) and model.new_tokens:
+        number, model.new_tokens = model.new_tokens, 0
+        try:
+            shares = count_shares(model, images)
+        finally:
+            model.new_tokens = number
+        prefill, answer = shares[WHOLE], _counted(model, images)[WHOLE]
+        decoding = Counter(answer)
+        decoding.subtract(prefill)
+        return {**shares, WHOLE: answer, "decoding": decoding}
+    return _counted(model, images)
+
+
+def _counted(model: nn.Module, images: Tensor) -> dict[str, Counter[str]]:
+    """`count_shares` of one forward, whatever that is."""
     if images.ndim == 0 or images.shape[0] == 0:
         raise VitrimError("no images to count on; give at least one image (1, C, H, W)")
     quicker = _MetaResults() if images.is_meta else nullcontext()
@@ -323,12 +341,16 @@ class PrefillCost:
         images: images in it.
         image_tokens: tokens of all its images, the mean over prompts.
         shares: multiply-accumulates per prompt of tower, connector and language model, by these names.
+        new_tokens: of the answer; 0: prefill alone.
+        cache_bytes: of the language model's cache at the end, per prompt; None where it keeps none.
     """
 
     text: int
     images: int
     image_tokens: float
     shares: Mapping[str, Macs]
+    new_tokens: int = 0
+    cache_bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -403,7 +425,7 @@ def profile_of(
         params = sum(parameter.numel() for parameter in model.parameters())
         macs, tokens, cost = _measure(model, None, batches)
         return Profile(name, DENSE, params, macs, tokens, unused, cost)
-    whole_tower = model.dense_tokens() if isinstance(model, Prefill) else ()
+    whole_tower = model.dense_tokens() if isinstance(model, Prefill) and select is not None else ()
     reduction = reduce_(model, config, record=True, compact=isinstance(model, Prefill), select=select)
     try:
         params = sum(parameter.numel() for parameter in model.parameters())
@@ -466,7 +488,8 @@ def _measure(
     cost = None
     if isinstance(model, Prefill):
         shares = {share: _per_image(parts, number) for share, parts in counted.items() if share != WHOLE}
-        cost = PrefillCost(model.text, model.shape[0], tidy(image_tokens / number), shares)
+        numbers = tidy(image_tokens / number), shares, model.new_tokens, model.cache_bytes
+        cost = PrefillCost(model.text, model.shape[0], *numbers)
     return _per_image(counted[WHOLE], number), per_block, cost
 
 

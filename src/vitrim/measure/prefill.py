@@ -3,12 +3,13 @@
     profile(Prefill(model, text=32), "tome:r=8", images)
 
 So everything that counts or times a model does the same with tower, connector and language model together. Prompts are
-made in the forward, for the images at hand; a compact model (`compact=True`) shortens them to what is left.
+made in the forward, for the images at hand; a compact model (`compact=True`) shortens them to what is left. It may go
+on and decode an answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -33,14 +34,17 @@ class Prefill(nn.Module):
         text: tokens of text in a prompt.
         images: images in a prompt.
         select: a selector of image tokens, for reduced forms of it, see `vitrim.reduce_`; also as text.
+        new_tokens: tokens of the answer, each the likeliest, of which the prefill gives the first; 0: prefill alone.
 
     Attributes:
         shape: n images of a prompt, channels, height, width.
         places: tokens that each image has in a prompt of the unreduced model.
+        cache_bytes: of keys and values (and states) that the last forward left in the cache, per prompt; None before
+            one, and where the model keeps none.
 
     Raises:
         UnsupportedModelError: the model is of no family that takes ``compact=True``, or its form is refused.
-        VitrimError: less text than images: some of it stands before each.
+        VitrimError: less text than images: some of it stands before each. Or an answer of a model without a head.
 
     Example:
         >>> from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
@@ -55,7 +59,13 @@ class Prefill(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, *, text: int = TEXT, images: int = 1, select: Selector | str | None = None
+        self,
+        model: nn.Module,
+        *,
+        text: int = TEXT,
+        images: int = 1,
+        select: Selector | str | None = None,
+        new_tokens: int = 0,
     ) -> None:
         super().__init__()
         self.model: nn.Module
@@ -67,15 +77,27 @@ class Prefill(nn.Module):
             raise VitrimError(
                 f"expected at least one image and a token of text before each, got {images} images and {text} tokens"
             )
+        if new_tokens and not hasattr(self.model, "generate"):
+            raise VitrimError(f"{type(self.model).__name__} has no head for an answer: leave new_tokens out")
         tower = self.family.tower(self.model)
-        self.text = text
+        self.text, self.new_tokens = text, new_tokens
+        self.cache_bytes: float | None = None
+        self._dense_tokens: tuple[float, ...] | None = None
         own = self.family.usual_images(self.model)
         self.shape: tuple[int, ...] = (images, *(own or host_of(tower).facts(tower).input_size))
         self.places = self.family.image_tokens(self.model, self._blank())
 
     def forward(self, images: Tensor) -> Any:
-        """The model's output for prompts around ``images`` (B, n, C, H, W)."""
-        return self.model(**self.family.prompts(self.model, images, self.text, self.places))
+        """The model's output for prompts around ``images`` (B, n, C, H, W): logits, or what its ``generate`` gives."""
+        given = self.family.prompts(self.model, images, self.text, self.places)
+        if self.new_tokens:
+            number = {"max_new_tokens": self.new_tokens, "min_new_tokens": self.new_tokens}
+            generate: Any = self.model.generate
+            output = generate(**given, **number, do_sample=False, num_beams=1, return_dict_in_generate=True)
+        else:
+            output = self.model(**given)
+        self.cache_bytes = cache_bytes(getattr(output, "past_key_values", None), len(images))
+        return output
 
     def image_tokens(self, images: Tensor) -> float:
         """Tokens of images in a prompt, the mean over the prompts of the last forward, which was of ``images``."""
@@ -86,12 +108,16 @@ class Prefill(nn.Module):
 
     def dense_tokens(self) -> tuple[float, ...]:
         """Tokens after every block of the unreduced tower, for one image, prefix included; none of an unknown one."""
+        if self._dense_tokens is None:
+            self._dense_tokens = self._counted_tokens()
+        return self._dense_tokens
+
+    def _counted_tokens(self) -> tuple[float, ...]:
         if find_host(self.family.tower(self.model)) is None:
             return ()
-        blank = self._blank()
         reduction = reduce_(self.model, "none", record=True)
         try:
-            self.family.image_tokens(self.model, blank)
+            self.family.image_tokens(self.model, self._blank())
             return tuple(reduction.mean_tokens_per_block)
         finally:
             restore_(self.model)
@@ -110,12 +136,39 @@ class Prefill(nn.Module):
         }
 
 
+def cache_bytes(cache: Any, prompts: int) -> float | None:
+    """Bytes per prompt of all tensors in a cache of a language model, padding included; None of none.
+
+    Example:
+        >>> from transformers import DynamicCache
+        >>> cache = DynamicCache()
+        >>> _ = cache.update(torch.zeros(2, 4, 10, 8), torch.zeros(2, 4, 10, 8), 0)
+        >>> cache_bytes(cache, 2)
+        2560.0
+    """
+    layers = getattr(cache, "layers", None)
+    if not layers:
+        return None
+    held = {id(value): value for layer in layers for value in _tensors(vars(layer))}
+    return sum(value.nbytes for value in held.values()) / prompts
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in a value, of lists and dictionaries all."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(one)
+
+
 def as_measured(
     model: nn.Module,
     *,
     text: int | None = None,
     images: int | None = None,
     select: Selector | str | None = None,
+    new_tokens: int | None = None,
 ) -> nn.Module:
     """``model`` itself, or where it is a vision-language model its `Prefill` of so much text and so many images.
 
@@ -123,7 +176,7 @@ def as_measured(
         model: any.
         text: tokens; default 32.
         images: default 1.
-        select: as of `Prefill`.
+        select, new_tokens: as of `Prefill`.
 
     Raises:
         VitrimError: any of these is given, and the model reads no prompts; and as `Prefill`.
@@ -134,9 +187,9 @@ def as_measured(
     """
     if find_vision_language(model) is not None:
         text, images = TEXT if text is None else text, 1 if images is None else images
-        return Prefill(model, text=text, images=images, select=select)
+        return Prefill(model, text=text, images=images, select=select, new_tokens=new_tokens or 0)
     if select is not None:
         raise VitrimError(f"select chooses image tokens of a vision-language model, and {type(model).__name__} is none")
-    if text is not None or images is not None:
+    if text is not None or images is not None or new_tokens:
         raise VitrimError(f"a prompt is described, and {type(model).__name__} reads none")
     return model

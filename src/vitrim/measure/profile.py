@@ -45,6 +45,7 @@ def profile(
     label_column: str | None = None,
     text_tokens: int | None = None,
     prompt_images: int | None = None,
+    new_tokens: int | None = None,
     select: Selector | str | None = None,
     pretrained: bool = False,
     checkpoint: str | Path | None = None,
@@ -68,6 +69,7 @@ def profile(
         images: those images: a source, as of `vitrim.data.load_images`, or a dataset. Default: random ones.
         split, image_column, label_column: as of `vitrim.data.load_images`; only with a source.
         text_tokens, prompt_images: of a prompt of a vision-language model; default 32 and 1.
+        new_tokens: of an answer that is decoded behind the prefill, and counted; default 0.
         select: a selector of image tokens of such a model, behind every method, or alone where none is given.
         pretrained, checkpoint, model_options: how models given by name are created.
         threads: CPU threads; default: as torch chooses.
@@ -92,7 +94,7 @@ def profile(
     """
     configs = [config for config in parse_methods(methods) if config.describe() != "none"]
     columns = {"split": split, "image_column": image_column, "label_column": label_column}
-    check_whole(batch_size=(batch_size, 1), limit=(limit, 1))
+    check_whole(batch_size=(batch_size, 1), limit=(limit, 1), new_tokens=(new_tokens, 0))
     check_kinds(**columns, checkpoint=checkpoint, model_options=model_options)
     if not isinstance(images, str | Path | ImageDataset | None):
         raise VitrimError(f"expected a source of images or a dataset of vitrim.data, got {type(images).__name__}")
@@ -123,7 +125,8 @@ def profile(
         own = torch.device(device) if isinstance(model, str) else next(model.parameters(), torch.empty(0)).device
         with drawing(own, seed):
             loaded = _created(model, device, weights)
-            host = as_measured(loaded.model, text=text_tokens, images=prompt_images, select=select)
+            prompt = {"text": text_tokens, "images": prompt_images, "new_tokens": new_tokens}
+            host = as_measured(loaded.model, **prompt, select=select)
             if has_trunk(host) and getattr(host, "main_input_name", "pixel_values") == "input_ids":
                 towers = (name for name, part in host.named_children() if has_trunk(part))
                 raise VitrimError(
@@ -215,6 +218,8 @@ def _row(row: Profile) -> dict[str, Any]:
             "text_tokens": row.prefill.text,
             "prompt_images": row.prefill.images,
             "image_tokens": row.prefill.image_tokens,
+            "new_tokens": row.prefill.new_tokens,
+            "kv_cache_bytes": row.prefill.cache_bytes,
             "gmacs": {share: macs.gmacs() for share, macs in row.prefill.shares.items()},
         }
     return found
@@ -258,11 +263,14 @@ def _prompt_table(rows: Sequence[Profile], convention: str) -> Table:
         dense = sum(shares) if row.method == DENSE else dense
         numbers = [_number(value / 1e9) for value in (*shares, sum(shares))]
         model, saved = row.model if row.method == DENSE else "", f"{100 * (1 - sum(shares) / dense):.1f}"
-        cells.append((model, row.method, f"{row.prefill.image_tokens:g}", *numbers, saved))
+        held = "-" if row.prefill.cache_bytes is None else f"{row.prefill.cache_bytes / 2**20:.2f}"
+        cells.append((model, row.method, f"{row.prefill.image_tokens:g}", *numbers, saved, held))
     cost = rows[0].prefill
     assert cost is not None
     title = f"prefill: GMACs per prompt of {cost.text} tokens of text and {cost.images} image{'s' * (cost.images > 1)}"
-    columns = ("model", "method", "image tokens", *cost.shares, "total", "MACs saved %")
+    if cost.new_tokens:
+        title += f", and an answer of {cost.new_tokens}"
+    columns = ("model", "method", "image tokens", *cost.shares, "total", "MACs saved %", "KV cache MiB")
     return Table("prefill", title, columns, cells, text_columns=2)
 
 

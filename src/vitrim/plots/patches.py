@@ -68,6 +68,7 @@ def draw_kept(
     covered: tuple[float, float] | None = None,
     scale: int = 1,
     pruned: tuple[float, float, float] | None = None,
+    made: NDArray[np.bool_] | None = None,
 ) -> Image:
     """The image as the blocks saw it: patches that were pruned are hatched, groups of merged ones are outlined.
 
@@ -79,6 +80,7 @@ def draw_kept(
             at its right and bottom; default: just the image.
         scale: enlarge the image by this whole factor first, so that outlines are thin next to small patches.
         pruned: one colour for pruned patches; default: grey, hatched.
+        made: (P,) patches whose tokens are made of several, though they stand for themselves: outlined, too.
 
     Returns:
         (H * scale, W * scale, 3) float32 in [0, 1]: the image itself where single patches were kept; pruned patches
@@ -106,6 +108,8 @@ def draw_kept(
     merged = np.isin(token, names[(sizes > 1) & (names >= 0)])
     drawn[merged] = _means(drawn, token, merged)
     drawn[outline(token, groups)] = OUTLINE_COLOUR
+    if made is not None:
+        drawn[_border(token, groups[made & (groups >= 0)])] = OUTLINE_COLOUR
     return drawn
 
 
@@ -177,10 +181,14 @@ def outline(groups: NDArray[np.int64], source: NDArray[np.int64]) -> NDArray[np.
         source: (P,), the token of each patch, -1 where it was pruned.
     """
     tokens, sizes = np.unique(source, return_counts=True)
-    large = np.isin(groups, tokens[(sizes > 1) & (tokens >= 0)])
+    return _border(groups, tokens[(sizes > 1) & (tokens >= 0)])
+
+
+def _border(groups: NDArray[np.int64], tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Pixels (H, W) of some tokens that lie beside another token's, or at the edge."""
     padded = np.pad(groups, 1, constant_values=-2)
     neighbours = (padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:])
-    return np.asarray(large & np.any([groups != other for other in neighbours], axis=0))
+    return np.asarray(np.isin(groups, tokens) & np.any([groups != other for other in neighbours], axis=0))
 
 
 def plot_merged(

@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import ask, host_of, parse_methods
+from vitrim.core.registry import ask, host_of, parse_method, parse_methods
+from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, eval_transform, load_data, spread
 from vitrim.data.folders import loose_images
 from vitrim.data.transforms import geometry_of
@@ -31,8 +33,10 @@ from vitrim.measure.contestants import Contestant, Output, contestants
 from vitrim.measure.evaluation import open_task, task_name
 from vitrim.measure.inputs import check_kinds
 from vitrim.measure.machine import drawing, environment, select_device, set_threads
+from vitrim.measure.prefill import Prefill, as_measured
 from vitrim.plots.charts import short
 from vitrim.plots.dense import check_drawable, draw_comparison, scene
+from vitrim.plots.handed import copies, draw_handed, handed_rows, preparing
 from vitrim.plots.patches import Image, draw_kept, groups_of, in_colour, overlay, sources_of
 from vitrim.plots.style import DENSE_COLOUR, FORMATS, OKABE_ITO, SMALL, TEXT, TITLE, encoded, save, sheet
 from vitrim.report import Report, Table
@@ -40,6 +44,8 @@ from vitrim.tasks import make_task
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
+
+    from vitrim.data.decoding import Transform
 
 __all__ = ["MethodRow", "Shown", "check_shown", "draw_show", "pixels_of", "prepared", "rows_of", "show"]
 
@@ -130,6 +136,7 @@ def show(
     limit: int | None = None,
     blocks: Sequence[int] | None = None,
     class_names: Sequence[str] | None = None,
+    select: Selector | str | None = None,
     out: str | Path | None = None,
     format: str = "png",
     pretrained: bool = False,
@@ -144,7 +151,8 @@ def show(
 
     Each row names the prediction and the cost beside those of the dense model; methods that rank patches have their
     scores below, as heat maps. Of a model for segmentation or detection, on ``data`` with masks or boxes, predictions
-    stand beside the tokens that are left and the truth. The command is ``vitrim show``.
+    stand beside the tokens that are left and the truth. Of a vision-language model it shows which patches the language
+    model gets. The command is ``vitrim show``.
 
     Args:
         model: a supported classifier that is not reduced, or its name, as of `vitrim.loading.load`. A model is left as
@@ -157,6 +165,7 @@ def show(
         limit: so many images only, spread evenly; default: all of ``images``, 8 of ``data``.
         blocks: the columns, from 0; default: those that change tokens under any method, at most eight.
         class_names: default: the model's own, those of ``data``, or ImageNet's if there are as many; else numbers.
+        select: a selector of image tokens of a vision-language model, behind every method, or alone without one.
         out: folder for the pictures, one per image; default: none are written.
         format: of the pictures, ``png`` or ``svg``.
         pretrained, checkpoint, model_options: of a model by name, see `vitrim.loading.load`.
@@ -205,6 +214,13 @@ def show(
         given_model = getattr(model, "_orig_mod", model)  # a compiled model predicts what the model in it does
         loaded = load(given_model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options)
     dense = loaded.model
+    host = as_measured(dense, select=select)
+    if isinstance(host, Prefill):
+        if blocks is not None or class_names is not None:
+            raise VitrimError("what a language model gets is drawn behind the tower: leave blocks and class names out")
+        source = _opened(images, data, reading) if isinstance(data, str | Path) else opened
+        where = limit, data is None, Path(out) if out else None, format
+        return _handed(loaded, host, configs, source, *where, selected, seed, on_progress)
     if task_name(dense) is not None:
         return _dense(
             loaded,
@@ -224,7 +240,8 @@ def show(
     models = prepared(dense, configs, device=selected, learned=loaded.learned)
     report = _report(loaded, models, seed)
     names, rows = class_names or _class_names(dense, dataset), []
-    for name, title, image in _images(dense, dataset, limit, loose=data is None):
+    shape = tuple(host_of(dense).facts(dense).input_size)
+    for name, title, image in _images(dataset, limit, partial(eval_transform, dense), shape, loose=data is None):
         drawn, predicted = rows_of(models, image, names, seed=seed)
         figure = draw_show(pixels_of(dense, image), drawn, _grid(dense), dense=predicted, blocks=blocks, title=title)
         file = _keep(report, figure, None if out is None else Path(out), f"{name}.{format}")
@@ -232,7 +249,7 @@ def show(
         rows.append({"image": title, "file": file, **predictions})
         if on_progress is not None:
             on_progress(rows[-1])
-    return _with_table(report, rows, configs)
+    return _with_table(report, rows, ["dense", *(config.describe() for config in configs)])
 
 
 def _report(loaded: Loaded, models: Sequence[Contestant], seed: int) -> Shown:
@@ -253,12 +270,52 @@ def _keep(report: Shown, figure: Any, out: Path | None, name: str) -> str | None
     return None if file is None else str(file)
 
 
-def _with_table(report: Shown, rows: Sequence[Mapping[str, Any]], configs: Sequence[MethodConfig]) -> Shown:
+def _with_table(
+    report: Shown, rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str = "Predictions"
+) -> Shown:
     report.rows = rows
-    columns = ("image", "dense", *(config.describe() for config in configs))
+    columns = ("image", *names)
     table = [tuple(row[column] for column in columns) for row in rows]
-    report.tables.append(Table("show", "Predictions", columns, table, text_columns=len(columns)))
+    report.tables.append(Table("show", title, columns, table, text_columns=len(columns)))
     return report
+
+
+def _handed(
+    loaded: Loaded,
+    host: Prefill,
+    configs: Sequence[MethodConfig],
+    dataset: Any,
+    limit: int | None,
+    loose: bool,
+    out: Path | None,
+    format: str,
+    device: torch.device | None,
+    seed: int,
+    on_progress: Callable[[Mapping[str, Any]], None] | None,
+) -> Shown:
+    """The patches that a language model gets, as one figure per image."""
+    if host.select is not None:
+        configs = configs or [parse_method("none")]
+    if not configs:
+        raise VitrimError("there is nothing to show without a method or a selector: give one, e.g. divprune:tokens=64")
+    if device is not None:
+        host = copy.deepcopy(host).to(device)
+    models = copies(host, configs)
+    like = next(host.parameters())
+    machine = environment(device=str(like.device), dtype=str(like.dtype).removeprefix("torch."), seed=seed)
+    report = Shown("show", {"model": loaded.name, "weights": loaded.weights, "environment": machine})
+    if host.select is not None and host.select.needs().text:
+        report.notes = [f"{host.select.describe()}: the text of the prompt is a made one"]
+    make, pixels = preparing(host)
+    rows = []
+    for name, title, image in _images(dataset, limit, make, host.shape[1:], loose=loose):
+        with drawing(like.device, seed):
+            drawn = handed_rows(host, models, image)
+        file = _keep(report, draw_handed(pixels(image), drawn, title=title), out, f"{name}.{format}")
+        rows.append({"image": title, "file": file, **{row.name: row.text for row in drawn}})
+        if on_progress is not None:
+            on_progress(rows[-1])
+    return _with_table(report, rows, list(models), "Image tokens that the language model gets")
 
 
 def _dense(
@@ -304,7 +361,7 @@ def _dense(
         rows.append({"image": title, "file": file, **notes})
         if on_progress is not None:
             on_progress(rows[-1])
-    return _with_table(report, rows, configs)
+    return _with_table(report, rows, ["dense", *(config.describe() for config in configs)])
 
 
 def _opened(images: Any, data: Any, reading: Mapping[str, Any]) -> Any:
@@ -339,17 +396,27 @@ def _class_names(dense: nn.Module, dataset: Any) -> Sequence[str] | None:
     return next((described(names) for names in known if names and len(names) == count), None)
 
 
-def _images(dense: nn.Module, dataset: Any, limit: int | None, *, loose: bool) -> Iterator[tuple[str, str, Tensor]]:
-    """The name of the file, the title and the pixels of every image to draw."""
+def _images(
+    dataset: Any, limit: int | None, make: Callable[[], Transform], shape: Sequence[int], *, loose: bool
+) -> Iterator[tuple[str, str, Tensor]]:
+    """The name of the file, the title and the pixels of every image to draw.
+
+    Args:
+        dataset: or images, or tensors.
+        limit: so many.
+        make: gives what prepares an image; not asked where they are tensors.
+        shape: (C, H, W) that the model takes.
+        loose: images without labels.
+    """
     from vitrim.measure.decisions import file_name  # which imports torchmetrics
 
     few = FEW if limit is None and not loose else limit
     places = [int(place) for place in spread(len(dataset), few)]
     if isinstance(dataset, list | tuple):
         for place in places:
-            yield f"image_{place}", f"image {place}", _pixels(dense, dataset[place])
+            yield f"image_{place}", f"image {place}", _pixels(dataset[place], make, shape)
         return
-    dataset.transform = eval_transform(dense)
+    dataset.transform = make()
     taken: set[str] = set()
     for place in places:
         image = dataset.read_image(place)
@@ -368,20 +435,22 @@ def _images(dense: nn.Module, dataset: Any, limit: int | None, *, loose: bool) -
         yield name, path.name, image
 
 
-def _pixels(dense: nn.Module, image: Tensor | PillowImage) -> Tensor:
+def _pixels(image: Tensor | PillowImage, make: Callable[[], Transform], taken: Sequence[int]) -> Tensor:
     """(C, H, W) of an image that is read already, as the model takes it.
 
     Raises:
         VitrimError: neither a tensor of the shape that the model takes nor an image of Pillow.
     """
     if isinstance(image, Tensor):
-        shape, taken = tuple(image.shape), tuple(host_of(dense).facts(dense).input_size)
-        if shape != taken:
-            raise VitrimError(f"an image is a tensor (C, H, W) as the model takes it, {taken}, not one of {shape}")
+        if tuple(image.shape) != tuple(taken):
+            wrong = tuple(image.shape)
+            raise VitrimError(
+                f"an image is a tensor (C, H, W) as the model takes it, {tuple(taken)}, not one of {wrong}"
+            )
         return image
     if not hasattr(image, "convert"):
         raise VitrimError(f"an image is a file, an image of Pillow or a tensor (C, H, W), not {type(image).__name__}")
-    return eval_transform(dense)(image)
+    return make()(image)
 
 
 def prepared(

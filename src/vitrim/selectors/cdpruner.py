@@ -40,6 +40,7 @@ def scaled(values: Tensor, batch: bool = False) -> Tensor:
     return torch.where(span > 0, (values - low + LEAST) / span.where(span > 0, 1), 1.0)
 
 
+@torch.no_grad()
 def determinantal(features: Tensor, weights: Tensor, count: int) -> Tensor:
     """(B, T) tokens in the order in which they are picked: each makes the determinant of the kernel largest.
 
@@ -58,19 +59,17 @@ def determinantal(features: Tensor, weights: Tensor, count: int) -> Tensor:
     gain = weights.square()  # the diagonal, without the rounding of cos(x, x): equal weights are to tie
     floor = gain * (total * torch.finfo(gain.dtype).eps)  # what rounding leaves of a token that adds nothing
     factor = kernel.new_zeros(batch, count, total)
+    least = torch.finfo(gain.dtype).tiny
+    images = torch.arange(batch, device=features.device)
     picked, useful = [], []
     for number in range(count):
-        gain = gain.masked_fill_(gain <= floor, -torch.inf)
+        gain.masked_fill_(gain <= floor, -torch.inf)
         pick = first_largest(gain)
         best = gain.gather(1, pick)
-        wide = pick[:, :, None].expand(-1, -1, total)
-        row = kernel.gather(1, wide).squeeze(1)
-        before = factor[:, :number]
-        at_pick = before.gather(2, pick[:, None].expand(-1, number, -1))  # (B, t, 1)
-        row = row - (at_pick.transpose(1, 2) @ before).squeeze(1)
-        row = row / best.clamp_min(torch.finfo(gain.dtype).tiny).sqrt()
-        factor[:, number] = row
-        gain = (gain - row.square()).scatter_(1, pick, -torch.inf)
+        place, before = pick[:, 0], factor[:, :number]
+        row = torch.baddbmm(kernel[images, place][:, None], before[images, :, place][:, None], before, alpha=-1)
+        torch.div(row[:, 0], best.clamp(min=least).sqrt(), out=factor[:, number])
+        gain.addcmul_(factor[:, number], factor[:, number], value=-1).scatter_(1, pick, -torch.inf)
         picked.append(pick)
         useful.append(best > 0)
     order, valid = torch.cat(picked, dim=1), torch.cat(useful, dim=1)

@@ -9,6 +9,7 @@ from vitrim.core.registry import register_selector
 from vitrim.core.selection import Choice, Seen, Selector, first_largest, unit
 
 
+@torch.no_grad()
 def farthest_first(features: Tensor, count: int) -> Tensor:
     """(B, T) tokens in the order in which they are picked: each the farthest from those before, by 1 - cosine.
 
@@ -19,18 +20,18 @@ def farthest_first(features: Tensor, count: int) -> Tensor:
         features: (B, N, D).
         count: T, at most N.
     """
-    batch, total, _ = features.shape
     normed = unit(features)
     distance = 1 - normed @ normed.transpose(1, 2)
-    own = torch.eye(total, dtype=torch.bool, device=features.device)
-    pick = first_largest(distance.masked_fill(own, torch.inf).amin(dim=1))
-    picked = [pick]
-    nearest = distance.new_full((batch, total), torch.inf)
+    own = distance.diagonal(dim1=1, dim2=2)  # a view
+    own.fill_(torch.inf)
+    pick = first_largest(distance.amin(dim=1))
+    own.fill_(-torch.inf)  # so that the minimum over picked tokens leaves them out, too
+    images = torch.arange(len(features), device=features.device)
+    picked, nearest = [pick], distance[images, pick[:, 0]]
     for _ in range(count - 1):
-        row = distance.gather(1, pick[:, :, None].expand(-1, -1, total)).squeeze(1)
-        nearest = torch.minimum(nearest, row).scatter_(1, pick, -torch.inf)
         pick = first_largest(nearest)
         picked.append(pick)
+        nearest = torch.minimum(nearest, distance[images, pick[:, 0]])
     return torch.cat(picked, dim=1)
 
 

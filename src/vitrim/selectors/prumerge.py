@@ -150,5 +150,6 @@ class PruMerge(Selector):
             if self.order == "raster":
                 kept, order = kept.sort()
                 tokens = tokens[order]
-            found.append(Choice(kept, tokens, end=rest if len(kept) < len(own) else None))
+            made = torch.ones_like(kept, dtype=torch.bool)
+            found.append(Choice(kept, tokens, end=rest if len(kept) < len(own) else None, merged=made))
         return found

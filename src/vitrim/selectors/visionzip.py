@@ -134,8 +134,12 @@ class VisionZip(Selector):
         width = seen.features.shape[2]
         own = seen.features.gather(1, found.dominant[:, :, None].expand(-1, -1, width))
         tokens = torch.cat([own, found.contextual], dim=1)
+        merged = torch.zeros_like(kept, dtype=torch.bool)
+        merged[:, found.dominant.shape[1] :] = True
         if self.order == "raster":
             kept, order = kept.sort(dim=1)
             tokens = tokens.gather(1, order[:, :, None].expand(-1, -1, width))
+            merged = merged.gather(1, order)
         firsts = [None] * len(kept) if front is None else front[:, None].unbind()
-        return [Choice(*each) for each in zip(kept, tokens, firsts, strict=True)]
+        parts = zip(kept, tokens, firsts, merged, strict=True)
+        return [Choice(own, new, first, merged=made) for own, new, first, made in parts]

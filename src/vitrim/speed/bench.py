@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,7 @@ from vitrim.measure.machine import drawing, environment, select_device, set_thre
 from vitrim.measure.macs import count_macs
 from vitrim.measure.prefill import Prefill, as_measured
 from vitrim.measure.records import DENSE, Row
+from vitrim.measure.stopwatch import Stopwatch
 from vitrim.plots import style
 from vitrim.speed.engines import Compiled, Eager, Engine, Run, compilation, engines_named
 from vitrim.speed.words import SpeedReport
@@ -90,6 +92,7 @@ def bench(
     text_tokens: int | None = None,
     prompt_images: int | None = None,
     select: Selector | str | None = None,
+    new_tokens: int | None = None,
     figure: str | Path | None = None,
     images: str | Path | ImageDataset | None = None,
     split: str | None = None,
@@ -110,7 +113,7 @@ def bench(
     of the precisions, measured in the same run. Speed-up is the median over rounds of the ratio within a round,
     with its quartiles; peak memory is what one forward allocates. Of a vision-language model, prefill is timed:
     tower, connector and language model on a batch of prompts, from which reduced models leave out the image tokens
-    that are gone.
+    that are gone; on request with an answer.
 
     Args:
         model: not reduced, or its name, as on the command line. A model stays as it is, and runs where it is.
@@ -125,6 +128,8 @@ def bench(
         min_seconds: and at least so long.
         text_tokens, prompt_images: of a vision-language model: text and images of a prompt, by default 32 and 1.
         select: a selector of image tokens of such a model, behind every method, or alone where none is given.
+        new_tokens: of an answer that is decoded behind the prefill; default 0. Speed-up and promise are then those of
+            both together.
         figure: draw the times per image there: .png or .svg.
         images: a source, as ``--images`` of the command, or a dataset of `vitrim.data`; None: random images. With
             images, int8 finds the ranges of activations on some of them, and the dense model of every engine and
@@ -160,7 +165,7 @@ def bench(
     configs = {config.describe() + behind: config for config in given}
     if not configs:
         raise VitrimError("there is nothing to compare with dense: name at least one method")
-    check_whole(repeats=(repeats, 1))
+    check_whole(repeats=(repeats, 1), new_tokens=(new_tokens, 0))
     check_figure(figure)
     budget = Budget(min_rounds=repeats, min_seconds=min_seconds, max_rounds=max(repeats, Budget.max_rounds))
     place = place_of(model, device)
@@ -168,7 +173,8 @@ def bench(
     set_threads(threads)
     with drawing(place, seed):
         loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options, device=place)
-        host = as_measured(loaded.model, text=text_tokens, images=prompt_images, select=selector)
+        prompt = {"text": text_tokens, "images": prompt_images, "new_tokens": new_tokens}
+        host = as_measured(loaded.model, **prompt, select=selector)
         if images is not None and isinstance(host, Prefill):
             raise VitrimError("images are for models of images alone: prompts are made of random images and text")
         check_engines(engines, configs, host)
@@ -325,7 +331,8 @@ def _notes(
         )
     if isinstance(host, Prefill):
         what = f"{host.text} tokens of text and {host.shape[0]} x {host.places} of images"
-        yield f"prefill: batches are prompts of {what}; methods leave out the image tokens that are gone"
+        answer = f", and the {host.new_tokens} tokens of an answer" if host.new_tokens else ""
+        yield f"prefill: batches are prompts of {what}{answer}; methods leave out the image tokens that are gone"
     adaptive = [name for name, config in methods.items() if config.is_adaptive()]
     if adaptive:
         given = f"images of {images}" if images else "random images (give real ones as images)"
@@ -389,7 +396,9 @@ def measure(
         front of its heads, against the same part of the dense model, and the whole model.
 
         Of the prefill of a vision-language model (`vitrim.measure.prefill.Prefill`) rows have ``text_tokens,
-        prompt_images, image_tokens`` of a prompt, too, and images per second count all images of the prompts.
+        prompt_images, image_tokens, new_tokens`` of a prompt, too, ``kv_cache_bytes`` per prompt (of what the language
+        model holds at the end) and ``parts_ms`` (`vitrim.measure.stopwatch.PARTS`, medians); images per second count
+        all images of the prompts.
 
     Raises:
         VitrimError: a method does not fit the model or runs on none of the engines, or an engine cannot run here.
@@ -439,7 +448,10 @@ def measure(
         if on_progress is not None:
             budget = _Watched(**vars(budget or Budget()), tell=on_progress)
         with torch.inference_mode():
-            times = time_interleaved({entry.key: entry.call for entry in entries}, images.device, budget)
+            with ExitStack() as watching:
+                for entry in entries:
+                    entry.watch(watching, images.device)
+                times = time_interleaved({entry.key: entry.call for entry in entries}, images.device, budget)
             return _rows(entries, times, [DENSE, *methods], images, model, held_out, on_progress)
 
 
@@ -469,6 +481,7 @@ class Entry:
         run: runs batches; `prepare` makes it.
         call: one forward of the images.
         seconds: that took.
+        parts: times its parts, if it is a `Prefill`.
     """
 
     name: str
@@ -480,6 +493,7 @@ class Entry:
     run: Run = field(init=False)
     call: Callable[[], object] = field(init=False)
     seconds: float = field(init=False)
+    parts: Stopwatch | None = None
 
     @property
     def key(self) -> str:
@@ -496,6 +510,12 @@ class Entry:
         self.run = self.engine.prepare(self.model, given, folder, calibration)
         self.call = partial(self.run, given)
         self.seconds = time.perf_counter() - start
+
+    def watch(self, within: ExitStack, device: torch.device) -> None:
+        """Let calls time the parts of a `Prefill`, too."""
+        if isinstance(self.model, Prefill):
+            self.parts = within.enter_context(Stopwatch(self.model, self.call, device))
+            self.call = self.parts
 
 
 def check_engines(
@@ -550,6 +570,8 @@ def _rows(
         facts |= {"engine": entry.engine.label, "precision": entry.engine.precision, "compiled": entry.engine.compiled}
         facts |= {"dense_engine": base.engine.label, "dense_precision": base.engine.precision}
         facts |= {"dense_kernel": base.kernel, **_prompt(entry.model, images)}
+        if entry.parts is not None:
+            facts["parts_ms"] = entry.parts.medians(len(times[entry.key]))
         if isinstance(entry.model, Prefill) and entry.model.select is not None and entry.name != DENSE:
             facts["select"] = entry.model.select.describe()
         facts["dense_p50_ms"] = {one.kernel: summarise(times[one.key]).p50_ms for one in kernels[place]}
@@ -593,7 +615,8 @@ def _prompt(model: nn.Module, images: Tensor) -> dict[str, Any]:
     """The tokens of a prompt of the last forward, if ``model`` reads any."""
     if not isinstance(model, Prefill):
         return {}
-    return {"text_tokens": model.text, "prompt_images": model.shape[0], "image_tokens": model.image_tokens(images)}
+    tokens = {"text_tokens": model.text, "prompt_images": model.shape[0], "image_tokens": model.image_tokens(images)}
+    return {**tokens, "new_tokens": model.new_tokens, "kv_cache_bytes": model.cache_bytes}
 
 
 def _number(model: nn.Module, images: Tensor) -> int:

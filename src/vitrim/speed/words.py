@@ -22,6 +22,11 @@ MEANING = (
 )
 """The columns of a table, in one line each."""
 AGREE = "agree %: images with the same top-1 as the dense model in fp32"
+PARTS_MEANING = (
+    "ms of one batch, medians. tower: of images; selection: all that is spent on choosing; language model: on the "
+    "prompt; rest: connector, embeddings, shortening of prompts",
+    "KV cache MiB: keys and values that the language model holds of a prompt at the end",
+)
 PROMPT = "image_tokens"
 """A column that only rows of a prefill have."""
 ALONE = "eager", "compile"
@@ -34,15 +39,19 @@ class SpeedReport(Report):
 
     Attributes:
         words: for every table, in words, what to use, or what does not pay.
+        parts_tables: for every table of prompts the times of their parts.
     """
 
     words: list[list[str]] = field(default_factory=list)
+    parts_tables: list[Table] = field(default_factory=list)
 
     def add(self, rows: Sequence[Row]) -> None:
         """Add the rows of one setting, dense first."""
         self.rows = [*self.rows, *rows]
         self.tables.append(table(rows))
         self.words.append(in_words(rows))
+        if "parts_ms" in rows[0]:
+            self.parts_tables.append(parts_table(rows))
 
     @property
     def figure(self) -> Any:
@@ -57,6 +66,12 @@ class SpeedReport(Report):
         if place in (0, -len(self.tables)):
             yield from MEANING
             yield from [AGREE] * any("agreement" in row for row in self.rows)
+        if self.parts_tables:
+            parts = self.parts_tables[place]
+            yield parts.title
+            yield replace(parts, title="").rich()
+            if place in (0, -len(self.tables)):
+                yield from PARTS_MEANING
         yield from self.words[place]
         yield ""
 
@@ -67,7 +82,8 @@ class SpeedReport(Report):
 
     def _repr_html_(self) -> str:
         lines = (line for words in self.words for line in words)
-        return super()._repr_html_() + "".join(f"<p>{escape(line)}</p>" for line in lines)
+        tables = "".join(table.html() for table in self.parts_tables)
+        return super()._repr_html_() + tables + "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -88,6 +104,24 @@ def table(rows: Sequence[Row]) -> Table:
     name = f"batch_{first['batch_size']}"
     cells = [tuple(_cells(row, several, "agree %" in columns)) for row in rows]
     return Table(name, title, columns, cells, text_columns=text)
+
+
+def parts_table(rows: Sequence[Row]) -> Table:
+    """The times of the parts of a prompt's answer at one setting, and the bytes of the cache, dense first."""
+    several, first = _several(rows), rows[0]
+    number = first["new_tokens"]
+    parts = list(first["parts_ms"])
+    answer = f" and an answer of {number} token{'s' * (number > 1)}" if number else ""
+    title = f"parts of the prefill{answer}, {setting_text(first, several)}"
+    names = [f"decoding {number - 1}" if part == "decoding" else part for part in parts]
+    columns = ("method", *(["engine"] if several else []), *names, "KV cache MiB")
+    cells = []
+    for row in rows:
+        held = row["kv_cache_bytes"]
+        cache = "-" if held is None else f"{held / 2**20:.2f}"
+        own = [row["method"], *([engine_of(row)] if several else [])]
+        cells.append((*own, *(f"{row['parts_ms'][part]:.2f}" for part in parts), cache))
+    return Table(f"parts_{first['batch_size']}", title, columns, cells, text_columns=2 if several else 1)
 
 
 def in_words(rows: Sequence[Row]) -> list[str]:

@@ -98,6 +98,35 @@ def survivors(state: TokenState, cell: int = 1, raster: bool = True, dropped: in
     return found
 
 
+def holders(state: TokenState, image: int, own: Survivors, cell: int, raster: bool, places: int) -> Tensor:
+    """(``places``,) int64: for every place of an image in a prompt the place of the token that holds what stood there,
+    -1 where none does.
+
+    Args:
+        state, cell, raster: as of `survivors`.
+        image: its number in the batch.
+        own: its `survivors`.
+        places: of the image, some of which may stand for the prefix.
+
+    Example:
+        >>> state = TokenState.start(torch.zeros(1, 4, 8), num_prefix=0)
+        >>> holders(state, 0, survivors(state)[0], 1, True, 4).tolist()
+        [0, 1, 2, 3]
+    """
+    token = state.source[image, own.num_prefix :] - own.num_prefix  # (P,) of every patch
+    token = torch.where(token >= 0, token // (cell * cell), -1)
+    anchor = torch.full((own.held + 1,), -1, device=token.device)  # the last one: of none
+    anchor[own.order] = own.places
+    held = anchor[token]
+    if cell > 1:
+        cells = cells_of(torch.arange(len(held), device=held.device), len(held), cell, raster)
+        held = torch.full((own.initial,), -1, device=held.device).scatter(0, cells, held)
+    first = 0 if own.dropped is None else max(own.dropped - own.num_prefix, 0)
+    held = torch.where(held >= first, held - first, -1)[first:].cpu()
+    front = places - len(held)
+    return torch.cat([torch.arange(front), torch.where(held >= 0, held + front, -1)])
+
+
 def cells_of(places: Tensor, patches: int, cell: int, raster: bool) -> Tensor:
     """The cells, counted in raster order, that patches are in; ``patches`` are those of the square image.
 

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vitrim.core.attention import Attention
-from vitrim.core.selection import Choice, Choosing, Grid, Seen
-from vitrim.core.tokens import TokenState, decision_dtype
+from vitrim.core.selection import Choice, Grid, Seen, Selector
+from vitrim.core.tokens import Handed, TokenState, decision_dtype
 from vitrim.errors import VitrimError
 from vitrim.hosts.shared.compact import cells_of
 
@@ -93,6 +93,22 @@ def _means(values: Tensor, *, places: Tensor, valid: Tensor, counts: Tensor, pre
     return sums / counts.to(own.dtype).view(-1, *[1] * (own.dim() - 1))
 
 
+class Taken(NamedTuple):
+    """The tokens of one image that were chosen.
+
+    Attributes:
+        features: (m, D).
+        flags: (Q,) bool, which of the image's places in the prompt they have.
+        rows: (m,) which of the features chosen from had those places.
+        handed: what of that is the image's own.
+    """
+
+    features: Tensor
+    flags: Tensor
+    rows: Tensor
+    handed: Handed
+
+
 @dataclass(frozen=True)
 class Candidates:
     """The tokens of one image that a selector chooses among.
@@ -111,10 +127,9 @@ class Candidates:
     grid: Grid | None = None
     more: Mapping[str, Any] | None = None
 
-    def chosen(self, choice: Choice) -> tuple[Tensor, Tensor, Tensor]:
-        """The features that go on, (m, D), the places they have, (Q,), and the features those places had, (m,).
-
-        Tokens without a place of their own get the first ones that are free: only their number matters.
+    def chosen(self, choice: Choice) -> Taken:
+        """The features that go on. Those without a place of their own get the first ones that are free: only their
+        number matters.
         """
         patches = self.features[self.front :]
         features = torch.cat([self.features[: self.front], choice.of(patches).to(patches.dtype)])
@@ -124,14 +139,18 @@ class Candidates:
             free = torch.ones(len(self.features), dtype=torch.bool, device=rows.device)
             free[rows] = False
             rows = torch.cat([rows, free.nonzero().squeeze(1)[:extra]])
-        flags = torch.zeros_like(self.flags)
-        flags[self.flags.nonzero().squeeze(1)[rows.to(self.flags.device)]] = True
-        return features, flags, rows
+        places = self.flags.nonzero().squeeze(1)[rows.to(self.flags.device)]
+        own = places[: len(places) - extra]
+        flags, kept, merged = (torch.zeros_like(self.flags) for _ in range(3))
+        flags[places] = True
+        kept[own] = True
+        if choice.merged is not None:
+            merged[own[self.front :]] = choice.merged.to(merged.device)
+        return Taken(features, flags, rows, Handed(kept, merged, extra))
 
 
-def choose(choosing: Choosing, images: Sequence[Candidates]) -> list[Choice]:
+def choose(selector: Selector, images: Sequence[Candidates]) -> list[Choice]:
     """The choice for every image; those of one size together."""
-    selector = choosing.selector
     groups: dict[Any, list[int]] = {}
     for place, image in enumerate(images):
         groups.setdefault((image.features.shape, image.front, image.grid), []).append(place)
@@ -144,7 +163,7 @@ def choose(choosing: Choosing, images: Sequence[Candidates]) -> list[Choice]:
             more[name] = values if name == "text" else torch.stack(values)
         features = torch.stack([image.features[image.front :] for image in own])
         with nullcontext() if selector.merges else torch.no_grad():
-            chosen = choosing(Seen(features, own[0].grid, **more))
+            chosen = selector.select(Seen(features, own[0].grid, **more))
         found |= dict(zip(places, chosen, strict=True))
     return [found[place] for place in range(len(images))]
 

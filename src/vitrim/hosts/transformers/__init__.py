@@ -125,6 +125,10 @@ SELECTED: dict[str, str] = {
     "transformers.models.glm46v.modeling_glm46v.Glm46VForConditionalGeneration": "vlms_selected:Glm4V",
     "transformers.models.blip_2.modeling_blip_2.Blip2ForConditionalGeneration": "vlms_selected:Blip2",
     "transformers.models.instructblip.modeling_instructblip.InstructBlipForConditionalGeneration": "vlms_selected:Blip2",
+    "transformers.models.mllama.modeling_mllama.MllamaModel": "vlms_selected:Mllama",
+    "transformers.models.mllama.modeling_mllama.MllamaForConditionalGeneration": "vlms_selected:Mllama",
+    "transformers.models.florence2.modeling_florence2.Florence2Model": "vlms_selected:Florence2",
+    "transformers.models.florence2.modeling_florence2.Florence2ForConditionalGeneration": "vlms_selected:Florence2",
 }
 """The family of vision-language models whose tower stays as it is, for all of the library and for some classes."""
 

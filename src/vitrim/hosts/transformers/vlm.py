@@ -10,7 +10,9 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from inspect import Parameter
 from math import prod
 from typing import Any, ClassVar, NamedTuple, cast
@@ -23,9 +25,17 @@ from vitrim.core.plan import HostFacts
 from vitrim.core.reduce import HANDLE, Selection, get_reduction, reduced_parts
 from vitrim.core.registry import host_of
 from vitrim.core.selection import Choosing, Grid, Selector
-from vitrim.core.tokens import Trace
+from vitrim.core.tokens import Handed, TokenState, Trace
 from vitrim.errors import UnsupportedModelError, VitrimError
-from vitrim.hosts.shared.compact import Survivors, check_prompt, kept_in_prompt, prompt_rows, survivors, trimmed
+from vitrim.hosts.shared.compact import (
+    Survivors,
+    check_prompt,
+    holders,
+    kept_in_prompt,
+    prompt_rows,
+    survivors,
+    trimmed,
+)
 from vitrim.hosts.shared.selecting import Candidates, attended, by_image, choose, rows_of_images, runs, texts
 
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
@@ -42,29 +52,29 @@ class PromptHook:
     and not a function, so that the model can still be copied and pickled.
     """
 
-    def __init__(self, family: type[HuggingFaceVLM], trace: Trace, selector: Selector | None = None) -> None:
+    def __init__(self, family: type[HuggingFaceVLM], trace: Trace, choosing: Choosing | None = None) -> None:
         self.family = family
         self.trace = trace
-        self.selector = selector
+        self.choosing = choosing
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         positional = tuple(inspect.signature(type(model).forward).parameters)[1:]
         given = {**dict(zip(positional, args, strict=False)), **kwargs}
         if not self.family.follows(model, given):
             return None
-        return (), self.family.compact(model, given, self.trace, self.selector)[0]
+        return (), self.family.compact(model, given, self.trace, self.choosing)[0]
 
 
 class CompactGenerate:
     """The ``generate`` of a compact model. Sequences come out behind the prompt as it was given."""
 
     def __init__(
-        self, family: type[HuggingFaceVLM], model: nn.Module, trace: Trace, selector: Selector | None = None
+        self, family: type[HuggingFaceVLM], model: nn.Module, trace: Trace, choosing: Choosing | None = None
     ) -> None:
         self.family = family
         self.model = model
         self.trace = trace
-        self.selector = selector
+        self.choosing = choosing
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -83,7 +93,7 @@ class CompactGenerate:
                 "call generate without past_key_values"
             )
         prompt: Tensor = given["input_ids"]
-        given, ragged = self.family.compact(self.model, given, self.trace, self.selector)
+        given, ragged = self.family.compact(self.model, given, self.trace, self.choosing)
         config = given.get("generation_config") or self.model.generation_config
         copies = [given.get(name, getattr(config, name, None)) for name in ("num_beams", "num_return_sequences")]
         if ragged and max(number or 1 for number in copies) > 1:
@@ -125,11 +135,13 @@ class Encoded(NamedTuple):
         output: the library's, with the features in it.
         features: (n, D) of every image, those in ``output``.
         flags: (Q,) bool of every image: which of its places in the prompt they have.
+        handed: what of that is the image's own.
     """
 
     output: Any
     features: list[Tensor]
     flags: list[Tensor]
+    handed: list[Handed]
 
 
 class Chosen(NamedTuple):
@@ -139,11 +151,13 @@ class Chosen(NamedTuple):
         features: (m, D).
         flags: (Q,) bool, which of the image's places in the prompt they have.
         rows: (m,) which of the features chosen from had those places.
+        handed: what of that is the image's own.
     """
 
     features: list[Tensor]
     flags: list[Tensor]
     rows: list[Tensor]
+    handed: list[Handed]
 
 
 class Early:
@@ -235,15 +249,15 @@ class HuggingFaceVLM(VisionLanguage):
         return given
 
     @classmethod
-    def install(cls, model: nn.Module, trace: Trace, selector: Selector | None = None) -> None:
+    def install(cls, model: nn.Module, trace: Trace, choosing: Choosing | None = None) -> None:
         cls.uninstall(model)
-        hook = PromptHook(cls, trace, selector)
+        hook = PromptHook(cls, trace, choosing)
         holder: Any = model
-        if selector is not None:
-            holder.vitrim_choosing = Choosing(selector)
+        if choosing is not None:
+            holder.vitrim_choosing = choosing
         holder.vitrim_compact = model.register_forward_pre_hook(hook, with_kwargs=True)
         if hasattr(model, "generate"):
-            holder.generate = CompactGenerate(cls, model, trace, selector)
+            holder.generate = CompactGenerate(cls, model, trace, choosing)
 
     @classmethod
     def uninstall(cls, model: nn.Module) -> None:
@@ -294,7 +308,7 @@ class HuggingFaceVLM(VisionLanguage):
 
     @classmethod
     def compact(
-        cls, model: Any, given: Mapping[str, Any], trace: Trace, selector: Selector | None = None
+        cls, model: Any, given: Mapping[str, Any], trace: Trace, choosing: Choosing | None = None
     ) -> tuple[dict[str, Any], bool]:
         """The inputs with features in place of images, and without the tokens that went; and whether images differ."""
         ids, cache, mask = given["input_ids"], given.get("past_key_values"), given.get("attention_mask")
@@ -306,7 +320,7 @@ class HuggingFaceVLM(VisionLanguage):
             )
         reduced = cls.tower_is_reduced(model)
         outputs: dict[str, Any] = {}
-        handed: list[int] = []
+        handed: list[Handed] = []
         encoded: set[str] = set()
         kept, ragged = torch.ones_like(ids, dtype=torch.bool), False
         for kind, pixels in PIXELS.items():
@@ -320,18 +334,19 @@ class HuggingFaceVLM(VisionLanguage):
             if pixels not in own:  # one encoder for both, which calls them images
                 own["pixel_values"] = given[pixels]
             if reduced:
-                output, features, flags = cls.of_reduced(model, given, own, trace, selector)
+                found = cls.of_reduced(model, given, own, trace, choosing)
             else:
-                assert selector is not None
-                output, features, flags = cls.of_whole(model, given, own, kind, selector)
+                assert choosing is not None
+                found = cls.of_whole(model, given, own, kind, choosing)
+            output, features, flags, _ = found
             outputs[kind] = output
-            handed += [len(image) for image in features]
+            handed += found.handed
             encoded |= {*names, pixels}
             kept &= kept_in_prompt(ids, cls.placeholder(model, kind), flags)
             ragged |= isinstance(output.pooler_output, Tensor) and len({len(image) for image in features}) > 1
         trace.call.handed = handed
         filler = next(number for number in range(3) if number not in cls.placeholders(model))
-        original = selector is not None and selector.positions == "original"
+        original = choosing is not None and choosing.selector.positions == "original"
         given = cls.positioned(model, given, kept, original)
         left = {name: value for name, value in given.items() if name not in encoded}
         out = trimmed(left, PER_TOKEN, kept, filler, close=not original)
@@ -362,7 +377,7 @@ class HuggingFaceVLM(VisionLanguage):
 
     @classmethod
     def of_whole(
-        cls, model: Any, given: Mapping[str, Any], own: Mapping[str, Any], kind: str, selector: Selector
+        cls, model: Any, given: Mapping[str, Any], own: Mapping[str, Any], kind: str, choosing: Choosing
     ) -> Encoded:
         """Select among all tokens that the connector gives, behind a tower as it is.
 
@@ -371,46 +386,60 @@ class HuggingFaceVLM(VisionLanguage):
             given: its inputs.
             own: those of the encoder.
             kind: of `PIXELS`.
-            selector: makes the choice.
+            choosing: makes the choice.
         """
-        encoder = cls.encoder(model, kind)
-        output = encoder(**own, return_dict=True)
+        encoder, selector = cls.encoder(model, kind), choosing.selector
+        watch = cls.watch(model, given, kind, selector)
+        with watch or nullcontext():
+            output = encoder(**own, return_dict=True)
         images = by_image(
             cls.pooled(model, output), runs(given["input_ids"], cls.placeholder(model, kind)), cls.prompts_together
         )
         grids = cls.grids(model, given, kind, images)
-        candidates = [
-            Candidates(image, torch.ones(len(image), dtype=torch.bool), grid=grid)
-            for image, grid in zip(images, grids, strict=True)
-        ]
-        chosen = cls.chosen(model, given, kind, selector, candidates)
+
+        def look() -> Chosen:
+            more = [None] * len(images) if watch is None else watch.seen()
+            candidates = [
+                Candidates(image, torch.ones(len(image), dtype=torch.bool), grid=grid, more=own)
+                for image, grid, own in zip(images, grids, more, strict=True)
+            ]
+            return cls.chosen(model, given, kind, selector, candidates)
+
+        chosen: Chosen = choosing(look)
         cls.narrowed(output, chosen)
-        return Encoded(output, chosen.features, chosen.flags)
+        return Encoded(output, chosen.features, chosen.flags, chosen.handed)
+
+    @classmethod
+    def watch(cls, model: Any, given: Mapping[str, Any], kind: str, selector: Selector) -> Any:
+        """Within, a tower as it is shows what a selector needs, and ``seen()`` gives it; None: that is nothing."""
+        return None
 
     @classmethod
     def of_reduced(
-        cls, model: Any, given: Mapping[str, Any], own: Mapping[str, Any], trace: Trace, selector: Selector | None
+        cls, model: Any, given: Mapping[str, Any], own: Mapping[str, Any], trace: Trace, choosing: Choosing | None
     ) -> Encoded:
-        """Take the tokens that a reduced tower has left, and select among them if there is a ``selector``.
+        """Take the tokens that a reduced tower has left, and select among them if there is a selector.
 
         Args:
             model: the whole one.
             given: its inputs.
             own: those of the encoder.
             trace: of the tower.
-            selector: makes the choice; acts in front of a connector that reads tokens one by one, if it is made for it.
+            choosing: makes the choice; acts in front of a connector that reads tokens one by one, if it is made for it.
         """
         base, cell = model.base_model, cls.cell(model)
+        selector = None if choosing is None else choosing.selector
         full = cell > 1 or cls.reads_all(model, given)
         watched = [] if selector is None else cls.watched(model, given, selector)
         early = selector is not None and selector.place == "before" and cell == 1 and given.get("image_sizes") is None
         with trace.handing_out(dense=full, fewer=True), trace.watching(watched) as notes:
 
             def among(images: Sequence[Tensor], tower: Any) -> Chosen:
-                assert selector is not None
+                assert choosing is not None
                 left = cls.survivors(model, given, trace)
                 pairs = [own.take(image, full) for own, image in zip(left, images, strict=True)]
-                return cls.chosen_of_left(model, given, selector, left, pairs, notes, tower)
+                look = partial(cls.chosen_of_left, model, given, choosing.selector, left, pairs, notes, tower)
+                return choosing(look)  # type: ignore[no-any-return]
 
             if early:
                 with Early(cls.tower(model), cls.connector_module(model), among) as chooser:
@@ -418,23 +447,43 @@ class HuggingFaceVLM(VisionLanguage):
                 chosen = chooser.chosen
                 features = torch.cat(by_image(output.pooler_output, [], False)).split([len(x) for x in chosen.features])
                 cls.put(output, features)
-                return Encoded(output, list(features), chosen.flags)
+                return Encoded(output, list(features), chosen.flags, chosen.handed)
             output = base.get_image_features(**own, return_dict=True)
         left = cls.survivors(model, given, trace)
         taken, flags = cls.taken(output, left, full)
-        if selector is None:
-            return Encoded(output, taken, flags)
+        if choosing is None:
+            return Encoded(output, taken, flags, [Handed(own, torch.zeros_like(own)) for own in flags])
         pairs = list(zip(taken, flags, strict=True))
-        chosen = cls.chosen_of_left(model, given, selector, left, pairs, notes, None)
+        chosen = choosing(partial(cls.chosen_of_left, model, given, choosing.selector, left, pairs, notes, None))
         cls.narrowed(output, chosen)
-        return Encoded(output, chosen.features, chosen.flags)
+        return Encoded(output, chosen.features, chosen.flags, chosen.handed)
 
     @classmethod
     def survivors(cls, model: nn.Module, given: Mapping[str, Any], trace: Trace) -> list[Survivors]:
         """The tokens that are left of every image behind the block that the connector reads."""
-        number = len(trace.call.states)
-        state = trace.call.states[max((layer % number for layer in cls.layers(model, given)), default=-1)]
+        state = cls.read_state(model, given, trace)
         return survivors(state, cls.cell(model), not cls.cell_by_cell, cls.dropped(model, given))
+
+    @classmethod
+    def read_state(cls, model: nn.Module, given: Mapping[str, Any], trace: Trace) -> TokenState:
+        """The state behind the block that the connector reads."""
+        number = len(trace.call.states)
+        return trace.call.states[max((layer % number for layer in cls.layers(model, given)), default=-1)]
+
+    @classmethod
+    def held(cls, model: nn.Module) -> list[Tensor]:
+        whole = isinstance(vars(model).get(HANDLE), Selection)
+        reduction = get_reduction(model if whole else cls.tower(model))
+        handed = reduction.image_places
+        every = [torch.arange(len(image.kept)) for image in handed]
+        if not whole:
+            trace, cell, raster = reduction._trace, cls.cell(model), not cls.cell_by_cell
+            state, left = cls.read_state(model, {}, trace), cls.survivors(model, {}, trace)
+            every = [
+                holders(state, number, own, cell, raster, len(image.kept))
+                for number, (own, image) in enumerate(zip(left, handed, strict=True))
+            ]
+        return [torch.where((own >= 0) & image.kept[own], own, -1) for own, image in zip(every, handed, strict=True)]
 
     @classmethod
     def watched(cls, model: nn.Module, given: Mapping[str, Any], selector: Selector) -> list[int]:
@@ -493,9 +542,9 @@ class HuggingFaceVLM(VisionLanguage):
                 replace(image, more={**(image.more or {}), "text": words[row]})
                 for image, row in zip(images, rows, strict=True)
             ]
-        choices = choose(model.vitrim_choosing, images)
+        choices = choose(selector, images)
         parts = [image.chosen(choice) for image, choice in zip(images, choices, strict=True)]
-        return Chosen([part[0] for part in parts], [part[1] for part in parts], [part[2] for part in parts])
+        return Chosen(*map(list, zip(*parts, strict=True)))
 
     @classmethod
     def narrowed(cls, output: Any, chosen: Chosen) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrim.core.plan import HostFacts
 from vitrim.core.registry import host_of
+from vitrim.core.selection import Selector
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.compact import Survivors
 from vitrim.hosts.transformers.vlm import HuggingFaceVLM
@@ -203,10 +205,28 @@ USUAL_SIDE = 32
 
 
 class Qwen25VL(_Qwen):
-    """Refused: most blocks attend in windows, which at the edges of an image have other numbers of patches."""
+    """Refused: most blocks attend in windows, which at the edges of an image have other numbers of patches.
+
+    Selectors see the attention of the last block that attends to all patches.
+    """
 
     name = "Qwen2.5-VL"
     refused = True
+    shows_attention = True
+
+    @classmethod
+    def watch(cls, model: Any, given: Mapping[str, Any], kind: str, selector: Selector) -> Any:
+        if selector.needs().attention == "none":
+            return None
+        from vitrim.hosts.transformers.windowed import LastWholeMap  # imports this family's model
+
+        return LastWholeMap(model.base_model.visual, given[f"{kind}_grid_thw"])
+
+    @classmethod
+    def check_selector(cls, model: Any, selector: Selector, facts: HostFacts | None) -> None:
+        super().check_selector(model, selector, facts)
+        if selector.needs().attention != "none" and not model.base_model.visual.fullatt_block_indexes:
+            raise UnsupportedModelError(f"{selector.name} needs a block without windows, and this tower has none")
 
     @classmethod
     def check(cls, model: nn.Module) -> None:

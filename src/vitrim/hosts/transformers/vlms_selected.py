@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,29 @@ from vitrim.core.plan import HostFacts
 from vitrim.core.selection import Selector
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.transformers.vlm import Chosen, HuggingFaceVLM
+
+FOUR_ROWS = frozenset(
+    {
+        "CohereCompassTextModel",
+        "Cosmos3EdgeTextModel",
+        "Ernie4_5_VLMoeTextModel",
+        "Glm4vMoeTextModel",
+        "Glm4vTextModel",
+        "GlmImageTextModel",
+        "GlmOcrTextModel",
+        "PaddleOCRTextModel",
+        "Qwen2VLTextModel",
+        "Qwen2_5OmniThinkerTextModel",
+        "Qwen2_5_VLTextModel",
+        "Qwen3OmniMoeThinkerTextModel",
+        "Qwen3VLMoeTextModel",
+        "Qwen3VLTextModel",
+        "Qwen3_5MoeTextModel",
+        "Qwen3_5TextModel",
+        "Qwen4ExpTextModel",
+    }
+)
+"""Language models that take positions of three axes with the tokens' own numbers in front: (4, B, L)."""
 
 
 class AnyVLM(HuggingFaceVLM):
@@ -39,8 +62,7 @@ class AnyVLM(HuggingFaceVLM):
                 f"{type(model).__name__} has no placeholder of images (config.image_token_id) or no call that makes "
                 "features of them (get_image_features), so prompts cannot follow a selection"
             )
-        decoder: type = type(model.get_decoder())
-        if cls.has_axes(model) and not _counts_apart(decoder):
+        if cls.has_axes(model) and not any(base.__name__ in FOUR_ROWS for base in type(model.get_decoder()).__mro__):
             raise UnsupportedModelError(
                 f"positions of {type(model).__name__} have axes of a form that is not known, so tokens could not keep "
                 "theirs"
@@ -69,10 +91,40 @@ def _takes_features(kind: type) -> bool:
     return "mm_encoder_outputs" in inspect.signature(cast(Any, forward)).parameters
 
 
-@cache
-def _counts_apart(decoder: type) -> bool:
-    """True if a language model takes positions of three axes with the tokens' own numbers in front, four rows."""
-    return "position_ids.shape[0] == 4" in inspect.getsource(cast(Any, decoder).forward)
+class _Refused(AnyVLM):
+    """Models whose image tokens cannot be selected."""
+
+    reason: ClassVar[str]
+
+    @classmethod
+    def serves(cls, kind: type) -> bool:
+        return True
+
+    @classmethod
+    def check_selector(cls, model: Any, selector: Selector, facts: HostFacts | None) -> None:
+        cls.check(model)
+
+    @classmethod
+    def check(cls, model: nn.Module) -> None:
+        raise UnsupportedModelError(f"{type(model).__name__} {cls.reason}")
+
+
+class Mllama(_Refused):
+    """Layers of the language model attend to images, whose tokens stand in no prompt."""
+
+    reason = (
+        "attends to images from layers of its own instead of having their tokens in the prompt, so none can be left "
+        "out of it: take a model with image tokens in the prompt, such as LLaVA, Qwen2.5-VL or InternVL"
+    )
+
+
+class Florence2(_Refused):
+    """An encoder reads image and text together, and the library's forward takes no features of images."""
+
+    reason = (
+        "takes no features in place of images (mm_encoder_outputs) in its forward: select by Selector.mask among "
+        "model.get_image_features(...), and give the shorter prompt as inputs_embeds"
+    )
 
 
 class Idefics2(AnyVLM):
