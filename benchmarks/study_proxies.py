@@ -25,7 +25,7 @@ from torch import nn
 
 from cifar10 import CUTS, candidates, settings, some_images
 from vitrim.analysis.collect import collect
-from vitrim.analysis.families.features import cka, procrustes, pwcca
+from vitrim.analysis.families.features import cca, cka, procrustes
 from vitrim.analysis.record import Record
 from vitrim.analysis.statistics import spearman_ci, spearman_kendall
 from vitrim.cli.output import write_json
@@ -69,7 +69,7 @@ def _row(record: Record, dense: Record, cut: float) -> Row:
         "top1": 100 * float(correct.mean()),
         "procrustes": procrustes(other, own),
         "cka": cka(other, own),
-        "pwcca": pwcca(other, own),
+        "pwcca": cca(other, own).pwcca_ab,
         "cosine": 1 - float(record.arrays["head_cosine"].mean()),
         "kl": float(record.arrays["kl"].mean()),
     }

@@ -13,7 +13,7 @@ import numpy as np
 
 from vitrim.analysis.families import results_of
 from vitrim.analysis.families.depth import MeanDepth, depth_map, emd, js_bits, kl_bits, mean_depth, pcc, scc, sim
-from vitrim.analysis.families.features import cka, procrustes, pwcca
+from vitrim.analysis.families.features import cca, cka, procrustes
 from vitrim.analysis.families.patterns import iou, patterns, v_measure
 from vitrim.analysis.output import write_report, write_tables
 from vitrim.analysis.record import Record, titled
@@ -150,7 +150,7 @@ def anchored(records: Sequence[Record]) -> Table:
 def _likenesses(anchor: Record) -> Iterator[tuple[str, Any, Any]]:
     """The measures that an anchor takes part in: name, function of the other record, and whether it can be had."""
     own = anchor.feature(None)
-    for name, distance in (("procrustes", procrustes), ("cka", cka), ("pwcca", pwcca)):
+    for name, distance in (("procrustes", procrustes), ("cka", cka), ("pwcca", lambda a, b: cca(a, b).pwcca_ab)):
         if name != "pwcca" or len(own) >= 2 * own.shape[1]:
             yield name, partial(_distance, distance, own), lambda other: True
     if method_of(anchor.name) == TOPK:

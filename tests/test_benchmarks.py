@@ -344,6 +344,8 @@ def test_the_second_check_of_ap_agrees_with_coco(monkeypatch: pytest.MonkeyPatch
     own = second_check.average_precision(found, truth)(np.arange(4))
     assert 0.1 < own < 0.9
     assert own == pytest.approx(scores.compute()["box_AP"].item(), abs=1e-6)
+
+
 def test_every_selector_is_timed_on_a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FOLDER)
     script = importlib.import_module("vlm_prefill")
