@@ -280,7 +280,7 @@ def test_bad_input_is_one_line(folder, tmp_path, monkeypatch, capsys, arguments,
 
 @pytest.mark.parametrize(
     ("model", "message"),
-    [("test_vitt", "unknown model 'test_vitt'; did you mean"), ("test_resnet", "is not a supported host")],
+    [("test_vitt", "unknown model 'test_vitt'; did you mean"), ("test_resnet", "its layers are convolutions")],
 )
 def test_bad_models_are_one_line(folder, monkeypatch, capsys, model, message):
     assert run(monkeypatch, model, "--data", folder, "-m", "tome") == 2

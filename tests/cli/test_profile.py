@@ -176,7 +176,7 @@ def test_checkpoint_is_named_and_checked(run: Run, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["tst_vit"], "did you mean 'test_vit'"),
-        (["resnet18", "-m", "tome:r=3"], "not a supported host"),
+        (["resnet18", "-m", "tome:r=3"], "its layers are convolutions"),
         (["test_vit", "-m", "tomme"], "did you mean 'tome'? valid: "),
         (["test_vit", "-m", "tome:R=3"], "unknown option of tome 'R'"),
         (["test_vit", "-m", "tome:r=-1"], "r must not be negative"),

@@ -220,7 +220,7 @@ def test_counts_need_images_and_a_share() -> None:
     ("options", "message"),
     [
         ({"r": (4, 4), "theta_min": 0.3}, "r takes the place of thresholds"),
-        ({"r": (4, -1)}, "greater than or equal to 0"),
+        ({"r": (4, -1)}, "at least 0"),
         ({"capacity": (4, 4), "granularity": "batch"}, "every image is on its own"),
     ],
 )

@@ -293,6 +293,8 @@ def test_fused_and_unfused_attention_count_the_same(method: str | None) -> None:
 def test_meta_and_cpu_count_the_same(host: str, config: MethodConfig) -> None:
     model = tiny.HOSTS[host]()
     config = tiny.fits(config, model)
+    if config.name == "ppt":  # meta cannot know which images are pruned alone
+        config = config.changed("threshold", spread=1e9)
     found = profile_of(model, config, tiny.images())
     assert profile_of(model.to("meta"), config, tiny.images().to("meta")) == found
     assert found.macs.linear > 0

@@ -75,7 +75,7 @@ def test_amounts() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"r": -1}, "greater than or equal to 0"),
+        ({"r": -1}, "at least 0"),
         ({"r": 4, "merge_kept": [5, 4]}, "either prune_kept and merge_kept, or r"),
         ({"prune_kept": [5, 4], "merge_kept": [5]}, "prune_kept has 2 values but merge_kept has 1"),
         ({"prune_kept": [5, 4], "merge_kept": [5, 5]}, "must not be larger than prune_kept"),

@@ -238,7 +238,7 @@ def test_layer_wise_and_stage_wise_can_take_turns() -> None:
     ("host", "options", "message"),
     [
         ("vit", {"blocks": [0, 2]}, "block 0 cannot be one"),
-        ("vit", {"keep_rate": 0.0}, "greater than 0"),
+        ("vit", {"keep_rate": 0.0}, "above 0"),
         ("headless", {"class_head": True}, "needs a model with a class token and a classifier"),
         ("no_class_token_avg", {}, "use score=column_mean"),
     ],

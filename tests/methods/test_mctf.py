@@ -320,11 +320,11 @@ def test_counts() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"r": -1}, "greater than or equal to 0"),
+        ({"r": -1}, "at least 0"),
         ({"r": 2.5}, "whole number of tokens, or a fraction below 1"),
         ({"tau_sim": 0, "tau_info": 0, "tau_size": 0}, "at least one of tau_sim, tau_info and tau_size"),
-        ({"tau_info": -1}, "greater than or equal to 0"),
-        ({"min_patches": 0}, "greater than or equal to 1"),
+        ({"tau_info": -1}, "at least 0"),
+        ({"min_patches": 0}, "at least 1"),
         ({"attention": "early"}, "one_step_ahead"),
         ({"pooling": "sum"}, "attention_size"),
     ],

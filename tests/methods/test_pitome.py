@@ -87,8 +87,8 @@ def test_tokens_without_look_alikes_are_protected() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"keep_rate": 1.5}, "less than or equal to 1"),
-        ({"margin": 2.0}, "less than or equal to 1"),
+        ({"keep_rate": 1.5}, "at most 1"),
+        ({"margin": 2.0}, "at most 1"),
         ({"protect": "never"}, "'late', 'early' or 'always'"),
     ],
 )

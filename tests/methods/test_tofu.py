@@ -78,8 +78,8 @@ def test_heads_that_pool_patches_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"keep_rate": 0.0}, "greater than 0"),
-        ({"prune_until": -2}, "greater than or equal to -1"),
+        ({"keep_rate": 0.0}, "above 0"),
+        ({"prune_until": -2}, "at least -1"),
         ({"norm_of": "both"}, "'average' or 'destination'"),
     ],
 )
@@ -106,7 +106,7 @@ def test_a_list_of_rates_is_one_for_every_block() -> None:
         assert not torch.equal(found, one)
     for rates, message in (
         ((0.9, 0.5), "keep_rate has 2 values for 4 blocks"),
-        ((0.9, 1.2), "less than or equal to 1"),
+        ((0.9, 1.2), "at most 1"),
     ):
         vitrim.restore_(model)
         with pytest.raises(vitrim.VitrimError, match=message):

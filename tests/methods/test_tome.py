@@ -103,8 +103,8 @@ def test_schedules() -> None:
         ({"r": [4, -1]}, "r must not be negative"),
         ({"r": 4, "keep_rate": 0.5}, "either r .* or keep_rate"),
         ({"r": [4, 2], "inflect": 1.0}, "inflect goes with one r"),
-        ({"inflect": 2.0}, "less than or equal to 1"),
-        ({"keep_rate": 0.0}, "greater than 0"),
+        ({"inflect": 2.0}, "at most 1"),
+        ({"keep_rate": 0.0}, "above 0"),
         ({"rr": 4}, "unknown option of tome 'rr'; did you mean 'r'"),
     ],
 )

@@ -79,4 +79,4 @@ def test_tradeoff_is_written(methods: str, tmp_path) -> None:
     plot_accuracy_over_macs(points, (1.0, 0.97), path, title="a title", dashed="b")
     drawn = path.read_text()
     assert all(f"<!-- {text} -->" in drawn for text in (*methods, "dense", "a title"))
-    assert "stroke-dasharray: 5.92,2.56" in drawn  # the line of b
+    assert "stroke-dasharray" in drawn.partition("<!-- dense -->")[0]  # the line of b

@@ -51,7 +51,7 @@ class CubistMerge(MethodConfig):
     runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate", "rows", "columns"})
     tunable = Tunable("keep_rate", 1.0, 0.25, digits=3)
 
-    keep_rate: Share = Field(0.6, description="share of patches kept, as nearly as whole rows and columns give it")
+    keep_rate: Share = Field(0.6, description="share of patches kept, in whole rows and columns")
     rows: int | None = Field(None, ge=0, description="instead of keep_rate: rows that go")
     columns: int | None = Field(
         None, ge=0, description="instead of keep_rate: columns that go; default as many as rows"

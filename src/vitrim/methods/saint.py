@@ -55,7 +55,17 @@ class SAINT(Adaptive):
     paper = "Similarity-Aware Token Pruning: Your VLM but Faster (2025)"
     kind = "prune"
     runtime: ClassVar[frozenset[str]] = frozenset({"threshold", "neighbours", "gamma"})
-    tunable = Tunable("threshold", 1.0, 0.05, digits=4, similarity=True, per_layer="threshold")
+    tunable = Tunable(
+        "threshold",
+        1.0,
+        0.05,
+        digits=4,
+        similarity=True,
+        per_layer="threshold",
+        places="blocks",
+        first_place=0,
+        others=dict.fromkeys(("r",)),
+    )
 
     threshold: Cosine | tuple[Cosine, ...] = Field(
         0.75, description="cosine from which on two patches are alike, or a list from the first block on"
