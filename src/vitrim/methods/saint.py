@@ -63,7 +63,6 @@ class SAINT(Adaptive):
         similarity=True,
         per_layer="threshold",
         places="blocks",
-        first_place=0,
         others=dict.fromkeys(("r",)),
     )
 

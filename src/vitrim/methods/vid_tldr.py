@@ -52,7 +52,7 @@ class VidTLDR(MethodConfig):
     kind = "merge"
     merges_pairs = True
     runtime: ClassVar[frozenset[str]] = frozenset({"r"})
-    tunable = Tunable("r", 0, None, per_layer="r", places="blocks", first_place=0)
+    tunable = Tunable("r", 0, None, per_layer="r", places="blocks")
 
     r: Fused | tuple[Fused, ...] = Field(
         0.2,
