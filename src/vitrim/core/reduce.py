@@ -173,16 +173,17 @@ def _reduce(
     selector: Selector | None = None,
 ) -> Reduction:
     """`reduce_` on ``model``; what reads its tokens in the ``holder``, if that is given, gets all of them."""
-    if selector is not None and config.kind == "none":
-        outer, family = vision_language(model, selecting=True)
-        if selector.needs().attention == "none" or family.shows_attention:
-            return _select_only(outer, family, config, selector)
+    compact = compact or selector is not None
+    within = vision_language(model, selecting=selector is not None) if compact else None
+    if within is not None and selector is not None and config.kind == "none":
+        blind = selector.needs().attention == "none"
+        if blind or within[1].shows_attention:
+            return _select_only(*within, config, selector)
 
     # find the part that is reduced: the tower of a vision-language model, the model, or the one host in it
-    compact = compact or selector is not None
-    outer, family = vision_language(model, selecting=selector is not None) if compact else (None, None)
-    if outer is not None and family is not None:
-        model = family.tower(outer)
+    outer, family = within or (None, None)
+    if within is not None:
+        model = within[1].tower(within[0])
     if not isinstance(model, nn.Module):
         raise VitrimError(f"expected a torch.nn.Module to reduce, got {type(model).__name__}")
     if find_host(model) is None:

@@ -126,7 +126,8 @@ def preparing(prefill: Prefill) -> tuple[Callable[[], Transform], Callable[[Tens
     def made() -> Transform:
         from timm.data.transforms_factory import create_transform
 
-        size = prefill.shape[1:]
+        channels, height, width = prefill.shape[1:]
+        size = (channels, height, width)
         found: Transform = create_transform(input_size=size, interpolation="bicubic", mean=mean, std=std, crop_pct=1.0)
         return found
 
