@@ -1,25 +1,27 @@
 """Loss on held-out photographs over milliseconds: dense models on every engine in every precision, methods on the best.
 
-    python benchmarks/frontier.py score --model vit_tiny_patch16_224 --checkpoint VIT_TINY.safetensors \\
-        --calibration TRAINING_PHOTOS --data HELD_OUT_PHOTOS --folder frontier/vit_tiny
+    python benchmarks/frontier.py make --model vit_tiny_patch16_224 --checkpoint VIT_TINY.safetensors \\
+        --speeds speeds_vit_tiny.json --calibration TRAINING_PHOTOS --data HELD_OUT_PHOTOS --folder frontier/vit_tiny
     python benchmarks/frontier.py time --model vit_tiny_patch16_224 --checkpoint VIT_TINY.safetensors \\
         --data HELD_OUT_PHOTOS --folder frontier/vit_tiny
     python benchmarks/frontier.py draw --folder frontier/vit_tiny --folder frontier/deit_tiny --figure frontier.png
 
-`score` writes a file per method, precision and batch size into the folder and scores the dense ones, and those of the
-methods in OpenVINO, in the precisions that it has here or those of `--precision`; ranges of activations are found on
-TRAINING_PHOTOS. It goes on where it stopped. `time` times all files in turn, with the dense model in PyTorch, at each
-batch size: run it on a machine that does nothing else. `draw` makes the picture, and says what is fastest at a loss of
-at most one and two points more than the fastest dense file. Losses are top-1 of the dense model in PyTorch in fp32
-minus that of the file, with the standard error of the mean over images; what is fastest is chosen and scored on the
-same photographs, so it is the best of some.
+`make` takes settings of methods, and what they lose, from a record of `photographs.py speeds`, which is in PyTorch in
+fp32. It writes a file of each in OpenVINO for every batch size, where a method has a fixed graph, and of the dense
+model on every engine in every precision, and scores these; ranges of activations are found on TRAINING_PHOTOS. It goes
+on where it stopped. `time` times all in turn at each batch size, methods without a fixed graph in PyTorch: run it on a
+machine that does nothing else. With `--like FOLDER` it takes the times of equal settings from a model of the same
+architecture, such as DeiT-T for ViT-Ti, and times the others beside the fastest dense model. `draw` makes the picture,
+and says what is fastest at a loss of at most one and two points more than the fastest dense file. Losses are top-1 of
+the dense model in PyTorch in fp32 minus that of the row, with the standard error of the mean over images; what is
+fastest is chosen and scored on the same photographs, so it is the best of some.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,21 +33,14 @@ from script import from_shell
 from vitrim.cli.output import write_json
 from vitrim.core.registry import parse_method
 from vitrim.data import batches, eval_transform, load_images
-from vitrim.exporting.formats import PRECISIONS
 from vitrim.loading import load
 from vitrim.measure.latency import Budget, paired_speedup, reduced_copy, summarise, time_interleaved
 from vitrim.measure.machine import environment, set_threads
+from vitrim.measure.records import DENSE
 from vitrim.plots import style
 from vitrim.speed.bench import in_dtype
 from vitrim.speed.engines import Engine, FileEngine, engines_named
 
-LINES = {
-    "tome, every block": ("tome:r=4", "tome:r=8", "tome:r=13"),
-    "tome, three blocks": tuple(f"tome:keep_rate={rate}" for rate in (0.9, 0.8, 0.7, 0.6)),
-    "mctf, two blocks": tuple(f"mctf:r=[0,0,{r},0,0,{r}]" for r in (16, 32, 48, 64)),
-    "evit, three blocks": tuple(f"evit:keep_rate={rate}" for rate in (0.9, 0.8, 0.7, 0.6)),
-}
-"""Methods with a schedule, mildest first."""
 SIZES = (1, 8)
 CALIBRATED = 64
 SCORED_IN = 8
@@ -62,7 +57,7 @@ class Place:
 
     def row(self, method: str | None, engine: Engine) -> dict[str, Any]:
         """What is known of a method on an engine."""
-        like = {"method": method or "dense", "engine": engine.label, "precision": engine.precision}
+        like = {"method": method or DENSE, "engine": engine.label, "precision": engine.precision}
         for row in self.record["rows"]:
             if all(row[key] == value for key, value in like.items()):
                 return row  # type: ignore[no-any-return]
@@ -76,19 +71,23 @@ class Place:
 
     def ready(self, model: nn.Module, method: str | None, engine: Engine, images: Tensor, given: Tensor | None) -> Any:
         """A call of the method on the engine for batches like ``images``; files are kept."""
-        own = self.folder / (method or "dense").replace(":", "-")
+        own = self.folder / (method or DENSE).replace(":", "-")
         own.mkdir(parents=True, exist_ok=True)
         made = in_dtype(model if method is None else reduced_copy(model, parse_method(method)), engine.dtype)
         run = engine.prepare(made, images.to(engine.dtype), own, given)
         return lambda batch: run(batch.to(engine.dtype)).float()
 
 
-def pairs(precisions: list[str] | None) -> Iterator[tuple[str | None, Engine]]:
-    """Every method with its engines: the dense model has all there are, the others OpenVINO in these precisions."""
-    dense, _ = engines_named(["eager", "onnxruntime", "openvino"], ["fp32", "bf16", "int8"])
-    yield from ((None, engine) for engine in dense)
-    own = [engine for engine in dense if engine.label == "openvino" and engine.precision in (precisions or PRECISIONS)]
-    yield from ((method, engine) for line in LINES.values() for method in line for engine in own)
+def dense_engines() -> list[Engine]:
+    """All there are."""
+    found, _ = engines_named(["eager", "onnxruntime", "openvino"], ["fp32", "bf16", "int8"])
+    return found
+
+
+def engine_of(method: str) -> Engine:
+    """OpenVINO in fp32, in which losses are known, or PyTorch for a method without a fixed graph."""
+    (openvino, eager), _ = engines_named(["openvino", "eager"], ["fp32"])
+    return openvino if openvino.obstacle(parse_method(method)) is None else eager
 
 
 def read(source: str, model: nn.Module, limit: int | None, size: int) -> list[tuple[Tensor, Tensor]]:
@@ -98,79 +97,99 @@ def read(source: str, model: nn.Module, limit: int | None, size: int) -> list[tu
     return [batch for batch in batches(dataset, size, limit=limit) if len(batch[0]) == size]
 
 
-def score(model: nn.Module, place: Place, arguments: argparse.Namespace) -> None:
-    """Fill in what every file loses."""
+def make(model: nn.Module, place: Place, arguments: argparse.Namespace) -> None:
+    """Write all files, and fill in what every row loses."""
     given = torch.cat([images for images, _ in read(arguments.calibration, model, CALIBRATED, SCORED_IN)])
     data = read(arguments.data, model, arguments.limit, SCORED_IN)
     labels = torch.cat([own for _, own in data])
     with torch.inference_mode():
         like = torch.cat([model(images).argmax(1) for images, _ in data])
-        for method, engine in pairs(arguments.precision):
-            row = place.row(method, engine)
-            if "loss" in row:
-                continue
-            run = place.ready(model, method, engine, data[0][0], given)
-            found = torch.cat([run(images).argmax(1) for images, _ in data])
-            change = (like == labels).double() - (found == labels).double()
-            row |= {"loss": change.mean().item(), "loss_error": (change.std() / len(change) ** 0.5).item()}
-            row["agreement"] = (found == like).double().mean().item()
-            if isinstance(engine, FileEngine):  # so that `time` only opens files
-                for size in set(SIZES) - {SCORED_IN}:
-                    place.ready(model, method, engine, data[0][0][:size], given)
-            top1 = (like == labels).double().mean().item()
-            place.save(model=arguments.model, top1=top1, images=len(labels))
-            print(f"{row['method']} on {engine}: {100 * row['loss']:+.1f} +- {100 * row['loss_error']:.1f}", flush=True)
+        place.save(model=arguments.model, top1=(like == labels).double().mean().item(), images=len(labels))
+        for engine in dense_engines():
+            row = place.row(None, engine)
+            if "loss" not in row:
+                run = place.ready(model, None, engine, data[0][0], given)
+                found = torch.cat([run(images).argmax(1) for images, _ in data])
+                change = (like == labels).double() - (found == labels).double()
+                row |= {"loss": change.mean().item(), "loss_error": (change.std() / len(change) ** 0.5).item()}
+                row["agreement"] = (found == like).double().mean().item()
+                place.save()
+                print(f"dense on {engine}: {100 * row['loss']:+.1f} +- {100 * row['loss_error']:.1f}", flush=True)
+        for scored in json.loads(arguments.speeds.read_text())["rows"]:
+            if scored["method"] != DENSE:
+                row = place.row(scored["method"], engine_of(scored["method"]))
+                row |= {"loss": -scored["change"] / 100, "loss_error": scored["error"] / 100}
+        place.save()
+        for row in [] if arguments.like else list(place.record["rows"]):  # so that `time` only opens files
+            method = None if row["method"] == DENSE else row["method"]
+            (engine,), _ = engines_named([row["engine"]], [row["precision"]])
+            for size in SIZES if isinstance(engine, FileEngine) else ():
+                place.ready(model, method, engine, data[0][0][:size], given)
 
 
 def timed(model: nn.Module, place: Place, arguments: argparse.Namespace) -> None:
     """Fill in milliseconds per batch, all in turn, dense models in every round."""
     for size in SIZES:
+        key = f"batch {size}"
+        if arguments.like:
+            known = Place(arguments.like)
+            for row in place.record["rows"]:
+                for other in known.record["rows"]:
+                    if all(other[name] == row[name] for name in ("method", "engine", "precision")):
+                        row[key] = other[key]
         ((images, _),) = read(arguments.data, model, size, size)
+        asked = [row for row in place.record["rows"] if key not in row]
+        dense = [row for row in place.record["rows"] if row["method"] == DENSE]
+        if arguments.like:
+            dense = [min(dense, key=lambda row: row[key]["ms"])]
         with torch.inference_mode():
             calls = {}
-            for method, engine in pairs(arguments.precision):
+            for row in [*dense, *(row for row in asked if row not in dense)]:
+                method = None if row["method"] == DENSE else row["method"]
+                (engine,), _ = engines_named([row["engine"]], [row["precision"]])
                 run = place.ready(model, method, engine, images, None)
-                calls[(method or "dense", engine.label, engine.precision)] = partial(run, images)
+                calls[_key(row)] = partial(run, images)
             # the slow eager models decide how long it takes: as few rounds as quartiles need
             times = time_interleaved(calls, budget=Budget(arguments.rounds, 0.0, max_rounds=arguments.rounds))
-        dense = {key: each for key, each in times.items() if key[0] == "dense"}
-        fastest = min(dense, key=lambda key: summarise(dense[key]).p50_ms)
-        for method, engine in pairs(arguments.precision):
-            key = (method or "dense", engine.label, engine.precision)
-            ratio = paired_speedup(times[fastest], times[key])
-            place.row(method, engine)[f"batch {size}"] = {
-                "ms": summarise(times[key]).p50_ms, "speedup": [ratio.q1, ratio.median, ratio.q3]
+        fastest = min(dense, key=lambda row: summarise(times[_key(row)]).p50_ms)
+        for row in asked:
+            ratio = paired_speedup(times[_key(fastest)], times[_key(row)])
+            row[key] = {
+                "ms": summarise(times[_key(row)]).p50_ms, "speedup": [ratio.q1, ratio.median, ratio.q3]
             }  # fmt: skip
-        place.save(environment=environment(), fastest={**place.record.get("fastest", {}), str(size): fastest})
-        print(f"batch {size}: fastest dense is {' '.join(fastest[1:])}", flush=True)
+        place.save(environment=environment(), fastest={**place.record.get("fastest", {}), str(size): _key(fastest)})
+        print(f"batch {size}: fastest dense is {' '.join(_key(fastest)[1:])}", flush=True)
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    return row["method"], row["engine"], row["precision"]
 
 
 def draw(places: list[Place], figure: Path | None) -> None:
     """The picture, and for each model, batch size and bound the fastest setting."""
-    shades = style.colours([method for line in LINES.values() for method in line])
+    every = [row["method"] for place in places for row in place.record["rows"] if row["method"] != DENSE]
+    names = list(dict.fromkeys(style.method_of(method) for method in every))
+    shades, shapes = style.colours(names), style.markers(names)
     drawn, axes = style.panels(len(SIZES) * len(places), across=len(SIZES), size=(4.8, 3.4), above=0.6)
     for axis, (place, size) in zip(axes, ((place, size) for place in places for size in SIZES), strict=True):
         rows = {(row["method"], row["engine"], row["precision"]): row for row in place.record["rows"]}
         key = f"batch {size}"
         fastest, model = tuple(place.record["fastest"][str(size)]), place.record["model"]
         for (method, engine, precision), row in rows.items():
-            if method == "dense":
+            if method == DENSE:
                 at = row[key]["ms"], 100 * row["loss"]
                 axis.plot(*at, "*", color=style.DENSE_COLOUR, markersize=11, linestyle="none", zorder=4)
                 text = f"{engine} {precision}"
                 axis.annotate(text, at, xytext=(3, 6), textcoords="offset points", fontsize=style.SMALL, rotation=30)
-        for name, line in LINES.items():
-            for precision, kind in (("fp32", ":"), ("bf16", "--"), ("int8", "-")):
-                found = [rows.get((method, "openvino", precision)) for method in line]
-                points = [(row[key]["ms"], 100 * row["loss"], 100 * row["loss_error"]) for row in found if row]
-                if points:
-                    ms, loss, error = zip(*points, strict=True)
-                    marker = "s" if "every" in name else "^" if "two" in name else "o"
-                    label = f"{name}, {precision}"
-                    axis.errorbar(
-                        ms, loss, yerr=error, color=shades[line[0]], linestyle=kind, marker=marker, markersize=4,
-                        linewidth=1.2, elinewidth=0.6, label=label,
-                    )  # fmt: skip
+        for name in names:
+            own = sorted(
+                (row for row in rows.values() if style.method_of(row["method"]) == name), key=lambda row: row[key]["ms"]
+            )
+            axis.errorbar(
+                [row[key]["ms"] for row in own], [100 * row["loss"] for row in own],
+                yerr=[100 * row["loss_error"] for row in own], color=shades[name], marker=shapes[name], markersize=4,
+                linewidth=1.2, elinewidth=0.6, label=f"{name} ({own[0]['engine']})",
+            )  # fmt: skip
         axis.axvline(rows[fastest][key]["ms"], color=style.DENSE_COLOUR, linewidth=0.7, linestyle=":")
         axis.axhline(0.0, color=style.DENSE_COLOUR, linewidth=0.7, linestyle=":")
         axis.set_xscale("log")
@@ -196,15 +215,16 @@ def draw(places: list[Place], figure: Path | None) -> None:
 
 
 def main() -> None:
-    """Score, time or draw."""
+    """Make, time or draw."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("step", choices=["score", "time", "draw"])
+    parser.add_argument("step", choices=["make", "time", "draw"])
     parser.add_argument("--folder", action="append", type=Path, required=True, help="of a model; may repeat")
     parser.add_argument("--model")
     parser.add_argument("--checkpoint")
     parser.add_argument("--calibration", help="photographs on which int8 finds the ranges of activations")
     parser.add_argument("--data", help="held-out photographs")
-    parser.add_argument("--precision", action="append", help="of the methods; may repeat; default: all there are here")
+    parser.add_argument("--speeds", type=Path, help="of `make`: a record of photographs.py speeds")
+    parser.add_argument("--like", type=Path, help="the folder of a model of the same architecture that was timed")
     parser.add_argument("--limit", type=int)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int)
@@ -216,7 +236,7 @@ def main() -> None:
         draw(places, arguments.figure)
         return
     model = load(arguments.model, checkpoint=arguments.checkpoint).model.eval()
-    (score if arguments.step == "score" else timed)(model, places[0], arguments)
+    (make if arguments.step == "make" else timed)(model, places[0], arguments)
 
 
 if __name__ == "__main__":
