@@ -56,7 +56,7 @@ class Place:
         self.record: dict[str, Any] = json.loads(self.path.read_text()) if self.path.is_file() else {"rows": []}
 
     def row(self, method: str | None, engine: Engine) -> dict[str, Any]:
-        """What is known of a method on an engine."""
+        """The row of a method on an engine."""
         like = {"method": method or DENSE, "engine": engine.label, "precision": engine.precision}
         for row in self.record["rows"]:
             if all(row[key] == value for key, value in like.items()):

@@ -58,7 +58,7 @@ def copies(prefill: Prefill, configs: Sequence[MethodConfig]) -> dict[str, nn.Mo
 
 @torch.no_grad()
 def handed_rows(prefill: Prefill, models: Mapping[str, nn.Module], image: Tensor) -> list[HandedRow]:
-    """What every model hands on of one image.
+    """The tokens of one image that every model hands on.
 
     Args:
         prefill: dense.
@@ -115,7 +115,7 @@ def draw_handed(image: NDArray[Any], rows: Sequence[HandedRow], *, title: str = 
 
 
 def preparing(prefill: Prefill) -> tuple[Callable[[], Transform], Callable[[Tensor], NDArray[Any]]]:
-    """What prepares images of Pillow for a model, at the size that is measured; and what takes its pixels back.
+    """The function that prepares images of Pillow for a model, at the size that is measured, and its inverse.
 
     Raises:
         VitrimError: what the model says of its images cannot be read.
