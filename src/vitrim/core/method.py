@@ -15,6 +15,8 @@ from vitrim.core.schedule import (
     BringBack,
     KeepRule,
     OnMultiples,
+    Pattern,
+    counts_on_grid,
     effective_keep,
     half,
     keep_rate,
@@ -286,9 +288,18 @@ class MethodConfig(Options, metaclass=MethodClass):
         self, initial: int, num_layers: int, grid: tuple[int, int] | None = None, num_prefix: int = 1
     ) -> list[int] | None:
         """Patch tokens left after each block, from ``initial``; None if that depends on the images. Patches that come
-        back by `restore` are not counted. ``grid``: where they lie, and ``num_prefix``: tokens in front of them, for
-        options to which that matters."""
-        return None if self.is_adaptive() else self.counts_of(self.planned(num_layers, num_prefix), initial)
+        back by `restore` are not counted. ``grid``: where they lie (by default a square), and ``num_prefix``: tokens in
+        front of them, for options to which that matters.
+
+        Raises:
+            VitrimError: of methods that follow the grid: ``initial`` patches make no square, or do not fill it.
+        """
+        if self.is_adaptive():
+            return None
+        amounts = self.planned(num_layers, num_prefix)
+        if any(isinstance(amount, Pattern) for amount in amounts):
+            return counts_on_grid(self.name, amounts, initial, grid)
+        return self.counts_of(amounts, initial)
 
     def counts_of(self, amounts: Sequence[Amount | None], initial: int) -> list[int]:
         """Patch tokens left after each block under ``amounts``, from ``initial``."""

@@ -17,7 +17,7 @@ from vitrim.core.matching import most_similar_first, unit
 from vitrim.core.method import MethodConfig, Needs, Share, Tunable, refuse_align
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, Pattern, check_blocks, counts_on_grid
+from vitrim.core.schedule import Amount, Pattern, check_blocks
 from vitrim.core.tokens import TokenState, decision_dtype, no_gradient, take, whole
 
 
@@ -83,16 +83,6 @@ class CubistMerge(MethodConfig):
         removed = None if self.rows is None else (self.rows, self.rows if self.columns is None else self.columns)
         schedule[self.block] = SmallerGrid(self.keep_rate, removed)
         return schedule
-
-    def counts(
-        self, initial: int, num_layers: int, grid: tuple[int, int] | None = None, num_prefix: int = 1
-    ) -> list[int] | None:
-        """Patch tokens left after each block, from ``initial``, which lie on ``grid``, by default a square.
-
-        Raises:
-            VitrimError: ``initial`` patches make no square, or do not fill the grid.
-        """
-        return counts_on_grid(self.name, self.amounts(num_layers), initial, grid)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from vitrim.core.block import Reducer
 from vitrim.core.method import Needs, StagedConfig, refuse_align
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, Keep, Pattern, check_blocks, counts_on_grid
+from vitrim.core.schedule import Amount, Keep, Pattern, check_blocks
 from vitrim.core.tokens import TokenState
 
 Norm = Literal["l1", "l2", "linf"]
@@ -70,16 +70,6 @@ class FixedRadial(StagedConfig):
             if isinstance(share, Keep):
                 schedule[block] = WithinRing(self.norm, share, self.float32_rings)
         return schedule
-
-    def counts(
-        self, initial: int, num_layers: int, grid: tuple[int, int] | None = None, num_prefix: int = 1
-    ) -> list[int] | None:
-        """Patch tokens left after each block, from ``initial``, which lie on ``grid``, by default a square.
-
-        Raises:
-            VitrimError: ``initial`` patches make no square, or do not fill the grid.
-        """
-        return counts_on_grid(self.name, self.amounts(num_layers), initial, grid)
 
 
 class L1(FixedRadial):
