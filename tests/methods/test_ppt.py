@@ -116,6 +116,8 @@ def test_plain_means_go_with_plain_attention() -> None:
         hard = reducer(x, attention, state)
         pair = hard.moved[:, 0], hard.anchor.gather(1, hard.into)[:, 0]
         weight = sizes[0] if proportional else torch.ones(10)
+        _, after = hard.apply(x, state)
+        assert after.size.sum(1).tolist() == [weight.sum()] * 3
         for image, (a, b) in enumerate(zip(*pair, strict=True)):
             mean = (weight[a] * x[image, a] + weight[b] * x[image, b]) / (weight[a] + weight[b])
             torch.testing.assert_close(hard.apply(x, state)[0][image, hard.into[image, 0]], mean)
@@ -135,3 +137,29 @@ def test_the_pairs_are_those_of_mean_keys() -> None:
     alike = keys[:, 1::2] @ keys[:, ::2].mT
     best = alike.flatten(1).argmax(1)
     assert (hard.moved[:, 0] == 2 + 2 * (best // alike.shape[2])).all()
+
+
+def test_without_sizes_every_stage_starts_again_from_ones() -> None:
+    """As released: the sizes are what the last stage merged, and the means are plain."""
+    images = tiny.images(3)
+    for threshold in (0.0, 0.02, 1e9):  # all are pruned, some, none
+        model = tiny.HOSTS["vit"]()
+        config = vitrim.PPT(r=6, blocks=[0, 2], threshold=threshold, proportional=False)
+        reduction = vitrim.reduce_(model, config, record=True)
+        pooled = torch.zeros(3, dtype=torch.bool)
+
+        def look(m, args, hard, pooled=pooled):
+            pooled.copy_((hard.target(args[0].shape[1]) >= 0).all(1))
+
+        model.blocks[2].reducer.register_forward_hook(look)
+        with torch.no_grad():
+            model(images)
+        state = reduction.state
+        assert pooled.sum() == {0.0: 0, 0.02: 1, 1e9: 3}[threshold]
+        before = torch.where(pooled, reduction.states[2].num_tokens, state.num_tokens)
+        assert state.size.sum(1).tolist() == before.tolist()
+        assert (state.size[~pooled] == 1).all()
+        joined = learned.step_of(reduction, 2) if pooled.all() else None
+        if joined is not None:
+            assert torch.equal(state.size, torch.zeros_like(state.size).scatter_add(1, joined, torch.ones(3, 31)))
+            assert state.size.sum(1).unique().item() < 37

@@ -7,6 +7,7 @@ import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
+from dense_models import segmenter
 from vitrim.core.attention import Attention, KnownMap
 from vitrim.core.plan import Layer
 from vitrim.methods.vid_tldr import saliency, sharpness
@@ -108,6 +109,13 @@ def test_what_a_head_that_averages_counts() -> None:
         found[head] = features.shape[1]
         assert features.shape[1] == (36 if head == "patches" else reduction.state.num_tokens)
     assert found["tokens"] < 36
+
+
+def test_a_head_that_reads_every_patch_cannot_get_the_tokens_that_are_left() -> None:
+    model = segmenter("vit")
+    with pytest.raises(vitrim.UnsupportedModelError, match=r"vid_tldr hands out the tokens that are left, as head=tok"):
+        vitrim.reduce_(model, "vid_tldr:head=tokens")
+    vitrim.reduce_(model, "vid_tldr")
 
 
 def test_amounts() -> None:

@@ -98,8 +98,8 @@ def misfit(config: MethodConfig, head: Head) -> str | None:
     if head == "grid":
         if ragged:
             return "keeps another number of patches in every image, and a dense head reads every patch at its place"
-        if config.kind == "soft":
-            return "mixes patches into tokens that belong to none, and a dense head reads every patch at its place"
+        if config.unplaced() is not None:
+            return f"{config.unplaced()}, and a dense head reads every patch at its place"
         return None
     if head != "class token" and (config.kind == "mixed" or ragged):
         return (
@@ -232,10 +232,13 @@ def check_reducers(
 
 def check_blocks(config: MethodConfig, layers: Sequence[Layer], reducers: Sequence[Reducer[Any]]) -> None:
     """Raise `VitrimError` if ``config`` acts in other blocks than those that ``reducers`` were made for."""
-    before, after = (
-        [layer.depth for layer in every if layer.amount is not None]
-        for every in ([reducer.layer for reducer in reducers], layers)
-    )
+
+    def acting(options: MethodConfig, plan: Sequence[Layer]) -> list[int]:
+        if options.is_adaptive():  # amounts are of images
+            return list(options.stages(len(plan)))
+        return [layer.depth for layer in plan if layer.amount is not None]
+
+    before, after = acting(reducers[0].config, [reducer.layer for reducer in reducers]), acting(config, layers)
     if before != after and not all(reducer.everywhere for reducer in reducers):
         raise VitrimError(
             f"{config.describe()} acts in blocks {after} and the model was reduced for {before}: which blocks act "

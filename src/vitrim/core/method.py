@@ -275,6 +275,13 @@ class MethodConfig(Options, metaclass=MethodClass):
         """The reason why a model reduced by these options cannot become a fixed graph; None where it can."""
         return "how many tokens it keeps depends on the images" if self.is_adaptive() else None
 
+    def unplaced(self) -> str | None:
+        """The reason why a head gets tokens that belong to no place in the image; None where all patches have a value.
+
+        A head that averages patches then averages these tokens, and one that reads every patch at its place is refused.
+        """
+        return "mixes patches into tokens that belong to none" if self.kind == "soft" else None
+
     @classmethod
     def least_kept(cls, current: int) -> int:
         """The fewest patch tokens one layer can be reduced to: 1, or half if it `merges_pairs`."""
