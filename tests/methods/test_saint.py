@@ -166,3 +166,8 @@ def test_a_list_for_other_blocks_is_refused_at_run_time(first: str, then: list[f
     with pytest.raises(vitrim.VitrimError, match=r"acts in blocks \[0.*\] and the model was reduced for \[0"):
         reduction.set(threshold=then)
     assert torch.equal(model(tiny.images()), before)
+
+
+def test_a_cosine_of_the_threshold_itself_counts() -> None:
+    _, alike = redundancy(torch.tensor([[[0.5, 0.25]]]), 0.5, 10.0, torch.ones(1, 2, dtype=torch.bool))
+    assert alike.item() == 1

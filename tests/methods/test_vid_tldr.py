@@ -124,3 +124,13 @@ def test_amounts() -> None:
     assert vitrim.VidTLDR(r=90).counts(100, 4) == [50, 50, 50, 50]
     with pytest.raises(vitrim.VitrimError, match="whole number of tokens, or a fraction below 1"):
         vitrim.VidTLDR(r=1.5)
+
+
+def test_tokens_in_half_precision_pair_as_the_same_tokens_in_float32() -> None:
+    x = torch.randn(2, 64, 16).bfloat16()
+    attention = Attention(*torch.randn(3, 2, 2, 64, 4), 1.0)
+    reducer = tiny.reducer(vitrim.VidTLDR(r=[20]), Layer(0, 4, 16, 2, 0, 0, False, (8, 8)))
+    half, full = (reducer(t, attention, vitrim.TokenState.start(t, num_prefix=0)) for t in (x, x.float()))
+    assert torch.equal(half.anchor, full.anchor)
+    assert torch.equal(half.moved, full.moved)
+    assert torch.equal(half.into, full.into)

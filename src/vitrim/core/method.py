@@ -45,7 +45,7 @@ RENAMED: Mapping[str, str] = MappingProxyType(
         "check": "amounts(num_layers), which raises VitrimError where the options do not fit",
         "restores_by": "a validator that refuses restore",
         "alignable": "a validator that calls refuse_align(self)",
-        "may_fall_short": "amounts that inherit from schedule.Pattern, which are always reached",
+        "may_fall_short": "amounts that inherit from schedule.Pattern, whose reaches(grid) says so",
         "depth_option": "an option called splitting_layer",
     }
 )
