@@ -140,26 +140,19 @@ def test_the_pairs_are_those_of_mean_keys() -> None:
 
 
 def test_without_sizes_every_stage_starts_again_from_ones() -> None:
-    """As released: the sizes are what the last stage merged, and the means are plain."""
-    images = tiny.images(3)
-    for threshold in (0.0, 0.02, 1e9):  # all are pruned, some, none
-        model = tiny.HOSTS["vit"]()
-        config = vitrim.PPT(r=6, blocks=[0, 2], threshold=threshold, proportional=False)
-        reduction = vitrim.reduce_(model, config, record=True)
-        pooled = torch.zeros(3, dtype=torch.bool)
-
-        def look(m, args, hard, pooled=pooled):
-            pooled.copy_((hard.target(args[0].shape[1]) >= 0).all(1))
-
-        model.blocks[2].reducer.register_forward_hook(look)
-        with torch.no_grad():
-            model(images)
-        state = reduction.state
-        assert pooled.sum() == {0.0: 0, 0.02: 1, 1e9: 3}[threshold]
-        before = torch.where(pooled, reduction.states[2].num_tokens, state.num_tokens)
-        assert state.size.sum(1).tolist() == before.tolist()
-        assert (state.size[~pooled] == 1).all()
-        joined = learned.step_of(reduction, 2) if pooled.all() else None
-        if joined is not None:
-            assert torch.equal(state.size, torch.zeros_like(state.size).scatter_add(1, joined, torch.ones(3, 31)))
-            assert state.size.sum(1).unique().item() < 37
+    """As released: sizes are what the last stage merged, whatever its tokens stood for."""
+    x, attention, state = tokens()
+    sizes = torch.arange(1.0, 11.0, dtype=torch.float64).expand(3, -1)
+    state = vitrim.core.tokens.changed(state, size=sizes, uniform=False)
+    layer = Layer(0, 2, 4, 2, 0, 1, True, (3, 3))
+    config = vitrim.PPT(r=3, blocks=[0], proportional=False)
+    variances = variance(tiny.reducer(config, layer).scores(attention, state))[:, 0]
+    middle = variances.sort().values[1].item()
+    for threshold, pools in ((0.0, 0), (1e-12, 0), (middle, 1), (1e9, 3)):  # none by what it is, or by what is seen
+        hard = tiny.reducer(config.changed(threshold=threshold), layer)(x, attention, state)
+        _, after = hard.apply(x, state)
+        place = hard.target(10)
+        assert (place >= 0).all(1).sum() == pools
+        counted = torch.zeros(3, 7, dtype=torch.float64).scatter_add(1, place.clamp_min(0), (place >= 0).double())
+        assert torch.equal(after.size, counted)
+        assert (after.size > 1).any() == (pools > 0)
