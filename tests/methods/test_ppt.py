@@ -99,6 +99,7 @@ def test_without_a_threshold_it_is_pruning_and_with_a_large_one_tome() -> None:
 
 
 def test_spread_is_the_threshold_for_any_number_of_patches() -> None:
+    assert vitrim.PPT().least_variance(196) == 7e-5  # as published, without training
     config = vitrim.PPT(spread=2.69)
     assert config.least_variance(196) == pytest.approx(7e-5, rel=1e-3)
     assert config.least_variance(49) == 16 * config.least_variance(196)

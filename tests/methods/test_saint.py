@@ -171,3 +171,10 @@ def test_a_list_for_other_blocks_is_refused_at_run_time(first: str, then: list[f
 def test_a_cosine_of_the_threshold_itself_counts() -> None:
     _, alike = redundancy(torch.tensor([[[0.5, 0.25]]]), 0.5, 10.0, torch.ones(1, 2, dtype=torch.bool))
     assert alike.item() == 1
+
+
+def test_a_threshold_of_1_drops_not_even_what_is_the_same() -> None:
+    x, attention, state = state_of(torch.eye(8).double()[:1].expand(2, 8, 8))  # products of exactly 1
+    for threshold, drops in ((1.0, False), (0.999, True)):
+        reducer = tiny.reducer(vitrim.SAINT(threshold=threshold, neighbours=2), Layer(0, 2, 1, 1, 0, 1, True, (2, 4)))
+        assert (reducer(x, attention, state) is not None) == drops

@@ -119,6 +119,7 @@ def test_a_head_that_reads_every_patch_cannot_get_the_tokens_that_are_left() -> 
 
 
 def test_amounts() -> None:
+    assert vitrim.VidTLDR().counts(100, 12)[:5] == [80, 64, 52, 42, 42]
     assert vitrim.VidTLDR(r=0.25).counts(100, 12)[:5] == [75, 57, 43, 33, 33]
     assert vitrim.VidTLDR(r=[10, 0.5], blocks=[3, 1]).counts(100, 4) == [100, 90, 90, 45]
     assert vitrim.VidTLDR(r=90).counts(100, 4) == [50, 50, 50, 50]
