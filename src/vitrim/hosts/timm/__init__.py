@@ -38,7 +38,7 @@ REFUSED: dict[str, str] = {
     "timm.models.efficientformer": "refused:STAGES",
     "timm.models.efficientformer_v2": "refused:STAGES",
     "timm.models.efficientnet": "refused:CONVOLUTIONS",
-    "timm.models.efficientvim": "refused:MIXING",
+    "timm.models.efficientvim": "refused:STAGES",
     "timm.models.efficientvit_mit": "refused:STAGES",
     "timm.models.efficientvit_msra": "refused:STAGES",
     "timm.models.fasternet": "refused:CONVOLUTIONS",
