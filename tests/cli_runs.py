@@ -8,22 +8,32 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from tempfile import TemporaryFile
+from typing import Any
 
 import pytest
+import typer
 
 from full_matrix import FULL_MATRIX
-from vitrim.cli import main
+from vitrim import cli
 
 Run = Callable[..., tuple[int, str, str]]
 """Exit code, standard output and standard error of ``vitrim`` with the given arguments."""
 
 
+@cache
+def built() -> Any:
+    """The command that typer makes of all functions: for every call anew it takes as long as most calls do."""
+    return typer.main.get_command(cli.app)
+
+
 def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     """The exit code of ``vitrim`` with these arguments."""
     monkeypatch.setattr(sys, "argv", ["vitrim", *map(str, arguments)])
+    monkeypatch.setattr(cli, "app", built())
     try:
-        main()
+        cli.main()
     except SystemExit as end:
         return int(end.code or 0)
     return 0
@@ -46,7 +56,12 @@ def in_two_processes(*arguments: object) -> str:
         return done.stdout
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+        environment |= {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free.getsockname()[1]),
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+        }
     with TemporaryFile("w+") as out, TemporaryFile("w+") as errors:
         processes = [
             subprocess.Popen(command, env={**environment, "RANK": rank, "LOCAL_RANK": rank}, stdout=out, stderr=errors)

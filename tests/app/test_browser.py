@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from browsers import Watched, chromium
 from full_matrix import cells
 from vitrim.core.registry import methods
 
-pytest.importorskip("gradio", reason="the page needs gradio: pip install 'vitrim[app]'")
 FREE = [name for name, kind in methods().items() if kind.training_free and kind.tunable is not None]
 SECONDS, STEP_SECONDS = 180.0, 60.0
 """Until the server answers, and for a step on the page: machines that are shared are slow."""
@@ -39,7 +39,11 @@ if __name__ == "__main__":
     main()
 """
 """The server tells of every connection that it makes to another machine."""
-pytestmark = pytest.mark.xdist_group("browser")
+pytestmark = [
+    pytest.mark.xdist_group("browser"),
+    # the server imports it, which takes seconds
+    pytest.mark.skipif(find_spec("gradio") is None, reason="the page needs gradio: pip install 'vitrim[app]'"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -99,8 +99,8 @@ def openvino_files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
 
 
 # the products that are left alone are found by code that both formats share, and OpenVINO's graph is made of the ONNX
-# one, which takes a quarter of the time: `make test` has one method as OpenVINO, the others as ONNX, and EViT, which for
-# the graph is Top-K, as none
+# one, which takes a quarter of the time: `make test` has one method as OpenVINO, the others as ONNX, and EViT, which is
+# Top-K for the graph, as neither
 @needs_nncf
 @needs_openvino
 @pytest.mark.parametrize("name", cells(METHODS, ("tome",)))
