@@ -50,18 +50,22 @@ def images(count: int, batch: int) -> list[Array]:
 
 
 METHODS = {
-    "tome": "tome:r=2",
-    "topk": "topk:keep_rate=0.6,blocks=[1]",
-    "evit": "evit:keep_rate=0.6,blocks=[1]",
-    "mctf": "mctf:r=2",
-    "dynamicvit": "dynamicvit:keep_rate=0.6,blocks=[1]",  # which learns the layers that decide
+    "tome": ("tome:r=2", 1),
+    "topk": ("topk:keep_rate=0.6,blocks=[0]", 1),
+    "evit": ("evit:keep_rate=0.6,blocks=[0]", 1),
+    "mctf": ("mctf:r=2", 2),
+    "dynamicvit": ("dynamicvit:keep_rate=0.6,blocks=[0]", 1),  # which learns the layers that decide
 }
-LINEAR = 2 * 4 + 1
-"""Products with weights of a model of two blocks: four in each, and the head. The embedding is a convolution. MCTF
-has one more: it computes the values of attention apart from queries and keys."""
-RANKED = {"tome": 2, "topk": 1, "evit": 1, "mctf": 1, "dynamicvit": 0}
-"""Of these, those that are ranked by: queries and keys of blocks that decide. What DynamicViT ranks by it learns, in
-layers of its own; MCTF fuses in one of the two blocks."""
+"""And the blocks of the model, as few as show it: MCTF has one that decides and one that does not."""
+RANKED = {"tome": 1, "topk": 1, "evit": 1, "mctf": 1, "dynamicvit": 0}
+"""Products with weights that are ranked by: queries and keys of blocks that decide. What DynamicViT ranks by it learns,
+in layers of its own; MCTF fuses in one of the two blocks."""
+
+
+def quantisable(name: str) -> int:
+    """Products with weights that nothing is ranked by: four in each block, and the head. The embedding is a convolution.
+    MCTF has one more: it computes the values of attention apart from queries and keys."""
+    return 4 * METHODS[name][1] + 1 + (name == "mctf") - RANKED[name]
 
 
 def sources_of_onnx(path: Path) -> tuple[list[tuple[str, str, set[str]]], set[str]]:
@@ -95,7 +99,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 def openvino_files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
     """The OpenVINO file of a model reduced by one of the methods, made once."""
     folder = tmp_path_factory.mktemp("openvino")
-    return cache(lambda name: vitrim.export(model(), METHODS[name], folder / f"{name}.xml", batch=2, check=0))
+
+    def made(name: str) -> Exported:
+        method, depth = METHODS[name]
+        return vitrim.export(model(depth=depth), method, folder / f"{name}.xml", batch=2, check=0)
+
+    return cache(made)
 
 
 # the products that are left alone are found by code that both formats share, and OpenVINO's graph is made of the ONNX
@@ -113,7 +122,7 @@ def test_openvino_quantises_products_with_weights_and_no_decision(
     assert deciding
     assert [name for name, _, given in deciding if "FakeQuantize" in given] == []
     quantised = [node for node in nodes if node[1] == "MatMul" and "FakeQuantize" in node[2]]
-    assert len(quantised) == LINEAR + (name == "mctf") - RANKED[name]
+    assert len(quantised) == quantisable(name)
     assert any(kind == "Convolution" and "FakeQuantize" in given for _, kind, given in nodes)
     assert {kind for _, kind, given in nodes if "FakeQuantize" in given} <= {"MatMul", "Convolution"}
 
@@ -123,7 +132,8 @@ def test_openvino_quantises_products_with_weights_and_no_decision(
 def test_onnx_quantises_products_with_weights_and_no_decision(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    file = vitrim.export(model(), METHODS[name], tmp_path / "m.onnx", batch=2, check=0)
+    method, depth = METHODS[name]
+    file = vitrim.export(model(depth=depth), method, tmp_path / "m.onnx", batch=2, check=0)
     capfd.readouterr()
     made = file.in_precision("int8", tmp_path / "i.onnx", images(4, 2))
     assert capfd.readouterr() == ("", "")  # nncf has much to say
@@ -132,7 +142,7 @@ def test_onnx_quantises_products_with_weights_and_no_decision(
     assert deciding
     assert [name for name, _, given in deciding if given & {"QuantizeLinear", "DequantizeLinear"}] == []
     quantised = [node for node in nodes if node[1] in ("MatMul", "Gemm") and "DequantizeLinear" in node[2]]
-    assert len(quantised) == LINEAR + (name == "mctf") - RANKED[name]
+    assert len(quantised) == quantisable(name)
     assert any(kind == "Conv" and "DequantizeLinear" in given for _, kind, given in nodes)
     assert np.isfinite(Exported.open(made.path).run(images(2, 2)[0])).all()
 
