@@ -63,8 +63,10 @@ in layers of its own; MCTF fuses in one of the two blocks."""
 
 
 def quantisable(name: str) -> int:
-    """Products with weights that nothing is ranked by: four in each block, and the head. The embedding is a convolution.
-    MCTF has one more: it computes the values of attention apart from queries and keys."""
+    """Products with weights that nothing is ranked by: four in each block, and the head.
+
+    The embedding is a convolution. MCTF has one more: it computes the values of attention apart from queries and keys.
+    """
     return 4 * METHODS[name][1] + 1 + (name == "mctf") - RANKED[name]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +34,31 @@ def seeded(create: Callable[[], nn.Module]) -> Create:
     def made() -> nn.Module:
         model, drawn = first()
         torch.set_rng_state(drawn)  # tests draw on as if it had been made for each
-        return copy.deepcopy(model)
+        return copied(model)
 
+    return made
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """`copy.deepcopy` of a model, in a third of the time: it copies a dozen empty dictionaries per layer."""
+    memo: dict[int, Any] = {}
+
+    def one(module: nn.Module | None) -> nn.Module | None:
+        if module is None or id(module) in memo:
+            return memo.get(id(module))
+        twin: nn.Module = type(module).__new__(type(module))
+        memo[id(module)] = twin
+        state = {}
+        for name, value in vars(module).items():
+            if name == "_modules":
+                state[name] = {key: one(child) for key, child in value.items()}
+            elif type(value) in (dict, OrderedDict, set) and not value:
+                state[name] = type(value)()
+            else:
+                state[name] = copy.deepcopy(value, memo)
+        twin.__setstate__(state)
+        return twin
+
+    made = one(model)
+    assert made is not None
     return made
