@@ -152,10 +152,11 @@ def test_onnx_quantises_products_with_weights_and_no_decision(
 @needs_nncf
 @pytest.mark.skipif(not DATA.exists(), reason="no photographs here")
 def test_int8_agrees_on_photographs(tmp_path: Path) -> None:
-    """Of the model that comes with vitrim, reduced; at least 97 % on 1,000 images is what a script shows."""
+    """Of the model that comes with vitrim, reduced, in one block, as nncf takes its time for every operation; at least
+    97 % on 1,000 images is what a script shows."""
     file = vitrim.export(
-        "vitrim:cifar10_vit", "tome:r=8", tmp_path / "i.onnx", precision="int8", images=str(DATA), check=100, batch=20,
-        pretrained=True,
+        "vitrim:cifar10_vit", "tome:r=[0,0,24]", tmp_path / "i.onnx",
+        precision="int8", images=str(DATA), check=100, batch=20, pretrained=True,
     )  # fmt: skip
     assert file.precision == "int8"
     assert file.metadata["agreement"] >= 0.95
