@@ -58,7 +58,7 @@ class Prefill:
 
 @every_model
 def test_reducing_nothing_is_the_unreduced_model_and_merging_shortens_the_prompt(name: str) -> None:
-    """Logits to 1e-5 and six greedy tokens; then as many image tokens less as were asked for; then back, bit for bit."""
+    """Logits to 1e-5 and 6 greedy tokens; then as many image tokens less as were asked for; then back, bit for bit."""
     model, given = VLMS[name].create(), prompt(name)
     dense, spoken = logits(model, given), greedy(model, given)
     reduction = vitrim.reduce_(model, "tome:r=0", compact=True)
