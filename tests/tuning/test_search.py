@@ -177,7 +177,7 @@ def test_a_gain_beyond_noise_is_found_under_noise() -> None:
 
 def test_pure_noise_gives_the_constant_schedule() -> None:
     """All settings do the same damage: at least 95 % of the searches return the constant one."""
-    searches = 100 if FULL_MATRIX else 40
+    searches = 100 if FULL_MATRIX else 20
     searched = [
         run(Simulated(lambda config: 0.0, 0.2, seed), seed=seed, evaluations=24)[0].better for seed in range(searches)
     ]
