@@ -87,7 +87,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watch:
             name, content, beside = EXPORTED[key[0], None, key[2]]
             (folder / name).write_bytes(content)
             sidecar(folder / name).write_bytes(beside)
-            return model
+            return torch.inference_mode()(model)
         if key not in EXPORTED:
             run = prepare(self, model, images, folder, calibration)
             (file,) = folder.glob("*.pt2")
