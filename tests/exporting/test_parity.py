@@ -22,6 +22,7 @@ from vitrim.exporting import Exported, check
 from vitrim.exporting.formats import formats
 from vitrim.exporting.program import as_read
 
+pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 FIXED = [
     "random:seed=1",
     "atm:r=[4,4]",

@@ -26,6 +26,7 @@ from vitrim.exporting.formats import DECISIONS, Array
 from vitrim.exporting.formats import onnx as onnx_format
 from vitrim.exporting.formats import openvino as openvino_format
 
+pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cifar10-test.parquet"
 SIZE = 32
 needs_nncf = pytest.mark.skipif(importlib.util.find_spec("nncf") is None, reason="int8 is made by nncf")

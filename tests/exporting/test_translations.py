@@ -17,6 +17,9 @@ from vitrim.exporting.formats.onnx import translations
 from vitrim.exporting.formats.openvino import core
 
 
+pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
+
+
 class Called(nn.Module):
     def __init__(self, function: Callable[..., object]) -> None:
         super().__init__()

@@ -24,6 +24,7 @@ from vitrim.exporting.writing import staged, time_exported
 from vitrim.measure.latency import Budget
 from vitrim.speed.engines import on_engine
 
+pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 SIZE = 32
 CLASSES = ("cat", "dog", "car")
 
