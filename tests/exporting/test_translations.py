@@ -16,7 +16,6 @@ from vitrim.exporting.formats import Graph
 from vitrim.exporting.formats.onnx import translations
 from vitrim.exporting.formats.openvino import core
 
-
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 
 
