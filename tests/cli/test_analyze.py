@@ -51,7 +51,7 @@ def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrim.analysis.output.drawn", lambda family, tables: [])
 
 
-DRAWN = ("counts", "depth")
+DRAWN = ("counts", "depth", "patterns")
 """Families whose figures are drawn here; `test_family.py` draws those of all."""
 
 
@@ -147,7 +147,7 @@ def test_records_give_the_same_tables_again(report: Path, tmp_path: Path) -> Non
 
 def test_the_report_has_its_figures(report: Path) -> None:
     figures = {file.name for file in (report / "figures").iterdir()}
-    assert {"depth_maps.png", "tokens.png"} <= figures
+    assert {"overlap.png", "clusters.png", "depth_maps.png", "tokens.png"} <= figures
     page = (report / "index.html").read_text()
     assert page.count("<img ") == len(figures)
     assert "test_vit, img_size=64, num_classes=6; weights: random" in page
