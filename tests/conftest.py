@@ -19,6 +19,12 @@ from golden_files import Reference, using_up
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
+for device, seeds in ((torch.cuda, torch.cuda.random), (torch.xpu, torch.xpu.random), (torch.mtia, torch.mtia)):
+    if not device.is_available():
+        # torch.manual_seed keeps every seed for a device that may come, with the lines of code that led to it: within
+        # pytest that takes a millisecond for each kind
+        seeds._lazy_call = lambda *_, **__: None
+
 # ten thousand tests and the libraries that they import stay to the end: looking through them for garbage is a sixth of
 # the time of collecting them
 gc.disable()
@@ -61,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def _same_numbers_every_time() -> Iterator[None]:
-    torch.default_generator.manual_seed(0)  # torch.manual_seed takes a millisecond, to remember who called it for CUDA
+    torch.manual_seed(0)
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(1)  # what a module's fixtures compute is made before this runs for its first test

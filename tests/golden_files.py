@@ -13,7 +13,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Container, Generator, Iterable
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,10 @@ assert _spec is not None
 assert _spec.loader is not None
 weights = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(weights)
+_numbers = lru_cache(maxsize=512)(
+    weights.normal
+)  # the layers of most files have the same names, and so the same weights
+weights.normal = lambda name, shape: _numbers(name, tuple(shape))
 
 ABOUT = ("config", "params")
 """What describes a file: no arrays."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import OrderedDict
 from functools import partial
 from typing import Any
 
@@ -10,6 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from golden_files import GOLDEN, Part, Reference, cases, load, tensor, weights
+from tiny_hosts.common import copied
 
 __all__ = [
     "GOLDEN",
@@ -38,8 +41,27 @@ def published(ref: dict[str, Any]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(value) for name, value in weights.state(ref).items()}
 
 
+LAST: OrderedDict[tuple[Any, ...], VisionTransformer] = OrderedDict()
+"""The last few models that were made; most files have the weights of one model, and another method."""
+FEW = 8
+
+
 def vit(ref: dict[str, Any], **kwargs: Any) -> VisionTransformer:
     """The plain ViT behind a reference file, float64, eval mode."""
+    about = [ref["config"].get(part) for part in ("model", "gains", "shared")]
+    key = (json.dumps([*about, ref["params"]]), *sorted(kwargs.items()))
+    if any(name.startswith("fixed/") for name in ref):  # weights of its own
+        return _vit(ref, **kwargs)
+    if key not in LAST:
+        with torch.random.fork_rng([]):
+            LAST[key] = _vit(ref, **kwargs)
+    LAST.move_to_end(key)
+    while len(LAST) > FEW:
+        LAST.popitem(last=False)
+    return copied(LAST[key])
+
+
+def _vit(ref: dict[str, Any], **kwargs: Any) -> VisionTransformer:
     model = VisionTransformer(
         **geometry(ref, "patch_size"),
         qkv_bias=ref["config"]["model"].get("qkv_bias", True),

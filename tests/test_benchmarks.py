@@ -191,7 +191,8 @@ def test_the_latency_model_is_judged_by_the_place_of_its_choice(
     assert "| `tome` | 1.0% | 2.0% | 0 |" in capsys.readouterr().out
 
 
-def test_settings_of_a_draw_differ_and_keep_to_the_share(model: nn.Module) -> None:
+def test_settings_of_a_draw_differ_and_keep_to_the_share() -> None:
+    model = create_model("test_vit", options={"img_size": 64, "depth": 4}).eval()
     space = Space.of(model, "tome")
     with quiet():
         found = latency_model.drawn(space, MacsCost(model, space), seed=1)

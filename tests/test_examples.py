@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -46,9 +48,8 @@ def load(name: str) -> ModuleType:
 
 SLOW = ("export_for_web", "onnx_pipeline")
 """Those that export to ONNX as `export_onnx` does; `make test-full` runs them."""
-OWN_PROCESS = ("own_host", "own_method", "own_vit", "select_image_tokens", "serve")
-"""Three register what they add; two start servers, processes and threads, which would outlive the capture of what
-is printed."""
+OWN_PROCESS = ("own_host", "own_method", "own_vit")
+"""They register what they add."""
 RUN = """
 import runpy, sys
 for script in sys.argv[1:]:
@@ -70,8 +71,18 @@ def test_examples_in_a_process_of_their_own(tmp_path: Path) -> None:
         assert SAYS[name] in done.stdout
 
 
-WATCHED = ("dinov2_dense_features",)
-"""Those with a test of their own, of more than one line of what they print."""
+def test_tokens_that_another_process_encodes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a script, since the process that it starts imports it again."""
+    script = str(FOLDER / "select_image_tokens.py")
+    monkeypatch.setattr(sys, "argv", [script])
+    runpy.run_path(script, run_name="__main__")
+    assert SAYS["select_image_tokens"] in capsys.readouterr().out
+
+
+WATCHED = ("dinov2_dense_features", "select_image_tokens", "serve")
+"""Those with a test of their own."""
 IN_PROCESS = sorted({path.stem for path in FOLDER.glob("*.py")} - {*OWN_PROCESS, *WATCHED})
 
 
@@ -84,9 +95,27 @@ def test_example(
     assert SAYS.get(name, "") in capsys.readouterr().out
 
 
-def test_a_served_file_runs_on_the_threads_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    serve, before = load("serve"), torch.get_num_threads()
-    file = serve.tiny(tmp_path)[0]
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModuleType, list[Any]]:
+    """The example of a server, and the files that it makes for itself, once for all tests."""
+    serve = load("serve")
+    return serve, serve.tiny(tmp_path_factory.mktemp("served"))
+
+
+def test_answers_of_a_server(
+    served: tuple[ModuleType, list[Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve, files = served
+    monkeypatch.setattr(serve, "tiny", lambda folder: files)
+    serve.main([])
+    assert SAYS["serve"] in capsys.readouterr().out
+
+
+def test_a_served_file_runs_on_the_threads_asked_for(
+    served: tuple[ModuleType, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (serve, files), before = served, torch.get_num_threads()
+    file = files[0]
     try:
         assert serve.opened(str(file.path), before + 1).threads is None
         assert torch.get_num_threads() == before + 1

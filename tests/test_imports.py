@@ -111,7 +111,7 @@ def imported(text: str, known: Iterable[str], package: str = "vitrim") -> set[st
     """The modules of a package that a source names, wherever in it, for types alone and as text for `import_module`."""
     found = set()
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("import_module", "importlib.import_module"):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module":
             found |= {given.value for given in node.args[:1] if isinstance(given, ast.Constant)}
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}

@@ -4,7 +4,7 @@ import doctest
 import pkgutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from typing import Any
 
@@ -67,7 +67,13 @@ def test_every_method_is_public_and_shows_an_example(name: str) -> None:
     assert ">>>" in config.__doc__
 
 
-@pytest.mark.parametrize("name", MODULES)
+def grouped(names: Iterable[str]) -> Iterator[Any]:
+    """The names, those whose examples write ONNX in the process of the tests of that (`tests/exporting`)."""
+    for name in names:
+        yield pytest.param(name, marks=[pytest.mark.xdist_group("onnx")] if name == "vitrim.exporting.exported" else [])
+
+
+@pytest.mark.parametrize("name", grouped(MODULES))
 def test_examples_in_docstrings_run(name: str) -> None:
     result = doctest.testmod(import_module(name))
     assert result.failed == 0

@@ -50,8 +50,8 @@ def test_accuracy_on_real_images_is_that_of_the_record(name: str) -> None:
 def of_photographs(model: nn.Module, name: str) -> None:
     dataset = load_images(REAL_IMAGES / "cifar10-test.parquet")
     dataset.transform = eval_transform(model)
-    (dense,) = evaluate(model, [], batches(dataset, 100, limit=1000)).rows
-    assert abs(100 * dense["top1"] - reached(name)["last"]["top1"]) < 4  # 1,000 of 10,000 images: 1.3 % standard error
+    (dense,) = evaluate(model, [], batches(dataset, 100, limit=500)).rows
+    assert abs(100 * dense["top1"] - reached(name)["last"]["top1"]) < 4  # 500 of 10,000 images: 1.8 % standard error
 
 
 def of_streets(model: nn.Module, name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,14 @@ from vitrim.measure.run import Measurement
 from vitrim.report import Report
 
 IMAGES = 10
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_figures() -> Iterator[None]:
+    """They take most of the time, and the command has them drawn."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitrim.analysis.output.drawn", lambda family, tables: [])
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,14 @@ elsewhere, and is as wide as a phone."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from browsers import Watched, chromium
 from made_tables import results
 from vitrim.analysis.output import write_report
+from vitrim.plots.style import encoded
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -24,7 +26,16 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     made = results()
     made["counts"].notes.append(f"a note on {long}{long}")
-    write_report(out, made, found)
+    pictures: list[bytes] = []
+
+    def first(figure: Any) -> bytes:
+        """One picture in the place of all, which take seconds to be encoded."""
+        pictures[:] = pictures or [encoded(figure)]
+        return pictures[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitrim.analysis.output.encoded", first)
+        write_report(out, made, found)
     return out / "index.html"
 
 

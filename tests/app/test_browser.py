@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from browsers import Watched, chromium
 from full_matrix import cells
 from vitrim.core.registry import methods
 
-pytest.importorskip("gradio", reason="the page needs gradio: pip install 'vitrim[app]'")
 FREE = [name for name, kind in methods().items() if kind.training_free and kind.tunable is not None]
 SECONDS, STEP_SECONDS = 180.0, 60.0
 """Until the server answers, and for a step on the page: machines that are shared are slow."""
@@ -39,7 +39,11 @@ if __name__ == "__main__":
     main()
 """
 """The server tells of every connection that it makes to another machine."""
-pytestmark = pytest.mark.xdist_group("browser")
+pytestmark = [
+    pytest.mark.xdist_group("browser"),
+    # the server imports it, which takes seconds
+    pytest.mark.skipif(find_spec("gradio") is None, reason="the page needs gradio: pip install 'vitrim[app]'"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +101,16 @@ def open_page(browser: Any, server: Server, **options: Any) -> Watched:
 @pytest.fixture(scope="module")
 def wide(browser: Any, server: Server) -> Iterator[Watched]:
     watched = open_page(browser, server)
+    yield watched
+    assert watched.elsewhere() == []
+    assert watched.complaints == []
+    watched.close()
+
+
+@pytest.fixture(scope="module")
+def narrow(browser: Any, server: Server) -> Iterator[Watched]:
+    """As on a phone at night."""
+    watched = open_page(browser, server, width=375, dark=True)
     yield watched
     assert watched.elsewhere() == []
     assert watched.complaints == []
@@ -177,6 +191,44 @@ def test_everything_is_reached_by_tab(wide: Watched) -> None:
     assert [name for name in wanted if not any(name in str(one) for one in reached)] == []
 
 
+def test_a_front(wide: Watched, tmp_path: Path) -> None:
+    row = {"target": "macs=0.5", "setting": "constant", "config": "tome:r=8", "share": 0.6, "scores": {"agree": 0.1}}
+    path = tmp_path / "front.json"
+    path.write_text(json.dumps({"tuned": {}, "rows": [{**row, "on_front": True}]}))
+    wide.page.get_by_role("tab", name="Front of a search").click()
+    wide.page.locator("input[type=file][accept='.json']").set_input_files(path)
+    wide.page.locator(".v-chart img").wait_for()
+    assert "tome:r=8" in wide.page.locator(".v-result table").last.inner_text()
+    wide.page.get_by_role("tab", name="Image").click()
+
+
+def test_two_users_at_once(wide: Watched, request: pytest.FixtureRequest) -> None:
+    """Each sees the result of what they chose, and what one has done leaves no trace with the other."""
+    other: Watched = request.getfixturevalue("narrow")  # opened now
+    assert other.page.locator("#v-text input, #v-text textarea").input_value().startswith("tome:r=8\n"), (
+        "a new page is not where the other user left theirs"
+    )
+    for watched, method in ((wide, "topk"), (other, "evit")):
+        take(watched, method)
+    other.page.get_by_label("frog").click()
+    wait_for_method(other, "evit")
+    other.page.locator(".v-verdict").get_by_text("frog").first.wait_for()
+    wait_for_method(wide, "topk")
+
+
+@pytest.mark.parametrize("name", ["narrow", "wide"])
+def test_small_dark_and_accessible(name: str, request: pytest.FixtureRequest) -> None:
+    watched: Watched = request.getfixturevalue(name)
+    assert watched.sideways() <= 0
+    light = watched.page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]")
+    assert (light < 60) == (name == "narrow")
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
+    found = axe.Axe().run(watched.page, options={"runOnly": {"type": "tag", "values": tags}}).response
+    assert len(found["passes"]) > 20
+    assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found["violations"]] == []
+
+
 UPLOADS: dict[str, tuple[Callable[[Path], object], str]] = {
     "cmyk.jpg": (lambda path: Image.new("CMYK", (40, 40), (0, 90, 90, 10)).save(path), "the image is in CMYK"),
     "tiny.png": (lambda path: Image.new("RGB", (2, 2)).save(path), "at least 8 x 8"),
@@ -193,47 +245,6 @@ def test_uploads(name: str, wide: Watched, tmp_path: Path) -> None:
         clear.first.click()
     wide.page.locator("input[type=file]").first.set_input_files(tmp_path / name)
     wide.page.locator(".v-note, .v-error").get_by_text(line).first.wait_for()
-
-
-def test_a_front(wide: Watched, tmp_path: Path) -> None:
-    row = {"target": "macs=0.5", "setting": "constant", "config": "tome:r=8", "share": 0.6, "scores": {"agree": 0.1}}
-    path = tmp_path / "front.json"
-    path.write_text(json.dumps({"tuned": {}, "rows": [{**row, "on_front": True}]}))
-    wide.page.get_by_role("tab", name="Front of a search").click()
-    wide.page.locator("input[type=file][accept='.json']").set_input_files(path)
-    wide.page.locator(".v-chart img").wait_for()
-    assert "tome:r=8" in wide.page.locator(".v-result table").last.inner_text()
-    wide.page.get_by_role("tab", name="Image").click()
-
-
-def test_two_users_at_once(browser: Any, server: Server, wide: Watched) -> None:
-    """Each sees the result of what they chose, and what one has done leaves no trace with the other."""
-    other = open_page(browser, server, width=375)
-    assert other.page.locator("#v-text input, #v-text textarea").input_value().startswith("tome:r=8\n"), (
-        "a new page is not where the other user left theirs"
-    )
-    for watched, method in ((wide, "topk"), (other, "evit")):
-        take(watched, method)
-    other.page.get_by_label("frog").click()
-    wait_for_method(other, "evit")
-    other.page.locator(".v-verdict").get_by_text("frog").first.wait_for()
-    other.close()
-
-
-@pytest.mark.parametrize(("width", "dark"), [(375, True), (1280, False)])
-def test_small_dark_and_accessible(width: int, dark: bool, browser: Any, server: Server) -> None:
-    watched = open_page(browser, server, width=width, dark=dark)
-    assert watched.sideways() <= 0
-    light = watched.page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]")
-    assert (light < 60) == dark
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-    tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
-    found = axe.Axe().run(watched.page, options={"runOnly": {"type": "tag", "values": tags}}).response
-    assert len(found["passes"]) > 20
-    assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found["violations"]] == []
-    assert watched.elsewhere() == []
-    assert watched.complaints == []
-    watched.close()
 
 
 def test_files_of_the_server_are_out_of_reach(server: Server) -> None:

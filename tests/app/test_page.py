@@ -7,8 +7,10 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,14 +20,20 @@ from vitrim.app.service import Service
 from vitrim.app.serving import UploadsOnly, check_port, names_address
 from vitrim.errors import VitrimError
 
-gradio = pytest.importorskip("gradio", reason="the page needs gradio: pip install 'vitrim[app]'")
+if TYPE_CHECKING:
+    from vitrim.app.page import Events
 
-from vitrim.app.page import Events, command_of, html, make_page, python_of  # noqa: E402 -- it imports gradio
+pytestmark = pytest.mark.skipif(find_spec("gradio") is None, reason="the page needs gradio: pip install 'vitrim[app]'")
+
+
+def page_file() -> Any:
+    """The module of the page. It imports gradio, for seconds, which only the process that runs these tests needs."""
+    return import_module("vitrim.app.page")
 
 
 @pytest.fixture(scope="module")
 def answers(jobs: Here, tmp_path_factory: pytest.TempPathFactory) -> Events:
-    return Events(jobs, Limits(), tmp_path_factory.mktemp("examples"))
+    return page_file().Events(jobs, Limits(), tmp_path_factory.mktemp("examples"))
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +84,13 @@ def test_a_model_that_takes_the_place_of_another_shows_what_it_knows(answers: Ev
     assert (radio["choices"], radio["value"], image) == (known, known[0], answers.files[known[0]])
     for name, kept in ((known[-1], answers.files[known[-1]]), (None, "/tmp/mine.jpg")):
         *_, radio, image = answers.model(MODEL, "tome", {"path": kept})
-        assert (radio["value"], image) == (name, gradio.skip())
+        assert (radio["value"], image) == (name, page_file().gr.skip())
     assert answers.example(known[0]) == answers.files[known[0]]
-    assert answers.example("../../secret") == gradio.skip()
+    assert answers.example("../../secret") == page_file().gr.skip()
 
 
 def test_the_text_to_copy_is_of_this_model(service: Service, ship: bytes) -> None:
+    python_of, command_of, html = (getattr(page_file(), name) for name in ("python_of", "command_of", "html"))
     result = service.run(ship, Choice(MODEL, "tome", 8, ""))
     assert "create_model('vitrim:cifar10_vit')" in python_of(result)
     own = replace(result, model="test_vit", checkpoint=True, options={"img_size": [64, 32], "global_pool": "avg"})
@@ -158,7 +167,7 @@ def test_a_front(answers: Events, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def config(jobs: Here, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    page = make_page(jobs, Limits(), tmp_path_factory.mktemp("drawings"))
+    page = page_file().make_page(jobs, Limits(), tmp_path_factory.mktemp("drawings"))
     yield page.get_config_file()
     page.close()
 

@@ -31,6 +31,13 @@ from vitrim.measure.macs import profile_of
 FREE = [name for name, kind in methods().items() if kind.training_free and kind.tunable is not None]
 
 
+def another(service: Service, seconds: float) -> Service:
+    """One that has the models of the first, which take their time to be loaded and looked at."""
+    found = Service(list(service.sources.values()), seconds=seconds)
+    found.loaded.update(service.loaded)
+    return found
+
+
 def test_every_method_that_needs_no_training_is_on_offer(service: Service) -> None:
     offer = service.offer(MODEL)
     assert list(offer.slides) == FREE
@@ -209,9 +216,9 @@ def test_few_models_stay_loaded_and_one_that_comes_back_is_the_same_one() -> Non
     assert all(torch.equal(again[name], value) for name, value in weights.items())
 
 
-def test_what_would_take_too_long_is_left_out_and_noted(ship: bytes) -> None:
-    service = Service([ModelSource(MODEL)], seconds=1e-6)
-    result = service.run(ship, Choice(MODEL, "tome", 8, beside=("topk",)))
+def test_what_would_take_too_long_is_left_out_and_noted(service: Service, ship: bytes) -> None:
+    service.offer(MODEL)
+    result = another(service, seconds=1e-6).run(ship, Choice(MODEL, "tome", 8, beside=("topk",)))
     (reduced,) = result.reduced
     assert reduced.timing is None
     assert any("too long to be timed" in note for note in result.notes)
@@ -220,10 +227,11 @@ def test_what_would_take_too_long_is_left_out_and_noted(ship: bytes) -> None:
 
 @pytest.mark.parametrize(("share", "timed"), [(0.5, True), (1.5, False)])
 def test_timing_takes_what_is_left_of_the_time(
-    share: float, timed: bool, ship: bytes, monkeypatch: pytest.MonkeyPatch
+    share: float, timed: bool, service: Service, ship: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four models, each once before and ROUNDS times: a forward that takes so long that this is half, or too much."""
-    known = Service([ModelSource(MODEL)])
+    service.offer(MODEL)
+    known = another(service, seconds=1000.0)
     seconds = share * known.seconds / (4 * (ROUNDS + 1))
     dense = service_file._dense
     monkeypatch.setattr(service_file, "_dense", lambda *given: (dense(*given)[0], seconds))
@@ -233,7 +241,9 @@ def test_timing_takes_what_is_left_of_the_time(
 
 
 @pytest.mark.parametrize("reduced_class", [0, 3])
-def test_whether_the_answer_is_the_same(reduced_class: int, ship: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whether_the_answer_is_the_same(
+    reduced_class: int, service: Service, ship: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     logits = torch.eye(10)
     dense, reduced = service_file._dense, service_file._reduced
     monkeypatch.setattr(service_file, "_dense", lambda *given: (replace(dense(*given)[0], prediction=logits[:1]), 1e9))
@@ -242,7 +252,7 @@ def test_whether_the_answer_is_the_same(reduced_class: int, ship: bytes, monkeyp
         "_reduced",
         lambda *given: (replace(reduced(*given)[0], prediction=logits[reduced_class][None]), reduced(*given)[1]),
     )
-    result = Service([ModelSource(MODEL)]).run(ship, Choice(MODEL, "tome", 8))
+    result = service.run(ship, Choice(MODEL, "tome", 8))
     assert result.reduced[0].same is (reduced_class == 0)
     names = ["airplane", "automobile", "bird", "cat"]
     assert (result.dense.best[0][0], result.reduced[0].side.best[0][0]) == (names[0], names[reduced_class])

@@ -41,7 +41,8 @@ class Small:
 
 
 @pytest.fixture
-def worker() -> Iterator[Worker]:
+def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    monkeypatch.setattr("vitrim.app.worker.GRACE", 0.4)
     with Worker(Small, seconds=0.1) as started:
         yield started
 
@@ -59,7 +60,7 @@ def test_jobs_and_refusals(worker: Worker) -> None:
 def test_what_comes_first_may_take_as_long_as_a_start(worker: Worker) -> None:
     assert worker.offers == ["small"]
     before = worker.call("pid")
-    assert worker.call("twice", 4, first=("load", 1.5)) == 8  # beyond the limit of a job and its grace
+    assert worker.call("twice", 4, first=("load", 0.8)) == 8  # beyond the limit of a job and its grace
     assert worker.call("pid") == before
 
 

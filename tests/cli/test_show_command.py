@@ -18,6 +18,8 @@ from safetensors.torch import save_file
 from cli_runs import Run, runner
 from dense_files import write_masks_table
 
+SMALL = ("-m", "topk:keep_rate=0.5", "--blocks", "5")
+"""A picture with one block, which is drawn quickly."""
 MODEL = ("test_vit", "--model-option", "img_size=64", "--model-option", "num_classes=2")
 
 
@@ -40,7 +42,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def test_files_and_folders(images: Path, run: Run, tmp_path: Path) -> None:
     """Of files with one name, none is lost."""
     out = tmp_path / "pictures"
-    code, printed, error = run(images / "ant" / "0.png", images / "bee", "-m", "topk:keep_rate=0.5", "--out", out)
+    code, printed, error = run(images / "ant" / "0.png", images / "bee", *SMALL, "--out", out)
     assert (code, error) == (0, "")
     assert sorted(file.name for file in out.iterdir()) == ["0.png", "0_2.png", "1.png"]
     assert printed.count("wrote ") == 3
@@ -52,7 +54,7 @@ def test_a_name_that_stands_for_a_second_one_may_be_there(images: Path, run: Run
     for name in ("0.jpg", "0_2.png"):
         Image.open(images / "ant" / "0.png").convert("RGB").save(tmp_path / "more" / name)
     given = (images / "ant" / "0.png", tmp_path / "more" / "0.jpg", tmp_path / "more" / "0_2.png")
-    assert run(*given, "-m", "topk:keep_rate=0.5", "--out", tmp_path / "out")[0] == 0
+    assert run(*given, *SMALL, "--out", tmp_path / "out")[0] == 0
     assert len(list((tmp_path / "out").iterdir())) == 3
 
 

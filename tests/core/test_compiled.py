@@ -297,7 +297,7 @@ def test_who_watches_operators_sees_them() -> None:
 
 
 def test_an_exported_model_holds_operators() -> None:
-    model = tiny.vit(depth=2)()
+    model = tiny.vit(depth=1)()
     vitrim.reduce_(model, vitrim.ToMe(r=6))
     with patch.object(compiled.Loop, "__call__", side_effect=AssertionError("a loop ran")):
         exported = torch.export.export(model, (tiny.images(2),)).module()

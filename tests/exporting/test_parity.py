@@ -22,6 +22,7 @@ from vitrim.exporting import Exported, check
 from vitrim.exporting.formats import formats
 from vitrim.exporting.program import as_read
 
+pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 FIXED = [
     "random:seed=1",
     "atm:r=[4,4]",
@@ -89,7 +90,8 @@ def test_other_hosts(host: str, method: str, tmp_path: Path) -> None:
     assert "same top-1" in vitrim.export(model, config, tmp_path / "m.onnx", check=4).metadata["parity"]
 
 
-@pytest.mark.parametrize("method", cells(static_methods(), {"tome:r=4"}))
+@pytest.mark.full  # `cli/test_export.py` has ToMe as a pt2 file compared with the model, `test_writing.py` DynamicViT
+@pytest.mark.parametrize("method", static_methods())
 def test_pt2_computes_what_the_model_does(method: str, tmp_path: Path) -> None:
     model = model_for("vit", method)
     file = vitrim.export(model, tiny.fits(vitrim.parse_method(method), model), tmp_path / "m.pt2", check=5)

@@ -27,6 +27,7 @@ from vitrim.errors import VitrimError
 from vitrim.exporting import Exported
 from vitrim.exporting.formats import formats
 
+pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 ENVELOPE = {"input": {"name": "image", "shape": ["batch", 3, 4, 4], "dtype": "float32"}}
 METADATA = json.dumps(ENVELOPE)
 

@@ -24,6 +24,7 @@ from vitrim.exporting.writing import staged, time_exported
 from vitrim.measure.latency import Budget
 from vitrim.speed.engines import on_engine
 
+pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 SIZE = 32
 CLASSES = ("cat", "dog", "car")
 
@@ -164,15 +165,15 @@ def test_the_model_stays_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_reduced_already_keeps_what_it_learned(tmp_path: Path) -> None:
-    made = model()
-    vitrim.reduce_(made, "dynamicvit:blocks=[1],keep_rate=0.5")
+    made = model(depth=1)
+    vitrim.reduce_(made, "dynamicvit:blocks=[0],keep_rate=0.5")
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     made.class_names = list(CLASSES)
     file = vitrim.export(made, None, tmp_path / "m.pt2", check=8)
     assert vitrim.Exported.open(tmp_path / "m.pt2").metadata["classes"] == list(CLASSES)  # the model's own
-    assert file.metadata["method"] == "dynamicvit:keep_rate=0.5,blocks=[1]"
+    assert file.metadata["method"] == "dynamicvit:keep_rate=0.5,blocks=[0]"
     assert "same top-1 in 8" in file.metadata["parity"]
     with pytest.raises(vitrim.VitrimError, match="reduced"):
         vitrim.export(made, "tome:r=2", tmp_path / "n.pt2")
@@ -202,14 +203,14 @@ def test_a_segmentation_model(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_head_gives_its_features(tmp_path: Path) -> None:
-    file = vitrim.export(model(num_classes=0), None, tmp_path / "m.pt2", check=3)
+    file = vitrim.export(model(depth=1, num_classes=0), None, tmp_path / "m.pt2", check=3)
     assert file.metadata["output"]["name"] == "features"
     assert "top-1" not in file.metadata["parity"]
 
 
 def test_a_candidate_for_timing(tmp_path: Path) -> None:
     assert {"torch.export", "onnxruntime"} <= set(engines())
-    run = on_engine(model(), None, "torch.export", torch.zeros(2, 3, SIZE, SIZE), tmp_path)
+    run = on_engine(model(depth=1), None, "torch.export", torch.zeros(2, 3, SIZE, SIZE), tmp_path)
     assert run(torch.zeros(2, 3, SIZE, SIZE)).shape == (2, 3)
     (told,) = tmp_path.glob("*.json")
     assert json.loads(told.read_text())["input"]["shape"][0] == 2  # engines are the faster for knowing all shapes
@@ -220,7 +221,7 @@ def test_a_candidate_for_timing(tmp_path: Path) -> None:
 def test_threads_are_those_of_the_engine_or_of_torch(written: tuple[nn.Module, Exported], tmp_path: Path) -> None:
     assert {name for name, kind in formats().items() if kind.own_threads} == {"onnx", "openvino"}
     assert Exported.open(written[1].path, threads=1).threads == 1
-    file = vitrim.export(model(), None, tmp_path / "m.pt2", check=0)
+    file = vitrim.export(model(depth=1), None, tmp_path / "m.pt2", check=0)
     message = r"threads of pt2 files are torch's: leave threads out, and call torch.set_num_threads\(1\)"
     with pytest.raises(vitrim.VitrimError, match=message):
         Exported.open(file.path, threads=1)
@@ -259,11 +260,11 @@ def test_a_file_that_disagrees_does_not_stay(off_by_a_bit: type[Format], tmp_pat
     with pytest.raises(
         vitrim.VitrimError, match=r"is not written: as off it disagrees with the model; 9 images"
     ) as said:
-        vitrim.export(model(), "tome:r=2", path, check=9)
+        vitrim.export(model(depth=1), "tome:r=2", path, check=9)
     assert "\n" not in str(said.value)
     assert [file.name for file in tmp_path.iterdir()] == ["m.off"]
     assert path.read_text() == "what was there"
-    vitrim.export(model(), "tome:r=2", path, check=0)  # unless nobody looks
+    vitrim.export(model(depth=1), "tome:r=2", path, check=0)  # unless nobody looks
     assert sorted(file.name for file in tmp_path.iterdir()) == ["m.off", "m.off.data", "m.off.json"]
 
 

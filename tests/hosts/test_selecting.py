@@ -44,7 +44,7 @@ def logits(model: Any, given: dict[str, Tensor]) -> Tensor:
     return model(**given).logits  # type: ignore[no-any-return]
 
 
-def greedy(model: Any, given: dict[str, Tensor], new: int = 20) -> Tensor:
+def greedy(model: Any, given: dict[str, Tensor], new: int = 6) -> Tensor:
     out: Tensor = model.generate(**given, max_new_tokens=new, min_new_tokens=new, do_sample=False)
     return out[:, -new:]
 
@@ -141,7 +141,7 @@ def masks(name: str, model: Any, given: dict[str, Tensor], selector: str) -> lis
 
 @every_model
 def test_nothing_selected_is_the_library_and_a_selection_is_a_prompt_shortened_by_hand(name: str) -> None:
-    """Logits to 1e-5 and 20 greedy tokens; several images of several sizes, padding on the left; back, bit for bit."""
+    """Logits to 1e-5 and 6 greedy tokens; several images of several sizes, padding on the left; back, bit for bit."""
     model, given = ALL[name].create(), prompt(name)
     dense, spoken = logits(model, given), greedy(model, given)
     reduction = vitrim.reduce_(model, select="divprune:keep=1")

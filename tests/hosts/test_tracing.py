@@ -32,9 +32,11 @@ def values(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else output[0]
 
 
+# on hosts of a library the same lines are traced; `test_contract.py` runs every one of them
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace:FutureWarning")
 @pytest.mark.parametrize(
-    ("host", "config"), tiny.matrix(tiny.configs(), tiny.PLAIN, [], others=["tome"], once=["vit"], full=tiny.PLAIN)
+    ("host", "config"),
+    tiny.matrix(tiny.configs(), [*tiny.LIBRARIES, "eva"], [], others=["tome"], once=["vit"], full=tiny.PLAIN),
 )
 def test_a_traced_model_equals_the_eager_one_on_other_images(host: str, config: vitrim.MethodConfig) -> None:
     model = tiny.traceable(host, config).double()
@@ -45,7 +47,7 @@ def test_a_traced_model_equals_the_eager_one_on_other_images(host: str, config: 
         return
     traced = jit_trace(model, tiny.images().double())
     for images in (tiny.images(seed=8).double(), tiny.images(batch=3, seed=11).double()):
-        with torch.no_grad():
+        with torch.no_grad(), torch.jit.optimized_execution(False):  # which would take longer than the trace
             torch.manual_seed(5)
             torch.testing.assert_close(values(traced(images)), values(tiny.run(model, images)), atol=1e-12, rtol=1e-12)
 

@@ -138,6 +138,7 @@ def test_padding_to_the_bound_changes_no_prediction(variant: str) -> None:
     assert width == 25
 
 
+@pytest.mark.full  # `test_parity.py` exports it for any batch, and compares the ONNX file of that
 def test_export_pads_to_the_bound() -> None:
     config = ATS(keep_rate=0.7)
     model = tiny.traceable("vit", config)

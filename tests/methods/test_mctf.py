@@ -183,9 +183,9 @@ def test_the_teacher_draws_its_amount_and_the_model_keeps_its_own(r: float, teac
         own(r=r)
 
     step.reduction.set = spy
-    for _ in range(12):
+    for _ in range(6):
         losses_of(step, teacher_r=teacher_r)
-    assert drawn[1::2] == [r] * 12
+    assert drawn[1::2] == [r] * 6
     allowed = [hundredth / 100 for hundredth in range(11)] if amounts is None else amounts
     assert set(drawn[::2]) <= set(allowed)
     assert len(set(drawn[::2])) > 1

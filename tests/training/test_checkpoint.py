@@ -66,7 +66,7 @@ def whole_run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> checkpo
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
-    name: str, images: Path, stopped: Path, whole_run: checkpoint.Snapshot, tmp_path: Path
+    name: str, images: Path, stopped: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     newest = checkpoint.latest(tmp_path / "checkpoints")
@@ -79,6 +79,15 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     assert f"update-00000004 is damaged ({told}" in said[0]
     assert "is not what was written" in said[0]
     assert said[1].endswith("resumed from " + str(newest.with_name("update-00000003")))
+
+
+def test_from_the_one_before_it_comes_to_the_same_end(
+    images: Path, stopped: Path, whole_run: checkpoint.Snapshot, tmp_path: Path
+) -> None:
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    flip(checkpoint.latest(tmp_path / "checkpoints") / FILES[0])
+    run, _ = resumed(images, tmp_path)
+    assert run.update == 3
     run.console = None
     run.run()
     parts = checkpoint.load(checkpoint.latest(tmp_path / "checkpoints"))

@@ -72,6 +72,22 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
+@pytest.fixture(scope="module")
+def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a plain run that nothing stopped."""
+    out = tmp_path_factory.mktemp("whole")
+    trainer(recipe(), images, out).run()
+    return out
+
+
+@pytest.fixture(scope="module")
+def two_updates(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a plain run with the checkpoints of its first two updates; tests take copies."""
+    out = tmp_path_factory.mktemp("two")
+    trainer(recipe(), images, out, max_updates=2, save_minutes=0).run()
+    return out
+
+
 def test_a_run_learns_and_leaves_what_is_needed_to_use_it(images: Path, tmp_path: Path) -> None:
     resolved = recipe(epochs=12, method="tome:r=2")
     result = trainer(resolved, images, tmp_path).run()
@@ -91,12 +107,12 @@ def test_a_run_learns_and_leaves_what_is_needed_to_use_it(images: Path, tmp_path
 # the other runs that are resumed here are plain ones
 @pytest.mark.parametrize("name", cells(RECIPES, set(RECIPES) - {"plain", "momentum"}))
 def test_a_stopped_run_resumes_to_the_same_bits(name: str, images: Path, tmp_path: Path) -> None:
-    resolved = recipe(**RECIPES[name])
+    resolved = recipe(**RECIPES[name], epochs=2)
     trainer(resolved, images, tmp_path / "whole").run()
-    for stop in (4, 5, None):  # in the middle of epochs
+    for stop in (4, 5, None):  # in the middle of an epoch
         trainer(resolved, images, tmp_path / "parts", resume=stop != 4, max_updates=stop).run()
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
-    assert len(rows(tmp_path / "whole")) == UPDATES
+    assert len(rows(tmp_path / "whole")) == 2 * EPOCH
     whole, parts = (checkpoint.load(checkpoint.latest(tmp_path / side / "checkpoints")) for side in ("whole", "parts"))
     assert all(same(whole.tensors[part], parts.tensors[part]) for part in whole.tensors)
     assert same(*(load_file(tmp_path / side / "model.safetensors") for side in ("whole", "parts")))
@@ -119,20 +135,19 @@ def test_micro_batches_add_up_to_the_batch(images: Path, tmp_path: Path) -> None
         torch.testing.assert_close(parts[name], weight, rtol=1e-4, atol=1e-5)
 
 
-def test_a_killed_process_resumes_to_the_same_bits(images: Path, tmp_path: Path) -> None:
+def test_a_killed_process_resumes_to_the_same_bits(images: Path, whole: Path, tmp_path: Path) -> None:
     """SIGKILL at whatever update it is when the second checkpoint appears."""
-    resolved = recipe(epochs=4)
+    resolved = recipe()
     text = tmp_path / "tiny.yaml"
     text.write_text(recipe_text(resolved.recipe))
     out = tmp_path / "killed"
     killed(text, images, out)
     trainer(resolved, images, out, resume=True).run()
-    trainer(resolved, images, tmp_path / "whole").run()
-    assert numbers(out) == numbers(tmp_path / "whole")
-    assert same(*(load_file(side / "model.safetensors") for side in (out, tmp_path / "whole")))
+    assert numbers(out) == numbers(whole)
+    assert same(*(load_file(side / "model.safetensors") for side in (out, whole)))
 
 
-def test_a_run_that_is_asked_to_stop_saves_between_updates(images: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_asked_to_stop_saves_between_updates(images: Path, whole: Path, tmp_path: Path) -> None:
     run = trainer(recipe(), images, tmp_path / "parts")
     step = run._step
 
@@ -145,9 +160,8 @@ def test_a_run_that_is_asked_to_stop_saves_between_updates(images: Path, tmp_pat
     with pytest.raises(KeyboardInterrupt):
         run.run()
     trainer(recipe(), images, tmp_path / "parts", resume=True).run()
-    trainer(recipe(), images, tmp_path / "whole").run()
-    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
-    assert same(*(load_file(tmp_path / side / "model.safetensors") for side in ("whole", "parts")))
+    assert numbers(tmp_path / "parts") == numbers(whole)
+    assert same(*(load_file(side / "model.safetensors") for side in (whole, tmp_path / "parts")))
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
@@ -228,7 +242,7 @@ def test_a_checkpoint_that_is_there_is_never_taken_away(images: Path, tmp_path: 
 
 
 def test_a_log_that_was_cut_short_by_a_full_disk_is_mended_on_resume(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = trainer(recipe(), images, tmp_path / "parts", save_minutes=0)
     write = Path.open
@@ -250,9 +264,8 @@ def test_a_log_that_was_cut_short_by_a_full_disk_is_mended_on_resume(
     with (tmp_path / "parts/log.csv").open("a") as file:
         file.write("9,3.0")
     trainer(recipe(), images, tmp_path / "parts", resume=True).run()
-    trainer(recipe(), images, tmp_path / "whole").run()
-    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
-    assert (tmp_path / "parts/evaluations.jsonl").read_text() == (tmp_path / "whole/evaluations.jsonl").read_text()
+    assert numbers(tmp_path / "parts") == numbers(whole)
+    assert (tmp_path / "parts/evaluations.jsonl").read_text() == (whole / "evaluations.jsonl").read_text()
 
 
 def test_processes_share_the_running_statistics_that_are_written(
@@ -344,8 +357,10 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_does_not_overwrite_another_nor_resume_one_of_another_recipe(images: Path, tmp_path: Path) -> None:
-    trainer(recipe(), images, tmp_path, max_updates=2).run()
+def test_a_run_does_not_overwrite_another_nor_resume_one_of_another_recipe(
+    images: Path, two_updates: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(two_updates, tmp_path, dirs_exist_ok=True)
     with pytest.raises(VitrimError, match="has a run already"):
         trainer(recipe(), images, tmp_path)
     with pytest.raises(VitrimError, match="differs in seed"):
@@ -379,8 +394,8 @@ def test_a_run_goes_on_from_the_start_it_had(images: Path, tmp_path: Path) -> No
     assert trainer(recipe(), images, out, start=tmp_path / "a", resume=True).update == 2
 
 
-def test_a_run_is_not_resumed_on_other_data(images: Path, tmp_path: Path) -> None:
-    trainer(recipe(), images, tmp_path / "out", max_updates=2).run()
+def test_a_run_is_not_resumed_on_other_data(images: Path, two_updates: Path, tmp_path: Path) -> None:
+    shutil.copytree(two_updates, tmp_path / "out")
     other = tmp_path / "images"
     shutil.copytree(images, other)
     (other / "train/ant/0.png").unlink()
@@ -389,8 +404,10 @@ def test_a_run_is_not_resumed_on_other_data(images: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("edit", ["[]", "{}", '{"sizes": {}, "update": "six"}', '{"sizes": {}, "update": -7}', "{"])
-def test_a_checkpoint_whose_state_was_edited_is_passed_over(edit: str, images: Path, tmp_path: Path) -> None:
-    trainer(recipe(), images, tmp_path, max_updates=2, save_minutes=0).run()
+def test_a_checkpoint_whose_state_was_edited_is_passed_over(
+    edit: str, images: Path, two_updates: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(two_updates, tmp_path, dirs_exist_ok=True)
     (checkpoint.latest(tmp_path / "checkpoints") / "state.json").write_text(edit)
     assert trainer(recipe(), images, tmp_path, resume=True).update == 1
 

@@ -84,10 +84,13 @@ def model_of(name: str, options: str) -> nn.Module:
 
 @contextmanager
 def reduced(found: Recipe) -> Iterator[tuple[nn.Module, Reduction | None]]:
-    """The model of a recipe under its method; a narrow one where heads with MLPs would take their time to be drawn."""
+    """The model of a recipe under its method; a narrow one where heads with MLPs would take their time to be drawn, and
+    a shallow one where no method names its blocks."""
     backbone = found.model.removeprefix("segmenter:").removeprefix("vitdet:")
-    narrow = {"embed_dim": 192} if backbone.startswith(("vit_", "eva")) else {}
-    model = model_of(found.model, yaml.safe_dump({**narrow, **found.model_options}))
+    small: dict[str, int] = {}
+    if backbone.startswith(("vit_", "eva")):
+        small = {"embed_dim": 192} | ({"depth": 4} if found.method == "none" else {})
+    model = model_of(found.model, yaml.safe_dump({**small, **found.model_options}))
     reduction = None if found.method == "none" else vitrim.reduce_(model, parse_method(found.method))
     try:
         yield model, reduction

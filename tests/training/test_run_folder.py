@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,73 +15,50 @@ from tiny_training import recipe, trainer
 from vitrim.errors import VitrimError
 from vitrim.training.run_folder import LOCK, only_run
 
-HOLD = """
-import json, os, signal, sys, time
-from pathlib import Path
-from vitrim.training.run_folder import only_run
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how they ended
-for line in sys.stdin:
-    folder, until, more = json.loads(line)
-    if os.fork():
-        continue
-    with only_run(Path(folder)):
-        if more and not os.fork():  # as a process that reads images
-            time.sleep(600)
-            os._exit(0)
-        print(os.getpid(), flush=True)
-        Path(until).read_text()  # a pipe, which ends when its writer does
-    os._exit(0)
-"""
-"""Starts a process for each line that it reads; the lock is held until the pipe of that line ends."""
-SECONDS = 60  # far more than it takes where the cores are free
-
 
 class Another:
-    """A process that holds the lock of a folder."""
+    """A process that holds the lock of a folder, until it is told to end. Forked, as importing takes longer than all
+    else; it touches nothing but files.
 
-    def __init__(self, holder: subprocess.Popen[str], folder: Path, *, with_a_child: bool = False) -> None:
-        assert holder.stdin is not None
-        assert holder.stdout is not None
-        pipe = folder.with_name("until")
-        os.mkfifo(pipe)
-        print(json.dumps([str(folder), str(pipe), with_a_child]), file=holder.stdin, flush=True)
-        self.pid = int(holder.stdout.readline())
-        self.until = pipe.open("w")
+    Args:
+        folder: of a run.
+        with_a_child: it has started a process of its own, as one that reads images has.
+    """
+
+    def __init__(self, folder: Path, *, with_a_child: bool = False) -> None:
+        until, self.until = os.pipe()
+        self.told, told = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.setsid()
+                os.close(self.until)
+                with only_run(folder):
+                    if with_a_child and os.fork() == 0:
+                        time.sleep(600)
+                        os._exit(0)
+                    os.write(told, b"!")
+                    os.read(until, 1)  # a pipe, which ends when its writer does
+            finally:
+                os._exit(0)
+        os.close(until)
+        os.close(told)
+        assert os.read(self.told, 1) == b"!"
 
     def end(self) -> None:
-        self.until.close()
-        self._wait()
+        os.close(self.until)
+        os.waitpid(self.pid, 0)
+        os.close(self.told)
 
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
-        self._wait()
-        self.until.close()
-
-    def _wait(self) -> None:
-        deadline = time.monotonic() + SECONDS
-        with suppress(ProcessLookupError):
-            while time.monotonic() < deadline:
-                os.kill(self.pid, 0)
-                time.sleep(0.01)
-            pytest.fail("the process did not end")
+        self.end()
 
 
-@pytest.fixture(scope="module")
-def holder() -> Iterator[subprocess.Popen[str]]:
-    """What starts such processes: importing once takes longer than all else."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    process = subprocess.Popen([sys.executable, "-c", HOLD], start_new_session=True, **pipes)  # type: ignore[call-overload]
-    yield process
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-
-
-def test_another_process_is_refused_until_this_one_ends_and_changes_nothing(
-    holder: subprocess.Popen[str], images: Path, tmp_path: Path
-) -> None:
+def test_another_process_is_refused_until_this_one_ends_and_changes_nothing(images: Path, tmp_path: Path) -> None:
     """By the lock itself, and by a run."""
     out = tmp_path / "new"
-    process = Another(holder, out)
+    process = Another(out)
     with (
         pytest.raises(VitrimError, match=f"process {process.pid} on .* is at work in .*new: wait for it") as refused,
         only_run(out),
@@ -104,15 +76,17 @@ def test_another_process_is_refused_until_this_one_ends_and_changes_nothing(
     trainer(recipe(), images, out, max_updates=1).run()
 
 
-def test_a_killed_process_leaves_no_lock_though_one_that_it_started_lives_on(
-    holder: subprocess.Popen[str], tmp_path: Path
-) -> None:
+def test_a_killed_process_leaves_no_lock_though_one_that_it_started_lives_on(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    Another(holder, out, with_a_child=True).kill()
-    assert (out / LOCK).exists()
-    with only_run(out):
-        pass
+    process = Another(out, with_a_child=True)
+    try:
+        process.kill()
+        assert (out / LOCK).exists()
+        with only_run(out):
+            pass
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_two_runs_of_one_process(images: Path, tmp_path: Path) -> None:

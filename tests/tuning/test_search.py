@@ -177,7 +177,7 @@ def test_a_gain_beyond_noise_is_found_under_noise() -> None:
 
 def test_pure_noise_gives_the_constant_schedule() -> None:
     """All settings do the same damage: at least 95 % of the searches return the constant one."""
-    searches = 100 if FULL_MATRIX else 40
+    searches = 100 if FULL_MATRIX else 20
     searched = [
         run(Simulated(lambda config: 0.0, 0.2, seed), seed=seed, evaluations=24)[0].better for seed in range(searches)
     ]
@@ -214,7 +214,8 @@ def test_a_study_that_was_stopped_anywhere_ends_as_one_that_was_not(
     assert {trial.source for trial in seen} >= ({search} - {"evolution"} | {"constant", "start"})
     text = (tmp_path / "whole.jsonl").read_bytes()
     lines = text.splitlines(keepends=True)
-    step = 1 if search == "evolution" or FULL_MATRIX else max(len(lines) // 3, 1)  # all of them write the same log
+    # all of them write the same log
+    step = 1 if FULL_MATRIX else max(len(lines) // (8 if search == "evolution" else 3), 1)
     for cut in range(1, len(lines), step):
         part = tmp_path / "part.jsonl"
         part.write_bytes(b"".join(lines[:cut]) + lines[cut][: len(lines[cut]) // 2])  # killed while it wrote

@@ -199,22 +199,29 @@ def test_trials_are_reported_as_they_end(found: Found) -> None:
     assert Target.parse("macs=0.7") == found.result.target
 
 
+def timed_by_tokens(model: Any, configs: Sequence[Any], *rest: Any) -> tuple[Any, float]:
+    return np.array([sum(config.counts(16, 3)) / 48 for config in configs]), 10.0
+
+
+@pytest.fixture(scope="module")
+def of_times(model: VisionTransformer, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The lines of a study that keeps times."""
+    file = tmp_path_factory.mktemp("times") / "study"
+    find(model, target="speedup=1.5", study=file, evaluations=2, timer=timed_by_tokens)
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
 @pytest.mark.parametrize(
     "damage",
     [{"fit": [1.0]}, {"fit": None}, {"error": "x"}, {"dense_ms": 0.0}, {"dense_ms": True}, {"worst": []}, {"fit": 3}],
 )
 def test_times_that_a_study_cannot_have_kept_are_refused(
-    model: VisionTransformer, tmp_path: Path, damage: dict[str, Any]
+    model: VisionTransformer, of_times: list[dict[str, Any]], tmp_path: Path, damage: dict[str, Any]
 ) -> None:
-    def timed(model: Any, configs: Sequence[Any], *rest: Any) -> tuple[Any, float]:
-        return np.array([sum(config.counts(16, 3)) / 48 for config in configs]), 10.0
-
-    file = tmp_path / "study"
-    find(model, target="speedup=1.5", study=file, evaluations=2, timer=timed)
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    file, lines = tmp_path / "study", copy.deepcopy(of_times)
     place = next(place for place, row in enumerate(lines) if row.get("measured") == "latency")
     lines[place]["value"] |= damage
     file.write_text("".join(json.dumps(row) + "\n" for row in lines))
     with pytest.raises(VitrimError, match=rf"study, line {place + 1}, is damaged: {next(iter(damage))}") as caught:
-        find(model, target="speedup=1.5", study=file, evaluations=2, timer=timed, resume=True)
+        find(model, target="speedup=1.5", study=file, evaluations=2, timer=timed_by_tokens, resume=True)
     assert "\n" not in str(caught.value)
