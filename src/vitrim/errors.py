@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 LONGEST_LINE = 500
@@ -85,6 +85,19 @@ def check_whole(**given: tuple[object, int]) -> None:
             raise VitrimError(f"{name} is a whole number of at least {least}, not {value!r:.60}")
 
 
+def check_known(what: str, given: object, valid: Collection[str]) -> None:
+    """Refuse a name that is not among the ``valid`` ones.
+
+    Raises:
+        VitrimError: the one that `unknown` makes.
+
+    Example:
+        >>> check_known("method", "tome", ["atm", "tome"])
+    """
+    if given not in valid:
+        raise unknown(what, given, valid)
+
+
 def unknown(what: str, given: object, valid: Iterable[str]) -> VitrimError:
     """ "unknown METHOD 'tomme'; did you mean 'tome'? valid: ..." as an error to raise.
 
@@ -161,6 +174,22 @@ def first_line(error: BaseException) -> str:
     """
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def os_errors(what: str, kind: type[VitrimError] = VitrimError) -> Iterator[None]:
+    """Turn an error of the operating system into a ``kind``: ``what``, such as "cannot read x.json", and the reason.
+
+    Example:
+        >>> with os_errors("cannot read x.json"):
+        ...     raise OSError(13, "Permission denied")
+        Traceback (most recent call last):
+        vitrim.errors.VitrimError: cannot read x.json: Permission denied
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or first_line(error)}") from error
 
 
 @contextmanager

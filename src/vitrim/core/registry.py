@@ -28,7 +28,7 @@ from vitrim.core.method import Kind, MethodConfig
 from vitrim.core.plan import Layer
 from vitrim.core.saving import read_method_file
 from vitrim.core.selection import Selector
-from vitrim.errors import UnsupportedModelError, VitrimError, unknown
+from vitrim.errors import UnsupportedModelError, VitrimError, check_known
 
 K = TypeVar("K")
 Value = TypeVar("Value")
@@ -534,8 +534,7 @@ def make_method(name: str, /, **options: Any) -> MethodConfig:
     table = methods()
     if not isinstance(name, str):
         raise VitrimError(f"expected the name of a method, e.g. tome, got {type(name).__name__}")
-    if name not in table:
-        raise unknown("method", name, table)
+    check_known("method", name, table)
     return table[name](**options)
 
 
@@ -602,8 +601,7 @@ def parse_selector(text: str | Selector) -> Selector:
         raise VitrimError(f"expected a selector such as 'divprune:tokens=64', got {type(text).__name__}")
     name, options = _read_options(text, "divprune:tokens=64")
     table = selectors()
-    if name not in table:
-        raise unknown("selector", name, table)
+    check_known("selector", name, table)
     return table[name](**options)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock, access
 from vitrim.core.method import MethodConfig
-from vitrim.errors import VitrimError, first_line
+from vitrim.errors import VitrimError, first_line, os_errors
 from vitrim.files import save_file, write_text
 
 CONFIG_FILE = "reduction.json"
@@ -132,10 +132,8 @@ def write_reduction(
     (`vitrim.core.checks.facts_for_reader`); ``select``: the selector of image tokens behind it, as text.
     """
     folder = _folder(folder)
-    try:
+    with os_errors(f"cannot save to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise VitrimError(f"cannot save to {folder}: {error.strerror}") from error
     weights = _learned(model, state)
     if weights:
         try:

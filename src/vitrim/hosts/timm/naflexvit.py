@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,15 +19,15 @@ from vitrim.hosts.timm.eva import ReducedEvaBlock
 from vitrim.hosts.timm.vit import TimmViT
 
 
+@dataclass(eq=False, repr=False)
 class PaddedFeatures:
     """``forward_features`` of a reduced model: padded batches run grid by grid (`hosts/shared/padding.py`).
 
     The patches come with a ``patch_valid`` of their own, for the head to pool by: survivors, or all patches.
     """
 
-    def __init__(self, model: nn.Module, trace: Trace) -> None:
-        self.model = model
-        self.trace = trace
+    model: nn.Module
+    trace: Trace
 
     def __call__(
         self,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -187,6 +187,7 @@ class ReducedOlderLayer(ReducedLayer):
 logger = logging.get_logger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class TrunkHook:
     """Hook that runs before the forward of the module that owns the layers and decides what this forward hands out.
 
@@ -197,11 +198,10 @@ class TrunkHook:
     and not a function, so that the model can still be copied and pickled.
     """
 
-    def __init__(self, host: type[TransformersHost], trace: Trace, positional: tuple[str, ...], pools: bool) -> None:
-        self.host = host
-        self.trace = trace
-        self.positional = positional  # names of the trunk's arguments, in order: a mask may be given by its place
-        self.pools = pools  # a head reads all tokens, and is to read the same ones whatever is handed out beside
+    host: type[TransformersHost]
+    trace: Trace
+    positional: tuple[str, ...]  # names of the trunk's arguments, in order: a mask may be given by its place
+    pools: bool  # a head reads all tokens, and is to read the same ones whatever is handed out beside
 
     def __call__(self, trunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {**dict(zip(self.positional, args, strict=False)), **kwargs}
@@ -229,6 +229,7 @@ class TrunkHook:
         self.host.check_inputs(trunk, given)
 
 
+@dataclass(eq=False, repr=False)
 class HiddenHook:
     """Hook that runs after the forward of such a module and lays the last hidden state out on the full grid.
 
@@ -236,8 +237,7 @@ class HiddenHook:
     over patches, or a probe's attention, must not read the zeros of pruned ones.
     """
 
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
+    trace: Trace
 
     def __call__(self, trunk: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if not self.trace.call.spares_last:

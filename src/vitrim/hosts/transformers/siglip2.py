@@ -11,23 +11,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.siglip2.modeling_siglip2 import (
-    Siglip2Attention,
-    Siglip2EncoderLayer,
-    Siglip2ForImageClassification,
-    Siglip2VisionModel,
-)
+from transformers.models.siglip2 import modeling_siglip2 as siglip2
 
 from vitrim.core.tokens import Trace
 from vitrim.hosts.shared.padding import Group, groups_of, run_groups
 from vitrim.hosts.transformers.common import ReducedClipLayer, TransformersHost
 
 
-class ReducedSiglip2EncoderLayer(ReducedClipLayer, Siglip2EncoderLayer):
+class ReducedSiglip2EncoderLayer(ReducedClipLayer, siglip2.Siglip2EncoderLayer):
     """`Siglip2EncoderLayer` under reduction."""
 
-    host_class = Siglip2EncoderLayer
-    attention_classes = (Siglip2Attention,)
+    attention_classes = (siglip2.Siglip2Attention,)
 
 
 class PaddingHook:
@@ -105,7 +99,7 @@ class HFSiglip2(TransformersHost):
     purpose = "images and text"
     heads = ("no class token",)
     reduced_blocks = (ReducedSiglip2EncoderLayer,)
-    trunk_classes = (Siglip2VisionModel,)
+    trunk_classes = (siglip2.Siglip2VisionModel,)
     num_prefix = 0
     has_class_token = False
     tokens_of_images = False  # but of patches
@@ -126,7 +120,7 @@ class HFSiglip2(TransformersHost):
     def install(cls, model: Any, trace: Trace) -> None:
         super().install(model, trace)
         trunk = cls.trunk(model)
-        trunk.forward = PaddedForward(trunk, trace, averaged=isinstance(model, Siglip2ForImageClassification))
+        trunk.forward = PaddedForward(trunk, trace, averaged=isinstance(model, siglip2.Siglip2ForImageClassification))
         # the classifier's own mean reads the mask, too; the model of two towers hands it on
         model.vitrim_padding_hooks = [
             module.register_forward_pre_hook(PaddingHook(module), with_kwargs=True)
