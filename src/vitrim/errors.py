@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 LONGEST_LINE = 500
 """Most characters of a message."""
@@ -83,6 +85,36 @@ def check_whole(**given: tuple[object, int]) -> None:
     for name, (value, least) in given.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise VitrimError(f"{name} is a whole number of at least {least}, not {value!r:.60}")
+
+
+TEXT, PATH = (str, "a text"), (str | Path, "a path")
+OPTIONS = (Mapping, "a dict of options by name")
+KINDS: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(("split", "image_column", "label_column", "dtype"), TEXT),
+    **dict.fromkeys(("checkpoint", "learned", "out", "decisions", "predictions", "figure"), PATH),
+    **dict.fromkeys(("data_options", "model_options", "protocol"), OPTIONS),
+    **dict.fromkeys(("on_progress", "on_stop"), (Callable, "a function")),
+    **dict.fromkeys(("blocks", "class_names"), (list | tuple | range, "a list")),
+}
+"""Kinds of arguments that many functions take, and their names in messages."""
+
+
+def check_kinds(**given: object) -> None:
+    """Refuse arguments of another kind than their names have in `KINDS`; None stands for a default.
+
+    Raises:
+        VitrimError: naming the first that is wrong.
+
+    Example:
+        >>> check_kinds(split="test", model_options=None)
+        >>> check_kinds(data_options=5)
+        Traceback (most recent call last):
+        vitrim.errors.VitrimError: data_options is a dict of options by name, not 5
+    """
+    for name, value in given.items():
+        kind, words = KINDS[name]
+        if value is not None and not isinstance(value, kind):
+            raise VitrimError(f"{name} is {words}, not {value!r:.60}")
 
 
 def check_known(what: str, given: object, valid: Collection[str]) -> None:

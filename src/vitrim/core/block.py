@@ -243,7 +243,7 @@ class ReducedBlock(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        *_, own = cls.__bases__
+        own: Any = cls.__bases__[-1]
         if "host_class" not in vars(cls) and not issubclass(own, ReducedBlock):
             cls.host_class = own
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from vitrim.errors import VitrimError, check_known, plain
+from vitrim.errors import VitrimError, plain, unknown
 
 LONGEST_INTEGER = 64
 """Bits of an integer, sign included, as many as a tensor holds."""
@@ -38,7 +38,8 @@ class Options(BaseModel):
                 VitrimError: an unknown option or a value that is not valid, in one line.
             """
             for key in options:
-                check_known(f"option of {self.name}", key, type(self).model_fields)
+                if key not in type(self).model_fields:
+                    raise unknown(f"option of {self.name}", key, type(self).model_fields)
                 _check_value(f"{self.name}: {key}", options[key], type(self).model_fields[key].annotation)
             try:
                 super().__init__(**options)

@@ -140,7 +140,7 @@ def write_reduction(
             save_file({name: value.contiguous() for name, value in weights.items()}, folder / REDUCERS_FILE)
         except (OSError, SafetensorError) as error:
             raise VitrimError(f"cannot save to {folder}: {first_line(error)}") from error
-    entries = {
+    written = {
         "format": FORMAT,
         "method": config.name,
         "version": config.version,
@@ -148,15 +148,9 @@ def write_reduction(
         "model": type(model).__name__,
         "weights": REDUCERS_FILE if weights else None,
     }
-    if module:
-        entries["module"] = module
-    if compact:
-        entries["compact"] = True
-    if whole:
-        entries["whole"] = True
-    if select is not None:
-        entries["select"] = select
-    write_text(folder / CONFIG_FILE, json.dumps(entries, indent=2) + "\n")
+    further = {"module": module, "compact": compact, "whole": whole, "select": select}
+    written |= {name: value for name, value in further.items() if value}
+    write_text(folder / CONFIG_FILE, json.dumps(written, indent=2) + "\n")
 
 
 def read_parameters(model: nn.Module, config: MethodConfig, folder: str | Path) -> None:
