@@ -11,7 +11,7 @@ from open_clip.transformer import CustomResidualAttentionBlock, ResidualAttentio
 from torch import Tensor, nn
 
 from vitrim.core.attention import Attention, project_parts
-from vitrim.core.host import Host
+from vitrim.core.host import Host, Installed
 from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState, Trace, take
 from vitrim.errors import UnsupportedModelError
@@ -86,11 +86,10 @@ def _refuse(*given: Tensor | None) -> None:
 
 
 @dataclass(eq=False, repr=False)
-class OwnPool:
+class OwnPool(Installed):
     """The pooling of a reduced model, which reads the tokens that are left also where full grids are handed out beside.
 
-    The library pools the last of the maps, in which pruned patches are zeros. An object and not a function, so that the
-    model can still be copied and pickled.
+    The library pools the last of the maps, in which pruned patches are zeros.
     """
 
     model: nn.Module
@@ -161,8 +160,3 @@ class OpenClipViT(Host):
     def install(cls, model: Any, trace: Trace) -> None:
         super().install(model, trace)
         model._pool = OwnPool(model, trace)
-
-    @classmethod
-    def uninstall(cls, model: Any) -> None:
-        super().uninstall(model)
-        del model._pool

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from timm.models.naflexvit import NaFlexVit
 from torch import Tensor, nn
 
-from vitrim.core.host import DenseCall
+from vitrim.core.host import DenseCall, Installed
 from vitrim.core.tokens import Trace
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.padding import Group, groups_of, run_groups
@@ -20,7 +20,7 @@ from vitrim.hosts.timm.vit import TimmViT
 
 
 @dataclass(eq=False, repr=False)
-class PaddedFeatures:
+class PaddedFeatures(Installed):
     """``forward_features`` of a reduced model: padded batches run grid by grid (`hosts/shared/padding.py`).
 
     The patches come with a ``patch_valid`` of their own, for the head to pool by: survivors, or all patches.
@@ -122,7 +122,3 @@ class TimmNaFlexViT(TimmHost):
     def install(cls, model: Any, trace: Trace) -> None:
         model.forward_features = PaddedFeatures(model, trace)
         model.forward_intermediates = PaddedIntermediates(model, "forward_intermediates", trace)
-
-    @classmethod
-    def uninstall(cls, model: Any) -> None:
-        del model.forward_features, model.forward_intermediates

@@ -21,6 +21,7 @@ from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2_vl
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 
 from vitrim.core.attention import Attention
+from vitrim.core.host import Installed
 from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState, Trace
 from vitrim.errors import VitrimError
@@ -130,11 +131,8 @@ class ReducedQwen3VLVisionBlock(_ReducedQwenBlock, qwen3_vl.Qwen3VLVisionBlock):
 
 
 @dataclass(eq=False, repr=False)
-class PackedForward:
-    """The forward of a tower: images of one size together, size by size.
-
-    An object and not a function, so that the model can still be copied and pickled.
-    """
+class PackedForward(Installed):
+    """The forward of a tower: images of one size together, size by size."""
 
     tower: Any
     trace: Trace

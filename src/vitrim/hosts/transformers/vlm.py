@@ -20,7 +20,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.host import VisionLanguage
+from vitrim.core.host import Installed, VisionLanguage, take_off
 from vitrim.core.plan import HostFacts
 from vitrim.core.reduce import HANDLE, Selection, get_reduction, reduced_parts
 from vitrim.core.registry import host_of
@@ -46,11 +46,10 @@ PER_TOKEN = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "m
 
 
 @dataclass(eq=False, repr=False)
-class PromptHook:
+class PromptHook(Installed):
     """Runs before the forward of the model and gives it features and prompt of what is left of the images.
 
-    A hook and not a forward of its own, because export and trainers read the signature of ``model.forward``. An object
-    and not a function, so that the model can still be copied and pickled.
+    A hook and not a forward of its own, because export and trainers read the signature of ``model.forward``.
     """
 
     family: type[HuggingFaceVLM]
@@ -66,7 +65,7 @@ class PromptHook:
 
 
 @dataclass(eq=False, repr=False)
-class CompactGenerate:
+class CompactGenerate(Installed):
     """The ``generate`` of a compact model. Sequences come out behind the prompt as it was given."""
 
     family: type[HuggingFaceVLM]
@@ -221,20 +220,15 @@ class HuggingFaceVLM(VisionLanguage):
         holder: Any = model
         if choosing is not None:
             holder.vitrim_choosing = choosing
-        holder.vitrim_compact = model.register_forward_pre_hook(hook, with_kwargs=True)
+        model.register_forward_pre_hook(hook, with_kwargs=True)
         if hasattr(model, "generate"):
             holder.generate = CompactGenerate(cls, model, trace, choosing)
 
     @classmethod
     def uninstall(cls, model: nn.Module) -> None:
-        if "vitrim_compact" in vars(model):
-            holder: Any = model
-            holder.vitrim_compact.remove()
-            del holder.vitrim_compact
-            if hasattr(model, "vitrim_choosing"):
-                del holder.vitrim_choosing
-            if "generate" in vars(model):
-                del holder.generate
+        take_off(model)
+        if hasattr(model, "vitrim_choosing"):
+            del model.vitrim_choosing
 
     @classmethod
     def tower_is_reduced(cls, model: nn.Module) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchvision.ops import box_convert
 from transformers.models.yolos import modeling_yolos as yolos
 
+from vitrim.core.host import Installed
 from vitrim.core.library import Size
 from vitrim.core.plan import HostFacts, Part
 from vitrim.core.tokens import TokenState, Trace
@@ -96,11 +97,10 @@ class ReducedYolosLayer(ReducedOlderLayer, yolos.YolosLayer):
 
 
 @dataclass(eq=False, repr=False)
-class TableHook:
+class TableHook(Installed):
     """Runs after the module that makes the tables of mid positions (L - 1, 1, N0, C), and leaves them for the blocks.
 
-    The encoder, which would add them to tokens in another order and number, gets zeros. An object and not a function,
-    so that the model can still be copied and pickled.
+    The encoder, which would add them to tokens in another order and number, gets zeros.
     """
 
     trace: Trace
@@ -137,15 +137,7 @@ class HFYolos(TransformersHost):
         encoder = cls.trunk(model).encoder
         if encoder.interpolation is not None:
             hook = TableHook(trace, cls.prefix_of(cls.trunk(model)) - 1)
-            encoder.vitrim_hook = encoder.interpolation.register_forward_hook(hook)
-
-    @classmethod
-    def uninstall(cls, model: nn.Module) -> None:
-        super().uninstall(model)
-        encoder = cls.trunk(model).encoder
-        if encoder.interpolation is not None:
-            encoder.vitrim_hook.remove()
-            del encoder.vitrim_hook
+            encoder.interpolation.register_forward_hook(hook)
 
 
 class YolosLibrary(TransformersLibrary):
