@@ -43,6 +43,9 @@ from vitrim.speed.engines import Engine, FileEngine, engines_named
 
 SIZES = (1, 8)
 CALIBRATED = 64
+IN_VIEW = 1.8
+"""Times the fastest dense model's time that the picture shows."""
+SHAPES_OF_DENSE = ("o", "s", "D", "P", "*", "X", "v", "^", "<")
 SCORED_IN = 8
 """Images per batch of the files that are scored."""
 
@@ -175,12 +178,19 @@ def draw(places: list[Place], figure: Path | None) -> None:
         rows = {(row["method"], row["engine"], row["precision"]): row for row in place.record["rows"]}
         key = f"batch {size}"
         fastest, model = tuple(place.record["fastest"][str(size)]), place.record["model"]
-        for (method, engine, precision), row in rows.items():
-            if method == DENSE:
-                at = row[key]["ms"], 100 * row["loss"]
-                axis.plot(*at, "*", color=style.DENSE_COLOUR, markersize=11, linestyle="none", zorder=4)
-                text = f"{engine} {precision}"
-                axis.annotate(text, at, xytext=(3, 6), textcoords="offset points", fontsize=style.SMALL, rotation=30)
+        edge, far = IN_VIEW * rows[fastest][key]["ms"], []
+        dense = [row for row in rows.values() if row["method"] == DENSE]
+        for row, shape in zip(dense, SHAPES_OF_DENSE, strict=False):
+            name = f"{row['engine']} {row['precision']}"
+            axis.plot(
+                row[key]["ms"], 100 * row["loss"], shape, color=style.DENSE_COLOUR, markersize=7, linestyle="none",
+                markerfacecolor="white", markeredgewidth=1.4, zorder=4, label=f"dense, {name}",
+            )  # fmt: skip
+            if row[key]["ms"] > edge:
+                far.append(f"{name}: {row[key]['ms']:.0f} ms")
+        if far:
+            text = "not in view: " + ", ".join(far)
+            axis.text(0.98, 0.96, text, transform=axis.transAxes, ha="right", va="top", fontsize=style.SMALL)
         for name in names:
             own = sorted(
                 (row for row in rows.values() if style.method_of(row["method"]) == name), key=lambda row: row[key]["ms"]
@@ -192,7 +202,7 @@ def draw(places: list[Place], figure: Path | None) -> None:
             )  # fmt: skip
         axis.axvline(rows[fastest][key]["ms"], color=style.DENSE_COLOUR, linewidth=0.7, linestyle=":")
         axis.axhline(0.0, color=style.DENSE_COLOUR, linewidth=0.7, linestyle=":")
-        axis.set_xscale("log")
+        axis.set_xlim(0.45 * rows[fastest][key]["ms"], edge)
         axis.set_ylim(-2, 12)
         axis.set_title(f"{model}, batch {size}", fontsize=style.TITLE)
         axis.set_xlabel("ms per batch", fontsize=style.TEXT)
@@ -209,7 +219,7 @@ def draw(places: list[Place], figure: Path | None) -> None:
                 f"{100 * best['loss']:+.1f} +- {100 * best['loss_error']:.1f}"
             )
     handles, _ = axes[0].get_legend_handles_labels()
-    style.below(drawn, handles, across=3)
+    style.below(drawn, handles, across=4)
     if figure is not None:
         style.save(drawn, figure)
 

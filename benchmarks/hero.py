@@ -112,7 +112,7 @@ def chart(points: str) -> None:
         axis.axhline(0, color=GREY[theme], linestyle=(0, (4, 3)), linewidth=1.2)
         axis.plot(given["dense"], 0, "o", color=INK[theme], markersize=8)
         axis.annotate(
-            f"dense\n{given['dense']:g} ms", (given["dense"], 0), (-8, 8), textcoords="offset points", ha="right",
+            f"dense\n{given['dense']:g} ms", (given["dense"], 0), (-8, 34), textcoords="offset points", ha="right",
             fontsize=11, fontweight="bold", color=INK[theme],
         )  # fmt: skip
         for line in given["lines"]:

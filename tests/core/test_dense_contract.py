@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ import tiny
 import vitrim
 from dense_models import detector, headless, segmenter
 from full_matrix import cells
-from vitrim.core.registry import ask
+from vitrim.core.registry import ask, make_method, methods
 from vitrim.speed.bench import Front
 
 Create = Callable[[str], nn.Module]
@@ -78,6 +78,41 @@ def everything(model: nn.Module, images: Tensor) -> list[Tensor]:
 
 def equal(left: list[Tensor], right: list[Tensor]) -> bool:
     return len(left) == len(right) and all(torch.equal(one, other) for one, other in zip(left, right, strict=True))
+
+
+def few(kind: Any) -> list[Any]:
+    """The values of an option that has a few, none of another."""
+    if kind is bool:
+        return [True, False]
+    parts = get_args(kind)
+    return [*parts] if get_origin(kind) is Literal else [value for part in parts for value in few(part)]
+
+
+def refusal(model: nn.Module, name: str, options: dict[str, Any]) -> str:
+    """Why these options do not go together, or not with the ``model``; nothing if it is reduced."""
+    try:
+        vitrim.reduce_(model, make_method(name, **options))
+    except vitrim.VitrimError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", methods())
+def test_whatever_the_options_every_patch_has_a_value_or_the_model_is_refused(name: str) -> None:
+    """One option at a time has each of its values, besides those that make the method act."""
+    model = segmenter("vit")
+    shape = front(model, tiny.images()).shape
+    settings = tiny.SETTINGS.get(name, [{}])
+    fields = methods()[name].model_fields
+    varied = [{**settings[0], option: value} for option in fields for value in few(fields[option].annotation)]
+    for options in (*settings, *varied):
+        refused = refusal(model, name, options)
+        assert "\n" not in refused
+        if not refused:
+            found = front(model, tiny.images())
+            assert found.shape == shape, options
+            assert found.isfinite().all(), options
+            vitrim.restore_(model)
 
 
 @every_cell

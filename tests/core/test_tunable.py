@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+import tiny
+import vitrim
 from vitrim.core.registry import make_method, methods, parse_method
 
 PATCHES, LAYERS = 64, 6
@@ -67,6 +71,34 @@ def test_a_value_of_the_list_acts_in_its_block(name: str) -> None:
         assert counts(strong)[:block] == counts(mild)[:block]
         # in the last block of a method that brings its patches back, nothing is left to be seen of an amount
         assert block == LAYERS - 1 or counts(strong)[block] < counts(mild)[block]
+
+
+def outcome(model: nn.Module, config: vitrim.MethodConfig, **changes: object) -> Tensor | None:
+    """Logits of ``model`` reduced by ``config``, changed at run time; None if that is refused."""
+    torch.manual_seed(1)  # of what the method may learn
+    reduction = vitrim.reduce_(model, config)
+    try:
+        reduction.set(**changes)
+    except vitrim.VitrimError:
+        return None
+    else:
+        with torch.no_grad():
+            return tiny.run(model, tiny.images())
+    finally:
+        vitrim.restore_(model)
+
+
+@pytest.mark.parametrize("name", [name for name, option in WITH_LIST.items() if option in methods()[name].runtime])
+def test_a_list_at_run_time_does_as_from_the_start_or_is_refused(name: str) -> None:
+    one, model, done = TUNABLES[name], tiny.HOSTS["vit"](), 0
+    config = make_method(name, **one.fixed, **{one.option: one.value(0.3, 36)})
+    for count in range(1, 5):
+        changes = {WITH_LIST[name]: [one.value(0.4, 36)] * count}
+        found = outcome(model, config, **changes)
+        if found is not None:
+            done += 1
+            assert torch.equal(found, outcome(model, config.changed(**changes)))
+    assert done > 0 or name == "atm"  # whose list does not go with the option
 
 
 def test_thresholds_per_layer_are_those_of_one_for_all() -> None:

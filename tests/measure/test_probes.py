@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import timm
@@ -10,7 +11,7 @@ import torch
 
 import vitrim
 from vitrim.measure.contestants import Output, contestants
-from vitrim.measure.probes import PairedIoU, TaskMetrics
+from vitrim.measure.probes import PairedAP, PairedIoU, TaskMetrics
 from vitrim.measure.records import Batch
 from vitrim.measure.run import run
 from vitrim.tasks import make_task
@@ -43,6 +44,67 @@ def test_the_error_of_a_change_of_miou_is_that_of_leaving_images_out() -> None:
     each = torch.tensor([change(place) for place in range(count)], dtype=torch.float64)
     jackknife = ((count - 1) / count * ((each - each.mean()) ** 2).sum()).sqrt().item()
     assert gauge.result()["loss_error"] == pytest.approx(jackknife, rel=0.05)
+
+
+def _ranked(name: str, count: int) -> tuple[Any, list[Any], Any]:
+    """A task, what two models predict, and the labels of so many images."""
+    generator = torch.Generator().manual_seed(1)
+    task = make_task(name, 3)
+    if name == "multilabel":
+        labels = (torch.rand(count, 3, generator=generator) < 0.4).float()
+        return task, [labels + torch.randn(count, 3, generator=generator) for _ in range(2)], labels
+    truth: list[Any] = []
+    found: tuple[list[Any], list[Any]] = ([], [])
+    for image in range(count):
+        corner = torch.randint(0, 20, (3, 2), generator=generator).float()
+        own = {"boxes": torch.cat([corner, corner + 12], 1), "labels": torch.randint(0, 3, (3,), generator=generator)}
+        truth.append(own | {"masks": _filled(own["boxes"]), "iscrowd": torch.tensor([0, 0, int(image % 7 == 0)])})
+        for guesses in found:
+            number = 0 if image == 5 else 3  # nothing is found in one image
+            boxes = own["boxes"][:number] + 3 * torch.randn(number, 4, generator=generator)
+            boxes = torch.cat([boxes[:, :2], torch.maximum(boxes[:, 2:], boxes[:, :2] + 2)], 1).round()
+            scores = torch.rand(number, generator=generator)
+            guesses.append(
+                {"boxes": boxes, "masks": _filled(boxes), "labels": own["labels"][:number], "scores": scores}
+            )
+    return task, list(found), truth
+
+
+def _filled(boxes: torch.Tensor) -> torch.Tensor:
+    """Masks (n, 40, 40) of boxes."""
+    masks = torch.zeros(len(boxes), 40, 40, dtype=torch.bool)
+    for mask, (left, top, right, bottom) in zip(masks, boxes.clamp(0, 40).int().tolist(), strict=True):
+        mask[top:bottom, left:right] = True
+    return masks
+
+
+@pytest.mark.parametrize("name", ["detection", "instances", "multilabel"])
+@pytest.mark.parametrize("count", [9, 50])
+def test_the_error_of_a_change_of_ap_is_that_of_leaving_images_out(name: str, count: int) -> None:
+    """The oracle: the task's own metric of all images but those of one group, for every group."""
+    task, (reduced, dense), labels = _ranked(name, count)
+    gauge = PairedAP(task)
+    for start in range(0, count, 7):
+        part = slice(start, start + 7)
+        batch = Batch(torch.zeros(len(labels[part]), 3, 40, 40), labels[part], torch.arange(count)[part], start // 7)
+        gauge.see(batch, Output(reduced[part]), Output(dense[part]))
+    groups = min(20, count)
+
+    def change(without: int) -> float:
+        rest = [place for place in range(count) if place % groups != without]
+        found = []
+        for predictions in (dense, reduced):
+            metrics = task.metrics()
+            for place in rest:
+                one = slice(place, place + 1)
+                task.update(metrics, predictions[one], labels[one])
+            found.append(float(metrics.compute()[task.selects_by]))
+        return found[1] - found[0]
+
+    each = torch.tensor([change(group) for group in range(groups)], dtype=torch.float64)
+    jackknife = ((groups - 1) / groups * ((each - each.mean()) ** 2).sum()).sqrt().item()
+    assert jackknife > 0.005
+    assert gauge.result()["loss_error"] == pytest.approx(jackknife, rel=1e-5)
 
 
 def test_warnings_of_amounts_speak_of_the_images_at_hand() -> None:

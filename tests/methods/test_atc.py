@@ -86,6 +86,19 @@ def test_equal_distances_leave_as_many_clusters_as_asked(linkage: str, values: i
         assert (found <= torch.arange(12)).all()
 
 
+@pytest.mark.usefixtures("_loops")
+@pytest.mark.parametrize("linkage", LINKAGES)
+def test_a_product_that_rounds_a_pair_differently_from_its_two_ends_leaves_as_many_clusters(linkage: str) -> None:
+    """Each of three points has the next one as the closest, so that no two are each other's."""
+    nearer, farther = 0.5, 0.5 + 2**-20
+    circle = torch.tensor([[2.0, nearer, farther], [farther, 2.0, nearer], [nearer, farther, 2.0]])
+    distance = torch.full((1, 6, 6), 1.0)
+    distance[0, :3, :3] = distance[0, 3:, 3:] = circle
+    for merges, expected in ((2, 4), (4, 2), (5, 1)):
+        found = agglomerate(distance.clone(), linkage, merges)
+        assert len(set(found[0].tolist())) == expected, merges
+
+
 @pytest.mark.parametrize(
     ("linkage", "merges", "expected"),
     [

@@ -113,6 +113,18 @@ def test_counts_follow_the_grid_and_leave_half_of_it() -> None:
         vitrim.CubistMerge().counts(36, 4, grid=(4, 6))
 
 
+@pytest.mark.parametrize("options", ["rows=4", "rows=1,columns=4", "keep_rate=0.2"])
+def test_more_rows_or_columns_than_half_are_warned_of_and_refused_if_strict(options: str) -> None:
+    model = tiny.HOSTS["vit"]()
+    with pytest.raises(vitrim.VitrimError, match="asks for more than 36 patch tokens allow"):
+        vitrim.reduce_(model, f"cubist_merge:{options},strict=true")
+    with pytest.warns(
+        vitrim.ReductionWarning, match=r"asks for more than 36 .* the blocks remove \[0, (27|21), 0, 0\]"
+    ):
+        vitrim.reduce_(model, f"cubist_merge:{options}")
+    vitrim.get_reduction(model).set(**({"rows": 3, "columns": 3} if "rows" in options else {"keep_rate": 0.25}))
+
+
 def test_a_rectangular_image() -> None:
     model = tiny.HOSTS["dynamic_img_size"]()
     reduction = vitrim.reduce_(model, "cubist_merge:rows=1,columns=3")
@@ -138,3 +150,10 @@ def test_options_that_do_not_fit_are_refused(method: str, message: str) -> None:
 def test_a_block_that_does_not_exist_is_refused() -> None:
     with pytest.raises(vitrim.VitrimError, match=r"blocks \[4\] do not exist"):
         vitrim.reduce_(tiny.HOSTS["vit"](), "cubist_merge:block=4")
+
+
+def test_lines_in_half_precision_are_shortened_as_those_of_float32() -> None:
+    x = torch.randn(40, 9, 16).bfloat16()
+    half, full = shortened(x, 2), shortened(x.float(), 2)
+    assert torch.equal(half.target, full.target)
+    assert torch.equal(half.tokens.float(), full.tokens)

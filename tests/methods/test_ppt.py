@@ -99,6 +99,7 @@ def test_without_a_threshold_it_is_pruning_and_with_a_large_one_tome() -> None:
 
 
 def test_spread_is_the_threshold_for_any_number_of_patches() -> None:
+    assert vitrim.PPT().least_variance(196) == 7e-5  # as published, without training
     config = vitrim.PPT(spread=2.69)
     assert config.least_variance(196) == pytest.approx(7e-5, rel=1e-3)
     assert config.least_variance(49) == 16 * config.least_variance(196)
@@ -116,6 +117,8 @@ def test_plain_means_go_with_plain_attention() -> None:
         hard = reducer(x, attention, state)
         pair = hard.moved[:, 0], hard.anchor.gather(1, hard.into)[:, 0]
         weight = sizes[0] if proportional else torch.ones(10)
+        _, after = hard.apply(x, state)
+        assert after.size.sum(1).tolist() == [weight.sum()] * 3
         for image, (a, b) in enumerate(zip(*pair, strict=True)):
             mean = (weight[a] * x[image, a] + weight[b] * x[image, b]) / (weight[a] + weight[b])
             torch.testing.assert_close(hard.apply(x, state)[0][image, hard.into[image, 0]], mean)
@@ -135,3 +138,22 @@ def test_the_pairs_are_those_of_mean_keys() -> None:
     alike = keys[:, 1::2] @ keys[:, ::2].mT
     best = alike.flatten(1).argmax(1)
     assert (hard.moved[:, 0] == 2 + 2 * (best // alike.shape[2])).all()
+
+
+def test_without_sizes_every_stage_starts_again_from_ones() -> None:
+    """As released: sizes are what the last stage merged, whatever its tokens stood for."""
+    x, attention, state = tokens()
+    sizes = torch.arange(1.0, 11.0, dtype=torch.float64).expand(3, -1)
+    state = vitrim.core.tokens.changed(state, size=sizes, uniform=False)
+    layer = Layer(0, 2, 4, 2, 0, 1, True, (3, 3))
+    config = vitrim.PPT(r=3, blocks=[0], proportional=False)
+    variances = variance(tiny.reducer(config, layer).scores(attention, state))[:, 0]
+    middle = variances.sort().values[1].item()
+    for threshold, pools in ((0.0, 0), (1e-12, 0), (middle, 1), (1e9, 3)):  # none by what it is, or by what is seen
+        hard = tiny.reducer(config.changed(threshold=threshold), layer)(x, attention, state)
+        _, after = hard.apply(x, state)
+        place = hard.target(10)
+        assert (place >= 0).all(1).sum() == pools
+        counted = torch.zeros(3, 7, dtype=torch.float64).scatter_add(1, place.clamp_min(0), (place >= 0).double())
+        assert torch.equal(after.size, counted)
+        assert (after.size > 1).any() == (pools > 0)

@@ -11,6 +11,7 @@ import tiny
 import vitrim
 from vitrim.core.attention import Attention
 from vitrim.core.plan import Layer
+from vitrim.methods.saint import redundancy
 
 
 @golden.cases([("new/saint_t30", 3), ("new/saint_p49_t30", 2)], "blocks")
@@ -147,3 +148,33 @@ def test_a_list_acts_from_the_first_block_on_and_a_threshold_of_1_drops_nothing(
         vitrim.reduce_(tiny.HOSTS["vit"](), "saint:threshold=[0.5,0.6],blocks=[1]")
     with pytest.raises(vitrim.VitrimError, match="variant is about numbers that depend on the images"):
         vitrim.SAINT(r=[2], variant="published")
+
+
+def test_the_largest_weight_still_orders_what_resembles_all() -> None:
+    similarity = torch.tensor([[[1.0] * 999, [0.999] * 999]])
+    largest = max(entry.le for entry in vitrim.SAINT.model_fields["gamma"].metadata if hasattr(entry, "le"))
+    score, _ = redundancy(similarity, -1.0, largest, torch.ones(1, 999, dtype=torch.bool))
+    assert score.isfinite().all()
+    assert score[0, 0] > score[0, 1]
+
+
+@pytest.mark.parametrize(("first", "then"), [("0.3", [0.3]), ("[0.3]", [0.3, 0.2]), ("[0.3,0.2]", [0.3])])
+def test_a_list_for_other_blocks_is_refused_at_run_time(first: str, then: list[float]) -> None:
+    model = tiny.HOSTS["vit"]()
+    reduction = vitrim.reduce_(model, f"saint:threshold={first},neighbours=1")
+    before = model(tiny.images())
+    with pytest.raises(vitrim.VitrimError, match=r"acts in blocks \[0.*\] and the model was reduced for \[0"):
+        reduction.set(threshold=then)
+    assert torch.equal(model(tiny.images()), before)
+
+
+def test_a_cosine_of_the_threshold_itself_counts() -> None:
+    _, alike = redundancy(torch.tensor([[[0.5, 0.25]]]), 0.5, 10.0, torch.ones(1, 2, dtype=torch.bool))
+    assert alike.item() == 1
+
+
+def test_a_threshold_of_1_drops_not_even_what_is_the_same() -> None:
+    x, attention, state = state_of(torch.eye(8).double()[:1].expand(2, 8, 8))  # products of exactly 1
+    for threshold, drops in ((1.0, False), (0.999, True)):
+        reducer = tiny.reducer(vitrim.SAINT(threshold=threshold, neighbours=2), Layer(0, 2, 1, 1, 0, 1, True, (2, 4)))
+        assert (reducer(x, attention, state) is not None) == drops

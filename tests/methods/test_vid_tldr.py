@@ -7,6 +7,7 @@ import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
+from dense_models import segmenter
 from vitrim.core.attention import Attention, KnownMap
 from vitrim.core.plan import Layer
 from vitrim.methods.vid_tldr import saliency, sharpness
@@ -110,9 +111,27 @@ def test_what_a_head_that_averages_counts() -> None:
     assert found["tokens"] < 36
 
 
+def test_a_head_that_reads_every_patch_cannot_get_the_tokens_that_are_left() -> None:
+    model = segmenter("vit")
+    with pytest.raises(vitrim.UnsupportedModelError, match=r"vid_tldr hands out the tokens that are left, as head=tok"):
+        vitrim.reduce_(model, "vid_tldr:head=tokens")
+    vitrim.reduce_(model, "vid_tldr")
+
+
 def test_amounts() -> None:
+    assert vitrim.VidTLDR().counts(100, 12)[:5] == [80, 64, 52, 42, 42]
     assert vitrim.VidTLDR(r=0.25).counts(100, 12)[:5] == [75, 57, 43, 33, 33]
     assert vitrim.VidTLDR(r=[10, 0.5], blocks=[3, 1]).counts(100, 4) == [100, 90, 90, 45]
     assert vitrim.VidTLDR(r=90).counts(100, 4) == [50, 50, 50, 50]
     with pytest.raises(vitrim.VitrimError, match="whole number of tokens, or a fraction below 1"):
         vitrim.VidTLDR(r=1.5)
+
+
+def test_tokens_in_half_precision_pair_as_the_same_tokens_in_float32() -> None:
+    x = torch.randn(2, 64, 16).bfloat16()
+    attention = Attention(*torch.randn(3, 2, 2, 64, 4), 1.0)
+    reducer = tiny.reducer(vitrim.VidTLDR(r=[20]), Layer(0, 4, 16, 2, 0, 0, False, (8, 8)))
+    half, full = (reducer(t, attention, vitrim.TokenState.start(t, num_prefix=0)) for t in (x, x.float()))
+    assert torch.equal(half.anchor, full.anchor)
+    assert torch.equal(half.moved, full.moved)
+    assert torch.equal(half.into, full.into)

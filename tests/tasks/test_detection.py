@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from math import nan
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+from pycocotools.mask import encode
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics.detection import MeanAveragePrecision
 
 from dense_files import photo
 from image_files import encoded
@@ -60,26 +64,51 @@ def scenes(count: int = 6, *, masks: bool = False) -> tuple[list[dict[str, Tenso
 # ---- scores ----------------------------------------------------------------------------------------------------------
 
 
+def coco(objects: list[dict[str, Tensor]], *, outlines: bool) -> Any:
+    """The objects of 100 x 100 images as pycocotools reads them."""
+    data = COCO()
+    images = [{"id": image, "height": 100, "width": 100} for image in range(1, len(objects) + 1)]
+    data.dataset = {"images": images, "categories": [{"id": label} for label in range(3)], "annotations": []}
+    for image, own in zip(images, objects, strict=True):
+        for place, (x1, y1, x2, y2) in enumerate(own["boxes"].tolist()):
+            one = {
+                "id": len(data.dataset["annotations"]) + 1,
+                "image_id": image["id"],
+                "bbox": [x1, y1, x2 - x1, y2 - y1],
+            }
+            one |= {"category_id": int(own["labels"][place]), "iscrowd": int(own.get("iscrowd", torch.zeros(9))[place])}
+            one["score"] = float(own["scores"][place]) if "scores" in own else 1.0
+            drawn = float(own["masks"][place].sum()) if outlines else (x2 - x1) * (y2 - y1)
+            one["area"] = float(own["area"][place]) if "area" in own else drawn
+            if outlines:
+                one["segmentation"] = encode(np.asfortranarray(own["masks"][place].numpy().astype(np.uint8)))
+            data.dataset["annotations"].append(one)
+    data.createIndex()
+    return data
+
+
 @pytest.mark.parametrize("masks", [False, True])
-def test_scores_are_those_of_the_library(masks: bool) -> None:
+def test_scores_are_those_of_coco(masks: bool) -> None:
+    """The oracle: COCO's own evaluation, its thresholds in float64."""
     predictions, targets = scenes(masks=masks)
     scores = DetectionScores(masks=masks)
-    library = MeanAveragePrecision(iou_type=("bbox", "segm") if masks else "bbox", class_metrics=True)
-    library.update(predictions, targets)
     for part in range(0, 6, 2):
         scores.update(predictions[part : part + 2], targets[part : part + 2])
-    found, expected = scores.compute(), library.compute()
-    endings = {"": "", "50": "_50", "75": "_75", "_small": "_small", "_medium": "_medium", "_large": "_large"}
-    kinds = {"box": "bbox_", "mask": "segm_"} if masks else {"box": ""}
+    found, per_class = scores.compute(), scores.per_class()
+    endings = ["", "50", "75", "_small", "_medium", "_large"]  # in the order of COCO's summary
+    kinds = {"box": "bbox", "mask": "segm"} if masks else {"box": "bbox"}
     assert set(found) == {f"{kind}_AP{ending}" for kind in kinds for ending in endings}
-    for kind, prefix in kinds.items():
-        for ours, theirs in endings.items():
-            value = expected[f"{prefix}map{theirs}"].item()
-            assert found[f"{kind}_AP{ours}"].item() == pytest.approx(float("nan") if value < 0 else value, nan_ok=True)
-            assert found[f"{kind}_AP{ours}"].dtype == torch.float64
-        per_class = scores.per_class()[kind]
-        assert list(per_class) == [0, 1, 2]
-        assert list(per_class.values()) == pytest.approx(expected[f"{prefix}map_per_class"].tolist())
+    for kind, theirs in kinds.items():
+        library = COCOeval(coco(targets, outlines=masks), coco(predictions, outlines=masks), theirs)
+        library.evaluate()
+        library.accumulate()
+        library.summarize()
+        for ending, value in zip(endings, library.stats, strict=False):
+            assert found[f"{kind}_AP{ending}"].item() == pytest.approx(nan if value < 0 else value, nan_ok=True)
+            assert found[f"{kind}_AP{ending}"].dtype == torch.float64
+        assert list(per_class[kind]) == [0, 1, 2]
+        precision = library.eval["precision"][..., 0, -1]
+        assert list(per_class[kind].values()) == pytest.approx(precision.mean((0, 1)).tolist())
     assert 0.1 < found["box_AP"] < 0.9
     assert found["box_AP_large"].isnan()
 

@@ -14,7 +14,7 @@ from vitrim.core.host import Host
 from vitrim.core.method import MethodConfig, Restore
 from vitrim.core.plan import Head, HostFacts, Layer
 from vitrim.core.registry import ask
-from vitrim.core.schedule import Pattern
+from vitrim.core.schedule import Pattern, counts_on_grid
 from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
 
 
@@ -98,8 +98,8 @@ def misfit(config: MethodConfig, head: Head) -> str | None:
     if head == "grid":
         if ragged:
             return "keeps another number of patches in every image, and a dense head reads every patch at its place"
-        if config.kind == "soft":
-            return "mixes patches into tokens that belong to none, and a dense head reads every patch at its place"
+        if config.unplaced() is not None:
+            return f"{config.unplaced()}, and a dense head reads every patch at its place"
         return None
     if head != "class token" and (config.kind == "mixed" or ragged):
         return (
@@ -187,13 +187,18 @@ def check_amounts(config: MethodConfig, layers: Sequence[Layer], stacklevel: int
     ``stacklevel`` is how far away the user's line is, which the warning names.
     """
     initial = current = layers[0].initial_patches
-    amounts = layers[0].amounts
-    if config.is_adaptive() or any(isinstance(amount, Pattern) for amount in amounts):
+    amounts, grid = layers[0].amounts, layers[0].grid_size
+    if config.is_adaptive():
         return
+    on_grid = any(isinstance(amount, Pattern) for amount in amounts)
+    counts = counts_on_grid(config.name, amounts, initial, grid) if on_grid else config.counts_of(amounts, initial)
     effective, short = [], False
-    for amount, after in zip(amounts, config.counts_of(amounts, initial), strict=True):
-        wanted = current if amount is None else amount.keep(initial, current)
-        short = short or after - config.added_tokens() > wanted
+    for amount, after in zip(amounts, counts, strict=True):
+        if isinstance(amount, Pattern):
+            short = short or not amount.reaches(grid)
+        elif not on_grid:
+            wanted = current if amount is None else amount.keep(initial, current)
+            short = short or after - config.added_tokens() > wanted
         effective.append(current - after)
         current = after
     if not short:
@@ -232,10 +237,13 @@ def check_reducers(
 
 def check_blocks(config: MethodConfig, layers: Sequence[Layer], reducers: Sequence[Reducer[Any]]) -> None:
     """Raise `VitrimError` if ``config`` acts in other blocks than those that ``reducers`` were made for."""
-    before, after = (
-        [layer.depth for layer in every if layer.amount is not None]
-        for every in ([reducer.layer for reducer in reducers], layers)
-    )
+
+    def acting(options: MethodConfig, plan: Sequence[Layer]) -> list[int]:
+        if options.is_adaptive():  # amounts are of images
+            return list(options.stages(len(plan)))
+        return [layer.depth for layer in plan if layer.amount is not None]
+
+    before, after = acting(reducers[0].config, [reducer.layer for reducer in reducers]), acting(config, layers)
     if before != after and not all(reducer.everywhere for reducer in reducers):
         raise VitrimError(
             f"{config.describe()} acts in blocks {after} and the model was reduced for {before}: which blocks act "

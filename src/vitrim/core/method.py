@@ -45,7 +45,7 @@ RENAMED: Mapping[str, str] = MappingProxyType(
         "check": "amounts(num_layers), which raises VitrimError where the options do not fit",
         "restores_by": "a validator that refuses restore",
         "alignable": "a validator that calls refuse_align(self)",
-        "may_fall_short": "amounts that inherit from schedule.Pattern, which are always reached",
+        "may_fall_short": "amounts that inherit from schedule.Pattern, whose reaches(grid) says so",
         "depth_option": "an option called splitting_layer",
     }
 )
@@ -274,6 +274,13 @@ class MethodConfig(Options, metaclass=MethodClass):
     def obstacle(self) -> str | None:
         """The reason why a model reduced by these options cannot become a fixed graph; None where it can."""
         return "how many tokens it keeps depends on the images" if self.is_adaptive() else None
+
+    def unplaced(self) -> str | None:
+        """The reason why a head gets tokens that belong to no place in the image; None where all patches have a value.
+
+        A head that averages patches then averages these tokens, and one that reads every patch at its place is refused.
+        """
+        return "mixes patches into tokens that belong to none" if self.kind == "soft" else None
 
     @classmethod
     def least_kept(cls, current: int) -> int:

@@ -241,7 +241,7 @@ def _reduce(
     # only now edit: the blocks, then what a reduction needs besides
     trace = Trace(record, FormOfModel(host, model, adopters))
     trace.changing = True
-    whole = config.kind != "soft" and (compact or facts.averages_patches or restore is not None)
+    whole = config.unplaced() is None and (compact or facts.averages_patches or restore is not None)
     for depth, (block, adopter, reducer) in enumerate(zip(blocks, adopters, reducers, strict=True)):
         last = depth == len(blocks) - 1
         adopter.adopt(

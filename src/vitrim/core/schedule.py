@@ -168,11 +168,15 @@ class OnMultiples:
 
 
 class Pattern:
-    """An amount that follows from the grid of the patches: nothing can keep a layer from it."""
+    """An amount that follows from the grid of the patches, and not from their number."""
 
     def number(self, grid: tuple[int, int]) -> int:
         """Patches that it keeps of a ``grid`` of rows and columns."""
         raise NotImplementedError
+
+    def reaches(self, grid: tuple[int, int]) -> bool:
+        """True if that is as few as asked; False where the grid does not allow it."""
+        return True
 
     def keep(self, initial: int, current: int) -> int:
         return self.number(square_of(initial))

@@ -6,6 +6,7 @@ report = evaluate("vit_small_patch16_224", ["tome:r=13", "evit:keep_rate=0.7"], 
 from __future__ import annotations
 
 import copy
+import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from vitrim.measure.predictions import check_predictions, save_predictions
 from vitrim.measure.probes import (
     Agreement,
     MacsProbe,
+    PairedAP,
     PairedIoU,
     PairedLoss,
     Predictions,
@@ -73,7 +75,7 @@ def standard_probes(task: Task) -> list[Probe]:
 
 
 def paired_probes(task: Task) -> list[Probe]:
-    """The probe of the loss against the dense model and its standard error, where that is known: of top-1 and of mIoU.
+    """The probe of the standard error of what is lost against the dense model; none for boxes without pycocotools.
 
     Example:
         >>> [type(probe).__name__ for probe in paired_probes(make_task("segmentation", 10))]
@@ -81,7 +83,9 @@ def paired_probes(task: Task) -> list[Probe]:
     """
     if task.selects_by == "top1":
         return [PairedLoss(task, labels=True)]
-    return [PairedIoU(task)] if task.selects_by == "mIoU" else []
+    if task.selects_by == "mIoU":
+        return [PairedIoU(task)]
+    return [PairedAP(task)] if task.several or importlib.util.find_spec("pycocotools") is not None else []
 
 
 def num_classes(model: nn.Module) -> int:
@@ -299,9 +303,9 @@ def evaluate(
         A report with a row per model, the dense one first: ``model, method, images``; the metrics of the task, shares
         in [0, 1], such as ``top1``; ``agreement``, ``cosine``, ``gmacs``, ``gmacs_images``, ``tokens_per_block``,
         ``tokens_at_end`` (see the probes for what each is) and, where the task tells classes apart, ``classes``. Rows
-        of top-1 and mIoU also have ``loss_error``, the standard error of the change against dense, image by image, and
-        those of top-1 the ``loss`` itself and ``kl``, the divergence from the dense model. Its ``record`` is what
-        ``vitrim eval --json`` writes.
+        also have ``loss_error``, the standard error of the change against dense on the same images (of boxes only where
+        pycocotools is installed), and those of top-1 the ``loss`` itself and ``kl``, the divergence from the dense
+        model. Its ``record`` is what ``vitrim eval --json`` writes.
 
     Raises:
         VitrimError: the model is reduced, no host, has no classifier or is for another task; a method is unknown or
@@ -448,7 +452,7 @@ def _report(
         title = f"{model} on {data['source']}: {number} images in batches of {data['batch_size']}"
     facts = {**facts, "data": data, **ended}
     # what is needed to read the table correctly
-    error = " ± its standard error, image by image against dense" if "loss_error" in rows[0] else ""
+    error = " ± its standard error on the same images" if "loss_error" in rows[0] else ""
     notes = [
         f"metrics, agree ({task.agreement_means}) and MACs saved in %; change of {spelled(task.selects_by)} in "
         f"points{error}; cosine of what the head reads; tokens left at the end, class token included",

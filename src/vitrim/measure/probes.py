@@ -428,6 +428,45 @@ class PairedIoU(Gauge):
         return {"loss_error": sqrt(len(moves)) * moves.std(unbiased=False).item()}
 
 
+class PairedAP(Gauge):
+    """The standard error of the loss of average precision against the first model, ``loss_error``, a share.
+
+    AP ranks the detections of all images together and is no mean over images either, so it is computed without each of
+    `GROUPS` groups of images, or without each image of fewer: the jackknife. Memory: all detections of both models.
+
+    Args:
+        task: detection, instances or multilabel; its metric has ``left_out(groups)``.
+
+    Example:
+        >>> from vitrim.tasks import make_task
+        >>> gauge, labels = PairedAP(make_task("multilabel", 1)), torch.tensor([[1.0], [0], [1], [0]])
+        >>> one, other = Output(torch.tensor([[3.0], [2], [1], [0]])), Output(torch.tensor([[3.0], [1], [2], [0]]))
+        >>> gauge.see(Batch(torch.zeros(4, 3, 1, 1), labels, torch.arange(4), 0), one, other)
+        >>> round(gauge.result()["loss_error"], 4)
+        0.3536
+    """
+
+    GROUPS = 20
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.pair = [task.metrics(), task.metrics()]  # this model's, the first one's
+        super().__init__(
+            dict(zip(("own", "dense"), (metric for own in self.pair for metric in own.values()), strict=True))
+        )
+
+    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+        for metrics, one in zip(self.pair, (output, dense), strict=True):
+            metrics.to(batch.images.device)
+            self.task.update(metrics, one.prediction, batch.targets)
+
+    def result(self) -> Mapping[str, Any]:
+        metrics: list[Any] = list(self.metrics.values())
+        own, dense = (metric.left_out(self.GROUPS) for metric in metrics)
+        change = own - dense
+        return {"loss_error": sqrt(len(change) - 1) * change.std(unbiased=False).item()}
+
+
 def _overlaps(classes: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """(B, K) int64: pixels of every class where both agree, and where either has it; ignored labels are neither."""
     right, union = [], []

@@ -144,6 +144,8 @@ def agglomerate(distance: Tensor, linkage: Linkage, merges: int) -> Tensor:
         stands = torch.empty(distance.shape[:2], dtype=torch.int64)
         compiled.AGGLOMERATE(distance, LINKAGES.index(linkage), merges, stands)
         return stands
+    # a product may round a pair differently from its two ends, and each end must find the other
+    distance = torch.minimum(distance, distance.mT)
     return spanning(distance, merges) if linkage == "single" else by_rounds(distance, linkage == "average", merges)
 
 

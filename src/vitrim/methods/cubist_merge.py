@@ -109,6 +109,11 @@ class SmallerGrid(Pattern):
         rows, columns = self.sides(grid)
         return rows * columns
 
+    def reaches(self, grid: tuple[int, int]) -> bool:
+        if self.removed is None:
+            return self.keep_rate >= 0.25
+        return all(removed <= side // 2 for side, removed in zip(grid, self.removed, strict=True))
+
 
 @dataclass(frozen=True)
 class Shrunk(Hard):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -16,7 +17,7 @@ from vitrim.core.method import Fused, MethodConfig, Needs, Tunable, refuse_parts
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, check_blocks, fuse_at, quarter_blocks
 from vitrim.core.scoring import Score, needs_of, patch_score
-from vitrim.core.tokens import TokenState, is_traced, no_gradient
+from vitrim.core.tokens import TokenState, changed, is_traced, no_gradient
 
 
 class PPT(MethodConfig):
@@ -35,8 +36,8 @@ class PPT(MethodConfig):
     belongs to an image size: 7e-5 is for DeiT without training at 224 px, 6e-5 after fine-tuning. ``spread`` says the
     same for any size, as a multiple of 1 / P^2 of the P patches of now. A threshold of 0 always prunes.
 
-    ``proportional=False`` (for MAE, and for fine-tuning as published) takes plain means as well: the published code
-    then starts every block with sizes of one.
+    ``proportional=False`` (for MAE, and for fine-tuning as published) takes plain means as well: every stage starts
+    again from sizes of one, so that the state's sizes are what the last stage merged; ``source`` has the whole count.
 
     Where all patches are read at their places, those that a block took away come back with the value they had, the
     pooled ones like the pruned ones. Deviations: registers and other tokens in front are protected; ``score`` may be
@@ -101,6 +102,14 @@ class PPT(MethodConfig):
         return self.threshold if self.spread is None else self.spread / patches**2
 
 
+@dataclass(frozen=True)
+class Afresh(Hard):
+    """An assignment of tokens that count once each, whatever they stand for."""
+
+    def apply(self, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
+        return super().apply(x, changed(state, size=torch.ones_like(state.size), uniform=True))
+
+
 @register(PPT)
 class PPTReducer(Reducer[PPT]):
     site = "between"
@@ -112,11 +121,11 @@ class PPTReducer(Reducer[PPT]):
             score = self.scores(attention, state)
             order = score.argsort(dim=1, descending=True, stable=True)
             if threshold == 0.0:  # no variance is below
-                return prune(state, order[:, :keep])
+                return self.counted(prune(state, order[:, :keep]))
             pools = (variance(score) < threshold).expand(-1, state.num_tokens)
             traced = torch.compiler.is_compiling() or is_traced()
             if score.device.type == "cpu" and not traced and not pools.any():  # nothing is waited for there
-                return prune(state, order[:, :keep])
+                return self.counted(prune(state, order[:, :keep]))
             pooled = match_alternate(state, alternate_similarity(attention, p), self.num_removed(state))
             assert pooled.moved is not None
             assert pooled.into is not None
@@ -125,8 +134,11 @@ class PPTReducer(Reducer[PPT]):
             kept = torch.where(pools[:, :keep], pooled.anchor[:, p:] - p, kept)
             left = torch.where(pools[:, : left.shape[1]], pooled.moved - p, left)
             into = torch.where(pools[:, : left.shape[1]], pooled.into - p, keep)
-        weight = None if self.config.proportional else torch.ones_like(state.size)
-        return merge(state, kept, left, into, weight=weight, ragged=True)
+        return self.counted(merge(state, kept, left, into, ragged=True))
+
+    def counted(self, decided: Hard) -> Hard:
+        """``decided``, of tokens that count by their size, or once each if sizes play no part."""
+        return decided if self.config.proportional else Afresh(**vars(decided))
 
     def scores(self, attention: Attention, state: TokenState) -> Tensor:
         """(B, P) scores of the patches, which sum to 1, in at least float32."""

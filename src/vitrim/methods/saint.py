@@ -73,7 +73,7 @@ class SAINT(Adaptive):
         None, description="where to drop, 0-based; default the first half, or as many as a list has"
     )
     neighbours: int = Field(5, ge=1, description="patches that one must resemble to be dropped")
-    gamma: float = Field(10.0, ge=0.0, le=100.0, description="weight of how alike they are in the score")
+    gamma: float = Field(10.0, ge=0.0, le=40.0, description="weight of how alike they are in the score")
     variant: Literal["image", "published"] = Field(
         "image", description="each image drops its own number; 'published': the mean of the batch, rounded down"
     )

@@ -36,7 +36,7 @@ class VidTLDR(MethodConfig):
     released: 0/0).
 
     A head that averages patches counts each by the token that it is in. ``head="tokens"`` averages over the tokens that
-    are left, as released.
+    are left, as released; a head that reads every patch at its place cannot.
 
     The published amounts for UMT-B are counts, of 8 to 12 frames of 196 tokens: [600, 200, 100] on MSR-VTT, [450, 250,
     200] on MSVD, [500] on ActivityNet, [250, 150, 150, 150] on DiDeMo, [200, 200, 200, 100] on SSv2; for UMT-L [550,
@@ -75,6 +75,9 @@ class VidTLDR(MethodConfig):
     def needs(self) -> Needs:
         return Needs(attention_map=True)
 
+    def unplaced(self) -> str | None:
+        return None if self.head == "patches" else "hands out the tokens that are left, as head=tokens says"
+
     def stages(self, num_layers: int) -> tuple[int, ...]:
         if self.blocks is not None:
             return tuple(sorted(self.blocks))
@@ -108,8 +111,7 @@ class VidTLDRReducer(Reducer[VidTLDR]):
         assert isinstance(assignment, Hard)
         assert assignment.weight is not None
         # the mass that a token brings into a mean is also the size that it brings
-        reduced, after = changed(assignment, weight=None).apply(x, changed(state, size=assignment.weight))
-        return reduced, changed(after, compact=after.compact or self.config.head == "tokens")
+        return changed(assignment, weight=None).apply(x, changed(state, size=assignment.weight))
 
 
 @register(VidTLDR)

@@ -34,7 +34,7 @@ from vitrim.measure.evaluation import (
 )
 from vitrim.measure.latency import Budget, reduced_copy, shared_copy
 from vitrim.measure.machine import drawing, environment, set_threads
-from vitrim.measure.probes import Agreement, PairedLoss, TaskMetrics
+from vitrim.measure.probes import Agreement, TaskMetrics
 from vitrim.measure.records import DENSE, Batch, Row, read
 from vitrim.measure.run import Measurement, run
 from vitrim.plots import style
@@ -203,14 +203,11 @@ def compare(
         source = str(data) if isinstance(data, str | Path) else dataset.source
         about_data = data_facts(dataset, source, limit, batch_size)
         batches = partial(read, dataset, batch_size, limit=limit, workers=workers, collate=goal.collate)
-        scored = paired_probes(goal)
-        if not scored and goal.name in SCORED_ON_ENGINES:
-            scored = [PairedLoss(goal, labels=False)]
         progress = None if on_progress is None else lambda seen: on_progress(f"{seen} of {about_data['images']} images")
         with one_line_errors(f"batch {batch_size}", kept=""):
             found = run(
-                loaded.model, list(configs.values()), batches(), [*standard_probes(goal), *scored], task=goal,
-                dtype=torch.float32,
+                loaded.model, list(configs.values()), batches(), [*standard_probes(goal), *paired_probes(goal)],
+                task=goal, dtype=torch.float32,
                 seed=seed, learned=loaded.learned, on_progress=progress,
             )  # fmt: skip
             scores: list[tuple[Sequence[Row], Engine | None]] = [(found, None)]
@@ -334,7 +331,7 @@ def score_on_engines(
         models = [exact, *(one for own in found for one in own)]
         measurement = Measurement(
             models,
-            [TaskMetrics(task), Agreement(task), PairedLoss(task, labels=task.selects_by == "top1")],
+            [TaskMetrics(task), Agreement(task), *paired_probes(task)],
             task,
             seed=seed,
         )
@@ -392,7 +389,7 @@ def _fill(
                     **whole,
                     "saved": 1 - sum(whole["gmacs"].values()) / sum(dense["gmacs"].values()),
                     "loss": dense[main] - whole[main],
-                    "loss_error": whole["loss_error"] if paired_probes(task) else None,
+                    "loss_error": whole.get("loss_error"),
                     "speeds": speeds,
                 }
             )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from math import nan
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -13,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
-from torchvision.ops import box_iou
+from torchvision.ops import box_convert, box_iou
 
 from vitrim.core.registry import ask
 from vitrim.data.dense import DetectionDataset
@@ -31,6 +34,8 @@ SURE = 0.5
 FAST = "faster_coco_eval"
 _ENDINGS = {"": "", "50": "_50", "75": "_75", "_small": "_small", "_medium": "_medium", "_large": "_large"}
 """Endings of the names, ours and torchmetrics'."""
+_OVERLAPS, _RECALLS = np.linspace(0.5, 0.95, 10).tolist(), np.linspace(0.0, 1.0, 101).tolist()
+"""COCO's thresholds: torchmetrics' own are float32, which moves a recall of exactly 0.1 to the other side."""
 _PREDICTED = {"boxes": torch.float32, "scores": torch.float32, "labels": torch.int64}
 _TRUE = {"boxes": torch.float32, "labels": torch.int64, "iscrowd": torch.int64, "area": torch.float32}
 
@@ -311,11 +316,69 @@ class DetectionScores(Metric):
             rows[kind] = {int(label): value for label, value in zip(classes, means.tolist(), strict=True)}
         return rows
 
+    def left_out(self, groups: int) -> Tensor:
+        """AP (G,) float64 without every G-th image, G at most ``groups`` and the images; that of masks, if scored.
+
+        Objects are matched once, by pycocotools, whichever package `compute` takes. nan where no object is left.
+        """
+        from pycocotools.cocoeval import COCOeval
+
+        groups = min(groups, len(self.predicted_boxes))
+        found = torch.full((groups,), torch.nan, dtype=torch.float64)
+        with redirect_stdout(StringIO()):  # it prints its progress
+            scores = COCOeval(self._in_coco(_TRUE), self._in_coco(_PREDICTED), "segm" if self.masks else "bbox")
+            scores.params.areaRng, scores.params.areaRngLbl = scores.params.areaRng[:1], ["all"]
+            scores.params.maxDets = scores.params.maxDets[-1:]
+            scores.evaluate()
+            for group in range(groups):
+                kept = copy.copy(scores.params)
+                # an image that is not there in the place of each that is left out
+                kept.imgIds = [0 if image % groups == group else image for image in scores.params.imgIds]
+                scores.accumulate(kept)
+                precision = scores.eval["precision"]
+                if (precision >= 0).any():  # -1 for classes without objects
+                    found[group] = float(precision[precision >= 0].mean())
+        return found
+
+    def _in_coco(self, fields: Mapping[str, torch.dtype]) -> Any:
+        """The objects with these fields, predicted or true, for pycocotools; images and objects count from 1."""
+        from pycocotools.coco import COCO
+
+        kind = "predicted" if fields is _PREDICTED else "true"
+        data, images, objects = COCO(), list[dict[str, Any]](), list[dict[str, Any]]()
+        for row in range(len(self.predicted_boxes)):
+            own = {name: getattr(self, f"{kind}_{name}")[row].cpu() for name in fields}
+            boxes = box_convert(own.pop("boxes").double(), "xyxy", "xywh")
+            names = {"labels": "category_id", "scores": "score"}
+            own = {names.get(name, name): values for name, values in own.items()} | {"bbox": boxes}
+            own.setdefault("area", boxes[:, 2:].prod(dim=1))
+            own.setdefault("iscrowd", torch.zeros(len(boxes), dtype=torch.int64))
+            images.append({"id": row + 1})
+            outlines: list[dict[str, Any]] = [{}] * len(boxes)
+            if self.masks:
+                size, counts = _run_lengths(getattr(self, f"{kind}_masks")[row])
+                images[-1] |= {"height": size[0], "width": size[1]}
+                outlines = [{"segmentation": {"size": size, "counts": each}} for each in counts]
+            for place, outline in enumerate(outlines):
+                numbers = {name: values[place].tolist() for name, values in own.items()}
+                objects.append({"id": len(objects) + 1, "image_id": row + 1, **numbers, **outline})
+        classes = sorted({one["category_id"] for one in objects})
+        categories = [{"id": label} for label in classes]
+        data.dataset = {"images": images, "annotations": objects, "categories": categories}
+        data.createIndex()
+        return data
+
     def _found(self, *, extended: bool) -> dict[str, Any]:
         from torchmetrics.detection import MeanAveragePrecision
 
         kinds: Any = ("bbox", "segm") if self.masks else "bbox"
-        metric = MeanAveragePrecision(iou_type=kinds, backend=self.backend, extended_summary=extended)  # type: ignore[arg-type]
+        metric = MeanAveragePrecision(
+            iou_type=kinds,
+            iou_thresholds=_OVERLAPS,
+            rec_thresholds=_RECALLS,
+            backend=self.backend,  # type: ignore[arg-type]
+            extended_summary=extended,
+        )
         metric.warn_on_many_detections = False
         for row in range(len(self.predicted_boxes)):
             pair = []
@@ -337,11 +400,15 @@ def _packed(masks: Tensor) -> Tensor:
     return torch.tensor(list(text.encode("ascii")), dtype=torch.uint8)
 
 
-def _unpacked(packed: Tensor) -> Tensor:
-    coding = import_pycocotools()
+def _run_lengths(packed: Tensor) -> tuple[list[int], list[str]]:
+    """Height and width, and the run lengths of every mask."""
     found = json.loads(bytes(packed.cpu().tolist()))
-    height, width = found["size"]
-    if not found["counts"]:
-        return torch.zeros(0, height, width, dtype=torch.bool)
-    masks = coding.decode([{"size": [height, width], "counts": counts} for counts in found["counts"]])
+    return found["size"], found["counts"]
+
+
+def _unpacked(packed: Tensor) -> Tensor:
+    size, found = _run_lengths(packed)
+    if not found:
+        return torch.zeros(0, *size, dtype=torch.bool)
+    masks = import_pycocotools().decode([{"size": size, "counts": counts} for counts in found])
     return torch.from_numpy(np.ascontiguousarray(masks)).permute(2, 0, 1).bool()

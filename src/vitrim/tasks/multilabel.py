@@ -134,6 +134,16 @@ class MeanAveragePrecision(Metric):
             precisions[place] = binary_average_precision(ranks, targets[:, place].int())
         return precisions
 
+    def left_out(self, groups: int) -> Tensor:
+        """`mAP` (G,) float64 without every G-th image, G at most ``groups`` and the images."""
+        logits, targets = dim_zero_cat(self.logits), dim_zero_cat(self.targets)
+        groups, found = min(groups, len(logits)), []
+        for group in range(groups):
+            kept, rest = torch.arange(len(logits), device=logits.device) % groups != group, MeanAveragePrecision()
+            rest.update(logits[kept], targets[kept])
+            found.append(rest.compute()["mAP"].cpu())
+        return torch.stack(found)
+
     def compute(self) -> dict[str, Tensor]:
         """Both means, () float64 each."""
         precisions = self.average_precisions().double()

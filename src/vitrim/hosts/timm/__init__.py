@@ -22,10 +22,10 @@ _REFUSED_MODULES = {
     "ghostnet hardcorenas hgnet hrnet inception_next inception_resnet_v2 inception_v3 inception_v4 lcnetv2 mambaout "
     "mobilenetv3 nasnet nfnet pnasnet rdnet regnet repghost repvit res2net resnest resnet resnetv2 rexnet "
     "selecsls senet sknet starnet tresnet vgg vovnet xception xception_aligned",
-    "STAGES": "byoanet coat cpubone csatv2 davit edgenext efficientformer efficientformer_v2 efficientvit_mit "
-    "efficientvit_msra fastvit gcvit iformer levit lowformer maxxvit metaformer mobilenetv5 mobilevit mvitv2 "
-    "nest nextvit pvt_v2 shvit swiftformer tiny_vit twins visformer",
-    "MIXING": "efficientvim mlp_mixer sequencer",
+    "STAGES": "byoanet coat cpubone csatv2 davit edgenext efficientformer efficientformer_v2 efficientvim "
+    "efficientvit_mit efficientvit_msra fastvit gcvit iformer levit lowformer maxxvit metaformer mobilenetv5 "
+    "mobilevit mvitv2 nest nextvit pvt_v2 shvit swiftformer tiny_vit twins visformer",
+    "MIXING": "mlp_mixer sequencer",
     "SHIFTED_WINDOWS": "swin_transformer swin_transformer_v2 swin_transformer_v2_cr",
     "CAIT": "cait",
     "CONVIT": "convit",
