@@ -81,8 +81,6 @@ def my_vit(pretrained: bool = False, **options: Any) -> MyViT:
 class ReducedOwnBlock(ReducedBlock, Block):
     """`Block` under reduction."""
 
-    host_class = Block
-
     def forward(self, x: Tensor) -> Tensor:
         return self.run(x)
 

@@ -105,7 +105,6 @@ class NanoViT(nn.Module):
 class ReducedBlock(vitrim.OwnBlock, Block):
     """`Block` under reduction: the names of its parts."""
 
-    host_class = Block
     norm_name, mlp_names = "ln_1", ("ln_2", "mlp")
     qkv_names, heads_name, output_names = ("c_attn",), "n_head", ("c_proj", "resid_dropout")
 

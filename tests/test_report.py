@@ -101,7 +101,7 @@ def test_no_name_and_no_number_is_broken_at_any_width(width: int) -> None:
     columns = ("method", "top-1", "change", "MACs saved", "ms at 1", "speed-up at 1", "speed-up at 32")
     rows = [(name, "71.25", "-1.25±0.41", "41.4", "12.31", "1.31 (1.20-1.40)", "1.50 (1.49-1.51)") for name in methods]
     out = Console(file=io.StringIO(), width=width)
-    out.print(Table("t", "", columns, rows).rich(), crop=False)
+    out.print(Table("t", "", columns, rows), crop=False)
     text = out.file.getvalue()  # type: ignore[attr-defined]
     lines = text.splitlines()
     assert all(len(line) <= width for line in lines if " = " not in line)
@@ -114,7 +114,7 @@ def test_no_name_and_no_number_is_broken_at_any_width(width: int) -> None:
 def test_a_table_of_texts_that_is_too_wide_is_a_list() -> None:
     out = Console(file=io.StringIO(), width=40)
     row = ("a_recipe_with_a_long_name", "segmenter:vit_base_patch16_384.augreg", "a paper of many words")
-    out.print(Table("t", "", ("name", "model", "paper"), [row], text_columns=3).rich(), crop=False)
+    out.print(Table("t", "", ("name", "model", "paper"), [row], text_columns=3), crop=False)
     lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert lines[0] == row[0]
     assert any(row[1] in line for line in lines[1:])

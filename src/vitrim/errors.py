@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 LONGEST_LINE = 500
 """Most characters of a message."""
@@ -85,6 +87,49 @@ def check_whole(**given: tuple[object, int]) -> None:
             raise VitrimError(f"{name} is a whole number of at least {least}, not {value!r:.60}")
 
 
+TEXT, PATH = (str, "a text"), (str | Path, "a path")
+OPTIONS = (Mapping, "a dict of options by name")
+KINDS: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(("split", "image_column", "label_column", "dtype"), TEXT),
+    **dict.fromkeys(("checkpoint", "learned", "out", "decisions", "predictions", "figure"), PATH),
+    **dict.fromkeys(("data_options", "model_options", "protocol"), OPTIONS),
+    **dict.fromkeys(("on_progress", "on_stop"), (Callable, "a function")),
+    **dict.fromkeys(("blocks", "class_names"), (list | tuple | range, "a list")),
+}
+"""Kinds of arguments that many functions take, and their names in messages."""
+
+
+def check_kinds(**given: object) -> None:
+    """Refuse arguments of another kind than their names have in `KINDS`; None stands for a default.
+
+    Raises:
+        VitrimError: naming the first that is wrong.
+
+    Example:
+        >>> check_kinds(split="test", model_options=None)
+        >>> check_kinds(data_options=5)
+        Traceback (most recent call last):
+        vitrim.errors.VitrimError: data_options is a dict of options by name, not 5
+    """
+    for name, value in given.items():
+        kind, words = KINDS[name]
+        if value is not None and not isinstance(value, kind):
+            raise VitrimError(f"{name} is {words}, not {value!r:.60}")
+
+
+def check_known(what: str, given: object, valid: Collection[str]) -> None:
+    """Refuse a name that is not among the ``valid`` ones.
+
+    Raises:
+        VitrimError: the one that `unknown` makes.
+
+    Example:
+        >>> check_known("method", "tome", ["atm", "tome"])
+    """
+    if given not in valid:
+        raise unknown(what, given, valid)
+
+
 def unknown(what: str, given: object, valid: Iterable[str]) -> VitrimError:
     """ "unknown METHOD 'tomme'; did you mean 'tome'? valid: ..." as an error to raise.
 
@@ -161,6 +206,22 @@ def first_line(error: BaseException) -> str:
     """
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def os_errors(what: str, kind: type[VitrimError] = VitrimError) -> Iterator[None]:
+    """Turn an error of the operating system into a ``kind``: ``what``, such as "cannot read x.json", and the reason.
+
+    Example:
+        >>> with os_errors("cannot read x.json"):
+        ...     raise OSError(13, "Permission denied")
+        Traceback (most recent call last):
+        vitrim.errors.VitrimError: cannot read x.json: Permission denied
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or first_line(error)}") from error
 
 
 @contextmanager

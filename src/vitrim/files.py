@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from vitrim.errors import VitrimError, first_line
+from vitrim.errors import VitrimError, first_line, os_errors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,11 +49,8 @@ def check_file(file: Path) -> None:
     """
     if file == Path():
         raise VitrimError("cannot write .: it is a folder, or an empty name")
-    try:
-        there = file.exists()
-        folder = file.is_dir()
-    except OSError as error:  # no permission to look, or a name that is too long
-        raise VitrimError(f"cannot write {file}: {error.strerror}") from error
+    with os_errors(f"cannot write {file}"):  # no permission to look, or a name that is too long
+        there, folder = file.exists(), file.is_dir()
     if folder:
         raise VitrimError(f"cannot write {file}: it is a folder")
     if there and not os.access(file, os.W_OK):
@@ -100,17 +97,26 @@ def write_text(file: Path, text: str) -> None:
         ...     (Path(folder) / "new" / "record.json").read_text()
         '{}'
     """
+    with written(file) as place:
+        place.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def written(file: Path) -> Iterator[Path]:
+    """Yield where to write what becomes ``file`` once it is complete, with the folders above it; see `write_text`.
+
+    Raises:
+        VitrimError: it cannot be written; what was there is as it was.
+    """
     check_file(file)
-    place = _place(file)
-    try:
+    with os_errors(f"cannot write {file}"):
         if file.exists() and not file.is_file():
-            file.write_text(text, encoding="utf-8")
+            yield file
             return
+        place = _place(file)
         place.parent.mkdir(parents=True, exist_ok=True)
         with replaced(place) as beside:
-            beside.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise VitrimError(f"cannot write {file}: {error.strerror}") from error
+            yield beside
 
 
 def whole_lines(file: Path, parse: Callable[[bytes], T]) -> tuple[list[T], int]:
@@ -133,10 +139,8 @@ def whole_lines(file: Path, parse: Callable[[bytes], T]) -> tuple[list[T], int]:
         ...     whole_lines(Path(folder) / "log", int)
         ([1, 2], 4)
     """
-    try:
+    with os_errors(f"cannot read {file}"):
         data = file.read_bytes()
-    except OSError as error:
-        raise VitrimError(f"cannot read {file}: {error.strerror}") from error
     found: list[T] = []
     size, damaged = 0, ""
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
@@ -210,18 +214,14 @@ def _place(file: Path) -> Path:
 
 def _check_way(folder: Path, wanted: Path) -> None:
     """Check that the nearest existing path above is a folder, and writable."""
-    try:
+    with os_errors(f"cannot write to {wanted}"):
         there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    except OSError as error:
-        raise VitrimError(f"cannot write to {wanted}: {error.strerror}") from error
     if not there.is_dir():
         raise VitrimError(f"cannot write to {wanted}: {there} is a file")
     if not os.access(there, os.W_OK | os.X_OK):
         raise VitrimError(f"cannot write to {wanted}: no permission in {there}")
-    try:
-        with TemporaryFile(dir=there):  # deleted at once; finds what permissions do not say, as of /proc
-            longest = os.pathconf(there, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
-    except OSError as error:
-        raise VitrimError(f"cannot write to {wanted}: {error.strerror}") from error
+    # a file that is deleted at once finds what permissions do not say, as of /proc
+    with os_errors(f"cannot write to {wanted}"), TemporaryFile(dir=there):
+        longest = os.pathconf(there, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
     if any(len(os.fsencode(part)) > longest for part in wanted.parts):
         raise VitrimError(f"cannot write to {wanted}: {os.strerror(errno.ENAMETOOLONG)}")

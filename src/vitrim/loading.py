@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from vitrim.errors import MissingPackageError, VitrimError, first_line, unknown
+from vitrim.errors import MissingPackageError, VitrimError, check_known, first_line, unknown
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from vitrim.tasks.sliding import Protocol
+    from vitrim.tasks.options import Protocol
 
 Options = dict[str, Any]
 Creator = Callable[[str, bool, Options], "nn.Module"]
@@ -224,8 +224,7 @@ def creator(name: str) -> tuple[Creator, str]:
     library, colon, rest = name.partition(":")
     if not colon:
         return timm_model, name
-    if library not in LIBRARIES:
-        raise unknown("library", library, LIBRARIES)
+    check_known("library", library, LIBRARIES)
     if not rest:
         raise VitrimError(
             f"'{name}' names no model: write torchvision:vit_b_16, hf: and a folder or name, vitrim: and a reference "
@@ -465,8 +464,7 @@ def as_trained(model: str, changes: Mapping[str, Any] | None = None) -> tuple[Pr
     from pydantic import ValidationError
 
     from vitrim.reference import folder
-    from vitrim.tasks.options import invalid
-    from vitrim.tasks.sliding import Protocol
+    from vitrim.tasks.options import Protocol, invalid
     from vitrim.weights import RECIPE
 
     library, _, name = model.partition(":")

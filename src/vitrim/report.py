@@ -42,6 +42,14 @@ class Table:
         method,share
         tome,0.5
         topk,
+        >>> table = Table("", "", ("method", "top-1"), [("evit:keep_rate=0.7,blocks=3+6+9", "75.10"), ("tome", "75.0")])
+        >>> from rich.console import Console
+        >>> Console(width=22).print(table, crop=False)
+        method  top-1
+        ─────────────
+        evit    75.10
+        tome     75.0
+        evit = evit:keep_rate=0.7,blocks=3+6+9
     """
 
     name: str
@@ -77,9 +85,11 @@ class Table:
         places = [self.columns.index(name) for name in names]
         return names, [[cell(row[place]) for place in places] for row in self.rows]
 
-    def rich(self) -> Fitted:
-        """The table for a terminal of any width; no name and no number is broken."""
-        return Fitted(self)
+    def parts(self) -> Iterator[Any]:
+        """The title, in a line of its own (above the table it would be folded to its width), and the table."""
+        if self.title:
+            yield self.title
+        yield replace(self, title="")
 
     def html(self) -> str:
         """The table for a notebook."""
@@ -97,42 +107,19 @@ class Table:
         caption = f"<caption>{escape(self.title)}</caption>" if self.title else ""
         return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>"
 
-
-LONG = 16
-"""Characters of a text that is replaced by a short one where a table is too wide."""
-
-
-class Fitted:
-    """A `Table` laid out for the width of a terminal, in which no name and no number is broken.
-
-    Where it is too wide, with lines between the columns and without, long texts such as those of methods become short
-    names with a key below; where that is not enough, too, columns stand below each other, each part with the first one.
-    A table of texts that is too wide becomes a list.
-
-    Args:
-        table: what is shown.
-
-    Example:
-        >>> table = Table("", "", ("method", "top-1"), [("evit:keep_rate=0.7,blocks=3+6+9", "75.10"), ("tome", "75.0")])
-        >>> from rich.console import Console
-        >>> Console(width=22).print(table.rich(), crop=False)
-        method  top-1
-        ─────────────
-        evit    75.10
-        tome     75.0
-        evit = evit:keep_rate=0.7,blocks=3+6+9
-    """
-
-    def __init__(self, table: Table) -> None:
-        self.table = table
-
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        """The table for a terminal of any width; no name and no number is broken.
+
+        Where it is too wide, with lines between the columns and without, long texts such as those of methods become
+        short names with a key below; where that is not enough, too, columns stand below each other, each part with the
+        first one. A table of texts that is too wide becomes a list.
+        """
         from rich.text import Text
 
-        names, rows = self.table.cells()
-        width, texts = options.max_width, self.table.text_columns
-        if self.table.title:
-            yield Text(self.table.title)
+        names, rows = self.cells()
+        width, texts = options.max_width, self.text_columns
+        if self.title:
+            yield Text(self.title)
         for lean in (False, True):
             widths = _widths(names, rows, width, texts, lean=lean)
             if widths is not None:
@@ -172,12 +159,16 @@ class Fitted:
             pad_edge=not lean,
         )
         for index, name in enumerate(names):
-            side: Any = "left" if index < (self.table.text_columns if texts is None else texts) else "right"
+            side: Any = "left" if index < (self.text_columns if texts is None else texts) else "right"
             width = None if widths is None else widths[index]
             table.add_column(Text(name), justify=side, overflow="fold", width=width)
         for row in rows:
             table.add_row(*map(Text, row))
         return table
+
+
+LONG = 16
+"""Characters of a text that is replaced by a short one where a table is too wide."""
 
 
 def shortened(rows: Sequence[Sequence[str]], text_columns: int = 1) -> tuple[list[list[str]], dict[str, str]]:
@@ -287,13 +278,11 @@ class Report:
         """
         write_text(Path(path), json_text(self.record, indent=2) + "\n")
 
-    def parts(self) -> Iterator[Fitted | str]:
+    def parts(self) -> Iterator[Table | str]:
         """The parts that a terminal shows, from top to bottom."""
         for table in self.tables:
             if table.shown != ():
-                if table.title:  # a line of its own: above the table it would be folded to its width
-                    yield table.title
-                yield replace(table, title="").rich()
+                yield from table.parts()
         for note in self.notes:
             yield f"note: {note}"
 

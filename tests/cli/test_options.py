@@ -35,7 +35,7 @@ def test_a_command_gets_the_options_of_its_groups() -> None:
     invoke(show, *arguments, "--seed", 5, "--more", 2)
     [(model, data, machine, output, more)] = seen
     assert model == Model(name="vit", pretrained=True, model_option=["depth=2"])
-    assert model.options == {"depth": 2}
+    assert model.arguments["model_options"] == {"depth": 2}
     assert data == Data(source="here", split="test", limit=3)
     assert machine == Machine(device="cpu", threads=None, seed=5)
     assert (output, more) == (Output(json=None), 2)
@@ -82,7 +82,7 @@ def test_which_images_to_read_says_nothing_where_none_are(option: str) -> None:
 
 def test_examples() -> None:
     result = doctest.testmod(import_module("vitrim.cli.options"))
-    assert (result.failed, result.attempted) == (0, 3)
+    assert (result.failed, result.attempted) == (0, 4)
 
 
 @pytest.mark.parametrize("given", [("a.png", "a.png"), ("a.png", "b/../a.png"), ("a.png", "link.png")])

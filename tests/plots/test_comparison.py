@@ -18,7 +18,7 @@ from vitrim.measure.contestants import contestants
 from vitrim.models.dense import detector
 from vitrim.plots.dense import check_drawable, draw_comparison, draw_mask, palette, scene
 from vitrim.tasks import make_task
-from vitrim.tasks.sliding import Protocol
+from vitrim.tasks.options import Protocol
 
 METHODS = ["tome:r=4", "topk:keep_rate=0.6,restore=last_block", "topk:keep_rate=0.6"]
 NAMES = ["a", "b", "c", "d", "e"]

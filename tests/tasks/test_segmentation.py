@@ -17,9 +17,8 @@ from image_files import encoded
 from vitrim.data import DataError, ImageDataset, SegmentationDataset
 from vitrim.errors import VitrimError
 from vitrim.tasks import make_task
-from vitrim.tasks.options import DenseAugment, Loss, Mix
+from vitrim.tasks.options import DenseAugment, Loss, Mix, Protocol
 from vitrim.tasks.segmentation import Segmentation, SegmentationScores, patch_grid
-from vitrim.tasks.sliding import Protocol
 
 LOSS = Loss(name="pixel_cross_entropy")
 NAMES = ("mIoU", "mAcc", "aAcc")

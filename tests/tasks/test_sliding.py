@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from vitrim.errors import VitrimError
-from vitrim.tasks.sliding import Protocol, predict, window_places
+from vitrim.tasks.options import Protocol
+from vitrim.tasks.sliding import predict, window_places
 
 SIDES = st.integers(5, 40)
 

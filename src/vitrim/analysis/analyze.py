@@ -28,11 +28,10 @@ from vitrim.analysis.summary import milliseconds, summary
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
 from vitrim.data import DataError
-from vitrim.errors import MissingPackageError, VitrimError, check_whole, one_line_errors, unknown
+from vitrim.errors import MissingPackageError, VitrimError, check_kinds, check_known, check_whole, one_line_errors
 from vitrim.files import check_folder
 from vitrim.loading import load
 from vitrim.measure.evaluation import DTYPES, data_facts, open_task
-from vitrim.measure.inputs import check_kinds
 from vitrim.measure.machine import environment, select_device
 from vitrim.measure.probes import MacsProbe
 from vitrim.measure.records import read
@@ -131,8 +130,7 @@ def analyze(
     check_whole(batch_size=(batch_size, 1), limit=(limit, 1), workers=(workers, 0))
     if not isinstance(seed, int):
         raise VitrimError(f"seed is a whole number, not {seed!r:.60}")
-    if dtype not in DTYPES:
-        raise unknown("dtype", dtype, DTYPES)
+    check_known("dtype", dtype, DTYPES)
     folder, families, kinds = _checked(out, only, formats, sizes)
     alone = [name for name in families if FAMILIES[name].of_records is None]
     models = [model, *more_models]
@@ -341,9 +339,8 @@ def _checked(
     if alone is not None:
         raise VitrimError(f"{alone} runs the model, which stored records do not hold: give a model and its images")
     kinds = list(dict.fromkeys(formats.split(",") if isinstance(formats, str) else formats))
-    wrong = next((kind for kind in kinds if kind not in FORMATS), None)
-    if wrong is not None or not kinds:
-        raise unknown("format", wrong or "", FORMATS)
+    for kind in kinds or ("",):
+        check_known("format", kind, FORMATS)
     missing = next((package for package in PACKAGES if find_spec(package) is None), None)
     if missing is not None:
         raise MissingPackageError(f"an analysis needs the package '{missing}': pip install 'vitrim[analysis]'")
@@ -414,8 +411,7 @@ class AnalysisReport(Report):
     def parts(self) -> Iterator[Any]:
         """The summary, the sentence below it, a few notes, and the page that has everything."""
         if self.tables and self.tables[0].name == "summary":
-            yield self.tables[0].title
-            yield replace(self.tables[0], title="").rich()
+            yield from self.tables[0].parts()
         yield from self.words
         yield from (f"note: {note}" for note in self.notes[:NOTES])
         if len(self.notes) > NOTES:

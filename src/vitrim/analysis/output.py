@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from vitrim.analysis.families import FAMILIES
 from vitrim.analysis.family import FamilyResult, Tables, drawn
@@ -104,18 +104,6 @@ OPEN, MOST, MOST_MARKDOWN = 16, 400, 60
 CSS_DPI = 96
 
 
-class PageFigure(NamedTuple):
-    """A figure on the page, with its size there."""
-
-    name: str
-    title: str
-    caption: str
-    alt: str
-    png: str
-    width: int
-    height: int
-
-
 def write_report(
     folder: Path, results: Mapping[str, FamilyResult], found: Mapping[str, Any], *, formats: Sequence[str] = ("png",)
 ) -> list[Path]:
@@ -145,15 +133,14 @@ def write_report(
                 write(content if kind == "png" else encoded(figure, kind), files[-1])
             sides = struct.unpack(">II", content[16:24])  # where a PNG has its size
             width, height = (round(side * CSS_DPI / DPI) for side in sides)
-            png = base64.b64encode(content).decode()
-            figures.append(
-                PageFigure(drawing.name, drawing.title, drawing.caption, drawing.alt(tables), png, width, height)
-            )
+            shown = {"png": base64.b64encode(content).decode(), "width": width, "height": height}
+            words = {"name": drawing.name, "title": drawing.title, "caption": drawing.caption}
+            figures.append({**words, "alt": drawing.alt(tables), **shown})
         heading = FAMILIES[family].title if family in FAMILIES else family.capitalize()
         every = [_table(table) for table in result.tables]
-        shown = [one for one, table in zip(every, result.tables, strict=True) if table.shown != () or table.rows]
+        some = [one for one, table in zip(every, result.tables, strict=True) if table.shown != () or table.rows]
         section = {"name": family, "title": heading, "notes": result.notes, "figures": figures}
-        sections.append({**section, "every_table": every, "tables": shown})
+        sections.append({**section, "every_table": every, "tables": some})
     models = [one["model"] for one in found.get("models", ())]
     about, data = f" of {', '.join(models)}" if models else "", found.get("data", {}).get("source")
     title = f"Token reductions{about}{f' on {Path(data).name}' if data else ''}"

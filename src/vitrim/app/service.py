@@ -35,7 +35,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import reduce_
 from vitrim.core.registry import ask, host_of
 from vitrim.data.transforms import eval_transform
-from vitrim.errors import ReductionWarning, VitrimError, unknown
+from vitrim.errors import ReductionWarning, VitrimError, check_known
 from vitrim.hosts.shared.classes import class_names
 from vitrim.loading import create_model
 from vitrim.measure.contestants import Contestant, Output
@@ -123,8 +123,7 @@ class Service:
         end = time.monotonic() + self.seconds  # the time to load a model again does not count
         beside = [name for name in dict.fromkeys(choice.beside) if name != choice.method]
         for name in (choice.method, *beside):
-            if name not in loaded.methods:
-                raise unknown("method", name, loaded.methods)
+            check_known("method", name, loaded.methods)
         if len(beside) > MOST_BESIDE:
             raise VitrimError(
                 f"{len(beside)} methods beside the first are too many for one page: at most {MOST_BESIDE}"
@@ -175,8 +174,7 @@ class Service:
         )
 
     def _load(self, name: str) -> _Ready:
-        if name not in self.sources:
-            raise unknown("model", str(name), self.sources)
+        check_known("model", name, self.sources)
         if name not in self.loaded:
             source = self.sources[name]
             options = dict(source.options)

@@ -19,7 +19,7 @@ from vitrim.cli.options import (
     Weights,
     Workers,
     parse_methods,
-    parse_options,
+    whole_numbers,
 )
 from vitrim.cli.output import Output, progress_bar
 from vitrim.errors import VitrimError
@@ -102,14 +102,10 @@ def analyze(
     from vitrim.analysis.analyze import analyze_records, compare_analyses
     from vitrim.analysis.families import chosen
     from vitrim.measure.machine import set_threads
-    from vitrim.report import show as show_report
 
-    pixels = _pixels(sizes)
+    takes = "--sizes takes whole numbers of pixels with commas, e.g. 224,384"
+    pixels = () if sizes is None else tuple(whole_numbers(sizes, takes, least=1))
     chosen(only, pixels)
-
-    def show(report: Report) -> None:
-        show_report(output.console(), report)
-        output.write("analyze", **{name: value for name, value in report.record.items() if name != "command"})
 
     if compare or stored:
         given = {
@@ -123,7 +119,8 @@ def analyze(
         }
         _check_alone(given, configs, stored, compare)
         folder: dict[str, Any] = {"out": out, "only": only, "formats": formats}
-        show(compare_analyses(models.names or (), **folder) if compare else analyze_records(stored or (), **folder))
+        again = compare_analyses(models.names or (), **folder) if compare else analyze_records(stored or (), **folder)
+        output.finish(again)
         return
     if not models.names:
         raise VitrimError("give a model and --data, or stored records with --from")
@@ -144,15 +141,11 @@ def analyze(
                 only=only,
                 sizes=pixels,
                 formats=formats,
-                **images.reading,
-                data_options=parse_options(images.data_option, "data option"),
-                limit=images.limit,
+                **images.arguments,
                 batch_size=batch_size,
                 dtype=dtype,
                 workers=workers,
-                pretrained=models.pretrained,
-                checkpoint=models.checkpoint,
-                model_options=models.options,
+                **models.arguments,
                 seed=machine.seed,
                 device=machine.device,
                 on_progress=progress,
@@ -161,21 +154,7 @@ def analyze(
         stopped.append(report)
     finally:  # after the bar is gone
         for found in stopped:
-            show(found)
-
-
-def _pixels(text: str | None) -> tuple[int, ...]:
-    """The sizes in pixels of ``--sizes``.
-
-    Example:
-        >>> _pixels("224,384")
-        (224, 384)
-    """
-    parts = [] if text is None else text.split(",")
-    wrong = next((part for part in parts if not part.strip().isdecimal() or int(part) == 0), None)
-    if wrong is not None:
-        raise VitrimError(f"--sizes takes whole numbers of pixels with commas, e.g. 224,384; got '{wrong}'")
-    return tuple(map(int, parts))
+            output.finish(found)
 
 
 def _check_alone(given: dict[str, Any], configs: list[Any], stored: list[Path] | None, compare: bool) -> None:

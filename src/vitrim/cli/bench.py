@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitrim.cli.options import MAX_REPEATS, MAX_SECONDS, Images, Machine, Model, Prompt
-from vitrim.cli.output import Output, write_json
+from vitrim.cli.output import Output
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def bench(
     """
     if compiled and engine is not None:
         raise VitrimError("--compile is torch.compile and nothing else: leave it out, and give --engine compile")
-    sizes = [int(size) if size.isdecimal() and len(size) <= 10 else size for size in words(batch_size, "--batch-size")]
+    counts = sizes(batch_size, "--batch-size")
     if not method and prompt.select is None:
         raise VitrimError(
             "-m METHOD is missing: say what to time next to the dense model, e.g. -m tome:keep_rate=0.7; "
@@ -86,7 +86,7 @@ def bench(
     from vitrim.speed.bench import bench as time_
 
     given: dict[str, Any] = {
-        name: value for name, value in (("batch_size", sizes), ("precision", precisions), ("engine", engines)) if value
+        name: value for name, value in (("batch_size", counts), ("precision", precisions), ("engine", engines)) if value
     }
     out = output.console()
     found: list[SpeedReport] = []
@@ -97,7 +97,7 @@ def bench(
         for part in report.setting(-1) if report.tables else report.notes:
             out.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str))
         if report.rows and not output.on_stdout:
-            write_json(output.json, report.record)  # after every setting: the next may exhaust the machine
+            output.write(**report.record)  # after every setting: the next may exhaust the machine
 
     try:
         with progress() as tell:
@@ -109,22 +109,17 @@ def bench(
                 repeats=repeats,
                 min_seconds=min_seconds,
                 figure=figure,
-                text_tokens=prompt.text_tokens,
-                prompt_images=prompt.prompt_images,
-                select=prompt.select,
-                new_tokens=prompt.new_tokens,
-                images=images.source,
-                **images.reading,
+                **prompt.arguments,
+                **images.arguments,
                 **model.arguments,
                 **machine.arguments,
                 on_setting=on_setting,
                 on_progress=tell,
             )
-        for file in report.files:
-            out.print(f"figure: {file}", markup=False, highlight=False, soft_wrap=True)
+        output.print(*(f"figure: {file}" for file in report.files))
     finally:
         if output.on_stdout and found and found[0].rows:
-            write_json(output.json, found[0].record)
+            output.write(**found[0].record)
 
 
 @contextmanager
@@ -158,3 +153,8 @@ def words(texts: Sequence[str] | None, what: str) -> list[str]:
     if not words and texts is not None:
         raise VitrimError(f"{what} is empty: give at least one value")
     return list(dict.fromkeys(words))
+
+
+def sizes(texts: Sequence[str] | None, what: str) -> list[int | str]:
+    """The values of ``["1", "8,32"]`` as numbers, as far as they are some."""
+    return [int(size) if size.isdecimal() and len(size) <= 10 else size for size in words(texts, what)]

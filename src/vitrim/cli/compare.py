@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrim.cli.bench import Engines, MinSeconds, Precisions, Repeats, progress, words
+from vitrim.cli.bench import Engines, MinSeconds, Precisions, Repeats, progress, sizes, words
 from vitrim.cli.evaluate import ProtocolChanges
 from vitrim.cli.options import BatchSize, Data, Machine, Methods, Model, Workers, parse_options
-from vitrim.cli.output import Output, write_json
+from vitrim.cli.output import Output
+from vitrim.report import show
 
 if TYPE_CHECKING:
     from vitrim.speed.compare import Comparison
@@ -45,12 +46,10 @@ def compare(
     In the end it says of every method whether it pays, and which loses least for its time. Accuracy is that of all
     images; time is measured on some of them, dense and reduced models in turn.
     """
-    sizes = [int(size) if size.isdecimal() and len(size) <= 10 else size for size in words(at, "--at")]
-    every = {"at": sizes, "engine": words(engine, "--engine"), "precision": words(precision, "--precision")}
-    given: dict[str, Any] = {name: values for name, values in every.items() if values}
-    options = parse_options(data.data_option, "data option")
+    lists = {"at": sizes(at, "--at"), "engine": words(engine, "--engine"), "precision": words(precision, "--precision")}
+    given: dict[str, Any] = {name: values for name, values in lists.items() if values}
+    every = data.arguments
     changes = parse_options(protocol, "protocol option")
-    from vitrim.report import show
     from vitrim.speed.compare import compare as measure
 
     found: list[Comparison] = []
@@ -58,7 +57,7 @@ def compare(
     def on_setting(report: Comparison) -> None:
         found[:] = [report]
         if not output.on_stdout:
-            write_json(output.json, report.record)  # after every setting: the next may exhaust the machine
+            output.write(**report.record)  # after every setting: the next may exhaust the machine
 
     try:
         with progress() as tell:
@@ -70,10 +69,7 @@ def compare(
                 **given,
                 repeats=repeats,
                 min_seconds=min_seconds,
-                limit=data.limit,
-                task=data.task,
-                **data.reading,
-                data_options=options,
+                **every,
                 protocol=changes,
                 workers=workers,
                 figure=figure,
@@ -85,7 +81,6 @@ def compare(
     finally:  # hours of work are not lost
         if found:
             show(output.console(), found[0])
-            for file in found[0].files:
-                output.console().print(f"figure: {file}", markup=False, highlight=False, soft_wrap=True)
+            output.print(*(f"figure: {file}" for file in found[0].files))
             if output.on_stdout:
-                write_json(output.json, found[0].record)
+                output.write(**found[0].record)

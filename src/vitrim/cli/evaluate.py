@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vitrim.cli.options import BatchSize, Data, Dtype, Machine, MethodsBesideDense, Model, Workers, parse_options
+from vitrim.cli.options import BatchSize, Data, Dtype, Machine, MethodsBesideDense, Model, Setup, Workers, parse_options
 from vitrim.cli.output import Output, is_first_process, progress_bar
 
-Out = Annotated[Path | None, typer.Option("--out", help="keep what is gathered in this folder, every half minute")]
-Resume = Annotated[bool, typer.Option("--resume", help="go on from what is in --out")]
 ProtocolChanges = Annotated[
     list[str] | None,
     typer.Option("--protocol", help="of segmentation, key=value: mode, window, stride, size, side, flip; may repeat"),
 ]
-DecisionsFolder = Annotated[
-    Path | None,
-    typer.Option("--decisions", help="write where every token went into this folder, one .npz per method"),
-]
 
-PredictionsFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--predictions",
-        help="write the label and every model's prediction and its probability into this file, .csv or .parquet, a row "
-        "per image",
-    ),
-]
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluating(Setup):
+    """The way models are run, and what is kept of it."""
+
+    batch_size: BatchSize = 32
+    dtype: Dtype = "fp32"
+    workers: Workers = 0
+    out: Annotated[
+        Path | None, typer.Option("--out", help="keep what is gathered in this folder, every half minute")
+    ] = None
+    resume: Annotated[bool, typer.Option("--resume", help="go on from what is in --out")] = False
+    decisions: Annotated[
+        Path | None,
+        typer.Option("--decisions", help="write where every token went into this folder, one .npz per method"),
+    ] = None
+    predictions: Annotated[
+        Path | None,
+        typer.Option(
+            "--predictions",
+            help="write the label and every model's prediction and its probability into this file, .csv or .parquet, a "
+            "row per image",
+        ),
+    ] = None
 
 
 def evaluate(
@@ -36,13 +47,7 @@ def evaluate(
     model: Model,
     data: Data,
     methods: MethodsBesideDense = None,
-    batch_size: BatchSize = 32,
-    dtype: Dtype = "fp32",
-    workers: Workers = 0,
-    out: Out = None,
-    resume: Resume = False,
-    decisions: DecisionsFolder = None,
-    predictions: PredictionsFile = None,
+    how: Evaluating,
     protocol: ProtocolChanges = None,
     machine: Machine,
     output: Output,
@@ -62,20 +67,11 @@ def evaluate(
                 model.name,
                 methods,
                 data.source,
-                task=data.task,
-                **data.reading,
-                data_options=parse_options(data.data_option, "data option"),
-                limit=data.limit,
+                **data.arguments,
                 protocol=parse_options(protocol, "protocol option"),
                 **model.arguments,
-                batch_size=batch_size,
-                dtype=dtype,
-                workers=workers,
+                **how.arguments,
                 **machine.arguments,
-                out=out,
-                resume=resume,
-                decisions=decisions,
-                predictions=predictions,
                 on_progress=progress,
                 on_stop=reports.append,
             )
@@ -84,4 +80,4 @@ def evaluate(
         for found in reports if is_first_process() else []:
             output.finish(found)
             for file in found.files:
-                output.print(f"{'predictions' if file == predictions else 'decisions'}: {file}")
+                output.print(f"{'predictions' if file == how.predictions else 'decisions'}: {file}")

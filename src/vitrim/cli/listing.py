@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from vitrim.cli.output import Output, print_table
-from vitrim.errors import VitrimError, nearest, unknown
+from vitrim.cli.output import Output
+from vitrim.errors import VitrimError, check_known, nearest
+from vitrim.report import Table
 
 if TYPE_CHECKING:
     from vitrim.core.host import Host
@@ -49,8 +50,7 @@ def list_(*, kind: Kind = None, text: Text = None, every: All = False, output: O
         output.print(*(f"vitrim list {name:<9}  {meaning}" for name, meaning in KINDS.items()))
         output.write("list", lists=KINDS)
         return
-    if kind not in TABLES:
-        raise unknown("list", kind, TABLES)
+    check_known("list", kind, TABLES)
     if every and kind != "hosts":
         raise VitrimError(f"--all is for `vitrim list hosts`, not for {kind}")
     title, columns, collect, footnotes = TABLES[kind]
@@ -67,12 +67,10 @@ def list_(*, kind: Kind = None, text: Text = None, every: All = False, output: O
     out = output.console()
     for group, each in groupby(rows, key=lambda row: row.get("purpose", "")):
         members = list(each)
-        cells = [[_cell(row[key]) for key in columns] for row in (by_group(members) if kind == "recipes" else members)]
         headed = f"{title}\n{group}" if group and members[0] is rows[0] else group or title
-        print_table(out, headed, list(columns.values()), cells, text_columns=len(columns))
+        out.print(_table(headed, columns, by_group(members) if kind == "recipes" else members))
     if refused:
-        cells = [[_cell(row[key]) for key in MODULES] for row in refused]
-        print_table(out, "Modules of timm's models", list(MODULES.values()), cells, text_columns=len(MODULES))
+        out.print(_table("Modules of timm's models", MODULES, refused))
     for line in footnotes(rows):
         folded = textwrap.fill(line, out.width, subsequent_indent="    ", break_long_words=False)
         output.print(folded)
@@ -345,7 +343,13 @@ TABLES: dict[str, tuple[str, dict[str, str], Callable[[], list[dict[str, Any]]],
 }
 
 
-def _cell(value: str | bool | list[str]) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "-"
-    return (value or "-") if isinstance(value, str) else ", ".join(value)
+def _table(title: str, columns: dict[str, str], rows: Rows) -> Table:
+    """The entries of every row that ``columns`` have a heading for."""
+
+    def cell(value: str | bool | list[str]) -> str:
+        if isinstance(value, bool):
+            return "yes" if value else "-"
+        return (value or "-") if isinstance(value, str) else ", ".join(value)
+
+    cells = [tuple(cell(row[key]) for key in columns) for row in rows]
+    return Table("", title, tuple(columns.values()), cells, text_columns=len(columns))

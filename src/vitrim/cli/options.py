@@ -24,19 +24,9 @@ from vitrim.errors import VitrimError
 if TYPE_CHECKING:
     from vitrim.core.method import MethodConfig
 
-Methods = Annotated[
-    list[str],
-    typer.Option("--method", "-m", metavar="METHOD", help="e.g. tome:r=13, or @FILE; may repeat"),
-]
-MethodsBesideDense = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--method",
-        "-m",
-        metavar="METHOD",
-        help="e.g. tome:r=13, or @FILE; may repeat",
-    ),
-]
+METHOD = typer.Option("--method", "-m", metavar="METHOD", help="e.g. tome:r=13, or @FILE; may repeat")
+Methods = Annotated[list[str], METHOD]
+MethodsBesideDense = Annotated[list[str] | None, METHOD]
 MAX_BATCH = 2**20
 MAX_SEED = 2**63 - 1
 MAX_THREADS = 1024
@@ -140,6 +130,20 @@ def parse_options(texts: Sequence[str] | None, what: str = "model option") -> di
     return options
 
 
+def whole_numbers(text: str, takes: str, least: int = 0) -> list[int]:
+    """Parse ``"0,3"``; ``takes`` begins the error.
+
+    Example:
+        >>> whole_numbers("224,384", "--sizes takes whole numbers")
+        [224, 384]
+    """
+    parts = text.split(",")
+    wrong = next((part for part in parts if not part.strip().isdecimal() or int(part) < least), None)
+    if wrong is not None:
+        raise VitrimError(f"{takes}; got '{wrong}'")
+    return [int(part) for part in parts]
+
+
 # ---- the groups ------------------------------------------------------------------------------------------------------
 
 
@@ -153,6 +157,11 @@ class Setup:
 
     panel: ClassVar[str] = OPTIONS
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The options as arguments of the function behind a command."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Weights(Setup):
@@ -164,15 +173,11 @@ class Weights(Setup):
     checkpoint: Checkpoint = None
     model_option: ModelOptions = None
 
-    @functools.cached_property
-    def options(self) -> dict[str, Any]:
-        """Keyword arguments of the library's model."""
-        return parse_options(self.model_option)
-
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments by which a function creates a model that is given by name."""
-        return {"pretrained": self.pretrained, "checkpoint": self.checkpoint, "model_options": self.options}
+        options = parse_options(self.model_option)
+        return {"pretrained": self.pretrained, "checkpoint": self.checkpoint, "model_options": options}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,11 +195,6 @@ class Compute(Setup):
 
     threads: Threads = None
     seed: Seed = 0
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The options as arguments of a function."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,9 +215,13 @@ class Reading(Setup):
     label_column: LabelColumn = None
 
     @property
-    def reading(self) -> dict[str, Any]:
-        """The options as arguments of a function."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(Reading)}
+    def arguments(self) -> dict[str, Any]:
+        """The options but the source as arguments of a function."""
+        given = super().arguments
+        given.pop("source", None)
+        if "data_option" in given:
+            given["data_options"] = parse_options(given.pop("data_option"), "data option")
+        return given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +243,10 @@ class Images(Reading):
     """
 
     source: ImagesSource = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {"images": self.source, **super().arguments}
 
     def __post_init__(self) -> None:
         given = (field.name for field in dataclasses.fields(Reading) if getattr(self, field.name) is not None)
@@ -278,7 +286,8 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
         Compute(threads=None, seed=1) True
     """
     own = inspect.signature(command, eval_str=True).parameters
-    setups = {name: one.annotation for name, one in own.items() if _is_setup(one.annotation)}
+    kinds = {name: one.annotation for name, one in own.items()}
+    setups = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Setup)}
     parameters = [given for name, one in own.items() for given in (_options(setups[name]) if name in setups else [one])]
     parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
 
@@ -298,10 +307,6 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
-
-
-def _is_setup(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Setup)
 
 
 def _options(setup: type[Setup]) -> list[inspect.Parameter]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from vitrim.cli.help import MACHINE
 from vitrim.cli.options import Setup
 from vitrim.errors import VitrimError
 from vitrim.files import check_file, json_text, write_text
+from vitrim.report import WIDTH, show
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,7 +59,12 @@ class Output(Setup):
 
     def console(self) -> Console:
         """The console for tables: standard output, or standard error if that is for the record."""
-        return console(self.json)
+        from rich.console import Console
+
+        out = Console(stderr=self.on_stdout)
+        if not out.is_terminal:  # a pipe or a file has no width; the 80 columns rich assumes fold the numbers
+            out.width = max(out.width, WIDTH)
+        return out
 
     def print(self, *lines: str) -> None:
         """Print lines as they are: no markup, no colours, no folding."""
@@ -67,13 +73,18 @@ class Output(Setup):
             out.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def write(self, command: str, **entries: Any) -> None:
-        """Write the record of ``command``, if one is wanted."""
-        write_json(self.json, {"command": command, **entries})
+        """Write the record of ``command``, if one is wanted: to a file, whole or not at all, or to standard output."""
+        if self.json is None:
+            return
+        text = json_text({"command": command, **entries}, indent=2) + "\n"
+        if self.on_stdout:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        else:
+            write_text(Path(self.json), text)
 
     def finish(self, report: Report) -> None:
         """Print the tables and notes of a command's report, and write its record, if one is wanted."""
-        from vitrim.report import show
-
         show(self.console(), report)
         self.write(**report.record)
 
@@ -149,36 +160,3 @@ def progress_bar(unit: str = "images") -> Iterator[Callable[..., None]]:
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
 
         yield move
-
-
-def write_json(target: str | None, record: Mapping[str, Any]) -> None:
-    """Write ``record`` to a file (whole or not at all) or, for ``-``, to standard output; for None not at all."""
-    if target is None:
-        return
-    text = json_text(record, indent=2) + "\n"
-    if target == "-":
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    else:
-        write_text(Path(target), text)
-
-
-def console(json_target: str | None = None) -> Console:
-    """The console for tables: standard output, or standard error when the record itself goes to standard output."""
-    from rich.console import Console
-
-    from vitrim.report import WIDTH
-
-    out = Console(stderr=json_target == "-")
-    if not out.is_terminal:  # a pipe or a file has no width; the 80 columns rich assumes fold the numbers
-        out.width = max(out.width, WIDTH)
-    return out
-
-
-def print_table(
-    out: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, text_columns: int = 1
-) -> None:
-    """Print a table whose first columns are text and whose other columns are right-aligned."""
-    from vitrim.report import Table
-
-    out.print(Table("", title, tuple(columns), [tuple(row) for row in rows], text_columns=text_columns).rich())

@@ -8,9 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from vitrim.cli.options import DataOptions, Machine, MethodsBesideDense, Model, Reading, Select, parse_options
+from vitrim.cli.options import (
+    DataOptions,
+    Machine,
+    MethodsBesideDense,
+    Model,
+    Reading,
+    Select,
+    parse_options,
+    whole_numbers,
+)
 from vitrim.cli.output import Output
-from vitrim.errors import VitrimError
 
 Files = Annotated[list[Path] | None, typer.Argument(metavar="IMAGE", help="image files, or folders that images lie in")]
 Source = Annotated[str | None, typer.Option("--data", help="instead, images as for `vitrim eval`")]
@@ -47,7 +55,8 @@ def show(
     scores below, as heat maps. Models for segmentation and detection need --data with masks or boxes. Of a
     vision-language model: which patches the language model gets, with --select or without.
     """
-    columns = _blocks(blocks)
+    takes = "--blocks takes numbers of blocks with commas, e.g. 0,3,11"
+    columns = None if blocks is None else whole_numbers(blocks, takes)
     from vitrim.plots import show as plots
 
     report = plots.show(
@@ -55,9 +64,7 @@ def show(
         methods or (),
         files,
         data=source,
-        split=reading.split,
-        image_column=reading.image_column,
-        label_column=reading.label_column,
+        **reading.arguments,
         data_options=parse_options(data_option, "data option"),
         limit=limit,
         blocks=columns,
@@ -80,19 +87,3 @@ def _lines(row: Mapping[str, Any]) -> list[str]:
     """
     found = "; ".join(f"{name}: {text}" for name, text in row.items() if name not in ("image", "file"))
     return [f"wrote {row['file']}", f"  {found}"]
-
-
-def _blocks(text: str | None) -> list[int] | None:
-    """The blocks of ``--blocks``.
-
-    Example:
-        >>> _blocks("0,3")
-        [0, 3]
-    """
-    if text is None:
-        return None
-    parts = text.split(",")
-    wrong = next((part for part in parts if not part.strip().isdecimal()), None)
-    if wrong is not None:
-        raise VitrimError(f"--blocks takes numbers of blocks with commas, e.g. 0,3,11; got '{wrong}'")
-    return [int(part) for part in parts]

@@ -12,8 +12,9 @@ import typer
 
 from vitrim.cli import listing
 from vitrim.cli.options import MAX_BATCH, Setup, Threads, Workers
-from vitrim.cli.output import Output, print_table, write_json
+from vitrim.cli.output import Output
 from vitrim.errors import VitrimError
+from vitrim.report import Table
 from vitrim.report import show as print_report
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def train(
     if report.is_first:
         print_report(out, report)
         output.print(*_next(report, data, how.out))
-        write_json(output.json, report.record)
+        output.write(**report.record)
 
 
 def _next(report: TrainReport, data: str, out: Path) -> list[str]:
@@ -148,7 +149,8 @@ def _show(resolved: Resolved, output: Output) -> None:
     parse_method(resolved.recipe.method)
     check_name(resolved.recipe.model)
     check_optimizer(resolved.recipe.optimizer.name)
-    rows = [[name, "null" if value is None else str(value), origin] for name, value, origin in resolved.rows()]
-    print_table(output.console(), f"Recipe {resolved.name}", ["key", "value", "from"], rows, text_columns=3)
-    entries = [dict(zip(("key", "value", "from"), row, strict=True)) for row in resolved.rows()]
+    rows = [(name, "null" if value is None else str(value), origin) for name, value, origin in resolved.rows()]
+    columns = ("key", "value", "from")
+    output.console().print(Table("", f"Recipe {resolved.name}", columns, rows, text_columns=3))
+    entries = [dict(zip(columns, row, strict=True)) for row in resolved.rows()]
     output.write("train --show", recipe=resolved.name, values=entries)

@@ -8,71 +8,10 @@ from typing import Annotated
 
 import typer
 
-from vitrim.cli.options import MODEL_NAMES, BatchSize, Data, Machine, Model, Workers, parse_options
+from vitrim.cli.options import MODEL_NAMES, BatchSize, Data, Machine, Model, Setup, Workers
 from vitrim.cli.output import Output, progress_bar
 
 Name = Annotated[str, typer.Argument(metavar="[MODEL]", help=f"{MODEL_NAMES}; none with --train")]
-Methods = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--method",
-        "-m",
-        metavar="METHOD",
-        help="e.g. tome; several race each other; all: all that fit",
-    ),
-]
-TargetText = Annotated[
-    str | None,
-    typer.Option("--target", help="macs=0.5 (share of dense), speedup=1.5 or agree=0.98"),
-]
-Front = Annotated[
-    str | None,
-    typer.Option("--front", help="several targets: 0.35,0.5 or speedup=1.2,1.5"),
-]
-Grid = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--grid",
-        help="every combination, e.g. atm:alpha=0.9..1.0/0.05,beta=0|0.02, or a paper's: atm, study, study_imagenet, "
-        "cropr_r; with --train key=a|b of the recipe, may repeat",
-    ),
-]
-Train = Annotated[str | None, typer.Option("--train", help="train this recipe at every point of --grid")]
-Evaluations = Annotated[
-    int | None,
-    typer.Option("--evaluations", min=1, max=100_000, help="most settings to try; default 60, of a grid all"),
-]
-Proxy = Annotated[str, typer.Option("--proxy", help="what is minimised: feature, kl, cosine, agree")]
-Search = Annotated[str, typer.Option("--search", help="evolution, random, optuna's gp or tpe")]
-Shape = Annotated[
-    str,
-    typer.Option("--shape", help="slope, curve (2 numbers) or free (per block)"),
-]
-Minutes = Annotated[
-    float | None,
-    typer.Option("--minutes", min=0.0, max=60 * 24 * 365.0, help="end the search after so long"),
-]
-Engine = Annotated[
-    str | None,
-    typer.Option(
-        "--engine",
-        help="to be fast on, as of `vitrim bench`; default: eager",
-    ),
-]
-Precision = Annotated[
-    str | None,
-    typer.Option("--precision", help="of the engine: fp32, bf16, fp16, int8 or several"),
-]
-Check = Annotated[
-    str | None,
-    typer.Option(
-        "--check",
-        metavar="DATA[:SPLIT]",
-        help="at the end, score all settings on these images",
-    ),
-]
-Out = Annotated[Path, typer.Option("--out", help="folder for the results and study.jsonl")]
-Resume = Annotated[bool, typer.Option("--resume", help="go on from the study in --out, if any")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,49 +21,72 @@ class AnyModel(Model):
     name: Name = ""
 
 
-def tune(
-    *,
-    model: AnyModel,
-    data: Data,
-    methods: Methods = None,
-    target: TargetText = None,
-    front: Front = None,
-    grid: Grid = None,
-    train: Train = None,
-    evaluations: Evaluations = None,
-    proxy: Proxy = "feature",
-    search: Search = "evolution",
-    shape: Shape = "free",
-    minutes: Minutes = None,
-    engine: Engine = None,
-    precision: Precision = None,
-    check: Check = None,
-    batch_size: BatchSize = 32,
-    workers: Workers = 0,
-    out: Out = Path("tuned"),
-    resume: Resume = False,
-    machine: Machine,
-    output: Output,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Search(Setup):
+    """What is searched and how, and where the results go."""
+
+    methods: Annotated[
+        list[str] | None,
+        typer.Option("--method", "-m", metavar="METHOD", help="e.g. tome; several race each other; all: all that fit"),
+    ] = None
+    target: Annotated[
+        str | None, typer.Option("--target", help="macs=0.5 (share of dense), speedup=1.5 or agree=0.98")
+    ] = None
+    front: Annotated[str | None, typer.Option("--front", help="several targets: 0.35,0.5 or speedup=1.2,1.5")] = None
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid",
+            help="every combination, e.g. atm:alpha=0.9..1.0/0.05,beta=0|0.02, or a paper's: atm, study, "
+            "study_imagenet, cropr_r; with --train key=a|b of the recipe, may repeat",
+        ),
+    ] = None
+    train: Annotated[str | None, typer.Option("--train", help="train this recipe at every point of --grid")] = None
+    evaluations: Annotated[
+        int | None,
+        typer.Option("--evaluations", min=1, max=100_000, help="most settings to try; default 60, of a grid all"),
+    ] = None
+    proxy: Annotated[str, typer.Option("--proxy", help="what is minimised: feature, kl, cosine, agree")] = "feature"
+    search: Annotated[str, typer.Option("--search", help="evolution, random, optuna's gp or tpe")] = "evolution"
+    shape: Annotated[str, typer.Option("--shape", help="slope, curve (2 numbers) or free (per block)")] = "free"
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", min=0.0, max=60 * 24 * 365.0, help="end the search after so long")
+    ] = None
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="to be fast on, as of `vitrim bench`; default: eager")
+    ] = None
+    precision: Annotated[
+        str | None, typer.Option("--precision", help="of the engine: fp32, bf16, fp16, int8 or several")
+    ] = None
+    check: Annotated[
+        str | None,
+        typer.Option("--check", metavar="DATA[:SPLIT]", help="at the end, score all settings on these images"),
+    ] = None
+    batch_size: BatchSize = 32
+    workers: Workers = 0
+    out: Annotated[Path, typer.Option("--out", help="folder for the results and study.jsonl")] = Path("tuned")
+    resume: Annotated[bool, typer.Option("--resume", help="go on from the study in --out, if any")] = False
+
+
+def tune(*, model: AnyModel, data: Data, how: Search, machine: Machine, output: Output) -> None:
     """Search a value per block that damages a model least at a target, and compare it with one value for all blocks.
 
     A third of the images is for searching, one for selecting, one for checking. The searched setting is returned if it
     beats the constant one beyond noise on the last. Use it as -m @tuned/best.json.
     """
     from vitrim.measure.records import Processes
-    from vitrim.report import show
     from vitrim.tuning.tune import tune
 
-    with progress_bar("settings" if grid is None else "points" if train is None else "runs") as on_progress:
+    unit = "settings" if how.grid is None else "points" if how.train is None else "runs"
+    with progress_bar(unit) as on_progress:
         report = tune(
-            model.name or None, methods, data.source, target=target, front=front, grid=grid, train=train,
-            evaluations=evaluations, proxy=proxy, search=search, shape=shape, minutes=minutes, engine=engine,
-            precision=precision, check=check, batch_size=batch_size, workers=workers, out=out, resume=resume,
-            limit=data.limit, **data.reading,
-            data_options=parse_options(data.data_option, "data option"), task=data.task,
+            model.name or None,
+            data=data.source,
+            **how.arguments,
+            **data.arguments,
             **model.arguments,
-            **machine.arguments, on_progress=on_progress,
-        )  # fmt: skip
+            **machine.arguments,
+            on_progress=on_progress,
+        )
     if Processes.launched(machine.device).index == 0:
-        show(output.console(), report)
-        output.write(**report.record)
+        output.finish(report)

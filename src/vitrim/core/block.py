@@ -224,7 +224,7 @@ class ReducedBlock(nn.Module):
     """
 
     host_class: ClassVar[type[nn.Module]]
-    """The host's own block class."""
+    """The host's own block class; where it is not named, the last base."""
     parallel: ClassVar[bool] = False
     """Attention and MLP read the same tokens, x + attention(x) + mlp(x). Nothing lies between them then: what a method
     would do there happens at the end of the block, with this block's attention."""
@@ -240,6 +240,12 @@ class ReducedBlock(nn.Module):
     unmerge_at_end: bool
     restore: Restore | None
     trace: Trace
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own: Any = cls.__bases__[-1]
+        if "host_class" not in vars(cls) and not issubclass(own, ReducedBlock):
+            cls.host_class = own
 
     # ---- what the host file writes ---------------------------------------------------------------------------------
 

@@ -92,9 +92,7 @@ class Host:
 
     @classmethod
     def uninstall(cls, model: nn.Module) -> None:
-        """Undo `install`."""
-        for name in cls.dense_calls:
-            delattr(model, name)
+        """Undo what `install` did besides putting hooks and calls (`Installed`) on modules, which are taken off."""
 
     @classmethod
     def reduced_class(cls, block: nn.Module) -> type[ReducedBlock]:
@@ -206,12 +204,29 @@ class VisionLanguage:
         raise NotImplementedError
 
 
+class Installed:
+    """Base class of what a reduction puts on modules besides the blocks: hooks, and calls in place of their methods.
+
+    Objects and not functions, so that the model can still be copied and pickled, and `take_off` finds them in a copy.
+    """
+
+
+def take_off(module: nn.Module) -> None:
+    """Take what is `Installed` off ``module``; what is on those in it stays."""
+    before = module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs
+    for hooks, with_kwargs in (before, (module._forward_hooks, module._forward_hooks_with_kwargs)):
+        for key in [key for key, hook in hooks.items() if isinstance(hook, Installed)]:
+            del hooks[key]
+            with_kwargs.pop(key, None)
+    for name in [name for name, value in vars(module).items() if isinstance(value, Installed)]:
+        delattr(module, name)
+
+
 @dataclass(eq=False, repr=False)
-class GridHook:
+class GridHook(Installed):
     """Hook that tells the blocks the grid of the patches after every call of the module that makes them.
 
-    Only on models whose method asks for it. This hook, and what follows, are objects and not functions, so that the
-    model can still be copied and pickled.
+    Only on models whose method asks for it.
     """
 
     host: type[Host]
@@ -222,7 +237,7 @@ class GridHook:
 
 
 @dataclass(eq=False, repr=False)
-class ZeroHook:
+class ZeroHook(Installed):
     """Hook that leaves rows of zeros zeros behind a norm, which would make its bias of them: those of pruned patches.
 
     On the norms behind the blocks of a model. A row is told by its zeros and not by the state, since a host may norm
@@ -267,7 +282,7 @@ def norms_behind(model: nn.Module, block: nn.Module) -> list[nn.Module]:
 
 
 @dataclass(eq=False, repr=False)
-class DenseCall:
+class DenseCall(Installed):
     """A method of a reduced model whose tokens come out on the full grid of patches, un-merged after every block.
 
     Stored on the instance under the method's own ``name``.

@@ -18,7 +18,15 @@ from torch import Tensor, nn
 from vitrim.core import checks
 from vitrim.core.block import ReducedBlock, Reducer, access, class_of, reduced_in
 from vitrim.core.cells import build_reducer
-from vitrim.core.host import FormOfModel, GridHook, VisionLanguage, ZeroHook, norms_behind, refuse_own_forward
+from vitrim.core.host import (
+    FormOfModel,
+    GridHook,
+    VisionLanguage,
+    ZeroHook,
+    norms_behind,
+    refuse_own_forward,
+    take_off,
+)
 from vitrim.core.method import MethodConfig
 from vitrim.core.plan import HostFacts, Layer, plan
 from vitrim.core.registry import (
@@ -336,8 +344,7 @@ def _take_off(reduction: Reduction, outer: nn.Module) -> Callable[[], None]:
         for part, family in families:
             family.uninstall(part)
         for module in model.modules():
-            for key in [key for key, hook in module._forward_hooks.items() if isinstance(hook, GridHook | ZeroHook)]:
-                del module._forward_hooks[key]
+            take_off(module)
         for block in blocks:  # one that was put in since then is the user's own
             settings = {name: getattr(block, name) for name in block.OWN}
             own.append((block, cast("type[ReducedBlock]", class_of(block)), block.reducer, settings))

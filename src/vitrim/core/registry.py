@@ -28,7 +28,7 @@ from vitrim.core.method import Kind, MethodConfig
 from vitrim.core.plan import Layer
 from vitrim.core.saving import read_method_file
 from vitrim.core.selection import Selector
-from vitrim.errors import UnsupportedModelError, VitrimError, unknown
+from vitrim.errors import UnsupportedModelError, VitrimError, check_known, unknown
 
 K = TypeVar("K")
 Value = TypeVar("Value")
@@ -218,6 +218,11 @@ def _written(library: str, table: str) -> Mapping[str, str]:
     return found
 
 
+def _library_of(name: str) -> str:
+    """The library that a module or a class is of, by its dotted name."""
+    return name.partition(".")[0]
+
+
 def _load(library: str, place: str) -> Any:
     """The entry that is written down as ``place``."""
     file, _, name = place.partition(":")
@@ -243,7 +248,7 @@ class Table(Generic[T]):
 
         def register(value: R) -> R:
             for key in keys:
-                written = _written(key.partition(".")[0], self.name)
+                written = _written(_library_of(key), self.name)
                 enter({**written, **self.entries}, key, value, f"{self.what} '{key}'")
                 self.entries[key] = cast(T, value)
             return value
@@ -253,17 +258,25 @@ class Table(Generic[T]):
     def entry(self, key: str) -> T | None:
         """The entry ``key``, whose file is imported if it is in a written table; None if there is none."""
         if key not in self.entries:
-            library = key.partition(".")[0]
+            library = _library_of(key)
             place = _written(library, self.name).get(key)
             if place is None:
                 return None
             self.entries[key] = _load(library, place)
         return self.entries[key]
 
-    def find(self, kind: type) -> T | None:
-        """The entry of a class, or else of the first that has one among those it inherits from."""
+    def find(self, kind: type, wider: Callable[[str], str] | None = None) -> T | None:
+        """The entry of a class, or else of the first that has one among those it inherits from.
+
+        Args:
+            kind: the class.
+            wider: makes of a module's name the key of an entry for all its classes that have none of their own.
+        """
         for base in kind.__mro__:
-            if (found := self.entry(f"{base.__module__}.{base.__qualname__}")) is not None:
+            found = self.entry(f"{base.__module__}.{base.__qualname__}")
+            if found is None and wider is not None:
+                found = self.entry(wider(base.__module__))
+            if found is not None:
                 return found
         return None
 
@@ -356,13 +369,9 @@ def ask(model: nn.Module) -> Library:
         >>> ask(timm.create_model("test_resnet")).logits(torch.zeros(2, 3)).shape
         torch.Size([2, 3])
     """
-    for base in type(model).__mro__:
-        for key in (f"{base.__module__}.{base.__qualname__}", base.__module__.partition(".")[0]):
-            if (adapter := _LIBRARIES.entry(key)) is not None:
-                return adapter(find_host(model))
-    own = _LIBRARIES.entry(OWN)
-    assert own is not None
-    return own(find_host(model))
+    adapter = _LIBRARIES.find(type(model), _library_of) or _LIBRARIES.entry(OWN)
+    assert adapter is not None
+    return adapter(find_host(model))
 
 
 def refused_because(kind: type) -> str | None:
@@ -373,11 +382,7 @@ def refused_because(kind: type) -> str | None:
         >>> refused_because(ResNet).partition(",")[0]
         'its layers are convolutions over a map'
     """
-    for base in kind.__mro__:
-        for key in (f"{base.__module__}.{base.__qualname__}", base.__module__):
-            if (reason := _REFUSED.entry(key)) is not None:
-                return reason
-    return None
+    return _REFUSED.find(kind, str)
 
 
 def refused_module(name: str) -> str:
@@ -407,11 +412,8 @@ def find_prompted(model: nn.Module) -> type[VisionLanguage] | None:
     """The family of ``model``, or else one that selects image tokens behind a tower as it is; None without one."""
     if (family := find_vision_language(model)) is not None:
         return family
-    for base in type(model).__mro__:
-        for key in (f"{base.__module__}.{base.__qualname__}", base.__module__.partition(".")[0]):
-            if (found := _SELECTED.entry(key)) is not None:
-                return found if found.serves(type(model)) else None
-    return None
+    found = _SELECTED.find(type(model), _library_of)
+    return found if found is not None and found.serves(type(model)) else None
 
 
 def vision_language(model: nn.Module, selecting: bool = False) -> tuple[nn.Module, type[VisionLanguage]]:
@@ -602,8 +604,7 @@ def parse_selector(text: str | Selector) -> Selector:
         raise VitrimError(f"expected a selector such as 'divprune:tokens=64', got {type(text).__name__}")
     name, options = _read_options(text, "divprune:tokens=64")
     table = selectors()
-    if name not in table:
-        raise unknown("selector", name, table)
+    check_known("selector", name, table)
     return table[name](**options)
 
 

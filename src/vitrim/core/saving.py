@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock, access
 from vitrim.core.method import MethodConfig
-from vitrim.errors import VitrimError, first_line
+from vitrim.errors import VitrimError, first_line, os_errors
 from vitrim.files import save_file, write_text
 
 CONFIG_FILE = "reduction.json"
@@ -132,17 +132,15 @@ def write_reduction(
     (`vitrim.core.checks.facts_for_reader`); ``select``: the selector of image tokens behind it, as text.
     """
     folder = _folder(folder)
-    try:
+    with os_errors(f"cannot save to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise VitrimError(f"cannot save to {folder}: {error.strerror}") from error
     weights = _learned(model, state)
     if weights:
         try:
             save_file({name: value.contiguous() for name, value in weights.items()}, folder / REDUCERS_FILE)
         except (OSError, SafetensorError) as error:
             raise VitrimError(f"cannot save to {folder}: {first_line(error)}") from error
-    entries = {
+    written = {
         "format": FORMAT,
         "method": config.name,
         "version": config.version,
@@ -150,15 +148,9 @@ def write_reduction(
         "model": type(model).__name__,
         "weights": REDUCERS_FILE if weights else None,
     }
-    if module:
-        entries["module"] = module
-    if compact:
-        entries["compact"] = True
-    if whole:
-        entries["whole"] = True
-    if select is not None:
-        entries["select"] = select
-    write_text(folder / CONFIG_FILE, json.dumps(entries, indent=2) + "\n")
+    further = {"module": module, "compact": compact, "whole": whole, "select": select}
+    written |= {name: value for name, value in further.items() if value}
+    write_text(folder / CONFIG_FILE, json.dumps(written, indent=2) + "\n")
 
 
 def read_parameters(model: nn.Module, config: MethodConfig, folder: str | Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Subset
@@ -20,9 +20,6 @@ from vitrim.data.paths import check_regular
 from vitrim.data.streaming import ImageStream
 from vitrim.data.tables import Rows
 from vitrim.errors import DataError
-
-if TYPE_CHECKING:
-    pass
 
 SAMPLED = 256
 """Number of images, spread evenly, whose contents are read where reading all would take too long."""

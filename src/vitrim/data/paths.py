@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from vitrim.errors import DataError
+from vitrim.errors import DataError, os_errors
 
 HUB_PREFIX = "hfds/"  # timm's spelling
 
@@ -121,14 +121,12 @@ def existing(source: str | Path) -> Path:
         path = Path(source).expanduser()
     except RuntimeError as error:
         raise DataError(f"cannot read {source}: there is no such home folder") from error
-    try:
+    with os_errors(f"cannot read {path}", DataError):  # no permission to look, or a name that is too long
         if path.exists():
             return path
         missing = path
         while not missing.parent.exists():
             missing = missing.parent
-    except OSError as error:  # no permission to look, or a name that is too long
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
     if missing.is_symlink():
         raise DataError(f"{path} does not exist: {missing} is a link to {os.readlink(missing)}, which is not there")
     entries = missing.parent.iterdir() if missing.parent.is_dir() else ()
@@ -207,8 +205,7 @@ def read_text(file: Path, source: str) -> str:
     if not file.is_file():
         raise DataError(f"{source} has no {file.name}: expected it at {file}")
     try:
-        return file.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark of its encoding
+        with os_errors(f"cannot read {file}", DataError):
+            return file.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark of its encoding
     except UnicodeDecodeError as error:
         raise DataError(f"cannot read {file}: not text in UTF-8 ({error.reason} at byte {error.start})") from error
-    except OSError as error:
-        raise DataError(f"cannot read {file}: {error.strerror}") from error

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from vitrim.errors import VitrimError, first_line, unknown
+from vitrim.errors import VitrimError, check_known, first_line, os_errors
 from vitrim.exporting.formats import PRECISIONS, Array, Format, Run, format_named, formats
 from vitrim.files import json_text
 from vitrim.report import Report
@@ -30,8 +30,7 @@ class ExportReport(Report):
 
     def parts(self) -> Iterator[Any]:
         yield from self.notes
-        for table in self.tables:
-            yield table.rich()
+        yield from self.tables
 
 
 @dataclass(frozen=True)
@@ -146,8 +145,7 @@ class Exported:
             'bf16'
         """
         path, images = Path(path), list(images)
-        if precision not in self.kind.makes:
-            raise unknown(f"precision of {self.format} files made of fp32", precision, self.kind.makes)
+        check_known(f"precision of {self.format} files made of fp32", precision, self.kind.makes)
         if self.precision != "fp32":
             raise VitrimError(f"{self.path} is in {self.precision}: start from a file in fp32")
         if precision == "int8" and not images:
@@ -205,6 +203,9 @@ def staged(path: Path) -> Iterator[Path]:
 
     After an error none does: what was there is as it was.
 
+    Raises:
+        VitrimError: a place is taken by a folder, or cannot be written.
+
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
@@ -213,33 +214,21 @@ def staged(path: Path) -> Iterator[Path]:
         ...     [file.name for file in Path(folder).iterdir()]
         ['m.onnx']
     """
-    try:
+    with os_errors(f"cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{path.stem}.", suffix=".partial", dir=path.parent))
-    except OSError as error:
-        raise VitrimError(f"cannot write {path}: {error.strerror}") from error
     try:
         yield folder / path.name
-        _move(sorted(folder.iterdir(), key=lambda file: file.name == path.name), path)  # the file itself last
+        files = sorted(folder.iterdir(), key=lambda file: file.name == path.name)  # the file itself last
+        places = {file: path.with_name(file.name) for file in files}
+        taken = next((place for place in places.values() if place.is_dir()), None)
+        if taken is not None:
+            raise VitrimError(f"cannot write {taken}: it is a folder")
+        with os_errors(f"cannot write {path}"):
+            for file, place in places.items():
+                os.replace(file, place)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _move(files: Sequence[Path], path: Path) -> None:
-    """Give files their places beside ``path``, all of them or none.
-
-    Raises:
-        VitrimError: a place is taken by a folder, or cannot be written.
-    """
-    places = [path.with_name(file.name) for file in files]
-    taken = next((place for place in places if place.is_dir()), None)
-    if taken is not None:
-        raise VitrimError(f"cannot write {taken}: it is a folder")
-    try:
-        for file, place in zip(files, places, strict=True):
-            os.replace(file, place)
-    except OSError as error:
-        raise VitrimError(f"cannot write {path}: {error.strerror}") from error
 
 
 def sidecar(path: Path) -> Path:

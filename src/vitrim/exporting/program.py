@@ -165,8 +165,8 @@ def check(exported: Exported, model: nn.Module, images: Tensor | Array, *, atol:
     in_graph = exported.metadata.get("input", {}).get("dtype") == "uint8"
     module = Program(model, ask(model).preprocessing(model) if in_graph else None).eval()
     sizes = _batches(len(given), exported.batch)
-    differences: list[Array] = []
-    same: list[Array] = []
+    differences: list[Array] = []  # the largest of each image
+    same: list[Array] = []  # of each image: the same top-1
     start = 0
     for size in sizes:
         batch = np.ascontiguousarray(given[start : start + size])
@@ -175,8 +175,8 @@ def check(exported: Exported, model: nn.Module, images: Tensor | Array, *, atol:
         found = exported.run(batch)
         if found.shape != wanted.shape:
             raise VitrimError(f"{exported.path} gives {found.shape} where the model gives {wanted.shape}")
-        differences.append(_worst(found, wanted))
-        same.append(_same(found, wanted))
+        differences.append(np.abs(found - wanted).reshape(size, -1).max(axis=1))
+        same.append(found.argmax(axis=1) == wanted.argmax(axis=1))
         start += size
     worst, alike = np.concatenate(differences), np.concatenate(same)
     allowed = (ATOL_HALF if half else ATOL) if atol is None else atol
@@ -202,13 +202,3 @@ def _batches(images: int, fixed: int | None) -> list[int]:
         raise VitrimError("there are no images to check the file with")
     sizes = [1, min(2, images - 1), images - 3]
     return [size for size in sizes if size > 0]
-
-
-def _worst(found: Array, wanted: Array) -> Any:
-    """(B,) largest difference of each image."""
-    return np.abs(found - wanted).reshape(len(found), -1).max(axis=1)
-
-
-def _same(found: Array, wanted: Array) -> Any:
-    """(B,) whether the largest logit (B, K) is the same."""
-    return found.argmax(axis=1) == wanted.argmax(axis=1)

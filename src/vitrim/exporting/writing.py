@@ -22,7 +22,7 @@ from vitrim.core.plan import Preprocessing
 from vitrim.core.reduce import HANDLE, get_reduction, reduce_, refuse_reduced, restore_, saved_method
 from vitrim.core.registry import ask, host_of, parse_method
 from vitrim.data import ImageDataset, batches
-from vitrim.errors import ReductionWarning, VitrimError, first_line, unknown
+from vitrim.errors import ReductionWarning, VitrimError, check_known, first_line
 from vitrim.exporting import static
 from vitrim.exporting.exported import Exported, ExportReport, sidecar, size_of, staged, weights_beside
 from vitrim.exporting.formats import OPSETS, PRECISIONS, Format, Graph, as_array, check_quantiser, format_named
@@ -226,8 +226,7 @@ class _Wanted:
             raise VitrimError(f"batch={self.batch} must be a whole number from 1 to {MAX_BATCH}, or none for any")
         if self.opset not in OPSETS:
             raise VitrimError(f"opset={self.opset} must be a whole number from {OPSETS.start} to {OPSETS.stop - 1}")
-        if self.precision not in (*self.kind.casts, *self.kind.makes):
-            raise unknown(f"precision of {self.kind.name} files", self.precision, (*self.kind.casts, *self.kind.makes))
+        check_known(f"precision of {self.kind.name} files", self.precision, (*self.kind.casts, *self.kind.makes))
         self.kind.check()
         if self.precision == "int8":
             check_quantiser()
@@ -392,7 +391,12 @@ def _reduced(plain: nn.Module, method: MethodConfig | None, learned: Path | None
     if hasattr(reduced, HANDLE):
         config = get_reduction(reduced).config
         if (obstacle := config.obstacle()) is not None:
-            raise VitrimError(f"{config.describe()} cannot be exported: {obstacle}{_way_out(config)}")
+            way_out = ""
+            if isinstance(config, Adaptive):
+                options = " or ".join(f"--{way}" for way in config.fixed_by)
+                calls = " or ".join(f"vitrim.exporting.{CALLS[way]}" for way in config.fixed_by)
+                way_out = f"; find fixed counts on images by {options} ({calls})"
+            raise VitrimError(f"{config.describe()} cannot be exported: {obstacle}{way_out}")
     return reduced
 
 
@@ -402,15 +406,6 @@ def _dense(model: nn.Module) -> nn.Module:
     if hasattr(dense, HANDLE):
         restore_(dense)
     return dense
-
-
-def _way_out(config: MethodConfig) -> str:
-    """The options that give an adaptive method fixed counts, as far as it has such forms."""
-    if not isinstance(config, Adaptive):
-        return ""
-    options = " or ".join(f"--{way}" for way in config.fixed_by)
-    calls = " or ".join(f"vitrim.exporting.{CALLS[way]}" for way in config.fixed_by)
-    return f"; find fixed counts on images by {options} ({calls})"
 
 
 def _shape(model: nn.Module, size: int | tuple[int, int] | None) -> tuple[int, int, int]:
@@ -481,11 +476,6 @@ def _tokens(reduced: nn.Module, shape: tuple[int, int, int]) -> list[int] | None
     with torch.inference_mode():
         counted(torch.zeros(1, *shape))
     return reduction.tokens_per_block
-
-
-EAGER = "eager"
-
-GIGA = 1e9
 
 
 # ---- metadata --------------------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """Hosts and libraries of models: one folder per library, named like it; in it one file per family of models.
 
 ``hosts/LIBRARY/__init__.py`` is the table of the folder: where to find what belongs to a class of models, written
-``"module.ClassName": "file:Name"``. A new family is a file and a line there. Only the file that is named is imported,
-when a model of the class, or of one derived from it, is first asked about; so nobody pays for a library that is not
-used. The tables:
+``"module.ClassName": "file:Name"`` (in transformers' for all classes of a module at once:
+``"vit": "file:Name ClassName ClassName"``). A new family is a file and a line there. Only the file that is named is
+imported, when a model of the class, or of one derived from it, is first asked about; so nobody pays for a library that
+is not used. The tables:
 
 * ``HOSTS``: the `vitrim.core.host.Host` that a model is reduced by,
 * ``VISION_LANGUAGE``: the `vitrim.core.host.VisionLanguage` of a whole vision-language model,

@@ -21,7 +21,7 @@ from torch import Tensor
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import host_of
 from vitrim.errors import VitrimError, first_line
-from vitrim.files import check_file, replaced
+from vitrim.files import written
 from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.probes import Gauge, Lists
 from vitrim.measure.records import Batch
@@ -211,15 +211,9 @@ def write_arrays(file: str | Path, header: Mapping[str, Any], arrays: Mapping[st
     Raises:
         VitrimError: it cannot be written.
     """
-    file = Path(file)
-    check_file(file)
     text: dict[str, Any] = {HEADER: np.array(json.dumps(dict(header)))}
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with replaced(file) as beside, beside.open("wb") as out:
-            np.savez_compressed(out, **text, **arrays)  # type: ignore[arg-type]
-    except OSError as error:
-        raise VitrimError(f"cannot write {file}: {error.strerror}") from error
+    with written(Path(file)) as place, place.open("wb") as out:
+        np.savez_compressed(out, **text, **arrays)  # type: ignore[arg-type]
 
 
 def read_arrays(file: str | Path, what: str, version: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,11 @@ from vitrim.data.decoding import to_tensor
 from vitrim.data.dense import DetectionDataset, SegmentationDataset, plain
 from vitrim.data.fingerprint import fingerprint
 from vitrim.data.transforms import eval_transform, geometry_of
-from vitrim.errors import VitrimError, check_whole, one_line_errors, unknown
+from vitrim.errors import VitrimError, check_kinds, check_whole, one_line_errors, unknown
 from vitrim.files import check_folder
 from vitrim.loading import Loaded, as_trained, load
 from vitrim.measure.contestants import contestants
 from vitrim.measure.decisions import DecisionsProbe, save_decisions
-from vitrim.measure.inputs import check_kinds
 from vitrim.measure.machine import drawing, environment, select_device, set_threads
 from vitrim.measure.predictions import check_predictions, save_predictions
 from vitrim.measure.probes import (
@@ -54,6 +53,7 @@ __all__ = [
     "evaluate",
     "num_classes",
     "open_task",
+    "spelled",
     "standard_probes",
     "task_name",
     "task_of",
@@ -361,7 +361,6 @@ def evaluate(
         models = contestants(
             loaded.model, configs, job, device=processes.device or selected, dtype=precision, learned=saved
         )
-    known = None if saved is None else saved_method(saved)
     if predictions is not None and job.selects_by != "top1":
         raise VitrimError(f"predictions are classes of whole images, one each, and this is {job.name}: leave them out")
     probes = [*standard_probes(job), *paired_probes(job)]
@@ -377,7 +376,7 @@ def evaluate(
         "environment": {**machine, "processes": processes.count},
         "weights": loaded.weights,
         "model_options": loaded.options,
-        "untrained": [one.describe() for one in configs if not one.training_free and one.name != known],
+        "untrained": untrained_methods(configs, saved),
         "task": job.name,
         "data": facts,
     }
@@ -455,7 +454,7 @@ def _report(
     # what is needed to read the table correctly
     error = " ± its standard error on the same images" if "loss_error" in rows[0] else ""
     notes = [
-        f"metrics, agree ({task.agreement_means}) and MACs saved in %; change of {_heading(task.selects_by)} in "
+        f"metrics, agree ({task.agreement_means}) and MACs saved in %; change of {spelled(task.selects_by)} in "
         f"points{error}; cosine of what the head reads; tokens left at the end, class token included",
         *weight_and_class_notes(facts, task, "agree and cosine still say"),
     ]
@@ -466,7 +465,7 @@ def _table(title: str, rows: Sequence[Row], task: Task) -> Table:
     dense = rows[0]
     names = list(dense)
     metrics = task.shown or names[names.index("images") + 1 : names.index("agreement")]
-    columns = ("method", *map(_heading, metrics), "change", "agree", "cosine", "GMACs", "MACs saved", "tokens")
+    columns = ("method", *map(spelled, metrics), "change", "agree", "cosine", "GMACs", "MACs saved", "tokens")
     full, main = sum(dense["gmacs"].values()), task.selects_by
     cells: list[tuple[str, ...]] = []
     for row in rows:
@@ -521,11 +520,17 @@ def weight_and_class_notes(facts: Mapping[str, Any], task: Task, still: str) -> 
         )
 
 
-def _heading(metric: str) -> str:
-    """The heading of a metric's column.
+def spelled(metric: str) -> str:
+    """A metric as people write it.
 
     Example:
-        >>> _heading("top5"), _heading("mAP_occurring")
-        ('top-5', 'mAP occurring')
+        >>> spelled("top1"), spelled("mAP_occurring")
+        ('top-1', 'mAP occurring')
     """
     return metric.replace("top", "top-").replace("_", " ")
+
+
+def untrained_methods(configs: Iterable[MethodConfig], learned: Path | None) -> list[str]:
+    """The methods that learn, and of which nothing was ``learned``: their parameters are random."""
+    known = None if learned is None else saved_method(learned)
+    return [config.describe() for config in configs if not config.training_free and config.name != known]

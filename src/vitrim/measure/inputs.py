@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +14,6 @@ from vitrim.core.method import MethodConfig
 from vitrim.data import ImageDataset, eval_transform, load_images, to_tensor
 from vitrim.errors import VitrimError
 from vitrim.measure.latency import reduced_copy
-
-TEXT, PATH = (str, "a text"), (str | Path, "a path")
-OPTIONS = (Mapping, "a dict of options by name")
-KINDS: dict[str, tuple[Any, str]] = {
-    **dict.fromkeys(("split", "image_column", "label_column", "dtype"), TEXT),
-    **dict.fromkeys(("checkpoint", "learned", "out", "decisions", "predictions", "figure"), PATH),
-    **dict.fromkeys(("data_options", "model_options", "protocol"), OPTIONS),
-    **dict.fromkeys(("on_progress", "on_stop"), (Callable, "a function")),
-    **dict.fromkeys(("blocks", "class_names"), (list | tuple | range, "a list")),
-}
-"""Kinds of arguments that many functions take, and their names in messages."""
-
-
-def check_kinds(**given: object) -> None:
-    """Refuse arguments of another kind than their names have in `KINDS`; None stands for a default.
-
-    Raises:
-        VitrimError: naming the first that is wrong.
-
-    Example:
-        >>> check_kinds(split="test", model_options=None)
-        >>> check_kinds(data_options=5)
-        Traceback (most recent call last):
-        vitrim.errors.VitrimError: data_options is a dict of options by name, not 5
-    """
-    for name, value in given.items():
-        kind, words = KINDS[name]
-        if value is not None and not isinstance(value, kind):
-            raise VitrimError(f"{name} is {words}, not {value!r:.60}")
 
 
 def open_images(

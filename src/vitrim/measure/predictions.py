@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrim.errors import MissingPackageError, VitrimError
-from vitrim.files import check_file, replaced, write_text
+from vitrim.files import check_file, write_text, written
 from vitrim.measure.probes import Predictions
 from vitrim.measure.run import Findings
 
@@ -60,6 +60,6 @@ def save_predictions(findings: Findings, dataset: Any, file: Path) -> Path:
         write_text(file, out.getvalue())
         return file
     pyarrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    with replaced(file) as new:
+    with written(file) as new:
         parquet.write_table(pyarrow.table(columns), new)
     return file

@@ -16,9 +16,9 @@ from vitrim.core.registry import ask, has_trunk, host_of, parse_methods, reads_p
 from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, batches, eval_transform, load_images
 from vitrim.data.decoding import to_tensor
-from vitrim.errors import VitrimError, check_whole, one_line_errors, unknown
+from vitrim.errors import VitrimError, check_kinds, check_known, check_whole, one_line_errors
 from vitrim.loading import Loaded, load
-from vitrim.measure.inputs import check_kinds, untrained_counts, untrained_notes
+from vitrim.measure.inputs import untrained_counts, untrained_notes
 from vitrim.measure.machine import drawing, environment, set_threads
 from vitrim.measure.macs import CONVENTIONS, Profile, profile_of
 from vitrim.measure.prefill import Prefill, as_measured
@@ -105,8 +105,7 @@ def profile(
         raise VitrimError("there is nothing to count: name at least one model")
     if checkpoint is not None and len(given) > 1:
         raise VitrimError(f"a checkpoint holds the weights of one model; {len(given)} models are given")
-    if convention not in CONVENTIONS:
-        raise unknown("convention", convention, CONVENTIONS)
+    check_known("convention", convention, CONVENTIONS)
     adaptive = [config.describe() for config in configs if config.is_adaptive()]
     if limit is not None and not adaptive:
         raise VitrimError("limit says how many images to run, and none are: no method here adapts to its images")

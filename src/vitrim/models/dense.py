@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from vitrim.core.registry import ask
-from vitrim.errors import VitrimError, unknown
+from vitrim.errors import VitrimError, check_known
 from vitrim.models.segmenter import LinearDecoder, MaskTransformer, Segmenter
 
 Options = dict[str, Any]
@@ -62,8 +62,7 @@ def segmenter(create: Create, pretrained: bool, options: Options) -> nn.Module:
     own, rest = split(options, SEGMENTER_OPTIONS)
     num_classes, kind = own.pop("num_classes", ADE20K), own.pop("decoder", "linear")
     tokens = own.pop("decoder_tokens", "all")
-    if kind not in DECODERS:
-        raise unknown("decoder", str(kind), DECODERS)
+    check_known("decoder", kind, DECODERS)
     if own and kind == "linear":
         raise VitrimError(f"{next(iter(own))} goes with decoder=mask_transformer")
     model = backbone(create, pretrained, rest)

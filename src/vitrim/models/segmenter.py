@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitrim.core.registry import ask
 from vitrim.core.tokens import Trace, unmerge
-from vitrim.errors import VitrimError, unknown
+from vitrim.errors import VitrimError, check_known
 from vitrim.models.common import padded, patch_map
 
 DecoderTokens = Literal["all", "merged"]
@@ -173,8 +173,7 @@ class Segmenter(nn.Module):
         self, backbone: nn.Module, decoder: nn.Module, num_classes: int, decoder_tokens: DecoderTokens = "all"
     ) -> None:
         super().__init__()
-        if decoder_tokens not in DECODER_TOKENS:
-            raise unknown("decoder_tokens", decoder_tokens, DECODER_TOKENS)
+        check_known("decoder_tokens", decoder_tokens, DECODER_TOKENS)
         self.library = ask(backbone)
         self.layout = self.library.layout(backbone)
         self.patch_size = self.layout.patch_size

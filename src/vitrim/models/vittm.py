@@ -28,7 +28,7 @@ from timm.models import generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from vitrim.errors import VitrimError, unknown
+from vitrim.errors import VitrimError, check_known
 from vitrim.models.common import create, pretrained_cfg, renamed, unwrapped
 from vitrim.models.streams import (
     TwoStreamClassifier,
@@ -140,10 +140,8 @@ class ViTTM(TwoStreamClassifier):
         drop_path_rate: float = 0.0,
         read_write_drop_path: float = 0.0,
     ) -> None:
-        if read_write not in HEADS:
-            raise unknown("read/write head", read_write, HEADS)
-        if fusion not in FUSIONS:
-            raise unknown("fusion", fusion, FUSIONS)
+        check_known("read/write head", read_write, HEADS)
+        check_known("fusion", fusion, FUSIONS)
         super().__init__(img_size, in_chans, embed_dim, num_classes, global_pool, drop_rate)
         self.embed = StreamEmbed(self.img_size, process_patch_size, memory_patch_size, in_chans, embed_dim)
         memory, process = self.embed.num_tokens
@@ -223,8 +221,7 @@ class ViTTM(TwoStreamClassifier):
         Returns:
             The list of maps, or the result of `forward_features` and that list.
         """
-        if output_fmt not in ("NCHW", "NLC"):
-            raise unknown("output format", output_fmt, ("NCHW", "NLC"))
+        check_known("output format", output_fmt, ("NCHW", "NLC"))
         take, last = feature_take_indices(len(self.layers), indices)
         memory_grid, process_grid = (grid_of(x.shape[-2:], patch) for patch in self.embed.patch_sizes)
         memory, process = self.embed(x)

@@ -24,14 +24,13 @@ from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, eval_transform, load_data, spread
 from vitrim.data.folders import loose_images
 from vitrim.data.transforms import geometry_of
-from vitrim.errors import MissingPackageError, VitrimError, check_whole, unknown
+from vitrim.errors import MissingPackageError, VitrimError, check_kinds, check_known, check_whole
 from vitrim.files import check_folder
 from vitrim.hosts.shared.classes import class_names as names_of
 from vitrim.hosts.shared.classes import described
 from vitrim.loading import Loaded, Options, load
 from vitrim.measure.contestants import Contestant, Output, contestants
 from vitrim.measure.evaluation import open_task, task_name
-from vitrim.measure.inputs import check_kinds
 from vitrim.measure.machine import drawing, environment, select_device, set_threads
 from vitrim.measure.prefill import Prefill, as_measured
 from vitrim.plots.charts import short
@@ -191,8 +190,7 @@ def show(
         ['dense', 'file', 'image', 'tome:r=8', 'topk:keep_rate=0.5']
     """
     configs = parse_methods(methods)
-    if format not in FORMATS:
-        raise unknown("format", format, FORMATS)
+    check_known("format", format, FORMATS)
     check_whole(limit=(limit, 1))
     given = {"split": split, "image_column": image_column, "label_column": label_column}
     check_kinds(**given, data_options=data_options, checkpoint=checkpoint, model_options=model_options)
@@ -213,85 +211,80 @@ def show(
     with drawing(torch.device("cpu"), seed):
         given_model = getattr(model, "_orig_mod", model)  # a compiled model predicts what the model in it does
         loaded = load(given_model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options)
-    dense = loaded.model
+    dense, pictures = loaded.model, _Pictures(loaded, Path(out) if out else None, format, seed, on_progress)
     host = as_measured(dense, select=select)
     if isinstance(host, Prefill):
         if blocks is not None or class_names is not None:
             raise VitrimError("what a language model gets is drawn behind the tower: leave blocks and class names out")
         source = _opened(images, data, reading) if isinstance(data, str | Path) else opened
-        where = limit, data is None, Path(out) if out else None, format
-        return _handed(loaded, host, configs, source, *where, selected, seed, on_progress)
+        return _handed(pictures, host, configs, source, limit, loose=data is None, device=selected)
     if task_name(dense) is not None:
-        return _dense(
-            loaded,
-            configs,
-            data,
-            reading,
-            limit,
-            blocks,
-            class_names,
-            Path(out) if out else None,
-            format,
-            selected,
-            seed,
-            on_progress,
-        )
+        return _dense(pictures, configs, data, reading, limit, blocks, class_names, selected)
     dataset = _opened(images, data, reading) if isinstance(data, str | Path) else opened
     models = prepared(dense, configs, device=selected, learned=loaded.learned)
-    report = _report(loaded, models, seed)
-    names, rows = class_names or _class_names(dense, dataset), []
-    shape = tuple(host_of(dense).facts(dense).input_size)
+    names, facts = class_names or _class_names(dense, dataset), host_of(dense).facts(dense)
+    shape, (rows, columns) = tuple(facts.input_size), facts.grid_size
     for name, title, image in _images(dataset, limit, partial(eval_transform, dense), shape, loose=data is None):
         drawn, predicted = rows_of(models, image, names, seed=seed)
-        figure = draw_show(pixels_of(dense, image), drawn, _grid(dense), dense=predicted, blocks=blocks, title=title)
-        file = _keep(report, figure, None if out is None else Path(out), f"{name}.{format}")
-        predictions = {"dense": predicted, **{row.name: row.prediction for row in drawn}}
-        rows.append({"image": title, "file": file, **predictions})
-        if on_progress is not None:
-            on_progress(rows[-1])
-    return _with_table(report, rows, ["dense", *(config.describe() for config in configs)])
+        pixels = pixels_of(dense, image)
+        figure = draw_show(pixels, drawn, (rows, columns), dense=predicted, blocks=blocks, title=title)
+        pictures.add(name, title, figure, {"dense": predicted, **{row.name: row.prediction for row in drawn}})
+    return pictures.report(models[0].forward, ["dense", *(config.describe() for config in configs)])
 
 
-def _report(loaded: Loaded, models: Sequence[Contestant], seed: int) -> Shown:
-    """A report without rows."""
-    like = next(models[0].forward.parameters())
-    machine = environment(device=str(like.device), dtype=str(like.dtype).removeprefix("torch."), seed=seed)
-    return Shown("show", {"model": loaded.name, "weights": loaded.weights, "environment": machine})
+@dataclass
+class _Pictures:
+    """The pictures of a call, one by one.
 
+    Attributes:
+        loaded: the model.
+        out: folder that they are written to; None: they are kept.
+        format: of the files.
+        seed: of the call.
+        on_progress: called with the row of every picture.
+    """
 
-def _keep(report: Shown, figure: Any, out: Path | None, name: str) -> str | None:
-    """Write a figure to the folder ``out``, if there is one, and keep the first few; the file."""
-    file = None if out is None else out / name
-    if file is not None:
-        save(figure, file)
-        report.files.append(file)
-    if file is None or len(report.figures) < FEW:
-        report.figures.append(figure)
-    return None if file is None else str(file)
+    loaded: Loaded
+    out: Path | None
+    format: str
+    seed: int
+    on_progress: Callable[[Mapping[str, Any]], None] | None
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    figures: list[Any] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
 
+    def add(self, name: str, title: str, figure: Any, said: Mapping[str, str]) -> None:
+        """Write a figure, if there is a folder, keep the first few, and tell what is ``said`` in it by model."""
+        file = None if self.out is None else self.out / f"{name}.{self.format}"
+        if file is not None:
+            save(figure, file)
+            self.files.append(file)
+        if file is None or len(self.figures) < FEW:
+            self.figures.append(figure)
+        self.rows.append({"image": title, "file": None if file is None else str(file), **said})
+        if self.on_progress is not None:
+            self.on_progress(self.rows[-1])
 
-def _with_table(
-    report: Shown, rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str = "Predictions"
-) -> Shown:
-    report.rows = rows
-    columns = ("image", *names)
-    table = [tuple(row[column] for column in columns) for row in rows]
-    report.tables.append(Table("show", title, columns, table, text_columns=len(columns)))
-    return report
+    def report(self, model: nn.Module, names: Sequence[str], title: str = "Predictions") -> Shown:
+        """The report on all of them, with a column for each of ``names``; ``model`` was run."""
+        like = next(model.parameters())
+        machine = environment(device=str(like.device), dtype=str(like.dtype).removeprefix("torch."), seed=self.seed)
+        facts = {"model": self.loaded.name, "weights": self.loaded.weights, "environment": machine}
+        columns = ("image", *names)
+        cells = [tuple(row[column] for column in columns) for row in self.rows]
+        table = Table("show", title, columns, cells, text_columns=len(columns))
+        return Shown("show", facts, self.rows, [table], files=self.files, figures=self.figures)
 
 
 def _handed(
-    loaded: Loaded,
+    pictures: _Pictures,
     host: Prefill,
     configs: Sequence[MethodConfig],
     dataset: Any,
     limit: int | None,
+    *,
     loose: bool,
-    out: Path | None,
-    format: str,
     device: torch.device | None,
-    seed: int,
-    on_progress: Callable[[Mapping[str, Any]], None] | None,
 ) -> Shown:
     """The patches that a language model gets, as one figure per image."""
     if host.select is not None:
@@ -301,38 +294,30 @@ def _handed(
     if device is not None:
         host = copy.deepcopy(host).to(device)
     models = copies(host, configs)
-    like = next(host.parameters())
-    machine = environment(device=str(like.device), dtype=str(like.dtype).removeprefix("torch."), seed=seed)
-    report = Shown("show", {"model": loaded.name, "weights": loaded.weights, "environment": machine})
+    make, pixels = preparing(host)
+    for name, title, image in _images(dataset, limit, make, host.shape[1:], loose=loose):
+        with drawing(next(host.parameters()).device, pictures.seed):
+            drawn = handed_rows(host, models, image)
+        figure = draw_handed(pixels(image), drawn, title=title)
+        pictures.add(name, title, figure, {row.name: row.text for row in drawn})
+    report = pictures.report(host, list(models), "Image tokens that the language model gets")
     if host.select is not None and host.select.needs().text:
         report.notes = [f"{host.select.describe()}: the text of the prompt is a made one"]
-    make, pixels = preparing(host)
-    rows = []
-    for name, title, image in _images(dataset, limit, make, host.shape[1:], loose=loose):
-        with drawing(like.device, seed):
-            drawn = handed_rows(host, models, image)
-        file = _keep(report, draw_handed(pixels(image), drawn, title=title), out, f"{name}.{format}")
-        rows.append({"image": title, "file": file, **{row.name: row.text for row in drawn}})
-        if on_progress is not None:
-            on_progress(rows[-1])
-    return _with_table(report, rows, list(models), "Image tokens that the language model gets")
+    return report
 
 
 def _dense(
-    loaded: Loaded,
+    pictures: _Pictures,
     configs: Sequence[MethodConfig],
     data: Any,
     reading: Mapping[str, Any],
     limit: int | None,
     blocks: Sequence[int] | None,
     class_names: Sequence[str] | None,
-    out: Path | None,
-    format: str,
     device: torch.device | None,
-    seed: int,
-    on_progress: Callable[[Mapping[str, Any]], None] | None,
 ) -> Shown:
     """Predictions of a model for a dense task, the tokens that are left, and the truth, as one figure per image."""
+    loaded = pictures.loaded
     if not configs:
         raise VitrimError("there is nothing to show without a method: give one, e.g. tome:r=8")
     if data is None:
@@ -348,20 +333,16 @@ def _dense(
     assert transform is not None  # a dense task has its own
     dataset.transform = lambda image, target: (image, target)  # as stored: `scene` prepares both
     models = contestants(loaded.model, configs, task, device=device, learned=loaded.learned)
-    report, rows = _report(loaded, models, seed), []
     for place in map(int, spread(len(dataset), FEW if limit is None else limit)):
         title = f"image {place}"
         notes: dict[str, str] = {}
         image, target = dataset[place]
         figure = draw_comparison(
             models, task, scene(image, target, transform), class_names or dataset.class_names,
-            title=f"{loaded.name}, {title}", seed=seed, notes=notes,
+            title=f"{loaded.name}, {title}", seed=pictures.seed, notes=notes,
         )  # fmt: skip
-        file = _keep(report, figure, out, f"image_{place}.{format}")
-        rows.append({"image": title, "file": file, **notes})
-        if on_progress is not None:
-            on_progress(rows[-1])
-    return _with_table(report, rows, ["dense", *(config.describe() for config in configs)])
+        pictures.add(f"image_{place}", title, figure, notes)
+    return pictures.report(models[0].forward, ["dense", *(config.describe() for config in configs)])
 
 
 def _opened(images: Any, data: Any, reading: Mapping[str, Any]) -> Any:
@@ -585,11 +566,6 @@ def pixels_of(model: nn.Module, image: Tensor) -> Image:
     else:
         pixels = (pixels - pixels.min()) / (pixels.max() - pixels.min()).clamp_min(1e-12)
     return in_colour(pixels.clamp(0, 1).permute(1, 2, 0).numpy())
-
-
-def _grid(model: nn.Module) -> tuple[int, int]:
-    rows, columns = host_of(model).facts(model).grid_size
-    return rows, columns
 
 
 # ---- the figure ------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 
 from vitrim.core.registry import methods as registered
 from vitrim.errors import VitrimError
-from vitrim.files import check_file, replaced
+from vitrim.files import check_file, written
 
 __all__ = [
     "BOUND",
@@ -194,10 +194,5 @@ def write(content: bytes, path: Path) -> None:
     Raises:
         VitrimError: it cannot be written.
     """
-    check_file(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replaced(path) as beside:
-            beside.write_bytes(content)
-    except OSError as error:
-        raise VitrimError(f"cannot write {path}: {error.strerror}") from error
+    with written(path) as place:
+        place.write_bytes(content)

@@ -18,7 +18,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from vitrim.errors import VitrimError, first_line, unknown
+from vitrim.errors import VitrimError, check_known, first_line
 from vitrim.files import save_file
 from vitrim.weights import EVALUATIONS, RECIPE, RESULT, UPDATES, WEIGHTS_FILE
 
@@ -58,8 +58,7 @@ def folder(name: str) -> Path:
     known = references()
     if not known:
         raise VitrimError(f"no reference checkpoint '{name}': this copy of vitrim comes with none")
-    if name not in known:
-        raise unknown("reference checkpoint", name, known)
+    check_known("reference checkpoint", name, known)
     return known[name]
 
 

@@ -22,7 +22,7 @@ from vitrim.core.reduce import get_reduction, saved_method
 from vitrim.core.registry import ask, host_of, parse_method, parse_methods, parse_selector
 from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, batches, spread
-from vitrim.errors import VitrimError, check_whole, one_line_errors, unknown
+from vitrim.errors import VitrimError, check_known, check_whole, one_line_errors
 from vitrim.exporting.formats import PRECISIONS
 from vitrim.exporting.program import Program
 from vitrim.files import check_file
@@ -216,8 +216,7 @@ def check_figure(path: str | Path | None) -> None:
     """Refuse a picture that could not be written, before any work."""
     if path is not None:
         kind = Path(path).suffix.removeprefix(".")
-        if kind not in style.FORMATS:
-            raise unknown("format", kind, style.FORMATS)
+        check_known("format", kind, style.FORMATS)
         check_file(Path(path))
 
 
@@ -417,7 +416,10 @@ def measure(
     chosen, _ = chosen_engines(list(engines), names, images.device, compiled)
     check_engines(chosen, methods, model)
     entries: list[Entry] = []
-    parts = _parts(model)
+    # the parts that are timed each by itself, by how they are taken from a model; None: there is only one
+    front = ask(model).front(model)
+    parts: dict[str | None, Callable[[nn.Module], nn.Module]]
+    parts = {None: lambda whole: whole} if front is None else {front[0]: Front, WHOLE: lambda whole: whole}
     for dtype in dict.fromkeys(engine.dtype for engine in chosen):
         base = in_dtype(model, dtype)
         copies = {(DENSE, kernel): dense for kernel, dense in dense_copies(base).items()}
@@ -427,9 +429,8 @@ def measure(
                 get_reduction(copies[name, ""]).load_parameters(learned)
         for part, take in parts.items():
             # counted on the very copies that are timed: learned reducers are drawn anew for every copy
-            promised = {
-                name: promised_speedup(take(base), take(copies[name, ""]), images.to(dtype)) for name in methods
-            }
+            reduced = {name: take(copies[name, ""]) for name in methods}
+            promised = promised_speedups(take(base), reduced, images.to(dtype))
             entries += [
                 Entry(name, kernel, engine, part, take(copied), promised.get(name, 1.0))
                 for engine in chosen
@@ -569,14 +570,20 @@ def _rows(
         facts: dict[str, Any] = {} if entry.part is None else {"part": entry.part}
         facts |= {"engine": entry.engine.label, "precision": entry.engine.precision, "compiled": entry.engine.compiled}
         facts |= {"dense_engine": base.engine.label, "dense_precision": base.engine.precision}
-        facts |= {"dense_kernel": base.kernel, **_prompt(entry.model, images)}
+        facts |= {"dense_kernel": base.kernel}
+        prompt = entry.model if isinstance(entry.model, Prefill) else None
+        if prompt is not None:
+            facts |= {"text_tokens": prompt.text, "prompt_images": prompt.shape[0]}
+            facts |= {"image_tokens": prompt.image_tokens(images), "new_tokens": prompt.new_tokens}
+            facts["kv_cache_bytes"] = prompt.cache_bytes
         if entry.parts is not None:
             facts["parts_ms"] = entry.parts.medians(len(times[entry.key]))
-        if isinstance(entry.model, Prefill) and entry.model.select is not None and entry.name != DENSE:
-            facts["select"] = entry.model.select.describe()
+        if prompt is not None and prompt.select is not None and entry.name != DENSE:
+            facts["select"] = prompt.select.describe()
         facts["dense_p50_ms"] = {one.kernel: summarise(times[one.key]).p50_ms for one in kernels[place]}
         peak = entry.engine.peak_mib(entry.model, entry.run, images.to(entry.engine.dtype))
-        numbers = _numbers(times, entry, base, dense[place], _number(entry.model, images))
+        count = len(images) * (1 if prompt is None else prompt.shape[0])
+        numbers = _numbers(times, entry, base, dense[place], count)
         if held_out and entry.name == DENSE and entry.part is None:
             if on_progress is not None:
                 on_progress(f"comparing {entry.key} with fp32")
@@ -611,18 +618,6 @@ def _agreement(
     return {**numbers, "scored": len(found)}
 
 
-def _prompt(model: nn.Module, images: Tensor) -> dict[str, Any]:
-    """The tokens of a prompt of the last forward, if ``model`` reads any."""
-    if not isinstance(model, Prefill):
-        return {}
-    tokens = {"text_tokens": model.text, "prompt_images": model.shape[0], "image_tokens": model.image_tokens(images)}
-    return {**tokens, "new_tokens": model.new_tokens, "kv_cache_bytes": model.cache_bytes}
-
-
-def _number(model: nn.Module, images: Tensor) -> int:
-    return len(images) * (model.shape[0] if isinstance(model, Prefill) else 1)
-
-
 class Front(nn.Module):
     """The part of a dense model in front of its heads (`Host.front`), as a model that can be counted and compiled.
 
@@ -646,16 +641,6 @@ class Front(nn.Module):
         return front[1](images)
 
 
-def _parts(model: nn.Module) -> dict[str | None, Callable[[nn.Module], nn.Module]]:
-    """The parts that are timed each by itself: how they are taken from a model, by name; None: there is only one."""
-    front = ask(model).front(model)
-    return {None: _itself} if front is None else {front[0]: Front, WHOLE: _itself}
-
-
-def _itself(model: nn.Module) -> nn.Module:
-    return model
-
-
 def _numbers(
     times: Mapping[str, FloatArray], entry: Entry, baseline: Entry, own: Entry, batch_size: int
 ) -> dict[str, Any]:
@@ -664,12 +649,7 @@ def _numbers(
     speedup = paired_speedup(times[baseline.key], times[entry.key])
     return {
         "images_per_second": images_per_second(batch_size, latency.p50_ms),
-        "latency_ms": {
-            "p50": latency.p50_ms,
-            "p95": latency.p95_ms,
-            "min": latency.min_ms,
-            "iqr": latency.iqr_ms,
-        },
+        "latency_ms": {"p50": latency.p50_ms, "p95": latency.p95_ms, "min": latency.min_ms, "iqr": latency.iqr_ms},
         "rounds": len(times[entry.key]),
         "speedup": speedup.median,
         "speedup_q1": speedup.q1,
@@ -681,15 +661,21 @@ def _numbers(
     }
 
 
-def promised_speedup(dense: nn.Module, reduced: nn.Module, images: Tensor) -> float:
-    """Dense MACs over the MACs of the ``reduced`` model: the speed-up if time were proportional to MACs.
+def promised_speedups(dense: nn.Module, reduced: Mapping[str, nn.Module], images: Tensor) -> dict[str, float]:
+    """Dense MACs over the MACs of every ``reduced`` model: the speed-up if time were proportional to MACs.
 
     Counted on all of ``images`` (B, C, H, W) where counts depend on them, else on one.
     """
-    model = reduced.model if isinstance(reduced, Front) else reduced
-    varies = get_reduction(model).config.is_adaptive() or (reduced is model and cost_varies(model))
-    sample = images if varies else images[:1]
-    return count_macs(dense, sample).total / count_macs(reduced, sample).total
+    found: dict[str, float] = {}
+    of_dense: dict[int, int] = {}  # by how many images they are counted on
+    for name, taken in reduced.items():
+        model = taken.model if isinstance(taken, Front) else taken
+        varies = get_reduction(model).config.is_adaptive() or (taken is model and cost_varies(model))
+        sample = images if varies else images[:1]
+        if len(sample) not in of_dense:
+            of_dense[len(sample)] = count_macs(dense, sample).total
+        found[name] = of_dense[len(sample)] / count_macs(taken, sample).total
+    return found
 
 
 def cost_varies(model: nn.Module) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from html import escape
 from itertools import islice
@@ -24,9 +24,12 @@ from vitrim.loading import load
 from vitrim.measure.contestants import Contestant
 from vitrim.measure.evaluation import (
     change_cell,
+    data_facts,
     open_task,
     paired_probes,
+    spelled,
     standard_probes,
+    untrained_methods,
     weight_and_class_notes,
 )
 from vitrim.measure.latency import Budget, reduced_copy, shared_copy
@@ -79,9 +82,7 @@ class Comparison(Report):
         return {"command": self.command, **self.facts, "words": self.words, "rows": [dict(row) for row in self.rows]}
 
     def parts(self) -> Iterator[Any]:
-        yield self.tables[0].title
-        yield replace(self.tables[0], title="").rich()
-        yield from (f"note: {note}" for note in self.notes)
+        yield from super().parts()
         yield from self.words
 
     def _repr_html_(self) -> str:
@@ -199,9 +200,10 @@ def compare(
         if timed_on is not None:
             check_enough(timed_on, max(sizes))
         batch_size = goal.eval_batch(batch_size)
-        count = len(dataset) if limit is None else min(limit, len(dataset))
+        source = str(data) if isinstance(data, str | Path) else dataset.source
+        about_data = data_facts(dataset, source, limit, batch_size)
         batches = partial(read, dataset, batch_size, limit=limit, workers=workers, collate=goal.collate)
-        progress = None if on_progress is None else lambda seen: on_progress(f"{seen} of {count} images")
+        progress = None if on_progress is None else lambda seen: on_progress(f"{seen} of {about_data['images']} images")
         with one_line_errors(f"batch {batch_size}", kept=""):
             found = run(
                 loaded.model, list(configs.values()), batches(), [*standard_probes(goal), *paired_probes(goal)],
@@ -222,16 +224,10 @@ def compare(
             ),
             "weights": loaded.weights,
             "model_options": loaded.options,
-            "untrained": _untrained(configs.values(), loaded.learned),
+            "untrained": untrained_methods(configs.values(), loaded.learned),
             "task": goal.name,
             "metric": goal.selects_by,
-            "data": {
-                "source": str(data) if isinstance(data, str | Path) else dataset.source,
-                "split": dataset.split,
-                "images": count,
-                "classes": None if dataset.class_names is None else len(dataset.class_names),
-                "batch_size": batch_size,
-            },
+            "data": about_data,
             "at": sizes,
             "timed_on": "random images" if timed_on is None else "the data",
             "lacking": lacking,
@@ -254,12 +250,6 @@ def compare(
         style.save(report.figure, Path(figure))
         report.files.append(Path(figure))
     return report
-
-
-def _untrained(configs: Iterable[MethodConfig], learned: Path | None) -> list[str]:
-    """The methods that have parameters to learn and were given none."""
-    known = None if learned is None else saved_method(learned)
-    return [config.describe() for config in configs if not config.training_free and config.name != known]
 
 
 class OnEngine(Contestant):
@@ -544,16 +534,6 @@ def _change(row: Mapping[str, Any]) -> str:
 
 def _in_short(row: Mapping[str, Any], place: int) -> str:
     return f"{row['speeds'][place]['speedup']:.2f}x, {_change(row)}"
-
-
-def spelled(metric: str) -> str:
-    """A metric as people write it.
-
-    Example:
-        >>> spelled("top1"), spelled("mAP_occurring")
-        ('top-1', 'mAP occurring')
-    """
-    return metric.replace("top", "top-").replace("_", " ")
 
 
 # ---- the picture -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.errors import MissingPackageError, VitrimError, unknown
+from vitrim.errors import MissingPackageError, VitrimError, check_known, unknown
 from vitrim.exporting.exported import Exported
 from vitrim.exporting.formats import PRECISIONS, Format, as_array, check_quantiser, formats
 from vitrim.exporting.formats import engines as runnable
@@ -41,12 +41,16 @@ class Engine(ABC):
         label: as rows name it.
         precisions: what it has, wherever the machine does.
         compiled: whether torch.compile is what it is.
+        whole_models_only: parts of a model (`Library.front`) cannot run on it.
+        runs_prompts: the prefill of a vision-language model can.
     """
 
     label: str
     precision: str = "fp32"
     precisions: Sequence[str] = ("fp32", "bf16", "fp16")
     compiled: bool = False
+    whole_models_only: bool = False
+    runs_prompts: bool = False
 
     def __init__(self, precision: str = "fp32") -> None:
         self.precision = precision
@@ -77,16 +81,6 @@ class Engine(ABC):
     def obstacle(self, config: MethodConfig) -> str | None:
         """The reason why a model reduced by ``config`` does not run on this engine; None if it does."""
         return None
-
-    @property
-    def whole_models_only(self) -> bool:
-        """True if parts of a model (`Host.front`) cannot run on it."""
-        return False
-
-    @property
-    def runs_prompts(self) -> bool:
-        """True if the prefill of a vision-language model can run on it."""
-        return False
 
     @abstractmethod
     def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
@@ -151,8 +145,7 @@ def engines_named(
     if not names:
         raise VitrimError(f"no engine is given; valid: {', '.join(sorted(engines()))}")
     for precision in precisions or ("",):
-        if precision not in PRECISIONS:
-            raise unknown("precision", precision, PRECISIONS)
+        check_known("precision", precision, PRECISIONS)
     found: list[Engine] = []
     lacking: list[str] = []
     for name in names:
@@ -273,6 +266,8 @@ class FileEngine(Engine):
         'onnxruntime int8'
     """
 
+    whole_models_only = True
+
     def __init__(self, kind: type[Format], precision: str = "fp32") -> None:
         super().__init__(precision)
         self.kind = kind
@@ -297,10 +292,6 @@ class FileEngine(Engine):
     @property
     def dtype(self) -> torch.dtype:
         return torch.float32
-
-    @property
-    def whole_models_only(self) -> bool:
-        return True
 
     def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
         """Export the model, as it is, and run it once: that is when the engine is opened."""
@@ -348,8 +339,7 @@ def on_engine(
         torch.Size([2, 3])
     """
     known = runnable()
-    if engine not in known:
-        raise unknown("engine", engine, known)
+    check_known("engine", engine, known)
     kind, size = known[engine], len(images)
     place = Path(folder) / f"{engine}-{size}{kind.suffix}"
     if place.exists():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from html import escape
 from itertools import cycle
 from typing import Any
@@ -60,16 +60,12 @@ class SpeedReport(Report):
 
     def setting(self, place: int) -> Iterator[Any]:
         """The parts that a terminal shows of one setting, after the first what the columns mean."""
-        own = self.tables[place]
-        yield own.title
-        yield replace(own, title="").rich()
+        yield from self.tables[place].parts()
         if place in (0, -len(self.tables)):
             yield from MEANING
             yield from [AGREE] * any("agreement" in row for row in self.rows)
         if self.parts_tables:
-            parts = self.parts_tables[place]
-            yield parts.title
-            yield replace(parts, title="").rich()
+            yield from self.parts_tables[place].parts()
             if place in (0, -len(self.tables)):
                 yield from PARTS_MEANING
         yield from self.words[place]

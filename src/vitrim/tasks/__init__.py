@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vitrim.core.registry import discover
-from vitrim.errors import unknown
+from vitrim.errors import check_known
 from vitrim.tasks.base import TASKS, Task, register_task
 
 __all__ = ["Task", "make_task", "register_task", "tasks"]
@@ -30,6 +30,5 @@ def make_task(name: str, num_classes: int) -> Task:
         >>> make_task("classification", 10).selects_by
         'top1'
     """
-    if name not in tasks():
-        raise unknown("task", name, tasks())
+    check_known("task", name, tasks())
     return tasks()[name](num_classes)

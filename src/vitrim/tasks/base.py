@@ -12,8 +12,8 @@ from torch.utils.data import default_collate
 
 from vitrim.core.registry import ask, enter
 from vitrim.data.paths import listed
-from vitrim.errors import DataError, VitrimError, unknown
-from vitrim.tasks.sliding import Protocol
+from vitrim.errors import DataError, VitrimError, check_known
+from vitrim.tasks.options import Protocol
 from vitrim.tasks.transforms_dense import DenseEvalTransform, DenseTrainTransform
 
 if TYPE_CHECKING:
@@ -218,8 +218,7 @@ class Task(ABC):
 
     def check_loss(self, loss: Loss) -> None:
         """Raise `VitrimError` if the task cannot learn the loss of a recipe."""
-        if loss.name not in self.losses:
-            raise unknown(f"loss of {self.name}", loss.name, self.losses)
+        check_known(f"loss of {self.name}", loss.name, self.losses)
 
 
 def places_of(names: Sequence[str] | None, known: Sequence[str] | None, *, numbered: bool = False) -> list[int] | None:

@@ -1,4 +1,4 @@
-"""The parts of a recipe that tasks read: how images are mixed, and the loss."""
+"""The parts of a recipe that tasks read: how images are mixed, the loss, and how images are evaluated."""
 
 from __future__ import annotations
 
@@ -83,6 +83,44 @@ class Loss(Section):
     gamma_pos: float = Field(0.0, ge=0, description="asl: focus of the positives")
     clip: float = Field(0.05, ge=0, lt=1, description="asl: margin of the negatives' probability")
     sum_classes: bool = Field(False, description="bce: add up the losses of the classes of an image, not their mean")
+
+
+class Protocol(Section):
+    """The way images are evaluated by a dense task.
+
+    Example:
+        >>> Protocol(mode="slide", window=512, stride=384, size=512).side
+        'short'
+    """
+
+    mode: Literal["whole", "slide"] = Field("whole", description="whole: one forward per image; slide: by windows")
+    size: int | None = Field(None, ge=1, description="pixels that `side` is resized to; null: as the image is")
+    side: Literal["long", "short"] = Field("short", description="the side that is resized to `size`")
+    window: int | None = Field(
+        None, ge=1, description="side of the windows; whole: smaller images are padded to a square of it"
+    )
+    stride: int | None = Field(None, ge=1, description="slide: pixels from one window to the next; null: the window")
+    scales: tuple[float, ...] = Field((1.0,), min_length=1, description="factors on the size, averaged over")
+    flip: bool = Field(False, description="average with the result of the mirrored image")
+    average: Literal["logits", "probabilities"] = Field(
+        "logits", description="what is averaged over scales and flips, and returned"
+    )
+
+    @model_validator(mode="after")
+    def _windows(self) -> Protocol:
+        if self.mode == "slide" and self.window is None:
+            raise ValueError("mode slide needs a window")
+        if self.window is not None and self.stride is not None and self.stride > self.window:
+            raise ValueError(f"stride {self.stride} leaves gaps between windows of {self.window}")
+        if any(scale <= 0 for scale in self.scales):
+            raise ValueError("scales are factors above 0")
+        return self
+
+    @property
+    def plain(self) -> bool:
+        """True if an image goes through the model once, as it is."""
+        once = self.scales == (1.0,) and not self.flip and self.average == "logits"
+        return once and self.mode == "whole" and self.size is None and self.window is None
 
 
 def short(value: object, most: int = 100) -> str:

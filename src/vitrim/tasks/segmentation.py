@@ -15,7 +15,8 @@ from vitrim.core.registry import ask
 from vitrim.data.dense import IGNORED, SegmentationDataset
 from vitrim.errors import DataError, VitrimError
 from vitrim.tasks.base import Task, register_task
-from vitrim.tasks.sliding import Protocol, predict
+from vitrim.tasks.options import Protocol
+from vitrim.tasks.sliding import predict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -3,57 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from vitrim.errors import VitrimError
-from vitrim.tasks.options import Section
+from vitrim.tasks.options import Protocol
 from vitrim.tasks.transforms_dense import resized_to
 
 ModelFunction = Callable[[Tensor], Tensor]
 """From images (B, C, h, w) to logits (B, K, h, w)."""
-
-
-class Protocol(Section):
-    """The way images are evaluated by a dense task.
-
-    Example:
-        >>> Protocol(mode="slide", window=512, stride=384, size=512).side
-        'short'
-    """
-
-    mode: Literal["whole", "slide"] = Field("whole", description="whole: one forward per image; slide: by windows")
-    size: int | None = Field(None, ge=1, description="pixels that `side` is resized to; null: as the image is")
-    side: Literal["long", "short"] = Field("short", description="the side that is resized to `size`")
-    window: int | None = Field(
-        None, ge=1, description="side of the windows; whole: smaller images are padded to a square of it"
-    )
-    stride: int | None = Field(None, ge=1, description="slide: pixels from one window to the next; null: the window")
-    scales: tuple[float, ...] = Field((1.0,), min_length=1, description="factors on the size, averaged over")
-    flip: bool = Field(False, description="average with the result of the mirrored image")
-    average: Literal["logits", "probabilities"] = Field(
-        "logits", description="what is averaged over scales and flips, and returned"
-    )
-
-    @model_validator(mode="after")
-    def _windows(self) -> Protocol:
-        if self.mode == "slide" and self.window is None:
-            raise ValueError("mode slide needs a window")
-        if self.window is not None and self.stride is not None and self.stride > self.window:
-            raise ValueError(f"stride {self.stride} leaves gaps between windows of {self.window}")
-        if any(scale <= 0 for scale in self.scales):
-            raise ValueError("scales are factors above 0")
-        return self
-
-    @property
-    def plain(self) -> bool:
-        """True if an image goes through the model once, as it is."""
-        once = self.scales == (1.0,) and not self.flip and self.average == "logits"
-        return once and self.mode == "whole" and self.size is None and self.window is None
 
 
 def predict(model_fn: ModelFunction, image: Tensor, protocol: Protocol, most: int | None = None) -> Tensor:

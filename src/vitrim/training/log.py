@@ -25,7 +25,7 @@ from accelerate.utils import LoggerType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from vitrim.errors import MissingPackageError, VitrimError, first_line, unknown
+from vitrim.errors import MissingPackageError, VitrimError, check_known, first_line
 from vitrim.files import json_text, replaced, whole_lines
 from vitrim.weights import EVALUATIONS, UPDATES
 
@@ -169,8 +169,7 @@ def check_trackers(trackers: Iterable[str | GeneralTracker]) -> None:
     for name in trackers:
         if isinstance(name, GeneralTracker):
             continue
-        if name not in LOGGER_TYPE_TO_CLASS:
-            raise unknown("tracker", name, LOGGER_TYPE_TO_CLASS)
+        check_known("tracker", name, LOGGER_TYPE_TO_CLASS)
         if name in missing:
             raise MissingPackageError(f"logging with {name} needs its package: pip install {name}")
 

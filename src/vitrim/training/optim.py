@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from vitrim.core.plan import Role
 from vitrim.core.registry import ask
-from vitrim.errors import VitrimError, unknown
+from vitrim.errors import VitrimError, check_known
 
 if TYPE_CHECKING:
     from vitrim.training.recipe import Ema, Ramp, Recipe, Schedule
@@ -136,8 +136,7 @@ def check_optimizer(name: str) -> None:
         >>> check_optimizer("adamw")
     """
     known = cast("list[str]", list_optimizers())
-    if name not in known:
-        raise unknown("optimizer", name, known)
+    check_known("optimizer", name, known)
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:

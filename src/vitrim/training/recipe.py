@@ -24,8 +24,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError, unknown
-from vitrim.tasks.options import DenseAugment, Loss, Mix, Section, invalid, short
-from vitrim.tasks.sliding import Protocol
+from vitrim.tasks.options import DenseAugment, Loss, Mix, Protocol, Section, invalid, short
 from vitrim.training import study
 
 FOLDER = Path(__file__).with_name("recipes")

@@ -113,8 +113,7 @@ class OptimizeReport(Report):
         return draw(self.rows, self.facts)
 
     def parts(self) -> Iterator[Any]:
-        for table in self.tables:
-            yield table.rich()
+        yield from self.tables
         yield from self.notes
         yield self.sentence
 

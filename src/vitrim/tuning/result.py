@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.saving import entries
-from vitrim.errors import VitrimError, unknown
+from vitrim.errors import VitrimError, check_known
 from vitrim.files import write_text
 from vitrim.report import Table
 from vitrim.tuning.cost import Cost
@@ -59,8 +59,7 @@ class Target:
     value: float
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise unknown("target", str(self.kind), get_args(Kind))
+        check_known("target", self.kind, get_args(Kind))
         if self.kind == "speedup" and not 1.0 < self.value < float("inf"):
             raise VitrimError(f"target speedup={self.value:g}: a speed-up is above 1, e.g. speedup=1.5")
         if self.kind != "speedup" and not 0.0 < self.value < 1.0:

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from vitrim.core.method import MethodConfig
-from vitrim.errors import MissingPackageError, VitrimError, unknown
+from vitrim.errors import MissingPackageError, VitrimError, check_known
 from vitrim.tuning.space import SLOPES, Point, Space, normal, slope
 
 Search = Literal["evolution", "random", "gp", "tpe"]
@@ -260,10 +260,8 @@ def make_strategy(search: str = "evolution", shape: str = "free") -> Strategy:
         >>> make_strategy("random", "curve").bred
         False
     """
-    if search not in get_args(Search):
-        raise unknown("search", search, get_args(Search))
-    if shape not in get_args(Shape):
-        raise unknown("shape", shape, get_args(Shape))
+    check_known("search", search, get_args(Search))
+    check_known("shape", shape, get_args(Shape))
     if search in ("gp", "tpe"):
         if shape != "free":
             raise VitrimError(

@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from vitrim.core.method import MethodConfig
-from vitrim.errors import VitrimError, plain
+from vitrim.errors import VitrimError, os_errors, plain
 from vitrim.files import check_file, whole_lines
 from vitrim.measure.records import Processes
 from vitrim.tuning.proxy import ModelScorer, Part, Proxy, Scores
@@ -188,14 +188,10 @@ class Study:
     def _append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         if self.file is None or self.processes.index > 0:
             return
-        try:
-            with self.file.open("a", encoding="utf-8") as log:
-                for row in rows:
-                    log.write(json.dumps(row) + "\n")
-                log.flush()
-                os.fsync(log.fileno())
-        except OSError as error:
-            raise VitrimError(f"cannot write {self.file}: {error.strerror}") from error
+        with os_errors(f"cannot write {self.file}"), self.file.open("a", encoding="utf-8") as log:
+            log.writelines(json.dumps(row) + "\n" for row in rows)
+            log.flush()
+            os.fsync(log.fileno())
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
@@ -210,10 +206,8 @@ def _read(file: Path) -> list[dict[str, Any]]:
     if rows and rows[0].get("study") != FORMAT:
         raise VitrimError(f"{file} is not a study of this version of vitrim")
     if size < file.stat().st_size:
-        try:
+        with os_errors(f"cannot write {file}"):
             os.truncate(file, size)
-        except OSError as error:
-            raise VitrimError(f"cannot write {file}: {error.strerror}") from error
     return rows
 
 

@@ -24,7 +24,7 @@ from vitrim.analysis.families.tsne import tsne
 from vitrim.analysis.family import FamilyResult
 from vitrim.analysis.record import Record, titled
 from vitrim.analysis.subject import Subject
-from vitrim.errors import VitrimError, unknown
+from vitrim.errors import VitrimError, check_known
 
 __all__ = ["DEFAULT", "FAMILIES", "Family", "across", "chosen", "results_of"]
 
@@ -81,9 +81,8 @@ def chosen(only: str | Sequence[str] | None, sizes: Sequence[int] = ()) -> list[
     names = only.split(",") if isinstance(only, str) else [] if only is None else list(only)
     if names == ["all"]:
         names = list(FAMILIES)
-    wrong = next((name for name in names if name not in FAMILIES), None)
-    if wrong is not None:
-        raise unknown("family", wrong, FAMILIES)
+    for name in names:
+        check_known("family", name, FAMILIES)
     if sizes and "throughput" not in names:
         raise VitrimError("sizes are those of the family throughput, which runs only if it is named")
     return [name for name in FAMILIES if name in names]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch.export import ExportedProgram
 
 from vitrim.core.registry import enter
-from vitrim.errors import MissingPackageError, VitrimError, unknown
+from vitrim.errors import MissingPackageError, VitrimError, check_known
 
 Array: TypeAlias = NDArray[Any]
 Run: TypeAlias = Callable[[Array], Array]
@@ -206,8 +206,7 @@ def format_named(name: str | None, path: Path) -> type[Format]:
                 f"cannot tell the format of {path}: end it in {', '.join(sorted(endings))}, or say it with --to"
             )
         return endings[path.suffix]
-    if name not in every:
-        raise unknown("format", name, every)
+    check_known("format", name, every)
     if path.suffix != every[name].suffix:
         raise VitrimError(f"a file of format {name} ends in {every[name].suffix}, and {path} does not")
     return every[name]
@@ -275,23 +274,28 @@ def quantised(model: Any, images: Iterable[Array], name: str, operations: Sequen
         open_ += [one for one in sources if not (one.weighted or _is_residual(one, known))]
     # nncf tells its steps, with bars; on import it looks for a compiler of CUDA, which torch remarks on, and would
     # report its use to its makers
-    loggers = [logging.getLogger(one) for one in ("nncf", "torch.utils.cpp_extension")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
+    with quiet("nncf", "torch.utils.cpp_extension"), redirect_stdout(io.StringIO()), _unreported():
+        import nncf
+
+        return nncf.quantize(
+            model,
+            nncf.Dataset(given),
+            model_type=nncf.ModelType.TRANSFORMER,
+            subset_size=len(given),
+            ignored_scope=nncf.IgnoredScope(names=sorted(ignored), validate=False),
+        )
+
+
+@contextmanager
+def quiet(*names: str) -> Iterator[None]:
+    """Keep what is below an error in the logs of these names off the screen."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
+    for logger in levels:
         logger.setLevel(logging.ERROR)
     try:
-        with redirect_stdout(io.StringIO()), _unreported():
-            import nncf
-
-            return nncf.quantize(
-                model,
-                nncf.Dataset(given),
-                model_type=nncf.ModelType.TRANSFORMER,
-                subset_size=len(given),
-                ignored_scope=nncf.IgnoredScope(names=sorted(ignored), validate=False),
-            )
+        yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger, level in levels.items():
             logger.setLevel(level)
 
 

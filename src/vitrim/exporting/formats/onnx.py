@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import torch
 
 from vitrim.errors import VitrimError, first_line
-from vitrim.exporting.formats import DECISIONS, KEY, Array, Format, Graph, Operation, Run, as_array, quantised
+from vitrim.exporting.formats import DECISIONS, KEY, Array, Format, Graph, Operation, Run, as_array, quantised, quiet
 
 LARGEST = 1_900_000_000
 """Bytes of weights up to which they fit in the file itself: protobuf ends at 2 GiB."""
@@ -115,7 +113,8 @@ def to_onnx(graph: Graph) -> Any:
     """
     from torch.onnx import OnnxExporterError
 
-    with _quiet():
+    # the exporter's notes about its own code stay off the screen; its errors are raised
+    with quiet("torch.onnx"), warnings.catch_warnings(action="ignore"):
         try:
             written: Any = torch.onnx.export(
                 graph.program,
@@ -138,20 +137,6 @@ def to_onnx(graph: Graph) -> Any:
             node.name = f"{DECISIONS}/{node.name}"
     _name_batch(written.model)
     return written
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the exporter's notes about its own code off the screen; its errors are raised."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def _name_batch(model: Any) -> None:

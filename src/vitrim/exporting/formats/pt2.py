@@ -6,10 +6,12 @@ import json
 import os
 import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitrim.exporting.formats import KEY, Array, Format, Graph, Run, as_array
 
@@ -18,18 +20,38 @@ LARGEST = 2**24
 """Bytes of metadata: a file of a stranger may hold a bomb."""
 
 
-class PT2(Format):
-    """``torch.export.save``. Threads are those of torch.
+class OfTorch(Format):
+    """A package of torch itself, which is code. Threads are those of torch."""
+
+    suffix = ".pt2"
+    casts = ("fp32", "fp16", "bf16")
+    own_threads = False
+    code = True
+
+    @classmethod
+    def load(cls, path: Path) -> Callable[[Tensor], Tensor]:
+        """The model in a file."""
+        raise NotImplementedError
+
+    @classmethod
+    def open(cls, path: Path, threads: int, precision: str = "fp32") -> Run:
+        model = cls.load(path)
+
+        def run(images: Array) -> Array:
+            with torch.inference_mode():
+                return as_array(model(torch.from_numpy(images)))
+
+        return run
+
+
+class PT2(OfTorch):
+    """``torch.export.save``.
 
     Such a file is code: torch unpickles what lies in it, and evaluates the sizes of tensors as Python (sympy does).
     """
 
     name = "pt2"
     engine = "torch.export"
-    suffix = ".pt2"
-    casts = ("fp32", "fp16", "bf16")
-    own_threads = False
-    code = True
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
@@ -41,32 +63,22 @@ class PT2(Format):
         return operations(graph)
 
     @classmethod
-    def open(cls, path: Path, threads: int, precision: str = "fp32") -> Run:
-        module = torch.export.load(path).module()
-
-        def run(images: Array) -> Array:
-            with torch.inference_mode():
-                return as_array(module(torch.from_numpy(images)))
-
-        return run
+    def load(cls, path: Path) -> Callable[[Tensor], Tensor]:
+        return torch.export.load(path).module()
 
     @classmethod
     def metadata(cls, path: Path) -> str | None:
         return packaged(path, f"/extra/{FILE}")  # torch would load the program and its weights
 
 
-class AOTI(Format):
-    """``torch._inductor.aoti_compile_and_package``. Threads are those of torch; compiling takes minutes.
+class AOTI(OfTorch):
+    """``torch._inductor.aoti_compile_and_package``; compiling takes minutes.
 
     Such a file is code: a shared object, which runs as soon as it is loaded.
     """
 
     name = "aoti"
     engine = "aoti"
-    suffix = ".pt2"
-    casts = ("fp32", "fp16", "bf16")
-    own_threads = False
-    code = True
 
     @classmethod
     def missing(cls) -> str | None:
@@ -87,15 +99,10 @@ class AOTI(Format):
         return operations(graph)
 
     @classmethod
-    def open(cls, path: Path, threads: int, precision: str = "fp32") -> Run:
+    def load(cls, path: Path) -> Callable[[Tensor], Tensor]:
         inductor: Any = torch._inductor
-        model = inductor.aoti_load_package(str(path))
-
-        def run(images: Array) -> Array:
-            with torch.inference_mode():
-                return as_array(model(torch.from_numpy(images)))
-
-        return run
+        model: Callable[[Tensor], Tensor] = inductor.aoti_load_package(str(path))
+        return model
 
     @classmethod
     def metadata(cls, path: Path) -> str | None:

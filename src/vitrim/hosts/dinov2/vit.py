@@ -41,14 +41,7 @@ class ReducedDinov2Block(ReducedDinoBlock):
             way = {"dropout": drop.p if attn.training else 0.0}
         else:
             way = {"fused": False, "drop": drop}
-        return Attention(
-            q=q,
-            k=k,
-            v=v,
-            scale=attn.scale,
-            bias=state.key_bias(q.dtype, self.proportional),
-            **way,
-        )
+        return Attention(q, k, v, attn.scale, state.key_bias(q.dtype, self.proportional), **way)
 
     def dropped(self, update: Tensor) -> Tensor:
         """The update of either branch under stochastic depth."""
@@ -59,13 +52,9 @@ class ReducedDinov2Block(ReducedDinoBlock):
 class ReducedPlainDinov2Block(ReducedDinov2Block, Block):
     """`Block` under reduction."""
 
-    host_class = Block
-
 
 class ReducedNestedTensorBlock(ReducedDinov2Block, NestedTensorBlock):
     """`NestedTensorBlock` under reduction, on images of one size."""
-
-    host_class = NestedTensorBlock
 
 
 class Dinov2(DinoHost):

@@ -19,7 +19,6 @@ from vitrim.hosts.shared.blocks import project_qkv
 class ReducedSelfAttentionBlock(ReducedDinoBlock, SelfAttentionBlock):
     """`SelfAttentionBlock` under reduction, on images of one size."""
 
-    host_class = SelfAttentionBlock
     attention_classes = (SelfAttention,)
 
     def forward(self, x_or_x_list: Any, rope_or_rope_list: Any = None) -> Any:
@@ -36,14 +35,8 @@ class ReducedSelfAttentionBlock(ReducedDinoBlock, SelfAttentionBlock):
             tables = [state.patch_rows(table) for table in rope]
             sin, cos = (table if table.dim() == 2 else table.unsqueeze(1) for table in tables)
             q, k, k_raw = _rotated(q, sin, cos, state.num_prefix), _rotated(k, sin, cos, state.num_prefix), k
-        return Attention(
-            q=q,
-            k=k,
-            v=v,
-            scale=attn.scale,
-            bias=state.key_bias(q.dtype, self.proportional),
-            k_raw=k_raw,  # the library's attention has no dropout
-        )
+        # the library's attention has no dropout
+        return Attention(q, k, v, attn.scale, state.key_bias(q.dtype, self.proportional), k_raw=k_raw)
 
 
 def _rotated(x: Tensor, sin: Tensor, cos: Tensor, num_prefix: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ from open_clip.transformer import CustomResidualAttentionBlock, ResidualAttentio
 from torch import Tensor, nn
 
 from vitrim.core.attention import Attention, project_parts
-from vitrim.core.host import Host
+from vitrim.core.host import Host, Installed
 from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState, Trace, take
 from vitrim.errors import UnsupportedModelError
@@ -23,7 +24,6 @@ CALLS = ("forward", "forward_intermediates", "_embeds", "_pool", "_global_pool")
 class ReducedResidualAttentionBlock(MultiheadBlock, ResidualAttentionBlock):
     """`ResidualAttentionBlock` of the image tower under reduction."""
 
-    host_class = ResidualAttentionBlock
     norm_name = "ln_1"
     update_names = ("ls_1",)
     mlp_names = ("ln_2", "mlp", "ls_2")
@@ -42,7 +42,6 @@ class ReducedResidualAttentionBlock(MultiheadBlock, ResidualAttentionBlock):
 class ReducedCustomBlock(NamedBlock, CustomResidualAttentionBlock):
     """`CustomResidualAttentionBlock` under reduction: norms of queries and keys, of the context, scales of heads."""
 
-    host_class = CustomResidualAttentionBlock
     attention_classes = (CustomAttention,)
     norm_name = "ln_1"
     output_names = ("ln_inner", "out_proj", "out_drop")
@@ -65,15 +64,8 @@ class ReducedCustomBlock(NamedBlock, CustomResidualAttentionBlock):
         attn = self.attn
         q, k, v = project_parts(partial(packed_part, attn), self.pre_norm(x), rows, self.reducer.fresh_values)
         q, k = attn.ln_q(q), attn.ln_k(k)
-        return Attention(
-            q=q,
-            k=k,
-            v=v,
-            scale=attn.scale,
-            bias=state.key_bias(q.dtype, self.proportional),
-            dropout=attn.attn_drop.p if attn.training else 0.0,
-            fused=attn.use_fsdpa,
-        )
+        bias, dropout = state.key_bias(q.dtype, self.proportional), attn.attn_drop.p if attn.training else 0.0
+        return Attention(q, k, v, attn.scale, bias, dropout, fused=attn.use_fsdpa)
 
     def values(self, x: Tensor) -> Tensor:
         return packed_part(self.attn, self.pre_norm(x), 2, 3)[0]
@@ -93,16 +85,15 @@ def _refuse(*given: Tensor | None) -> None:
         )
 
 
-class OwnPool:
+@dataclass(eq=False, repr=False)
+class OwnPool(Installed):
     """The pooling of a reduced model, which reads the tokens that are left also where full grids are handed out beside.
 
-    The library pools the last of the maps, in which pruned patches are zeros. An object and not a function, so that the
-    model can still be copied and pickled.
+    The library pools the last of the maps, in which pruned patches are zeros.
     """
 
-    def __init__(self, model: nn.Module, trace: Trace) -> None:
-        self.model = model
-        self.trace = trace
+    model: nn.Module
+    trace: Trace
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         state = self.trace.call.final
@@ -169,8 +160,3 @@ class OpenClipViT(Host):
     def install(cls, model: Any, trace: Trace) -> None:
         super().install(model, trace)
         model._pool = OwnPool(model, trace)
-
-    @classmethod
-    def uninstall(cls, model: Any) -> None:
-        super().uninstall(model)
-        del model._pool

@@ -22,14 +22,8 @@ class MultiheadBlock(NamedBlock):
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         (attn,) = self.attentions(self)
         q, k, v = project_parts(partial(packed_part, attn), self.pre_norm(x), rows, self.reducer.fresh_values)
-        return Attention(
-            q=q,
-            k=k,
-            v=v,
-            scale=attn.head_dim**-0.5,
-            bias=state.key_bias(q.dtype, self.proportional),
-            dropout=attn.dropout if attn.training else 0.0,
-        )
+        bias, dropout = state.key_bias(q.dtype, self.proportional), attn.dropout if attn.training else 0.0
+        return Attention(q, k, v, attn.head_dim**-0.5, bias, dropout)
 
     def values(self, x: Tensor) -> Tensor:
         return packed_part(self.attentions(self)[0], self.pre_norm(x), 2, 3)[0]

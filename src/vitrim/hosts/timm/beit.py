@@ -17,7 +17,6 @@ from vitrim.hosts.timm.common import PreNormGamma, TimmHost
 class ReducedBeitBlock(PreNormGamma, Block):
     """BEiT's block under reduction."""
 
-    host_class = Block
     attention_classes = (BeitAttention,)
 
     def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:

@@ -64,15 +64,9 @@ class TimmBlock(NamedBlock):
         the first ``rows`` only.
         """
         bias = state.key_bias(q.dtype, self.proportional)
-        return Attention(
-            q=q,
-            k=k,
-            v=v,
-            scale=attn.scale,
-            bias=bias if table is None else add_bias(bias, state.pair_bias(table, rows).to(q.dtype)),
-            k_raw=k_raw,
-            **kernel(attn),
-        )
+        if table is not None:
+            bias = add_bias(bias, state.pair_bias(table, rows).to(q.dtype))
+        return Attention(q, k, v, attn.scale, bias, k_raw=k_raw, **kernel(attn))
 
 
 class PreNorm(TimmBlock):

@@ -10,15 +10,9 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from timm.models.deepseek_vit import DeepseekVitBlock, DeepseekVitClassifier, DeepseekVitEncoder
-from timm.models.gemma4_vit import (
-    Gemma4Attention,
-    Gemma4Block,
-    Gemma4VitClassifier,
-    Gemma4VitEncoder,
-    apply_multidimensional_rope,
-)
-from timm.models.qwen3_vit import Qwen3VitClassifier, Qwen3VitEncoder
+from timm.models import deepseek_vit as deepseek
+from timm.models import gemma4_vit as gemma4
+from timm.models import qwen3_vit as qwen3
 from torch import Tensor, nn
 
 from vitrim.core.attention import Attention, split_heads
@@ -29,19 +23,17 @@ from vitrim.hosts.timm.common import PreNorm, TimmBlock, TimmHost, kernel, refus
 from vitrim.hosts.timm.eva import ReducedEvaBlock, ReducedRopeBlock, expand_groups
 
 
-class ReducedDeepseekBlock(PreNorm, ReducedRopeBlock, DeepseekVitBlock):
+class ReducedDeepseekBlock(PreNorm, ReducedRopeBlock, deepseek.DeepseekVitBlock):
     """DeepSeek's block under reduction: Eva's, without layer scales."""
 
-    host_class = DeepseekVitBlock
     update_names = ("drop_path1",)
     mlp_names = ("norm2", "mlp", "drop_path2")
 
 
-class ReducedGemma4Block(TimmBlock, Gemma4Block):
+class ReducedGemma4Block(TimmBlock, gemma4.Gemma4Block):
     """Gemma 4's block under reduction: norms in front of and behind both branches, logits that are not scaled."""
 
-    host_class = Gemma4Block
-    attention_classes = (Gemma4Attention,)
+    attention_classes = (gemma4.Gemma4Attention,)
     output_names = ("o_proj", "proj_drop")
     update_names = ("norm2", "drop_path")
     mlp_names = ("norm3", "mlp", "norm4", "drop_path")
@@ -58,8 +50,8 @@ class ReducedGemma4Block(TimmBlock, Gemma4Block):
         # (B, P0, d) each, as one table for all heads
         cos, sin = state.patch_rows(torch.cat(host_args, dim=-1).unsqueeze(1)).squeeze(1).chunk(2, dim=-1)
         m = q.shape[2]
-        q = apply_multidimensional_rope(q, cos[:, :m], sin[:, :m], unsqueeze_dim=1)
-        k = apply_multidimensional_rope(k_raw, cos, sin, unsqueeze_dim=1)
+        q = gemma4.apply_multidimensional_rope(q, cos[:, :m], sin[:, :m], unsqueeze_dim=1)
+        k = gemma4.apply_multidimensional_rope(k_raw, cos, sin, unsqueeze_dim=1)
         v = None if self.reducer.fresh_values and rows is None else self._values(y)
         bias = state.key_bias(q.dtype, self.proportional)
         return Attention(q, k, v, 1.0, bias, k_raw=k_raw, **kernel(attn))
@@ -114,8 +106,8 @@ class TimmQwen3(EncoderHost):
 
     name = "timm Qwen3VitEncoder"
     reduced_blocks = (ReducedEvaBlock,)
-    model_classes = (Qwen3VitEncoder,)
-    classifier = Qwen3VitClassifier
+    model_classes = (qwen3.Qwen3VitEncoder,)
+    classifier = qwen3.Qwen3VitClassifier
 
 
 class TimmDeepseek(EncoderHost):
@@ -123,8 +115,8 @@ class TimmDeepseek(EncoderHost):
 
     name = "timm DeepseekVitEncoder"
     reduced_blocks = (ReducedDeepseekBlock,)
-    model_classes = (DeepseekVitEncoder,)
-    classifier = DeepseekVitClassifier
+    model_classes = (deepseek.DeepseekVitEncoder,)
+    classifier = deepseek.DeepseekVitClassifier
 
 
 class TimmGemma4(EncoderHost):
@@ -132,8 +124,8 @@ class TimmGemma4(EncoderHost):
 
     name = "timm Gemma4VitEncoder"
     reduced_blocks = (ReducedGemma4Block,)
-    model_classes = (Gemma4VitEncoder,)
-    classifier = Gemma4VitClassifier
+    model_classes = (gemma4.Gemma4VitEncoder,)
+    classifier = gemma4.Gemma4VitClassifier
     calls = (*TimmHost.calls, "_encode")
 
     @classmethod

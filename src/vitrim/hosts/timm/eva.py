@@ -18,13 +18,7 @@ from torch import Tensor
 from vitrim.core.attention import Attention
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.shared.blocks import project_qkv
-from vitrim.hosts.timm.common import (
-    PostNorm,
-    PreNormGamma,
-    TimmBlock,
-    TimmHost,
-    refuse_mask,
-)
+from vitrim.hosts.timm.common import PostNorm, PreNormGamma, TimmBlock, TimmHost, refuse_mask
 
 
 class ReducedRopeBlock(TimmBlock):
@@ -76,13 +70,9 @@ def _rotate(x: Tensor, table: Tensor, num_prefix: int, rotate_half: bool) -> Ten
 class ReducedEvaBlock(PreNormGamma, ReducedRopeBlock, EvaBlock):
     """timm's pre-norm `EvaBlock` under reduction."""
 
-    host_class = EvaBlock
-
 
 class ReducedEvaBlockPostNorm(PostNorm, ReducedRopeBlock, EvaBlockPostNorm):
     """timm's `EvaBlockPostNorm` under reduction."""
-
-    host_class = EvaBlockPostNorm
 
 
 class TimmEva(TimmHost):

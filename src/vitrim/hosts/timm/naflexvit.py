@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from timm.models.naflexvit import NaFlexVit
 from torch import Tensor, nn
 
-from vitrim.core.host import DenseCall
+from vitrim.core.host import DenseCall, Installed
 from vitrim.core.tokens import Trace
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.padding import Group, groups_of, run_groups
@@ -18,15 +19,15 @@ from vitrim.hosts.timm.eva import ReducedEvaBlock
 from vitrim.hosts.timm.vit import TimmViT
 
 
-class PaddedFeatures:
+@dataclass(eq=False, repr=False)
+class PaddedFeatures(Installed):
     """``forward_features`` of a reduced model: padded batches run grid by grid (`hosts/shared/padding.py`).
 
     The patches come with a ``patch_valid`` of their own, for the head to pool by: survivors, or all patches.
     """
 
-    def __init__(self, model: nn.Module, trace: Trace) -> None:
-        self.model = model
-        self.trace = trace
+    model: nn.Module
+    trace: Trace
 
     def __call__(
         self,
@@ -121,7 +122,3 @@ class TimmNaFlexViT(TimmHost):
     def install(cls, model: Any, trace: Trace) -> None:
         model.forward_features = PaddedFeatures(model, trace)
         model.forward_intermediates = PaddedIntermediates(model, "forward_intermediates", trace)
-
-    @classmethod
-    def uninstall(cls, model: Any) -> None:
-        del model.forward_features, model.forward_intermediates

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from timm.models.vision_transformer_relpos import (
-    RelPosAttention,
-    RelPosBlock,
-    ResPostRelPosBlock,
-    VisionTransformerRelPos,
-)
+from timm.models import vision_transformer_relpos as relpos
 from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
@@ -21,7 +16,7 @@ from vitrim.hosts.timm.common import PostNorm, PreNorm, TimmBlock, TimmHost
 class ReducedBiasBlock(TimmBlock):
     """Common base of timm's blocks with a relative position bias: everything but the position of their norms."""
 
-    attention_classes = (RelPosAttention,)
+    attention_classes = (relpos.RelPosAttention,)
 
     @classmethod
     def bypassed(cls, block: Any) -> list[nn.Module]:
@@ -39,16 +34,12 @@ class ReducedBiasBlock(TimmBlock):
         return self.attention_of(attn, state, attn.q_norm(q), attn.k_norm(k), v, table=table, rows=rows)
 
 
-class ReducedRelPosBlock(PreNorm, ReducedBiasBlock, RelPosBlock):
+class ReducedRelPosBlock(PreNorm, ReducedBiasBlock, relpos.RelPosBlock):
     """timm's pre-norm `RelPosBlock` under reduction."""
 
-    host_class = RelPosBlock
 
-
-class ReducedResPostRelPosBlock(PostNorm, ReducedBiasBlock, ResPostRelPosBlock):
+class ReducedResPostRelPosBlock(PostNorm, ReducedBiasBlock, relpos.ResPostRelPosBlock):
     """timm's `ResPostRelPosBlock`, whose norms are after attention and after the MLP, under reduction."""
-
-    host_class = ResPostRelPosBlock
 
 
 class TimmRelPos(TimmHost):
@@ -56,4 +47,4 @@ class TimmRelPos(TimmHost):
 
     name = "timm VisionTransformerRelPos"
     reduced_blocks = (ReducedRelPosBlock, ReducedResPostRelPosBlock)
-    model_classes = (VisionTransformerRelPos,)
+    model_classes = (relpos.VisionTransformerRelPos,)

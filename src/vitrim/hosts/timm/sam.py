@@ -20,7 +20,6 @@ from vitrim.hosts.timm.library import TimmMapLibrary
 class ReducedSamBlock(PreNorm, WindowBlock, Block):
     """SAM's block under reduction."""
 
-    host_class = Block
     attention_classes = (SamAttention,)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -6,32 +6,20 @@ parallel blocks have a reduced form each.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from timm.layers.attention import Attention as TimmAttention
+from timm.models import vision_transformer as vit
 from timm.models.deit import VisionTransformerDistilled
-from timm.models.vision_transformer import (
-    Block,
-    ParallelScalingBlock,
-    ParallelThingsBlock,
-    ResPostBlock,
-    VisionTransformer,
-)
 from torch import Tensor, nn
 
 from vitrim.core.attention import Attention, project_parts, split_heads
 from vitrim.core.block import is_bare
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.shared.blocks import project_qkv, project_values, through
-from vitrim.hosts.timm.common import (
-    PostNorm,
-    PreNorm,
-    TimmBlock,
-    TimmHost,
-    refuse_mask,
-)
+from vitrim.hosts.timm.common import PostNorm, PreNorm, TimmBlock, TimmHost, refuse_mask
 
 
 class ReducedPlainBlock(TimmBlock):
@@ -54,27 +42,22 @@ class ReducedPlainBlock(TimmBlock):
         return self.attention_of(attn, state, attn.q_norm(q), attn.k_norm(k), v)
 
 
-class ReducedTimmBlock(PreNorm, ReducedPlainBlock, Block):
+class ReducedTimmBlock(PreNorm, ReducedPlainBlock, vit.Block):
     """timm's pre-norm `Block` under reduction."""
 
-    host_class: ClassVar[type[nn.Module]] = Block
 
-
-class ReducedResPostBlock(PostNorm, ReducedPlainBlock, ResPostBlock):
+class ReducedResPostBlock(PostNorm, ReducedPlainBlock, vit.ResPostBlock):
     """timm's `ResPostBlock`, whose norms are after attention and after the MLP, under reduction."""
 
-    host_class = ResPostBlock
 
-
-class ReducedParallelScalingBlock(TimmBlock, ParallelScalingBlock):
+class ReducedParallelScalingBlock(TimmBlock, vit.ParallelScalingBlock):
     """timm's `ParallelScalingBlock` under reduction: attention and MLP side by side behind one projection.
 
     Keys and values are needed of all tokens, the hidden layer of the MLP only of those that stay: it is projected
     after a reduction at the ``query``.
     """
 
-    host_class = ParallelScalingBlock
-    attention_classes = (ParallelScalingBlock,)
+    attention_classes = (vit.ParallelScalingBlock,)
     parallel = True
 
     in_norm: Any
@@ -137,13 +120,12 @@ class ReducedParallelScalingBlock(TimmBlock, ParallelScalingBlock):
         return F.linear(y, self.in_proj.weight[rows], bias)
 
 
-class ReducedParallelThingsBlock(TimmBlock, ParallelThingsBlock):
+class ReducedParallelThingsBlock(TimmBlock, vit.ParallelThingsBlock):
     """timm's `ParallelThingsBlock` under reduction: several attentions side by side, then several MLPs.
 
     To a method the attentions are one, with the heads of all of them.
     """
 
-    host_class = ParallelThingsBlock
     attention_classes = (TimmAttention,)
 
     attns: Any
@@ -194,7 +176,7 @@ class TimmViT(TimmHost):
 
     name = "timm VisionTransformer"
     reduced_blocks = (ReducedTimmBlock, ReducedResPostBlock, ReducedParallelScalingBlock, ReducedParallelThingsBlock)
-    model_classes = (VisionTransformer, VisionTransformerDistilled)
+    model_classes = (vit.VisionTransformer, VisionTransformerDistilled)
     calls = (*TimmHost.calls, "pool")
 
     @classmethod

@@ -19,7 +19,6 @@ from vitrim.hosts.timm.common import PreNorm, TimmHost
 class ReducedVoloBlock(PreNorm, WindowBlock, Transformer):
     """VOLO's transformer block under reduction: the map is one window."""
 
-    host_class = Transformer
     attention_classes = (VoloAttention,)
     update_names = ("drop_path1",)
     mlp_names = ("norm2", "mlp", "drop_path2")

@@ -38,7 +38,7 @@ UNDESCRIBED = (
 class OwnBlock(NamedBlock):
     """The reduced form of a block of one's own, x + attention(norm(x)) and then x + MLP(norm(x)), by names.
 
-    ``class ReducedBlock(vitrim.OwnBlock, Block)`` says ``host_class = Block`` and the names that differ from these:
+    ``class ReducedBlock(vitrim.OwnBlock, Block)``, Block being the model's own, says the names that differ from these:
 
     Attributes:
         norm_name: in the block, the norm before attention; None without one.
@@ -114,7 +114,6 @@ class OwnBlock(NamedBlock):
 class ReducedEncoderLayer(MultiheadBlock, nn.TransformerEncoderLayer):
     """PyTorch's `nn.TransformerEncoderLayer` under reduction, with norms in front or behind, either order of axes."""
 
-    host_class = nn.TransformerEncoderLayer
     attention_name = "self_attn"
 
     def forward(

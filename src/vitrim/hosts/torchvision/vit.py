@@ -17,7 +17,6 @@ from vitrim.hosts.shared.multihead import MultiheadBlock, check_options
 class ReducedEncoderBlock(MultiheadBlock, EncoderBlock):
     """torchvision's `EncoderBlock` under reduction."""
 
-    host_class = EncoderBlock
     attention_name = "self_attention"
     norm_name = "ln_1"
     update_names = ("dropout",)

@@ -1,178 +1,126 @@
-# ruff: noqa: E501
 """Tables: the file of this folder that knows each class of models; see `vitrim.hosts`."""
 
-HOSTS: dict[str, str] = {
-    "transformers.models.audio_spectrogram_transformer.modeling_audio_spectrogram_transformer.ASTModel": "audio:HFAST",
-    "transformers.models.audio_spectrogram_transformer.modeling_audio_spectrogram_transformer.ASTForAudioClassification": "audio:HFAST",
-    "transformers.models.beit.modeling_beit.BeitModel": "beit:HFBeit",
-    "transformers.models.beit.modeling_beit.BeitForImageClassification": "beit:HFBeit",
-    "transformers.models.beit.modeling_beit.BeitForSemanticSegmentation": "beit:HFBeit",
-    "transformers.models.beit.modeling_beit.BeitBackbone": "beit:HFBeit",
-    "transformers.models.blip.modeling_blip.BlipVisionModel": "blip:HFBlip",
-    "transformers.models.blip.modeling_blip.BlipModel": "blip:HFBlip",
-    "transformers.models.blip_2.modeling_blip_2.Blip2VisionModel": "blip:HFBlip2",
-    "transformers.models.clip.modeling_clip.CLIPVisionModel": "towers:HFCLIP",
-    "transformers.models.clip.modeling_clip.CLIPVisionModelWithProjection": "towers:HFCLIP",
-    "transformers.models.clip.modeling_clip.CLIPModel": "towers:HFCLIP",
-    "transformers.models.clip.modeling_clip.CLIPForImageClassification": "towers:HFCLIP",
-    "transformers.models.dinov2.modeling_dinov2.Dinov2Model": "dino:HFDinov2",
-    "transformers.models.dinov2.modeling_dinov2.Dinov2ForImageClassification": "dino:HFDinov2",
-    "transformers.models.dinov2.modeling_dinov2.Dinov2Backbone": "dino:HFDinov2",
-    "transformers.models.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersModel": "dino:HFDinov2WithRegisters",
-    "transformers.models.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersForImageClassification": "dino:HFDinov2WithRegisters",
-    "transformers.models.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersBackbone": "dino:HFDinov2WithRegisters",
-    "transformers.models.dinov3_vit.modeling_dinov3_vit.DINOv3ViTModel": "dino:HFDINOv3",
-    "transformers.models.dinov3_vit.modeling_dinov3_vit.DINOv3ViTBackbone": "dino:HFDINOv3",
-    "transformers.models.radio.modeling_radio.RadioModel": "dino:HFRadio",
-    "transformers.models.eomt.modeling_eomt.EomtForUniversalSegmentation": "eomt:HFEomt",
-    "transformers.models.eomt_dinov3.modeling_eomt_dinov3.EomtDinov3ForUniversalSegmentation": "eomt:HFEomtDinov3",
-    "transformers.models.vit_mae.modeling_vit_mae.ViTMAEModel": "vit:HFViTMAE",
-    "transformers.models.vit_msn.modeling_vit_msn.ViTMSNModel": "vit:HFViTMSN",
-    "transformers.models.vit_msn.modeling_vit_msn.ViTMSNForImageClassification": "vit:HFViTMSN",
-    "transformers.models.ijepa.modeling_ijepa.IJepaModel": "vit:HFIJepa",
-    "transformers.models.ijepa.modeling_ijepa.IJepaForImageClassification": "vit:HFIJepa",
-    "transformers.models.metaclip_2.modeling_metaclip_2.MetaClip2VisionModel": "towers:HFMetaClip2",
-    "transformers.models.metaclip_2.modeling_metaclip_2.MetaClip2VisionModelWithProjection": "towers:HFMetaClip2",
-    "transformers.models.metaclip_2.modeling_metaclip_2.MetaClip2Model": "towers:HFMetaClip2",
-    "transformers.models.metaclip_2.modeling_metaclip_2.MetaClip2ForImageClassification": "towers:HFMetaClip2",
-    "transformers.models.owlvit.modeling_owlvit.OwlViTVisionModel": "towers:HFOwlViT",
-    "transformers.models.owlvit.modeling_owlvit.OwlViTModel": "towers:HFOwlViT",
-    "transformers.models.owlvit.modeling_owlvit.OwlViTForObjectDetection": "towers:HFOwlViT",
-    "transformers.models.owlv2.modeling_owlv2.Owlv2VisionModel": "towers:HFOwlv2",
-    "transformers.models.owlv2.modeling_owlv2.Owlv2Model": "towers:HFOwlv2",
-    "transformers.models.owlv2.modeling_owlv2.Owlv2ForObjectDetection": "towers:HFOwlv2",
-    "transformers.models.pixtral.modeling_pixtral.PixtralVisionModel": "packed:HFPixtral",
-    "transformers.models.qwen2_vl.modeling_qwen2_vl.Qwen2VisionTransformerPretrainedModel": "packed:HFQwen2VL",
-    "transformers.models.qwen3_vl.modeling_qwen3_vl.Qwen3VLVisionModel": "packed:HFQwen3VL",
-    "transformers.models.sam.modeling_sam.SamVisionEncoder": "sam:HFSam",
-    "transformers.models.sam.modeling_sam.SamVisionModel": "sam:HFSam",
-    "transformers.models.sam3.modeling_sam3.Sam3ViTModel": "sam:HFSam3",
-    "transformers.models.lw_detr.modeling_lw_detr.LwDetrViTBackbone": "detr:HFLwDetr",
-    "transformers.models.rf_detr.modeling_rf_detr.RfDetrDinov2Backbone": "detr:HFRfDetr",
-    "transformers.models.vitdet.modeling_vitdet.VitDetModel": "sam:HFVitDet",
-    "transformers.models.vitdet.modeling_vitdet.VitDetBackbone": "sam:HFVitDet",
-    "transformers.models.siglip.modeling_siglip.SiglipVisionModel": "towers:HFSiglip",
-    "transformers.models.siglip.modeling_siglip.SiglipModel": "towers:HFSiglip",
-    "transformers.models.siglip.modeling_siglip.SiglipForImageClassification": "towers:HFSiglip",
-    "transformers.models.siglip2.modeling_siglip2.Siglip2VisionModel": "siglip2:HFSiglip2",
-    "transformers.models.siglip2.modeling_siglip2.Siglip2Model": "siglip2:HFSiglip2",
-    "transformers.models.siglip2.modeling_siglip2.Siglip2ForImageClassification": "siglip2:HFSiglip2",
-    "transformers.models.altclip.modeling_altclip.AltCLIPVisionModel": "towers:HFAltCLIP",
-    "transformers.models.altclip.modeling_altclip.AltCLIPModel": "towers:HFAltCLIP",
-    "transformers.models.chinese_clip.modeling_chinese_clip.ChineseCLIPVisionModel": "towers:HFChineseCLIP",
-    "transformers.models.chinese_clip.modeling_chinese_clip.ChineseCLIPModel": "towers:HFChineseCLIP",
-    "transformers.models.aimv2.modeling_aimv2.Aimv2VisionModel": "towers:HFAimv2",
-    "transformers.models.aimv2.modeling_aimv2.Aimv2Model": "towers:HFAimv2",
-    "transformers.models.videomae.modeling_videomae.VideoMAEModel": "video:HFVideoMAE",
-    "transformers.models.videomae.modeling_videomae.VideoMAEForVideoClassification": "video:HFVideoMAE",
-    "transformers.models.vjepa2.modeling_vjepa2.VJEPA2Model": "video:HFVJEPA2",
-    "transformers.models.vjepa2.modeling_vjepa2.VJEPA2ForVideoClassification": "video:HFVJEPA2",
-    "transformers.models.vit.modeling_vit.ViTModel": "vit:HFViT",
-    "transformers.models.vit.modeling_vit.ViTForImageClassification": "vit:HFViT",
-    "transformers.models.deit.modeling_deit.DeiTModel": "vit:HFDeiT",
-    "transformers.models.deit.modeling_deit.DeiTForImageClassification": "vit:HFDeiT",
-    "transformers.models.deit.modeling_deit.DeiTForImageClassificationWithTeacher": "vit:HFDeiT",
-    "transformers.models.vitpose_backbone.modeling_vitpose_backbone.VitPoseBackbone": "vitpose:HFVitPose",
-    "transformers.models.vitpose.modeling_vitpose.VitPoseForPoseEstimation": "vitpose:HFVitPose",
-    "transformers.models.idefics3.modeling_idefics3.Idefics3VisionTransformer": "vlm_towers:HFIdefics3",
-    "transformers.models.smolvlm.modeling_smolvlm.SmolVLMVisionTransformer": "vlm_towers:HFSmolVLM",
-    "transformers.models.internvl.modeling_internvl.InternVLVisionModel": "vlm_towers:HFInternVL",
-    "transformers.models.yolos.modeling_yolos.YolosModel": "yolos:HFYolos",
-    "transformers.models.yolos.modeling_yolos.YolosForObjectDetection": "yolos:HFYolos",
-}
+
+def of_modules(places: dict[str, str]) -> dict[str, str]:
+    """A table of classes, made of what is written for their modules: the file and what is in it, then the classes."""
+    found: dict[str, str] = {}
+    for module, text in places.items():
+        place, *classes = text.split()
+        found |= {f"transformers.models.{module}.modeling_{module}.{name}": place for name in classes}
+    return found
+
+
+HOSTS: dict[str, str] = of_modules(
+    {
+        "audio_spectrogram_transformer": "audio:HFAST ASTModel ASTForAudioClassification",
+        "beit": "beit:HFBeit BeitModel BeitForImageClassification BeitForSemanticSegmentation BeitBackbone",
+        "blip": "blip:HFBlip BlipVisionModel BlipModel",
+        "blip_2": "blip:HFBlip2 Blip2VisionModel",
+        "clip": "towers:HFCLIP CLIPVisionModel CLIPVisionModelWithProjection CLIPModel CLIPForImageClassification",
+        "dinov2": "dino:HFDinov2 Dinov2Model Dinov2ForImageClassification Dinov2Backbone",
+        "dinov2_with_registers": "dino:HFDinov2WithRegisters Dinov2WithRegistersModel "
+        "Dinov2WithRegistersForImageClassification Dinov2WithRegistersBackbone",
+        "dinov3_vit": "dino:HFDINOv3 DINOv3ViTModel DINOv3ViTBackbone",
+        "radio": "dino:HFRadio RadioModel",
+        "eomt": "eomt:HFEomt EomtForUniversalSegmentation",
+        "eomt_dinov3": "eomt:HFEomtDinov3 EomtDinov3ForUniversalSegmentation",
+        "vit_mae": "vit:HFViTMAE ViTMAEModel",
+        "vit_msn": "vit:HFViTMSN ViTMSNModel ViTMSNForImageClassification",
+        "ijepa": "vit:HFIJepa IJepaModel IJepaForImageClassification",
+        "metaclip_2": "towers:HFMetaClip2 MetaClip2VisionModel MetaClip2VisionModelWithProjection MetaClip2Model "
+        "MetaClip2ForImageClassification",
+        "owlvit": "towers:HFOwlViT OwlViTVisionModel OwlViTModel OwlViTForObjectDetection",
+        "owlv2": "towers:HFOwlv2 Owlv2VisionModel Owlv2Model Owlv2ForObjectDetection",
+        "pixtral": "packed:HFPixtral PixtralVisionModel",
+        "qwen2_vl": "packed:HFQwen2VL Qwen2VisionTransformerPretrainedModel",
+        "qwen3_vl": "packed:HFQwen3VL Qwen3VLVisionModel",
+        "sam": "sam:HFSam SamVisionEncoder SamVisionModel",
+        "sam3": "sam:HFSam3 Sam3ViTModel",
+        "lw_detr": "detr:HFLwDetr LwDetrViTBackbone",
+        "rf_detr": "detr:HFRfDetr RfDetrDinov2Backbone",
+        "vitdet": "sam:HFVitDet VitDetModel VitDetBackbone",
+        "siglip": "towers:HFSiglip SiglipVisionModel SiglipModel SiglipForImageClassification",
+        "siglip2": "siglip2:HFSiglip2 Siglip2VisionModel Siglip2Model Siglip2ForImageClassification",
+        "altclip": "towers:HFAltCLIP AltCLIPVisionModel AltCLIPModel",
+        "chinese_clip": "towers:HFChineseCLIP ChineseCLIPVisionModel ChineseCLIPModel",
+        "aimv2": "towers:HFAimv2 Aimv2VisionModel Aimv2Model",
+        "videomae": "video:HFVideoMAE VideoMAEModel VideoMAEForVideoClassification",
+        "vjepa2": "video:HFVJEPA2 VJEPA2Model VJEPA2ForVideoClassification",
+        "vit": "vit:HFViT ViTModel ViTForImageClassification",
+        "deit": "vit:HFDeiT DeiTModel DeiTForImageClassification DeiTForImageClassificationWithTeacher",
+        "vitpose_backbone": "vitpose:HFVitPose VitPoseBackbone",
+        "vitpose": "vitpose:HFVitPose VitPoseForPoseEstimation",
+        "idefics3": "vlm_towers:HFIdefics3 Idefics3VisionTransformer",
+        "smolvlm": "vlm_towers:HFSmolVLM SmolVLMVisionTransformer",
+        "internvl": "vlm_towers:HFInternVL InternVLVisionModel",
+        "yolos": "yolos:HFYolos YolosModel YolosForObjectDetection",
+    }
+)
 """The host of each class of models."""
 
-VISION_LANGUAGE: dict[str, str] = {
-    "transformers.models.llava.modeling_llava.LlavaModel": "vlms:Llava",
-    "transformers.models.llava.modeling_llava.LlavaForConditionalGeneration": "vlms:Llava",
-    "transformers.models.vipllava.modeling_vipllava.VipLlavaModel": "vlms:VipLlava",
-    "transformers.models.vipllava.modeling_vipllava.VipLlavaForConditionalGeneration": "vlms:VipLlava",
-    "transformers.models.paligemma.modeling_paligemma.PaliGemmaModel": "vlms:PaliGemma",
-    "transformers.models.paligemma.modeling_paligemma.PaliGemmaForConditionalGeneration": "vlms:PaliGemma",
-    "transformers.models.gemma3.modeling_gemma3.Gemma3Model": "vlms:Gemma3",
-    "transformers.models.gemma3.modeling_gemma3.Gemma3ForConditionalGeneration": "vlms:Gemma3",
-    "transformers.models.idefics3.modeling_idefics3.Idefics3Model": "vlms:Idefics3",
-    "transformers.models.idefics3.modeling_idefics3.Idefics3ForConditionalGeneration": "vlms:Idefics3",
-    "transformers.models.smolvlm.modeling_smolvlm.SmolVLMModel": "vlms:Idefics3",
-    "transformers.models.smolvlm.modeling_smolvlm.SmolVLMForConditionalGeneration": "vlms:Idefics3",
-    "transformers.models.internvl.modeling_internvl.InternVLModel": "vlms:InternVL",
-    "transformers.models.internvl.modeling_internvl.InternVLForConditionalGeneration": "vlms:InternVL",
-    "transformers.models.llava_next.modeling_llava_next.LlavaNextModel": "vlms:LlavaNext",
-    "transformers.models.llava_next.modeling_llava_next.LlavaNextForConditionalGeneration": "vlms:LlavaNext",
-    "transformers.models.llava_next_video.modeling_llava_next_video.LlavaNextVideoModel": "vlms:LlavaNext",
-    "transformers.models.llava_next_video.modeling_llava_next_video.LlavaNextVideoForConditionalGeneration": "vlms:LlavaNext",
-    "transformers.models.llava_onevision.modeling_llava_onevision.LlavaOnevisionModel": "vlms:LlavaNext",
-    "transformers.models.llava_onevision.modeling_llava_onevision.LlavaOnevisionForConditionalGeneration": "vlms:LlavaNext",
-    "transformers.models.qwen2_vl.modeling_qwen2_vl.Qwen2VLModel": "vlms:Qwen2VL",
-    "transformers.models.qwen2_vl.modeling_qwen2_vl.Qwen2VLForConditionalGeneration": "vlms:Qwen2VL",
-    "transformers.models.qwen3_vl.modeling_qwen3_vl.Qwen3VLModel": "vlms:Qwen3VL",
-    "transformers.models.qwen3_vl.modeling_qwen3_vl.Qwen3VLForConditionalGeneration": "vlms:Qwen3VL",
-    "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl.Qwen2_5_VLModel": "vlms:Qwen25VL",
-    "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl.Qwen2_5_VLForConditionalGeneration": "vlms:Qwen25VL",
-}
+VISION_LANGUAGE: dict[str, str] = of_modules(
+    {
+        "llava": "vlms:Llava LlavaModel LlavaForConditionalGeneration",
+        "vipllava": "vlms:VipLlava VipLlavaModel VipLlavaForConditionalGeneration",
+        "paligemma": "vlms:PaliGemma PaliGemmaModel PaliGemmaForConditionalGeneration",
+        "gemma3": "vlms:Gemma3 Gemma3Model Gemma3ForConditionalGeneration",
+        "idefics3": "vlms:Idefics3 Idefics3Model Idefics3ForConditionalGeneration",
+        "smolvlm": "vlms:Idefics3 SmolVLMModel SmolVLMForConditionalGeneration",
+        "internvl": "vlms:InternVL InternVLModel InternVLForConditionalGeneration",
+        "llava_next": "vlms:LlavaNext LlavaNextModel LlavaNextForConditionalGeneration",
+        "llava_next_video": "vlms:LlavaNext LlavaNextVideoModel LlavaNextVideoForConditionalGeneration",
+        "llava_onevision": "vlms:LlavaNext LlavaOnevisionModel LlavaOnevisionForConditionalGeneration",
+        "qwen2_vl": "vlms:Qwen2VL Qwen2VLModel Qwen2VLForConditionalGeneration",
+        "qwen3_vl": "vlms:Qwen3VL Qwen3VLModel Qwen3VLForConditionalGeneration",
+        "qwen2_5_vl": "vlms:Qwen25VL Qwen2_5_VLModel Qwen2_5_VLForConditionalGeneration",
+    }
+)
 """The family of each class of vision-language models."""
 
-SELECTED: dict[str, str] = {
-    "transformers": "vlms_selected:AnyVLM",
-    "transformers.models.idefics2.modeling_idefics2.Idefics2Model": "vlms_selected:Idefics2",
-    "transformers.models.idefics2.modeling_idefics2.Idefics2ForConditionalGeneration": "vlms_selected:Idefics2",
-    "transformers.models.llama4.modeling_llama4.Llama4ForConditionalGeneration": "vlms_selected:Llama4",
-    "transformers.models.glm4v.modeling_glm4v.Glm4vModel": "vlms_selected:Glm4V",
-    "transformers.models.glm4v.modeling_glm4v.Glm4vForConditionalGeneration": "vlms_selected:Glm4V",
-    "transformers.models.glm4v_moe.modeling_glm4v_moe.Glm4vMoeModel": "vlms_selected:Glm4V",
-    "transformers.models.glm4v_moe.modeling_glm4v_moe.Glm4vMoeForConditionalGeneration": "vlms_selected:Glm4V",
-    "transformers.models.glm46v.modeling_glm46v.Glm46VModel": "vlms_selected:Glm4V",
-    "transformers.models.glm46v.modeling_glm46v.Glm46VForConditionalGeneration": "vlms_selected:Glm4V",
-    "transformers.models.blip_2.modeling_blip_2.Blip2ForConditionalGeneration": "vlms_selected:Blip2",
-    "transformers.models.instructblip.modeling_instructblip.InstructBlipForConditionalGeneration": "vlms_selected:Blip2",
-    "transformers.models.mllama.modeling_mllama.MllamaModel": "vlms_selected:Mllama",
-    "transformers.models.mllama.modeling_mllama.MllamaForConditionalGeneration": "vlms_selected:Mllama",
-    "transformers.models.florence2.modeling_florence2.Florence2Model": "vlms_selected:Florence2",
-    "transformers.models.florence2.modeling_florence2.Florence2ForConditionalGeneration": "vlms_selected:Florence2",
-}
+SELECTED: dict[str, str] = {"transformers": "vlms_selected:AnyVLM"} | of_modules(
+    {
+        "idefics2": "vlms_selected:Idefics2 Idefics2Model Idefics2ForConditionalGeneration",
+        "llama4": "vlms_selected:Llama4 Llama4ForConditionalGeneration",
+        "glm4v": "vlms_selected:Glm4V Glm4vModel Glm4vForConditionalGeneration",
+        "glm4v_moe": "vlms_selected:Glm4V Glm4vMoeModel Glm4vMoeForConditionalGeneration",
+        "glm46v": "vlms_selected:Glm4V Glm46VModel Glm46VForConditionalGeneration",
+        "blip_2": "vlms_selected:Blip2 Blip2ForConditionalGeneration",
+        "instructblip": "vlms_selected:Blip2 InstructBlipForConditionalGeneration",
+        "mllama": "vlms_selected:Mllama MllamaModel MllamaForConditionalGeneration",
+        "florence2": "vlms_selected:Florence2 Florence2Model Florence2ForConditionalGeneration",
+    }
+)
 """The family of vision-language models whose tower stays as it is, for all of the library and for some classes."""
 
+_REFUSED_MODULES = {
+    "refused:CONVOLUTIONS": "convnext convnextv2 dinov3_convnext focalnet regnet resnet",
+    "refused:STAGES": "cvt glpn hiera levit mobilevit poolformer pvt pvt_v2 segformer swiftformer",
+    "refused:SAM2": "sam2",
+    "refused:SHIFTED_WINDOWS": "swin swinv2",
+}
 REFUSED: dict[str, str] = {
-    "transformers.models.convnext.modeling_convnext": "refused:CONVOLUTIONS",
-    "transformers.models.convnextv2.modeling_convnextv2": "refused:CONVOLUTIONS",
-    "transformers.models.cvt.modeling_cvt": "refused:STAGES",
-    "transformers.models.dinov3_convnext.modeling_dinov3_convnext": "refused:CONVOLUTIONS",
+    **{
+        f"transformers.models.{module}.modeling_{module}": reason
+        for reason, modules in _REFUSED_MODULES.items()
+        for module in modules.split()
+    },
     "transformers.models.donut.modeling_donut_swin": "refused:SHIFTED_WINDOWS",
     "transformers.models.florence2.modeling_florence2.Florence2VisionBackbone": "refused:DAVIT",
-    "transformers.models.focalnet.modeling_focalnet": "refused:CONVOLUTIONS",
-    "transformers.models.glpn.modeling_glpn": "refused:STAGES",
-    "transformers.models.hiera.modeling_hiera": "refused:STAGES",
-    "transformers.models.levit.modeling_levit": "refused:STAGES",
-    "transformers.models.mobilevit.modeling_mobilevit": "refused:STAGES",
-    "transformers.models.poolformer.modeling_poolformer": "refused:STAGES",
-    "transformers.models.pvt.modeling_pvt": "refused:STAGES",
-    "transformers.models.pvt_v2.modeling_pvt_v2": "refused:STAGES",
-    "transformers.models.regnet.modeling_regnet": "refused:CONVOLUTIONS",
-    "transformers.models.resnet.modeling_resnet": "refused:CONVOLUTIONS",
-    "transformers.models.sam2.modeling_sam2": "refused:SAM2",
     "transformers.models.sam2.modeling_sam2.Sam2HieraDetModel": "refused:SAM2",
-    "transformers.models.segformer.modeling_segformer": "refused:STAGES",
-    "transformers.models.swiftformer.modeling_swiftformer": "refused:STAGES",
-    "transformers.models.swin.modeling_swin": "refused:SHIFTED_WINDOWS",
-    "transformers.models.swinv2.modeling_swinv2": "refused:SHIFTED_WINDOWS",
     "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl.Qwen2_5_VisionTransformerPretrainedModel": "vlms:WINDOWED",
 }
 """The reason why models of a class, or of a module, cannot be reduced."""
 
-LIBRARIES: dict[str, str] = {
-    "transformers": "library:TransformersLibrary",
-    "transformers.models.audio_spectrogram_transformer.modeling_audio_spectrogram_transformer.ASTModel": "audio:ASTLibrary",
-    "transformers.models.audio_spectrogram_transformer.modeling_audio_spectrogram_transformer.ASTForAudioClassification": "audio:ASTLibrary",
-    "transformers.models.eomt.modeling_eomt.EomtForUniversalSegmentation": "eomt:EomtLibrary",
-    "transformers.models.eomt_dinov3.modeling_eomt_dinov3.EomtDinov3ForUniversalSegmentation": "eomt:EomtLibrary",
-    "transformers.models.sam.modeling_sam.SamVisionEncoder": "sam:HFSamLibrary",
-    "transformers.models.sam.modeling_sam.SamVisionModel": "sam:HFSamLibrary",
-    "transformers.models.yolos.modeling_yolos.YolosModel": "yolos:YolosLibrary",
-    "transformers.models.yolos.modeling_yolos.YolosForObjectDetection": "yolos:YolosLibrary",
-}
+LIBRARIES: dict[str, str] = {"transformers": "library:TransformersLibrary"} | of_modules(
+    {
+        "audio_spectrogram_transformer": "audio:ASTLibrary ASTModel ASTForAudioClassification",
+        "eomt": "eomt:EomtLibrary EomtForUniversalSegmentation",
+        "eomt_dinov3": "eomt:EomtLibrary EomtDinov3ForUniversalSegmentation",
+        "sam": "sam:HFSamLibrary SamVisionEncoder SamVisionModel",
+        "yolos": "yolos:YolosLibrary YolosModel YolosForObjectDetection",
+    }
+)
 """The adapter for all models of the library, and those for some classes."""
 
-ON_REDUCE: dict[str, str] = {
-    "transformers.modeling_utils": "saving:support",
-}
+ON_REDUCE: dict[str, str] = {"transformers.modeling_utils": "saving:support"}
 """Functions that a reduction calls if a module is loaded."""

@@ -6,11 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from torch import nn
-from transformers.models.audio_spectrogram_transformer.modeling_audio_spectrogram_transformer import (
-    ASTAttention,
-    ASTForAudioClassification,
-    ASTLayer,
-    ASTModel,
+from transformers.models.audio_spectrogram_transformer import (
+    modeling_audio_spectrogram_transformer as audio_spectrogram_transformer,
 )
 
 from vitrim.core.plan import HostFacts
@@ -18,11 +15,10 @@ from vitrim.hosts.transformers.common import ReducedLayer, TransformersHost
 from vitrim.hosts.transformers.library import TransformersLibrary
 
 
-class ReducedASTLayer(ReducedLayer, ASTLayer):
+class ReducedASTLayer(ReducedLayer, audio_spectrogram_transformer.ASTLayer):
     """`ASTLayer` under reduction."""
 
-    host_class = ASTLayer
-    attention_classes = (ASTAttention,)
+    attention_classes = (audio_spectrogram_transformer.ASTAttention,)
 
 
 class HFAST(TransformersHost):
@@ -35,11 +31,11 @@ class HFAST(TransformersHost):
     purpose = "video and audio"
     heads = ("class token", "patches")
     reduced_blocks = (ReducedASTLayer,)
-    trunk_classes = (ASTModel,)
+    trunk_classes = (audio_spectrogram_transformer.ASTModel,)
     layers_name = "layers"
     num_prefix = 2
     size_names = ("max_length", "num_mel_bins")
-    prefix_readers = (ASTForAudioClassification,)
+    prefix_readers = (audio_spectrogram_transformer.ASTForAudioClassification,)
     tokens_of_images = False  # but of spectrograms
 
     @classmethod

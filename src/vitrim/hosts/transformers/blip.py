@@ -13,7 +13,6 @@ from vitrim.hosts.transformers.common import ReducedClipLayer, ReducedJointLayer
 class ReducedBlipEncoderLayer(ReducedJointLayer, ReducedClipLayer, BlipEncoderLayer):
     """`BlipEncoderLayer` under reduction."""
 
-    host_class = BlipEncoderLayer
     attention_classes = (BlipAttention,)
     output_names = ("projection",)
 
@@ -24,7 +23,6 @@ class ReducedBlipEncoderLayer(ReducedJointLayer, ReducedClipLayer, BlipEncoderLa
 class ReducedBlip2EncoderLayer(ReducedJointLayer, ReducedClipLayer, Blip2EncoderLayer):
     """`Blip2EncoderLayer` under reduction."""
 
-    host_class = Blip2EncoderLayer
     attention_classes = (Blip2Attention,)
     output_names = ("projection",)
     dropout_name = "attention_dropout"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from vitrim.core.attention import Attention, KnownMap, split_heads
 from vitrim.core.block import Reducer
-from vitrim.core.host import Host
+from vitrim.core.host import Host, Installed
 from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState, Trace, unmerge
 from vitrim.errors import UnsupportedModelError
@@ -187,21 +187,20 @@ class ReducedOlderLayer(ReducedLayer):
 logger = logging.get_logger(__name__)
 
 
-class TrunkHook:
+@dataclass(eq=False, repr=False)
+class TrunkHook(Installed):
     """Hook that runs before the forward of the module that owns the layers and decides what this forward hands out.
 
     With ``output_hidden_states``, and always in an ``AutoBackbone`` whose feature maps are hidden states: full grids,
     un-merged after every layer. With ``output_attentions``: the map of every layer over the tokens it has, as in the
     dense model where attention is eager only. Masks over the full sequence are refused, and what the family refuses. A
-    hook and not a forward of its own, because export and trainers read the signature of ``model.forward``. An object
-    and not a function, so that the model can still be copied and pickled.
+    hook and not a forward of its own, because export and trainers read the signature of ``model.forward``.
     """
 
-    def __init__(self, host: type[TransformersHost], trace: Trace, positional: tuple[str, ...], pools: bool) -> None:
-        self.host = host
-        self.trace = trace
-        self.positional = positional  # names of the trunk's arguments, in order: a mask may be given by its place
-        self.pools = pools  # a head reads all tokens, and is to read the same ones whatever is handed out beside
+    host: type[TransformersHost]
+    trace: Trace
+    positional: tuple[str, ...]  # names of the trunk's arguments, in order: a mask may be given by its place
+    pools: bool  # a head reads all tokens, and is to read the same ones whatever is handed out beside
 
     def __call__(self, trunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {**dict(zip(self.positional, args, strict=False)), **kwargs}
@@ -229,15 +228,15 @@ class TrunkHook:
         self.host.check_inputs(trunk, given)
 
 
-class HiddenHook:
+@dataclass(eq=False, repr=False)
+class HiddenHook(Installed):
     """Hook that runs after the forward of such a module and lays the last hidden state out on the full grid.
 
     Where a head reads all tokens, the last block hands out what it does without hidden states (`TrunkHook`): a mean
     over patches, or a probe's attention, must not read the zeros of pruned ones.
     """
 
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
+    trace: Trace
 
     def __call__(self, trunk: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if not self.trace.call.spares_last:
@@ -385,19 +384,10 @@ class TransformersHost(Host):
         positional = tuple(inspect.signature(type(trunk).forward).parameters)[1:]
         facts = cls.facts(model)
         hook = TrunkHook(cls, trace, positional, cls.pools and facts.averages_patches and not facts.dense)
-        trunk.vitrim_hook = trunk.register_forward_pre_hook(hook, with_kwargs=True)
-        trunk.vitrim_hidden_hook = trunk.register_forward_hook(HiddenHook(trace))
+        trunk.register_forward_pre_hook(hook, with_kwargs=True)
+        trunk.register_forward_hook(HiddenHook(trace))
         if cls.forward_class is not None:
             trunk.forward = cls.forward_class(trunk, trace)
-
-    @classmethod
-    def uninstall(cls, model: nn.Module) -> None:
-        trunk = cls.trunk(model)
-        trunk.vitrim_hook.remove()
-        trunk.vitrim_hidden_hook.remove()
-        del trunk.vitrim_hook, trunk.vitrim_hidden_hook
-        if cls.forward_class is not None:
-            del trunk.forward
 
 
 def _pair(size: Any) -> tuple[int, int]:

@@ -12,12 +12,8 @@ from math import isqrt
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
-from transformers.models.lw_detr.modeling_lw_detr import LwDetrViTAttention, LwDetrViTBackbone, LwDetrViTLayer
-from transformers.models.rf_detr.modeling_rf_detr import (
-    RfDetrDinov2Attention,
-    RfDetrDinov2Backbone,
-    RfDetrDinov2Layer,
-)
+from transformers.models.lw_detr import modeling_lw_detr as lw_detr
+from transformers.models.rf_detr import modeling_rf_detr as rf_detr
 
 from vitrim.core.attention import Attention
 from vitrim.core.block import ReducedBlock
@@ -57,11 +53,10 @@ class ReducedRowLayer(WindowBlock, ReducedLayer):
         return AcrossWindows(**{**attention.parts(), "bias": bias}, windows=state.windows)
 
 
-class ReducedLwDetrLayer(ReducedRowLayer, LwDetrViTLayer):
+class ReducedLwDetrLayer(ReducedRowLayer, lw_detr.LwDetrViTLayer):
     """`LwDetrViTLayer` under reduction."""
 
-    host_class = LwDetrViTLayer
-    attention_classes = (LwDetrViTAttention,)
+    attention_classes = (lw_detr.LwDetrViTAttention,)
     update_names = ("gamma_1",)
     mlp_names = ("layernorm_after", "intermediate", "gamma_2")
 
@@ -70,11 +65,10 @@ class ReducedLwDetrLayer(ReducedRowLayer, LwDetrViTLayer):
         return not self.window
 
 
-class ReducedRfDetrLayer(ReducedRowLayer, ReducedDinoLayer, RfDetrDinov2Layer):
+class ReducedRfDetrLayer(ReducedRowLayer, ReducedDinoLayer, rf_detr.RfDetrDinov2Layer):
     """`RfDetrDinov2Layer` under reduction."""
 
-    host_class = RfDetrDinov2Layer
-    attention_classes = (RfDetrDinov2Attention,)
+    attention_classes = (rf_detr.RfDetrDinov2Attention,)
 
     @property
     def crosses(self) -> bool:
@@ -146,7 +140,7 @@ class HFLwDetr(_Rows):
 
     name = "transformers LW-DETR"
     reduced_blocks = (ReducedLwDetrLayer,)
-    trunk_classes = (LwDetrViTBackbone,)
+    trunk_classes = (lw_detr.LwDetrViTBackbone,)
     maker_name = "embeddings.projection"
     num_prefix = 0
     has_class_token = False
@@ -161,7 +155,7 @@ class HFRfDetr(_Rows):
 
     name = "transformers RF-DETR"
     reduced_blocks = (ReducedRfDetrLayer,)
-    trunk_classes = (RfDetrDinov2Backbone,)
+    trunk_classes = (rf_detr.RfDetrDinov2Backbone,)
 
     @classmethod
     def windows_a_side(cls, config: Any) -> int:

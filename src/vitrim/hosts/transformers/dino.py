@@ -8,21 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.models.dinov2.modeling_dinov2 import Dinov2Attention, Dinov2Backbone, Dinov2Layer, Dinov2Model
-from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers import (
-    Dinov2WithRegistersAttention,
-    Dinov2WithRegistersBackbone,
-    Dinov2WithRegistersLayer,
-    Dinov2WithRegistersModel,
-)
-from transformers.models.dinov3_vit.modeling_dinov3_vit import (
-    DINOv3ViTAttention,
-    DINOv3ViTBackbone,
-    DINOv3ViTLayer,
-    DINOv3ViTModel,
-    rotate_half,
-)
-from transformers.models.radio.modeling_radio import RadioAttention, RadioLayer, RadioModel
+from transformers.models.dinov2 import modeling_dinov2 as dinov2
+from transformers.models.dinov2_with_registers import modeling_dinov2_with_registers as dinov2_with_registers
+from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3_vit
+from transformers.models.radio import modeling_radio as radio
 
 from vitrim.core.attention import Attention
 from vitrim.core.tokens import TokenState
@@ -30,18 +19,16 @@ from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.transformers.common import ReducedDinoLayer, TransformersHost, refuse_mask
 
 
-class ReducedDinov2Layer(ReducedDinoLayer, Dinov2Layer):
+class ReducedDinov2Layer(ReducedDinoLayer, dinov2.Dinov2Layer):
     """`Dinov2Layer` under reduction."""
 
-    host_class = Dinov2Layer
-    attention_classes = (Dinov2Attention,)
+    attention_classes = (dinov2.Dinov2Attention,)
 
 
-class ReducedDinov2WithRegistersLayer(ReducedDinoLayer, Dinov2WithRegistersLayer):
+class ReducedDinov2WithRegistersLayer(ReducedDinoLayer, dinov2_with_registers.Dinov2WithRegistersLayer):
     """`Dinov2WithRegistersLayer` under reduction."""
 
-    host_class = Dinov2WithRegistersLayer
-    attention_classes = (Dinov2WithRegistersAttention,)
+    attention_classes = (dinov2_with_registers.Dinov2WithRegistersAttention,)
 
 
 class ReducedRotaryLayer(ReducedDinoLayer):
@@ -71,21 +58,19 @@ class ReducedRotaryLayer(ReducedDinoLayer):
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, num_prefix: int) -> Tensor:
     """Queries or keys (B, H, N, d) with their patch tokens rotated."""
     prefix, patches = x[:, :, :num_prefix], x[:, :, num_prefix:]
-    return torch.cat([prefix, patches * cos + rotate_half(patches) * sin], dim=2)
+    return torch.cat([prefix, patches * cos + dinov3_vit.rotate_half(patches) * sin], dim=2)
 
 
-class ReducedDINOv3ViTLayer(ReducedRotaryLayer, DINOv3ViTLayer):
+class ReducedDINOv3ViTLayer(ReducedRotaryLayer, dinov3_vit.DINOv3ViTLayer):
     """`DINOv3ViTLayer` under reduction."""
 
-    host_class = DINOv3ViTLayer
-    attention_classes = (DINOv3ViTAttention,)
+    attention_classes = (dinov3_vit.DINOv3ViTAttention,)
 
 
-class ReducedRadioLayer(ReducedDinoLayer, RadioLayer):
+class ReducedRadioLayer(ReducedDinoLayer, radio.RadioLayer):
     """`RadioLayer` under reduction."""
 
-    host_class = RadioLayer
-    attention_classes = (RadioAttention,)
+    attention_classes = (radio.RadioAttention,)
 
 
 class HFDinov2(TransformersHost):
@@ -94,7 +79,7 @@ class HFDinov2(TransformersHost):
     name = "transformers DINOv2"
     heads = ("patches",)  # the classifier reads the class token and the mean of the patches
     reduced_blocks = (ReducedDinov2Layer,)
-    trunk_classes = (Dinov2Model, Dinov2Backbone)
+    trunk_classes = (dinov2.Dinov2Model, dinov2.Dinov2Backbone)
     layers_name = "encoder.layer"
 
 
@@ -104,7 +89,7 @@ class HFDinov2WithRegisters(TransformersHost):
     name = "transformers DINOv2 with registers"
     heads = ("patches",)
     reduced_blocks = (ReducedDinov2WithRegistersLayer,)
-    trunk_classes = (Dinov2WithRegistersModel, Dinov2WithRegistersBackbone)
+    trunk_classes = (dinov2_with_registers.Dinov2WithRegistersModel, dinov2_with_registers.Dinov2WithRegistersBackbone)
     layers_name = "encoder.layer"
 
 
@@ -114,7 +99,7 @@ class HFDINOv3(TransformersHost):
     name = "transformers DINOv3"
     heads = ("patches",)
     reduced_blocks = (ReducedDINOv3ViTLayer,)
-    trunk_classes = (DINOv3ViTModel, DINOv3ViTBackbone)
+    trunk_classes = (dinov3_vit.DINOv3ViTModel, dinov3_vit.DINOv3ViTBackbone)
     layers_name = "model.layer"
 
 
@@ -127,7 +112,7 @@ class HFRadio(TransformersHost):
     name = "transformers C-RADIO"
     heads = ("patches",)
     reduced_blocks = (ReducedRadioLayer,)
-    trunk_classes = (RadioModel,)
+    trunk_classes = (radio.RadioModel,)
     layers_name = "encoder.layer"
     maker_name = "embeddings"
 

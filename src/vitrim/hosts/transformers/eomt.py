@@ -14,12 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import masks_to_boxes
-from transformers.models.eomt.modeling_eomt import EomtAttention, EomtForUniversalSegmentation, EomtLayer
-from transformers.models.eomt_dinov3.modeling_eomt_dinov3 import (
-    EomtDinov3Attention,
-    EomtDinov3ForUniversalSegmentation,
-    EomtDinov3Layer,
-)
+from transformers.models.eomt import modeling_eomt as eomt
+from transformers.models.eomt_dinov3 import modeling_eomt_dinov3 as eomt_dinov3
 
 from vitrim.core.library import Size
 from vitrim.core.plan import HostFacts, Part
@@ -29,21 +25,19 @@ from vitrim.hosts.transformers.dino import ReducedRotaryLayer
 from vitrim.hosts.transformers.library import TransformersLibrary
 
 
-class ReducedEomtLayer(ReducedDinoLayer, EomtLayer):
+class ReducedEomtLayer(ReducedDinoLayer, eomt.EomtLayer):
     """`EomtLayer` under reduction."""
 
-    host_class = EomtLayer
-    attention_classes = (EomtAttention,)
+    attention_classes = (eomt.EomtAttention,)
     output_names = ("out_proj",)
     scale_name = "scale"
     dropout_name = "dropout"
 
 
-class ReducedEomtDinov3Layer(ReducedRotaryLayer, EomtDinov3Layer):
+class ReducedEomtDinov3Layer(ReducedRotaryLayer, eomt_dinov3.EomtDinov3Layer):
     """`EomtDinov3Layer` under reduction."""
 
-    host_class = EomtDinov3Layer
-    attention_classes = (EomtDinov3Attention,)
+    attention_classes = (eomt_dinov3.EomtDinov3Attention,)
 
 
 def _enlarged(output: Any, images: Tensor) -> Tensor:
@@ -54,6 +48,7 @@ def _enlarged(output: Any, images: Tensor) -> Tensor:
 
 
 class _Eomt(TransformersHost):
+    purpose = "segmentation, detection, poses, depth"
     heads = ("grid",)
     layers_name = "layers"
     grid_readers = (nn.Module,)
@@ -91,18 +86,16 @@ class HFEomt(_Eomt):
     """Masks and classes of queries that join in the last layers: those before are reduced. Square images only."""
 
     name = "transformers EoMT"
-    purpose = "segmentation, detection, poses, depth"
     reduced_blocks = (ReducedEomtLayer,)
-    trunk_classes = (EomtForUniversalSegmentation,)
+    trunk_classes = (eomt.EomtForUniversalSegmentation,)
 
 
 class HFEomtDinov3(_Eomt):
     """EoMT on DINOv3: as EoMT, with rotary positions."""
 
     name = "transformers EoMT DINOv3"
-    purpose = "segmentation, detection, poses, depth"
     reduced_blocks = (ReducedEomtDinov3Layer,)
-    trunk_classes = (EomtDinov3ForUniversalSegmentation,)
+    trunk_classes = (eomt_dinov3.EomtDinov3ForUniversalSegmentation,)
 
 
 class EomtLibrary(TransformersLibrary):

@@ -9,32 +9,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import isqrt, prod
 from types import MethodType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers.models.pixtral.modeling_pixtral import (
-    PixtralAttention,
-    PixtralAttentionLayer,
-    PixtralVisionModel,
-    apply_rotary_pos_emb,
-)
-from transformers.models.qwen2_vl.modeling_qwen2_vl import (
-    Qwen2VisionTransformerPretrainedModel,
-    Qwen2VLVisionBlock,
-    VisionAttention,
-    apply_rotary_pos_emb_vision,
-)
-from transformers.models.qwen3_vl.modeling_qwen3_vl import (
-    Qwen3VLVisionAttention,
-    Qwen3VLVisionBlock,
-    Qwen3VLVisionModel,
-)
+from transformers.models.pixtral import modeling_pixtral as pixtral
+from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2_vl
+from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 
 from vitrim.core.attention import Attention
+from vitrim.core.host import Installed
 from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState, Trace
 from vitrim.errors import VitrimError
@@ -102,11 +89,10 @@ class PackedLayer(ReducedLayer):
         raise NotImplementedError
 
 
-class ReducedPixtralAttentionLayer(PackedLayer, PixtralAttentionLayer):  # type: ignore[misc]
+class ReducedPixtralAttentionLayer(PackedLayer, pixtral.PixtralAttentionLayer):  # type: ignore[misc]
     """`PixtralAttentionLayer` under reduction."""
 
-    host_class = PixtralAttentionLayer
-    attention_classes = (PixtralAttention,)
+    attention_classes = (pixtral.PixtralAttention,)
     norm_name = "attention_norm"
     update_names = ()
     mlp_names = ("ffn_norm", "feed_forward")
@@ -114,7 +100,9 @@ class ReducedPixtralAttentionLayer(PackedLayer, PixtralAttentionLayer):  # type:
     leading = True
 
     def rotated(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=0 if cos.dim() == 2 else 1)
+        found: tuple[Tensor, Tensor] = pixtral.apply_rotary_pos_emb(
+            q, k, cos, sin, unsqueeze_dim=0 if cos.dim() == 2 else 1
+        )
         return found
 
 
@@ -126,33 +114,28 @@ class _ReducedQwenBlock(PackedLayer, ReducedJointLayer):
     mlp_names = ("norm2", "mlp")
 
     def rotated(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        q, k = apply_rotary_pos_emb_vision(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+        q, k = qwen2_vl.apply_rotary_pos_emb_vision(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
         return q.transpose(1, 2), k.transpose(1, 2)
 
 
-class ReducedQwen2VLVisionBlock(_ReducedQwenBlock, Qwen2VLVisionBlock):  # type: ignore[misc]
+class ReducedQwen2VLVisionBlock(_ReducedQwenBlock, qwen2_vl.Qwen2VLVisionBlock):  # type: ignore[misc]
     """`Qwen2VLVisionBlock` under reduction."""
 
-    host_class = Qwen2VLVisionBlock
-    attention_classes = (VisionAttention,)
+    attention_classes = (qwen2_vl.VisionAttention,)
 
 
-class ReducedQwen3VLVisionBlock(_ReducedQwenBlock, Qwen3VLVisionBlock):
+class ReducedQwen3VLVisionBlock(_ReducedQwenBlock, qwen3_vl.Qwen3VLVisionBlock):
     """`Qwen3VLVisionBlock` under reduction."""
 
-    host_class = Qwen3VLVisionBlock
-    attention_classes = (Qwen3VLVisionAttention,)
+    attention_classes = (qwen3_vl.Qwen3VLVisionAttention,)
 
 
-class PackedForward:
-    """The forward of a tower: images of one size together, size by size.
+@dataclass(eq=False, repr=False)
+class PackedForward(Installed):
+    """The forward of a tower: images of one size together, size by size."""
 
-    An object and not a function, so that the model can still be copied and pickled.
-    """
-
-    def __init__(self, tower: Any, trace: Trace) -> None:
-        self.tower = tower
-        self.trace = trace
+    tower: Any
+    trace: Trace
 
     @property
     def __signature__(self) -> inspect.Signature:  # what export and trainers read
@@ -280,7 +263,7 @@ class HFPixtral(PackedHost):
 
     name = "transformers Pixtral"
     reduced_blocks = (ReducedPixtralAttentionLayer,)
-    trunk_classes = (PixtralVisionModel,)
+    trunk_classes = (pixtral.PixtralVisionModel,)
     layers_name = "transformer.layers"
     maker_name = "patch_conv"
     forward_class = PixtralForward
@@ -320,7 +303,7 @@ class HFQwen2VL(_QwenTower):
 
     name = "transformers Qwen2-VL"
     reduced_blocks = (ReducedQwen2VLVisionBlock,)
-    trunk_classes = (Qwen2VisionTransformerPretrainedModel,)
+    trunk_classes = (qwen2_vl.Qwen2VisionTransformerPretrainedModel,)
     width_name = "embed_dim"
     forward_class = QwenForward
 
@@ -330,5 +313,5 @@ class HFQwen3VL(_QwenTower):
 
     name = "transformers Qwen3-VL"
     reduced_blocks = (ReducedQwen3VLVisionBlock,)
-    trunk_classes = (Qwen3VLVisionModel,)
+    trunk_classes = (qwen3_vl.Qwen3VLVisionModel,)
     forward_class = QwenForwardOfAllBlocks

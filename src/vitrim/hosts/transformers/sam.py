@@ -6,25 +6,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
-from transformers.models.sam.modeling_sam import (
-    SamVisionAttention,
-    SamVisionEncoder,
-    SamVisionLayer,
-    SamVisionSdpaAttention,
-)
-from transformers.models.sam3.modeling_sam3 import (
-    Sam3ViTLayer,
-    Sam3ViTModel,
-    Sam3ViTRoPEAttention,
-    apply_rotary_pos_emb_2d,
-)
-from transformers.models.vitdet.modeling_vitdet import (
-    VitDetAttention,
-    VitDetBackbone,
-    VitDetLayer,
-    VitDetModel,
-    get_rel_pos,
-)
+from transformers.models.sam import modeling_sam as sam
+from transformers.models.sam3 import modeling_sam3 as sam3
+from transformers.models.vitdet import modeling_vitdet as vitdet
 
 from vitrim.core.attention import Attention, split_heads
 from vitrim.core.plan import Part
@@ -50,10 +34,10 @@ class _ReducedWindowLayer(WindowBlock):
             q,
             k,
             v,
-            relative=getattr(attn, "get_rel_pos", get_rel_pos),  # SAM's is a method
+            relative=getattr(attn, "get_rel_pos", vitdet.get_rel_pos),  # SAM's is a method
             # attention that is written out alone may have dropout
-            dropout=attn.dropout if self.training and type(attn) is SamVisionAttention else 0.0,
-            fused=isinstance(attn, SamVisionSdpaAttention),
+            dropout=attn.dropout if self.training and type(attn) is sam.SamVisionAttention else 0.0,
+            fused=isinstance(attn, sam.SamVisionSdpaAttention),
         )
 
     def values(self, x: Tensor) -> Tensor:
@@ -61,11 +45,10 @@ class _ReducedWindowLayer(WindowBlock):
         return split_heads(attn.qkv(self.pre_norm(x)).chunk(3, dim=-1)[2], getattr(attn, self.heads_name))
 
 
-class ReducedSamVisionLayer(_ReducedWindowLayer, SamVisionLayer):
+class ReducedSamVisionLayer(_ReducedWindowLayer, sam.SamVisionLayer):
     """`SamVisionLayer` under reduction."""
 
-    host_class = SamVisionLayer
-    attention_classes = (SamVisionAttention, SamVisionSdpaAttention)
+    attention_classes = (sam.SamVisionAttention, sam.SamVisionSdpaAttention)
     norm_name = "layer_norm1"
     mlp_names = ("layer_norm2", "mlp")
     heads_name = "num_attention_heads"
@@ -74,11 +57,10 @@ class ReducedSamVisionLayer(_ReducedWindowLayer, SamVisionLayer):
         return self.run(hidden_states)
 
 
-class ReducedVitDetLayer(_ReducedWindowLayer, VitDetLayer):
+class ReducedVitDetLayer(_ReducedWindowLayer, vitdet.VitDetLayer):
     """`VitDetLayer` under reduction."""
 
-    host_class = VitDetLayer
-    attention_classes = (VitDetAttention,)
+    attention_classes = (vitdet.VitDetAttention,)
     attention_name = "attention"
     update_names = ("drop_path",)
     mlp_names = ("norm2", "mlp", "drop_path")
@@ -88,11 +70,10 @@ class ReducedVitDetLayer(_ReducedWindowLayer, VitDetLayer):
         return (self.run(hidden_states),)
 
 
-class ReducedSam3Layer(WindowBlock, ReducedLayer, Sam3ViTLayer):
+class ReducedSam3Layer(WindowBlock, ReducedLayer, sam3.Sam3ViTLayer):
     """`Sam3ViTLayer` under reduction: tokens keep the angles of their place, in the window or in the image."""
 
-    host_class = Sam3ViTLayer
-    attention_classes = (Sam3ViTRoPEAttention,)
+    attention_classes = (sam3.Sam3ViTRoPEAttention,)
     norm_name = "layer_norm1"
     update_names = ()
     mlp_names = ("layer_norm2", "mlp", "dropout")
@@ -112,7 +93,7 @@ class ReducedSam3Layer(WindowBlock, ReducedLayer, Sam3ViTLayer):
             tables = [table.view(-1, state.num_tokens, table.shape[-1]) for table in tables]
             tables = [table.repeat(len(x) // len(table), 1, 1) for table in tables]
         cos, sin = (table.unsqueeze(1) for table in tables)
-        q, k = apply_rotary_pos_emb_2d(attention.q, attention.k, cos=cos, sin=sin)
+        q, k = sam3.apply_rotary_pos_emb_2d(attention.q, attention.k, cos=cos, sin=sin)
         parts = {**attention.parts(), "q": q, "k": k, "k_raw": attention.k}
         if crosses:
             return AcrossWindows(**{**parts, "bias": windows.bias_of_images(attention.bias)}, windows=windows)
@@ -122,6 +103,7 @@ class ReducedSam3Layer(WindowBlock, ReducedLayer, Sam3ViTLayer):
 class _Windowed(WindowedHost, TransformersHost):
     """The map of the last layer is read place by place, so pruned patches come back at the end."""
 
+    purpose = "segmentation, detection, poses, depth"
     has_maps = False
     num_prefix = 0
     has_class_token = False
@@ -133,9 +115,8 @@ class HFSam(_Windowed):
     """The image encoder, whose neck reads every patch at its place: [windows](#windows)."""
 
     name = "transformers SAM"
-    purpose = "segmentation, detection, poses, depth"
     reduced_blocks = (ReducedSamVisionLayer,)
-    trunk_classes = (SamVisionEncoder,)
+    trunk_classes = (sam.SamVisionEncoder,)
     layers_name = "layers"
     maker_name = "patch_embed"
 
@@ -144,9 +125,8 @@ class HFSam3(_Windowed):
     """SAM 3's image encoder, alone or in a model with its neck, prompts and decoder: [windows](#windows)."""
 
     name = "transformers SAM 3"
-    purpose = "segmentation, detection, poses, depth"
     reduced_blocks = (ReducedSam3Layer,)
-    trunk_classes = (Sam3ViTModel,)
+    trunk_classes = (sam3.Sam3ViTModel,)
     layers_name = "layers"
     chooses_kernel = True
 
@@ -155,9 +135,8 @@ class HFVitDet(_Windowed):
     """ViTDet without the convolutional blocks that some have between their layers: [windows](#windows)."""
 
     name = "transformers ViTDet"
-    purpose = "segmentation, detection, poses, depth"
     reduced_blocks = (ReducedVitDetLayer,)
-    trunk_classes = (VitDetModel, VitDetBackbone)
+    trunk_classes = (vitdet.VitDetModel, vitdet.VitDetBackbone)
     layers_name = "encoder.layer"
     maker_name = "embeddings.projection"
 

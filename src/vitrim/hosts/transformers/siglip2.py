@@ -11,26 +11,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.siglip2.modeling_siglip2 import (
-    Siglip2Attention,
-    Siglip2EncoderLayer,
-    Siglip2ForImageClassification,
-    Siglip2VisionModel,
-)
+from transformers.models.siglip2 import modeling_siglip2 as siglip2
 
+from vitrim.core.host import Installed
 from vitrim.core.tokens import Trace
 from vitrim.hosts.shared.padding import Group, groups_of, run_groups
 from vitrim.hosts.transformers.common import ReducedClipLayer, TransformersHost
 
 
-class ReducedSiglip2EncoderLayer(ReducedClipLayer, Siglip2EncoderLayer):
+class ReducedSiglip2EncoderLayer(ReducedClipLayer, siglip2.Siglip2EncoderLayer):
     """`Siglip2EncoderLayer` under reduction."""
 
-    host_class = Siglip2EncoderLayer
-    attention_classes = (Siglip2Attention,)
+    attention_classes = (siglip2.Siglip2Attention,)
 
 
-class PaddingHook:
+class PaddingHook(Installed):
     """Runs before a forward that takes a ``pixel_attention_mask`` and drops a mask that masks nothing.
 
     The head of the classifier would apply it to all N0 tokens.
@@ -47,14 +42,12 @@ class PaddingHook:
         return (), {**given, "pixel_attention_mask": None}
 
 
-class PaddedForward:
+class PaddedForward(Installed):
     """The forward of the tower: padded batches run grid by grid, without their padding (`vitrim.hosts.shared.padding`).
 
     Where every patch has a value, tokens come out in as many rows as went in, padding rows 0; where patches were
     pruned, the survivors do, padded to the longest. With ``averaged`` all rows are filled: the classifier takes the
     mean of its rows under the mask it was given, so survivors are followed by their mean.
-
-    An object and not a function, so that the model can still be copied and pickled.
     """
 
     def __init__(self, tower: nn.Module, trace: Trace, averaged: bool) -> None:
@@ -105,7 +98,7 @@ class HFSiglip2(TransformersHost):
     purpose = "images and text"
     heads = ("no class token",)
     reduced_blocks = (ReducedSiglip2EncoderLayer,)
-    trunk_classes = (Siglip2VisionModel,)
+    trunk_classes = (siglip2.Siglip2VisionModel,)
     num_prefix = 0
     has_class_token = False
     tokens_of_images = False  # but of patches
@@ -126,16 +119,7 @@ class HFSiglip2(TransformersHost):
     def install(cls, model: Any, trace: Trace) -> None:
         super().install(model, trace)
         trunk = cls.trunk(model)
-        trunk.forward = PaddedForward(trunk, trace, averaged=isinstance(model, Siglip2ForImageClassification))
+        trunk.forward = PaddedForward(trunk, trace, averaged=isinstance(model, siglip2.Siglip2ForImageClassification))
         # the classifier's own mean reads the mask, too; the model of two towers hands it on
-        model.vitrim_padding_hooks = [
+        for module in dict.fromkeys((model, trunk)):
             module.register_forward_pre_hook(PaddingHook(module), with_kwargs=True)
-            for module in dict.fromkeys((model, cls.trunk(model)))
-        ]
-
-    @classmethod
-    def uninstall(cls, model: Any) -> None:
-        super().uninstall(model)
-        for hook in model.vitrim_padding_hooks:
-            hook.remove()
-        del model.vitrim_padding_hooks, cls.trunk(model).forward

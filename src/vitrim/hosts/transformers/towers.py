@@ -9,86 +9,47 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from transformers.models.aimv2.modeling_aimv2 import Aimv2Attention, Aimv2EncoderLayer, Aimv2VisionModel
-from transformers.models.altclip.modeling_altclip import (
-    AltCLIPAttention,
-    AltCLIPEncoderLayer,
-    AltCLIPModel,
-    AltCLIPVisionModel,
-)
-from transformers.models.chinese_clip.modeling_chinese_clip import (
-    ChineseCLIPModel,
-    ChineseCLIPVisionAttention,
-    ChineseCLIPVisionLayer,
-    ChineseCLIPVisionModel,
-)
-from transformers.models.clip.modeling_clip import (
-    CLIPAttention,
-    CLIPEncoderLayer,
-    CLIPModel,
-    CLIPVisionModel,
-    CLIPVisionModelWithProjection,
-)
-from transformers.models.metaclip_2.modeling_metaclip_2 import (
-    MetaClip2Attention,
-    MetaClip2EncoderLayer,
-    MetaClip2Model,
-    MetaClip2VisionModel,
-    MetaClip2VisionModelWithProjection,
-)
-from transformers.models.owlv2.modeling_owlv2 import (
-    Owlv2Attention,
-    Owlv2EncoderLayer,
-    Owlv2ForObjectDetection,
-    Owlv2Model,
-    Owlv2VisionTransformer,
-)
-from transformers.models.owlvit.modeling_owlvit import (
-    OwlViTAttention,
-    OwlViTEncoderLayer,
-    OwlViTForObjectDetection,
-    OwlViTModel,
-    OwlViTVisionTransformer,
-)
-from transformers.models.siglip.modeling_siglip import SiglipAttention, SiglipEncoderLayer, SiglipVisionModel
+from transformers.models.aimv2 import modeling_aimv2 as aimv2
+from transformers.models.altclip import modeling_altclip as altclip
+from transformers.models.chinese_clip import modeling_chinese_clip as chinese_clip
+from transformers.models.clip import modeling_clip as clip
+from transformers.models.metaclip_2 import modeling_metaclip_2 as metaclip_2
+from transformers.models.owlv2 import modeling_owlv2 as owlv2
+from transformers.models.owlvit import modeling_owlvit as owlvit
+from transformers.models.siglip import modeling_siglip as siglip
 
 from vitrim.core.plan import Head
 from vitrim.hosts.transformers.common import ReducedClipLayer, ReducedLayer, TransformersHost
 
 
-class ReducedCLIPEncoderLayer(ReducedClipLayer, CLIPEncoderLayer):
+class ReducedCLIPEncoderLayer(ReducedClipLayer, clip.CLIPEncoderLayer):
     """`CLIPEncoderLayer` under reduction."""
 
-    host_class = CLIPEncoderLayer
-    attention_classes = (CLIPAttention,)
+    attention_classes = (clip.CLIPAttention,)
 
 
-class ReducedSiglipEncoderLayer(ReducedClipLayer, SiglipEncoderLayer):
+class ReducedSiglipEncoderLayer(ReducedClipLayer, siglip.SiglipEncoderLayer):
     """`SiglipEncoderLayer` under reduction."""
 
-    host_class = SiglipEncoderLayer
-    attention_classes = (SiglipAttention,)
+    attention_classes = (siglip.SiglipAttention,)
 
 
-class ReducedAltCLIPEncoderLayer(ReducedClipLayer, AltCLIPEncoderLayer):
+class ReducedAltCLIPEncoderLayer(ReducedClipLayer, altclip.AltCLIPEncoderLayer):
     """`AltCLIPEncoderLayer` under reduction."""
 
-    host_class = AltCLIPEncoderLayer
-    attention_classes = (AltCLIPAttention,)
+    attention_classes = (altclip.AltCLIPAttention,)
 
 
-class ReducedChineseCLIPVisionLayer(ReducedClipLayer, ChineseCLIPVisionLayer):
+class ReducedChineseCLIPVisionLayer(ReducedClipLayer, chinese_clip.ChineseCLIPVisionLayer):
     """`ChineseCLIPVisionLayer` under reduction."""
 
-    host_class = ChineseCLIPVisionLayer
-    attention_classes = (ChineseCLIPVisionAttention,)
+    attention_classes = (chinese_clip.ChineseCLIPVisionAttention,)
 
 
-class ReducedAimv2EncoderLayer(ReducedLayer, Aimv2EncoderLayer):
+class ReducedAimv2EncoderLayer(ReducedLayer, aimv2.Aimv2EncoderLayer):
     """`Aimv2EncoderLayer` under reduction."""
 
-    host_class = Aimv2EncoderLayer
-    attention_classes = (Aimv2Attention,)
+    attention_classes = (aimv2.Aimv2Attention,)
     norm_name = "rms_norm1"
     output_names = ("out_proj",)
     update_names = ()
@@ -97,25 +58,22 @@ class ReducedAimv2EncoderLayer(ReducedLayer, Aimv2EncoderLayer):
     dropout_name = "dropout"
 
 
-class ReducedMetaClip2EncoderLayer(ReducedClipLayer, MetaClip2EncoderLayer):
+class ReducedMetaClip2EncoderLayer(ReducedClipLayer, metaclip_2.MetaClip2EncoderLayer):
     """`MetaClip2EncoderLayer` under reduction."""
 
-    host_class = MetaClip2EncoderLayer
-    attention_classes = (MetaClip2Attention,)
+    attention_classes = (metaclip_2.MetaClip2Attention,)
 
 
-class ReducedOwlViTEncoderLayer(ReducedClipLayer, OwlViTEncoderLayer):
+class ReducedOwlViTEncoderLayer(ReducedClipLayer, owlvit.OwlViTEncoderLayer):
     """`OwlViTEncoderLayer` under reduction."""
 
-    host_class = OwlViTEncoderLayer
-    attention_classes = (OwlViTAttention,)
+    attention_classes = (owlvit.OwlViTAttention,)
 
 
-class ReducedOwlv2EncoderLayer(ReducedClipLayer, Owlv2EncoderLayer):
+class ReducedOwlv2EncoderLayer(ReducedClipLayer, owlv2.Owlv2EncoderLayer):
     """`Owlv2EncoderLayer` under reduction."""
 
-    host_class = Owlv2EncoderLayer
-    attention_classes = (Owlv2Attention,)
+    attention_classes = (owlv2.Owlv2Attention,)
 
 
 class ClassTokenTower(TransformersHost):
@@ -144,8 +102,8 @@ class HFCLIP(ClassTokenTower):
 
     name = "transformers CLIP"
     reduced_blocks = (ReducedCLIPEncoderLayer,)
-    trunk_classes = (CLIPVisionModel,)
-    prefix_readers = (CLIPModel, CLIPVisionModelWithProjection)
+    trunk_classes = (clip.CLIPVisionModel,)
+    prefix_readers = (clip.CLIPModel, clip.CLIPVisionModelWithProjection)
 
 
 class HFAltCLIP(ClassTokenTower):
@@ -153,8 +111,8 @@ class HFAltCLIP(ClassTokenTower):
 
     name = "transformers AltCLIP"
     reduced_blocks = (ReducedAltCLIPEncoderLayer,)
-    trunk_classes = (AltCLIPVisionModel,)
-    prefix_readers = (AltCLIPModel,)
+    trunk_classes = (altclip.AltCLIPVisionModel,)
+    prefix_readers = (altclip.AltCLIPModel,)
 
 
 class HFChineseCLIP(ClassTokenTower):
@@ -162,8 +120,8 @@ class HFChineseCLIP(ClassTokenTower):
 
     name = "transformers Chinese-CLIP"
     reduced_blocks = (ReducedChineseCLIPVisionLayer,)
-    trunk_classes = (ChineseCLIPVisionModel,)
-    prefix_readers = (ChineseCLIPModel,)
+    trunk_classes = (chinese_clip.ChineseCLIPVisionModel,)
+    prefix_readers = (chinese_clip.ChineseCLIPModel,)
 
 
 class HFMetaClip2(ClassTokenTower):
@@ -171,8 +129,8 @@ class HFMetaClip2(ClassTokenTower):
 
     name = "transformers MetaCLIP 2"
     reduced_blocks = (ReducedMetaClip2EncoderLayer,)
-    trunk_classes = (MetaClip2VisionModel,)
-    prefix_readers = (MetaClip2Model, MetaClip2VisionModelWithProjection)
+    trunk_classes = (metaclip_2.MetaClip2VisionModel,)
+    prefix_readers = (metaclip_2.MetaClip2Model, metaclip_2.MetaClip2VisionModelWithProjection)
 
 
 class HFSiglip(PatchTower):
@@ -183,7 +141,7 @@ class HFSiglip(PatchTower):
 
     name = "transformers SigLIP"
     reduced_blocks = (ReducedSiglipEncoderLayer,)
-    trunk_classes = (SiglipVisionModel,)
+    trunk_classes = (siglip.SiglipVisionModel,)
 
 
 class HFAimv2(PatchTower):
@@ -191,7 +149,7 @@ class HFAimv2(PatchTower):
 
     name = "transformers AIMv2"
     reduced_blocks = (ReducedAimv2EncoderLayer,)
-    trunk_classes = (Aimv2VisionModel,)
+    trunk_classes = (aimv2.Aimv2VisionModel,)
     maker_name = "embeddings.patch_embed"
 
 
@@ -201,9 +159,9 @@ class HFOwlViT(ClassTokenTower):
     name = "transformers OWL-ViT"
     heads = ("class token", "patches", "grid")
     reduced_blocks = (ReducedOwlViTEncoderLayer,)
-    trunk_classes = (OwlViTVisionTransformer,)
-    prefix_readers = (OwlViTModel,)
-    grid_readers = (OwlViTForObjectDetection,)
+    trunk_classes = (owlvit.OwlViTVisionTransformer,)
+    prefix_readers = (owlvit.OwlViTModel,)
+    grid_readers = (owlvit.OwlViTForObjectDetection,)
 
 
 class HFOwlv2(ClassTokenTower):
@@ -212,6 +170,6 @@ class HFOwlv2(ClassTokenTower):
     name = "transformers OWLv2"
     heads = ("class token", "patches", "grid")
     reduced_blocks = (ReducedOwlv2EncoderLayer,)
-    trunk_classes = (Owlv2VisionTransformer,)
-    prefix_readers = (Owlv2Model,)
-    grid_readers = (Owlv2ForObjectDetection,)
+    trunk_classes = (owlv2.Owlv2VisionTransformer,)
+    prefix_readers = (owlv2.Owlv2Model,)
+    grid_readers = (owlv2.Owlv2ForObjectDetection,)

@@ -9,17 +9,8 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
-from transformers.models.videomae.modeling_videomae import (
-    VideoMAEForVideoClassification,
-    VideoMAELayer,
-    VideoMAEModel,
-    VideoMAESelfAttention,
-)
-from transformers.models.vjepa2.modeling_vjepa2 import (
-    VJEPA2Layer,
-    VJEPA2Model,
-    VJEPA2RopeAttention,
-)
+from transformers.models.videomae import modeling_videomae as videomae
+from transformers.models.vjepa2 import modeling_vjepa2 as vjepa2
 
 from vitrim.core.attention import Attention
 from vitrim.core.plan import Head, HostFacts
@@ -28,18 +19,16 @@ from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.transformers.common import ReducedLayer, ReducedOlderLayer, TransformersHost
 
 
-class ReducedVideoMAELayer(ReducedOlderLayer, VideoMAELayer):
+class ReducedVideoMAELayer(ReducedOlderLayer, videomae.VideoMAELayer):
     """`VideoMAELayer` under reduction."""
 
-    host_class = VideoMAELayer
-    attention_classes = (VideoMAESelfAttention,)
+    attention_classes = (videomae.VideoMAESelfAttention,)
 
 
-class ReducedVJEPA2Layer(ReducedLayer, VJEPA2Layer):
+class ReducedVJEPA2Layer(ReducedLayer, vjepa2.VJEPA2Layer):
     """`VJEPA2Layer` under reduction: a token keeps the angles of the frame, row and column of its anchor."""
 
-    host_class = VJEPA2Layer
-    attention_classes = (VJEPA2RopeAttention,)
+    attention_classes = (vjepa2.VJEPA2RopeAttention,)
     norm_name = "norm1"
     output_names = ("proj",)
     update_names = ("drop_path",)
@@ -65,6 +54,7 @@ class ReducedVJEPA2Layer(ReducedLayer, VJEPA2Layer):
 class _Video(TransformersHost):
     """`HostFacts.grid_size` is frames times rows, and columns; `HostFacts.input_size` is that of one frame."""
 
+    purpose = "video and audio"
     heads: ClassVar[tuple[Head, ...]] = ("no class token",)
     num_prefix = 0
     has_class_token = False
@@ -85,14 +75,13 @@ class HFVideoMAE(_Video):
     """Hugging Face VideoMAE: the encoder on whole clips; the classifier averages the tokens."""
 
     name = "transformers VideoMAE"
-    purpose = "video and audio"
     reduced_blocks = (ReducedVideoMAELayer,)
-    trunk_classes = (VideoMAEModel,)
+    trunk_classes = (videomae.VideoMAEModel,)
 
     @classmethod
     def check(cls, model: Any) -> None:
         super().check(model)
-        if isinstance(model, VideoMAEForVideoClassification) and not model.config.use_mean_pooling:
+        if isinstance(model, videomae.VideoMAEForVideoClassification) and not model.config.use_mean_pooling:
             raise UnsupportedModelError(
                 f"{type(model).__name__} with use_mean_pooling=False is not supported: it reads the first patch, as if "
                 "it were a class token"
@@ -103,12 +92,11 @@ class HFVJEPA2(_Video):
     """Hugging Face V-JEPA 2: the encoder. Its classifier attends to tokens; its predictor reads each at its place."""
 
     name = "transformers V-JEPA 2"
-    purpose = "video and audio"
     heads = ("no class token", "grid")
     reduced_blocks = (ReducedVJEPA2Layer,)
-    trunk_classes = (VJEPA2Model,)
+    trunk_classes = (vjepa2.VJEPA2Model,)
     size_names = ("crop_size",)
-    grid_readers = (VJEPA2Model,)  # for its predictor
+    grid_readers = (vjepa2.VJEPA2Model,)  # for its predictor
     frames_name = "frames_per_clip"
 
     @classmethod

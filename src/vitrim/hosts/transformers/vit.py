@@ -3,54 +3,44 @@
 from __future__ import annotations
 
 from torch import nn
-from transformers.models.deit.modeling_deit import DeiTAttention, DeiTLayer, DeiTModel
-from transformers.models.ijepa.modeling_ijepa import IJepaAttention, IJepaLayer, IJepaModel
-from transformers.models.vit.modeling_vit import ViTAttention, ViTForImageClassification, ViTLayer, ViTModel
-from transformers.models.vit_mae.modeling_vit_mae import ViTMAEAttention, ViTMAELayer, ViTMAEModel
-from transformers.models.vit_msn.modeling_vit_msn import (
-    ViTMSNAttention,
-    ViTMSNForImageClassification,
-    ViTMSNLayer,
-    ViTMSNModel,
-)
+from transformers.models.deit import modeling_deit as deit
+from transformers.models.ijepa import modeling_ijepa as ijepa
+from transformers.models.vit import modeling_vit as vit
+from transformers.models.vit_mae import modeling_vit_mae as vit_mae
+from transformers.models.vit_msn import modeling_vit_msn as vit_msn
 
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.transformers.common import ReducedLayer, TransformersHost, classifiers
 
 
-class ReducedViTLayer(ReducedLayer, ViTLayer):
+class ReducedViTLayer(ReducedLayer, vit.ViTLayer):
     """`ViTLayer` under reduction."""
 
-    host_class = ViTLayer
-    attention_classes = (ViTAttention,)
+    attention_classes = (vit.ViTAttention,)
 
 
-class ReducedDeiTLayer(ReducedLayer, DeiTLayer):
+class ReducedDeiTLayer(ReducedLayer, deit.DeiTLayer):
     """`DeiTLayer` under reduction."""
 
-    host_class = DeiTLayer
-    attention_classes = (DeiTAttention,)
+    attention_classes = (deit.DeiTAttention,)
 
 
-class ReducedViTMAELayer(ReducedLayer, ViTMAELayer):
+class ReducedViTMAELayer(ReducedLayer, vit_mae.ViTMAELayer):
     """`ViTMAELayer` under reduction."""
 
-    host_class = ViTMAELayer
-    attention_classes = (ViTMAEAttention,)
+    attention_classes = (vit_mae.ViTMAEAttention,)
 
 
-class ReducedViTMSNLayer(ReducedLayer, ViTMSNLayer):
+class ReducedViTMSNLayer(ReducedLayer, vit_msn.ViTMSNLayer):
     """`ViTMSNLayer` under reduction."""
 
-    host_class = ViTMSNLayer
-    attention_classes = (ViTMSNAttention,)
+    attention_classes = (vit_msn.ViTMSNAttention,)
 
 
-class ReducedIJepaLayer(ReducedLayer, IJepaLayer):
+class ReducedIJepaLayer(ReducedLayer, ijepa.IJepaLayer):
     """`IJepaLayer` under reduction."""
 
-    host_class = IJepaLayer
-    attention_classes = (IJepaAttention,)
+    attention_classes = (ijepa.IJepaAttention,)
 
 
 class HFViT(TransformersHost):
@@ -59,9 +49,9 @@ class HFViT(TransformersHost):
     name = "transformers ViT"
     heads = ("class token", "patches")
     reduced_blocks = (ReducedViTLayer,)
-    trunk_classes = (ViTModel,)
+    trunk_classes = (vit.ViTModel,)
     layers_name = "layers"
-    prefix_readers = (ViTForImageClassification,)
+    prefix_readers = (vit.ViTForImageClassification,)
 
 
 class HFDeiT(TransformersHost):
@@ -70,7 +60,7 @@ class HFDeiT(TransformersHost):
     name = "transformers DeiT"
     heads = ("class token", "patches")
     reduced_blocks = (ReducedDeiTLayer,)
-    trunk_classes = (DeiTModel,)
+    trunk_classes = (deit.DeiTModel,)
     layers_name = "layers"
     num_prefix = 2
 
@@ -89,7 +79,7 @@ class HFViTMAE(TransformersHost):
     name = "transformers ViTMAE"
     heads = ("patches",)
     reduced_blocks = (ReducedViTMAELayer,)
-    trunk_classes = (ViTMAEModel,)
+    trunk_classes = (vit_mae.ViTMAEModel,)
     layers_name = "layers"
     maker_name = None  # the patches are shuffled behind it
 
@@ -114,9 +104,9 @@ class HFViTMSN(TransformersHost):
     name = "transformers ViT-MSN"
     heads = ("class token", "patches")
     reduced_blocks = (ReducedViTMSNLayer,)
-    trunk_classes = (ViTMSNModel,)
+    trunk_classes = (vit_msn.ViTMSNModel,)
     layers_name = "layers"
-    prefix_readers = (ViTMSNForImageClassification,)
+    prefix_readers = (vit_msn.ViTMSNForImageClassification,)
 
 
 class HFIJepa(TransformersHost):
@@ -125,7 +115,7 @@ class HFIJepa(TransformersHost):
     name = "transformers I-JEPA"
     heads = ("no class token",)
     reduced_blocks = (ReducedIJepaLayer,)
-    trunk_classes = (IJepaModel,)
+    trunk_classes = (ijepa.IJepaModel,)
     layers_name = "layers"
     num_prefix = 0
     has_class_token = False

@@ -5,21 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.models.vitpose_backbone.modeling_vitpose_backbone import (
-    VitPoseBackbone,
-    VitPoseBackboneLayer,
-    VitPoseBackboneSelfAttention,
-)
+from transformers.models.vitpose_backbone import modeling_vitpose_backbone as vitpose_backbone
 
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.transformers.common import ReducedLayer, ReducedOlderLayer, TransformersHost
 
 
-class ReducedVitPoseBackboneLayer(ReducedOlderLayer, VitPoseBackboneLayer):
+class ReducedVitPoseBackboneLayer(ReducedOlderLayer, vitpose_backbone.VitPoseBackboneLayer):
     """`VitPoseBackboneLayer` under reduction."""
 
-    host_class = VitPoseBackboneLayer
-    attention_classes = (VitPoseBackboneSelfAttention,)
+    attention_classes = (vitpose_backbone.VitPoseBackboneSelfAttention,)
     mlp_names = ("layernorm_after", "mlp")
 
     @classmethod
@@ -41,7 +36,7 @@ class HFVitPose(TransformersHost):
     purpose = "segmentation, detection, poses, depth"
     heads = ("grid",)
     reduced_blocks = (ReducedVitPoseBackboneLayer,)
-    trunk_classes = (VitPoseBackbone,)
+    trunk_classes = (vitpose_backbone.VitPoseBackbone,)
     layers_name = "encoder.layer"
     grid_readers = (nn.Module,)
     num_prefix = 0

@@ -11,16 +11,16 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter
 from math import prod
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.host import VisionLanguage
+from vitrim.core.host import Installed, VisionLanguage, take_off
 from vitrim.core.plan import HostFacts
 from vitrim.core.reduce import HANDLE, Selection, get_reduction, reduced_parts
 from vitrim.core.registry import host_of
@@ -36,7 +36,7 @@ from vitrim.hosts.shared.compact import (
     survivors,
     trimmed,
 )
-from vitrim.hosts.shared.selecting import Candidates, attended, by_image, choose, rows_of_images, runs, texts
+from vitrim.hosts.shared.selecting import Candidates, Taken, attended, by_image, choose, rows_of_images, runs, texts
 
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 """The input that brings each kind of what is encoded."""
@@ -45,17 +45,16 @@ PER_TOKEN = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "m
 """Inputs that have one entry for every token of a prompt."""
 
 
-class PromptHook:
+@dataclass(eq=False, repr=False)
+class PromptHook(Installed):
     """Runs before the forward of the model and gives it features and prompt of what is left of the images.
 
-    A hook and not a forward of its own, because export and trainers read the signature of ``model.forward``. An object
-    and not a function, so that the model can still be copied and pickled.
+    A hook and not a forward of its own, because export and trainers read the signature of ``model.forward``.
     """
 
-    def __init__(self, family: type[HuggingFaceVLM], trace: Trace, choosing: Choosing | None = None) -> None:
-        self.family = family
-        self.trace = trace
-        self.choosing = choosing
+    family: type[HuggingFaceVLM]
+    trace: Trace
+    choosing: Choosing | None = None
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         positional = tuple(inspect.signature(type(model).forward).parameters)[1:]
@@ -65,16 +64,14 @@ class PromptHook:
         return (), self.family.compact(model, given, self.trace, self.choosing)[0]
 
 
-class CompactGenerate:
+@dataclass(eq=False, repr=False)
+class CompactGenerate(Installed):
     """The ``generate`` of a compact model. Sequences come out behind the prompt as it was given."""
 
-    def __init__(
-        self, family: type[HuggingFaceVLM], model: nn.Module, trace: Trace, choosing: Choosing | None = None
-    ) -> None:
-        self.family = family
-        self.model = model
-        self.trace = trace
-        self.choosing = choosing
+    family: type[HuggingFaceVLM]
+    model: nn.Module
+    trace: Trace
+    choosing: Choosing | None = None
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -128,38 +125,6 @@ class CompactGenerate:
         return next((value for value in values if value not in (None, unset)), None)
 
 
-class Encoded(NamedTuple):
-    """The features that a connector gives of all images of a call.
-
-    Attributes:
-        output: the library's, with the features in it.
-        features: (n, D) of every image, those in ``output``.
-        flags: (Q,) bool of every image: which of its places in the prompt they have.
-        handed: what of that is the image's own.
-    """
-
-    output: Any
-    features: list[Tensor]
-    flags: list[Tensor]
-    handed: list[Handed]
-
-
-class Chosen(NamedTuple):
-    """The choice of a selector for every image.
-
-    Attributes:
-        features: (m, D).
-        flags: (Q,) bool, which of the image's places in the prompt they have.
-        rows: (m,) which of the features chosen from had those places.
-        handed: what of that is the image's own.
-    """
-
-    features: list[Tensor]
-    flags: list[Tensor]
-    rows: list[Tensor]
-    handed: list[Handed]
-
-
 class Early:
     """Within, a connector gets of the tower's tokens only those that are chosen, one image behind the other.
 
@@ -172,10 +137,10 @@ class Early:
     """
 
     def __init__(
-        self, tower: nn.Module, connector: nn.Module, among: Callable[[Sequence[Tensor], Any], Chosen]
+        self, tower: nn.Module, connector: nn.Module, among: Callable[[Sequence[Tensor], Any], list[Taken]]
     ) -> None:
         self.tower, self.connector, self.among = tower, connector, among
-        self.chosen: Chosen
+        self.chosen: list[Taken]
         self.output: Any = None
 
     def __enter__(self) -> Early:
@@ -189,7 +154,7 @@ class Early:
             if threading.get_ident() != thread:
                 return None
             self.chosen = self.among(list(args[0]), self.output)
-            return (torch.cat(self.chosen.features)[None], *args[1:])
+            return (torch.cat([image.features for image in self.chosen])[None], *args[1:])
 
         self.hooks = [self.tower.register_forward_hook(see), self.connector.register_forward_pre_hook(cut)]
         return self
@@ -255,20 +220,15 @@ class HuggingFaceVLM(VisionLanguage):
         holder: Any = model
         if choosing is not None:
             holder.vitrim_choosing = choosing
-        holder.vitrim_compact = model.register_forward_pre_hook(hook, with_kwargs=True)
+        model.register_forward_pre_hook(hook, with_kwargs=True)
         if hasattr(model, "generate"):
             holder.generate = CompactGenerate(cls, model, trace, choosing)
 
     @classmethod
     def uninstall(cls, model: nn.Module) -> None:
-        if "vitrim_compact" in vars(model):
-            holder: Any = model
-            holder.vitrim_compact.remove()
-            del holder.vitrim_compact
-            if hasattr(model, "vitrim_choosing"):
-                del holder.vitrim_choosing
-            if "generate" in vars(model):
-                del holder.generate
+        take_off(model)
+        if hasattr(model, "vitrim_choosing"):
+            del model.vitrim_choosing
 
     @classmethod
     def tower_is_reduced(cls, model: nn.Module) -> bool:
@@ -334,16 +294,15 @@ class HuggingFaceVLM(VisionLanguage):
             if pixels not in own:  # one encoder for both, which calls them images
                 own["pixel_values"] = given[pixels]
             if reduced:
-                found = cls.of_reduced(model, given, own, trace, choosing)
+                output, taken = cls.of_reduced(model, given, own, trace, choosing)
             else:
                 assert choosing is not None
-                found = cls.of_whole(model, given, own, kind, choosing)
-            output, features, flags, _ = found
+                output, taken = cls.of_whole(model, given, own, kind, choosing)
             outputs[kind] = output
-            handed += found.handed
+            handed += [image.handed for image in taken]
             encoded |= {*names, pixels}
-            kept &= kept_in_prompt(ids, cls.placeholder(model, kind), flags)
-            ragged |= isinstance(output.pooler_output, Tensor) and len({len(image) for image in features}) > 1
+            kept &= kept_in_prompt(ids, cls.placeholder(model, kind), [image.flags for image in taken])
+            ragged |= isinstance(output.pooler_output, Tensor) and len({len(image.features) for image in taken}) > 1
         trace.call.handed = handed
         filler = next(number for number in range(3) if number not in cls.placeholders(model))
         original = choosing is not None and choosing.selector.positions == "original"
@@ -378,8 +337,8 @@ class HuggingFaceVLM(VisionLanguage):
     @classmethod
     def of_whole(
         cls, model: Any, given: Mapping[str, Any], own: Mapping[str, Any], kind: str, choosing: Choosing
-    ) -> Encoded:
-        """Select among all tokens that the connector gives, behind a tower as it is.
+    ) -> tuple[Any, list[Taken]]:
+        """Select among all tokens that the connector gives, behind a tower as it is; its output has those alone.
 
         Args:
             model: the whole one.
@@ -397,7 +356,7 @@ class HuggingFaceVLM(VisionLanguage):
         )
         grids = cls.grids(model, given, kind, images)
 
-        def look() -> Chosen:
+        def look() -> list[Taken]:
             more = [None] * len(images) if watch is None else watch.seen()
             candidates = [
                 Candidates(image, torch.ones(len(image), dtype=torch.bool), grid=grid, more=own)
@@ -405,9 +364,9 @@ class HuggingFaceVLM(VisionLanguage):
             ]
             return cls.chosen(model, given, kind, selector, candidates)
 
-        chosen: Chosen = choosing(look)
+        chosen = choosing(look)
         cls.narrowed(output, chosen)
-        return Encoded(output, chosen.features, chosen.flags, chosen.handed)
+        return output, chosen
 
     @classmethod
     def watch(cls, model: Any, given: Mapping[str, Any], kind: str, selector: Selector) -> Any:
@@ -417,8 +376,10 @@ class HuggingFaceVLM(VisionLanguage):
     @classmethod
     def of_reduced(
         cls, model: Any, given: Mapping[str, Any], own: Mapping[str, Any], trace: Trace, choosing: Choosing | None
-    ) -> Encoded:
+    ) -> tuple[Any, list[Taken]]:
         """Take the tokens that a reduced tower has left, and select among them if there is a selector.
+
+        The connector's output has those alone.
 
         Args:
             model: the whole one.
@@ -434,7 +395,7 @@ class HuggingFaceVLM(VisionLanguage):
         early = selector is not None and selector.place == "before" and cell == 1 and given.get("image_sizes") is None
         with trace.handing_out(dense=full, fewer=True), trace.watching(watched) as notes:
 
-            def among(images: Sequence[Tensor], tower: Any) -> Chosen:
+            def among(images: Sequence[Tensor], tower: Any) -> list[Taken]:
                 assert choosing is not None
                 left = cls.survivors(model, given, trace)
                 pairs = [own.take(image, full) for own, image in zip(left, images, strict=True)]
@@ -444,19 +405,19 @@ class HuggingFaceVLM(VisionLanguage):
             if early:
                 with Early(cls.tower(model), cls.connector_module(model), among) as chooser:
                     output = base.get_image_features(**own, return_dict=True)
-                chosen = chooser.chosen
-                features = torch.cat(by_image(output.pooler_output, [], False)).split([len(x) for x in chosen.features])
-                cls.put(output, features)
-                return Encoded(output, list(features), chosen.flags, chosen.handed)
+                lengths = [len(image.features) for image in chooser.chosen]
+                cls.put(output, torch.cat(by_image(output.pooler_output, [], False)).split(lengths))
+                return output, chooser.chosen
             output = base.get_image_features(**own, return_dict=True)
         left = cls.survivors(model, given, trace)
-        taken, flags = cls.taken(output, left, full)
+        pairs = cls.taken(output, left, full)
         if choosing is None:
-            return Encoded(output, taken, flags, [Handed(own, torch.zeros_like(own)) for own in flags])
-        pairs = list(zip(taken, flags, strict=True))
+            return output, [
+                Taken(own, kept, torch.arange(len(own)), Handed(kept, torch.zeros_like(kept))) for own, kept in pairs
+            ]
         chosen = choosing(partial(cls.chosen_of_left, model, given, choosing.selector, left, pairs, notes, None))
         cls.narrowed(output, chosen)
-        return Encoded(output, chosen.features, chosen.flags, chosen.handed)
+        return output, chosen
 
     @classmethod
     def survivors(cls, model: nn.Module, given: Mapping[str, Any], trace: Trace) -> list[Survivors]:
@@ -503,7 +464,7 @@ class HuggingFaceVLM(VisionLanguage):
         pairs: Sequence[tuple[Tensor, Tensor]],
         notes: Sequence[Any],
         tower: Any,
-    ) -> Chosen:
+    ) -> list[Taken]:
         """Choose among what a reduced tower has left.
 
         Args:
@@ -532,7 +493,7 @@ class HuggingFaceVLM(VisionLanguage):
     @classmethod
     def chosen(
         cls, model: Any, given: Mapping[str, Any], kind: str, selector: Selector, images: Sequence[Candidates]
-    ) -> Chosen:
+    ) -> list[Taken]:
         """Choose among the tokens of all images, or videos, of a prompt."""
         if selector.needs().text:
             ids, embed = given["input_ids"], model.get_input_embeddings()
@@ -543,18 +504,17 @@ class HuggingFaceVLM(VisionLanguage):
                 for image, row in zip(images, rows, strict=True)
             ]
         choices = choose(selector, images)
-        parts = [image.chosen(choice) for image, choice in zip(images, choices, strict=True)]
-        return Chosen(*map(list, zip(*parts, strict=True)))
+        return [image.chosen(choice) for image, choice in zip(images, choices, strict=True)]
 
     @classmethod
-    def narrowed(cls, output: Any, chosen: Chosen) -> None:
+    def narrowed(cls, output: Any, chosen: Sequence[Taken]) -> None:
         """Put what was chosen into the encoder's ``output``; what other layers get is that of the same places."""
-        cls.put(output, chosen.features)
+        cls.put(output, [image.features for image in chosen])
         if getattr(output, "deepstack_features", None) is not None:
-            if any(len(layer) != len(chosen.rows) for layer in output.deepstack_features):
+            if any(len(layer) != len(chosen) for layer in output.deepstack_features):
                 raise UnsupportedModelError("features for several layers come in a form that is not known")
             output.deepstack_features = [
-                [image.index_select(0, rows) for image, rows in zip(layer, chosen.rows, strict=True)]
+                [image.index_select(0, own.rows) for image, own in zip(layer, chosen, strict=True)]
                 for layer in output.deepstack_features
             ]
 
@@ -639,15 +599,14 @@ class HuggingFaceVLM(VisionLanguage):
         return len(cls.layers(model, given)) > 1
 
     @classmethod
-    def taken(cls, output: Any, left: list[Survivors], full: bool) -> tuple[list[Tensor], list[Tensor]]:
-        """The features of every image that stay, put into ``output``; and flags for `kept_in_prompt`."""
+    def taken(cls, output: Any, left: list[Survivors], full: bool) -> list[tuple[Tensor, Tensor]]:
+        """The features of every image that stay, put into ``output``, with flags for `kept_in_prompt`."""
         images = cls.images(output, len(left))
         if len(images) != len(left):
             raise VitrimError(f"expected features of {len(left)} images, got {len(images)}: give image_sizes, too")
         pairs = [own.take(image, full) for own, image in zip(left, images, strict=True)]
-        features, flags = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        cls.put(output, features)
-        return features, flags
+        cls.put(output, [features for features, _ in pairs])
+        return pairs
 
     @classmethod
     def images(cls, output: Any, number: int) -> list[Tensor]:

@@ -6,21 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.models.idefics3.modeling_idefics3 import (
-    Idefics3EncoderLayer,
-    Idefics3VisionAttention,
-    Idefics3VisionTransformer,
-)
-from transformers.models.internvl.modeling_internvl import (
-    InternVLVisionAttention,
-    InternVLVisionLayer,
-    InternVLVisionModel,
-)
-from transformers.models.smolvlm.modeling_smolvlm import (
-    SmolVLMEncoderLayer,
-    SmolVLMVisionAttention,
-    SmolVLMVisionTransformer,
-)
+from transformers.models.idefics3 import modeling_idefics3 as idefics3
+from transformers.models.internvl import modeling_internvl as internvl
+from transformers.models.smolvlm import modeling_smolvlm as smolvlm
 
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.transformers.common import ReducedClipLayer, ReducedLayer, TransformersHost
@@ -33,25 +21,22 @@ class _UnmaskedLayer(ReducedClipLayer):
         return self.run(hidden_states)
 
 
-class ReducedIdefics3EncoderLayer(_UnmaskedLayer, Idefics3EncoderLayer):
+class ReducedIdefics3EncoderLayer(_UnmaskedLayer, idefics3.Idefics3EncoderLayer):
     """`Idefics3EncoderLayer` under reduction."""
 
-    host_class = Idefics3EncoderLayer
-    attention_classes = (Idefics3VisionAttention,)
+    attention_classes = (idefics3.Idefics3VisionAttention,)
 
 
-class ReducedSmolVLMEncoderLayer(_UnmaskedLayer, SmolVLMEncoderLayer):
+class ReducedSmolVLMEncoderLayer(_UnmaskedLayer, smolvlm.SmolVLMEncoderLayer):
     """`SmolVLMEncoderLayer` under reduction."""
 
-    host_class = SmolVLMEncoderLayer
-    attention_classes = (SmolVLMVisionAttention,)
+    attention_classes = (smolvlm.SmolVLMVisionAttention,)
 
 
-class ReducedInternVLVisionLayer(ReducedLayer, InternVLVisionLayer):
+class ReducedInternVLVisionLayer(ReducedLayer, internvl.InternVLVisionLayer):
     """`InternVLVisionLayer` under reduction: queries and keys may have a norm over all heads."""
 
-    host_class = InternVLVisionLayer
-    attention_classes = (InternVLVisionAttention,)
+    attention_classes = (internvl.InternVLVisionAttention,)
     output_names = ("projection_layer", "projection_dropout")
     update_names = ("lambda_1",)
     mlp_names = ("layernorm_after", "mlp", "dropout", "lambda_2")
@@ -81,7 +66,7 @@ class HFIdefics3(_Padded):
 
     name = "transformers Idefics3"
     reduced_blocks = (ReducedIdefics3EncoderLayer,)
-    trunk_classes = (Idefics3VisionTransformer,)
+    trunk_classes = (idefics3.Idefics3VisionTransformer,)
 
 
 class HFSmolVLM(_Padded):
@@ -89,7 +74,7 @@ class HFSmolVLM(_Padded):
 
     name = "transformers SmolVLM"
     reduced_blocks = (ReducedSmolVLMEncoderLayer,)
-    trunk_classes = (SmolVLMVisionTransformer,)
+    trunk_classes = (smolvlm.SmolVLMVisionTransformer,)
 
 
 class HFInternVL(TransformersHost):
@@ -99,6 +84,6 @@ class HFInternVL(TransformersHost):
     purpose = "vision-language models"
     heads = ("grid",)
     reduced_blocks = (ReducedInternVLVisionLayer,)
-    trunk_classes = (InternVLVisionModel,)
+    trunk_classes = (internvl.InternVLVisionModel,)
     layers_name = "encoder.layer"
     grid_readers = (nn.Module,)  # as there

@@ -192,7 +192,7 @@ class Qwen3VL(_Qwen):
     name = "Qwen3-VL"
 
     @classmethod
-    def taken(cls, output: Any, left: list[Survivors], full: bool) -> tuple[list[Tensor], list[Tensor]]:
+    def taken(cls, output: Any, left: list[Survivors], full: bool) -> list[tuple[Tensor, Tensor]]:
         output.deepstack_features = [
             [own.take(image, full)[0] for own, image in zip(left, layer, strict=True)]
             for layer in output.deepstack_features

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, cast
 
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from vitrim.core.plan import HostFacts
 from vitrim.core.selection import Selector
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.transformers.vlm import Chosen, HuggingFaceVLM
+from vitrim.hosts.shared.selecting import Taken
+from vitrim.hosts.transformers.vlm import HuggingFaceVLM
 
 FOUR_ROWS = frozenset(
     {
@@ -141,9 +142,9 @@ class Llama4(AnyVLM):
         return model.multi_modal_projector(output.last_hidden_state)
 
     @classmethod
-    def narrowed(cls, output: Any, chosen: Chosen) -> None:
-        images = zip(output.last_hidden_state, chosen.rows, strict=True)
-        output.last_hidden_state = torch.cat([image.index_select(0, rows) for image, rows in images]).unsqueeze(0)
+    def narrowed(cls, output: Any, chosen: Sequence[Taken]) -> None:
+        images = zip(output.last_hidden_state, chosen, strict=True)
+        output.last_hidden_state = torch.cat([image.index_select(0, own.rows) for image, own in images]).unsqueeze(0)
 
 
 class Glm4V(AnyVLM):

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import box_convert
-from transformers.models.yolos.modeling_yolos import (
-    YolosForObjectDetection,
-    YolosLayer,
-    YolosModel,
-    YolosSelfAttention,
-)
+from transformers.models.yolos import modeling_yolos as yolos
 
+from vitrim.core.host import Installed
 from vitrim.core.library import Size
 from vitrim.core.plan import HostFacts, Part
 from vitrim.core.tokens import TokenState, Trace
@@ -47,7 +43,7 @@ def prefix_behind(x: Tensor, behind: int) -> Tensor:
     return torch.cat([x[..., :1, :], x[..., start:, :], x[..., 1:start, :]], dim=-2)
 
 
-class ReducedYolosLayer(ReducedOlderLayer, YolosLayer):
+class ReducedYolosLayer(ReducedOlderLayer, yolos.YolosLayer):
     """`YolosLayer` under reduction.
 
     Between the blocks the detection tokens stand behind the class token, as prefix. Wherever the host or a user reads
@@ -58,8 +54,7 @@ class ReducedYolosLayer(ReducedOlderLayer, YolosLayer):
     has missed the tables since then.
     """
 
-    host_class = YolosLayer
-    attention_classes = (YolosSelfAttention,)
+    attention_classes = (yolos.YolosSelfAttention,)
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         # outside of what gradient checkpointing repeats: by then the trace may hold another forward's table
@@ -101,16 +96,15 @@ class ReducedYolosLayer(ReducedOlderLayer, YolosLayer):
         return prefix_in_front(columns_moved, self.num_prefix - 1)
 
 
-class TableHook:
+@dataclass(eq=False, repr=False)
+class TableHook(Installed):
     """Runs after the module that makes the tables of mid positions (L - 1, 1, N0, C), and leaves them for the blocks.
 
-    The encoder, which would add them to tokens in another order and number, gets zeros. An object and not a function,
-    so that the model can still be copied and pickled.
+    The encoder, which would add them to tokens in another order and number, gets zeros.
     """
 
-    def __init__(self, trace: Trace, behind: int) -> None:
-        self.trace = trace
-        self.behind = behind
+    trace: Trace
+    behind: int
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         self.trace.call.table = prefix_in_front(output, self.behind)
@@ -127,14 +121,14 @@ class HFYolos(TransformersHost):
     purpose = "segmentation, detection, poses, depth"
     heads = ("class token", "patches")
     reduced_blocks = (ReducedYolosLayer,)
-    trunk_classes = (YolosModel,)
+    trunk_classes = (yolos.YolosModel,)
     layers_name = "encoder.layer"
-    prefix_readers = (YolosForObjectDetection,)
+    prefix_readers = (yolos.YolosForObjectDetection,)
     pools = False
 
     @classmethod
     def facts(cls, model: Any) -> HostFacts:
-        detects = isinstance(model, YolosForObjectDetection)
+        detects = isinstance(model, yolos.YolosForObjectDetection)
         return replace(super().facts(model), num_classes=model.config.num_labels if detects else 0)
 
     @classmethod
@@ -143,15 +137,7 @@ class HFYolos(TransformersHost):
         encoder = cls.trunk(model).encoder
         if encoder.interpolation is not None:
             hook = TableHook(trace, cls.prefix_of(cls.trunk(model)) - 1)
-            encoder.vitrim_hook = encoder.interpolation.register_forward_hook(hook)
-
-    @classmethod
-    def uninstall(cls, model: nn.Module) -> None:
-        super().uninstall(model)
-        encoder = cls.trunk(model).encoder
-        if encoder.interpolation is not None:
-            encoder.vitrim_hook.remove()
-            del encoder.vitrim_hook
+            encoder.interpolation.register_forward_hook(hook)
 
 
 class YolosLibrary(TransformersLibrary):
@@ -167,10 +153,10 @@ class YolosLibrary(TransformersLibrary):
     }
 
     def num_classes(self, model: Any) -> int | None:
-        return model.config.num_labels if isinstance(model, YolosForObjectDetection) else None
+        return model.config.num_labels if isinstance(model, yolos.YolosForObjectDetection) else None
 
     def tasks(self, model: nn.Module) -> tuple[str, ...]:
-        return ("detection",) if isinstance(model, YolosForObjectDetection) else ()
+        return ("detection",) if isinstance(model, yolos.YolosForObjectDetection) else ()
 
     def readers(self, model: Any) -> list[nn.Module]:
         return [model.class_labels_classifier] if hasattr(model, "class_labels_classifier") else super().readers(model)

@@ -18,8 +18,6 @@ from vitrim.models.lv_vit import LVBlock, LVViT
 class ReducedLVBlock(ReducedTimmBlock, LVBlock):
     """LV-ViT's block under reduction: x + f(x) / lambda, where f is attention, then the MLP."""
 
-    host_class = LVBlock
-
     def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
         x = super().outgoing(x, state)
         # the auxiliary head takes a maximum, in which padding must not take part; a head of the first rows takes none
