@@ -9,7 +9,7 @@ import typer
 
 from vitrim.cli.bench import Suggested, progress
 from vitrim.cli.options import Compute, Images, Limit, Model
-from vitrim.cli.output import Output
+from vitrim.cli.output import Output, resumable
 from vitrim.errors import VitrimError
 
 MaxLoss = Annotated[
@@ -52,7 +52,7 @@ def optimize(
     compute: Compute,
     output: Output,
 ) -> None:
-    """Find the fastest file for a model on this machine: engine, precision, method and schedule.
+    """Find the fastest file for a model on this machine. Engine, precision, method and schedule are chosen.
 
     The dense model is timed on every engine in every precision. Methods race on the fastest on a third of the images,
     a file is chosen on the next third and scored once on the last.
@@ -62,7 +62,7 @@ def optimize(
 
     if images.source is None:
         raise VitrimError("--images is missing: methods are compared on images, best with labels")
-    with progress() as tell:
+    with resumable(out / "study.jsonl"), progress() as tell:
         report = optimize(
             model.name, images.source, labels=labels, max_loss=max_loss, speedup=speedup, batch_size=batch_size,
             methods=method, engine=engine, precision=precision, out=out, resume=resume, limit=limit, **images.reading,

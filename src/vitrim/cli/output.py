@@ -151,6 +151,17 @@ def progress_bar(unit: str = "images") -> Iterator[Callable[..., None]]:
         yield move
 
 
+@contextmanager
+def resumable(kept: Path) -> Iterator[None]:
+    """Say how to go on if Ctrl-C ends what is inside and ``kept``, a file or folder, holds what was reached."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if kept.exists() and is_first_process():
+            print(f"kept in {kept.parent}: the same command with --resume goes on from there", file=sys.stderr)
+        raise
+
+
 def write_json(target: str | None, record: Mapping[str, Any]) -> None:
     """Write ``record`` to a file (whole or not at all) or, for ``-``, to standard output; for None not at all."""
     if target is None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vitrim.cli.options import MODEL_NAMES, BatchSize, Data, Machine, Model, Workers, parse_options
-from vitrim.cli.output import Output, progress_bar
+from vitrim.cli.output import Output, progress_bar, resumable
 
 Name = Annotated[str, typer.Argument(metavar="[MODEL]", help=f"{MODEL_NAMES}; none with --train")]
 Methods = Annotated[
@@ -106,7 +106,7 @@ def tune(
     machine: Machine,
     output: Output,
 ) -> None:
-    """Search a value per block that damages a model least at a target, and compare it with one value for all blocks.
+    """Search a value per block that damages a model least at a target. Compare it with one value for all blocks.
 
     A third of the images is for searching, one for selecting, one for checking. The searched setting is returned if it
     beats the constant one beyond noise on the last. Use it as -m @tuned/best.json.
@@ -115,7 +115,8 @@ def tune(
     from vitrim.report import show
     from vitrim.tuning.tune import tune
 
-    with progress_bar("settings" if grid is None else "points" if train is None else "runs") as on_progress:
+    unit = "settings" if grid is None else "points" if train is None else "runs"
+    with resumable(Path(out) / "study.jsonl"), progress_bar(unit) as on_progress:
         report = tune(
             model.name or None, methods, data.source, target=target, front=front, grid=grid, train=train,
             evaluations=evaluations, proxy=proxy, search=search, shape=shape, minutes=minutes, engine=engine,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,7 +35,7 @@ from vitrim.exporting.formats import Format, formats
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import load
 from vitrim.measure.contestants import Contestant, contestants
-from vitrim.measure.evaluation import num_classes, open_task
+from vitrim.measure.evaluation import num_classes, open_task, weight_and_class_notes
 from vitrim.measure.inputs import open_images
 from vitrim.measure.latency import Budget, paired_speedup, reduced_copy, shared_copy, summarise, time_interleaved
 from vitrim.measure.machine import drawing, environment, set_threads
@@ -265,13 +266,19 @@ def optimize(
             "threads": torch.get_num_threads(),
             "seed": seed,
         }
+        doubts: list[str] = []
+        if labels:
+            given = {**facts, "untrained": [], "data": {"classes": dataset.num_classes}}
+            doubts = list(weight_and_class_notes(given, task, "only agreement says"))
+        for doubt in doubts:  # now, not after hours
+            warnings.warn(f"{doubt}; --no-labels compares with the dense model alone", stacklevel=2)
         study = Study(folder / "study.jsonl", settings, resume=resume)
         loss = PairedLoss(task, labels=labels and task.selects_by == "top1")
         race = Race(host, task, loss, parts, engines, batch_size, study, folder / "files", tell)
         race.score(wanted)
         dense = race.dense(bound / 100)
         chosen = race.reduced(dense, bound / 100, speedup)
-        return _hand_over(race, dense, chosen, folder, facts, lacking)
+        return _hand_over(race, dense, chosen, folder, facts, [*doubts, *lacking])
 
 
 def _engines(
