@@ -226,6 +226,24 @@ def test_killed_and_resumed_ends_the_same(source: str, whole: Whole, watch: Watc
         assert one == other
 
 
+def test_a_race_that_is_stopped_keeps_the_settings_that_it_scored(
+    source: str, watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizing, "TOGETHER", 1)
+    follow, passes = Measurement.follow, []
+
+    def stopping(self: Measurement, *given: Any) -> None:
+        passes.append(self)
+        if len(passes) == 3:
+            raise Stop
+        follow(self, *given)
+
+    monkeypatch.setattr(Measurement, "follow", stopping)
+    with pytest.raises(Stop):
+        run(source, tmp_path / "out")
+    assert len([name for name in measured(tmp_path / "out") if name.startswith("losses on")]) == 2
+
+
 def test_dense_is_handed_back_where_nothing_pays(source: str, watch: Watch, tmp_path: Path) -> None:
     watch.factor = 2.0
     report = run(source, tmp_path / "out", methods="topk")

@@ -412,23 +412,20 @@ class Race:
     def losses(self, configs: Sequence[MethodConfig], count: int) -> list[dict[str, float]]:
         """``loss, loss_error, kl`` of reduced models in PyTorch, on so many images of the first third."""
 
-        def scored() -> list[dict[str, float]]:
-            found = []
-            for start in range(0, len(configs), TOGETHER):
+        rows: list[dict[str, float]] = []
+        for start in range(0, len(configs), TOGETHER):  # kept group by group: all of them may take an hour
+            group = configs[start : start + TOGETHER]
 
-                def progress(seen: int, start: int = start) -> None:
-                    self.tell(f"{start} of {len(configs)} settings scored, {seen} images")
+            def scored(group: Sequence[MethodConfig] = group, start: int = start) -> list[dict[str, float]]:
+                measurement = Measurement(contestants(self.model, group, self.task), [self.loss], self.task)
+                measurement.follow(
+                    self.images.batches("search", 0, count),
+                    lambda seen: self.tell(f"{start} of {len(configs)} settings scored, {seen} images"),
+                )
+                return [{key: row[key] for key in ("loss", "loss_error", "kl")} for row in measurement.rows()[1:]]
 
-                models = contestants(self.model, configs[start : start + TOGETHER], self.task)
-                measurement = Measurement(models, [self.loss], self.task)
-                measurement.follow(self.images.batches("search", 0, count), progress)
-                found += [{key: row[key] for key in ("loss", "loss_error", "kl")} for row in measurement.rows()[1:]]
-            return found
-
-        texts = "; ".join(config.describe() for config in configs)
-        rows: list[dict[str, float]] = self.study.value(
-            f"losses on {count} images: {texts}", scored, kind=list[dict[str, float]]
-        )
+            texts = "; ".join(config.describe() for config in group)
+            rows += self.study.value(f"losses on {count} images: {texts}", scored, kind=list[dict[str, float]])
         return rows
 
     def file_losses(self, candidates: Sequence[Candidate], part: Part) -> list[dict[str, float]]:
