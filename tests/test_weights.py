@@ -258,3 +258,11 @@ def test_convert_on_the_command_line(
     assert "is a safetensors file already" in capsys.readouterr().err
     assert exit_code(monkeypatch, "convert", file, tmp_path / "out.bin", "--key", "model") == 2
     assert "must end in .safetensors" in capsys.readouterr().err
+
+
+def test_weights_of_a_run_with_other_classes_name_the_run(tmp_path: Path) -> None:
+    save_file(nn.Linear(4, 3).state_dict(), tmp_path / "model.safetensors")
+    assert "run:" not in refusal(load_checkpoint, nn.Linear(4, 5), tmp_path / "model.safetensors")
+    (tmp_path / "recipe.yaml").touch()
+    said = refusal(load_checkpoint, nn.Linear(4, 5), tmp_path / "model.safetensors")
+    assert said.endswith(f"; run:{tmp_path} is the model of that run")

@@ -24,6 +24,21 @@ DEVICES = Path("/dev")
 """A system folder, whose files are lost at a restart."""
 
 
+def as_path(given: str | os.PathLike[str]) -> Path:
+    """A path from what a caller gave for one.
+
+    Raises:
+        VitrimError: it is neither text nor a path.
+
+    Example:
+        >>> as_path("m.onnx").name
+        'm.onnx'
+    """
+    if not isinstance(given, str | os.PathLike):
+        raise VitrimError(f"expected a path, got {type(given).__name__}")
+    return Path(given)
+
+
 def check_folder(folder: Path) -> None:
     """Refuse a run's folder that cannot be created or written to. Nothing is created.
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from vitrim.errors import MissingPackageError, VitrimError, check_known, first_line, unknown
+from vitrim.files import as_path
 
 if TYPE_CHECKING:
     import torch
@@ -410,7 +411,7 @@ def load_run(folder: str | Path, **options: Any) -> nn.Module:
     from vitrim.reference import class_names
     from vitrim.weights import RECIPE, RESULT, WEIGHTS_FILE, load_checkpoint, load_host
 
-    folder = Path(folder)
+    folder = as_path(folder)
     for name in (WEIGHTS_FILE, RECIPE, RESULT):
         if not (folder / name).is_file():
             raise VitrimError(f"{folder} is not a finished run: it has no {name}")

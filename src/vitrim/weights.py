@@ -240,8 +240,9 @@ def _check_fit(expected: dict[str, Tensor], weights: dict[str, Tensor], path: Pa
             raise VitrimError(f"{path} {what} {len(names)} parameter(s), first {names[0]}")
     for key, value in weights.items():
         if value.shape != expected[key].shape:
+            own = f"; run:{path.parent} is the model of that run" if (path.parent / RECIPE).is_file() else ""
             raise VitrimError(
-                f"{path}: {key} has shape {tuple(value.shape)}, this model needs {tuple(expected[key].shape)}"
+                f"{path}: {key} has shape {tuple(value.shape)}, this model needs {tuple(expected[key].shape)}{own}"
             )
     for key, value in weights.items():  # torch would cast silently: complex lose half, large become infinite
         dtype = expected[key].dtype

@@ -15,7 +15,9 @@ import vitrim
 import vitrim.cli
 from cli_runs import exit_code
 from vitrim.cli import COMMANDS, app
+from vitrim.cli.bench import progress
 from vitrim.cli.options import flat
+from vitrim.cli.output import resumable
 
 OWN = {
     "bench": {"--precision", "--figure"},  # several values; a picture of times
@@ -125,3 +127,26 @@ def test_a_signal_ends_a_command_and_is_then_as_it_was(
     assert exit_code(monkeypatch) == 143
     assert capsys.readouterr().err == "terminated\n"
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_long_command_says_how_to_go_on_after_ctrl_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = tmp_path / "optimized" / "study.jsonl"
+    with pytest.raises(KeyboardInterrupt), resumable(kept):
+        raise KeyboardInterrupt  # before anything was kept
+    assert capsys.readouterr().err == ""
+    kept.parent.mkdir()
+    kept.touch()
+    with pytest.raises(KeyboardInterrupt), resumable(kept):
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err == f"kept in {kept.parent}: the same command with --resume goes on from there\n"
+
+
+def test_without_a_terminal_progress_is_a_line_every_half_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 10.0, 31.0, 31.0, 50.0, 62.0, 62.0])
+    monkeypatch.setattr("vitrim.cli.bench.time.monotonic", lambda: next(clock))
+    with progress() as tell:
+        for text in ("started", "half", "then", "end"):
+            tell(text)
+    assert capsys.readouterr().err == "half\nend\n"

@@ -56,3 +56,13 @@ def test_completion_can_be_installed(
 def test_examples() -> None:
     result = doctest.testmod(import_module("vitrim.cli.help"))
     assert (result.failed, result.attempted) == (0, 2)
+
+
+def test_the_list_of_commands_has_whole_sentences(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert exit_code(monkeypatch, "-h") == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert len(lines) >= len(COMMANDS)
+    assert not [line for line in lines if line.endswith("...")]

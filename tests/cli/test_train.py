@@ -100,6 +100,20 @@ def test_ones_own_folder_of_classes_is_fine_tuned(
     command = next(line for line in shown.splitlines() if line.startswith("next: vitrim "))
     assert exit_code(monkeypatch, *shlex.split(command.removeprefix("next: vitrim "))) == 0  # the next command is one
     assert "24 images" in capsys.readouterr().out
+    assert "most of these images were trained on" in shown
+
+
+def test_the_next_command_scores_the_part_that_was_held_out(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    common = ("--data", images, "--device", "cpu", "--threads", 1, "--out", out, "batch_size=8")
+    assert run(monkeypatch, "finetune", *SMALL, "-m", "tome:r=1", *common, "epochs=1") == 0
+    shown = capsys.readouterr().out
+    assert "were trained on" not in shown
+    command = next(line for line in shown.splitlines() if line.startswith("next: vitrim "))
+    assert exit_code(monkeypatch, *shlex.split(command.removeprefix("next: vitrim "))) == 0
+    assert "12 images" in capsys.readouterr().out
 
 
 def test_ones_own_folder_may_have_splits(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +172,7 @@ def test_a_dry_run_says_what_it_would_cost(
     out = tmp_path / "run"
     assert run(monkeypatch, tiny, "--data", images, "--device", "cpu", "--dry-run", "--out", out) == 0
     said = capsys.readouterr().out
-    for name in ("trained_parameters", "train_images: 24", "eval_images: 12", "updates: 9", "hours"):
+    for name in ("trained_parameters", "train_images: 24", "eval_images: 12", "updates: 9", "minutes), without"):
         assert name in said
     assert not out.exists()
 

@@ -21,6 +21,7 @@ from vitrim.exporting import Exported, check, engines, writing
 from vitrim.exporting import formats as file_formats
 from vitrim.exporting.formats import Array, Format, Graph, Run, format_named, formats, register_format
 from vitrim.exporting.writing import staged, time_exported
+from vitrim.loading import load_run
 from vitrim.measure.latency import Budget
 from vitrim.speed.engines import on_engine
 
@@ -183,7 +184,7 @@ def test_one_size_of_batch_and_another_of_images(tmp_path: Path) -> None:
     resizable = model(dynamic_img_size=True)
     file = vitrim.export(resizable, "tome:r=2", tmp_path / "m.pt2", size=(48, 64), batch=3, check=8)
     assert file.inputs == {"image": (3, 3, 48, 64)}
-    assert "6 images in batches of 3, 3" in file.metadata["parity"]
+    assert "6 images in batches of 3:" in file.metadata["parity"]
     with pytest.raises(vitrim.VitrimError, match=r"takes \(3, 3, 48, 64\) float32, got \(2, 3, 48, 64\)"):
         file.run(np.zeros((2, 3, 48, 64), np.float32))
     assert file.metadata["tokens_per_block"] == [47, 45]
@@ -266,6 +267,30 @@ def test_a_file_that_disagrees_does_not_stay(off_by_a_bit: type[Format], tmp_pat
     assert path.read_text() == "what was there"
     vitrim.export(model(depth=1), "tome:r=2", path, check=0)  # unless nobody looks
     assert sorted(file.name for file in tmp_path.iterdir()) == ["m.off", "m.off.data", "m.off.json"]
+
+
+def test_a_file_runs_tensors_and_says_what_it_is(written: tuple[nn.Module, Exported]) -> None:
+    file = written[1]
+    images = torch.randint(256, (2, SIZE, SIZE, 3), dtype=torch.uint8)
+    np.testing.assert_array_equal(file.run(images), file.run(images.numpy()))
+    assert str(file) == f"{file.path}: tome:r=2 of a name for onnxruntime in fp32; takes (batch, 32, 32, 3)"
+    for wrong in (None, 3, [1.0]):
+        with pytest.raises(
+            vitrim.VitrimError, match=f"takes an array or a tensor of images, not {type(wrong).__name__}"
+        ):
+            file.run(wrong)  # type: ignore[arg-type]
+    with pytest.raises(vitrim.VitrimError, match="threads is a whole number of at least 1, not -1"):
+        Exported.open(file.path, threads=-1)
+
+
+@pytest.mark.parametrize("wrong", [None, 3])
+def test_a_path_that_is_none(wrong: Any) -> None:
+    with pytest.raises(vitrim.VitrimError, match=f"expected a path, got {type(wrong).__name__}"):
+        vitrim.export(model(), None, wrong)
+    with pytest.raises(vitrim.VitrimError, match=f"expected a path, got {type(wrong).__name__}"):
+        Exported.open(wrong)
+    with pytest.raises(vitrim.VitrimError, match=f"expected a path, got {type(wrong).__name__}"):
+        load_run(wrong)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_a_run_reports_its_evaluations_and_files(images: Path, tmp_path: Path) -
     }  # fmt: skip
     assert load_recipe(out / "recipe.yaml").recipe.optimizer.lr == 5e-4
     assert list(report.record) == [
-        "command", "environment", "recipe", "running", "processes", "data", "dry_run", "result",
+        "command", "environment", "recipe", "running", "splits", "processes", "data", "dry_run", "result",
     ]  # fmt: skip
     assert json.loads(json.dumps(report.record)) == report.record
     assert report.record["running"] == {

@@ -234,6 +234,24 @@ def test_killed_and_resumed_ends_the_same(source: str, whole: Whole, watch: Watc
         assert one == other
 
 
+def test_a_race_that_is_stopped_keeps_the_settings_that_it_scored(
+    source: str, watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizing, "TOGETHER", 1)
+    follow, passes = Measurement.follow, []
+
+    def stopping(self: Measurement, *given: Any) -> None:
+        passes.append(self)
+        if len(passes) == 3:
+            raise Stop
+        follow(self, *given)
+
+    monkeypatch.setattr(Measurement, "follow", stopping)
+    with pytest.raises(Stop):
+        run(source, tmp_path / "out")
+    assert len([name for name in measured(tmp_path / "out") if name.startswith("losses on")]) == 2
+
+
 def test_dense_is_handed_back_where_nothing_pays(source: str, watch: Watch, tmp_path: Path) -> None:
     watch.factor = 2.0
     report = run(source, tmp_path / "out", methods="topk")
@@ -329,6 +347,16 @@ def test_labels_of_other_classes_and_too_few_images(watch: Watch, tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
+def test_labels_that_may_be_of_other_classes_are_doubted_at_once(source: str, watch: Watch, tmp_path: Path) -> None:
+    watch.fails_at = 0
+    host = create_model("test_vit", options={**OPTIONS, "num_classes": 5})
+    with (
+        pytest.warns(UserWarning, match="the data has 2 classes and the model 5: .*; --no-labels compares"),
+        pytest.raises(Stop),
+    ):
+        optimize(host, source, out=tmp_path / "out", **GIVEN)
+
+
 def test_a_model_in_another_dtype_is_refused(source: str, watch: Watch, tmp_path: Path) -> None:
     with pytest.raises(VitrimError, match="the model is bfloat16 on cpu: give it in float32 on the CPU"):
         optimize(model().bfloat16(), source, out=tmp_path / "out", **GIVEN)
@@ -347,6 +375,7 @@ def test_a_study_of_another_search_is_refused(source: str, watch: Watch, tmp_pat
     assert (tmp_path / "out" / "study.jsonl").read_text() == before
 
 
+@pytest.mark.filterwarnings("ignore:the model has random weights:UserWarning")
 def test_the_command(
     source: str, watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

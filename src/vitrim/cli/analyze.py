@@ -92,7 +92,7 @@ def analyze(
     machine: Machine,
     output: Output,
 ) -> None:
-    """Analyse which patches reductions keep and merge, how deep they go, and what that does to features.
+    """Analyse which patches reductions keep and merge, and how deep. It measures what that does to features.
 
     All methods see the same batches, in one pass over the data. The report is index.html in --out. It can be made again
     from the records, with --from, without model or data. If the pass stops half-way, what was gathered is analysed.

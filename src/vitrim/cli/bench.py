@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitrim.cli.options import MAX_REPEATS, MAX_SECONDS, Images, Machine, Model, Prompt
-from vitrim.cli.output import Output
+from vitrim.cli.output import SECONDS_BETWEEN_LINES, Output, is_first_process
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def bench(
     machine: Machine,
     output: Output,
 ) -> None:
-    """Time dense and reduced models in turn, in one run, and compare the speed-up with what the MACs promise.
+    """Time dense and reduced models in turn, on this machine. Compare the speed-up with what the MACs promise.
 
     Dense is the faster of the model's own fused and unfused attention, on the fastest of the engines, measured in the
     same run. Speed-up is the median over rounds of the ratio within a round, with its quartiles; peak memory is what
@@ -124,11 +124,19 @@ def bench(
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """Yield what shows a line of text in place of the one before, on standard error if that is a terminal.
+    """Yield what shows a line of text in place of the one before, on standard error; without a terminal, a line every
+    half minute.
 
     It draws when it is called, a few times a second at most, and never in between: what is timed runs undisturbed.
     """
     last = 0.0
+    written = time.monotonic()
+
+    def write(text: str) -> None:
+        nonlocal written
+        if text and is_first_process() and time.monotonic() - written >= SECONDS_BETWEEN_LINES:
+            written = time.monotonic()
+            print(text, file=sys.stderr, flush=True)
 
     def tell(text: str) -> None:
         nonlocal last
@@ -139,7 +147,7 @@ def progress() -> Iterator[Callable[[str], None]]:
             sys.stderr.flush()
 
     if not sys.stderr.isatty():
-        yield lambda _: None
+        yield write
         return
     try:
         yield tell

@@ -41,7 +41,7 @@ def compare(
     machine: Machine,
     output: Output,
 ) -> None:
-    """Compare methods by what they lose and by the time they take, as `vitrim eval` and `vitrim bench` measure them.
+    """Compare methods by what they lose and by the time they take. Measured as `vitrim eval` and `vitrim bench` do.
 
     In the end it says of every method whether it pays, and which loses least for its time. Accuracy is that of all
     images; time is measured on some of them, dense and reduced models in turn.

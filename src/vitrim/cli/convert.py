@@ -17,7 +17,7 @@ Key = Annotated[
 
 
 def convert(*, source: Source, target: Target, key: Key = None, output: Output) -> None:
-    """Write the weights of a .pth file as safetensors, under the same names. Nothing in the file is executed."""
+    """Write the weights of a .pth file as safetensors. Names stay, and nothing in the file is executed."""
     from vitrim.weights import convert_weights
 
     output.spare(source)

@@ -20,7 +20,7 @@ PACKAGES = (
 
 
 def env(*, output: Output) -> None:
-    """Print what a report of a problem needs: versions, processor, threads, devices."""
+    """Print versions, processor and devices, for the report of a problem."""
     found = report()
     rows = list(_lines(found))
     width = max(len(name) for name, _ in rows)

@@ -52,7 +52,7 @@ def evaluate(
     machine: Machine,
     output: Output,
 ) -> None:
-    """Evaluate reduced models next to the dense one: accuracy, agreement, cosine, MACs, tokens.
+    """Score reduced models next to the dense one on labelled images. Accuracy, agreement, cosine, MACs, tokens.
 
     All methods see the same batches, in one pass over the data. If it stops half-way, what was gathered is kept. Many
     processes share the batches: accelerate launch -m vitrim eval ...

@@ -79,7 +79,7 @@ def export(
     compute: Compute,
     output: Output,
 ) -> None:
-    """Write a model, dense or reduced, for ONNX Runtime, OpenVINO or torch, and compare it with the model.
+    """Write a model, dense or reduced, as a file that needs no vitrim. ONNX Runtime, OpenVINO or torch run it.
 
     A file that does not give the same top-1, and logits within 1e-4, at batch 1, 2 and all that is left of --check
     images is not kept. Methods whose counts depend on the images need --freeze or --capacity.

@@ -45,7 +45,7 @@ All = Annotated[bool, typer.Option("--all", help="hosts: also every module of ti
 
 
 def list_(*, kind: Kind = None, text: Text = None, every: All = False, output: Output) -> None:
-    """List methods, selectors, host families, timm models that can be reduced, or recipes of `vitrim train`."""
+    """List methods, selectors, models, their families, or recipes."""
     if kind is None:
         output.print(*(f"vitrim list {name:<9}  {meaning}" for name, meaning in KINDS.items()))
         output.write("list", lists=KINDS)

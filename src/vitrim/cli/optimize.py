@@ -10,7 +10,7 @@ import typer
 
 from vitrim.cli.bench import Suggested, progress
 from vitrim.cli.options import Compute, Images, Limit, Model, Setup
-from vitrim.cli.output import Output
+from vitrim.cli.output import Output, resumable
 from vitrim.errors import VitrimError
 
 
@@ -60,7 +60,7 @@ def optimize(
     compute: Compute,
     output: Output,
 ) -> None:
-    """Find the fastest file for a model on this machine: engine, precision, method and schedule.
+    """Find the fastest file for a model on this machine. Engine, precision, method and schedule are chosen.
 
     The dense model is timed on every engine in every precision. Methods race on the fastest on a third of the images,
     a file is chosen on the next third and scored once on the last.
@@ -69,7 +69,7 @@ def optimize(
 
     if images.source is None:
         raise VitrimError("--images is missing: methods are compared on images, best with labels")
-    with progress() as tell:
+    with resumable(aim.out / "study.jsonl"), progress() as tell:
         report = optimize(
             model.name,
             **images.arguments,

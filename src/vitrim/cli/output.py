@@ -160,3 +160,14 @@ def progress_bar(unit: str = "images") -> Iterator[Callable[..., None]]:
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
 
         yield move
+
+
+@contextmanager
+def resumable(kept: Path) -> Iterator[None]:
+    """Say how to go on if Ctrl-C ends what is inside and ``kept``, a file or folder, holds what was reached."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if kept.exists() and is_first_process():
+            print(f"kept in {kept.parent}: the same command with --resume goes on from there", file=sys.stderr)
+        raise

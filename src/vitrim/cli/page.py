@@ -36,7 +36,7 @@ def app(
     browser: Browser = True,
     threads: Threads = None,
 ) -> None:
-    """Serve a page: an image, a method, a slider, and what is left after each block, with its cost.
+    """Serve a page that shows what is left of an image after each block. A slider moves the amount.
 
     It sends nothing anywhere, keeps nothing of its users, and ends with Ctrl-C. For classifiers, and methods that need
     no training.

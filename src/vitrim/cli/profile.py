@@ -32,7 +32,7 @@ def profile(
     compute: Compute,
     output: Output,
 ) -> None:
-    """Count parameters, MACs per image and tokens per block, dense and reduced.
+    """Count parameters, MACs per image and tokens per block. Of dense and reduced models.
 
     The four parts are counted apart: linear and convolution layers, attention products, a method's matching, LayerNorm.
     Random weights are enough, unless the method adapts to the images: then give --pretrained and --images. Of a

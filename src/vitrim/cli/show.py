@@ -49,7 +49,7 @@ def show(
     machine: Machine,
     output: Output,
 ) -> None:
-    """Draw what methods leave of images, block by block: one picture per image, a row per method.
+    """Draw what methods leave of images, block by block. One picture per image, a row per method.
 
     Each row names the prediction and the cost beside those of the dense model; methods that rank patches have their
     scores below, as heat maps. Models for segmentation and detection need --data with masks or boxes. Of a

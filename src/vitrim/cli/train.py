@@ -12,7 +12,7 @@ import typer
 
 from vitrim.cli import listing
 from vitrim.cli.options import MAX_BATCH, Setup, Threads, Workers
-from vitrim.cli.output import Output
+from vitrim.cli.output import Output, resumable
 from vitrim.errors import VitrimError
 from vitrim.report import Table
 from vitrim.report import show as print_report
@@ -88,7 +88,7 @@ def train(
     threads: Threads = None,
     output: Output,
 ) -> None:
-    """Train or fine-tune a model under a method, by a recipe: one of the papers', or your own YAML file.
+    """Train or fine-tune a model under a method, by a recipe. Ours, one of the papers', or your own YAML file.
 
     A run is stopped at any time and resumed exactly. Many processes: accelerate launch -m vitrim train ...
     """
@@ -117,7 +117,8 @@ def train(
     out = output.console()
     options = {**dataclasses.asdict(how), "log_with": how.log_with or ()}
     options |= {"checkpoint": checkpoint, "dry_run": dry_run, "device": device, "threads": threads, "console": out}
-    report = training.train(recipe, data, changes=changes, **options)
+    with resumable(how.out / "checkpoints"):
+        report = training.train(recipe, data, changes=changes, **options)
     if report.is_first:
         print_report(out, report)
         output.print(*_next(report, data, how.out))
@@ -131,13 +132,19 @@ def _next(report: TrainReport, data: str, out: Path) -> list[str]:
     weights = next((file for file in report.files if file.name == WEIGHTS_FILE), None)
     if weights is None:
         return []
-    recipe = report.facts["recipe"]
+    recipe, splits = report.facts["recipe"], report.facts["splits"]
     method = "" if recipe["method"] == "none" else f" -m {shlex.quote(recipe['method'])}"
-    return [
+    unseen = next((name for name in (splits["test"], splits["eval"]) if isinstance(name, str)), None)
+    split = unseen or splits["train"]  # data in parts are not read without the name of one
+    told = "" if split is None else f" --split {shlex.quote(split)}"
+    lines = [
         f"wrote {weights}",
-        f"next: vitrim eval run:{shlex.quote(str(out))}{method} --data {shlex.quote(data)}",
+        f"next: vitrim eval run:{shlex.quote(str(out))}{method} --data {shlex.quote(data)}{told}",
         f"      vitrim export run:{shlex.quote(str(out))}{method} --out model.onnx",
     ]
+    if unseen is None:
+        lines.append("note: most of these images were trained on, so their score is too good: give --data others")
+    return lines
 
 
 def _show(resolved: Resolved, output: Output) -> None:

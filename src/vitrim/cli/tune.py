@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vitrim.cli.options import MODEL_NAMES, BatchSize, Data, Machine, Model, Setup, Workers
-from vitrim.cli.output import Output, progress_bar
+from vitrim.cli.output import Output, progress_bar, resumable
 
 Name = Annotated[str, typer.Argument(metavar="[MODEL]", help=f"{MODEL_NAMES}; none with --train")]
 
@@ -69,7 +69,7 @@ class Search(Setup):
 
 
 def tune(*, model: AnyModel, data: Data, how: Search, machine: Machine, output: Output) -> None:
-    """Search a value per block that damages a model least at a target, and compare it with one value for all blocks.
+    """Search a value per block that damages a model least at a target. Compare it with one value for all blocks.
 
     A third of the images is for searching, one for selecting, one for checking. The searched setting is returned if it
     beats the constant one beyond noise on the last. Use it as -m @tuned/best.json.
@@ -78,7 +78,7 @@ def tune(*, model: AnyModel, data: Data, how: Search, machine: Machine, output: 
     from vitrim.tuning.tune import tune
 
     unit = "settings" if how.grid is None else "points" if how.train is None else "runs"
-    with progress_bar(unit) as on_progress:
+    with resumable(how.out / "study.jsonl"), progress_bar(unit) as on_progress:
         report = tune(
             model.name or None,
             data=data.source,

@@ -44,7 +44,7 @@ class Options(BaseModel):
             try:
                 super().__init__(**options)
             except ValidationError as error:
-                raise VitrimError(f"{self.name}: {_problems(error)}") from None
+                raise VitrimError(f"{self.name}: {_problems(error, type(self))}") from None
 
         def __setattr__(self, key: str, value: Any) -> None:
             raise VitrimError(_frozen(self, f"{key}={_text(value)}"))
@@ -113,7 +113,12 @@ def _check_value(option: str, value: Any, kinds: Any) -> None:
             raise VitrimError(f"{option}={_text(number)}: must be below 2**{LONGEST_INTEGER - 1}")
 
 
-def _problems(error: ValidationError) -> str:
+def _holds_floats(kinds: Any) -> bool:
+    """True if a value of this type, or an entry of it, may be a fraction."""
+    return kinds is float or any(_holds_floats(part) for part in get_args(kinds))
+
+
+def _problems(error: ValidationError, options: type[Options]) -> str:
     """List everything that is wrong, in one line; where an option takes several types, what each of them wants.
 
     Of a list with wrong entries only these are named, not that a single number would do, too.
@@ -126,7 +131,9 @@ def _problems(error: ValidationError) -> str:
         if entry["loc"] and entry["loc"][0] in lists and not in_list:
             continue
         where = f"{entry['loc'][0]}={_text(entry['input'])}: " if entry["loc"] else ""
-        listed = "a list in brackets, e.g. " + ("[0.7,0.5]" if isinstance(entry["input"], float) else "[1,2]")
+        field = options.model_fields.get(str(entry["loc"][0])) if entry["loc"] else None
+        fractions = field is not None and _holds_floats(field.annotation)
+        listed = "a list in brackets, e.g. " + ("[0.7,0.5]" if fractions else "[1,2]")
         message = plain(entry["msg"].removeprefix("Value error, ").replace("a valid tuple", listed))
         messages = found.setdefault(where, [])
         messages.append(message.removeprefix("must be ") if messages else message)

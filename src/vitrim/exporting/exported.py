@@ -15,11 +15,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from vitrim.errors import VitrimError, check_known, first_line, os_errors
-from vitrim.exporting.formats import PRECISIONS, Array, Format, Run, format_named, formats
-from vitrim.files import json_text
+from vitrim.errors import VitrimError, check_known, check_whole, first_line, os_errors
+from vitrim.exporting.formats import PRECISIONS, Array, Format, Run, as_array, format_named, formats
+from vitrim.files import as_path, json_text
 from vitrim.report import Report
 
 Shape = tuple[int | str, ...]
@@ -50,7 +52,7 @@ class Exported:
         trust: the file may run even if it is code, as pt2 and aoti are. True of what `vitrim.export` returns.
 
     Raises:
-        VitrimError: threads of an engine that runs on torch's.
+        VitrimError: threads of an engine that runs on torch's, or fewer than one.
 
     Example:
         >>> import timm, torch, vitrim
@@ -73,11 +75,17 @@ class Exported:
     report: ExportReport | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_whole(threads=(self.threads, 1))
         if self.threads is not None and not self.kind.own_threads:
             raise VitrimError(
                 f"threads of {self.format} files are torch's: leave threads out, and call "
                 f"torch.set_num_threads({self.threads})"
             )
+
+    def __str__(self) -> str:
+        shape = ", ".join(map(str, self.shape))
+        made = " of ".join(str(self.metadata[key]) for key in ("method", "model") if self.metadata.get(key))
+        return f"{self.path}: {made or 'a model'} for {self.engine} in {self.precision}; takes ({shape})"
 
     @classmethod
     def open(cls, path: str | Path, *, threads: int | None = None, trust: bool = False) -> Exported:
@@ -93,7 +101,7 @@ class Exported:
             VitrimError: there is no such file, it was not written by `vitrim.export` or is damaged, its weights lie
                 in another folder, its engine is not installed, or has no threads of its own and is given some.
         """
-        path = Path(path)
+        path = as_path(path)
         if not path.is_file():
             raise VitrimError(f"no exported model at {path}")
         format_named(None, path)  # refuses other suffixes
@@ -176,14 +184,18 @@ class Exported:
         first = self.shape[0]
         return first if isinstance(first, int) else None
 
-    def run(self, images: Array) -> Array:
-        """Predictions of ``images`` in the shape and dtype of the input: float32 (B, C, H, W), or uint8 (B, H, W, C)
-        where preprocessing is in the graph. The engine is opened by the first call.
+    def run(self, images: Array | Tensor) -> Array:
+        """Predictions of ``images``, an array or a tensor in the shape and dtype of the input: float32 (B, C, H, W), or
+        uint8 (B, H, W, C) where preprocessing is in the graph. The engine is opened by the first call.
 
         Raises:
-            VitrimError: images of another shape or dtype, or a file that is code and not trusted.
+            VitrimError: images of another kind, shape or dtype, or a file that is code and not trusted.
         """
         wanted, dtype = self.shape, self.metadata.get("input", {}).get("dtype", "float32")
+        if isinstance(images, Tensor):
+            images = as_array(images)
+        if not isinstance(images, np.ndarray):
+            raise VitrimError(f"{self.path} takes an array or a tensor of images, not {type(images).__name__}")
         fits = len(images.shape) == len(wanted) and all(
             isinstance(want, str) or want == have for want, have in zip(wanted, images.shape, strict=True)
         )
@@ -192,7 +204,7 @@ class Exported:
             raise VitrimError(f"{self.path} takes ({shape}) {dtype}, got {tuple(images.shape)} {images.dtype}")
         return self._run(images)
 
-    def on(self, images: Array) -> Callable[[], Array]:
+    def on(self, images: Array | Tensor) -> Callable[[], Array]:
         """A call without arguments that runs ``images``: a candidate for `vitrim.measure.latency.time_interleaved`."""
         return partial(self.run, images)
 

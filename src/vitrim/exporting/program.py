@@ -141,7 +141,7 @@ class Parity:
 
     def __str__(self) -> str:
         top1 = "" if self.same_top1 is None else f", same top-1 in {self.same_top1}"
-        sizes = ", ".join(map(str, self.batches))
+        sizes = ", ".join(map(str, dict.fromkeys(self.batches)))  # each once: a file for single images has 64 of them
         return (
             f"{self.images} images in batches of {sizes}: largest difference {self.largest:.1e} "
             f"({self.beyond} beyond {self.atol:g}){top1}"

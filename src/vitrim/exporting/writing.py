@@ -28,7 +28,7 @@ from vitrim.exporting.exported import Exported, ExportReport, sidecar, size_of, 
 from vitrim.exporting.formats import OPSETS, PRECISIONS, Format, Graph, as_array, check_quantiser, format_named
 from vitrim.exporting.program import MAX_BATCH, Program, as_read, trace
 from vitrim.exporting.program import check as compare
-from vitrim.files import check_file, json_text
+from vitrim.files import as_path, check_file, json_text
 from vitrim.hosts.shared.classes import class_names
 from vitrim.loading import load
 from vitrim.measure.inputs import open_images
@@ -156,7 +156,8 @@ def export(
     config = parse_method(method) if isinstance(method, str) else method
     fixing = freeze or capacity is not None
     _check_fixing(config, freeze, capacity, images, limit)
-    wanted = _Wanted(Path(path), format_named(to, Path(path)), batch, opset, precision, preprocess)
+    path = as_path(path)
+    wanted = _Wanted(path, format_named(to, path), batch, opset, precision, preprocess)
     if precision == "int8" and images is None:
         raise VitrimError("int8 finds the ranges of activations on images: give images too")
     tell = on_progress or (lambda _: None)

@@ -63,7 +63,11 @@ class TrainReport(Report):
                 return "  ".join(f"{name} {short(entry)}" for name, entry in value.items() if name != "classes")
             return str(value)
 
-        yield from (f"{name}: {short(value)}" for name, value in self.result.items())
+        for name, value in self.result.items():
+            if name == "hours":  # of a dry run
+                yield f"hours: {value:.2f} ({60 * value:.0f} minutes), without evaluations"
+            elif value is not None:
+                yield f"{name}: {short(value)}"
         yield from super().parts()
 
     def _repr_html_(self) -> str:
@@ -144,7 +148,7 @@ def train(
         if find_spec(package) is None:
             raise MissingPackageError(f"training needs the package '{package}': pip install 'vitrim[train]'")
     from vitrim.measure.machine import environment, set_threads
-    from vitrim.training.build import build_trainer
+    from vitrim.training.build import build_trainer, chosen_splits
     from vitrim.training.loop import Running
 
     for name, given in (("out", out), ("checkpoint", "" if checkpoint is None else checkpoint)):
@@ -174,6 +178,7 @@ def train(
         raise VitrimError(f"out is the folder of the data, {data}: name another")
     start = None if checkpoint is None else Path(checkpoint)
     trainer = build_trainer(resolved, data, running, checkpoint=start, cpu=device == "cpu", console=console)
+    chosen = chosen_splits(trainer.recipe, data)
     if dry_run:
         result = trainer.dry_run()
     else:
@@ -190,6 +195,7 @@ def train(
             "environment": environment(device=str(accelerator.device), dtype=values.precision, seed=values.seed),
             "recipe": {"name": resolved.name, **values.model_dump(mode="json")},
             "running": {**vars(running), "out": str(out), "log_with": trackers},
+            "splits": {"train": chosen.split, "eval": chosen.eval_split, "test": chosen.test_split},
             "processes": accelerator.num_processes,
             "data": str(data) if isinstance(data, str | Path) else cast(Any, trainer.train_data).source,
             "dry_run": dry_run,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,7 +35,7 @@ from vitrim.exporting.formats import Format, formats
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import load
 from vitrim.measure.contestants import Contestant, contestants
-from vitrim.measure.evaluation import num_classes, open_task
+from vitrim.measure.evaluation import num_classes, open_task, weight_and_class_notes
 from vitrim.measure.inputs import open_images
 from vitrim.measure.latency import Budget, paired_speedup, reduced_copy, shared_copy, summarise, time_interleaved
 from vitrim.measure.machine import drawing, environment, set_threads
@@ -264,13 +265,19 @@ def optimize(
             "threads": torch.get_num_threads(),
             "seed": seed,
         }
+        doubts: list[str] = []
+        if labels:
+            given = {**facts, "untrained": [], "data": {"classes": dataset.num_classes}}
+            doubts = list(weight_and_class_notes(given, task, "only agreement says"))
+        for doubt in doubts:  # now, not after hours
+            warnings.warn(f"{doubt}; --no-labels compares with the dense model alone", stacklevel=2)
         study = Study(folder / "study.jsonl", settings, resume=resume)
         loss = PairedLoss(task, labels=labels and task.selects_by == "top1")
         race = Race(host, task, loss, parts, engines, batch_size, study, folder / "files", tell)
         race.score(wanted)
         dense = race.dense(bound / 100)
         chosen = race.reduced(dense, bound / 100, speedup)
-        return _hand_over(race, dense, chosen, folder, facts, lacking)
+        return _hand_over(race, dense, chosen, folder, facts, [*doubts, *lacking])
 
 
 def _engines(
@@ -404,23 +411,20 @@ class Race:
     def losses(self, configs: Sequence[MethodConfig], count: int) -> list[dict[str, float]]:
         """``loss, loss_error, kl`` of reduced models in PyTorch, on so many images of the first third."""
 
-        def scored() -> list[dict[str, float]]:
-            found = []
-            for start in range(0, len(configs), TOGETHER):
+        rows: list[dict[str, float]] = []
+        for start in range(0, len(configs), TOGETHER):  # kept group by group: all of them may take an hour
+            group = configs[start : start + TOGETHER]
 
-                def progress(seen: int, start: int = start) -> None:
-                    self.tell(f"{start} of {len(configs)} settings scored, {seen} images")
+            def scored(group: Sequence[MethodConfig] = group, start: int = start) -> list[dict[str, float]]:
+                measurement = Measurement(contestants(self.model, group, self.task), [self.loss], self.task)
+                measurement.follow(
+                    self.images.batches("search", 0, count),
+                    lambda seen: self.tell(f"{start} of {len(configs)} settings scored, {seen} images"),
+                )
+                return [{key: row[key] for key in ("loss", "loss_error", "kl")} for row in measurement.rows()[1:]]
 
-                models = contestants(self.model, configs[start : start + TOGETHER], self.task)
-                measurement = Measurement(models, [self.loss], self.task)
-                measurement.follow(self.images.batches("search", 0, count), progress)
-                found += [{key: row[key] for key in ("loss", "loss_error", "kl")} for row in measurement.rows()[1:]]
-            return found
-
-        texts = "; ".join(config.describe() for config in configs)
-        rows: list[dict[str, float]] = self.study.value(
-            f"losses on {count} images: {texts}", scored, kind=list[dict[str, float]]
-        )
+            texts = "; ".join(config.describe() for config in group)
+            rows += self.study.value(f"losses on {count} images: {texts}", scored, kind=list[dict[str, float]])
         return rows
 
     def file_losses(self, candidates: Sequence[Candidate], part: Part) -> list[dict[str, float]]:
