@@ -34,8 +34,7 @@ from torch import Tensor, nn
 
 from methods import at_share
 from plain_loops import LOOPS, Cut, Forward, Plain, slicing
-from script import from_shell
-from vitrim.cli.output import write_json
+from script import from_shell, write_json
 from vitrim.core import compiled
 from vitrim.core.block import ReducedBlock
 from vitrim.core.method import MethodConfig
@@ -56,7 +55,7 @@ from vitrim.measure.latency import (
     time_interleaved,
 )
 from vitrim.measure.macs import count_macs
-from vitrim.speed.bench import promised_speedup, random_images
+from vitrim.speed.bench import promised_speedups, random_images
 
 Row = dict[str, Any]
 
@@ -188,7 +187,7 @@ def compare(
     """A row per method, timed in one interleaved run; with ``operators`` also without compiled loops."""
     dense = {f"dense ({kernel})": copy_ for kernel, copy_ in dense_copies(model).items()}
     subjects = [replace(subject(model, config, images), operators=operators) for config in configs]
-    promised = {one.name: promised_speedup(model, one.reduced, images) for one in subjects}
+    promised = promised_speedups(model, {one.name: one.reduced for one in subjects}, images)
     whole = count_macs(model, images[:1]).total
     runs: dict[str, Forward] = dict(dense)
     for one in subjects:

@@ -41,7 +41,7 @@ from vitrim.measure.latency import (
     time_interleaved,
 )
 from vitrim.measure.macs import profile_of
-from vitrim.speed.bench import promised_speedup
+from vitrim.speed.bench import promised_speedups
 from vitrim.speed.engines import Engine, Run, compilation
 
 T = TypeVar("T")
@@ -219,7 +219,7 @@ class Cell:
         """What MACs say of a method."""
         macs = profile_of(self.model, config, self.images if config.is_adaptive() else self.images[:1]).macs
         row: Row = {"setting": config.describe(), "adaptive": config.is_adaptive(), "macs": macs.total}
-        row["promised_speedup"] = promised_speedup(self.model, model, self.images)
+        row["promised_speedup"] = promised_speedups(self.model, {"": model}, self.images)[""]
         return {**row, "matching_macs": macs.matching / macs.total}
 
 

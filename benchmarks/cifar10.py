@@ -40,8 +40,7 @@ from torch import Tensor, nn
 
 from cifar10_report import report
 from methods import at_share
-from script import from_shell
-from vitrim.cli.output import write_json
+from script import from_shell, write_json
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import make_method, methods
 from vitrim.data import batches, eval_transform, load_images

@@ -32,8 +32,7 @@ from torch import Tensor
 import vitrim
 from cifar10_report import markdown
 from photographs import Setup, rows_of
-from script import from_shell
-from vitrim.cli.output import write_json
+from script import from_shell, write_json
 from vitrim.core import compiled
 from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention

@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from script import from_shell
+from script import from_shell, write_json
 from vitrim.cli.options import parse_methods
-from vitrim.cli.output import write_json
 from vitrim.core.method import MethodConfig
 from vitrim.demo.run import atm_at_the_macs_of
 from vitrim.errors import one_line_errors

@@ -29,8 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from script import from_shell
-from vitrim.cli.output import write_json
+from script import from_shell, write_json
 from vitrim.core.registry import parse_method
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.loading import load

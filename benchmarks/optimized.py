@@ -17,8 +17,7 @@ from pathlib import Path
 import torch
 
 import vitrim
-from script import from_shell
-from vitrim.cli.output import write_json
+from script import from_shell, write_json
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.loading import load
 from vitrim.measure.latency import Budget, paired_speedup, summarise, time_interleaved

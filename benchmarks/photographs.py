@@ -46,8 +46,7 @@ from torch import Tensor, nn
 
 from cifar10 import ATM_GRID, CUTS, RANDOM, SEEDS, STRESS_CUTS, candidates, settings
 from cifar10_report import figure, markdown, sweep
-from script import from_shell
-from vitrim.cli.output import write_json
+from script import from_shell, write_json
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, make_method, methods
 from vitrim.data import batches, eval_transform, load_images

@@ -1,11 +1,20 @@
-"""Runs a measurement from the shell: bad input is one line on standard error and exit code 2, as with `vitrim`."""
+"""Runs a measurement from the shell, where bad input is one line and exit code 2, as with `vitrim`; its records."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from vitrim.errors import VitrimError, one_line
+from vitrim.files import json_text, write_text
+
+
+def write_json(target: str | Path | None, record: Mapping[str, Any]) -> None:
+    """Write a record to a file, whole or not at all; for None, none."""
+    if target is not None:
+        write_text(Path(target), json_text(record, indent=2) + "\n")
 
 
 def from_shell(main: Callable[[], object]) -> None:

@@ -24,11 +24,11 @@ import torch
 from torch import nn
 
 from cifar10 import CUTS, candidates, settings, some_images
+from script import write_json
 from vitrim.analysis.collect import collect
 from vitrim.analysis.families.features import cca, cka, procrustes
 from vitrim.analysis.record import Record
 from vitrim.analysis.statistics import spearman_ci, spearman_kendall
-from vitrim.cli.output import write_json
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.errors import ReductionWarning
 from vitrim.loading import load_reference

@@ -22,10 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from script import from_shell
+from script import from_shell, write_json
 from vitrim import reduce_
 from vitrim.cli.options import parse_methods
-from vitrim.cli.output import write_json
 from vitrim.core.method import MethodConfig
 from vitrim.errors import ReductionWarning
 from vitrim.loading import create_model
@@ -38,7 +37,7 @@ from vitrim.measure.latency import (
     summarise,
     time_interleaved,
 )
-from vitrim.speed.bench import promised_speedup
+from vitrim.speed.bench import promised_speedups
 
 METHODS = ("tome:r=16", "evit:keep_rate=0.495", "topk:keep_rate=0.525", "atm:alpha=0.3905,beta=0.0,theta_min=0.0")
 METHODS += ("mctf:r=20", "sit:keep_rate=0.54", "patchmerger:keep_rate=0.54")
@@ -69,7 +68,7 @@ def measure(model: nn.Module, configs: list[MethodConfig], images: Tensor, budge
     reduced = {config.describe(): copy.deepcopy(model) for config in configs}
     for config in configs:
         reduce_(reduced[config.describe()], config)
-    promised = {name: promised_speedup(model, candidate, images) for name, candidate in reduced.items()}
+    promised = promised_speedups(model, reduced, images)
     runs = {name: runner(candidate, images, labels) for name, candidate in (kernels | reduced).items()}
     times = time_interleaved(runs, images.device, budget)
     dense = fastest(times, list(kernels))

@@ -25,8 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from script import from_shell
-from vitrim.cli.output import write_json
+from script import from_shell, write_json
 from vitrim.errors import ReductionWarning, one_line_errors, unknown
 from vitrim.exporting.formats import DTYPES
 from vitrim.loading import create_model

@@ -11,6 +11,7 @@ import pytest
 import typer.main
 
 from cli_runs import exit_code
+from vitrim import cli
 from vitrim.cli import COMMANDS, app
 from vitrim.cli.help import EXAMPLES
 
@@ -46,7 +47,8 @@ def test_every_command_has_an_example_that_it_takes(command: str) -> None:
 def test_completion_can_be_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")  # typer reads it as it makes the command
+    monkeypatch.setattr(cli, "app", typer.main.get_command(app))
     monkeypatch.setenv("HOME", str(tmp_path))
     assert exit_code(monkeypatch, "--install-completion", "bash") == 0
     assert "vitrim" in (tmp_path / ".bashrc").read_text()

@@ -132,14 +132,15 @@ def test_bad_input(given: dict[str, Any], message: str) -> None:
         bench(model(), "tome:r=2", **given)
 
 
-def test_a_line_of_progress_is_drawn_on_a_terminal_only(
+def test_a_line_of_progress_is_drawn_on_a_terminal_and_written_now_and_then_elsewhere(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = iter([1.0, 1.1, 9.0, 9.1])
+    clock = iter([0.0, 0.5, 31.0, 31.0, 40.0, 41.0, 41.1, 49.0, 49.1])
     monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
     with command.progress() as tell:
         tell("unseen")
-    assert capsys.readouterr().err == ""
+        tell("every half minute")
+    assert capsys.readouterr().err == "every half minute\n"
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with command.progress() as tell:
         tell("first")

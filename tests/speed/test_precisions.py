@@ -21,11 +21,12 @@ from vitrim.errors import MissingPackageError, VitrimError
 from vitrim.exporting.formats import formats
 from vitrim.loading import create_model
 from vitrim.measure.contestants import Contestant
+from vitrim.measure.probes import PairedLoss
 from vitrim.measure.records import as_batches
 from vitrim.measure.run import Measurement
 from vitrim.speed import bench as timing
 from vitrim.speed.bench import bench, measure
-from vitrim.speed.compare import OnEngine, PairedLoss, compare, draw, in_words, score_on_engines
+from vitrim.speed.compare import OnEngine, compare, draw, in_words, score_on_engines
 from vitrim.speed.engines import Eager, Engine, FileEngine, Run, engines_named
 from vitrim.tasks import make_task
 
