@@ -8,8 +8,8 @@ resized by Pillow, normalised, scored and counted here, by loops over classes, i
 `vitrim eval --json` on the same images the last line is the difference. The standard error is that of a bootstrap over
 images.
 
-Pillow resizes 8-bit images and rounds, vitrim float images or tensors, and torchmetrics rounds the 101 recalls of AP to
-float32: the scores may differ in the second decimal of a percent.
+Pillow resizes 8-bit images and rounds, vitrim float images or tensors: the scores may differ in the second decimal of a
+percent.
 """
 
 from __future__ import annotations
