@@ -51,7 +51,7 @@ def test_a_file_and_its_record(run: Run) -> None:
     assert code == 0, err
     assert "m.pt2: pt2 for torch.export" in out
     assert "tokens per block: [15, 13]" in out
-    assert "5 images in batches of 1, 2, 2: largest difference" in out
+    assert "5 images in batches of 1, 2: largest difference" in out
     record = json.loads(Path("r.json").read_text())
     assert record["command"] == "export"
     assert record["file"]["method"] == "tome:r=2"
