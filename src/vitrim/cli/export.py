@@ -22,7 +22,7 @@ Out = Annotated[Path, typer.Option("--out", help="the file; its metadata lie bes
 
 @dataclass(frozen=True, kw_only=True)
 class File(Setup):
-    """What the file holds, and what is done with it."""
+    """The contents of the file, and the checks and timings that follow."""
 
     to: Annotated[
         str | None,

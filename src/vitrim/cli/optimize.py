@@ -16,7 +16,7 @@ from vitrim.errors import VitrimError
 
 @dataclass(frozen=True, kw_only=True)
 class Aim(Setup):
-    """What the file is to be, and what may be tried for it."""
+    """The aim for the file, and the settings that may be tried for it."""
 
     labels: Annotated[
         bool,

@@ -23,7 +23,7 @@ class AnyModel(Model):
 
 @dataclass(frozen=True, kw_only=True)
 class Search(Setup):
-    """What is searched and how, and where the results go."""
+    """The search: what for, over what, and into which folder."""
 
     methods: Annotated[
         list[str] | None,
