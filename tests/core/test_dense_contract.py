@@ -89,7 +89,7 @@ def few(kind: Any) -> list[Any]:
 
 
 def refusal(model: nn.Module, name: str, options: dict[str, Any]) -> str:
-    """Why these options do not go together, or not with the ``model``; nothing if it is reduced."""
+    """The reason these options do not go together, or not with the ``model``; nothing if it is reduced."""
     try:
         vitrim.reduce_(model, make_method(name, **options))
     except vitrim.VitrimError as error:

@@ -107,6 +107,14 @@ def test_the_error_of_a_change_of_ap_is_that_of_leaving_images_out(name: str, co
     assert gauge.result()["loss_error"] == pytest.approx(jackknife, rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["detection", "multilabel"])
+def test_the_change_of_ap_of_one_image_has_no_error(name: str) -> None:
+    task, (reduced, dense), labels = _ranked(name, 1)
+    gauge = PairedAP(task)
+    gauge.see(Batch(torch.zeros(1, 3, 40, 40), labels, torch.arange(1), 0), Output(reduced), Output(dense))
+    assert gauge.result() == {}
+
+
 def test_warnings_of_amounts_speak_of_the_images_at_hand() -> None:
     model = timm.create_model("test_vit", dynamic_img_size=True, num_classes=4).eval()  # 100 patches of 160 pixels
     task, batch = make_task("classification", 4), (torch.rand(2, 3, 64, 64), torch.tensor([0, 1]))

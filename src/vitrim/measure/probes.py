@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from math import fsum, isnan, sqrt
+from math import fsum, isnan, nan, sqrt
 from typing import Any, Protocol
 
 import torch
@@ -432,7 +432,8 @@ class PairedAP(Gauge):
     """The standard error of the loss of average precision against the first model, ``loss_error``, a share.
 
     AP ranks the detections of all images together and is no mean over images either, so it is computed without each of
-    `GROUPS` groups of images, or without each image of fewer: the jackknife. Memory: all detections of both models.
+    `GROUPS` groups of images, or without each image of fewer: the jackknife. Nothing where that is not known: of one
+    image, or of objects that all lie in one group. Memory: all detections of both models.
 
     Args:
         task: detection, instances or multilabel; its metric has ``left_out(groups)``.
@@ -464,7 +465,8 @@ class PairedAP(Gauge):
         metrics: list[Any] = list(self.metrics.values())
         own, dense = (metric.left_out(self.GROUPS) for metric in metrics)
         change = own - dense
-        return {"loss_error": sqrt(len(change) - 1) * change.std(unbiased=False).item()}
+        error = sqrt(len(change) - 1) * change.std(unbiased=False).item() if len(change) > 1 else nan
+        return {} if isnan(error) else {"loss_error": error}
 
 
 def _overlaps(classes: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
