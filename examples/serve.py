@@ -130,7 +130,8 @@ def decode(body: bytes, height: int, width: int) -> np.ndarray:
 @contextmanager
 def serving(app: FastAPI, port: int = 0) -> Iterator[int]:
     """Run the service in a thread on the loopback address; yields its port."""
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
+    # without a set-up of logs, which would close the handlers of everything else in this process
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_config=None, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

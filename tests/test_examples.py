@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import runpy
 import subprocess
 import sys
@@ -105,10 +106,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModuleType, list[A
 def test_answers_of_a_server(
     served: tuple[ModuleType, list[Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    serve, files = served
+    (serve, files), handler, closed = served, logging.StreamHandler(), list[bool]()
+    monkeypatch.setattr(handler, "close", lambda: closed.append(True))  # absl's, which OpenVINO imports, close a stream
     monkeypatch.setattr(serve, "tiny", lambda folder: files)
     serve.main([])
     assert SAYS["serve"] in capsys.readouterr().out
+    assert not closed
 
 
 def test_a_served_file_runs_on_the_threads_asked_for(
