@@ -5,16 +5,18 @@
     python benchmarks/frontier.py time --model vit_tiny_patch16_224 --checkpoint VIT_TINY.safetensors \\
         --data HELD_OUT_PHOTOS --folder frontier/vit_tiny
     python benchmarks/frontier.py draw --folder frontier/vit_tiny --folder frontier/deit_tiny --figure frontier.png
+    python benchmarks/frontier.py table --folder frontier/vit_tiny --folder frontier/deit_tiny
 
-`make` takes settings of methods, and what they lose, from a record of `photographs.py speeds`, which is in PyTorch in
-fp32. It writes a file of each in OpenVINO for every batch size, where a method has a fixed graph, and of the dense
-model on every engine in every precision, and scores these; ranges of activations are found on TRAINING_PHOTOS. It goes
-on where it stopped. `time` times all in turn at each batch size, methods without a fixed graph in PyTorch: run it on a
-machine that does nothing else. With `--like FOLDER` it takes the times of equal settings from a model of the same
+`make` takes settings of methods, and what they lose, from a record of `photographs.py speeds` or `cuts`, which are in
+PyTorch in fp32. It writes a file of each in OpenVINO for every batch size, where a method has a fixed graph, and of the
+dense model on every engine in every precision, and scores these; ranges of activations are found on TRAINING_PHOTOS. It
+goes on where it stopped. `time` times all in turn at each batch size, methods without a fixed graph in PyTorch: run it
+on a machine that does nothing else. With `--like FOLDER` it takes the times of equal settings from a model of the same
 architecture, such as DeiT-T for ViT-Ti, and times the others beside the fastest dense model. `draw` makes the picture,
-and says what is fastest at a loss of at most one and two points more than the fastest dense file. Losses are top-1 of
-the dense model in PyTorch in fp32 minus that of the row, with the standard error of the mean over images; what is
-fastest is chosen and scored on the same photographs, so it is the best of some.
+and says what is fastest at a loss of at most one and two points more than the fastest dense file. `table` prints what
+every method loses at 1.1, 1.25, 1.5 and 2 times the speed of the fastest dense model, on lines between its timed
+settings. Losses are top-1 of the dense model in PyTorch in fp32 minus that of the row, with the standard error of the
+mean over images; what is fastest is chosen and scored on the same photographs, so it is the best of some.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import argparse
 import json
 from collections.abc import Mapping
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,7 @@ from vitrim.speed.bench import in_dtype
 from vitrim.speed.engines import Engine, FileEngine, engines_named
 
 SIZES = (1, 8)
+SPEEDS = (1.1, 1.25, 1.5, 2.0)
 CALIBRATED = 64
 IN_VIEW = 1.8
 """Times the fastest dense model's time that the picture shows."""
@@ -125,13 +129,13 @@ def make(model: nn.Module, place: Place, arguments: argparse.Namespace) -> None:
         for row in [] if arguments.like else list(place.record["rows"]):  # so that `time` only opens files
             method = None if row["method"] == DENSE else row["method"]
             (engine,), _ = engines_named([row["engine"]], [row["precision"]])
-            for size in SIZES if isinstance(engine, FileEngine) else ():
+            for size in arguments.batch_size if isinstance(engine, FileEngine) else ():
                 place.ready(model, method, engine, data[0][0][:size], given)
 
 
 def timed(model: nn.Module, place: Place, arguments: argparse.Namespace) -> None:
     """Fill in milliseconds per batch, all in turn, dense models in every round."""
-    for size in SIZES:
+    for size in arguments.batch_size:
         key = f"batch {size}"
         if arguments.like:
             known = Place(arguments.like)
@@ -223,26 +227,68 @@ def draw(places: list[Place], figure: Path | None) -> None:
         style.save(drawn, figure)
 
 
+def table(places: list[Place], size: int) -> None:
+    """Losses of every method at equal speed, in Markdown: the method, then the speeds of one model after another."""
+    key, lines = f"batch {size}", dict[str, list[str]]()
+    for place in places:
+        own: dict[str, list[dict[str, Any]]] = {}
+        for row in place.record["rows"]:
+            if row["method"] != DENSE and key in row:
+                own.setdefault(row["method"].partition(":")[0], []).append(row)
+        for name, rows in own.items():
+            lines.setdefault(name, []).extend(_at_speed(rows, key, speed) for speed in SPEEDS)
+    heads = [f"{place.record['model']}, {speed:g} times" for place in places for speed in SPEEDS]
+    print(f"| method | {' | '.join(heads)} |\n|{'---|' * (1 + len(heads))}")
+    for name, cells in lines.items():
+        print(f"| `{name}` | {' | '.join(cells)} |")
+
+
+def _at_speed(rows: list[dict[str, Any]], key: str, speed: float) -> str:
+    """What a method loses at a speed, on the line between the two timed settings around it, the mildest such pair.
+
+    Losses bend upwards, so a line is rather above them. Where the mildest setting is faster, its loss, with a star.
+    """
+    points = sorted((-row["loss"], row["loss_error"], row[key]["speedup"][1]) for row in rows)[::-1]  # mildest first
+    if points[0][2] >= speed:
+        return f"{100 * points[0][0]:+.1f} ± {100 * points[0][1]:.1f} *"
+    for (loss, error, slow), (more, larger, fast) in pairwise(points):
+        if slow < speed <= fast:
+            share = (speed - slow) / (fast - slow)
+            between = loss + share * (more - loss), error + share * (larger - error)
+            return f"{100 * between[0]:+.1f} ± {100 * between[1]:.1f}"
+    return "-"
+
+
 def main() -> None:
-    """Make, time or draw."""
+    """Make, time, draw or print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("step", choices=["make", "time", "draw"])
+    parser.add_argument("step", choices=["make", "time", "draw", "table"])
     parser.add_argument("--folder", action="append", type=Path, required=True, help="of a model; may repeat")
     parser.add_argument("--model")
     parser.add_argument("--checkpoint")
     parser.add_argument("--calibration", help="photographs on which int8 finds the ranges of activations")
     parser.add_argument("--data", help="held-out photographs")
-    parser.add_argument("--speeds", type=Path, help="of `make`: a record of photographs.py speeds")
+    parser.add_argument("--speeds", type=Path, help="of `make`: a record of photographs.py speeds or cuts")
     parser.add_argument("--like", type=Path, help="the folder of a model of the same architecture that was timed")
     parser.add_argument("--limit", type=int)
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        action="append",
+        help="may repeat (default: 1 and 8); the table has the largest",
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--figure", type=Path)
     arguments = parser.parse_args()
+    arguments.batch_size = arguments.batch_size or list(SIZES)
     set_threads(arguments.threads)
     places = [Place(folder) for folder in arguments.folder]
     if arguments.step == "draw":
         draw(places, arguments.figure)
+        return
+    if arguments.step == "table":
+        table(places, max(arguments.batch_size))
         return
     model = load(arguments.model, checkpoint=arguments.checkpoint).model.eval()
     (make if arguments.step == "make" else timed)(model, places[0], arguments)

@@ -103,6 +103,23 @@ def test_ones_own_folder_of_classes_is_fine_tuned(
     assert "most of these images were trained on" in shown
 
 
+def test_the_next_command_scores_the_share_that_was_held_out(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, own = tmp_path / "run", images / "train"
+    common = ("--data", own, "--device", "cpu", "--threads", 1, "--out", out, "--json", tmp_path / "x", "batch_size=8")
+    assert run(monkeypatch, "finetune", *SMALL, *common, "eval_split=0.25") == 0
+    shown = capsys.readouterr().out
+    assert "were trained on" not in shown
+    watched = json.loads((tmp_path / "x").read_text())["result"]["last"]
+    command = next(line for line in shown.splitlines() if line.startswith("next: vitrim "))
+    words = [*shlex.split(command.removeprefix("next: vitrim ")), "--json", tmp_path / "eval"]
+    assert exit_code(monkeypatch, *words) == 0
+    record = json.loads((tmp_path / "eval").read_text())
+    assert (record["data"]["split"], record["data"]["images"]) == ("0.25", 6)
+    assert 100 * record["rows"][0]["top1"] == pytest.approx(watched["top1"])  # as the run's own last evaluation
+
+
 def test_the_next_command_scores_the_part_that_was_held_out(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ from vitrim.data import (
     register_reader,
     stream_images,
 )
+from vitrim.data.load import hold_out
 from vitrim.data.readers import readers
 
 
@@ -106,3 +107,23 @@ def test_a_path_may_have_a_colon(tmp_path, monkeypatch):
 def test_a_reader_is_entered_once(echo):
     with pytest.raises(ValueError, match="reader 'echo' is registered twice"):
         register_reader("echo")(lambda path, *, split=None: None)
+
+
+def test_a_split_may_be_the_share_that_training_holds_out(tmp_path):
+    write_tree(
+        tmp_path, *(f"{part}/{name}/{number}.png" for part in ("train", "test") for name in "ab" for number in range(6))
+    )
+    whole = load_data(tmp_path, split="train")
+    part = load_data(tmp_path, split="train:0.25")
+    kept, held_out = hold_out(12, 0.25)
+    assert len(held_out) == 3
+    assert set(kept) & set(held_out) == set()
+    assert [part.images[place] for place in range(3)] == [whole.images[place] for place in held_out]
+    assert (part.split, part.class_names) == ("train:0.25", whole.class_names)
+    alone = load_data(tmp_path / "train", split="0.25")
+    assert [alone.images[place] for place in range(3)] == [part.images[place] for place in range(3)]
+    with pytest.raises(DataError, match=r"^split train:0.01 of .*: a share of 0.01 of 12 images leaves none to watch"):
+        load_data(tmp_path, split="train:0.01")
+    for name in ("1", "1.5", "nan", "train:x"):  # names of parts
+        with pytest.raises(DataError, match="split"):
+            load_data(tmp_path, split=name)

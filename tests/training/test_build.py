@@ -17,11 +17,12 @@ from torchvision.transforms.functional import pil_to_tensor
 import tiny
 from full_matrix import cells
 from tiny_training import TINY, recipe, trainer
+from vitrim.data.load import hold_out
 from vitrim.errors import VitrimError
 from vitrim.loading import load_run
 from vitrim.tasks import make_task
 from vitrim.training import loop
-from vitrim.training.build import hold_out, make_accelerator, mimetic_, open_data
+from vitrim.training.build import make_accelerator, mimetic_, open_data
 from vitrim.training.learner import Learner
 from vitrim.training.recipe import load_recipe, recipes
 

@@ -135,6 +135,8 @@ def _next(report: TrainReport, data: str, out: Path) -> list[str]:
     recipe, splits = report.facts["recipe"], report.facts["splits"]
     method = "" if recipe["method"] == "none" else f" -m {shlex.quote(recipe['method'])}"
     unseen = next((name for name in (splits["test"], splits["eval"]) if isinstance(name, str)), None)
+    if unseen is None and isinstance(splits["eval"], float) and recipe["limit"] is None:
+        unseen = ":".join(str(part) for part in (splits["train"], splits["eval"]) if part is not None)
     split = unseen or splits["train"]  # data in parts are not read without the name of one
     told = "" if split is None else f" --split {shlex.quote(split)}"
     lines = [

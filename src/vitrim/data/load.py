@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
+import numpy as np
+
 from vitrim.data.dataset import ImageDataset, MultiLabelDataset
 from vitrim.data.dense import DetectionDataset, SegmentationDataset
 from vitrim.data.folders import from_folder, split_folders
@@ -26,7 +28,10 @@ from vitrim.data.tables import (
     parquet_files,
     read_source,
 )
-from vitrim.errors import DataError, unknown
+from vitrim.errors import DataError, VitrimError, unknown
+
+HOLD_OUT_SEED = 0
+"""Seed of held-out images, not that of a recipe: see `hold_out`."""
 
 Labelled = ImageDataset | MultiLabelDataset
 Dense = SegmentationDataset | DetectionDataset
@@ -84,7 +89,8 @@ def load_data(
         task: what the data is for, where labels are not of whole images: `segmentation`, `detection`, or `instances`
             (detection with outlines). None, `classification` and `multilabel` are the labels that the source has.
         split: which part; `val`, `valid` and `validation` mean the same in files and folders. May be left out where
-            there is only one, or, on the Hub, where there is a `validation` split.
+            there is only one, or, on the Hub, where there is a `validation` split. `0.1`, or `train:0.1` of a part: the
+            share that a training holds out under ``eval_split=0.1``, see `hold_out`.
         image_column: the column of images in a table, if it is not the only one.
         label_column: the column of labels in a table, if it is not `label`, `labels` or `fine_label` and not the only
             one of class labels or integers. A column of strings becomes labels in sorted order: that of the train
@@ -116,6 +122,15 @@ def load_data(
     """
     columns = {"image_column": image_column, "label_column": label_column}
     check_given(source, split=split, **columns)
+    whole, share = _share(split)
+    if share is not None:
+        dataset = load_data(source, task=task, split=whole, **columns, **options)
+        try:
+            part = dataset.part(hold_out(len(dataset), share)[1])
+        except VitrimError as error:
+            raise DataError(f"split {split} of {source}: {error}") from None
+        part.split = split
+        return part
     if task is not None and task not in TASKS:
         raise DataError(str(unknown("task of data", task, TASKS)))
     given = {key: value for key, value in columns.items() if value is not None} | options
@@ -169,6 +184,43 @@ def load_data(
         return form(table, source, chosen, **given)
     except OSError as error:  # a folder without permission, or one that goes away meanwhile
         raise DataError(f"cannot read {error.filename or source}: {error.strerror}") from error
+
+
+def hold_out(count: int, share: float) -> tuple[list[int], list[int]]:
+    """The places of images that are trained on, and of those that are held out, both in order.
+
+    They are the same ones in every run on the same data, whatever the seed of its recipe: a run that starts from
+    another's weights watches no image that the other was trained on. A larger share has those of a smaller one.
+
+    Args:
+        count: of images.
+        share: to hold out, between 0 and 1.
+
+    Raises:
+        VitrimError: none would be left on one side.
+
+    Example:
+        >>> kept, held_out = hold_out(10, 0.2)
+        >>> len(kept), len(held_out), sorted(kept + held_out) == list(range(10))
+        (8, 2, True)
+    """
+    watched = round(share * count)
+    if not 0 < watched < count:
+        raise VitrimError(f"a share of {share:g} of {count} images leaves none to {'train on' if watched else 'watch'}")
+    order = np.random.default_rng(HOLD_OUT_SEED).permutation(count)
+    return sorted(order[watched:].tolist()), sorted(order[:watched].tolist())
+
+
+def _share(split: str | None) -> tuple[str | None, float | None]:
+    """The part of the data and the share of it that a split names: `train:0.1` or `0.1`; else the split and None."""
+    part, colon, last = (split or "").rpartition(":")
+    try:
+        share = float(last)
+    except ValueError:
+        return split, None
+    if not 0 < share < 1:  # a part may be called 1
+        return split, None
+    return part if colon else None, share
 
 
 def splits_of(source: str | Path) -> list[str] | None:

@@ -108,17 +108,17 @@ class BATReducer(Reducer[BAT]):
         rank = score.argsort(dim=1, descending=True, stable=True)
         attentive, others = rank[:, :count], rank[:, count:]
         patches = x[:, state.num_prefix :].detach()
-        kept, matched, partner = match_attentive(take(patches, attentive), pairs)
         centres, joining, cluster = cluster_inattentive(take(patches, others), clusters)
+        keep, moved, into = attentive, others.gather(1, joining), cluster + (count - pairs)
+        if pairs:  # of no pairs a graph would have empty matrices, which OpenVINO does not compile
+            kept, matched, partner = match_attentive(take(patches, attentive), pairs)
+            keep = attentive.gather(1, kept)
+            moved = torch.cat([attentive.gather(1, matched), moved], dim=1)
+            into = torch.cat([partner, into], dim=1)
         # a probability may underflow to 0: a group of such patches then has equal weights
         weight = score.clamp_min(torch.finfo(score.dtype).tiny)
-        return merge(
-            state,
-            keep=torch.cat([attentive.gather(1, kept), others.gather(1, centres)], dim=1),
-            moved=torch.cat([attentive.gather(1, matched), others.gather(1, joining)], dim=1),
-            into=torch.cat([partner, cluster + (count - pairs)], dim=1),
-            weight=state.pad_prefix(weight),
-        )
+        keep = torch.cat([keep, others.gather(1, centres)], dim=1)
+        return merge(state, keep=keep, moved=moved, into=into, weight=state.pad_prefix(weight))
 
 
 def match_attentive(patches: Tensor, pairs: int) -> tuple[Tensor, Tensor, Tensor]:

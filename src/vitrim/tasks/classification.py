@@ -27,7 +27,7 @@ class Classification(Task):
 
     * Losses: `cross_entropy`, of class indices or of mixed labels (B, K); `bce`, one binary cross entropy per class,
       averaged over the classes (or summed, if `sum_classes`) and over the images, of either.
-    * Metrics: `top1` and `top5`, shares in [0, 1]; with fewer than five classes `topK`.
+    * Metrics: `top1`, and with more than five classes `top5`, shares in [0, 1].
     * Agreement with the dense model: whether the first class is the same.
 
     Raises:
@@ -88,9 +88,10 @@ class Classification(Task):
         return (prediction.argmax(1) == dense.argmax(1)).double()
 
     def metrics(self) -> MetricCollection:
-        k = min(5, self.num_classes)
         every: dict[str, Metric | MetricCollection] = {
-            f"top{most}": _Accuracy(num_classes=self.num_classes, average="micro", top_k=most) for most in (1, k)
+            f"top{most}": _Accuracy(num_classes=self.num_classes, average="micro", top_k=most)
+            for most in (1, 5)
+            if most < self.num_classes  # with five classes or fewer, `top5` is always 1
         }
         # torchmetrics would let metrics share their counts for good if these are the same after the first batch
         return MetricCollection(every, compute_groups=False)

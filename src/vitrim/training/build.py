@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from vitrim.core.registry import ask
 from vitrim.data import ImageDataset, ImageStream, MultiLabelDataset, eval_transform, load_data, spread, stream_images
 from vitrim.data.dense import DetectionDataset, SegmentationDataset
-from vitrim.data.load import splits_of
+from vitrim.data.load import hold_out, splits_of
 from vitrim.data.paths import spellings
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
@@ -41,9 +40,6 @@ PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 SPLITS = ("train", "val", "test")
 HELD_OUT = 0.1
 """Share of the training images that is held out where the data have no part for evaluations."""
-
-HOLD_OUT_SEED = 0
-"""Seed of held-out images, not the recipe's: see `hold_out`."""
 
 QUERY_KEY = (0.7, 0.7)
 VALUE_PROJECTION = (0.4, -0.4)
@@ -190,30 +186,12 @@ def open_data(
         train_data = limited(load(recipe.split))
     watched = recipe.eval_split
     if isinstance(watched, float) and not isinstance(train_data, ImageStream):
-        kept, held_out = hold_out(len(train_data), watched)
+        try:
+            kept, held_out = hold_out(len(train_data), watched)
+        except VitrimError as error:
+            raise VitrimError(f"eval_split: {error}") from None
         return train_data.part(kept), train_data.part(held_out), test_data
     return train_data, None if watched is None else limited(load(str(watched))), test_data
-
-
-def hold_out(count: int, share: float) -> tuple[list[int], list[int]]:
-    """The places of the images that are trained on, and of those that are watched, both in order.
-
-    They are the same ones in every run on the same data, whatever the seed of its recipe: a run that starts from
-    another's weights watches no image that the other was trained on. A larger share has those of a smaller one.
-
-    Raises:
-        VitrimError: none would be left on one side.
-
-    Example:
-        >>> kept, held_out = hold_out(10, 0.2)
-        >>> len(kept), len(held_out), sorted(kept + held_out) == list(range(10))
-        (8, 2, True)
-    """
-    watched = round(share * count)
-    if not 0 < watched < count:
-        raise VitrimError(f"eval_split={share:g} of {count} images leaves none to {'train on' if watched else 'watch'}")
-    order = np.random.default_rng(HOLD_OUT_SEED).permutation(count)
-    return sorted(order[watched:].tolist()), sorted(order[:watched].tolist())
 
 
 def starting_model(recipe: Recipe, num_classes: int, checkpoint: Path | None) -> nn.Module:
