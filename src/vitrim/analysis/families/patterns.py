@@ -413,7 +413,7 @@ ANCHORS = 6
 
 @draws("patterns", "overlap", "Overlap of the kept patches (IoU)")
 def draw_overlap(tables: Tables) -> Any:
-    """Heat maps, one per stage: intersection over union of the patches that each pair of methods keeps. Grey:
+    """Heat maps, one per stage, blocks from 0: intersection over union of the patches that each pair of methods keeps. Grey:
     neither of the two changes tokens in that block."""
     return _maps(tables["overlap"], "iou", "iou", "IoU")
 
@@ -459,14 +459,14 @@ def draw_overlap_rates(tables: Tables) -> Any:
 
 @draws("patterns", "clusters", "Agreement of the clusters (NMI)")
 def draw_clusters(tables: Tables) -> Any:
-    """Heat maps, one per stage: normalised mutual information of the clusters of each pair of methods. Grey:
+    """Heat maps, one per stage, blocks from 0: normalised mutual information of the clusters of each pair of methods. Grey:
     neither of the two changes tokens in that block."""
     return _maps(tables["clusters"], "v_measure", "v_measure", "NMI")
 
 
 @draws("patterns", "clusters", "Homogeneity of the clusters")
 def draw_homogeneity(tables: Tables) -> Any:
-    """Heat maps, one per stage: homogeneity of the clusters of the column's method, taken against those of the
+    """Heat maps, one per stage, blocks from 0: homogeneity of the clusters of the column's method, taken against those of the
     row's: whether each of its clusters lies within one of theirs."""
     return _maps(tables["clusters"], "homogeneity", "completeness", "homogeneity")
 
@@ -506,7 +506,7 @@ def _against(tables: Tables, table: Table, measure: str, label: str) -> Any:
             handles[name] = line(axis, given, colour=colour[name], marker=marker[name], label=name)
         axis.set_title(f"with {short(anchor)}", fontsize=TEXT)
         axis.set_ylim(-0.02, 1.03)
-        whole_numbers(axis, "after block")
+        whole_numbers(axis, "after block (from 0)")
     axes[0].set_ylabel(label, fontsize=TEXT)
     below(figure, [handles[name] for name in names if name in handles])
     return figure
