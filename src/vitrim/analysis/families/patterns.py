@@ -413,8 +413,8 @@ ANCHORS = 6
 
 @draws("patterns", "overlap", "Overlap of the kept patches (IoU)")
 def draw_overlap(tables: Tables) -> Any:
-    """Heat maps, one per stage, blocks from 0: intersection over union of the patches that each pair of methods keeps. Grey:
-    neither of the two changes tokens in that block."""
+    """Heat maps, one per stage, blocks from 0: intersection over union of the patches that each pair of methods keeps.
+    Grey: neither of the two changes tokens in that block."""
     return _maps(tables["overlap"], "iou", "iou", "IoU")
 
 
@@ -459,15 +459,15 @@ def draw_overlap_rates(tables: Tables) -> Any:
 
 @draws("patterns", "clusters", "Agreement of the clusters (NMI)")
 def draw_clusters(tables: Tables) -> Any:
-    """Heat maps, one per stage, blocks from 0: normalised mutual information of the clusters of each pair of methods. Grey:
-    neither of the two changes tokens in that block."""
+    """Heat maps, one per stage, blocks from 0: normalised mutual information of the clusters of each pair of methods.
+    Grey: neither of the two changes tokens in that block."""
     return _maps(tables["clusters"], "v_measure", "v_measure", "NMI")
 
 
 @draws("patterns", "clusters", "Homogeneity of the clusters")
 def draw_homogeneity(tables: Tables) -> Any:
-    """Heat maps, one per stage, blocks from 0: homogeneity of the clusters of the column's method, taken against those of the
-    row's: whether each of its clusters lies within one of theirs."""
+    """Heat maps, one per stage, blocks from 0: homogeneity of the clusters of the column's method, taken against those
+    of the row's: whether each of its clusters lies within one of theirs."""
     return _maps(tables["clusters"], "homogeneity", "completeness", "homogeneity")
 
 
