@@ -32,7 +32,8 @@ from vitrim.exporting import bound, check, engines, export, freeze
 from vitrim.exporting.writing import time_exported
 from vitrim.loading import create_model
 from vitrim.measure import machine
-from vitrim.measure.latency import Budget, reduced_copy
+from vitrim.measure.copies import reduced_copy
+from vitrim.measure.latency import Budget
 
 Row = dict[str, Any]
 

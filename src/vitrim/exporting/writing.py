@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitrim.core.method import Adaptive, MethodConfig
 from vitrim.core.plan import Preprocessing
-from vitrim.core.reduce import HANDLE, get_reduction, reduce_, refuse_reduced, restore_, saved_method
+from vitrim.core.reduce import HANDLE, get_reduction, reduce_, refuse_reduced, restore_
 from vitrim.core.registry import ask, host_of, parse_method
 from vitrim.data import ImageDataset, batches
 from vitrim.errors import ReductionWarning, VitrimError, check_known, first_line
@@ -31,17 +31,9 @@ from vitrim.exporting.program import check as compare
 from vitrim.files import as_path, check_file, json_text
 from vitrim.hosts.shared.classes import class_names
 from vitrim.loading import load
+from vitrim.measure.copies import dense_copies, shared_copy, take_learned
 from vitrim.measure.inputs import open_images
-from vitrim.measure.latency import (
-    Budget,
-    dense_copies,
-    fastest,
-    images_per_second,
-    paired_speedup,
-    shared_copy,
-    summarise,
-    time_interleaved,
-)
+from vitrim.measure.latency import Budget, fastest, images_per_second, paired_speedup, summarise, time_interleaved
 from vitrim.measure.machine import drawing, environment, set_threads
 from vitrim.measure.macs import count_macs
 from vitrim.measure.records import DENSE, Row
@@ -386,9 +378,7 @@ def _reduced(plain: nn.Module, method: MethodConfig | None, learned: Path | None
     reduced = shared_copy(plain)
     if method is not None:
         refuse_reduced(plain)
-        reduction = reduce_(reduced, method)
-        if learned is not None and method.name == saved_method(learned):
-            reduction.load_parameters(learned)
+        take_learned(reduce_(reduced, method), learned)
     if hasattr(reduced, HANDLE):
         config = get_reduction(reduced).config
         if (obstacle := config.obstacle()) is not None:

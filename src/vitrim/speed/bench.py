@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.reduce import get_reduction, saved_method
+from vitrim.core.reduce import get_reduction
 from vitrim.core.registry import ask, host_of, parse_method, parse_methods, parse_selector
 from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, batches, spread
@@ -27,16 +27,14 @@ from vitrim.exporting.formats import PRECISIONS
 from vitrim.exporting.program import Program
 from vitrim.files import check_file
 from vitrim.loading import load
+from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
 from vitrim.measure.inputs import open_images, untrained_counts, untrained_notes
 from vitrim.measure.latency import (
     Budget,
     FloatArray,
-    dense_copies,
     fastest,
     images_per_second,
     paired_speedup,
-    reduced_copy,
-    shared_copy,
     summarise,
     time_interleaved,
 )
@@ -424,9 +422,7 @@ def measure(
         base = in_dtype(model, dtype)
         copies = {(DENSE, kernel): dense for kernel, dense in dense_copies(base).items()}
         for name, config in methods.items():
-            copies[name, ""] = reduced_copy(base, config)
-            if learned is not None and config.name == saved_method(learned):
-                get_reduction(copies[name, ""]).load_parameters(learned)
+            copies[name, ""] = reduced_copy(base, config, learned)
         for part, take in parts.items():
             # counted on the very copies that are timed: learned reducers are drawn anew for every copy
             reduced = {name: take(copies[name, ""]) for name in methods}

@@ -22,7 +22,7 @@ from vitrim.exporting.formats import PRECISIONS, Format, as_array, check_quantis
 from vitrim.exporting.formats import engines as runnable
 from vitrim.exporting.formats.pt2 import compiler_lack
 from vitrim.exporting.writing import export
-from vitrim.measure.latency import shared_copy
+from vitrim.measure.copies import shared_copy
 from vitrim.measure.memory import peak_memory_mib
 
 Run: TypeAlias = Callable[[Tensor], Any]

@@ -35,9 +35,10 @@ from vitrim.exporting.formats import Format, formats
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import load
 from vitrim.measure.contestants import Contestant, contestants
+from vitrim.measure.copies import reduced_copy, shared_copy
 from vitrim.measure.evaluation import num_classes, open_task, weight_and_class_notes
 from vitrim.measure.inputs import open_images
-from vitrim.measure.latency import Budget, paired_speedup, reduced_copy, shared_copy, summarise, time_interleaved
+from vitrim.measure.latency import Budget, paired_speedup, summarise, time_interleaved
 from vitrim.measure.machine import drawing, environment, set_threads
 from vitrim.measure.probes import PairedLoss
 from vitrim.measure.records import DENSE, read

@@ -19,16 +19,8 @@ from vitrim.core.registry import ask, host_of
 from vitrim.core.schedule import Aligned, BringBack, Keep, Remove
 from vitrim.errors import VitrimError, one_line_errors
 from vitrim.exporting.formats import DTYPES
-from vitrim.measure.latency import (
-    Budget,
-    dense_copies,
-    images_per_second,
-    paired_speedup,
-    reduced_copy,
-    shared_copy,
-    summarise,
-    time_interleaved,
-)
+from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
+from vitrim.measure.latency import Budget, images_per_second, paired_speedup, summarise, time_interleaved
 from vitrim.measure.memory import peak_memory_mib
 from vitrim.measure.records import DENSE
 from vitrim.plots.charts import Line, line
