@@ -48,6 +48,8 @@ class Reducer(nn.Module, Generic[C]):
 
     config: C
     layer: Layer
+    planned: bool
+    """The number of tokens that stay follows from the amount, and not from the images."""
 
     @property
     def needs_full_last_block(self) -> bool:
@@ -74,6 +76,7 @@ class Reducer(nn.Module, Generic[C]):
         """Take over a plan: at construction, and when ``reduction.set`` makes a new one."""
         self.config = config
         self.layer = layer
+        self.planned = layer.amount is not None and not config.is_adaptive()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Apply ``fn`` as every module does (``to``, ``to_empty``, ...); what leaves meta gets its first values.
@@ -127,8 +130,7 @@ class Reducer(nn.Module, Generic[C]):
 
     def forward(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | Soft | None:
         # a module call, so that the MAC counter can tell what is spent on deciding
-        planned = self.layer.amount is not None and not self.config.is_adaptive()
-        if planned and self.num_removed(state) == 0:
+        if self.planned and self.num_removed(state) == 0:
             return None
         return self.assign(x, cast(Attention, attention), state)
 

@@ -322,23 +322,23 @@ def keep_rate(
     return schedule
 
 
-def fuse_at(
-    r: float | Sequence[float], blocks: Sequence[int], num_layers: int, what: str, least: int = 1
+def at_blocks(
+    amount: Callable[[N], Amount], values: N | Sequence[N], blocks: Sequence[int], num_layers: int, what: str
 ) -> list[Amount | None]:
-    """Fuse ``r`` patch tokens, or a share below 1, at each of ``blocks`` (0-based, in order); None elsewhere.
+    """An ``amount`` at each of ``blocks`` (0-based, in order), made of one of ``values``; None elsewhere.
 
-    ``r`` may be a list with one for each of ``blocks``.
+    ``values`` is a list with one for each of ``blocks``, or one for all.
 
     Raises:
         VitrimError: another number of them; ``what`` they are, it says.
 
     Example:
-        >>> fuse_at([8, 0.5], [1, 2], 4, "r")
+        >>> at_blocks(Fuse, [8, 0.5], [1, 2], 4, "r")
         [None, Fuse(r=8, least=1), Fuse(r=0.5, least=1), None]
     """
     schedule: list[Amount | None] = [None] * num_layers
-    for block, each in zip(blocks, one_each(r, len(blocks), what), strict=True):
-        schedule[block] = Fuse(each, least)
+    for block, each in zip(blocks, one_each(values, len(blocks), what), strict=True):
+        schedule[block] = amount(each)
     return schedule
 
 

@@ -137,6 +137,11 @@ class Speedup:
     q1: float
     q3: float
 
+    @property
+    def row(self) -> dict[str, float]:
+        """The three numbers as rows of reports have them."""
+        return {"speedup": self.median, "speedup_q1": self.q1, "speedup_q3": self.q3}
+
 
 def summarise(times_ms: ArrayLike) -> Latency:
     """The `Latency` of rounds (R,) in milliseconds, R at least 1; percentiles are interpolated linearly.

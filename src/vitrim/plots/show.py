@@ -529,8 +529,7 @@ def _scores(model: Contestant) -> Iterator[dict[int, NDArray[np.float64]]]:
 def _recorder(found: dict[int, NDArray[np.float64]], depth: int) -> Any:
     def record(reducer: Reducer[Any], args: tuple[Any, ...]) -> None:
         x, attention, state = args
-        planned = reducer.layer.amount is not None and not reducer.config.is_adaptive()
-        if planned and reducer.num_removed(state) == 0:  # nor does the reducer decide
+        if reducer.planned and reducer.num_removed(state) == 0:  # nor does the reducer decide
             return
         cuda = [x.device] if x.device.type == "cuda" else []
         with torch.no_grad(), torch.random.fork_rng(cuda):  # so that what is drawn afterwards is the same

@@ -400,10 +400,8 @@ class Race:
             with torch.inference_mode():
                 times = time_interleaved(calls, budget=Budget(min_rounds=15, min_seconds=1.0))
             found = []
-            for name in calls:
-                ratio = paired_speedup(times["0"], times[name])
-                speeds = {"speedup": ratio.median, "speedup_q1": ratio.q1, "speedup_q3": ratio.q3}
-                found.append({"p50_ms": summarise(times[name]).p50_ms, **speeds})
+            for own in times.values():
+                found.append({"p50_ms": summarise(own).p50_ms, **paired_speedup(times["0"], own).row})
             return found
 
         found: list[dict[str, float]] = self.study.value(what, timed, kind=list[dict[str, float]])
