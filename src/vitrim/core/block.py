@@ -506,6 +506,15 @@ def is_altered(module: nn.Module, library: str | None = None) -> bool:
     )
 
 
+def draw_linear_(module: nn.Module) -> None:
+    """Draw the weights of all linear layers in ``module`` as ViTs do: truncated normal of deviation 0.02, biases 0."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.trunc_normal_(layer.weight, std=0.02)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+
 def sharded(block: nn.Module) -> bool:
     """True if FSDP2 (``fully_shard``) has put a class of its own above the class of ``block``."""
     return any(base.__module__.startswith("torch.distributed") for base in type(block).__bases__)

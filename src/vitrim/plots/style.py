@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +154,21 @@ def panels(count: int, *, across: int, size: tuple[float, float], above: float =
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
     return figure, axes[:count]
+
+
+def stars_and_dots(figure: Any, shades: Mapping[str, str], shapes: Mapping[str, str], across: int) -> None:
+    """Write a legend of the dense model, a star, and of records by name with their colours and markers."""
+    from matplotlib.lines import Line2D
+
+    looks = {DENSE: (DENSE_COLOUR, "*", 11), **{name: (shades[name], shapes[name], None) for name in shapes}}
+    below(
+        figure,
+        [
+            Line2D([], [], color=colour, marker=marker, markersize=size, linestyle="none", label=name)
+            for name, (colour, marker, size) in looks.items()
+        ],
+        across,
+    )
 
 
 def below(figure: Any, handles: Sequence[Any], across: int = 3) -> None:

@@ -595,9 +595,5 @@ def draw(rows: Sequence[Mapping[str, Any]], metric: str, title: str = "") -> Any
         axis.set_ylabel(f"loss of {spelled(metric)}, points", fontsize=style.TEXT)
         axis.grid(alpha=0.3)
     figure.suptitle(title, fontsize=style.TITLE)
-    from matplotlib.lines import Line2D
-
-    star = Line2D([], [], color=style.DENSE_COLOUR, marker="*", markersize=11, linestyle="none", label=DENSE)
-    dots = [Line2D([], [], color=shades[name], marker=shapes[name], linestyle="none", label=name) for name in shapes]
-    style.below(figure, [star, *dots], across=2)
+    style.stars_and_dots(figure, shades, shapes, across=2)
     return figure

@@ -701,7 +701,6 @@ def draw(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Any:
     *timed, last = rows
     names = list(dict.fromkeys(row["method"] for row in timed if row["method"] != DENSE))
     shades, shapes = style.colours(names), style.markers(names)
-    from matplotlib.lines import Line2D
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     end = max(row["p50_ms"] for row in rows)
@@ -737,7 +736,5 @@ def draw(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Any:
     axis.set_xlabel(f"ms per batch of {facts['batch_size']}, median", fontsize=style.TEXT)
     axis.set_ylabel("loss, points", fontsize=style.TEXT)
     axis.set_title(f"{facts['model']}: circled is the file, on images not searched on", fontsize=style.TITLE)
-    star = Line2D([], [], color=style.DENSE_COLOUR, marker="*", markersize=10, linestyle="none", label=DENSE)
-    dots = [Line2D([], [], color=shades[name], marker=shapes[name], linestyle="none", label=name) for name in names]
-    style.below(figure, [star, *dots], across=1 if len(max(names, key=len, default="")) > 40 else 2)
+    style.stars_and_dots(figure, shades, shapes, across=1 if len(max(names, key=len, default="")) > 40 else 2)
     return figure

@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
@@ -27,7 +26,7 @@ from torch import nn
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import make_method, read_value, split_options
 from vitrim.errors import VitrimError, first_line, unknown
-from vitrim.files import json_text, write_text
+from vitrim.files import json_text, safe_name, write_text
 from vitrim.measure.contestants import contestants
 from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.records import Processes, read
@@ -400,8 +399,7 @@ def folder_name(point: Values) -> str:
         'lr=1e-3,warmup_epochs=5'
     """
     text = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in point.items())
-    safe = "".join(letter if letter.isalnum() or letter in "=.,-_+" else "_" for letter in text)
-    return safe if len(safe) <= 120 else f"{safe[:100]}-{zlib.crc32(text.encode()):08x}"
+    return safe_name(text, "=.,-_+")
 
 
 def _result(file: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from torch import nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, check_whole
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import Loaded, load
 from vitrim.measure.evaluation import open_task, standard_probes
@@ -269,8 +269,7 @@ def _check_options(given: Mapping[str, Any]) -> None:
     """
     model, methods, train = given["model"], given["methods"], given["train"]
     for name, least in {"evaluations": 1, "batch_size": 1, "limit": 1, "workers": 0}.items():
-        if given[name] is not None and given[name] < least:
-            raise VitrimError(f"{name}={given[name]} must be at least {least}")
+        check_whole(**{name: (given[name], least)})
     aims = [f"--{name}" for name in ("target", "front", "grid") if given[name] is not None]
     if train is not None and aims != ["--grid"]:
         raise VitrimError("--train RECIPE trains the points of a grid: give --grid with it, and nothing else to aim at")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from vitrim.analysis.subject import Subject, reduced_blocks
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, get_reduction
 from vitrim.core.registry import ask, host_of
-from vitrim.core.schedule import Aligned, BringBack, Keep, Remove
+from vitrim.core.schedule import Amount, BringBack, Keep, Remove
 from vitrim.errors import VitrimError, one_line_errors
 from vitrim.exporting.formats import DTYPES
 from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
@@ -142,6 +143,26 @@ def one_fewer(model: nn.Module) -> nn.Module:
         raise VitrimError("a model of one patch cannot have one fewer")
     host.blocks(model)[0].register_forward_pre_hook(lambda module, args: (args[0][:, :-1], *args[1:]))
     return model
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Another amount, with the number of tokens (``num_prefix`` included) rounded up to a multiple.
+
+    Matrix units like row counts divisible by 8 or 16; rounding up never keeps fewer tokens than asked.
+
+    Example:
+        >>> Aligned(Remove(13), multiple=8, num_prefix=1).keep(196, 196)  # 184 tokens in all
+        183
+    """
+
+    amount: Amount
+    multiple: int
+    num_prefix: int = 0
+
+    def keep(self, initial: int, current: int) -> int:
+        total = self.amount.keep(initial, current) + self.num_prefix
+        return math.ceil(total / self.multiple) * self.multiple - self.num_prefix
 
 
 def align(reduction: Reduction, multiple: int) -> bool:
