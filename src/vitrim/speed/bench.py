@@ -44,7 +44,7 @@ from vitrim.measure.prefill import Prefill, as_measured
 from vitrim.measure.records import DENSE, Row
 from vitrim.measure.stopwatch import Stopwatch
 from vitrim.plots import style
-from vitrim.speed.engines import Compiled, Eager, Engine, Run, compilation, engines_named
+from vitrim.speed.engines import Compiled, Eager, Engine, Run, compilation, engines_named, listed
 from vitrim.speed.words import SpeedReport
 from vitrim.tasks import tasks
 
@@ -226,9 +226,7 @@ def chosen_engines(
     Raises:
         VitrimError: two ways to ask for torch.compile, or as `engines_named`.
     """
-    names = [engine] if isinstance(engine, str | Engine) else list(engine)
-    texts = [precision] if isinstance(precision, str) or not isinstance(precision, Sequence) else precision
-    precisions = list(dict.fromkeys(texts))
+    names, precisions = listed(engine), list(dict.fromkeys(listed(precision)))
     if compiled and names != ["eager"]:
         raise VitrimError("--compile is torch.compile and nothing else: leave it out, and give --engine compile")
     if compiled:

@@ -117,6 +117,18 @@ def engines() -> dict[str, Callable[[str], list[Engine]]]:
     }
 
 
+def listed(given: str | Engine | Sequence[str | Engine] | None) -> list[Any]:
+    """Engines, or precisions, from a list, one alone, or a text with commas; none of None.
+
+    Example:
+        >>> listed("eager,openvino"), listed(["eager"]), listed(None)
+        (['eager', 'openvino'], ['eager'], [])
+    """
+    if isinstance(given, str):
+        return given.replace(",", " ").split()
+    return list(given) if isinstance(given, Sequence) else [] if given is None else [given]
+
+
 def engines_named(
     names: Sequence[str | Engine], precisions: Sequence[str] = ("fp32",), device: torch.device | None = None
 ) -> tuple[list[Engine], list[str]]:

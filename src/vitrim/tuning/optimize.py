@@ -47,7 +47,7 @@ from vitrim.plots import style
 from vitrim.report import Report, Table
 from vitrim.speed.bench import CALIBRATED
 from vitrim.speed.compare import SCORED_ON_ENGINES, OnEngine
-from vitrim.speed.engines import Eager, Engine, Run, engines_named
+from vitrim.speed.engines import Eager, Engine, Run, engines_named, listed
 from vitrim.speed.words import engine_of
 from vitrim.tasks import Task, make_task
 from vitrim.tuning.cost import MacsCost, within
@@ -289,8 +289,7 @@ def _engines(
     Raises:
         VitrimError: one of them runs no files.
     """
-    given = engine.replace(",", " ").split() if isinstance(engine, str) else list(engine or ())
-    precisions = precision.replace(",", " ").split() if isinstance(precision, str) else list(precision or ())
+    given, precisions = listed(engine), listed(precision)
     of_files = formats_by_engine()
     wrong = next((name for name in given if name not in of_files), None)
     if wrong is not None:

@@ -27,7 +27,7 @@ from vitrim.measure.machine import environment, select_device, set_threads
 from vitrim.measure.records import Processes, read
 from vitrim.measure.run import run
 from vitrim.report import Report, Table
-from vitrim.speed.engines import engines_named
+from vitrim.speed.engines import engines_named, listed
 from vitrim.tasks import Task
 from vitrim.tuning.proxy import DatasetImages, check_proxy
 from vitrim.tuning.result import ParetoFront, Result, Target, Trial, saving
@@ -193,8 +193,7 @@ def tune(
         return _train(texts, given)
     targets, configs = ([], None) if grid is not None else (_targets(target, front), _configs(methods))
     check_proxy(proxy), make_strategy(search, shape)
-    names = engine.replace(",", " ").split() if isinstance(engine, str) else list(engine or ["eager"])
-    precisions = precision.replace(",", " ").split() if isinstance(precision, str) else list(precision or ["fp32"])
+    names, precisions = listed(engine) or ["eager"], listed(precision) or ["fp32"]
     engines, _ = engines_named(names, precisions, select_device(device_name))
     points = None if grid is None else parse_grid(texts)
     if points is not None:
