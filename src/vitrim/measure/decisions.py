@@ -106,9 +106,6 @@ class DecisionsProbe(Gauge):
         if self.contestant is not None and self.contestant.reduction is not None:
             self.lists.update(ids=batch.ids, **whereabouts(self.contestant.reduction, len(batch)))
 
-    def result(self) -> Mapping[str, Any]:
-        return {}
-
     def decisions(self) -> Decisions | None:
         """The record, None of the dense model."""
         found = self.lists.each()
