@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import json
 import math
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -49,6 +51,19 @@ def safe_name(text: str, signs: str) -> str:
     """
     safe = "".join(letter if letter.isalnum() or letter in signs else "_" for letter in text)
     return safe if len(safe) <= 120 else f"{safe[:100]}-{zlib.crc32(text.encode()):08x}"  # file systems end at 255
+
+
+def csv_text(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Comma-separated values, with a line of names.
+
+    Example:
+        >>> csv_text(["method", "share"], [("tome:r=8,blocks=[1]", 0.5)])
+        'method,share\\n"tome:r=8,blocks=[1]",0.5\\n'
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerows([columns, *rows])
+    return out.getvalue()
 
 
 def check_folder(folder: Path) -> None:

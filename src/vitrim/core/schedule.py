@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, Protocol, TypeVar
 
 from vitrim.errors import VitrimError
@@ -318,6 +319,17 @@ def at_blocks(
     for block, each in zip(blocks, one_each(values, len(blocks), what), strict=True):
         schedule[block] = amount(each)
     return schedule
+
+
+def removed_by(initial: int, counts: Sequence[float]) -> list[int]:
+    """The patches that each layer takes away of ``initial``, of so many left after it: means, taken to the nearest.
+
+    Example:
+        >>> removed_by(16, [12.4, 12.4, 8.5])
+        [4, 0, 3]
+    """
+    whole = [initial, *(math.floor(count + 0.5) for count in counts)]
+    return [before - after for before, after in pairwise(whole)]
 
 
 def one_each(values: N | Sequence[N], count: int, what: str) -> tuple[N, ...]:
