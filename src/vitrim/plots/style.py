@@ -177,6 +177,15 @@ def below(figure: Any, handles: Sequence[Any], across: int = 3) -> None:
         figure.legend(handles=handles, loc="outside lower center", ncols=across, fontsize=SMALL, frameon=False)
 
 
+def names_below(figure: Any, axes: Sequence[Any], names: Iterable[str] | None = None, across: int = 3) -> None:
+    """Write a legend of what panels name, each once, below them: in the order of ``names``, or else of appearance."""
+    found: dict[str, Any] = {}
+    for axis in axes:
+        handles, labels = axis.get_legend_handles_labels()
+        found.update(zip(labels, handles, strict=True))
+    below(figure, [found[name] for name in (found if names is None else names) if name in found], across)
+
+
 def encoded(figure: Any, kind: str = "png") -> bytes:
     """A figure as the bytes of a file, the same ones every time.
 

@@ -25,7 +25,7 @@ from vitrim.measure.latency import Budget, images_per_second, paired_speedup, su
 from vitrim.measure.memory import peak_memory_mib
 from vitrim.measure.records import DENSE
 from vitrim.plots.charts import Line, line
-from vitrim.plots.style import SMALL, TEXT, below, panels
+from vitrim.plots.style import SMALL, TEXT, names_below, panels
 from vitrim.report import Table
 from vitrim.speed.bench import random_images
 
@@ -213,7 +213,6 @@ def draw_throughput(tables: Tables) -> Any:
     sizes = sorted({row["size"] for row in rows})
     colour, marker = styles(tables)
     figure, axes = panels(len(groups), across=2, size=(4.2, 2.6), above=0.2 + 0.2 * -(-len(names) // 3))
-    handles: dict[str, Any] = {}
     for axis, group in zip(axes, groups, strict=True):
         own = [row for row in rows if (row["precision"], row["kernel"]) == group]
         axis.set_title(" ".join(map(str, group)), fontsize=TEXT)
@@ -222,7 +221,7 @@ def draw_throughput(tables: Tables) -> Any:
             for name in names:
                 y = [found[name, size]["speedup"] if (name, size) in found else float("nan") for size in sizes]
                 given = Line(range(len(sizes)), y)
-                handles[name] = line(axis, given, colour=colour[name], marker=marker[name], label=name)
+                line(axis, given, colour=colour[name], marker=marker[name], label=name)
             rates = [found[names[0], size]["images_per_second"] for size in sizes]  # the dense model comes first
             labels = [f"{size} px\n{rate:.3g}/s" for size, rate in zip(sizes, rates, strict=True)]
             axis.set_xticks(range(len(sizes)), labels, fontsize=SMALL)
@@ -233,7 +232,7 @@ def draw_throughput(tables: Tables) -> Any:
             some = [row for row in own if row["method"] == name]
             x = [1.2 * place + (WIDE + 0.04) * number for number, _ in enumerate(some)]
             heights = [row["images_per_second"] for row in some]
-            handles[name] = axis.bar(x, heights, color=colour[name], width=WIDE, label=name)
+            axis.bar(x, heights, color=colour[name], width=WIDE, label=name)
             for left, height, row in zip(x, heights, some, strict=True):
                 ticks[left] = str(row["tokens"]).replace("aligned", "x 8")
                 note = {"textcoords": "offset points", "xytext": (0, 4), "ha": "center", "fontsize": SMALL}
@@ -241,5 +240,5 @@ def draw_throughput(tables: Tables) -> Any:
         axis.margins(y=0.15)
         axis.set_xticks(list(ticks), list(ticks.values()), fontsize=SMALL)
     axes[0].set_ylabel("speed-up" if len(sizes) > 1 else "images per second", fontsize=TEXT)
-    below(figure, list(handles.values()))
+    names_below(figure, axes)
     return figure
