@@ -292,17 +292,11 @@ class Trial:
             UnsupportedModelError: saying what differs.
         """
         blocks = self.host.blocks(self.model)
-        hooks = [
-            blocks[0].register_forward_hook(self.keep, with_kwargs=True),
-            blocks[-1].register_forward_hook(self.spoil),
-        ]
-        try:
+        first = blocks[0].register_forward_hook(self.keep, with_kwargs=True)
+        with first, blocks[-1].register_forward_hook(self.spoil):
             logits = self.model(self.images)
             self.spoils = self.facts.head_rows is not None
             spoilt = self.model(self.images)
-        finally:
-            for hook in hooks:
-                hook.remove()
         if self.got is None:
             raise self.wrong("its blocks do not run in a forward of the model", "name those that do in blocks_name")
         self.compare_block(blocks[0], self.got)
