@@ -6,7 +6,8 @@ them stands what a module is besides its class: hooked or adapted (`is_bare`), i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar, Generic, Literal, Self, TypeGuard, TypeVar, cast, get_args
@@ -513,6 +514,22 @@ def draw_linear_(module: nn.Module) -> None:
             nn.init.trunc_normal_(layer.weight, std=0.02)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+
+
+@contextmanager
+def running(training: bool, *modules: nn.Module) -> Iterator[None]:
+    """``modules``, themselves and not those in them, in training mode or out of it; each gets its own mode back.
+
+    Nothing is touched where they are in that mode already, as in evaluation, when threads may share a model.
+    """
+    changed = [module for module in modules if module.training != training]
+    for module in changed:
+        module.training = training
+    try:
+        yield
+    finally:
+        for module in changed:
+            module.training = not training
 
 
 def sharded(block: nn.Module) -> bool:
