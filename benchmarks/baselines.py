@@ -44,16 +44,8 @@ from vitrim.errors import ReductionWarning, VitrimError, one_line_errors
 from vitrim.exporting.formats import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
-from vitrim.measure.latency import (
-    Budget,
-    FloatArray,
-    dense_copies,
-    fastest,
-    paired_speedup,
-    reduced_copy,
-    summarise,
-    time_interleaved,
-)
+from vitrim.measure.copies import dense_copies, reduced_copy
+from vitrim.measure.latency import Budget, FloatArray, fastest, paired_speedup, summarise, time_interleaved
 from vitrim.measure.macs import count_macs
 from vitrim.speed.bench import promised_speedups, random_images
 

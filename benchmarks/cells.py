@@ -29,14 +29,13 @@ from vitrim.core.block import Reducer
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, methods
 from vitrim.errors import VitrimError, first_line
+from vitrim.measure.copies import dense_copies, reduced_copy
 from vitrim.measure.latency import (
     Budget,
     FloatArray,
-    dense_copies,
     fastest,
     images_per_second,
     paired_speedup,
-    reduced_copy,
     summarise,
     time_interleaved,
 )

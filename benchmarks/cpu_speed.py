@@ -27,7 +27,8 @@ from vitrim.errors import one_line_errors
 from vitrim.exporting.formats import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
-from vitrim.measure.latency import Budget, reduced_copy
+from vitrim.measure.copies import reduced_copy
+from vitrim.measure.latency import Budget
 from vitrim.speed.bench import measure, random_images
 from vitrim.speed.words import setting_text
 

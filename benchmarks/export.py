@@ -29,10 +29,11 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import methods, parse_method
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.exporting import bound, check, engines, export, freeze
-from vitrim.exporting.writing import time_exported
+from vitrim.exporting.writing import dense_file, time_exported
 from vitrim.loading import create_model
 from vitrim.measure import machine
-from vitrim.measure.latency import Budget, reduced_copy
+from vitrim.measure.copies import reduced_copy
+from vitrim.measure.latency import Budget
 
 Row = dict[str, Any]
 
@@ -133,7 +134,9 @@ def speed(
                     images = torch.from_numpy(
                         np.random.default_rng(0).standard_normal((size, *file.shape[1:]), np.float32)
                     )
-                    for row in time_exported(model, reduced_copy(model, method), file, images, budget):
+                    with dense_file(model, file) as dense:
+                        found = time_exported(model, reduced_copy(model, method), dense, file, images, budget)
+                    for row in found:
                         rows.append(dict(row))
                         print(
                             f"{row['method']}, {row['engine']}, batch {size}: {row['latency_ms']['p50']:.2f} ms, "

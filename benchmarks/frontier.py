@@ -36,7 +36,8 @@ from script import from_shell, write_json
 from vitrim.core.registry import parse_method
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.loading import load
-from vitrim.measure.latency import Budget, paired_speedup, reduced_copy, summarise, time_interleaved
+from vitrim.measure.copies import reduced_copy
+from vitrim.measure.latency import Budget, paired_speedup, summarise, time_interleaved
 from vitrim.measure.machine import environment, set_threads
 from vitrim.measure.records import DENSE
 from vitrim.plots import style

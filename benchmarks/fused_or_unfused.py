@@ -25,7 +25,8 @@ from vitrim.core.registry import host_of
 from vitrim.exporting.formats import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
-from vitrim.measure.latency import Budget, dense_copies, paired_speedup, reduced_copy, summarise, time_interleaved
+from vitrim.measure.copies import dense_copies, reduced_copy
+from vitrim.measure.latency import Budget, paired_speedup, summarise, time_interleaved
 from vitrim.speed.bench import random_images
 
 CHOICES = ("vitrim.core.attention.unfused_is_faster", "vitrim.core.block.unfused_is_faster")

@@ -20,7 +20,7 @@ import torch
 from script import from_shell, write_json
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.loading import load
-from vitrim.measure.latency import reduced_copy, shared_copy
+from vitrim.measure.copies import reduced_copy, shared_copy
 from vitrim.measure.machine import environment
 from vitrim.speed.engines import engines_named, on_engine
 

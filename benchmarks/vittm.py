@@ -30,14 +30,13 @@ from vitrim.errors import ReductionWarning, one_line_errors, unknown
 from vitrim.exporting.formats import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
+from vitrim.measure.copies import dense_copies, reduced_copy
 from vitrim.measure.latency import (
     Budget,
     FloatArray,
-    dense_copies,
     fastest,
     images_per_second,
     paired_speedup,
-    reduced_copy,
     summarise,
     time_interleaved,
 )

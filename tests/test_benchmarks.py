@@ -18,7 +18,7 @@ from torch import nn
 from vitrim.core.registry import parse_method, selectors
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
-from vitrim.measure.latency import dense_copies, reduced_copy
+from vitrim.measure.copies import dense_copies, reduced_copy
 from vitrim.measure.macs import count_macs
 from vitrim.tasks.detection import DetectionScores
 from vitrim.tuning.cost import MacsCost

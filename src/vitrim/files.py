@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import json
 import math
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -37,6 +40,30 @@ def as_path(given: str | os.PathLike[str]) -> Path:
     if not isinstance(given, str | os.PathLike):
         raise VitrimError(f"expected a path, got {type(given).__name__}")
     return Path(given)
+
+
+def safe_name(text: str, signs: str) -> str:
+    """A text as the name of a file: letters, digits and ``signs`` stay; a long one ends in a sum.
+
+    Example:
+        >>> safe_name("lr=1e-3 or less", "=-")
+        'lr=1e-3_or_less'
+    """
+    safe = "".join(letter if letter.isalnum() or letter in signs else "_" for letter in text)
+    return safe if len(safe) <= 120 else f"{safe[:100]}-{zlib.crc32(text.encode()):08x}"  # file systems end at 255
+
+
+def csv_text(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Comma-separated values, with a line of names.
+
+    Example:
+        >>> csv_text(["method", "share"], [("tome:r=8,blocks=[1]", 0.5)])
+        'method,share\\n"tome:r=8,blocks=[1]",0.5\\n'
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerows([columns, *rows])
+    return out.getvalue()
 
 
 def check_folder(folder: Path) -> None:

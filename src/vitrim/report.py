@@ -9,7 +9,6 @@ Every command of the command line is a function too, and both give the same `Rep
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 import textwrap
@@ -19,7 +18,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from vitrim.files import json_text, write_text
+from vitrim.files import csv_text, json_text, write_text
 
 WIDTH = 120
 """Columns of text where nothing says how wide the place is: a pipe, a file, a string."""
@@ -61,11 +60,7 @@ class Table:
 
     def csv(self) -> str:
         """The table as comma-separated values, with a line of names."""
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(self.columns)
-        writer.writerows(["" if _missing(value) else value for value in row] for row in self.rows)
-        return out.getvalue()
+        return csv_text(self.columns, (["" if _missing(value) else value for value in row] for row in self.rows))
 
     def records(self) -> list[dict[str, Any]]:
         """The rows as dictionaries that JSON can hold: no number is None."""

@@ -43,7 +43,7 @@ def test_every_method_that_needs_no_training_is_on_offer(service: Service) -> No
     assert list(offer.slides) == FREE
     assert len(FREE) >= 18
     for slide in offer.slides.values():
-        assert slide.low <= slide.value <= slide.high
+        assert slide.minimum <= slide.value <= slide.maximum
         assert not slide.label.startswith("(")
         assert len(slide.label) < 70
 
@@ -142,7 +142,7 @@ def test_every_example_has_its_file_and_every_file_is_named() -> None:
 @pytest.mark.parametrize("method", FREE)
 def test_a_slider_stands_between_its_ends_on_small_models_too(method: str) -> None:
     slide = slide_of(method, patches=4)
-    assert slide.low <= slide.value <= slide.high
+    assert slide.minimum <= slide.value <= slide.maximum
 
 
 def test_a_slider_at_its_mild_end_changes_nothing(service: Service, ship: bytes) -> None:

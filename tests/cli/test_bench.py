@@ -16,7 +16,8 @@ from vitrim.cli import app
 from vitrim.core.registry import parse_method
 from vitrim.errors import MissingPackageError, VitrimError, one_line_errors
 from vitrim.loading import create_model
-from vitrim.measure.latency import Budget, reduced_copy
+from vitrim.measure.copies import reduced_copy
+from vitrim.measure.latency import Budget
 from vitrim.measure.macs import count_macs, profile_of
 from vitrim.measure.records import Row
 from vitrim.speed import bench as profiling

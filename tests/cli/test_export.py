@@ -71,19 +71,8 @@ def test_dense_for_one_batch_timed(run_shallow: Run, monkeypatch: pytest.MonkeyP
     assert [(row["engine"], row["batch_size"]) for row in rows] == [("eager", 7)] * 2 + [("torch.export", 7)] * 2
 
 
-def test_the_function_does_what_the_command_does(
-    run_shallow: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_function_does_what_the_command_does(run_shallow: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrim.measure.latency.Budget.spent", lambda self, rounds, *_: rounds >= 2)
-    (tmp_path / "dense").mkdir()
-    dense_file, dense = writing._dense_file, list[vitrim.Exported]()
-
-    def once(model: nn.Module, exported: vitrim.Exported, folder: Path) -> vitrim.Exported:
-        """The file of the dense model, which is the same for both batch sizes, and for both runs."""
-        dense[:] = dense or [dense_file(model, exported, tmp_path / "dense")]
-        return dense[0]
-
-    monkeypatch.setattr(writing, "_dense_file", once)
     given = ["-m", "tome:r=2", "--out", "m.pt2", "--check", "5", "--images", "images", "--bench"]
     code, out, err = run_shallow(*given, "--seed", "3", "--json", "r.json")
     assert code == 0, err

@@ -15,13 +15,11 @@ from vitrim.core.method import StagedConfig
 from vitrim.core.registry import make_method, methods
 from vitrim.core.schedule import (
     KEEP_RULES,
-    Aligned,
     Amount,
     Keep,
     KeepRule,
     Remove,
     check_blocks,
-    constant,
     effective_keep,
     keep_rate,
     linear,
@@ -86,7 +84,7 @@ def test_linear_removes_r_on_average_less_what_truncation_takes(r: int, inflect:
 def test_linear_end_points() -> None:
     assert counts(linear(8, -1.0, 6)) == [16, 12, 9, 6, 3, 0]
     assert counts(linear(8, 1.0, 5)) == [0, 4, 8, 12, 16]
-    assert counts(linear(8, 0.0, 5)) == [8] * 5 == counts(constant(8, 5))
+    assert counts(linear(8, 0.0, 5)) == [8] * 5 == counts(per_layer(8, 5))
     assert counts(linear(8, -1.0, 1)) == [8]
 
 
@@ -132,20 +130,6 @@ def test_blocks_that_cannot_be_meant_are_refused(blocks: tuple[int, ...], messag
 def test_quarter_blocks_exist_and_differ(num_layers: int, blocks: tuple[int, ...]) -> None:
     assert quarter_blocks(num_layers) == blocks
     check_blocks(blocks, num_layers)
-
-
-@FAST
-@given(
-    amount=amounts, multiple=st.integers(1, 64), prefix=st.integers(0, 5), sizes=st.tuples(*[st.integers(1, 700)] * 2)
-)
-def test_aligned_is_the_next_multiple_and_never_less_than_asked(
-    amount: Amount, multiple: int, prefix: int, sizes: tuple[int, int]
-) -> None:
-    current, initial = sorted(sizes)
-    asked = amount.keep(initial, current)
-    kept = Aligned(amount, multiple, prefix).keep(initial, current)
-    assert (kept + prefix) % multiple == 0
-    assert asked <= kept < asked + multiple
 
 
 @FAST

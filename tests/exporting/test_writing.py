@@ -20,7 +20,7 @@ import vitrim
 from vitrim.exporting import Exported, check, engines, writing
 from vitrim.exporting import formats as file_formats
 from vitrim.exporting.formats import Array, Format, Graph, Run, format_named, formats, register_format
-from vitrim.exporting.writing import staged, time_exported
+from vitrim.exporting.writing import dense_file, staged, time_exported
 from vitrim.loading import load_run
 from vitrim.measure.latency import Budget
 from vitrim.speed.engines import on_engine
@@ -121,7 +121,9 @@ def test_timing_has_four_rows(written: tuple[nn.Module, Exported]) -> None:
     reduced = copy.deepcopy(made)
     vitrim.reduce_(reduced, "tome:r=2")
     images = torch.randint(256, (2, SIZE, SIZE, 3), dtype=torch.uint8)
-    rows = time_exported(made, reduced, file, images, Budget(min_rounds=2, min_seconds=0.0))
+    with dense_file(made, file) as dense:
+        rows = time_exported(made, reduced, dense, file, images, Budget(min_rounds=2, min_seconds=0.0))
+    assert not dense.path.exists()
     assert [(row["method"], row["engine"]) for row in rows] == [
         ("dense", "eager"),
         ("tome:r=2", "eager"),
@@ -136,12 +138,11 @@ def test_speedups_are_over_what_they_say(written: tuple[nn.Module, Exported], mo
     """Of times made up: over the dense model of the same engine, and over the eager one, by hand."""
     made, file = written
     times = {"eager reduced": 5.0, "exported dense": 4.0, "exported reduced": 1.0}
-    monkeypatch.setattr(writing, "_dense_file", lambda *_: file)
     monkeypatch.setattr(
         writing, "time_interleaved", lambda runs, *_: {name: np.full(3, times.get(name, 10.0)) for name in runs}
     )
     images = torch.zeros(2, SIZE, SIZE, 3, dtype=torch.uint8)
-    rows = time_exported(made, copy.deepcopy(made), file, images)
+    rows = time_exported(made, copy.deepcopy(made), file, file, images)
     assert [row["speedup"] for row in rows] == [1.0, 2.0, 1.0, 4.0]
     assert [row["over_eager"] for row in rows] == [1.0, 2.0, 2.5, 10.0]
     assert [row["images_per_second"] for row in rows] == [200.0, 400.0, 500.0, 2000.0]

@@ -20,7 +20,7 @@ from vitrim.cli import app
 from vitrim.core.registry import selectors
 from vitrim.hosts.transformers import vlm
 from vitrim.measure import stopwatch
-from vitrim.measure.latency import reduced_copy
+from vitrim.measure.copies import reduced_copy
 from vitrim.measure.prefill import Prefill
 from vitrim.selectors.fastervlm import FasterVLM
 

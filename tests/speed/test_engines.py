@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_method
 from vitrim.errors import MissingPackageError, VitrimError
-from vitrim.measure.latency import Budget, reduced_copy
+from vitrim.measure.copies import reduced_copy
+from vitrim.measure.latency import Budget
 from vitrim.measure.records import Row
 from vitrim.speed import bench, engines
 from vitrim.speed.bench import measure

@@ -138,8 +138,8 @@ def test_several_settings_are_no_best_one(model: nn.Module, images: Path) -> Non
 @pytest.mark.parametrize(
     ("methods", "options", "message"),
     [
-        ("tome", {"target": "macs=0.5", "evaluations": 0}, "evaluations=0 must be at least 1"),
-        (None, {"grid": "tome:r=0|2", "batch_size": 0}, "batch_size=0 must be at least 1"),
+        ("tome", {"target": "macs=0.5", "evaluations": 0}, "evaluations is a whole number of at least 1, not 0"),
+        (None, {"grid": "tome:r=0|2", "batch_size": 0}, "batch_size is a whole number of at least 1, not 0"),
         ("tome", {}, "give one of --target, --front and --grid, got none"),
         ("tome", {"target": "macs=0.5", "front": "0.5"}, "got --target and --front"),
         (None, {"target": "macs=0.5"}, "-m METHOD is missing"),

@@ -147,9 +147,6 @@ class _Collected(Gauge):
             )
         self.lists.update(**found)
 
-    def result(self) -> Mapping[str, Any]:
-        return {}
-
     def _patterns(self, images: int, output: Output) -> dict[str, Tensor]:
         reduction = self.contestant.reduction
         if reduction is None:

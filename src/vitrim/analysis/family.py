@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from vitrim.core.registry import enter
 from vitrim.plots.charts import Line, colour_bar, heat, line, square
-from vitrim.plots.style import SMALL, TEXT, TITLE, below, colours, markers, panels
+from vitrim.plots.style import SMALL, TEXT, TITLE, colours, markers, names_below, panels
 from vitrim.report import Table
 
 
@@ -168,14 +168,13 @@ def line_panels(
     own = by_method(tables[table])
     size = (6.2, 3.2) if len(measures) == 1 else (3.6, 2.4) if across == 2 else (2.9, 2.3)
     figure, axes = panels(len(measures), across=across, size=size, above=0.2 + 0.2 * -(-len(own) // across))
-    handles: dict[str, Any] = {}
     for axis, columns in zip(axes, measures, strict=True):
         for name, every in own.items():
             rows = sorted(every, key=lambda row: row[over])
             given = Line(*([row[column] for row in rows] for column in (over, *columns)))
-            handles[name] = line(axis, given, colour=colour[name], marker=marker[name], label=name)
+            line(axis, given, colour=colour[name], marker=marker[name], label=name)
         whole_numbers(axis, label)
-    below(figure, list(handles.values()), across)
+    names_below(figure, axes, across=across)
     return figure, axes
 
 

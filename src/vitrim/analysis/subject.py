@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -239,6 +239,3 @@ class Observer(Gauge):
 
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
         """Called after every forward; by default nothing happens, as where hooks have seen it all."""
-
-    def result(self) -> Mapping[str, Any]:
-        return {}

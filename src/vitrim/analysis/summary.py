@@ -14,7 +14,8 @@ from vitrim.analysis.family import FamilyResult
 from vitrim.analysis.record import Record
 from vitrim.analysis.subject import Subject
 from vitrim.core.method import MethodConfig
-from vitrim.measure.latency import Budget, reduced_copy, shared_copy, time_interleaved
+from vitrim.measure.copies import reduced_copy, shared_copy
+from vitrim.measure.latency import Budget, time_interleaved
 from vitrim.measure.records import DENSE
 from vitrim.report import Table
 

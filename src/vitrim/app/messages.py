@@ -45,23 +45,19 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class Slide:
-    """A slider.
+    """A slider, as gradio takes it.
 
     Attributes:
-        method: its name.
         label: the option in words, and its name.
         info: the ends, in words.
-        paper: of the method; empty for those that are of none.
-        low, high, step: of the values.
+        minimum, maximum, step: of the values.
         value: at the start.
     """
 
-    method: str
     label: str
     info: str
-    paper: str
-    low: float
-    high: float
+    minimum: float
+    maximum: float
     step: float
     value: float
 

@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ import gradio as gr
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
-from vitrim.app.messages import MOST_BESIDE, Choice, Limits, Reply, Slide
+from vitrim.app.messages import MOST_BESIDE, Choice, Limits, Reply
 from vitrim.app.photographs import EXAMPLES
 from vitrim.errors import VitrimError
 
@@ -88,7 +89,7 @@ class Events:
     def method(self, model: str, method: str | None) -> Any:
         """The slider of a method."""
         slide = self.slides.get(str(model), {}).get(str(method))
-        return gr.update(interactive=False) if slide is None else gr.update(**_slider(slide), interactive=True)
+        return gr.update(interactive=False) if slide is None else gr.update(**asdict(slide), interactive=True)
 
     def example(self, name: str) -> Any:
         """The file of an example; nothing changes, where there is none of that name."""
@@ -146,17 +147,6 @@ def _content(file: Any, limits: Limits) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise VitrimError("the upload is no longer there: uploads are deleted after a while; give it again") from error
-
-
-def _slider(slide: Slide) -> dict[str, Any]:
-    return {
-        "label": slide.label,
-        "info": slide.info,
-        "minimum": slide.low,
-        "maximum": slide.high,
-        "step": slide.step,
-        "value": slide.value,
-    }
 
 
 def theme() -> Any:
@@ -225,7 +215,7 @@ def _image_tab(page: Any, events: Events, limits: Limits) -> None:
             examples = gr.Radio(known, value=known[0], label="or one that the model knows", elem_id="v-examples")
             model = gr.Dropdown(offers, value=offers[0], label="model", elem_id="v-model", interactive=True)
             method = gr.Dropdown(list(slides), value=started[0], label="method", elem_id="v-method", interactive=True)
-            value = gr.Slider(**_slider(slides[started[0]]), elem_id="v-amount", interactive=True)
+            value = gr.Slider(**asdict(slides[started[0]]), elem_id="v-amount", interactive=True)
             beside = gr.Dropdown(
                 list(slides),
                 value=started[1:],

@@ -39,14 +39,8 @@ from vitrim.errors import ReductionWarning, VitrimError, check_known
 from vitrim.hosts.shared.classes import class_names
 from vitrim.loading import create_model
 from vitrim.measure.contestants import Contestant, Output
-from vitrim.measure.latency import (
-    Budget,
-    dense_copies,
-    fastest,
-    reduced_copy,
-    shared_copy,
-    time_interleaved,
-)
+from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
+from vitrim.measure.latency import Budget, fastest, time_interleaved
 from vitrim.measure.macs import profile_of
 from vitrim.plots.patches import sources_of
 from vitrim.plots.show import check_shown

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 
 from vitrim.app.messages import Slide
-from vitrim.core.method import MethodConfig
+from vitrim.core.method import MethodConfig, Tunable
 from vitrim.core.registry import make_method, parse_method, split_options
 from vitrim.errors import VitrimError
 
@@ -29,15 +29,12 @@ def slide_of(name: str, patches: int) -> Slide:
 
     Example:
         >>> slide = slide_of("tome", patches=64)
-        >>> slide.label, slide.low, slide.high, slide.value
+        >>> slide.label, slide.minimum, slide.maximum, slide.value
         ('tokens merged per block (r)', 0, 32, 8)
         >>> slide_of("topk", patches=64).info
         '1 removes nothing, 0.05 the most'
     """
-    config = make_method(name)
-    tunable = config.tunable
-    if tunable is None:
-        raise VitrimError(f"{name} has no one option that says how much is removed")
+    config, tunable = make_method(name), _tunable(name)
     given = getattr(config, tunable.option)
     end = tunable.end(patches)
     low, high = sorted((tunable.mildest, end))
@@ -45,15 +42,25 @@ def slide_of(name: str, patches: int) -> Slide:
     # the description of the option up to what it says of lists and other forms
     label = re.split(r"; |, or | or a list|, for all", str(type(config).model_fields[tunable.option].description))[0]
     return Slide(
-        method=name,
         label=f"{label.rpartition(': ')[2]} ({tunable.option})",
         info=f"{tunable.mildest:g} removes nothing, {end:g} the most",
-        paper=config.paper,
-        low=low,
-        high=high,
+        minimum=low,
+        maximum=high,
         step=0.01 if tunable.digits else 1,
         value=min(max(value, low), high),
     )
+
+
+def _tunable(name: str) -> Tunable:
+    """The option of a method that a slider moves.
+
+    Raises:
+        VitrimError: an unknown method, or one without such an option.
+    """
+    tunable = make_method(name).tunable
+    if tunable is None:
+        raise VitrimError(f"{name} has no one option that says how much is removed")
+    return tunable
 
 
 def config_of(name: str, value: float, more: str = "") -> MethodConfig:
@@ -73,9 +80,7 @@ def config_of(name: str, value: float, more: str = "") -> MethodConfig:
     """
     if len(more) > LONGEST:
         raise VitrimError(f"the options have {len(more)} characters; at most {LONGEST} are read")
-    tunable = make_method(name).tunable
-    if tunable is None:
-        raise VitrimError(f"{name} has no one option that says how much is removed")
+    tunable = _tunable(name)
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise VitrimError(f"{tunable.option}={str(value)[:20]} is no number")
     number = round(value, tunable.digits) if tunable.digits else round(value)
@@ -100,9 +105,7 @@ def matched(name: str, patches: int, cost: Callable[[MethodConfig], float], want
         >>> matched("tome", 64, lambda config: 100.0 - config.r, 88.0).describe()
         'tome:r=12'
     """
-    tunable = make_method(name).tunable
-    if tunable is None:
-        raise VitrimError(f"{name} has no one option that says how much is removed")
+    tunable = _tunable(name)
     mild, strong = float(tunable.mildest), float(tunable.end(patches))
     tried = []
     for _ in range(STEPS):

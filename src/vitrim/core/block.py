@@ -6,7 +6,8 @@ them stands what a module is besides its class: hooked or adapted (`is_bare`), i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar, Generic, Literal, Self, TypeGuard, TypeVar, cast, get_args
@@ -48,6 +49,8 @@ class Reducer(nn.Module, Generic[C]):
 
     config: C
     layer: Layer
+    planned: bool
+    """The number of tokens that stay follows from the amount, and not from the images."""
 
     @property
     def needs_full_last_block(self) -> bool:
@@ -74,6 +77,7 @@ class Reducer(nn.Module, Generic[C]):
         """Take over a plan: at construction, and when ``reduction.set`` makes a new one."""
         self.config = config
         self.layer = layer
+        self.planned = layer.amount is not None and not config.is_adaptive()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Apply ``fn`` as every module does (``to``, ``to_empty``, ...); what leaves meta gets its first values.
@@ -127,8 +131,7 @@ class Reducer(nn.Module, Generic[C]):
 
     def forward(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | Soft | None:
         # a module call, so that the MAC counter can tell what is spent on deciding
-        planned = self.layer.amount is not None and not self.config.is_adaptive()
-        if planned and self.num_removed(state) == 0:
+        if self.planned and self.num_removed(state) == 0:
             return None
         return self.assign(x, cast(Attention, attention), state)
 
@@ -502,6 +505,31 @@ def is_altered(module: nn.Module, library: str | None = None) -> bool:
         for hooks in found
         for hook in hooks.values()
     )
+
+
+def draw_linear_(module: nn.Module) -> None:
+    """Draw the weights of all linear layers in ``module`` as ViTs do: truncated normal of deviation 0.02, biases 0."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.trunc_normal_(layer.weight, std=0.02)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+
+@contextmanager
+def running(training: bool, *modules: nn.Module) -> Iterator[None]:
+    """``modules``, themselves and not those in them, in training mode or out of it; each gets its own mode back.
+
+    Nothing is touched where they are in that mode already, as in evaluation, when threads may share a model.
+    """
+    changed = [module for module in modules if module.training != training]
+    for module in changed:
+        module.training = training
+    try:
+        yield
+    finally:
+        for module in changed:
+            module.training = not training
 
 
 def sharded(block: nn.Module) -> bool:

@@ -127,11 +127,11 @@ class CellReducer(Reducer[Any]):
         self.num_prefix = num_prefix
         self.gathers = gathers
         self.site, self.everywhere = inner.site, inner.everywhere  # type: ignore[misc]  # of this one
-        self.config, self.layer = inner.config, inner.layer
+        super().follow(inner.config, inner.layer)
 
     def follow(self, config: Any, layer: Layer) -> None:
         self.inner.follow(config, layer)
-        self.config, self.layer = config, layer
+        super().follow(config, layer)
 
     def _apply(self, fn: Any, recurse: bool = True) -> CellReducer:
         nn.Module._apply(self, fn, recurse)  # the reducer within knows its own first values

@@ -78,14 +78,13 @@ def entries(config: MethodConfig, tuned: Mapping[str, Any]) -> dict[str, Any]:
         config: the method.
         tuned: of these ``made_for`` says for which model (`vitrim.core.checks.described`).
     """
-    return {
-        "format": FORMAT,
-        "method": config.name,
-        "version": config.version,
-        "options": json.loads(config.model_dump_json(include=config.model_fields_set)),
-        "weights": None,
-        "tuned": dict(tuned),
-    }
+    return {**_named(config), "weights": None, "tuned": dict(tuned)}
+
+
+def _named(config: MethodConfig) -> dict[str, Any]:
+    """The entries by which a method is made again."""
+    options = json.loads(config.model_dump_json(include=config.model_fields_set))
+    return {"format": FORMAT, "method": config.name, "version": config.version, "options": options}
 
 
 def record(text: str, path: Path) -> dict[str, Any]:
@@ -140,14 +139,7 @@ def write_reduction(
             save_file({name: value.contiguous() for name, value in weights.items()}, folder / REDUCERS_FILE)
         except (OSError, SafetensorError) as error:
             raise VitrimError(f"cannot save to {folder}: {first_line(error)}") from error
-    written = {
-        "format": FORMAT,
-        "method": config.name,
-        "version": config.version,
-        "options": json.loads(config.model_dump_json(include=config.model_fields_set)),
-        "model": type(model).__name__,
-        "weights": REDUCERS_FILE if weights else None,
-    }
+    written = {**_named(config), "model": type(model).__name__, "weights": REDUCERS_FILE if weights else None}
     further = {"module": module, "compact": compact, "whole": whole, "select": select}
     written |= {name: value for name, value in further.items() if value}
     write_text(folder / CONFIG_FILE, json.dumps(written, indent=2) + "\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, Protocol, TypeVar
 
 from vitrim.errors import VitrimError
@@ -123,31 +124,12 @@ class Keep:
 
 
 @dataclass(frozen=True)
-class Aligned:
-    """Another amount, with the number of tokens (``num_prefix`` included) rounded up to a multiple.
-
-    Matrix units like row counts divisible by 8 or 16; rounding up never keeps fewer tokens than asked.
-
-    Example:
-        >>> Aligned(Remove(13), multiple=8, num_prefix=1).keep(196, 196)  # 184 tokens in all
-        183
-    """
-
-    amount: Amount
-    multiple: int
-    num_prefix: int = 0
-
-    def keep(self, initial: int, current: int) -> int:
-        total = self.amount.keep(initial, current) + self.num_prefix
-        return math.ceil(total / self.multiple) * self.multiple - self.num_prefix
-
-
-@dataclass(frozen=True)
 class OnMultiples:
     """The count that a whole schedule leaves after its last layer, in all a multiple of a number, rounded up.
 
-    What a layer keeps beyond its amount, a later one removes: `Aligned` would keep all of it, and with a small `Remove`
-    never remove anything. Layers without an amount, and those that bring patches back, keep theirs.
+    What a layer keeps beyond its amount, a later one removes: rounding each amount by itself would keep all of it, and
+    with a small `Remove` never remove anything. Layers without an amount, and those that bring patches back, keep
+    theirs.
 
     Attributes:
         amounts: of the layers up to this one.
@@ -264,11 +246,6 @@ def half(current: int) -> int:
     return current - current // 2
 
 
-def constant(r: int, num_layers: int, per: int | None = None) -> list[Amount | None]:
-    """Remove ``r`` patch tokens in every layer, see `Remove`."""
-    return [Remove(r, per)] * num_layers
-
-
 def linear(r: int, inflect: float, num_layers: int, per: int | None = None) -> list[Amount | None]:
     """Remove ``r`` on average, changing linearly over the layers (ToMe appendix, "(r, inflect)").
 
@@ -286,12 +263,14 @@ def linear(r: int, inflect: float, num_layers: int, per: int | None = None) -> l
     return [Remove(int(low + step * layer), per) for layer in range(num_layers)]
 
 
-def per_layer(counts: Sequence[int], num_layers: int, per: int | None = None) -> list[Amount | None]:
-    """Remove ``counts[i]`` patch tokens in layer i; layers beyond the list remove none.
+def per_layer(counts: int | Sequence[int], num_layers: int, per: int | None = None) -> list[Amount | None]:
+    """Remove so many patch tokens in every layer, or ``counts[i]`` in layer i; layers beyond the list remove none.
 
     Raises:
         VitrimError: the list is longer than the model is deep.
     """
+    if isinstance(counts, int):
+        return [Remove(counts, per)] * num_layers
     if len(counts) > num_layers:
         raise VitrimError(f"the list has {len(counts)} amounts but the model has {num_layers} blocks")
     return [Remove(count, per) for count in (*counts, *[0] * (num_layers - len(counts)))]
@@ -322,24 +301,35 @@ def keep_rate(
     return schedule
 
 
-def fuse_at(
-    r: float | Sequence[float], blocks: Sequence[int], num_layers: int, what: str, least: int = 1
+def at_blocks(
+    amount: Callable[[N], Amount], values: N | Sequence[N], blocks: Sequence[int], num_layers: int, what: str
 ) -> list[Amount | None]:
-    """Fuse ``r`` patch tokens, or a share below 1, at each of ``blocks`` (0-based, in order); None elsewhere.
+    """An ``amount`` at each of ``blocks`` (0-based, in order), made of one of ``values``; None elsewhere.
 
-    ``r`` may be a list with one for each of ``blocks``.
+    ``values`` is a list with one for each of ``blocks``, or one for all.
 
     Raises:
         VitrimError: another number of them; ``what`` they are, it says.
 
     Example:
-        >>> fuse_at([8, 0.5], [1, 2], 4, "r")
+        >>> at_blocks(Fuse, [8, 0.5], [1, 2], 4, "r")
         [None, Fuse(r=8, least=1), Fuse(r=0.5, least=1), None]
     """
     schedule: list[Amount | None] = [None] * num_layers
-    for block, each in zip(blocks, one_each(r, len(blocks), what), strict=True):
-        schedule[block] = Fuse(each, least)
+    for block, each in zip(blocks, one_each(values, len(blocks), what), strict=True):
+        schedule[block] = amount(each)
     return schedule
+
+
+def removed_by(initial: int, counts: Sequence[float]) -> list[int]:
+    """The patches that each layer takes away of ``initial``, of so many left after it: means, taken to the nearest.
+
+    Example:
+        >>> removed_by(16, [12.4, 12.4, 8.5])
+        [4, 0, 3]
+    """
+    whole = [initial, *(math.floor(count + 0.5) for count in counts)]
+    return [before - after for before, after in pairwise(whole)]
 
 
 def one_each(values: N | Sequence[N], count: int, what: str) -> tuple[N, ...]:

@@ -121,7 +121,6 @@ class Selector(Options):
     """The rounding of ``keep`` to a count."""
     published_with: ClassVar[str] = ""
     """Models of the paper, or of the code that ships it."""
-    published_positions: ClassVar[Positions] = "closed"
     default_keep: ClassVar[float | None] = 0.25
     """``keep`` where neither that nor ``tokens`` is given; None: the selector finds its own number."""
 

@@ -348,21 +348,28 @@ def number_of_classes(class_names: Sequence[str] | None, num_classes: int | None
     return found
 
 
-def pairs(images: Mapping[str, Any], masks: Mapping[str, Any], source: str) -> list[str]:
-    """Return the sorted stems that images and masks share.
+def paired(images: Mapping[str, Any], masks: Mapping[str, Any], source: str, **options: Any) -> SegmentationDataset:
+    """The dataset of images and masks of the same name, in the order of these names.
+
+    Args:
+        images, masks: by name.
+        source: of both, for messages.
+        options: of `SegmentationDataset`.
 
     Raises:
         DataError: an image without a mask, or a mask without an image; the message names it.
 
     Example:
-        >>> pairs({"b": 1, "a": 2}, {"a": 3, "b": 4}, "x")
-        ['a', 'b']
+        >>> paired({"b": b"2", "a": b"1"}, {"a": b"3", "b": b"4"}, "x", class_names=["cat"]).masks
+        [b'3', b'4']
     """
     for names, others, what in ((images, masks, ("image", "mask")), (masks, images, ("mask", "image"))):
         alone = sorted(set(names) - set(others))
         if alone:
             raise DataError(f"{what[0]} {names[alone[0]]} of {source} has no {what[1]} ({len(alone)} have none)")
-    return sorted(images)
+    stems = sorted(images)
+    own, labels = ([each[stem] for stem in stems] for each in (images, masks))
+    return SegmentationDataset(own, labels, source=source, **options)
 
 
 def _ranges(values: Iterable[int]) -> str:

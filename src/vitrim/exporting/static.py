@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrim.core.method import Adaptive, MethodConfig
-from vitrim.core.reduce import reduce_, saved_method
+from vitrim.core.reduce import reduce_
 from vitrim.core.registry import host_of, parse_method
 from vitrim.errors import VitrimError
-from vitrim.measure.latency import shared_copy
+from vitrim.measure.copies import shared_copy, take_learned
 
 MULTIPLE = 8
 """Slots, prefix included, are a multiple of it: matrix units like such row counts."""
@@ -120,8 +120,7 @@ def patches_per_block(
     one by one: some methods decide by the mean of a batch."""
     reduced = shared_copy(model).eval()
     reduction = reduce_(reduced, config, record=True)
-    if learned is not None and config.name == saved_method(learned):
-        reduction.load_parameters(learned)
+    take_learned(reduction, learned)
     found = []
     with torch.inference_mode():
         for batch in images:

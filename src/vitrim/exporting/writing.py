@@ -6,7 +6,8 @@ import copy
 import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from vitrim.core.method import Adaptive, MethodConfig
 from vitrim.core.plan import Preprocessing
-from vitrim.core.reduce import HANDLE, get_reduction, reduce_, refuse_reduced, restore_, saved_method
+from vitrim.core.reduce import HANDLE, get_reduction, reduce_, refuse_reduced, restore_
 from vitrim.core.registry import ask, host_of, parse_method
 from vitrim.data import ImageDataset, batches
 from vitrim.errors import ReductionWarning, VitrimError, check_known, first_line
@@ -31,17 +32,9 @@ from vitrim.exporting.program import check as compare
 from vitrim.files import as_path, check_file, json_text
 from vitrim.hosts.shared.classes import class_names
 from vitrim.loading import load
+from vitrim.measure.copies import dense_copies, shared_copy, take_learned
 from vitrim.measure.inputs import open_images
-from vitrim.measure.latency import (
-    Budget,
-    dense_copies,
-    fastest,
-    images_per_second,
-    paired_speedup,
-    shared_copy,
-    summarise,
-    time_interleaved,
-)
+from vitrim.measure.latency import Budget, fastest, images_per_second, paired_speedup, summarise, time_interleaved
 from vitrim.measure.machine import drawing, environment, set_threads
 from vitrim.measure.macs import count_macs
 from vitrim.measure.records import DENSE, Row
@@ -203,11 +196,13 @@ def export(
         file = replace(written, path=wanted.path)
         report = _report(file, loaded.weights, seed)
         if bench:
-            for images_at_once in (1, 8) if file.batch is None else (file.batch,):
-                tell(f"timing at batch {images_at_once}")
-                rows = time_exported(_dense(reduced), reduced, file, _noise(file, images_at_once, seed))
-                report.rows = [*report.rows, *rows]
-                report.tables.append(_table(rows))
+            dense = _dense(reduced)
+            with dense_file(dense, file) as other:
+                for images_at_once in (1, 8) if file.batch is None else (file.batch,):
+                    tell(f"timing at batch {images_at_once}")
+                    rows = time_exported(dense, reduced, other, file, _noise(file, images_at_once, seed))
+                    report.rows = [*report.rows, *rows]
+                    report.tables.append(_table(rows))
     return replace(file, report=report)
 
 
@@ -386,9 +381,7 @@ def _reduced(plain: nn.Module, method: MethodConfig | None, learned: Path | None
     reduced = shared_copy(plain)
     if method is not None:
         refuse_reduced(plain)
-        reduction = reduce_(reduced, method)
-        if learned is not None and method.name == saved_method(learned):
-            reduction.load_parameters(learned)
+        take_learned(reduce_(reduced, method), learned)
     if hasattr(reduced, HANDLE):
         config = get_reduction(reduced).config
         if (obstacle := config.obstacle()) is not None:
@@ -520,7 +513,12 @@ def _describe(
 
 
 def time_exported(
-    model: nn.Module, reduced: nn.Module, exported: Exported, images: Tensor, budget: Budget | None = None
+    model: nn.Module,
+    reduced: nn.Module,
+    dense: Exported,
+    exported: Exported,
+    images: Tensor,
+    budget: Budget | None = None,
 ) -> list[Row]:
     """Time a model eager and exported, dense and reduced, in turn on the same images.
 
@@ -529,7 +527,7 @@ def time_exported(
     Args:
         model: dense.
         reduced: the same, reduced as it was exported.
-        exported: its file.
+        dense, exported: their files (`dense_file`).
         images: (B, ...) as the file takes them.
         budget: how long to time.
 
@@ -539,19 +537,17 @@ def time_exported(
         ``promised_speedup`` (dense MACs over reduced MACs) and ``ratio`` (speedup over promise).
     """
     known = exported.metadata
-    with TemporaryDirectory() as folder:
-        dense = _dense_file(model, exported, Path(folder))
-        array = as_array(images)
-        told = ask(reduced).preprocessing(reduced) if known["input"]["dtype"] == "uint8" else None
-        eager = {kernel: partial(Program(copy, told).eval(), images) for kernel, copy in dense_copies(model).items()}
-        runs: dict[str, Callable[[], object]] = {
-            **{f"{EAGER} {kernel}": run for kernel, run in eager.items()},
-            "eager reduced": partial(Program(reduced, told).eval(), images),
-            "exported dense": dense.on(array),
-            "exported reduced": exported.on(array),
-        }
-        with torch.inference_mode():
-            times = time_interleaved(runs, "cpu", budget)
+    array = as_array(images)
+    told = ask(reduced).preprocessing(reduced) if known["input"]["dtype"] == "uint8" else None
+    eager = {kernel: partial(Program(copy, told).eval(), images) for kernel, copy in dense_copies(model).items()}
+    runs: dict[str, Callable[[], object]] = {
+        **{f"{EAGER} {kernel}": run for kernel, run in eager.items()},
+        "eager reduced": partial(Program(reduced, told).eval(), images),
+        "exported dense": dense.on(array),
+        "exported reduced": exported.on(array),
+    }
+    with torch.inference_mode():
+        times = time_interleaved(runs, "cpu", budget)
     kernel = fastest({name: times[f"{EAGER} {name}"] for name in eager}, eager)
     base = f"{EAGER} {kernel}"
     promise = known["dense_gmacs"] / known["gmacs"]
@@ -573,9 +569,7 @@ def time_exported(
                     "rounds": len(times[run]),
                     "latency_ms": {"p50": latency.p50_ms, "p95": latency.p95_ms, "min": latency.min_ms},
                     "images_per_second": images_per_second(len(images), latency.p50_ms),
-                    "speedup": speedup.median,
-                    "speedup_q1": speedup.q1,
-                    "speedup_q3": speedup.q3,
+                    **speedup.row,
                     "over_eager": paired_speedup(times[base], times[run]).median,
                     "promised_speedup": promised,
                     "ratio": speedup.median / promised,
@@ -585,26 +579,32 @@ def time_exported(
     return rows
 
 
-def _dense_file(model: nn.Module, exported: Exported, folder: Path) -> Exported:
-    """The dense model, exported as the reduced one was."""
+@contextmanager
+def dense_file(model: nn.Module, exported: Exported) -> Iterator[Exported]:
+    """Yield the file of the dense ``model``, exported as the reduced one was, and remove it in the end.
+
+    Raises:
+        VitrimError: the model is reduced.
+    """
     known = exported.metadata
     if hasattr(model, HANDLE):
         raise VitrimError("timing starts from the dense model: call vitrim.restore_(model) first")
     shape = known["input"]["shape"]
     in_graph = known["input"]["dtype"] == "uint8"
-    file = export(
-        model,
-        None,
-        folder / f"dense{exported.kind.suffix}",
-        to=exported.format,
-        batch=exported.batch,
-        opset=known["opset"],
-        precision=known["weights"],
-        preprocess=in_graph,
-        size=tuple(shape[1:3] if in_graph else shape[2:]),
-        check=0,
-    )
-    return replace(file, threads=exported.threads)
+    with TemporaryDirectory() as folder:
+        file = export(
+            model,
+            None,
+            Path(folder) / f"dense{exported.kind.suffix}",
+            to=exported.format,
+            batch=exported.batch,
+            opset=known["opset"],
+            precision=known["weights"],
+            preprocess=in_graph,
+            size=tuple(shape[1:3] if in_graph else shape[2:]),
+            check=0,
+        )
+        yield replace(file, threads=exported.threads)
 
 
 def _noise(file: Exported, count: int, seed: int) -> Tensor:

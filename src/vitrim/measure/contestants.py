@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_leaves
 from vitrim.core.block import ReducedBlock
 from vitrim.core.checks import check_amounts
 from vitrim.core.method import MethodConfig
-from vitrim.core.reduce import Reduction, reduce_, refuse_reduced, saved_method
+from vitrim.core.reduce import Reduction, reduce_, refuse_reduced
 from vitrim.core.registry import ask, host_of, parse_method
 from vitrim.errors import ReductionWarning, VitrimError
-from vitrim.measure.latency import shared_copy
+from vitrim.measure.copies import shared_copy, take_learned
 from vitrim.measure.macs import count_parts
 from vitrim.measure.records import DENSE
 from vitrim.tasks.base import Task
@@ -208,7 +208,6 @@ def contestants(
         with warnings.catch_warnings():  # `Contestant.run` speaks of the images at hand
             warnings.filterwarnings("ignore", f".* {TOO_MUCH} ", ReductionWarning)
             reduction = reduce_(candidate, config, record=True)
-        if learned is not None and config.name == saved_method(learned):
-            reduction.load_parameters(learned)
+        take_learned(reduction, learned)
         reduced.append(Contestant(candidate, task, reduction, watched=True))
     return [Contestant(dense, task, watched=True), *reduced]

@@ -21,7 +21,7 @@ from torch import Tensor
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import host_of
 from vitrim.errors import VitrimError, first_line
-from vitrim.files import written
+from vitrim.files import safe_name, written
 from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.probes import Gauge, Lists
 from vitrim.measure.records import Batch
@@ -106,9 +106,6 @@ class DecisionsProbe(Gauge):
         if self.contestant is not None and self.contestant.reduction is not None:
             self.lists.update(ids=batch.ids, **whereabouts(self.contestant.reduction, len(batch)))
 
-    def result(self) -> Mapping[str, Any]:
-        return {}
-
     def decisions(self) -> Decisions | None:
         """The record, None of the dense model."""
         found = self.lists.each()
@@ -164,8 +161,7 @@ def file_name(method: str) -> str:
         >>> file_name("evit:keep_rate=0.7,fuse_token=true")
         'evit_keep_rate_0.7_fuse_token_true'
     """
-    safe = "".join(sign if sign.isalnum() or sign in ".-" else "_" for sign in method)
-    return safe if len(safe) <= 120 else f"{safe[:100]}-{zlib.crc32(method.encode()):08x}"  # file systems end at 255
+    return safe_name(method, ".-")
 
 
 # ---- the file: arrays with a header, without pickles -----------------------------------------------------------------

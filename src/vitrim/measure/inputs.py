@@ -13,7 +13,7 @@ from torch import nn
 from vitrim.core.method import MethodConfig
 from vitrim.data import ImageDataset, eval_transform, load_images, to_tensor
 from vitrim.errors import VitrimError
-from vitrim.measure.latency import reduced_copy
+from vitrim.measure.copies import reduced_copy
 
 
 def open_images(

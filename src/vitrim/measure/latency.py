@@ -6,22 +6,15 @@ moment hits all of them alike, and what is compared is the ratio within a round.
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import nn
 
-from vitrim.core.method import MethodConfig
-from vitrim.core.reduce import reduce_, refuse_reduced
-from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
-from vitrim.measure.prefill import Prefill
 
 FloatArray = NDArray[np.float64]
 
@@ -144,6 +137,11 @@ class Speedup:
     q1: float
     q3: float
 
+    @property
+    def row(self) -> dict[str, float]:
+        """The three numbers as rows of reports have them."""
+        return {"speedup": self.median, "speedup_q1": self.q1, "speedup_q3": self.q3}
+
 
 def summarise(times_ms: ArrayLike) -> Latency:
     """The `Latency` of rounds (R,) in milliseconds, R at least 1; percentiles are interpolated linearly.
@@ -194,54 +192,3 @@ def fastest(times_ms: Mapping[str, ArrayLike], names: Iterable[str]) -> str:
         'b'
     """
     return min(names, key=lambda name: float(np.median(np.asarray(times_ms[name]))))
-
-
-# ---- candidates ------------------------------------------------------------------------------------------------------
-
-
-def shared_copy(model: nn.Module) -> nn.Module:
-    """A copy of ``model`` with its own modules and the same parameters and buffers: it takes almost no memory.
-
-    Example:
-        >>> layer = nn.Linear(2, 2)
-        >>> shared_copy(layer).weight is layer.weight
-        True
-    """
-    weights = chain(model.parameters(), model.buffers())
-    return copy.deepcopy(model, {id(weight): weight for weight in weights})
-
-
-def reduced_copy(model: nn.Module, method: MethodConfig | str) -> nn.Module:
-    """A copy of ``model`` that shares its weights and is reduced by ``method``; a `Prefill` gets fewer image tokens.
-
-    Raises:
-        VitrimError: as `vitrim.reduce_`. ``model`` is never changed.
-    """
-    refuse_reduced(model)
-    reduced = shared_copy(model)
-    select = model.select if isinstance(model, Prefill) else None
-    reduce_(reduced, method, compact=isinstance(model, Prefill), select=select)
-    return reduced
-
-
-def dense_copies(model: nn.Module) -> dict[str, nn.Module]:
-    """The unreduced model with every attention kernel that its library offers, as copies that share its weights.
-
-    Which is faster depends on device, dtype and shape, so a fair baseline is the faster one, measured.
-
-    Returns:
-        ``{"fused": ..., "unfused": ...}`` for hosts that can do both, else ``{"host": ...}``.
-
-    Example:
-        >>> from timm.models import VisionTransformer
-        >>> model = VisionTransformer(img_size=32, patch_size=8, embed_dim=32, depth=1, num_heads=2)
-        >>> copies = dense_copies(model)
-        >>> [dense.blocks[0].attn.fused_attn for dense in copies.values()]
-        [True, False]
-    """
-    library = ask(model)
-    fused, unfused = shared_copy(model), shared_copy(model)
-    if not library.set_fused(fused, True):
-        return {"host": fused}
-    library.set_fused(unfused, False)
-    return {"fused": fused, "unfused": unfused}

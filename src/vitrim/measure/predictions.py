@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
-import io
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from vitrim.errors import MissingPackageError, VitrimError
-from vitrim.files import check_file, write_text, written
+from vitrim.files import check_file, csv_text, write_text, written
 from vitrim.measure.probes import Predictions
 from vitrim.measure.run import Findings
 
@@ -53,11 +51,7 @@ def save_predictions(findings: Findings, dataset: Any, file: Path) -> Path:
     for row, own in zip(findings.rows, found, strict=True):
         columns |= {row.method: own["classes"], f"{row.method} probability": own["probabilities"]}
     if file.suffix == ".csv":
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
-        write_text(file, out.getvalue())
+        write_text(file, csv_text(columns, zip(*columns.values(), strict=True)))
         return file
     pyarrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     with written(file) as new:

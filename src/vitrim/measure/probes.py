@@ -80,9 +80,9 @@ class Gauge(ABC):
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
         """Take in what the model, and what the dense model, made of a batch."""
 
-    @abstractmethod
     def result(self) -> Mapping[str, Any]:
-        """The numbers, by name with units, that can be written to JSON."""
+        """The numbers, by name with units, that can be written to JSON; none of what only records."""
+        return {}
 
     def classes(self, names: Sequence[str]) -> dict[str, dict[str, float | None]]:
         """The scores of the classes with these ``names``: by score and class, None where a class does not occur.
@@ -505,9 +505,6 @@ class Predictions(Gauge):
     def see(self, batch: Batch, output: Output, dense: Output) -> None:
         probabilities, classes = output.prediction.detach().float().softmax(1).max(1)
         self.found.update(ids=batch.ids, labels=batch.targets, classes=classes, probabilities=probabilities)
-
-    def result(self) -> Mapping[str, Any]:
-        return {}
 
     def table(self) -> dict[str, list[Any]]:
         """The values recorded, by name, in the order of the images in the dataset."""

@@ -29,6 +29,7 @@ from vitrim.measure.machine import drawing
 from vitrim.measure.probes import Gauge, Probe, State, joined, moved
 from vitrim.measure.records import Batch, Processes, Row, as_batches
 from vitrim.tasks.base import Task
+from vitrim.tasks.options import flat
 
 __all__ = ["Findings", "Measurement", "run"]
 
@@ -296,7 +297,7 @@ class Partial:
             self._check_settings(_header(folder / "part-0.safetensors"))
 
     def _check_settings(self, header: dict[str, Any]) -> None:
-        old, new = _dotted(header["settings"]), _dotted(self.settings)
+        old, new = dict(flat(header["settings"])), dict(flat(self.settings))
         for name in [*new, *old]:
             if old.get(name) != new.get(name):
                 values = (str(one.get(name)) for one in (old, new))
@@ -387,16 +388,3 @@ def _header(file: Path) -> dict[str, Any]:
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise VitrimError(f"{file} is no partial evaluation, or is damaged: name another folder") from error
     return dict(header)
-
-
-def _dotted(settings: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """The settings by dotted names, so that a message names what differs and not the section around it.
-
-    Example:
-        >>> _dotted({"data": {"images": 12}, "model": "test_vit"})
-        {'data.images': 12, 'model': 'test_vit'}
-    """
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        found |= _dotted(value, f"{above}{name}.") if isinstance(value, dict) else {f"{above}{name}": value}
-    return found

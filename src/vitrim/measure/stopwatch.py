@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -46,7 +47,7 @@ class Stopwatch:
     def __init__(self, model: Prefill, call: Callable[[], object], device: torch.device | str) -> None:
         self.model, self.call, self.device = model, call, torch.device(device)
         self.rounds: list[dict[str, float]] = []
-        self._handles: list[Any] = []
+        self._hooks = ExitStack()
         self._language = model.shares()["language model"][0]
         self._begun: dict[nn.Module, float] = {}
         self._spent: dict[str, float] = {}
@@ -62,14 +63,12 @@ class Stopwatch:
             ("language model", self._language),
         ):
             for module in modules:
-                self._handles.append(module.register_forward_pre_hook(self._begin))
-                self._handles.append(module.register_forward_hook(partial(self._end, name)))
+                self._hooks.enter_context(module.register_forward_pre_hook(self._begin))
+                self._hooks.enter_context(module.register_forward_hook(partial(self._end, name)))
         return self
 
     def __exit__(self, *error: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._hooks.close()
 
     def __call__(self) -> object:
         """Run once, and note the times."""

@@ -15,7 +15,7 @@ from vitrim.core.block import Reducer
 from vitrim.core.matching import cosines, merge_groups, unit_mean_keys
 from vitrim.core.method import StagedConfig, Tunable
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, constant, per_layer
+from vitrim.core.schedule import Amount, per_layer
 from vitrim.core.tokens import TokenState, is_traced, no_gradient, whole
 from vitrim.errors import VitrimError
 
@@ -100,7 +100,7 @@ class ATC(StagedConfig):
     def amounts(self, num_layers: int) -> list[Amount | None]:
         if self.r is None:
             return super().amounts(num_layers)
-        return constant(self.r, num_layers) if isinstance(self.r, int) else per_layer(self.r, num_layers)
+        return per_layer(self.r, num_layers)
 
     def planned(self, num_layers: int, num_prefix: int) -> list[Amount | None]:
         if not self.prefix_counts or self.r is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -26,7 +25,7 @@ from vitrim.core.matching import (
 )
 from vitrim.core.method import Adaptive, MethodConfig, Tunable
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, Limited, per_layer
+from vitrim.core.schedule import Amount, Limited, per_layer, removed_by
 from vitrim.core.tokens import TokenState, decision_dtype, is_traced, take
 from vitrim.errors import VitrimError
 
@@ -151,10 +150,9 @@ class ATM(Adaptive):
         return None if self.capacity is not None else super().obstacle()
 
     def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
-        whole = [initial, *(math.floor(count + 0.5) for count in counts)]
         removed, current = [], initial
-        for before, after in pairwise(whole):
-            removed.append(min(before - after, current - self.least_kept(current)))
+        for wanted in removed_by(initial, counts):
+            removed.append(min(wanted, current - self.least_kept(current)))
             current -= removed[-1]
         return self.changed(*THRESHOLDS, r=tuple(removed))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention, merge_heads, split_heads
-from vitrim.core.block import Reducer, Site, is_bare
+from vitrim.core.block import Reducer, Site, draw_linear_, is_bare
 from vitrim.core.matching import full_precision
 from vitrim.core.method import MethodConfig, Restore, Tunable
 from vitrim.core.plan import Layer
@@ -131,11 +131,7 @@ class RoutingReducer(ScorerReducer[Cropr]):
         if layer.num_classes:
             self.head.add_module("norm", nn.LayerNorm(layer.dim))
             self.head.add_module("head", nn.Linear(layer.dim, layer.num_classes))
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        draw_linear_(self)
 
     def reduce(
         self, site: Site, x: Tensor, attention: Attention | None, state: TokenState

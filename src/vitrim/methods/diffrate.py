@@ -18,7 +18,7 @@ from vitrim.core.method import MethodConfig, Needs, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, Remove, constant, per_layer
+from vitrim.core.schedule import Amount, Remove, per_layer
 from vitrim.core.scoring import Score, masked_softmax, needs_of, patch_score
 from vitrim.core.tokens import TokenState, decision_dtype, flat_index, take
 from vitrim.errors import VitrimError
@@ -126,7 +126,7 @@ class DiffRate(MethodConfig):
             return [Remove(0)] * num_layers
         kept = self.prune_kept if self.merge_kept is None else self.merge_kept
         if kept is None:
-            return constant(self.r, num_layers) if isinstance(self.r, int) else per_layer(self.r, num_layers)
+            return per_layer(self.r, num_layers)
         if len(kept) != num_layers:
             raise VitrimError(f"the lists have {len(kept)} amounts but the model has {num_layers} blocks")
         return [Tokens(count) for count in kept]

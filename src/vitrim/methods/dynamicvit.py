@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
-from vitrim.core.block import Idle, Reducer, Site, is_bare
+from vitrim.core.block import Idle, Reducer, Site, draw_linear_, is_bare
 from vitrim.core.matching import full_precision
 from vitrim.core.method import StagedConfig
 from vitrim.core.plan import Layer
@@ -153,10 +153,7 @@ class Predictor(nn.Module):
         self.out_conv = nn.Sequential(
             nn.Linear(dim, dim // 2), nn.GELU(), nn.Linear(dim // 2, dim // 4), nn.GELU(), nn.Linear(dim // 4, 2)
         )
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                nn.init.zeros_(module.bias)
+        draw_linear_(self)
 
     def forward(self, patches: Tensor, kept: Tensor) -> Tensor:
         patches = patches.to(next(self.parameters()).dtype)

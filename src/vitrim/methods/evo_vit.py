@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitrim.core.assignment import Hard, Soft, merge, prune
 from vitrim.core.attention import Attention
-from vitrim.core.block import Reducer, Site
+from vitrim.core.block import Reducer, Site, draw_linear_
 from vitrim.core.method import Restore, Share, refuse_align
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
@@ -133,8 +133,7 @@ class EvoViTReducer(Reducer[EvoViT]):
                 raise VitrimError("evo_vit: class_head=true needs a model with a class token and a classifier")
             self.norm = nn.LayerNorm(layer.dim, eps=1e-6)
             self.head = nn.Linear(layer.dim, layer.num_classes)
-            nn.init.trunc_normal_(self.head.weight, std=0.02)
-            nn.init.zeros_(self.head.bias)
+            draw_linear_(self.head)
 
     @property
     def needs_full_last_block(self) -> bool:

@@ -16,7 +16,7 @@ from vitrim.core.block import Site
 from vitrim.core.matching import full_precision
 from vitrim.core.method import MethodConfig, Needs, Tunable
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, constant, per_layer
+from vitrim.core.schedule import Amount, per_layer
 from vitrim.core.scoring import ScorerReducer
 from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient, take
 
@@ -89,8 +89,6 @@ class GTP(MethodConfig):
         return Needs(class_token=self.selection == "class_token", attention_map=True, grid=spatial)
 
     def amounts(self, num_layers: int) -> list[Amount | None]:
-        if isinstance(self.num_prop, int):
-            return constant(self.num_prop, num_layers, self.per)
         return per_layer(self.num_prop, num_layers, self.per)
 
 

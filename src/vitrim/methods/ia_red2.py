@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar
@@ -18,7 +17,7 @@ from vitrim.core.matching import full_precision
 from vitrim.core.method import Adaptive, MethodConfig, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, Remove, check_blocks, one_each
+from vitrim.core.schedule import Amount, Remove, at_blocks, check_blocks, removed_by
 from vitrim.core.scoring import prune_flagged, real_patches
 from vitrim.core.tokens import TokenState, decision_dtype
 from vitrim.errors import VitrimError
@@ -89,16 +88,13 @@ class IARED2(Adaptive):
         check_blocks(stages, num_layers)
         if self.stage is not None and self.stage >= len(stages):
             raise VitrimError(f"ia_red2: stage={self.stage} does not exist: the groups are 0 to {len(stages) - 1}")
-        amounts: list[Amount | None] = super().amounts(num_layers)
-        if self.r is not None:
-            for stage, count in zip(stages, one_each(self.r, len(stages), "r"), strict=True):
-                amounts[stage] = Remove(count)
-        return amounts
+        if self.r is None:
+            return super().amounts(num_layers)
+        return at_blocks(Remove, self.r, stages, num_layers, "r")
 
     def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
-        whole = [initial, *(math.floor(count + 0.5) for count in counts)]
-        removed = tuple(whole[stage] - whole[stage + 1] for stage in self.stages(len(counts)))
-        return self.changed("threshold", r=removed)
+        removed = removed_by(initial, counts)
+        return self.changed("threshold", r=tuple(removed[stage] for stage in self.stages(len(counts))))
 
 
 class IARED2Reducer(Reducer[IARED2]):

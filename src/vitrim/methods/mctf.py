@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -24,7 +25,7 @@ from vitrim.core.matching import (
 from vitrim.core.method import Fused, MethodConfig, Needs, Tunable, refuse_parts
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, check_blocks, fuse_at
+from vitrim.core.schedule import Amount, Fuse, at_blocks, check_blocks
 from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient
 
 
@@ -119,7 +120,8 @@ class MCTF(MethodConfig):
         blocks = self.stages(num_layers)
         if self.blocks is not None:
             check_blocks(self.blocks, num_layers)
-        return fuse_at(self.r, blocks, num_layers, "mctf: r", self.min_patches)
+        fuse = partial(Fuse, least=self.min_patches)
+        return at_blocks(fuse, self.r, blocks, num_layers, "mctf: r")
 
 
 class MCTFReducer(Reducer[MCTF]):

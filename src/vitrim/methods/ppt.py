@@ -15,7 +15,7 @@ from vitrim.core.block import Reducer
 from vitrim.core.matching import alternate_similarity, match_alternate
 from vitrim.core.method import Fused, MethodConfig, Needs, Tunable, refuse_parts
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, check_blocks, fuse_at, quarter_blocks
+from vitrim.core.schedule import Amount, Fuse, at_blocks, check_blocks, quarter_blocks
 from vitrim.core.scoring import Score, needs_of, patch_score
 from vitrim.core.tokens import TokenState, changed, is_traced, no_gradient
 
@@ -90,7 +90,7 @@ class PPT(MethodConfig):
     def amounts(self, num_layers: int) -> list[Amount | None]:
         blocks = self.stages(num_layers)
         check_blocks(blocks, num_layers)
-        return fuse_at(self.r, blocks, num_layers, "ppt: r")
+        return at_blocks(Fuse, self.r, blocks, num_layers, "ppt: r")
 
     def least_variance(self, patches: int) -> float:
         """The variance of the scores of so many ``patches`` from which on an image is pruned.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -18,7 +16,7 @@ from vitrim.core.matching import cosines, unit_mean_keys
 from vitrim.core.method import Adaptive, MethodConfig, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, Remove, check_blocks, one_each
+from vitrim.core.schedule import Amount, Remove, at_blocks, check_blocks, one_each, removed_by
 from vitrim.core.scoring import real_patches
 from vitrim.core.tokens import TokenState, is_traced, no_gradient
 from vitrim.errors import VitrimError
@@ -97,11 +95,9 @@ class SAINT(Adaptive):
         blocks = self.stages(num_layers)
         check_blocks(blocks, num_layers)
         one_each(self.threshold, len(blocks), "saint: threshold")
-        schedule: list[Amount | None] = [None] * num_layers
-        if self.r is not None:
-            for block, r in zip(blocks, one_each(self.r, len(blocks), "saint: r"), strict=True):
-                schedule[block] = Remove(r)
-        return schedule
+        if self.r is None:
+            return super().amounts(num_layers)
+        return at_blocks(Remove, self.r, blocks, num_layers, "saint: r")
 
     def at(self, depth: int, num_layers: int) -> float:
         """The threshold of the block at ``depth``, one of the `stages`."""
@@ -113,8 +109,7 @@ class SAINT(Adaptive):
         return max(current // 2, 1)  # the patches at odd places stay
 
     def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
-        whole = [initial, *(math.floor(count + 0.5) for count in counts)]
-        removed = [before - after for before, after in pairwise(whole)]
+        removed = removed_by(initial, counts)
         return self.changed("variant", r=tuple(removed[block] for block in self.stages(len(counts))))
 
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrim.core.assignment import Soft
+from vitrim.core.block import draw_linear_
 from vitrim.core.plan import Layer
 from vitrim.core.tokens import decision_dtype
 from vitrim.methods.patchmerger import SoftMixing, SoftReducer, mixes
@@ -48,8 +49,7 @@ class SiTReducer(SoftReducer[SiT]):
         self.weights = nn.Linear(layer.dim // 2, self.num_tokens)
         self.scale = nn.Parameter(torch.ones(1, 1, 1))
         for linear in (self.hidden, self.weights):
-            nn.init.trunc_normal_(linear.weight, std=0.02)
-            nn.init.zeros_(linear.bias)
+            draw_linear_(linear)
 
     def mix(self, patches: Tensor) -> Soft:
         logits = self.weights(F.gelu(self.hidden(self.norm(patches)))) * self.scale

@@ -15,7 +15,7 @@ from vitrim.core.matching import alternate_cosines, match_alternate
 from vitrim.core.method import Fused, MethodConfig, Needs, Tunable, refuse_parts
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, check_blocks, fuse_at
+from vitrim.core.schedule import Amount, Fuse, at_blocks, check_blocks
 from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient
 
 
@@ -86,7 +86,7 @@ class VidTLDR(MethodConfig):
     def amounts(self, num_layers: int) -> list[Amount | None]:
         blocks = self.stages(num_layers)
         check_blocks(blocks, num_layers)
-        return fuse_at(self.r, blocks, num_layers, "vid_tldr: r")
+        return at_blocks(Fuse, self.r, blocks, num_layers, "vid_tldr: r")
 
 
 class VidTLDRReducer(Reducer[VidTLDR]):

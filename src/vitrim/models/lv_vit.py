@@ -13,6 +13,7 @@ from timm.models import checkpoint_seq, generate_default_cfgs, register_model
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
+from vitrim.core.block import draw_linear_
 from vitrim.errors import VitrimError
 from vitrim.models.common import Stem, create, pretrained_cfg, resampled_positions, unwrapped
 
@@ -179,8 +180,7 @@ class LVViT(VisionTransformer):
         self.aux_weight = aux_weight
         self.aux_head = self._aux_head()
         if self.aux_head is not None:
-            nn.init.trunc_normal_(self.aux_head.weight, std=0.02)
-            nn.init.zeros_(self.aux_head.bias)
+            draw_linear_(self.aux_head)
 
     def _aux_head(self) -> nn.Linear | None:
         if not self.dense_head or self.num_classes == 0 or self.global_pool != "token":

@@ -13,6 +13,7 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
+from vitrim.core.block import draw_linear_
 from vitrim.errors import VitrimError
 from vitrim.models.common import create, pretrained_cfg, renamed, resampled_positions, unwrapped
 from vitrim.models.reversible import RevBlock, reversible
@@ -105,11 +106,7 @@ class RevViT(nn.Module):
     def init_weights(self) -> None:
         """Draw weights and positions from a truncated normal of deviation 0.02, and set biases to 0."""
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        draw_linear_(self)
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that weight decay leaves alone."""

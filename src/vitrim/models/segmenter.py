@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
+from vitrim.core.block import draw_linear_
 from vitrim.core.registry import ask
 from vitrim.core.tokens import Trace, unmerge
 from vitrim.errors import VitrimError, check_known
@@ -39,8 +40,7 @@ class LinearDecoder(nn.Module):
     def __init__(self, dim: int, num_classes: int) -> None:
         super().__init__()
         self.head = nn.Linear(dim, num_classes)
-        nn.init.trunc_normal_(self.head.weight, std=0.02)
-        nn.init.zeros_(self.head.bias)
+        draw_linear_(self)
 
     def forward(self, x: Tensor, size: Tensor | None = None) -> Tensor:
         """Score the tokens ``x`` (B, M, C): (B, M, K). Their ``size`` plays no part."""
@@ -111,10 +111,7 @@ class MaskTransformer(nn.Module):
         self.decoder_norm = nn.LayerNorm(width)
         self.mask_norm = nn.LayerNorm(num_classes)
         nn.init.trunc_normal_(self.cls_emb, std=0.02)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                nn.init.zeros_(module.bias)
+        draw_linear_(self)
 
     def forward(self, x: Tensor, size: Tensor | None = None) -> Tensor:
         """Score the tokens ``x`` (B, M, C): (B, M, K).

@@ -9,8 +9,7 @@ needs, so torchvision's `GeneralizedRCNNTransform` has no part in it. Attention 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -22,6 +21,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 
+from vitrim.core.block import running
 from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
 from vitrim.models.common import padded, patch_map
@@ -218,7 +218,7 @@ class Detector(nn.Module):
             heads.nominal(len(images) * PROPOSALS["testing"], len(images) * n)
             empty = next(iter(maps.values())).new_empty
             return [{"boxes": empty(n, 4), "labels": empty(n, dtype=torch.long), "scores": empty(n)}] * len(images)
-        with running(False, self.rpn, self.roi_heads):
+        with running(False, self.rpn, self.roi_heads):  # what torchvision's heads return depends on it
             proposals, _ = self.rpn(batch, maps)
             found, _ = self.roi_heads(maps, proposals, batch.image_sizes)
         done = []
@@ -294,19 +294,3 @@ class Detector(nn.Module):
             return own
         single = ~target["iscrowd"].bool()  # a box around many objects teaches nothing about one
         return {name: value[single] for name, value in own.items()}
-
-
-@contextmanager
-def running(training: bool, *modules: nn.Module) -> Iterator[None]:
-    """Run torchvision's heads in a mode of one's own choice: what they return depends on it.
-
-    Nothing is touched where they are in that mode already, as in evaluation, when threads may share a model.
-    """
-    changed = [module for module in modules if module.training != training]
-    for module in changed:
-        module.training = training
-    try:
-        yield
-    finally:
-        for module in changed:
-            module.training = not training

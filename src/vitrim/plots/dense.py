@@ -478,8 +478,5 @@ def _input_sizes(model: Contestant) -> Iterator[list[Size]]:
     """The heights and widths of what the model's forwards within are given."""
     sizes: list[Size] = []
     module = model.forward.model
-    handle = module.register_forward_pre_hook(lambda _, args: sizes.append((args[0].shape[-2], args[0].shape[-1])))
-    try:
+    with module.register_forward_pre_hook(lambda _, args: sizes.append((args[0].shape[-2], args[0].shape[-1]))):
         yield sizes
-    finally:
-        handle.remove()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import get_reduction, reduced_parts
 from vitrim.core.registry import ask
-from vitrim.measure.latency import reduced_copy
+from vitrim.measure.copies import reduced_copy
 from vitrim.measure.prefill import Prefill
 from vitrim.plots.charts import short
 from vitrim.plots.patches import HATCH_GROUND, HATCH_LINE, OUTLINE_COLOUR, draw_kept, in_colour

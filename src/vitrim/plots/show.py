@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -513,24 +513,18 @@ def _prediction(output: Output, class_names: Sequence[str] | None) -> tuple[str,
 def _scores(model: Contestant) -> Iterator[dict[int, NDArray[np.float64]]]:
     """Record what the reducers rank patches by, during the forwards within."""
     found: dict[int, NDArray[np.float64]] = {}
-    handles = []
-    if model.reduction is not None:
-        reduced = model.reduction.model
+    with ExitStack() as hooks:
+        reduced = model.forward.model
         for block in host_of(reduced).blocks(reduced):
             if isinstance(block, ReducedBlock):
-                handles.append(block.reducer.register_forward_pre_hook(_recorder(found, block.depth)))
-    try:
+                hooks.enter_context(block.reducer.register_forward_pre_hook(_recorder(found, block.depth)))
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _recorder(found: dict[int, NDArray[np.float64]], depth: int) -> Any:
     def record(reducer: Reducer[Any], args: tuple[Any, ...]) -> None:
         x, attention, state = args
-        planned = reducer.layer.amount is not None and not reducer.config.is_adaptive()
-        if planned and reducer.num_removed(state) == 0:  # nor does the reducer decide
+        if reducer.planned and reducer.num_removed(state) == 0:  # nor does the reducer decide
             return
         cuda = [x.device] if x.device.type == "cuda" else []
         with torch.no_grad(), torch.random.fork_rng(cuda):  # so that what is drawn afterwards is the same

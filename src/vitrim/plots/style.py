@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,10 +156,34 @@ def panels(count: int, *, across: int, size: tuple[float, float], above: float =
     return figure, axes[:count]
 
 
+def stars_and_dots(figure: Any, shades: Mapping[str, str], shapes: Mapping[str, str], across: int) -> None:
+    """Write a legend of the dense model, a star, and of records by name with their colours and markers."""
+    from matplotlib.lines import Line2D
+
+    looks = {DENSE: (DENSE_COLOUR, "*", 11), **{name: (shades[name], shapes[name], None) for name in shapes}}
+    below(
+        figure,
+        [
+            Line2D([], [], color=colour, marker=marker, markersize=size, linestyle="none", label=name)
+            for name, (colour, marker, size) in looks.items()
+        ],
+        across,
+    )
+
+
 def below(figure: Any, handles: Sequence[Any], across: int = 3) -> None:
     """Write a legend below the panels."""
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=across, fontsize=SMALL, frameon=False)
+
+
+def names_below(figure: Any, axes: Sequence[Any], names: Iterable[str] | None = None, across: int = 3) -> None:
+    """Write a legend of what panels name, each once, below them: in the order of ``names``, or else of appearance."""
+    found: dict[str, Any] = {}
+    for axis in axes:
+        handles, labels = axis.get_legend_handles_labels()
+        found.update(zip(labels, handles, strict=True))
+    below(figure, [found[name] for name in (found if names is None else names) if name in found], across)
 
 
 def encoded(figure: Any, kind: str = "png") -> bytes:

@@ -149,7 +149,6 @@ class Dart(Selector):
     paper = "Wen et al., Stop Looking for Important Tokens in Multimodal Language Models, EMNLP 2025"
     rounding = "ceil"
     published_with = "Qwen3-VL (on embeddings); LLaVA-1.5, LLaVA-NeXT, Qwen2.5-VL (within the language model)"
-    published_positions = "original"
 
     pivots: int = Field(4, ge=0, description="pivots of every image: the tokens with the largest L1 norms")
     text_pivots: int = Field(4, ge=0, description="pivots of the text of the prompt, shared by its images")

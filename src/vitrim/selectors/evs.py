@@ -44,7 +44,6 @@ class EVS(Selector):
     paper = "Bagrov et al., Efficient Video Sampling: Pruning Temporally Redundant Tokens, 2025 (2510.14624)"
     rounding = "floor"
     published_with = "Nemotron Nano VL, Qwen2.5-VL, Qwen3-VL (vLLM)"
-    published_positions = "original"
 
     def count(self, grid: Sequence[int] | int) -> int:
         frames, rows, columns = as_grid(grid)

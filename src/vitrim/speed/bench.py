@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.reduce import get_reduction, saved_method
+from vitrim.core.reduce import get_reduction
 from vitrim.core.registry import ask, host_of, parse_method, parse_methods, parse_selector
 from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, batches, spread
@@ -27,16 +27,14 @@ from vitrim.exporting.formats import PRECISIONS
 from vitrim.exporting.program import Program
 from vitrim.files import check_file
 from vitrim.loading import load
+from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
 from vitrim.measure.inputs import open_images, untrained_counts, untrained_notes
 from vitrim.measure.latency import (
     Budget,
     FloatArray,
-    dense_copies,
     fastest,
     images_per_second,
     paired_speedup,
-    reduced_copy,
-    shared_copy,
     summarise,
     time_interleaved,
 )
@@ -46,7 +44,7 @@ from vitrim.measure.prefill import Prefill, as_measured
 from vitrim.measure.records import DENSE, Row
 from vitrim.measure.stopwatch import Stopwatch
 from vitrim.plots import style
-from vitrim.speed.engines import Compiled, Eager, Engine, Run, compilation, engines_named
+from vitrim.speed.engines import Compiled, Eager, Engine, Run, compilation, engines_named, listed
 from vitrim.speed.words import SpeedReport
 from vitrim.tasks import tasks
 
@@ -228,9 +226,7 @@ def chosen_engines(
     Raises:
         VitrimError: two ways to ask for torch.compile, or as `engines_named`.
     """
-    names = [engine] if isinstance(engine, str | Engine) else list(engine)
-    texts = [precision] if isinstance(precision, str) or not isinstance(precision, Sequence) else precision
-    precisions = list(dict.fromkeys(texts))
+    names, precisions = listed(engine), list(dict.fromkeys(listed(precision)))
     if compiled and names != ["eager"]:
         raise VitrimError("--compile is torch.compile and nothing else: leave it out, and give --engine compile")
     if compiled:
@@ -424,9 +420,7 @@ def measure(
         base = in_dtype(model, dtype)
         copies = {(DENSE, kernel): dense for kernel, dense in dense_copies(base).items()}
         for name, config in methods.items():
-            copies[name, ""] = reduced_copy(base, config)
-            if learned is not None and config.name == saved_method(learned):
-                get_reduction(copies[name, ""]).load_parameters(learned)
+            copies[name, ""] = reduced_copy(base, config, learned)
         for part, take in parts.items():
             # counted on the very copies that are timed: learned reducers are drawn anew for every copy
             reduced = {name: take(copies[name, ""]) for name in methods}
@@ -651,9 +645,7 @@ def _numbers(
         "images_per_second": images_per_second(batch_size, latency.p50_ms),
         "latency_ms": {"p50": latency.p50_ms, "p95": latency.p95_ms, "min": latency.min_ms, "iqr": latency.iqr_ms},
         "rounds": len(times[entry.key]),
-        "speedup": speedup.median,
-        "speedup_q1": speedup.q1,
-        "speedup_q3": speedup.q3,
+        **speedup.row,
         "promised_speedup": entry.promised,
         "ratio": speedup.median / entry.promised,
         "engine_speedup": paired_speedup(times[own.key], times[entry.key]).median,

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.reduce import Reduction, reduce_, saved_method
+from vitrim.core.reduce import Reduction, reduce_
 from vitrim.core.registry import ask, parse_methods
 from vitrim.errors import ReductionWarning, VitrimError, check_whole, one_line_errors
 from vitrim.loading import load
 from vitrim.measure.contestants import Contestant
+from vitrim.measure.copies import reduced_copy, shared_copy, take_learned
 from vitrim.measure.evaluation import (
     change_cell,
     data_facts,
@@ -32,7 +33,7 @@ from vitrim.measure.evaluation import (
     untrained_methods,
     weight_and_class_notes,
 )
-from vitrim.measure.latency import Budget, reduced_copy, shared_copy
+from vitrim.measure.latency import Budget
 from vitrim.measure.machine import drawing, environment, set_threads
 from vitrim.measure.probes import Agreement, TaskMetrics
 from vitrim.measure.records import DENSE, Batch, Row, read
@@ -320,8 +321,8 @@ def score_on_engines(
                     continue
                 copied = in_dtype(model, engine.dtype)
                 reduction = None if config is None else reduce_(copied, config)
-                if reduction is not None and learned is not None and reduction.config.name == saved_method(learned):
-                    reduction.load_parameters(learned)
+                if reduction is not None:
+                    take_learned(reduction, learned)
                 place = Path(folder) / f"{len(own)}-{engine.dtype}"
                 place.mkdir(exist_ok=True)
                 given = first.to(device, engine.dtype)
@@ -594,9 +595,5 @@ def draw(rows: Sequence[Mapping[str, Any]], metric: str, title: str = "") -> Any
         axis.set_ylabel(f"loss of {spelled(metric)}, points", fontsize=style.TEXT)
         axis.grid(alpha=0.3)
     figure.suptitle(title, fontsize=style.TITLE)
-    from matplotlib.lines import Line2D
-
-    star = Line2D([], [], color=style.DENSE_COLOUR, marker="*", markersize=11, linestyle="none", label=DENSE)
-    dots = [Line2D([], [], color=shades[name], marker=shapes[name], linestyle="none", label=name) for name in shapes]
-    style.below(figure, [star, *dots], across=2)
+    style.stars_and_dots(figure, shades, shapes, across=2)
     return figure

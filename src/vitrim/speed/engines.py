@@ -22,7 +22,7 @@ from vitrim.exporting.formats import PRECISIONS, Format, as_array, check_quantis
 from vitrim.exporting.formats import engines as runnable
 from vitrim.exporting.formats.pt2 import compiler_lack
 from vitrim.exporting.writing import export
-from vitrim.measure.latency import shared_copy
+from vitrim.measure.copies import shared_copy
 from vitrim.measure.memory import peak_memory_mib
 
 Run: TypeAlias = Callable[[Tensor], Any]
@@ -115,6 +115,18 @@ def engines() -> dict[str, Callable[[str], list[Engine]]]:
         "compile": lambda precision: [Compiled(precision), Compiled(precision, freezing=True)],
         **{kind.engine: of(kind) for kind in formats().values()},
     }
+
+
+def listed(given: str | Engine | Sequence[str | Engine] | None) -> list[Any]:
+    """Engines, or precisions, from a list, one alone, or a text with commas; none of None.
+
+    Example:
+        >>> listed("eager,openvino"), listed(["eager"]), listed(None)
+        (['eager', 'openvino'], ['eager'], [])
+    """
+    if isinstance(given, str):
+        return given.replace(",", " ").split()
+    return list(given) if isinstance(given, Sequence) else [] if given is None else [given]
 
 
 def engines_named(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -121,6 +121,20 @@ class Protocol(Section):
         """True if an image goes through the model once, as it is."""
         once = self.scales == (1.0,) and not self.flip and self.average == "logits"
         return once and self.mode == "whole" and self.size is None and self.window is None
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value by its dotted name.
+
+    Example:
+        >>> dict(flat({"epochs": 5, "optimizer": {"lr": 0.1}}))
+        {'epochs': 5, 'optimizer.lr': 0.1}
+    """
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def short(value: object, most: int = 100) -> str:

@@ -24,7 +24,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError, unknown
-from vitrim.tasks.options import DenseAugment, Loss, Mix, Protocol, Section, invalid, short
+from vitrim.tasks.options import DenseAugment, Loss, Mix, Protocol, Section, flat, invalid, short
 from vitrim.training import study
 
 FOLDER = Path(__file__).with_name("recipes")
@@ -556,17 +556,3 @@ def merge(values: dict[str, Any], given: Mapping[str, Any]) -> None:
             merge(values[key], value)
         else:
             values[key] = dict(value) if isinstance(value, Mapping) else value
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value by its dotted name.
-
-    Example:
-        >>> dict(flat({"epochs": 5, "optimizer": {"lr": 0.1}}))
-        {'epochs': 5, 'optimizer.lr': 0.1}
-    """
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
 from vitrim.errors import VitrimError
-from vitrim.measure.latency import Budget, dense_copies, fastest, reduced_copy, shared_copy, time_interleaved
+from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
+from vitrim.measure.latency import Budget, fastest, time_interleaved
 from vitrim.measure.macs import profile_of
 from vitrim.speed.bench import check_engines, in_dtype
 from vitrim.speed.engines import Eager, Engine, compilation, engines_named

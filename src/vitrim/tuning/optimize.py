@@ -35,9 +35,10 @@ from vitrim.exporting.formats import Format, formats
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import load
 from vitrim.measure.contestants import Contestant, contestants
+from vitrim.measure.copies import reduced_copy, shared_copy
 from vitrim.measure.evaluation import num_classes, open_task, weight_and_class_notes
 from vitrim.measure.inputs import open_images
-from vitrim.measure.latency import Budget, paired_speedup, reduced_copy, shared_copy, summarise, time_interleaved
+from vitrim.measure.latency import Budget, paired_speedup, summarise, time_interleaved
 from vitrim.measure.machine import drawing, environment, set_threads
 from vitrim.measure.probes import PairedLoss
 from vitrim.measure.records import DENSE, read
@@ -46,7 +47,7 @@ from vitrim.plots import style
 from vitrim.report import Report, Table
 from vitrim.speed.bench import CALIBRATED
 from vitrim.speed.compare import SCORED_ON_ENGINES, OnEngine
-from vitrim.speed.engines import Eager, Engine, Run, engines_named
+from vitrim.speed.engines import Eager, Engine, Run, engines_named, listed
 from vitrim.speed.words import engine_of
 from vitrim.tasks import Task, make_task
 from vitrim.tuning.cost import MacsCost, within
@@ -288,8 +289,7 @@ def _engines(
     Raises:
         VitrimError: one of them runs no files.
     """
-    given = engine.replace(",", " ").split() if isinstance(engine, str) else list(engine or ())
-    precisions = precision.replace(",", " ").split() if isinstance(precision, str) else list(precision or ())
+    given, precisions = listed(engine), listed(precision)
     of_files = formats_by_engine()
     wrong = next((name for name in given if name not in of_files), None)
     if wrong is not None:
@@ -399,10 +399,8 @@ class Race:
             with torch.inference_mode():
                 times = time_interleaved(calls, budget=Budget(min_rounds=15, min_seconds=1.0))
             found = []
-            for name in calls:
-                ratio = paired_speedup(times["0"], times[name])
-                speeds = {"speedup": ratio.median, "speedup_q1": ratio.q1, "speedup_q3": ratio.q3}
-                found.append({"p50_ms": summarise(times[name]).p50_ms, **speeds})
+            for own in times.values():
+                found.append({"p50_ms": summarise(own).p50_ms, **paired_speedup(times["0"], own).row})
             return found
 
         found: list[dict[str, float]] = self.study.value(what, timed, kind=list[dict[str, float]])
@@ -702,7 +700,6 @@ def draw(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Any:
     *timed, last = rows
     names = list(dict.fromkeys(row["method"] for row in timed if row["method"] != DENSE))
     shades, shapes = style.colours(names), style.markers(names)
-    from matplotlib.lines import Line2D
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     end = max(row["p50_ms"] for row in rows)
@@ -738,7 +735,5 @@ def draw(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Any:
     axis.set_xlabel(f"ms per batch of {facts['batch_size']}, median", fontsize=style.TEXT)
     axis.set_ylabel("loss, points", fontsize=style.TEXT)
     axis.set_title(f"{facts['model']}: circled is the file, on images not searched on", fontsize=style.TITLE)
-    star = Line2D([], [], color=style.DENSE_COLOUR, marker="*", markersize=10, linestyle="none", label=DENSE)
-    dots = [Line2D([], [], color=shades[name], marker=shapes[name], linestyle="none", label=name) for name in names]
-    style.below(figure, [star, *dots], across=1 if len(max(names, key=len, default="")) > 40 else 2)
+    style.stars_and_dots(figure, shades, shapes, across=1 if len(max(names, key=len, default="")) > 40 else 2)
     return figure

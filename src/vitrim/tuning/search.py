@@ -29,8 +29,9 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
 from vitrim.errors import VitrimError
 from vitrim.files import check_file
+from vitrim.measure.copies import shared_copy
 from vitrim.measure.evaluation import num_classes
-from vitrim.measure.latency import Budget, shared_copy
+from vitrim.measure.latency import Budget
 from vitrim.measure.records import Processes
 from vitrim.measure.run import weights_fingerprint
 from vitrim.speed.bench import check_engines

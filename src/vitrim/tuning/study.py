@@ -86,11 +86,6 @@ class Study:
             self._append([head])
         return old
 
-    @property
-    def resumed(self) -> int:
-        """Lines that were there when the file was opened."""
-        return len(self._old)
-
     def scores(
         self, name: str, texts: Sequence[str], measure: Callable[[Sequence[int]], Sequence[Scores]]
     ) -> list[Scores]:

@@ -8,10 +8,7 @@ A range START..STOP/STEP includes its end. The sweeps of the papers have names; 
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
@@ -27,7 +24,7 @@ from torch import nn
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import make_method, read_value, split_options
 from vitrim.errors import VitrimError, first_line, unknown
-from vitrim.files import json_text, write_text
+from vitrim.files import csv_text, json_text, safe_name, write_text
 from vitrim.measure.contestants import contestants
 from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.records import Processes, read
@@ -247,12 +244,9 @@ class SweepResult:
         write_text(folder / "grid.json", json_text(text, indent=2) + "\n")
         every = (entry for row in self.rows for entry in row.items())  # a score without a value in a run is not there
         numbers = list(dict.fromkeys(name for name, value in every if name != "values" and not isinstance(value, dict)))
-        lines = io.StringIO()
-        out = csv.writer(lines, lineterminator="\n")
-        out.writerow([*self.grid.axes, *numbers])
-        for row in self.rows:
-            out.writerow([*(row["values"][key] for key in self.grid.axes), *(row.get(name, "") for name in numbers)])
-        write_text(folder / "grid.csv", lines.getvalue())
+        axes = self.grid.axes
+        lines = [[*map(row["values"].get, axes), *(row.get(name, "") for name in numbers)] for row in self.rows]
+        write_text(folder / "grid.csv", csv_text([*axes, *numbers], lines))
         return [folder / "grid.csv", folder / "grid.json"]
 
 
@@ -400,8 +394,7 @@ def folder_name(point: Values) -> str:
         'lr=1e-3,warmup_epochs=5'
     """
     text = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in point.items())
-    safe = "".join(letter if letter.isalnum() or letter in "=.,-_+" else "_" for letter in text)
-    return safe if len(safe) <= 120 else f"{safe[:100]}-{zlib.crc32(text.encode()):08x}"
+    return safe_name(text, "=.,-_+")
 
 
 def _result(file: Path) -> dict[str, Any]:

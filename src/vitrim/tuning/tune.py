@@ -19,7 +19,7 @@ from torch import nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, check_whole
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import Loaded, load
 from vitrim.measure.evaluation import open_task, standard_probes
@@ -27,7 +27,7 @@ from vitrim.measure.machine import environment, select_device, set_threads
 from vitrim.measure.records import Processes, read
 from vitrim.measure.run import run
 from vitrim.report import Report, Table
-from vitrim.speed.engines import engines_named
+from vitrim.speed.engines import engines_named, listed
 from vitrim.tasks import Task
 from vitrim.tuning.proxy import DatasetImages, check_proxy
 from vitrim.tuning.result import ParetoFront, Result, Target, Trial, saving
@@ -193,8 +193,7 @@ def tune(
         return _train(texts, given)
     targets, configs = ([], None) if grid is not None else (_targets(target, front), _configs(methods))
     check_proxy(proxy), make_strategy(search, shape)
-    names = engine.replace(",", " ").split() if isinstance(engine, str) else list(engine or ["eager"])
-    precisions = precision.replace(",", " ").split() if isinstance(precision, str) else list(precision or ["fp32"])
+    names, precisions = listed(engine) or ["eager"], listed(precision) or ["fp32"]
     engines, _ = engines_named(names, precisions, select_device(device_name))
     points = None if grid is None else parse_grid(texts)
     if points is not None:
@@ -269,8 +268,7 @@ def _check_options(given: Mapping[str, Any]) -> None:
     """
     model, methods, train = given["model"], given["methods"], given["train"]
     for name, least in {"evaluations": 1, "batch_size": 1, "limit": 1, "workers": 0}.items():
-        if given[name] is not None and given[name] < least:
-            raise VitrimError(f"{name}={given[name]} must be at least {least}")
+        check_whole(**{name: (given[name], least)})
     aims = [f"--{name}" for name in ("target", "front", "grid") if given[name] is not None]
     if train is not None and aims != ["--grid"]:
         raise VitrimError("--train RECIPE trains the points of a grid: give --grid with it, and nothing else to aim at")

@@ -6,6 +6,8 @@ import copy
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -13,13 +15,18 @@ import vitrim
 from made_subjects import PATCHES, reduced, subject
 from made_tables import rows
 from tiny import HOSTS, configs
-from vitrim.analysis.families.throughput import align, draw_throughput, one_fewer, throughput
+from vitrim.analysis.families.throughput import Aligned, align, draw_throughput, one_fewer, throughput
 from vitrim.analysis.family import Tables
+from vitrim.core.schedule import KEEP_RULES, Amount, Keep, Remove
 from vitrim.errors import VitrimError
 from vitrim.measure.latency import Budget
 from vitrim.report import Table
 
 QUICK = Budget(min_rounds=1, min_seconds=0.0, warmup_rounds=0)
+AMOUNTS = st.one_of(
+    st.builds(Remove, st.integers(0, 1000)),
+    st.builds(Keep, st.floats(0.01, 1.0), st.integers(1, 6), st.sampled_from(sorted(KEEP_RULES))),
+)
 
 
 def test_speed_of_all_combinations(model: nn.Module, data: TensorDataset) -> None:
@@ -102,3 +109,17 @@ def test_bars_of_one_size_and_lines_over_several() -> None:
     axis = draw_throughput(Tables({"throughput": Table("throughput", "", columns, two)})).axes[0]
     assert [line.get_ydata().tolist() for line in axis.lines] == [[1, 1], [1.5, 2]]
     assert [label.get_text() for label in axis.get_xticklabels()] == ["32 px\n10/s", "64 px\n4/s"]
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    amount=AMOUNTS, multiple=st.integers(1, 64), prefix=st.integers(0, 5), sizes=st.tuples(*[st.integers(1, 700)] * 2)
+)
+def test_aligned_is_the_next_multiple_and_never_less_than_asked(
+    amount: Amount, multiple: int, prefix: int, sizes: tuple[int, int]
+) -> None:
+    current, initial = sorted(sizes)
+    asked = amount.keep(initial, current)
+    kept = Aligned(amount, multiple, prefix).keep(initial, current)
+    assert (kept + prefix) % multiple == 0
+    assert asked <= kept < asked + multiple

@@ -18,7 +18,7 @@ from vitrim.analysis.record import Record, check_comparable
 from vitrim.analysis.statistics import spearman_ci, spearman_kendall
 from vitrim.errors import VitrimError
 from vitrim.plots.charts import Line, line, short
-from vitrim.plots.style import DENSE, SMALL, TEXT, below, method_of, panels
+from vitrim.plots.style import DENSE, SMALL, TEXT, method_of, names_below, panels
 from vitrim.report import Table
 
 Floats = NDArray[np.float64]
@@ -297,17 +297,16 @@ def draw_features(tables: Tables) -> Any:
     blocks = list(dict.fromkeys(row["block"] for row in rows))
     names = [name for name in names_of(table) if name in {_other(row) for row in rows}]
     figure, axes = panels(len(measures), across=3, size=(2.9, 2.5), above=0.3 + 0.17 * -(-len(names) // 3))
-    handles: dict[str, Any] = {}
     for axis, measure in zip(axes, measures, strict=True):
         for name in names:
             own = {row["block"]: row[measure] for row in rows if _other(row) == name}
             given = Line(range(len(blocks)), [own.get(block) for block in blocks])  # type: ignore[misc]
-            handles[name] = line(axis, given, colour=colour[name], marker=marker[name], label=name)
+            line(axis, given, colour=colour[name], marker=marker[name], label=name)
         axis.set_title(TITLES[measure], fontsize=TEXT)
         axis.set_ylim(bottom=0)
         axis.set_xticks(range(len(blocks)), [str(block) for block in blocks])
         axis.set_xlabel("class token after block (from 0); head", fontsize=TEXT)
-    below(figure, [handles[name] for name in names])
+    names_below(figure, axes)
     return figure
 
 
@@ -326,17 +325,14 @@ def draw_proxy(tables: Tables) -> Any:
     )
     colour, marker = styles(tables)
     figure, axes = panels(len(measures), across=3, size=(2.9, 2.8), above=0.8)
-    handles: dict[str, Any] = {}
     for axis, measure in zip(axes, measures, strict=True):
         measured = (row for row in rows if row[measure] is not None)  # features that are all the same have no distance
         for row in sorted(measured, key=lambda row: DENSE in map(method_of, (row["method_a"], row["method_b"]))):
             dense = DENSE in map(method_of, (row["method_a"], row["method_b"]))
             name = _other(row)
-            look = {"color": colour[name], "marker": marker[name]} if dense else {"color": GREY, "marker": "."}
-            (drawn,) = axis.plot(row[measure], 100 * row["difference"], linestyle="none", markersize=5, **look)
-            if dense:
-                drawn.set_label(name)
-                handles[name] = drawn
+            named = {"color": colour[name], "marker": marker[name], "label": name}
+            look = named if dense else {"color": GREY, "marker": "."}
+            axis.plot(row[measure], 100 * row["difference"], linestyle="none", markersize=5, **look)
         numbers, found = "too few pairs", proxy.get(measure)
         if found is not None and found["spearman"] is not None:
             low, high = found["spearman_low"], found["spearman_high"]
@@ -345,7 +341,7 @@ def draw_proxy(tables: Tables) -> Any:
         axis.set_title(f"{TITLES[measure]}\n{numbers}", fontsize=SMALL)
         axis.set_xlabel("distance of features", fontsize=TEXT)
     axes[0].set_ylabel("difference, points", fontsize=TEXT)
-    below(figure, list(handles.values()))
+    names_below(figure, axes)
     return figure
 
 
@@ -366,14 +362,13 @@ def draw_proxy_anchors(tables: Tables) -> Any:
         size=(2.6, 2.3),
         above=0.2 + 0.17 * -(-len(names_of(*tables.values())) // 3),
     )
-    handles: dict[str, Any] = {}
     for axis, anchor in zip(axes, found, strict=False):
         own = [row for row in rows if anchor["method"] in (row["method_a"], row["method_b"])]
         own = [row for row in own if row["procrustes"] is not None]
         for row in own:
             sign, name = (1, row["method_b"]) if row["method_a"] == anchor["method"] else (-1, row["method_a"])
             look = {"color": colour[name], "marker": marker[name], "linestyle": "none", "markersize": 5}
-            (handles[name],) = axis.plot(row["procrustes"], 100 * sign * row["signed"], label=name, **look)
+            axis.plot(row["procrustes"], 100 * sign * row["signed"], label=name, **look)
         axis.axhline(0, color=GREY, linewidth=0.7)
         rho = "" if anchor["spearman"] is None else f"{RHO} = {anchor['spearman']:.2f}, {TAU} = {anchor['kendall']:.2f}"
         axis.set_title(f"{short(anchor['method'])}\n{rho}", fontsize=SMALL)
@@ -381,7 +376,7 @@ def draw_proxy_anchors(tables: Tables) -> Any:
         axis.set_xlabel("Procrustes distance", fontsize=TEXT)
     for axis in axes[::3]:
         axis.set_ylabel("difference, points", fontsize=TEXT)
-    below(figure, [handles[name] for name in names_of(*tables.values()) if name in handles])
+    names_below(figure, axes, names_of(*tables.values()))
     return figure
 
 

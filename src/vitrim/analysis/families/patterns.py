@@ -29,7 +29,7 @@ from vitrim.analysis.record import Record, check_comparable
 from vitrim.analysis.statistics import BAND, columns_of, summary
 from vitrim.errors import VitrimError
 from vitrim.plots.charts import Line, line, short
-from vitrim.plots.style import TEXT, TITLE, below, method_of, panels
+from vitrim.plots.style import TEXT, TITLE, method_of, names_below, panels
 from vitrim.report import Table
 
 # ---- overlap of sets -------------------------------------------------------------------------------------------------
@@ -435,7 +435,6 @@ def draw_overlap_rates(tables: Tables) -> Any:
         return None
     blocks = fullest((row["block"] for row in same), STAGES)
     colour, _ = styles(tables)
-    handles: dict[str, Any] = {}
     figure, axes = panels(2 * len(blocks), across=len(blocks), size=(2.3, 2.1), above=0.6)
     for place, axis in enumerate(axes):
         measure, block = ("ioa", "iou")[place // len(blocks)], blocks[place % len(blocks)]
@@ -447,13 +446,13 @@ def draw_overlap_rates(tables: Tables) -> Any:
             mildest = max(rows, key=lambda row: row["kept_a"])["method_a"]
             points = sorted((row for row in rows if row["method_a"] == mildest), key=lambda row: row["kept_b"])
             given, label = _line(points, measure, "kept_b"), f"{method}, with {short(mildest)}"
-            handles[method] = line(axis, given, colour=colour[mildest], label=label)
+            line(axis, given, colour=colour[mildest], label=label)
         axis.set_ylim(-0.02, 1.03)
         axis.set_xlim(0, 1.05 * max(row["kept_a"] for rows in own.values() for row in rows))
         axis.set_title(f"{'IoA' if measure == 'ioa' else 'IoU'}, block {block}", fontsize=TITLE)
     for axis in axes[len(blocks) :]:
         axis.set_xlabel("patches kept", fontsize=TEXT)
-    below(figure, list(handles.values()))
+    names_below(figure, axes)
     return figure
 
 
@@ -495,7 +494,6 @@ def _against(tables: Tables, table: Table, measure: str, label: str) -> Any:
     colour, marker = styles(tables)
     anchors = names[:ANCHORS] if len(names) > 2 else names[:1]
     figure, axes = panels(len(anchors), across=3, size=(2.7, 2.2), above=0.4 + 0.17 * len(names))
-    handles = {}
     for axis, anchor in zip(axes, anchors, strict=True):
         pairs: dict[str, list[TableRow]] = defaultdict(list)
         for row in table.records():
@@ -503,12 +501,12 @@ def _against(tables: Tables, table: Table, measure: str, label: str) -> Any:
                 pairs[row["method_b"] if row["method_a"] == anchor else row["method_a"]].append(row)
         for name in sorted(pairs, key=names.index):
             given = _line(sorted(pairs[name], key=lambda row: row["block"]), measure, "block")
-            handles[name] = line(axis, given, colour=colour[name], marker=marker[name], label=name)
+            line(axis, given, colour=colour[name], marker=marker[name], label=name)
         axis.set_title(f"with {short(anchor)}", fontsize=TEXT)
         axis.set_ylim(-0.02, 1.03)
         whole_numbers(axis, "after block (from 0)")
     axes[0].set_ylabel(label, fontsize=TEXT)
-    below(figure, [handles[name] for name in names if name in handles])
+    names_below(figure, axes, names)
     return figure
 
 

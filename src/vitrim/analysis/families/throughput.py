@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -16,23 +17,15 @@ from vitrim.analysis.subject import Subject, reduced_blocks
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, get_reduction
 from vitrim.core.registry import ask, host_of
-from vitrim.core.schedule import Aligned, BringBack, Keep, Remove
+from vitrim.core.schedule import Amount, BringBack, Keep, Remove
 from vitrim.errors import VitrimError, one_line_errors
 from vitrim.exporting.formats import DTYPES
-from vitrim.measure.latency import (
-    Budget,
-    dense_copies,
-    images_per_second,
-    paired_speedup,
-    reduced_copy,
-    shared_copy,
-    summarise,
-    time_interleaved,
-)
+from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
+from vitrim.measure.latency import Budget, images_per_second, paired_speedup, summarise, time_interleaved
 from vitrim.measure.memory import peak_memory_mib
 from vitrim.measure.records import DENSE
 from vitrim.plots.charts import Line, line
-from vitrim.plots.style import SMALL, TEXT, below, panels
+from vitrim.plots.style import SMALL, TEXT, names_below, panels
 from vitrim.report import Table
 from vitrim.speed.bench import random_images
 
@@ -152,6 +145,26 @@ def one_fewer(model: nn.Module) -> nn.Module:
     return model
 
 
+@dataclass(frozen=True)
+class Aligned:
+    """Another amount, with the number of tokens (``num_prefix`` included) rounded up to a multiple.
+
+    Matrix units like row counts divisible by 8 or 16; rounding up never keeps fewer tokens than asked.
+
+    Example:
+        >>> Aligned(Remove(13), multiple=8, num_prefix=1).keep(196, 196)  # 184 tokens in all
+        183
+    """
+
+    amount: Amount
+    multiple: int
+    num_prefix: int = 0
+
+    def keep(self, initial: int, current: int) -> int:
+        total = self.amount.keep(initial, current) + self.num_prefix
+        return math.ceil(total / self.multiple) * self.multiple - self.num_prefix
+
+
 def align(reduction: Reduction, multiple: int) -> bool:
     """Round the tokens that every block keeps, prefix included, up to a multiple; until ``reduction.set`` plans anew.
 
@@ -200,7 +213,6 @@ def draw_throughput(tables: Tables) -> Any:
     sizes = sorted({row["size"] for row in rows})
     colour, marker = styles(tables)
     figure, axes = panels(len(groups), across=2, size=(4.2, 2.6), above=0.2 + 0.2 * -(-len(names) // 3))
-    handles: dict[str, Any] = {}
     for axis, group in zip(axes, groups, strict=True):
         own = [row for row in rows if (row["precision"], row["kernel"]) == group]
         axis.set_title(" ".join(map(str, group)), fontsize=TEXT)
@@ -209,7 +221,7 @@ def draw_throughput(tables: Tables) -> Any:
             for name in names:
                 y = [found[name, size]["speedup"] if (name, size) in found else float("nan") for size in sizes]
                 given = Line(range(len(sizes)), y)
-                handles[name] = line(axis, given, colour=colour[name], marker=marker[name], label=name)
+                line(axis, given, colour=colour[name], marker=marker[name], label=name)
             rates = [found[names[0], size]["images_per_second"] for size in sizes]  # the dense model comes first
             labels = [f"{size} px\n{rate:.3g}/s" for size, rate in zip(sizes, rates, strict=True)]
             axis.set_xticks(range(len(sizes)), labels, fontsize=SMALL)
@@ -220,7 +232,7 @@ def draw_throughput(tables: Tables) -> Any:
             some = [row for row in own if row["method"] == name]
             x = [1.2 * place + (WIDE + 0.04) * number for number, _ in enumerate(some)]
             heights = [row["images_per_second"] for row in some]
-            handles[name] = axis.bar(x, heights, color=colour[name], width=WIDE, label=name)
+            axis.bar(x, heights, color=colour[name], width=WIDE, label=name)
             for left, height, row in zip(x, heights, some, strict=True):
                 ticks[left] = str(row["tokens"]).replace("aligned", "x 8")
                 note = {"textcoords": "offset points", "xytext": (0, 4), "ha": "center", "fontsize": SMALL}
@@ -228,5 +240,5 @@ def draw_throughput(tables: Tables) -> Any:
         axis.margins(y=0.15)
         axis.set_xticks(list(ticks), list(ticks.values()), fontsize=SMALL)
     axes[0].set_ylabel("speed-up" if len(sizes) > 1 else "images per second", fontsize=TEXT)
-    below(figure, list(handles.values()))
+    names_below(figure, axes)
     return figure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitrim.data.dense import SegmentationDataset, pairs
+from vitrim.data.dense import SegmentationDataset, paired
 from vitrim.data.folders import files_by_stem
 from vitrim.data.paths import existing, pick_split, subfolders
 from vitrim.data.readers import register_reader
@@ -44,13 +44,5 @@ def read_ade20k(path: str, *, split: str | None = None) -> SegmentationDataset:
     name = pick_split(asked, subfolders(root / "images", source), source)
     images = files_by_stem(root / "images" / name, source)
     masks = files_by_stem(root / "annotations" / name, source, (".png",))
-    stems = pairs(images, masks, source)
-    return SegmentationDataset(
-        [images[stem] for stem in stems],
-        [masks[stem] for stem in stems],
-        class_names=CLASSES,
-        ignore=0,
-        relabel={value + 1: value for value in range(len(CLASSES))},
-        source=source,
-        split=name,
-    )
+    relabel = {value + 1: value for value in range(len(CLASSES))}
+    return paired(images, masks, source, class_names=CLASSES, ignore=0, relabel=relabel, split=name)

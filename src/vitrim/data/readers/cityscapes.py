@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitrim.data.dense import IGNORED, SegmentationDataset, pairs
+from vitrim.data.dense import IGNORED, SegmentationDataset, paired
 from vitrim.data.paths import existing, pick_split, subfolders
 from vitrim.data.readers import register_reader
 from vitrim.errors import DataError
@@ -46,15 +46,7 @@ def read_cityscapes(path: str, *, split: str | None = None) -> SegmentationDatas
         masks, relabel = _files(folder, _TRAIN_IDS), {label: label for label in (*range(len(CLASSES)), IGNORED)}
     if images and not masks:
         raise DataError(f"{source} has no masks *{_LABEL_IDS} and no *{_TRAIN_IDS} in the folders of {folder}")
-    stems = pairs(images, masks, source)
-    return SegmentationDataset(
-        [images[stem] for stem in stems],
-        [masks[stem] for stem in stems],
-        class_names=list(CLASSES.values()),
-        relabel=relabel,
-        source=source,
-        split=name,
-    )
+    return paired(images, masks, source, class_names=list(CLASSES.values()), relabel=relabel, split=name)
 
 
 def _files(folder: Path, ending: str) -> dict[str, Path]:

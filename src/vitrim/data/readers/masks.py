@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
-from vitrim.data.dense import IGNORED, SegmentationDataset, pairs
+from vitrim.data.dense import IGNORED, SegmentationDataset, paired
 from vitrim.data.folders import files_by_stem
 from vitrim.data.paths import existing, pick_split, subfolders
 from vitrim.data.readers import register_reader
@@ -36,12 +36,7 @@ def read_masks(
     """
     root, source = existing(path), f"masks:{path}"
     name = pick_split(split, subfolders(root / "images", source), source)
-    images, masks = (
-        files_by_stem(root / "images" / name, source),
-        files_by_stem(root / "masks" / name, source, (".png",)),
-    )
-    stems = pairs(images, masks, source)
-    found: list[list[Path]] = [[every[stem] for stem in stems] for every in (images, masks)]
-    return SegmentationDataset(
-        *found, class_names=class_names, num_classes=num_classes, ignore=ignore, source=source, split=name
-    ).check_occurring()
+    images = files_by_stem(root / "images" / name, source)
+    masks = files_by_stem(root / "masks" / name, source, (".png",))
+    options: dict[str, Any] = {"class_names": class_names, "num_classes": num_classes, "ignore": ignore}
+    return paired(images, masks, source, **options, split=name).check_occurring()

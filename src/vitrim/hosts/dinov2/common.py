@@ -10,10 +10,10 @@ from vitrim.core.host import Host
 from vitrim.core.library import input_channels
 from vitrim.core.plan import Head, HostFacts
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.blocks import NamedBlock, check_attentions, project_values
+from vitrim.hosts.shared.blocks import JointBlock, check_attentions
 
 
-class ReducedDinoBlock(NamedBlock):
+class ReducedDinoBlock(JointBlock):
     """The reduced form of a block with timm's names: norms in front, layer scales behind, q, k and v of one layer."""
 
     output_names = ("proj", "proj_drop")
@@ -24,9 +24,6 @@ class ReducedDinoBlock(NamedBlock):
 
     attn: Any
     sample_drop_ratio: float
-
-    def values(self, x: Tensor) -> Tensor:
-        return project_values(self.attn, self.pre_norm(x))
 
     def one_of(self, given: Any) -> Tensor:
         """The images in what the model hands its blocks: a tensor, or a list of one.

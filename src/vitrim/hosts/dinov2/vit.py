@@ -14,7 +14,6 @@ from vitrim.core.attention import Attention
 from vitrim.core.block import is_bare
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.dinov2.common import DinoHost, ReducedDinoBlock
-from vitrim.hosts.shared.blocks import project_qkv
 
 
 class ReducedDinov2Block(ReducedDinoBlock):
@@ -33,7 +32,7 @@ class ReducedDinov2Block(ReducedDinoBlock):
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         attn = self.attn
-        q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
+        q, k, v = self.project_all(x, rows)
         drop: Any = attn.attn_drop
         if isinstance(drop, float):  # of later versions, which have a fused kernel and no module
             way: dict[str, Any] = {"dropout": drop if attn.training else 0.0}

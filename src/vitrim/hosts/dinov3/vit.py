@@ -13,7 +13,6 @@ from torch import Tensor
 from vitrim.core.attention import Attention
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.dinov2.common import DinoHost, ReducedDinoBlock
-from vitrim.hosts.shared.blocks import project_qkv
 
 
 class ReducedSelfAttentionBlock(ReducedDinoBlock, SelfAttentionBlock):
@@ -28,7 +27,7 @@ class ReducedSelfAttentionBlock(ReducedDinoBlock, SelfAttentionBlock):
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         attn = self.attn
-        q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
+        q, k, v = self.project_all(x, rows)
         rope: tuple[Tensor, Tensor] | None = host_args[0]
         k_raw = None
         if rope is not None:

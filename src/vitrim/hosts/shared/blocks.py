@@ -62,6 +62,19 @@ class NamedBlock(ReducedBlock):
         return through(self, self.mlp_names, x)
 
 
+class JointBlock(NamedBlock):
+    """A block of one attention with q, k and v of one width per head, by timm's names; see `project_qkv`."""
+
+    def project_all(self, x: Tensor, rows: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries, keys and values of tokens ``x`` (B, N, C), as `project_qkv`; no values if the method has its own."""
+        (attn,) = self.attentions(self)
+        return project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
+
+    def values(self, x: Tensor) -> Tensor:
+        (attn,) = self.attentions(self)
+        return project_values(attn, self.pre_norm(x))
+
+
 def through(owner: nn.Module, names: tuple[str, ...], x: Tensor) -> Tensor:
     """``x`` after the parts of ``owner`` in turn: modules are called, parameters are factors, None is left out."""
     for name in names:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from vitrim.core.attention import Attention, add_bias
 from vitrim.core.tokens import TokenState
-from vitrim.hosts.shared.blocks import project_qkv
 from vitrim.hosts.timm.common import PreNormGamma, TimmHost
 
 
@@ -24,7 +23,7 @@ class ReducedBeitBlock(PreNormGamma, Block):
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         attn = self.attn
-        q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
+        q, k, v = self.project_all(x, rows)
         own = None if attn.relative_position_bias_table is None else attn._get_rel_pos_bias()[0]
         return self.attention_of(attn, state, q, k, v, table=add_bias(own, host_args[0]), rows=rows)
 

@@ -14,7 +14,7 @@ from vitrim.core.host import Host
 from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.blocks import NamedBlock, check_attentions, check_calls, project_values
+from vitrim.hosts.shared.blocks import JointBlock, check_attentions, check_calls
 
 
 def kernel(attn: Any) -> dict[str, Any]:
@@ -35,16 +35,12 @@ def refuse_mask(mask: Tensor | None, is_causal: bool = False) -> None:
         )
 
 
-class TimmBlock(NamedBlock):
+class TimmBlock(JointBlock):
     """The reduced form of a timm block."""
 
     output_names: ClassVar[tuple[str, ...]] = ("proj", "proj_drop")
 
     attn: Any
-
-    def values(self, x: Tensor) -> Tensor:
-        (attn,) = self.attentions(self)
-        return project_values(attn, self.pre_norm(x))
 
     def attention_of(
         self,

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from vitrim.core.attention import Attention
 from vitrim.core.tokens import TokenState
-from vitrim.hosts.shared.blocks import project_qkv
 from vitrim.hosts.timm.common import PostNorm, PreNormGamma, TimmBlock, TimmHost, refuse_mask
 
 
@@ -35,7 +34,7 @@ class ReducedRopeBlock(TimmBlock):
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         attn: Any = self.attn
-        q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
+        q, k, v = self.project_all(x, rows)
         dtype = k.dtype
         q, k = attn.q_norm(q), expand_groups(attn.k_norm(k), attn.num_heads)
         k_raw, rope = None, host_args[0]

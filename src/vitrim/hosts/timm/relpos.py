@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
 from vitrim.core.tokens import TokenState
-from vitrim.hosts.shared.blocks import project_qkv
 from vitrim.hosts.timm.common import PostNorm, PreNorm, TimmBlock, TimmHost
 
 
@@ -28,7 +27,7 @@ class ReducedBiasBlock(TimmBlock):
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         attn = self.attn
-        q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
+        q, k, v = self.project_all(x, rows)
         table = host_args[0] if attn.rel_pos is None else attn.rel_pos.get_bias()  # its own comes first, as in timm
         table = None if table is None else table[0]
         return self.attention_of(attn, state, attn.q_norm(q), attn.k_norm(k), v, table=table, rows=rows)

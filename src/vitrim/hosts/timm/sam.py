@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.blocks import project_qkv
 from vitrim.hosts.shared.windows import WindowBlock, WindowedHost
 from vitrim.hosts.timm.common import PreNorm, TimmHost, kernel
 from vitrim.hosts.timm.library import TimmMapLibrary
@@ -27,7 +26,7 @@ class ReducedSamBlock(PreNorm, WindowBlock, Block):
 
     def project(self, x: Tensor, state: Any, rows: int | None, *host_args: Any) -> Attention:
         attn = self.attn
-        q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
+        q, k, v = self.project_all(x, rows)
         q, k = attn.q_norm(q), attn.k_norm(k)
         k_raw = None
         if attn.rope is not None:

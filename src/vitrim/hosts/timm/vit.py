@@ -34,10 +34,11 @@ class ReducedPlainBlock(TimmBlock):
         return self.run(x)
 
     def project(self, x: Tensor, state: TokenState, rows: int | None = None, *host_args: Any) -> Attention:
-        attn, y = self.attn, self.pre_norm(x)
+        attn = self.attn
         if rows is not None or self.reducer.fresh_values:
-            q, k, v = project_qkv(attn, y, rows, self.reducer.fresh_values)
+            q, k, v = self.project_all(x, rows)
         else:  # in few operations
+            y = self.pre_norm(x)
             q, k, v = attn.qkv(y).view(*y.shape[:2], 3, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
         return self.attention_of(attn, state, attn.q_norm(q), attn.k_norm(k), v)
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from vitrim.core.attention import Attention
 from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState
-from vitrim.hosts.shared.blocks import project_qkv
 from vitrim.hosts.shared.windows import WindowBlock, WindowedHost
 from vitrim.hosts.timm.common import PreNorm, TimmHost
 
@@ -28,7 +27,7 @@ class ReducedVoloBlock(PreNorm, WindowBlock, Transformer):
         return self.run(x)
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
-        q, k, v = project_qkv(self.attn, self.pre_norm(x), rows, self.reducer.fresh_values)
+        q, k, v = self.project_all(x, rows)
         return self.attention_of(self.attn, state, q, k, v)
 
 

@@ -7,8 +7,6 @@ anything is reduced, runs the model on one image of noise and compares.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, ClassVar, cast
@@ -19,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from vitrim.core.attention import Attention, project_parts, split_heads
-from vitrim.core.block import Idle, ReducedBlock, is_bare, reduced_in
+from vitrim.core.block import Idle, ReducedBlock, is_bare, reduced_in, running
 from vitrim.core.host import Host
 from vitrim.core.library import pair
 from vitrim.core.plan import Head, HostFacts, plan
@@ -267,7 +265,7 @@ class OwnHost(Host):
                     check_options(attn, cls.name or cls.__name__)
         first = next(model.parameters())
         if not first.is_meta:
-            with torch.inference_mode(), in_evaluation(model):
+            with torch.inference_mode(), running(False, *model.modules()):
                 Trial(cls, model, first).run()
 
 
@@ -292,17 +290,11 @@ class Trial:
             UnsupportedModelError: saying what differs.
         """
         blocks = self.host.blocks(self.model)
-        hooks = [
-            blocks[0].register_forward_hook(self.keep, with_kwargs=True),
-            blocks[-1].register_forward_hook(self.spoil),
-        ]
-        try:
+        first = blocks[0].register_forward_hook(self.keep, with_kwargs=True)
+        with first, blocks[-1].register_forward_hook(self.spoil):
             logits = self.model(self.images)
             self.spoils = self.facts.head_rows is not None
             spoilt = self.model(self.images)
-        finally:
-            for hook in hooks:
-                hook.remove()
         if self.got is None:
             raise self.wrong("its blocks do not run in a forward of the model", "name those that do in blocks_name")
         self.compare_block(blocks[0], self.got)
@@ -423,16 +415,3 @@ def width_and_heads(block: nn.Module, kind: type[NamedBlock]) -> tuple[int, int]
         return attn.embed_dim, attn.num_heads
     own = cast("type[OwnBlock]", kind)
     return getattr(attn, own.qkv_names[0]).in_features, getattr(attn, own.heads_name)
-
-
-@contextmanager
-def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """``model`` in evaluation mode; every module gets its own mode back."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

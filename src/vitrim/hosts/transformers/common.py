@@ -19,7 +19,7 @@ from vitrim.core.host import Host, Installed
 from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState, Trace, unmerge
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.blocks import NamedBlock, check_attentions, project_qkv, project_values
+from vitrim.hosts.shared.blocks import JointBlock, NamedBlock, check_attentions, project_qkv
 
 CLASSIFIERS = ("classifier", "cls_classifier", "distillation_classifier")
 """Names of the last layers of the library's image classifiers."""
@@ -113,14 +113,11 @@ class ReducedLayer(NamedBlock):
         return split_heads(projected, projected.shape[-1] // getattr(attn, self.head_dim_name))
 
 
-class ReducedJointLayer(ReducedLayer):
+class ReducedJointLayer(JointBlock, ReducedLayer):
     """The reduced form of layers with one projection, ``qkv``, for queries, keys and values."""
 
     def queries_keys_values(self, attn: Any, y: Tensor, rows: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
         return project_qkv(attn, y, rows, self.reducer.fresh_values)
-
-    def values(self, x: Tensor) -> Tensor:
-        return project_values(self.attentions(self)[0], self.pre_norm(x))
 
 
 class ReducedClipLayer(ReducedLayer):

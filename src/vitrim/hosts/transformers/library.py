@@ -91,11 +91,8 @@ class TransformersLibrary(Library):
         self.readers(model)  # refuses a model without
         seen: list[Tensor] = []
         # a classifier's own output has no last hidden states, and `output_hidden_states` asks for full grids
-        hook = family.trunk(model).register_forward_hook(lambda trunk, args, output: seen.append(output[0]))
-        try:
+        with family.trunk(model).register_forward_hook(lambda trunk, args, output: seen.append(output[0])):
             logits = self.logits(model(images))
-        finally:
-            hook.remove()
         return seen[0], logits
 
     def without_head(self, model: nn.Module) -> nn.Module:

@@ -403,7 +403,7 @@ class HuggingFaceVLM(VisionLanguage):
                 return choosing(look)  # type: ignore[no-any-return]
 
             if early:
-                with Early(cls.tower(model), cls.connector_module(model), among) as chooser:
+                with Early(cls.tower(model), model.base_model.multi_modal_projector, among) as chooser:
                     output = base.get_image_features(**own, return_dict=True)
                 lengths = [len(image.features) for image in chooser.chosen]
                 cls.put(output, torch.cat(by_image(output.pooler_output, [], False)).split(lengths))
@@ -540,11 +540,6 @@ class HuggingFaceVLM(VisionLanguage):
         """The library's call that makes features of images, or videos."""
         base = model.base_model
         return getattr(base, f"get_{kind}_features", None) or base.get_image_features
-
-    @classmethod
-    def connector_module(cls, model: Any) -> nn.Module:
-        """The module that reads the tower's tokens one by one."""
-        return model.base_model.multi_modal_projector  # type: ignore[no-any-return]
 
     @classmethod
     def grids(cls, model: Any, given: Mapping[str, Any], kind: str, images: Sequence[Tensor]) -> list[Grid | None]:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrim.core.block import running
 from vitrim.core.reduce import Reduction
 from vitrim.errors import VitrimError
 from vitrim.methods.ia_red2 import IARED2, KEPT, LOG_PROBABILITY
@@ -28,15 +29,8 @@ def losses(step: Step, reduction: Reduction, *, tau: float = 0.5) -> dict[str, T
         VitrimError: mixed targets, or several labels per image.
     """
     _check_targets(step.targets)
-    # the reward in evaluation mode, without gradients; every module is then in the mode it was in
-    training = [module for module in step.model.modules() if module.training]
-    step.model.eval()
-    try:
-        with torch.no_grad():
-            baseline = reward(step.logits(), step.targets, reduction.aux(KEPT), tau)
-    finally:
-        for module in training:
-            module.training = True
+    with torch.no_grad(), running(False, *step.model.modules()):
+        baseline = reward(step.logits(), step.targets, reduction.aux(KEPT), tau)
     return objective(reduction, step.logits(), step.targets, criterion=step.criterion, baseline=baseline, tau=tau)
 
 
