@@ -59,17 +59,14 @@ COMPILED = DIFFERENT if FULL_MATRIX else [*tiny.LIBRARIES, "eva"]
 # attention is masked, is no one graph itself
 ONE_SCORE = (
     *("l1", "l2", "linf", "none", "random", "topk", "tofu", "bat", "dpc_knn", "patchmerger", "sinkhorn", "sit"),
-    *("pitome", "diffrate"),
+    *("pitome", "diffrate", "zero_tprune"),
 )
 """Static methods that are another one but for lines without control flow: `evit`, `tome`, `kmedoids` and `dynamicvit`
-are compiled, and a dense model; `l2` in `test_grid.py`."""
-ELSEWHERE = ("saint", "vid_tldr", "zero_tprune")
-"""Static methods that rank for what `tome` and `evit` do, alike for a compiler of one batch size and for a tracer: what
-reads the images is seen by `hosts/test_tracing.py`, which has every method; `zero_tprune` is exported below."""
+are compiled, and a dense model; `l2` in `test_grid.py`. `zero_tprune` is exported below, as one graph, too."""
 static_pair = pytest.mark.parametrize(
     PAIR,
     tiny.matrix(
-        STATIC if FULL_MATRIX else [config for config in STATIC if config.name not in (*ONE_SCORE, *ELSEWHERE)],
+        STATIC if FULL_MATRIX else [config for config in STATIC if config.name not in ONE_SCORE],
         COMPILED,
         thorough=[],
         once=["vit"],
