@@ -6,10 +6,8 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import cache
-from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
@@ -40,43 +38,60 @@ def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return 0
 
 
-def in_two_processes(*arguments: object) -> str:
-    """The standard output of Python with these arguments, started twice, on the CPU with gloo.
+FORKED = """
+import os, runpy, signal, sys
+from functools import partial
+what, *given = sys.argv[1:]
+if what == "-m":
+    what, *given = given
+    run = partial(runpy.run_module, what, alter_sys=True)
+else:
+    sys.path[0] = os.path.dirname(what)
+    run = partial(runpy.run_path, what)
+run(run_name="imported")
+sys.argv = [what, *given]
+running = set()
+for rank in ("0", "1"):
+    child = os.fork()
+    if not child:
+        os.environ.update(RANK=rank, LOCAL_RANK=rank)
+        run(run_name="__main__")
+        sys.exit()
+    running.add(child)
+failed = False
+while running:
+    child, status = os.wait()
+    running.remove(child)
+    if status and not failed:  # the other one would wait for it
+        failed = True
+        for other in running:
+            os.kill(other, signal.SIGKILL)
+sys.exit(failed)
+"""
+"""Runs a script, or a module, in two processes that are forked when all that it imports is there."""
 
-    With the variables that torchrun and ``accelerate launch`` set. The launcher itself, which imports torch once more,
-    starts them in `make test-full`; there ``--multi_gpu`` is what makes it start several processes. A command needs
-    ``--device cpu``, too.
+
+def in_two_processes(*arguments: object) -> str:
+    """The standard output of Python with these arguments, in two processes, on the CPU with gloo.
+
+    With the variables that torchrun and ``accelerate launch`` set. The launcher itself starts them in `make test-full`;
+    it imports torch once more, and each process does; there ``--multi_gpu`` is what makes it start several processes. A
+    command needs ``--device cpu``, too.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, *map(str, arguments)]
     if FULL_MATRIX:
-        launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
-        launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-        done = subprocess.run([sys.executable, *launch, *command[1:]], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        environment |= {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free.getsockname()[1]),
-            "WORLD_SIZE": "2",
-            "LOCAL_WORLD_SIZE": "2",
-        }
-    with TemporaryFile("w+") as out, TemporaryFile("w+") as errors:
-        processes = [
-            subprocess.Popen(command, env={**environment, "RANK": rank, "LOCAL_RANK": rank}, stdout=out, stderr=errors)
-            for rank in ("0", "1")
-        ]
-        while None in (codes := [process.poll() for process in processes]):
-            if any(codes):  # the other one would wait for it
-                for process in processes:
-                    process.kill()
-            time.sleep(0.05)
-        for file in (out, errors):
-            file.seek(0)
-        assert codes == [0, 0], errors.read()
-        return out.read()
+        start = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+        start += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    else:
+        start = ["-c", FORKED]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    command = [sys.executable, *start, *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *command: str) -> Run:

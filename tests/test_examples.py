@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import logging
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from timm.models import _registry as timm_registry
 
 from dense_files import write_boxes_table
 from full_matrix import cells
+from vitrim.core import registry
 
 FOLDER = Path(__file__).parents[1] / "examples"
 SAYS = {
@@ -49,27 +51,27 @@ def load(name: str) -> ModuleType:
 
 SLOW = ("export_for_web", "onnx_pipeline")
 """Those that export to ONNX as `export_onnx` does; `make test-full` runs them."""
-OWN_PROCESS = ("own_host", "own_method", "own_vit")
+REGISTERING = ("own_host", "own_method", "own_vit")
 """They register what they add."""
-RUN = """
-import runpy, sys
-for script in sys.argv[1:]:
-    sys.argv = [script]
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except SystemExit as stop:
-        if stop.code:
-            raise
-"""
 
 
-def test_examples_in_a_process_of_their_own(tmp_path: Path) -> None:
-    """One after the other: importing takes longer than what they do."""
-    scripts = [FOLDER / f"{name}.py" for name in OWN_PROCESS]
-    done = subprocess.run([sys.executable, "-c", RUN, *scripts], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    for name in OWN_PROCESS:
-        assert SAYS[name] in done.stdout
+@pytest.fixture
+def own_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have what is registered, with vitrim and with timm, forgotten at the end."""
+    monkeypatch.setattr(registry, "_METHODS", dict(registry.methods()))
+    monkeypatch.setattr(registry, "_REDUCERS", dict(registry._REDUCERS))
+    for table in (registry._HOSTS, registry._LIBRARIES):
+        monkeypatch.setattr(table, "entries", dict(table.entries))
+    for name, known in list(vars(timm_registry).items()):
+        if name.startswith(("_model", "_module")) and isinstance(known, dict | set):
+            monkeypatch.setattr(timm_registry, name, copy.copy(known))
+
+
+@pytest.mark.usefixtures("own_tables")
+@pytest.mark.parametrize("name", REGISTERING)
+def test_an_example_that_registers_something(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+    assert SAYS[name] in capsys.readouterr().out
 
 
 def test_tokens_that_another_process_encodes(
@@ -84,7 +86,7 @@ def test_tokens_that_another_process_encodes(
 
 WATCHED = ("dinov2_dense_features", "select_image_tokens", "serve")
 """Those with a test of their own."""
-IN_PROCESS = sorted({path.stem for path in FOLDER.glob("*.py")} - {*OWN_PROCESS, *WATCHED})
+IN_PROCESS = sorted({path.stem for path in FOLDER.glob("*.py")} - {*REGISTERING, *WATCHED})
 
 
 @pytest.mark.parametrize("name", cells(IN_PROCESS, [name for name in IN_PROCESS if name not in SLOW]))

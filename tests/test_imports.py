@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parents[1] / "src" / "vitrim"
 ROOMS = (
     "version", "errors", "files", "report", "core", "methods", "selectors", "data", "tasks", "models", "hosts",
@@ -26,21 +28,8 @@ WITHOUT_TRANSFORMERS = "import sys; sys.modules['transformers'] = None"
 """Imports of it fail and its spec is not found, as where it is not installed."""
 
 
-def run(code: str) -> str:
-    """Standard output of a fresh interpreter."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_importing_and_using_vitrim_adds_no_library_to_torch_and_timm() -> None:
-    """Nor do the public names, which are resolved on first use, nor reducing a timm model.
-
-    But for commands: what measures and draws needs the libraries for it, and torchmetrics imports transformers. Of a
-    library that is used, only the file of the model's family is imported.
-    """
-    code = f"""
-import sys, torch, timm
+ADDED = f"""
+import sys
 before = set(sys.modules)
 import vitrim
 from vitrim.cli import COMMANDS
@@ -62,14 +51,10 @@ model = ViTModel(ViTConfig(num_hidden_layers=1))
 find_host(model), ask(model)
 print(sorted(name for name in sys.modules if name.startswith("vitrim.hosts.transformers.")))
 """
-    *added, files = run(code).splitlines()
-    assert added == ["[]", "[]", "[]"]
-    assert files == str([f"vitrim.hosts.transformers.{file}" for file in ("common", "library", "vit")])
 
-
-def test_everything_else_works_without_transformers() -> None:
-    code = f"""{WITHOUT_TRANSFORMERS}
-import timm, torch, vitrim
+WITHOUT = f"""
+{WITHOUT_TRANSFORMERS}
+import vitrim
 from vitrim.cli import main
 
 model = timm.create_model("test_vit", num_classes=3).eval()
@@ -87,7 +72,42 @@ try:
 except SystemExit as stop:
     print("exit code", stop.code)
 """
-    out = run(code)
+
+FORKED = """
+import os, sys, timm, torch
+for code in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        exec(code)
+        break
+    assert not os.waitpid(child, 0)[1]
+    print("----", flush=True)
+"""
+"""Runs every program in a process that has imported torch and timm, which takes longer than the rest."""
+
+
+@pytest.fixture(scope="module")
+def printed() -> list[str]:
+    """What `ADDED` and `WITHOUT` print."""
+    command = [sys.executable, "-c", FORKED, ADDED, WITHOUT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("----\n")[:-1]
+
+
+def test_importing_and_using_vitrim_adds_no_library_to_torch_and_timm(printed: list[str]) -> None:
+    """Nor do the public names, which are resolved on first use, nor reducing a timm model.
+
+    But for commands: what measures and draws needs the libraries for it, and torchmetrics imports transformers. Of a
+    library that is used, only the file of the model's family is imported.
+    """
+    *added, files = printed[0].splitlines()
+    assert added == ["[]", "[]", "[]"]
+    assert files == str([f"vitrim.hosts.transformers.{file}" for file in ("common", "library", "vit")])
+
+
+def test_everything_else_works_without_transformers(printed: list[str]) -> None:
+    out = printed[1]
     assert "timm VisionTransformer" in out
     missing = out.partition("not installed, so their families are not listed: ")[2].partition("\n")[0]
     assert "transformers" in missing.split(", ")

@@ -601,5 +601,5 @@ def test_a_method_with_a_long_text_is_timed_on_files():
     """Amounts of many blocks are longer than the name of a file may be."""
     long, budget = "tome:r=" + "1" * 300, Budget(min_rounds=1, min_seconds=0.0, warmup_rounds=0)
     images = torch.zeros(1, 3, 32, 32)
-    rows = measure(model(), {long: parse_method("tome:r=1")}, images, engines=["torch.export"], budget=budget)
+    rows = measure(model(depth=1), {long: parse_method("tome:r=1")}, images, engines=["torch.export"], budget=budget)
     assert [row.method for row in rows] == ["dense", long]

@@ -59,10 +59,10 @@ COMPILED = DIFFERENT if FULL_MATRIX else [*tiny.LIBRARIES, "eva"]
 # attention is masked, is no one graph itself
 ONE_SCORE = (
     *("l1", "l2", "linf", "none", "random", "topk", "tofu", "bat", "dpc_knn", "patchmerger", "sinkhorn", "sit"),
-    *("pitome", "diffrate"),
+    *("pitome", "diffrate", "zero_tprune"),
 )
 """Static methods that are another one but for lines without control flow: `evit`, `tome`, `kmedoids` and `dynamicvit`
-are compiled, and a dense model; `l2` in `test_grid.py`."""
+are compiled, and a dense model; `l2` in `test_grid.py`. `zero_tprune` is exported below, as one graph, too."""
 static_pair = pytest.mark.parametrize(
     PAIR,
     tiny.matrix(

@@ -274,7 +274,7 @@ def quantised(model: Any, images: Iterable[Array], name: str, operations: Sequen
         open_ += [one for one in sources if not (one.weighted or _is_residual(one, known))]
     # nncf tells its steps, with bars; on import it looks for a compiler of CUDA, which torch remarks on, and would
     # report its use to its makers
-    with quiet("nncf", "torch.utils.cpp_extension"), redirect_stdout(io.StringIO()), _unreported():
+    with quiet("nncf", "torch.utils.cpp_extension"), redirect_stdout(io.StringIO()), unreported():
         import nncf
 
         return nncf.quantize(
@@ -307,14 +307,20 @@ def _is_residual(one: Operation, known: Mapping[str, Operation]) -> bool:
 
 
 @contextmanager
-def _unreported() -> Iterator[None]:
-    """Keep nncf, as far as it asks when it is imported, from reporting its use to its makers."""
-    before = os.environ.get("NNCF_CI")
-    os.environ["NNCF_CI"] = "1"
+def unreported() -> Iterator[None]:
+    """Keep nncf and OpenVINO from reporting their use to their makers: both look at the environment for leave.
+
+    nncf looks when it is imported, OpenVINO then and when it begins to convert. A conversion has some thirty messages,
+    and OpenVINO forks this process for each of them (2026.4), which takes seconds.
+    """
+    told = {"NNCF_CI": "1", "CI": "true"}
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update(told)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["NNCF_CI"]
-        else:
-            os.environ["NNCF_CI"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from vitrim.exporting.formats import KEY, Array, Format, Graph, Operation, Run, as_array, quantised
+from vitrim.exporting.formats import KEY, Array, Format, Graph, Operation, Run, as_array, quantised, unreported
 from vitrim.exporting.formats.onnx import ONNX
 
 SECTION = "vitrim"
@@ -37,12 +37,13 @@ class OpenVINO(Format):
 
     @classmethod
     def write(cls, graph: Graph, path: Path) -> int:
-        import openvino
-
         with TemporaryDirectory(dir=path.parent) as folder:  # beside it: weights may be larger than /tmp
             onnx = Path(folder) / "model.onnx"
             ONNX.write(graph, onnx)
-            model = openvino.convert_model(onnx)
+            with unreported():
+                import openvino
+
+                model = openvino.convert_model(onnx)
             model.set_rt_info(graph.metadata, [SECTION, KEY])
             openvino.save_model(model, path, compress_to_fp16=graph.dtype == torch.float16)
             return len(model.get_ops())
@@ -55,9 +56,9 @@ class OpenVINO(Format):
 
     @classmethod
     def in_precision(cls, path: Path, precision: str, metadata: str, images: Iterable[Array], made: Path) -> int:
+        model = core().read_model(path)
         import openvino
 
-        model = core().read_model(path)
         if precision == "int8":
             operations = []
             for one in model.get_ops():
@@ -107,7 +108,8 @@ def core() -> Any:
     unmaps its own when it goes (2026.4). Where the lives of two cores overlap, the thread is left with a stack that is
     no more, and the next signal, of a process that ends, is a segmentation fault.
     """
-    import openvino
+    with unreported():
+        import openvino
 
     made = openvino.Core()
     made.get_property("CPU", "FULL_DEVICE_NAME")  # loads the plugin, before any that others load
