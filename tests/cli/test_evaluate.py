@@ -173,15 +173,16 @@ def test_parquet_columns_split_limit_and_dtype(tmp_path, monkeypatch):
     assert {row["images"] for row in record["rows"]} == {4}
 
 
-def test_few_classes_change_the_name_of_top_k(folder, tmp_path, monkeypatch, capsys):
+def test_few_classes_have_no_top_5(folder, tmp_path, monkeypatch, capsys):
     for name in CLASSES[3:]:
         (folder / name).rename(tmp_path / name)
     out = tmp_path / "out.json"
     arguments = [MODEL, *SMALL, "--model-option", "num_classes=3", "-m", "none", "--data", folder, "--json", out]
     assert run(monkeypatch, *arguments) == 0
-    assert [row["top3"] for row in read(out)["rows"]] == [1.0, 1.0]
+    assert [[key for key in row if key.startswith("top")] for row in read(out)["rows"]] == [["top1"]] * 2
     table = capsys.readouterr().out
-    assert "top-3" in table
+    assert "top-1" in table
+    assert "top-3" not in table
     assert "top-5" not in table
 
 

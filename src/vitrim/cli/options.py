@@ -102,9 +102,7 @@ NewTokens = Annotated[
     int | None,
     typer.Option("--new-tokens", min=0, max=2**16, help="decode so many tokens behind the prefill, too; default: none"),
 ]
-Split = Annotated[
-    str | None, typer.Option("--split", help="part of the images, e.g. test; 0.1: the tenth that training holds out")
-]
+Split = Annotated[str | None, typer.Option("--split", help="part of the images: test, or 0.1 that train held out")]
 ImageColumn = Annotated[str | None, typer.Option("--image-column", help="column of images, if not the only one")]
 LabelColumn = Annotated[str | None, typer.Option("--label-column", help="column of labels, if not called label")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="so many images only, spread evenly over all")]
