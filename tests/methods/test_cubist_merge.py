@@ -10,7 +10,7 @@ import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
-from vitrim.methods.cubist_merge import shortened
+from vitrim.methods.cubist_merge import SmallerGrid, shortened
 
 
 @golden.cases(
@@ -157,3 +157,17 @@ def test_lines_in_half_precision_are_shortened_as_those_of_float32() -> None:
     half, full = shortened(x, 2), shortened(x.float(), 2)
     assert torch.equal(half.target, full.target)
     assert torch.equal(half.tokens.float(), full.tokens)
+
+
+def test_odd_sides_keep_the_larger_half() -> None:
+    """A line of 13 has six tokens that may go."""
+    assert SmallerGrid(0.25).sides((15, 13)) == (8, 7)
+    assert SmallerGrid(1.0, (9, 9)).sides((15, 13)) == (8, 7)
+
+
+def test_half_precision_decides_in_float32() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 14, 8).bfloat16()
+    half, whole = shortened(x, 4), shortened(x.float(), 4)
+    assert torch.equal(half.kept, whole.kept)
+    assert torch.equal(half.target, whole.target)
