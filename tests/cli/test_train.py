@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from cli_runs import exit_code
 from tiny_training import TINY, write_images
 from vitrim.cli import output
 from vitrim.cli.options import flat
+from vitrim.cli.train import _next
 from vitrim.cli.train import train as command_of_train
 from vitrim.training.loop import Trainer
 from vitrim.training.recipe import load_recipe, recipes
@@ -333,3 +335,11 @@ def test_sigterm_ends_every_command_with_its_code(
     assert exit_code(monkeypatch, "list", "recipes", "--json", tmp_path / "list.json") == 143
     assert capsys.readouterr().err == "terminated\n"
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_part_that_was_trained_on_is_not_called_held_out(tmp_path: Path) -> None:
+    splits = {"train": "train", "eval": "train", "test": None}
+    facts = {"recipe": {"method": "none", "limit": None}, "splits": splits}
+    lines = _next(SimpleNamespace(files=[Path("model.safetensors")], facts=facts), "photos", tmp_path)  # type: ignore[arg-type]
+    assert "--split train" in lines[1]
+    assert "most of these images were trained on" in lines[-1]

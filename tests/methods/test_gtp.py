@@ -228,3 +228,14 @@ def test_a_map_that_is_kept_for_attending_is_computed_once(sparsity: float, monk
         assert len(maps) == len(model.blocks)
         maps.clear()
     torch.testing.assert_close(outputs[True], outputs[False], atol=1e-12, rtol=0)
+
+
+def test_a_sparse_map_is_the_same_in_a_graph() -> None:
+    """Which has no k-th value: ONNX knows none."""
+    model = tiny.HOSTS["vit"]()
+    vitrim.reduce_(model, "gtp:num_prop=4,sparsity=0.5")
+    images = tiny.images()
+    with torch.no_grad():
+        program = torch.export.export(model, (images,))
+        torch.testing.assert_close(program.module()(images), model(images))
+    assert "kthvalue" not in str(program.graph)

@@ -134,7 +134,8 @@ def _next(report: TrainReport, data: str, out: Path) -> list[str]:
         return []
     recipe, splits = report.facts["recipe"], report.facts["splits"]
     method = "" if recipe["method"] == "none" else f" -m {shlex.quote(recipe['method'])}"
-    unseen = next((name for name in (splits["test"], splits["eval"]) if isinstance(name, str)), None)
+    held = (splits["test"], splits["eval"])
+    unseen = next((name for name in held if isinstance(name, str) and name != splits["train"]), None)
     if unseen is None and isinstance(splits["eval"], float) and recipe["limit"] is None:
         unseen = ":".join(str(part) for part in (splits["train"], splits["eval"]) if part is not None)
     split = unseen or splits["train"]  # data in parts are not read without the name of one

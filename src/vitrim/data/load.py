@@ -124,6 +124,9 @@ def load_data(
     check_given(source, split=split, **columns)
     whole, share = _share(split)
     if share is not None:
+        parts = splits_of(source) if whole is None else None
+        if parts and len(parts) > 1:
+            raise DataError(f"{source} has the splits {', '.join(parts[:10])}: write {parts[0]}:{share:g}")
         dataset = load_data(source, task=task, split=whole, **columns, **options)
         try:
             part = dataset.part(hold_out(len(dataset), share)[1])

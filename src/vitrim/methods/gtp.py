@@ -190,7 +190,12 @@ class GTPReducer(ScorerReducer[GTP]):
         zeroed = int(n * n * (1 - self.config.sparsity))
         if zeroed == 0:
             return probabilities
-        threshold = probabilities.detach().flatten(2).kthvalue(zeroed, dim=2).values[..., None, None]
+        flat = probabilities.detach().flatten(2)
+        if torch.compiler.is_exporting():  # ONNX has no k-th value, which is quicker to find than to sort all
+            kth = flat.sort(dim=2).values[..., zeroed - 1]
+        else:
+            kth = flat.kthvalue(zeroed, dim=2).values
+        threshold = kth[..., None, None]
         return probabilities * (probabilities >= threshold)
 
 
