@@ -15,15 +15,16 @@ import tiny
 import vitrim
 from vitrim.core.registry import make_method, methods
 
-CHOSEN_BY_IMAGE = [config.name for config in tiny.configs() if config.obstacle() is not None]
-"""Methods without a graph of their own."""
 STRENGTHS = (0.03, 0.4, 0.8, 0.95, 1.0)
+OTHERS = {"atc": {"linkage": "single"}}
+"""Options with which a method has a graph."""
 SETTINGS = [
-    make_method(name, **config.tunable.fixed, **{config.tunable.option: config.tunable.value(strength, 36)})
+    make_method(name, **{**config.tunable.fixed, **OTHERS.get(name, {}), config.tunable.option: value})
     for name, config in methods().items()
-    if config.tunable is not None and config.name not in CHOSEN_BY_IMAGE
-    for strength in STRENGTHS
+    if config.tunable is not None
+    for value in (config.tunable.value(strength, 36) for strength in STRENGTHS)
 ]
+STATIC = [config for config in SETTINGS if config.obstacle() is None]
 NOT_EMPTY = ("bmm", "mm", "sort", "topk", "max", "amax", "argmax", "argsort", "scatter_add", "scatter_reduce")
 
 
@@ -44,7 +45,7 @@ class Empty(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("config", SETTINGS, ids=lambda config: config.describe())
+@pytest.mark.parametrize("config", STATIC, ids=lambda config: config.describe())
 def test_no_step_without_rows(config: vitrim.MethodConfig) -> None:
     model = tiny.vit(depth=12)()
     with warnings.catch_warnings():
