@@ -131,5 +131,5 @@ def test_a_split_may_be_the_share_that_training_holds_out(tmp_path):
 
 def test_a_share_of_data_in_parts_needs_the_name_of_one(tmp_path):
     write_tree(tmp_path, *(f"{part}/a/{number}.png" for part in ("train", "test") for number in range(4)))
-    with pytest.raises(DataError, match=r" has the splits test, train: write test:0.25$"):
+    with pytest.raises(DataError, match=r" has the splits test, train: write train:0.25$"):
         load_data(tmp_path, split="0.25")

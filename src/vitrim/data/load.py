@@ -126,7 +126,8 @@ def load_data(
     if share is not None:
         parts = splits_of(source) if whole is None else None
         if parts and len(parts) > 1:
-            raise DataError(f"{source} has the splits {', '.join(parts[:10])}: write {parts[0]}:{share:g}")
+            named = "train" if "train" in parts else parts[0]
+            raise DataError(f"{source} has the splits {', '.join(parts[:10])}: write {named}:{share:g}")
         dataset = load_data(source, task=task, split=whole, **columns, **options)
         try:
             part = dataset.part(hold_out(len(dataset), share)[1])
