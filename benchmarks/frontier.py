@@ -25,14 +25,13 @@ import argparse
 import json
 from collections.abc import Mapping
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from script import from_shell, write_json
+from script import at_speed, from_shell, write_json
 from vitrim.core.registry import parse_method
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.loading import load
@@ -46,6 +45,9 @@ from vitrim.speed.engines import Engine, FileEngine, engines_named
 
 SIZES = (1, 8)
 SPEEDS = (1.1, 1.25, 1.5, 2.0)
+ORDERED_BY = 1.5
+NOWHERE = (1.0, 0.0, False)
+"""Order of methods that do not reach that speed: last."""
 CALIBRATED = 64
 IN_VIEW = 1.8
 """Times the fastest dense model's time that the picture shows."""
@@ -236,28 +238,31 @@ def table(places: list[Place], size: int) -> None:
         for row in place.record["rows"]:
             if row["method"] != DENSE and key in row:
                 own.setdefault(row["method"].partition(":")[0], []).append(row)
-        cells = {name: [_at_speed(rows, key, speed) for speed in SPEEDS] for name, rows in own.items()}
-        losses = {name: float(row[2].split()[0]) if row[2] != "-" else -100.0 for name, row in cells.items()}
+        cells = {name: [_loss_at(rows, key, speed) for speed in SPEEDS] for name, rows in own.items()}
         print(f"\n| {place.record['model']} | {' | '.join(f'{speed:g} times' for speed in SPEEDS)} |")
         print(f"|{'---|' * (1 + len(SPEEDS))}")
-        for name in sorted(cells, key=losses.__getitem__, reverse=True):
-            print(f"| `{name}` | {' | '.join(cells[name])} |")
+        for name in sorted(cells, key=lambda name: cells[name][SPEEDS.index(ORDERED_BY)] or NOWHERE):
+            print(f"| `{name}` | {' | '.join(map(_cell, cells[name]))} |")
 
 
-def _at_speed(rows: list[dict[str, Any]], key: str, speed: float) -> str:
-    """What a method loses at a speed, on the line between the two timed settings around it, the mildest such pair.
+def _loss_at(rows: list[dict[str, Any]], key: str, speed: float) -> tuple[float, float, bool] | None:
+    """What a method loses at a speed, its error, and True if the mildest setting that was timed is faster.
 
-    Losses bend upwards, so a line is rather above them. Where the mildest setting is faster, its loss, with a star.
+    That of the mildest setting then, and else on the line between two timed settings, which is rather above the losses,
+    as these bend upwards. None where no setting is as fast.
     """
-    points = sorted((-row["loss"], row["loss_error"], row[key]["speedup"][1]) for row in rows)[::-1]  # mildest first
-    if points[0][2] >= speed:
-        return f"{100 * points[0][0]:+.1f} ± {100 * points[0][1]:.1f} *"
-    for (loss, error, slow), (more, larger, fast) in pairwise(points):
-        if slow < speed <= fast:
-            share = (speed - slow) / (fast - slow)
-            between = loss + share * (more - loss), error + share * (larger - error)
-            return f"{100 * between[0]:+.1f} ± {100 * between[1]:.1f}"
-    return "-"
+    points = sorted((row["loss"], row["loss_error"], row[key]["speedup"][1]) for row in rows)
+    if points[0][2] > speed:
+        return (*points[0][:2], True)
+    loss = at_speed([(loss, fast) for loss, _, fast in points], speed)
+    error = at_speed([(error, fast) for _, error, fast in points], speed)
+    return None if loss is None or error is None else (loss, error, False)
+
+
+def _cell(found: tuple[float, float, bool] | None) -> str:
+    if found is None:
+        return "-"
+    return f"{0.0 - 100 * found[0]:+.1f} ± {100 * found[1]:.1f}{' *' if found[2] else ''}"
 
 
 def main() -> None:

@@ -46,7 +46,7 @@ from torch import Tensor, nn
 
 from cifar10 import ATM_GRID, CUTS, RANDOM, SEEDS, STRESS_CUTS, candidates, settings
 from cifar10_report import figure, markdown, sweep
-from script import from_shell, write_json
+from script import at_speed, from_shell, write_json
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, make_method, methods
 from vitrim.data import batches, eval_transform, load_images
@@ -227,7 +227,7 @@ def speeds(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> list[
     for speed in SPEEDS:
         chosen: dict[str, MethodConfig] = {}
         for name in candidates(setup.only):
-            cut = _cut_at(curves.get(name, [(0.0, 1.0)]), speed)
+            cut = at_speed(curves.get(name, [(0.0, 1.0)]), speed)
             if cut is not None:
                 chosen |= settings(setup.model, [name], images, cut)
         found = rows_of(setup, list(chosen.values()))
@@ -235,14 +235,6 @@ def speeds(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> list[
         write(rows)
         print(f"{speed:g} times as fast as the fastest dense\n\n{markdown(found)}\n", flush=True)
     return rows
-
-
-def _cut_at(curve: Sequence[tuple[float, float]], speed: float) -> float | None:
-    """The mildest cut at which a line through the points reaches the speed; None: at none of them."""
-    for (before, slow), (after, fast) in pairwise(curve):
-        if slow <= speed <= fast:
-            return before + (after - before) * (speed - slow) / (fast - slow)
-    return None
 
 
 def schedules(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:

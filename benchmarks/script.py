@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,3 +25,11 @@ def from_shell(main: Callable[[], object]) -> None:
     except VitrimError as error:
         print(f"error: {one_line(str(error))}", file=sys.stderr)
         sys.exit(2)
+
+
+def at_speed(curve: Sequence[tuple[float, float]], speed: float) -> float | None:
+    """Where a line through the points (value, speed) first reaches a speed; None: nowhere."""
+    for (before, slow), (after, fast) in pairwise(curve):
+        if slow <= speed <= fast:
+            return before + (after - before) * (speed - slow) / (fast - slow)
+    return None

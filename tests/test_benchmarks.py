@@ -28,6 +28,7 @@ FOLDER = str(Path(__file__).parents[1] / "benchmarks")
 sys.path.append(FOLDER)  # where its scripts find each other
 try:
     import baselines
+    import frontier
     import fused_or_unfused
     import gpu
     import kernels
@@ -356,3 +357,20 @@ def test_every_selector_is_timed_on_a_small_model(monkeypatch: pytest.MonkeyPatc
     assert len(rows) == len(set(selectors()) - {"evs"})
     assert all(row.split(" | ")[1] == "9" for row in rows)
     assert videos.startswith("evs:keep=0.25 on 8 frames")
+
+
+def test_losses_at_a_speed_are_on_the_line_between_timed_settings() -> None:
+    """By numpy's interpolation; the mildest setting has the smallest loss, whatever the order of the rows."""
+    losses, errors, speeds = [-0.004, 0.01, 0.06], [0.002, 0.006, 0.01], [1.2, 1.4, 1.9]
+    rows = [
+        {"loss": losses[row], "loss_error": errors[row], "batch 8": {"speedup": [0.0, speeds[row], 9.0]}}
+        for row in (2, 0, 1)
+    ]
+    for speed in (1.25, 1.4, 1.5):
+        wanted = (np.interp(speed, speeds, losses), np.interp(speed, speeds, errors), False)
+        assert frontier._loss_at(rows, "batch 8", speed) == pytest.approx(wanted)
+    assert frontier._loss_at(rows, "batch 8", 1.1) == (-0.004, 0.002, True)
+    assert frontier._loss_at(rows, "batch 8", 2.0) is None
+    assert [frontier._cell(found) for found in ((-0.004, 0.002, True), (0.0, 0.0, False), None)] == [
+        *("+0.4 ± 0.2 *", "+0.0 ± 0.0", "-"),
+    ]
