@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from vitrim.core.host import Host
@@ -99,6 +100,35 @@ class Library:
             return output
         logits: Tensor = output["logits"] if isinstance(output, dict) else output.logits
         return logits
+
+    # ---- embeddings
+
+    def embedding(self, model: nn.Module, images: Tensor) -> Tensor:
+        """The embedding (B, D) of ``images`` (B, C, H, W), as the library means it: see `embedding_name`.
+
+        Of a classifier it is what the classifier reads, the mean where there are two; of other models their output.
+
+        Raises:
+            UnsupportedModelError: the model gives no vector per image.
+        """
+        found: list[Tensor] = []
+        hooks = [
+            layer.register_forward_pre_hook(lambda layer, args: found.append(args[0]))
+            for layer in self.classifiers(model)
+        ]
+        try:
+            output = model(images)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        vectors: Any = torch.stack(found).mean(0) if found else output
+        if not isinstance(vectors, Tensor) or vectors.ndim != 2:
+            raise no_embedding(model)
+        return vectors
+
+    def embedding_name(self, model: nn.Module) -> str:
+        """The embedding in a few words, such as "class token"."""
+        return "what the classifier reads" if self.classifiers(model) else "the model's output"
 
     # ---- tokens
 
@@ -307,6 +337,13 @@ def no_tokens(model: nn.Module) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"{type(model).__name__} hands out no tokens that a dense head could read: take a supported host "
         "(`vitrim list hosts` prints them)"
+    )
+
+
+def no_embedding(model: nn.Module) -> UnsupportedModelError:
+    """The refusal of a model that gives no vector per image."""
+    return UnsupportedModelError(
+        f"{type(model).__name__} gives no embedding, one vector per image: take a tower that pools its tokens"
     )
 
 

@@ -19,6 +19,9 @@ from vitrim.hosts.timm.common import TimmHost
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming", "random")
 """Interpolation modes of timm."""
 
+POOLED = {"token": "class token", "avg": "mean of patches", "map": "attention pooling"}
+"""timm's words for what its models pool, and ours."""
+
 
 class TimmLibrary(Library):
     """Any model with timm's conventions: ``pretrained_cfg``, ``reset_classifier``, ``group_matcher`` and so on.
@@ -57,6 +60,9 @@ class TimmLibrary(Library):
         if not hasattr(model, "reset_classifier"):
             super().reset_head(model, num_classes)
         model.reset_classifier(num_classes)
+
+    def embedding_name(self, model: Any) -> str:
+        return POOLED.get(getattr(model, "global_pool", None) or "", super().embedding_name(model))
 
     def features_and_logits(self, model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
         if not hasattr(model, "forward_features") or not hasattr(model, "forward_head"):

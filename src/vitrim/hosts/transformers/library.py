@@ -11,11 +11,14 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoImageProcessor
 
-from vitrim.core.library import Library, input_channels, no_tokens, pair
+from vitrim.core.library import Library, input_channels, no_embedding, no_tokens, pair
 from vitrim.core.plan import Part, Preprocessing
 from vitrim.core.registry import reads_prompts
 from vitrim.errors import VitrimError, first_line
 from vitrim.hosts.transformers.common import CLASSIFIERS, TransformersHost, classifiers
+
+POOLERS = ("pooler", "head")
+"""Names of the modules that make ``pooler_output`` of a tower."""
 
 
 class Processed:
@@ -83,6 +86,33 @@ class TransformersLibrary(Library):
 
     def logits(self, output: Any) -> Tensor:
         return output[0] if isinstance(output, tuple) else super().logits(output)  # return_dict=False
+
+    def embedding(self, model: Any, images: Tensor) -> Tensor:
+        """The projection where there is one, else what the pooler gives, else the class token.
+
+        Raises:
+            UnsupportedModelError: the model has none of them.
+        """
+        if self.classifiers(model):
+            return super().embedding(model, images)
+        output = model.get_image_features(images) if hasattr(model, "get_image_features") else model(images)
+        if isinstance(output, Tensor) and output.ndim == 2:
+            return output
+        for name in ("image_embeds", "pooler_output"):
+            vectors = getattr(output, name, None)
+            if isinstance(vectors, Tensor) and vectors.ndim == 2:
+                return vectors
+        tokens, family = getattr(output, "last_hidden_state", None), self.family()
+        if tokens is None or family is None or not family.facts(model).has_class_token:
+            raise no_embedding(model)
+        return tokens[:, 0]  # type: ignore[no-any-return]
+
+    def embedding_name(self, model: Any) -> str:
+        if self.classifiers(model):
+            return super().embedding_name(model)
+        if hasattr(model, "get_image_features") or hasattr(model, "visual_projection"):
+            return "projection"
+        return "pooler" if any(name.split(".")[-1] in POOLERS for name, _ in model.named_modules()) else "class token"
 
     def features_and_logits(self, model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
         family = self.family()

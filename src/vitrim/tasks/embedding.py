@@ -1,0 +1,68 @@
+"""Embeddings: what a tower without a classifier gives, for retrieval and for whatever reads its features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+
+from vitrim.core.registry import ask
+from vitrim.data import DataError
+from vitrim.errors import VitrimError
+from vitrim.tasks.base import Task, register_task
+
+if TYPE_CHECKING:
+    from vitrim.tasks.options import Loss
+    from vitrim.tasks.step import Criterion
+
+
+@register_task
+class Embedding(Task):
+    """One vector (B, D) per image, compared by its cosine.
+
+    * Which one: what the library calls the embedding (`vitrim.core.library.Library.embedding`); of a classifier, what
+      its last layer reads.
+    * It learns nothing: train with a head, and evaluate without.
+    * Agreement with the dense model: the cosine of the two embeddings, at least 0.
+    * Scores follow from all images together, see `vitrim.measure.neighbours.Neighbours`; `metrics` has none.
+
+    Example:
+        >>> import timm
+        >>> model, task = timm.create_model("test_vit", num_classes=0).eval(), Embedding(0)
+        >>> tuple(task.predict(model, torch.zeros(2, 3, 160, 160)).shape)
+        (2, 64)
+    """
+
+    name = "embedding"
+    selects_by = "knn"
+    losses = ()
+    agreement_means = "cosine to the dense embedding"
+    shown = ("knn", "recall1", "neighbours")
+    learned_by = "a model with a head"
+
+    def check(self, dataset: Any) -> None:
+        raise VitrimError("embeddings are not learned by themselves: train a classifier, then score its features")
+
+    def criterion(self, loss: Loss) -> Criterion:
+        raise VitrimError("embeddings have no loss: train a classifier, then score its features")
+
+    def metrics(self) -> MetricCollection:
+        return MetricCollection({})
+
+    def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
+        """Classes of the data only tell which images belong together; the model need not know them."""
+
+    def check_targets(self, targets: Any, count: int) -> None:
+        if targets.shape != (count,) or targets.is_floating_point():
+            shape = f"{targets.dtype} of {tuple(targets.shape)}"
+            raise DataError(f"expected {count} integer labels, one per image, got {shape}")
+
+    def predict(self, model: nn.Module, images: Tensor, targets: Any = None) -> Tensor:
+        """The embeddings (B, D) of images (B, C, H, W)."""
+        return ask(model).embedding(model, images)
+
+    def agreement(self, prediction: Tensor, dense: Tensor, targets: Any) -> Tensor:
+        return torch.cosine_similarity(prediction.double(), dense.double(), dim=1).clamp(min=0.0)
