@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import floor
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -155,6 +156,20 @@ class Preprocessing:
     crop_share: float | None = None
     crop_mode: str = "center"
     transform: Callable[[Any], Tensor] | None = None
+
+    @property
+    def resize(self) -> tuple[int, int] | None:
+        """Height and width in pixels before the crop, as timm rounds them: 248 for a side of 224 and a share of 0.9.
+
+        With `crop_mode` center and a square size, the shorter side of the image gets this length.
+
+        Example:
+            >>> Preprocessing(3, (224, 224), crop_share=0.9).resize
+            (248, 248)
+        """
+        if self.size is None or self.crop_share is None:
+            return None
+        return floor(self.size[0] / self.crop_share), floor(self.size[1] / self.crop_share)
 
 
 @dataclass(frozen=True)

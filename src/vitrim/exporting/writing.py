@@ -496,6 +496,7 @@ def _describe(
     reduction = getattr(model, HANDLE, None)
     macs = count_macs(_dense(model), image).total
     fields = {field.name: getattr(told, field.name) for field in dataclasses.fields(told) if field.name != "transform"}
+    fields["resize"] = told.resize
     return {
         "vitrim": __version__,
         "torch": str(torch.__version__),
