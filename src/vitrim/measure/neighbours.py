@@ -87,14 +87,14 @@ class Neighbours(Gauge):
 
     * ``knn``: the share of images whose class is that of most of their `VOTERS` nearest neighbours.
     * ``recall1``, ``recall5``: the share with an image of their class among the nearest one, or five.
-    * ``agreement``: the share of the `NEAREST` nearest neighbours that are the dense model's.
+    * ``neighbours``: the share of the `NEAREST` nearest neighbours that are the dense model's.
     * ``cosine``: mean cosine to the dense embedding.
-    * ``knn_dense``, ``recall1_dense``, ``recall5_dense``, ``agreement_dense``: the same where the database holds the
+    * ``knn_dense``, ``recall1_dense``, ``recall5_dense``, ``neighbours_dense``: the same where the database holds the
       dense model's embeddings, and only the queries are this model's.
     * ``loss``, ``loss_error``: what ``knn`` loses against the dense model, image by image, and its standard error, at
       least one image's share. Votes of neighbours that images have in common make it a little too small.
 
-    Without labels that are classes, only agreement and cosine. Memory: the embeddings of both models, and `ROWS` times
+    Without labels that are classes, only neighbours and cosine. Memory: the embeddings of both models, and `ROWS` times
     the number of images.
 
     Args:
@@ -116,7 +116,7 @@ class Neighbours(Gauge):
         own, dense, labels = each["own"], each["dense"], each.get("labels")
         cosine = torch.cosine_similarity(own.double(), dense.double(), dim=1).mean().item()
         if len(own) < 2:
-            return {"agreement": 1.0, "cosine": cosine}
+            return {"neighbours": 1.0, "cosine": cosine}
         count = max(VOTERS, NEAREST, *RECALLED)
         like, found, among = nearest(dense, dense, count), nearest(own, own, count), nearest(own, dense, count)
         numbers: dict[str, Any] = {}
@@ -124,8 +124,8 @@ class Neighbours(Gauge):
             for end, rows in (("", found), ("_dense", among)):
                 right = _right(rows, labels)
                 numbers |= {f"{name}{end}": values.mean().item() for name, values in right.items()}
-        numbers["agreement"] = shared(found[:, :NEAREST], like[:, :NEAREST]).mean().item()
-        numbers["agreement_dense"] = shared(among[:, :NEAREST], like[:, :NEAREST]).mean().item()
+        numbers["neighbours"] = shared(found[:, :NEAREST], like[:, :NEAREST]).mean().item()
+        numbers["neighbours_dense"] = shared(among[:, :NEAREST], like[:, :NEAREST]).mean().item()
         numbers["cosine"] = cosine
         if labels is not None:
             lost = _right(like, labels)["knn"] - _right(found, labels)["knn"]
