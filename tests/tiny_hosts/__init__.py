@@ -14,10 +14,13 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+
+from vitrim.core.registry import find_host, not_yet
 
 Create = Callable[[], nn.Module]
 
@@ -28,7 +31,10 @@ if RECREATED not in sys.path:  # processes that tests start do not read pytest's
 
 def families(further: bool = False) -> dict[str, dict[str, Create]]:
     """``HOSTS`` of every file of this folder, by file name; those of ``further`` families or of the others."""
-    return {name: module.HOSTS for name, module in _modules().items() if getattr(module, "FURTHER", False) is further}
+    found = {
+        name: _served(module) for name, module in _modules().items() if getattr(module, "FURTHER", False) is further
+    }
+    return {name: hosts for name, hosts in found.items() if hosts}
 
 
 def inputs() -> dict[str, Callable[[int], Tensor]]:
@@ -36,9 +42,22 @@ def inputs() -> dict[str, Callable[[int], Tensor]]:
     return {host: make for module in _modules().values() for host, make in getattr(module, "INPUTS", {}).items()}
 
 
+@cache
 def _modules() -> dict[str, Any]:
-    return {
-        module.name: importlib.import_module(f"tiny_hosts.{module.name}")
-        for module in pkgutil.iter_modules(__path__)
-        if module.name != "common"
-    }
+    found = {}
+    for module in pkgutil.iter_modules(__path__):
+        try:
+            found[module.name] = importlib.import_module(f"tiny_hosts.{module.name}")
+        except ModuleNotFoundError as error:
+            if not any(key.startswith(f"{error.name}.") or key == error.name for key in not_yet()):
+                raise
+    del found["common"]
+    return found
+
+
+def _served(module: Any) -> dict[str, Create]:
+    """The hosts of a file whose families work with the installed library."""
+    hosts: dict[str, Create] = module.HOSTS
+    if not any(getattr(value, "__module__", None) in not_yet() for value in vars(module).values()):
+        return hosts
+    return {name: create for name, create in hosts.items() if find_host(create()) is not None}

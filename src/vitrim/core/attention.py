@@ -17,9 +17,10 @@ from torch import Tensor
 
 from vitrim.core import compiled
 from vitrim.core.tokens import changed, decision_dtype, is_traced, take
+from vitrim.core.versions import cpu_capabilities
 
 # read once: torch.compile cannot trace the query, and the processor does not change
-_CAPABILITIES = torch.cpu.get_capabilities()
+_CAPABILITIES = cpu_capabilities()
 CPU_HAS_AMX = bool(_CAPABILITIES.get("amx_bf16"))
 CPU_HAS_BFLOAT16 = CPU_HAS_AMX or bool(_CAPABILITIES.get("avx512_bf16"))
 

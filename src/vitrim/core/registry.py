@@ -28,6 +28,7 @@ from vitrim.core.method import Kind, MethodConfig
 from vitrim.core.plan import Layer
 from vitrim.core.saving import read_method_file
 from vitrim.core.selection import Selector
+from vitrim.core.versions import installed, is_older
 from vitrim.errors import UnsupportedModelError, VitrimError, check_known, unknown
 
 K = TypeVar("K")
@@ -218,6 +219,35 @@ def _written(library: str, table: str) -> Mapping[str, str]:
     return found
 
 
+@cache
+def _since(library: str) -> Mapping[str, str]:
+    """``SINCE`` of ``hosts/LIBRARY/versions.py``; empty where there is none, or the library is not installed."""
+    file = f"vitrim.hosts.{library}.versions"
+    if library not in libraries() or library in missing_libraries() or importlib.util.find_spec(file) is None:
+        return {}
+    found: Mapping[str, str] = importlib.import_module(file).SINCE
+    return found
+
+
+def needed(key: str, table: str = "") -> str | None:
+    """The version of its library that a class, a module, or a table needs, if an older one is installed.
+
+    Example:
+        >>> needed("timm.models.vision_transformer.VisionTransformer") is None
+        True
+    """
+    library = _library_of(key)
+    since = _since(library)
+    found = since.get(key) or since.get(key.rpartition(".")[0]) or since.get(table)
+    return f"{library} {found}" if found is not None and is_older(library, found) else None
+
+
+def not_yet() -> dict[str, str]:
+    """The version needed by families of installed libraries that are newer than these, by what `needed` takes."""
+    found = {key: needed(library, key) for library in libraries() for key in _since(library)}
+    return {key: needs for key, needs in found.items() if needs is not None}
+
+
 def _library_of(name: str) -> str:
     """The library that a module or a class is of, by its dotted name."""
     return name.partition(".")[0]
@@ -260,7 +290,7 @@ class Table(Generic[T]):
         if key not in self.entries:
             library = _library_of(key)
             place = _written(library, self.name).get(key)
-            if place is None:
+            if place is None or needed(key, self.name) is not None:
                 return None
             self.entries[key] = _load(library, place)
         return self.entries[key]
@@ -462,6 +492,7 @@ def host_of(model: nn.Module) -> type[Host]:
         if not host.blocks(model):
             raise UnsupportedModelError(f"this {type(model).__name__} has no blocks: there is nothing to reduce")
         return host
+    _refuse_older(type(model), "")
     name, parts = type(model).__name__, supported_parts(model)
     if parts:
         named = " or ".join(f"{access(where)} ({type(part).__name__})" for where, part in parts[:2])
@@ -478,6 +509,21 @@ def host_of(model: nn.Module) -> type[Host]:
     raise UnsupportedModelError(
         f"{name} (from {type(model).__module__}) is not a supported host; `vitrim list hosts` prints those that are"
     )
+
+
+def _refuse_older(kind: type, table: str) -> None:
+    """Refuse models of a class whose family needs a newer version of its library than is installed.
+
+    Raises:
+        UnsupportedModelError: naming both versions.
+    """
+    for base in kind.__mro__:
+        key = f"{base.__module__}.{base.__qualname__}"
+        if (version := needed(key, table)) is not None:
+            own = installed(_library_of(key))
+            raise UnsupportedModelError(
+                f"{kind.__name__} needs {version} or newer to be reduced, and {own} is installed"
+            )
 
 
 def supported_parts(model: nn.Module) -> list[tuple[str, nn.Module]]:

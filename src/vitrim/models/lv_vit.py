@@ -14,6 +14,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from vitrim.core.block import draw_linear_
+from vitrim.core.versions import require
 from vitrim.errors import VitrimError
 from vitrim.models.common import Stem, create, pretrained_cfg, resampled_positions, unwrapped
 
@@ -115,6 +116,7 @@ class LVBlock(Block):
     ) -> None:
         super().__init__(dim, num_heads, **kwargs)
         if head_dim is not None:
+            require("timm", "1.0.23", "head_dim")
             options = ("qkv_bias", "attn_drop", "proj_drop", "device", "dtype")
             own = {option: kwargs[option] for option in options if option in kwargs}
             self.attn = Attention(dim, num_heads, attn_head_dim=head_dim, **own)

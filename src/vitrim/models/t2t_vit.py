@@ -258,9 +258,9 @@ class T2TViT(VisionTransformer):
             for block in self.blocks:
                 block.attn.q_norm = Scaled(qk_scale / block.attn.scale)
 
-    def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
+    def init_weights(self, mode: str = "", **options: Any) -> None:
         """As timm's, with the fixed table of positions."""
-        super().init_weights(mode, needs_reset)
+        super().init_weights(mode, **options)
         with torch.no_grad():
             self.pos_embed.copy_(sinusoid_table(*self.pos_embed.shape[1:]))
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from vitrim.core.registry import ask, enter
+from vitrim.core.versions import require
 from vitrim.data.paths import listed
 from vitrim.errors import DataError, VitrimError, check_known
 from vitrim.tasks.options import Protocol
@@ -102,6 +103,8 @@ class Task(ABC):
             return None
         if not self.mixes:
             raise VitrimError(f"task {self.name} does not mix images: set mix.mixup=0 and mix.cutmix=0")
+        if self.several:
+            require("timm", "1.0.31", "mixing images of several labels")
         return Mixup(
             mixup_alpha=mix.mixup,
             cutmix_alpha=mix.cutmix,
@@ -109,7 +112,7 @@ class Task(ABC):
             switch_prob=mix.switch,
             label_smoothing=0.0,
             num_classes=self.num_classes,
-            multi_label=self.several,
+            **({"multi_label": True} if self.several else {}),
         )
 
     @abstractmethod

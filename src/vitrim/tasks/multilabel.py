@@ -69,7 +69,9 @@ class MultiLabel(Task):
             return BinaryCrossEntropy(smoothing=loss.smoothing, rest=1 / 2, sum_classes=loss.sum_classes)
         if loss.smoothing:
             raise VitrimError(f"loss asl has no smoothing (got loss.smoothing={loss.smoothing:g}): set it to 0")
-        return AsymmetricLossMultiLabel(loss.gamma_neg, loss.gamma_pos, loss.clip, reduction="sum")
+        criterion = AsymmetricLossMultiLabel(loss.gamma_neg, loss.gamma_pos, loss.clip)
+        criterion.reduction = "sum"  # an argument since timm 1.0.31; before, it sums anyway
+        return criterion  # type: ignore[no-any-return]
 
     def check_targets(self, targets: Any, count: int) -> None:
         if targets.shape != (count, self.num_classes):

@@ -15,6 +15,7 @@ from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.blocks import JointBlock, check_attentions, check_calls
+from vitrim.hosts.timm.versions import in_chans
 
 
 def kernel(attn: Any) -> dict[str, Any]:
@@ -139,7 +140,7 @@ class TimmHost(Host):
             has_class_token=getattr(getattr(model, "embeds", model), "cls_token", None) is not None,
             grid_size=grid_size,
             head_rows=cls.head_rows(model),
-            input_size=(model.in_chans, *image_size),
+            input_size=(in_chans(model), *image_size),
         )
 
     @classmethod

@@ -20,6 +20,7 @@ from vitrim.core.block import is_bare
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.shared.blocks import project_qkv, project_values, through
 from vitrim.hosts.timm.common import PostNorm, PreNorm, TimmBlock, TimmHost, refuse_mask
+from vitrim.hosts.timm.versions import fused_projection
 
 
 class ReducedPlainBlock(TimmBlock):
@@ -101,8 +102,8 @@ class ReducedParallelScalingBlock(TimmBlock, vit.ParallelScalingBlock):
         if self.mlp_bias is not None:
             hidden = hidden + self.mlp_bias
         hidden = self.mlp_drop(self.mlp_act(hidden))
-        if self.out_proj is not None:
-            update = self.out_proj(torch.cat((out, hidden), dim=-1))
+        if (together := fused_projection(self)) is not None:
+            update = together(torch.cat((out, hidden), dim=-1))
         else:
             update = self.attn_out_proj(out) + self.mlp_out_proj(hidden)
         return x + self.drop_path(self.ls(update))  # type: ignore[no-any-return]

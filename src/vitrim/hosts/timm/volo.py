@@ -13,6 +13,7 @@ from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.shared.windows import WindowBlock, WindowedHost
 from vitrim.hosts.timm.common import PreNorm, TimmHost
+from vitrim.hosts.timm.versions import in_chans
 
 
 class ReducedVoloBlock(PreNorm, WindowBlock, Transformer):
@@ -60,7 +61,7 @@ class TimmVolo(WindowedHost, TimmHost):
             has_class_token=False,
             grid_size=(rows, columns),
             head_rows=None,
-            input_size=(model.in_chans, rows * size, columns * size),
+            input_size=(in_chans(model), rows * size, columns * size),
             dense=True,
         )
 

@@ -21,7 +21,7 @@ HOSTS: dict[str, str] = of_modules(
         "dinov2_with_registers": "dino:HFDinov2WithRegisters Dinov2WithRegistersModel "
         "Dinov2WithRegistersForImageClassification Dinov2WithRegistersBackbone",
         "dinov3_vit": "dino:HFDINOv3 DINOv3ViTModel DINOv3ViTBackbone",
-        "radio": "dino:HFRadio RadioModel",
+        "radio": "radio:HFRadio RadioModel",
         "eomt": "eomt:HFEomt EomtForUniversalSegmentation",
         "eomt_dinov3": "eomt:HFEomtDinov3 EomtDinov3ForUniversalSegmentation",
         "vit_mae": "vit:HFViTMAE ViTMAEModel",
@@ -37,7 +37,7 @@ HOSTS: dict[str, str] = of_modules(
         "sam": "sam:HFSam SamVisionEncoder SamVisionModel",
         "sam3": "sam:HFSam3 Sam3ViTModel",
         "lw_detr": "detr:HFLwDetr LwDetrViTBackbone",
-        "rf_detr": "detr:HFRfDetr RfDetrDinov2Backbone",
+        "rf_detr": "rf_detr:HFRfDetr RfDetrDinov2Backbone",
         "vitdet": "sam:HFVitDet VitDetModel VitDetBackbone",
         "siglip": "towers:HFSiglip SiglipVisionModel SiglipModel SiglipForImageClassification",
         "siglip2": "siglip2:HFSiglip2 Siglip2VisionModel Siglip2Model Siglip2ForImageClassification",

@@ -11,14 +11,15 @@ from transformers.models.audio_spectrogram_transformer import (
 )
 
 from vitrim.core.plan import HostFacts
-from vitrim.hosts.transformers.common import ReducedLayer, TransformersHost
+from vitrim.hosts.transformers.common import TransformersHost
 from vitrim.hosts.transformers.library import TransformersLibrary
+from vitrim.hosts.transformers.versions import OLDER_VIT, VIT_LAYERS, ViTForm, attention
 
 
-class ReducedASTLayer(ReducedLayer, audio_spectrogram_transformer.ASTLayer):
+class ReducedASTLayer(ViTForm, audio_spectrogram_transformer.ASTLayer):
     """`ASTLayer` under reduction."""
 
-    attention_classes = (audio_spectrogram_transformer.ASTAttention,)
+    attention_classes = (attention(audio_spectrogram_transformer, "AST", OLDER_VIT),)
 
 
 class HFAST(TransformersHost):
@@ -32,7 +33,7 @@ class HFAST(TransformersHost):
     heads = ("class token", "patches")
     reduced_blocks = (ReducedASTLayer,)
     trunk_classes = (audio_spectrogram_transformer.ASTModel,)
-    layers_name = "layers"
+    layers_name = VIT_LAYERS
     num_prefix = 2
     size_names = ("max_length", "num_mel_bins")
     prefix_readers = (audio_spectrogram_transformer.ASTForAudioClassification,)

@@ -156,6 +156,7 @@ def refuse_mask(attention_mask: Tensor | None) -> None:
 class ReducedOlderLayer(ReducedLayer):
     """A layer of the library's older form: ``attention.attention`` projects, ``attention.output`` projects back."""
 
+    update_names = ()
     projections = ("query", "key", "value")
     head_dim_name = "attention_head_size"
     dropout_name = "dropout_prob"
@@ -173,7 +174,7 @@ class ReducedOlderLayer(ReducedLayer):
     def bypassed(cls, block: Any) -> list[nn.Module]:
         return [block.attention, block.attention.attention, block.output]  # the last adds what it is given
 
-    def attention_branch(self, out: Tensor) -> Tensor:
+    def project_output(self, out: Tensor) -> Tensor:
         return self.attention.output(out, None)  # type: ignore[no-any-return]
 
     def mlp_branch(self, x: Tensor) -> Tensor:

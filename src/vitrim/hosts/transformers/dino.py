@@ -1,8 +1,7 @@
-"""Hugging Face DINOv2, with and without registers, DINOv3 with ViT weights, and C-RADIO, whose layers are alike."""
+"""Hugging Face DINOv2, with and without registers, and DINOv3 with ViT weights, whose layers are alike."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,24 +10,23 @@ from torch import Tensor
 from transformers.models.dinov2 import modeling_dinov2 as dinov2
 from transformers.models.dinov2_with_registers import modeling_dinov2_with_registers as dinov2_with_registers
 from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3_vit
-from transformers.models.radio import modeling_radio as radio
 
 from vitrim.core.attention import Attention
 from vitrim.core.tokens import TokenState
-from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.transformers.common import ReducedDinoLayer, TransformersHost, refuse_mask
+from vitrim.hosts.transformers.versions import DINOV3_LAYERS, OLDER_DINO, DinoForm, attention
 
 
-class ReducedDinov2Layer(ReducedDinoLayer, dinov2.Dinov2Layer):
+class ReducedDinov2Layer(DinoForm, dinov2.Dinov2Layer):
     """`Dinov2Layer` under reduction."""
 
-    attention_classes = (dinov2.Dinov2Attention,)
+    attention_classes = (attention(dinov2, "Dinov2", OLDER_DINO),)
 
 
-class ReducedDinov2WithRegistersLayer(ReducedDinoLayer, dinov2_with_registers.Dinov2WithRegistersLayer):
+class ReducedDinov2WithRegistersLayer(DinoForm, dinov2_with_registers.Dinov2WithRegistersLayer):
     """`Dinov2WithRegistersLayer` under reduction."""
 
-    attention_classes = (dinov2_with_registers.Dinov2WithRegistersAttention,)
+    attention_classes = (attention(dinov2_with_registers, "Dinov2WithRegisters", OLDER_DINO),)
 
 
 class ReducedRotaryLayer(ReducedDinoLayer):
@@ -67,12 +65,6 @@ class ReducedDINOv3ViTLayer(ReducedRotaryLayer, dinov3_vit.DINOv3ViTLayer):
     attention_classes = (dinov3_vit.DINOv3ViTAttention,)
 
 
-class ReducedRadioLayer(ReducedDinoLayer, radio.RadioLayer):
-    """`RadioLayer` under reduction."""
-
-    attention_classes = (radio.RadioAttention,)
-
-
 class HFDinov2(TransformersHost):
     """Hugging Face DINOv2."""
 
@@ -100,35 +92,4 @@ class HFDINOv3(TransformersHost):
     heads = ("patches",)
     reduced_blocks = (ReducedDINOv3ViTLayer,)
     trunk_classes = (dinov3_vit.DINOv3ViTModel, dinov3_vit.DINOv3ViTBackbone)
-    layers_name = "model.layer"
-
-
-class HFRadio(TransformersHost):
-    """Hugging Face C-RADIO: several class tokens, registers. Its summary reads class tokens, its features are patches.
-
-    The library's own model; NVIDIA's remote code puts its parts on a timm model and is refused.
-    """
-
-    name = "transformers C-RADIO"
-    heads = ("patches",)
-    reduced_blocks = (ReducedRadioLayer,)
-    trunk_classes = (radio.RadioModel,)
-    layers_name = "encoder.layer"
-    maker_name = "embeddings"
-
-    @classmethod
-    def prefix_of(cls, trunk: Any) -> int:
-        return int(trunk.config.num_cls_tokens + trunk.config.num_registers)
-
-    @classmethod
-    def grid_of(cls, maker: Any, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
-        height, width = args[0].shape[-2:]
-        return height // maker.patch_size, width // maker.patch_size
-
-    @classmethod
-    def check_inputs(cls, trunk: Any, given: Mapping[str, Any]) -> None:
-        if given.get("image_grid_hw") is not None:
-            raise UnsupportedModelError(
-                "a reduced RadioModel takes no image_grid_hw (packed images of several sizes): give images of one size "
-                "as pixel_values (B, C, H, W)"
-            )
+    layers_name = DINOV3_LAYERS

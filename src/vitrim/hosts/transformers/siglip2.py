@@ -17,6 +17,7 @@ from vitrim.core.host import Installed
 from vitrim.core.tokens import Trace
 from vitrim.hosts.shared.padding import Group, groups_of, run_groups
 from vitrim.hosts.transformers.common import ReducedClipLayer, TransformersHost
+from vitrim.hosts.transformers.versions import tower
 
 
 class ReducedSiglip2EncoderLayer(ReducedClipLayer, siglip2.Siglip2EncoderLayer):
@@ -98,7 +99,7 @@ class HFSiglip2(TransformersHost):
     purpose = "images and text"
     heads = ("no class token",)
     reduced_blocks = (ReducedSiglip2EncoderLayer,)
-    trunk_classes = (siglip2.Siglip2VisionModel,)
+    trunk_classes = (tower(siglip2, "Siglip2"),)
     num_prefix = 0
     has_class_token = False
     tokens_of_images = False  # but of patches

@@ -20,6 +20,7 @@ from transformers.models.siglip import modeling_siglip as siglip
 
 from vitrim.core.plan import Head
 from vitrim.hosts.transformers.common import ReducedClipLayer, ReducedLayer, TransformersHost
+from vitrim.hosts.transformers.versions import tower
 
 
 class ReducedCLIPEncoderLayer(ReducedClipLayer, clip.CLIPEncoderLayer):
@@ -102,7 +103,7 @@ class HFCLIP(ClassTokenTower):
 
     name = "transformers CLIP"
     reduced_blocks = (ReducedCLIPEncoderLayer,)
-    trunk_classes = (clip.CLIPVisionModel,)
+    trunk_classes = (tower(clip, "CLIP"),)
     prefix_readers = (clip.CLIPModel, clip.CLIPVisionModelWithProjection)
 
 
@@ -111,7 +112,7 @@ class HFAltCLIP(ClassTokenTower):
 
     name = "transformers AltCLIP"
     reduced_blocks = (ReducedAltCLIPEncoderLayer,)
-    trunk_classes = (altclip.AltCLIPVisionModel,)
+    trunk_classes = (tower(altclip, "AltCLIP"),)
     prefix_readers = (altclip.AltCLIPModel,)
 
 
@@ -120,7 +121,7 @@ class HFChineseCLIP(ClassTokenTower):
 
     name = "transformers Chinese-CLIP"
     reduced_blocks = (ReducedChineseCLIPVisionLayer,)
-    trunk_classes = (chinese_clip.ChineseCLIPVisionModel,)
+    trunk_classes = (tower(chinese_clip, "ChineseCLIP"),)
     prefix_readers = (chinese_clip.ChineseCLIPModel,)
 
 
@@ -129,7 +130,7 @@ class HFMetaClip2(ClassTokenTower):
 
     name = "transformers MetaCLIP 2"
     reduced_blocks = (ReducedMetaClip2EncoderLayer,)
-    trunk_classes = (metaclip_2.MetaClip2VisionModel,)
+    trunk_classes = (tower(metaclip_2, "MetaClip2"),)
     prefix_readers = (metaclip_2.MetaClip2Model, metaclip_2.MetaClip2VisionModelWithProjection)
 
 
@@ -141,7 +142,7 @@ class HFSiglip(PatchTower):
 
     name = "transformers SigLIP"
     reduced_blocks = (ReducedSiglipEncoderLayer,)
-    trunk_classes = (siglip.SiglipVisionModel,)
+    trunk_classes = (tower(siglip, "Siglip"),)
 
 
 class HFAimv2(PatchTower):

@@ -10,37 +10,38 @@ from transformers.models.vit_mae import modeling_vit_mae as vit_mae
 from transformers.models.vit_msn import modeling_vit_msn as vit_msn
 
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.transformers.common import ReducedLayer, TransformersHost, classifiers
+from vitrim.hosts.transformers.common import TransformersHost, classifiers
+from vitrim.hosts.transformers.versions import OLDER_VIT, VIT_LAYERS, ViTForm, attention
 
 
-class ReducedViTLayer(ReducedLayer, vit.ViTLayer):
+class ReducedViTLayer(ViTForm, vit.ViTLayer):
     """`ViTLayer` under reduction."""
 
-    attention_classes = (vit.ViTAttention,)
+    attention_classes = (attention(vit, "ViT", OLDER_VIT),)
 
 
-class ReducedDeiTLayer(ReducedLayer, deit.DeiTLayer):
+class ReducedDeiTLayer(ViTForm, deit.DeiTLayer):
     """`DeiTLayer` under reduction."""
 
-    attention_classes = (deit.DeiTAttention,)
+    attention_classes = (attention(deit, "DeiT", OLDER_VIT),)
 
 
-class ReducedViTMAELayer(ReducedLayer, vit_mae.ViTMAELayer):
+class ReducedViTMAELayer(ViTForm, vit_mae.ViTMAELayer):
     """`ViTMAELayer` under reduction."""
 
-    attention_classes = (vit_mae.ViTMAEAttention,)
+    attention_classes = (attention(vit_mae, "ViTMAE", OLDER_VIT),)
 
 
-class ReducedViTMSNLayer(ReducedLayer, vit_msn.ViTMSNLayer):
+class ReducedViTMSNLayer(ViTForm, vit_msn.ViTMSNLayer):
     """`ViTMSNLayer` under reduction."""
 
-    attention_classes = (vit_msn.ViTMSNAttention,)
+    attention_classes = (attention(vit_msn, "ViTMSN", OLDER_VIT),)
 
 
-class ReducedIJepaLayer(ReducedLayer, ijepa.IJepaLayer):
+class ReducedIJepaLayer(ViTForm, ijepa.IJepaLayer):
     """`IJepaLayer` under reduction."""
 
-    attention_classes = (ijepa.IJepaAttention,)
+    attention_classes = (attention(ijepa, "IJepa", OLDER_VIT),)
 
 
 class HFViT(TransformersHost):
@@ -50,7 +51,7 @@ class HFViT(TransformersHost):
     heads = ("class token", "patches")
     reduced_blocks = (ReducedViTLayer,)
     trunk_classes = (vit.ViTModel,)
-    layers_name = "layers"
+    layers_name = VIT_LAYERS
     prefix_readers = (vit.ViTForImageClassification,)
 
 
@@ -61,7 +62,7 @@ class HFDeiT(TransformersHost):
     heads = ("class token", "patches")
     reduced_blocks = (ReducedDeiTLayer,)
     trunk_classes = (deit.DeiTModel,)
-    layers_name = "layers"
+    layers_name = VIT_LAYERS
     num_prefix = 2
 
     @classmethod
@@ -80,7 +81,7 @@ class HFViTMAE(TransformersHost):
     heads = ("patches",)
     reduced_blocks = (ReducedViTMAELayer,)
     trunk_classes = (vit_mae.ViTMAEModel,)
-    layers_name = "layers"
+    layers_name = VIT_LAYERS
     maker_name = None  # the patches are shuffled behind it
 
     @classmethod
@@ -105,7 +106,7 @@ class HFViTMSN(TransformersHost):
     heads = ("class token", "patches")
     reduced_blocks = (ReducedViTMSNLayer,)
     trunk_classes = (vit_msn.ViTMSNModel,)
-    layers_name = "layers"
+    layers_name = VIT_LAYERS
     prefix_readers = (vit_msn.ViTMSNForImageClassification,)
 
 
@@ -116,7 +117,7 @@ class HFIJepa(TransformersHost):
     heads = ("no class token",)
     reduced_blocks = (ReducedIJepaLayer,)
     trunk_classes = (ijepa.IJepaModel,)
-    layers_name = "layers"
+    layers_name = VIT_LAYERS
     num_prefix = 0
     has_class_token = False
 

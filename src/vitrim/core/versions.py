@@ -1,0 +1,70 @@
+"""Versions of the libraries that are installed, and what older versions of torch lack or call otherwise.
+
+A difference between versions lies in the one file of its library (``hosts/LIBRARY/versions.py``; torch's is here) and
+names the version that ends it: when the lower bound of ``pyproject.toml`` gets there, it goes. `docs/deprecation.md`
+says how bounds move.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from vitrim.errors import VitrimError
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """The first three numbers of a version.
+
+    Example:
+        >>> numbers("5.0.0.dev0") < numbers("5.20") < numbers("2026.4")
+        True
+    """
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:3])
+
+
+@cache
+def installed(package: str) -> str | None:
+    """The version of a package as its metadata say it; None if there are none."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def is_older(package: str, than: str) -> bool:
+    """True if a package is installed in a version before ``than``.
+
+    Example:
+        >>> is_older("torch", "1.0"), is_older("torch", "999.0"), is_older("no-such-package", "1.0")
+        (False, True, False)
+    """
+    found = installed(package)
+    return found is not None and numbers(found) < numbers(than)
+
+
+def require(package: str, since: str, what: str) -> None:
+    """Refuse ``what`` where a package is older than the version ``since``, which it needs.
+
+    Raises:
+        VitrimError: naming both versions.
+
+    Example:
+        >>> require("torch", "999.0", "this example")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        vitrim.errors.VitrimError: this example needs torch 999.0 or newer, and ... is installed
+    """
+    if is_older(package, since):
+        raise VitrimError(f"{what} needs {package} {since} or newer, and {installed(package)} is installed")
+
+
+def cpu_capabilities() -> Mapping[str, bool]:
+    """The instructions of this processor that vitrim asks for, by the names of torch."""
+    if is_older("torch", "2.11"):
+        names = {"amx_bf16": "_is_amx_tile_supported", "avx512_bf16": "_is_avx512_bf16_supported"}
+        return {name: getattr(torch.cpu, query)() for name, query in names.items()}
+    return torch.cpu.get_capabilities()
