@@ -11,10 +11,11 @@ from vitrim.analysis.families.counts import COLUMNS as COUNTS
 from vitrim.analysis.families.counts import SHOWN as COUNTS_SHOWN
 from vitrim.analysis.families.depth import OVERALL, PLACES
 from vitrim.analysis.families.depth import PAIRS as DEPTH_PAIRS
-from vitrim.analysis.families.features import ANCHORS, PROXY
 from vitrim.analysis.families.features import PAIRS as FEATURES
-from vitrim.analysis.families.patterns import CLUSTERS, CLUSTERS_SHOWN, OVERLAP, OVERLAP_SHOWN
+from vitrim.analysis.families.features import PROXY
+from vitrim.analysis.families.patterns import CLUSTERS, CLUSTERS_SHOWN, OVERLAP, OVERLAP_SHOWN, PROXIES
 from vitrim.analysis.family import FamilyResult, Tables
+from vitrim.analysis.proxies import ANCHORS
 from vitrim.analysis.record import Record
 from vitrim.report import Table
 
@@ -45,13 +46,17 @@ def results() -> dict[str, FamilyResult]:
     ]
     measures = ("procrustes", "cka_distance", "pwcca_distance_ab")
     proxy = [("head", measure, 6, *numbers(PROXY, 3)) for measure in measures]
-    anchors = [(name, "head", "procrustes", 3, *numbers(ANCHORS, 4)) for name in NAMES]
+    anchors = [(name, "head", one, 3, *numbers(ANCHORS, 4)) for one in measures for name in NAMES]
     depth_pairs = [(a, b, *numbers(DEPTH_PAIRS, 2)) for a, b in combinations(NAMES, 2)]
+    likeness = [(a, b, "end", 40, *numbers(PROXIES, 4)) for a, b in combinations(NAMES, 2)]
+    ranks = [(name, "end", one, 2, *numbers(ANCHORS, 4)) for one in ("iou", "v_measure") for name in NAMES]
     return {
         "patterns": FamilyResult(
             [
                 Table("overlap", "Overlap", OVERLAP, overlap, OVERLAP_SHOWN),
                 Table("clusters", "Clusters", CLUSTERS, clusters, CLUSTERS_SHOWN),
+                Table("pattern_proxies", "Likeness", PROXIES, likeness),
+                Table("pattern_anchors", "Ranks", ANCHORS, ranks),
             ],
         ),
         "depth": FamilyResult(

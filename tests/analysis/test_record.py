@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vitrim.analysis.output import read_analysis, write_records, write_tables
-from vitrim.analysis.record import Record, check_comparable, titled
+from vitrim.analysis.record import Record, check_comparable, distinct, titled
 from vitrim.errors import VitrimError
 
 HEADER = {
@@ -76,6 +76,11 @@ def test_what_a_record_says() -> None:
     assert named == [["topk with cifar10", "topk with camvid"], ["topk with a/test", "topk with b/test"]]
     with pytest.raises(VitrimError, match="two records of topk: give one"):
         titled([one, record(4)])
+    assert distinct([one, record(), other := record(4)]) == [one, other]
+    assert (
+        len(distinct([one, record(model="small"), Record(one.header, {**one.arrays, "ids": one.arrays["ids"] + 1})]))
+        == 3
+    )
     several = Record(one.header, {**one.arrays, "targets": np.ones((5, 3))})
     assert several.correct() is None
     for ask, message in (

@@ -28,8 +28,8 @@ from vitrim.reference import references
 from vitrim.tasks import make_task, tasks
 from vitrim.training.checks import check_model
 from vitrim.training.objectives import learned
-from vitrim.training.optim import select_trainable
-from vitrim.training.recipe import Recipe, Resolved, load_recipe, recipes
+from vitrim.training.optim import select_trainable, updates_of
+from vitrim.training.recipe import Ema, Recipe, Resolved, load_recipe, recipes
 from vitrim.training.study import grouped
 
 NAMES = list(recipes())
@@ -365,16 +365,31 @@ def test_cropr_prunes_86_percent_before_its_last_block_on_ade20k(name: str, last
 
 
 def test_vitdet_makes_the_published_updates() -> None:
-    """184,375 of 64 images, on the 117,266 that have boxes; the rate falls at 163,889 and 177,546."""
+    """184,375 of 64 images; the rate falls at 163,889 and 177,546."""
     found = recipe("vitdet_base_mask_coco")
-    every = 117_266 // found.batch_size
-    assert round(found.epochs * every) == 184_375
-    assert [round(one * every) for one in found.schedule.milestones] == [163_889, 177_546]
+    assert updates_of(found, found.updates_per_unit(117_266 // found.batch_size)) == 184_375
+    assert found.schedule.milestones == (163_889, 177_546)
     large = recipe("vitdet_large_cascade_coco")
     assert (found.optimizer.layer_decay, found.model_options["drop_path_rate"]) == (0.7, 0.1)
     assert (large.optimizer.layer_decay, large.model_options["drop_path_rate"]) == (0.8, 0.4)
     assert recipe("vitdet_base_cascade_coco").model_options["cascade"]
     assert round(recipe("vittm_base_28_ade20k").epochs * (20_210 // 16)) == pytest.approx(160_000, abs=5)
+
+
+def test_the_recipe_of_cropr_on_coco_says_what_the_table_says() -> None:
+    """Supplement, Table 4, and the TPR of 97 % of the paper."""
+    found = recipe("cropr_vitdet_eva02_large_coco")
+    assert updates_of(found, found.updates_per_unit(1832)) == 40_000
+    options, optimizer = found.model_options, found.optimizer
+    assert (found.batch_size, optimizer.name, optimizer.lr, optimizer.layer_decay) == (64, "adamw", 4e-5, 0.8)
+    assert (optimizer.betas, optimizer.weight_decay, found.schedule.shape) == ((0.9, 0.999), 0.1, "constant")
+    assert (options["img_size"], options["patch_size"], options["drop_path_rate"]) == (1536, 16, 0.3)
+    assert (options["window_size"], options["global_blocks"]) == (16, [3, 6, 9, 12, 15, 18, 21, 24])
+    assert (options["soft_nms"], options["maskness"], found.ema) == (0.6, 0.5, Ema(decay=0.999))
+    assert (found.schedule.warmup_epochs, found.dense_augment.crop) == (0, "jitter")
+    counts = parse_method(found.method).counts(256, 24)
+    assert counts is not None
+    assert (counts[0], min(counts), counts[-1]) == (256, 8, 256)
 
 
 # ---- "Which Tokens to Use?", supplement ------------------------------------------------------------------------------

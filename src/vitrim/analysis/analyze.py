@@ -21,8 +21,8 @@ from torch import nn
 from vitrim.analysis.collect import Collect, records_of
 from vitrim.analysis.families import FAMILIES, across, chosen, results_of
 from vitrim.analysis.family import FamilyResult
-from vitrim.analysis.output import SUMMARY, read_analysis, write_records, write_report, write_tables
-from vitrim.analysis.record import Record, titled
+from vitrim.analysis.output import SUMMARY, in_folder, read_analysis, write_records, write_report, write_tables
+from vitrim.analysis.record import Record, distinct, titled
 from vitrim.analysis.subject import Subject
 from vitrim.analysis.summary import milliseconds, summary
 from vitrim.core.method import MethodConfig
@@ -236,7 +236,8 @@ def analyze_records(
     """Analyse stored records as `analyze` does, without their models and images.
 
     Args:
-        records: of the same images, or their files.
+        records: of the same images, or their files: of one analysis or of several, such as one per trained run. The
+            same record in several, of the dense model, counts once.
         out, only, formats: as of `analyze`; families that run the model cannot be had.
 
     Returns:
@@ -258,7 +259,7 @@ def analyze_records(
     """
     _check_lists(records=records)
     folder, families, kinds = _checked(out, only, formats, stored=True)
-    read = [one if isinstance(one, Record) else Record.load(one) for one in records]
+    read = distinct([one if isinstance(one, Record) else in_folder(Path(one)) for one in records])
     return _write(folder, results_of(read, families), read, {}, kinds)
 
 

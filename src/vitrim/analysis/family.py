@@ -185,7 +185,7 @@ def whole_numbers(axis: Any, label: str) -> None:
 
 
 def fullest(blocks: Iterable[int], most: int) -> list[int]:
-    """At most so many blocks, in order: those that occur most often, of equal ones the later.
+    """At most so many blocks, in order: those that occur most often, of equal ones evenly over the depth.
 
     Args:
         blocks: one for each row of a table.
@@ -193,10 +193,16 @@ def fullest(blocks: Iterable[int], most: int) -> list[int]:
 
     Example:
         >>> fullest([0, 1, 1, 2, 3, 3, 3], 2), fullest([0, 1, 2, 3], 2)
-        ([1, 3], [2, 3])
+        ([1, 3], [1, 3])
+        >>> fullest(range(12), 4)
+        [2, 5, 8, 11]
     """
-    counts = Counter(blocks)
-    return sorted(sorted(counts, key=lambda block: (counts[block], block))[-most:])
+    counts, found = Counter(blocks), list[int]()
+    for count in sorted(set(counts.values()), reverse=True):
+        equal = sorted(block for block in counts if counts[block] == count)
+        left = min(most - len(found), len(equal))
+        found += [equal[(number + 1) * len(equal) // left - 1] for number in range(left)]
+    return sorted(found)
 
 
 class PairMap(NamedTuple):

@@ -37,8 +37,13 @@ def read_analysis(folder: Path) -> list[Record]:
         raise VitrimError(f"{folder} holds no finished analysis: give the folder of an analysis of a model")
     if json.loads((folder / SUMMARY).read_text(encoding="utf-8")).get("complete") is False:
         raise VitrimError(f"the analysis in {folder} was stopped before all images were seen: run it again")
-    found = [Record.load(file) for file in files]
-    return [replace(one, header={**one.header, "report": str(folder)}) for one in found]
+    return [in_folder(file) for file in files]
+
+
+def in_folder(file: Path) -> Record:
+    """The record in a file; ``report`` of its header is the name of its folder."""
+    found = Record.load(file)
+    return replace(found, header={**found.header, "report": str(file.parent)})
 
 
 def write_records(folder: Path, records: Sequence[Record]) -> list[Path]:

@@ -152,6 +152,18 @@ class Record:
             raise VitrimError(f"the record of {self.name} has no features after block {block}; it has {places}")
         return self._array("features", "features")[:, places.index(block)].astype(np.float32)
 
+    def shows_the_same_as(self, other: Record) -> bool:
+        """True if both are of one method, model and data, and hold the same numbers."""
+        keys = all(self.header.get(key) == other.header.get(key) for key in ("method", "model", "data", "split"))
+        return (
+            keys
+            and self.arrays.keys() == other.arrays.keys()
+            and all(
+                np.array_equal(array, other.arrays[name], equal_nan=array.dtype.kind == "f")
+                for name, array in self.arrays.items()
+            )
+        )
+
     def correct(self) -> NDArray[np.bool_] | None:
         """(I,), whether the first class is the label; None where there is no single label."""
         targets = self.arrays.get("targets")
@@ -267,6 +279,21 @@ def unfinished(arrays: Mapping[str, NDArray[Any]]) -> str | None:
         )
         name = next(wrong, None)
     return None if name is None else f"{name} has values that are not finite numbers"
+
+
+def distinct(records: Sequence[Record]) -> list[Record]:
+    """The records in their order, without copies: of several analyses each has one of the same dense model.
+
+    Example:
+        >>> one, same, other = (Record({"method": "none"}, {"ids": np.arange(count)}) for count in (3, 3, 4))
+        >>> len(distinct([one, same, other]))
+        2
+    """
+    found: list[Record] = []
+    for record in records:
+        if not any(record.shows_the_same_as(other) for other in found):
+            found.append(record)
+    return found
 
 
 def titled(records: Sequence[Record]) -> list[Record]:

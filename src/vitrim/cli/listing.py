@@ -252,7 +252,7 @@ def recipes() -> list[dict[str, Any]]:
             "name": name,
             "model": recipe.model,
             "method": recipe.method,
-            "epochs": f"{recipe.epochs:g}",
+            "epochs": f"{recipe.epochs:g}{' updates' if recipe.unit == 'updates' else ''}",
             "batch_size": str(recipe.batch_size),
             "paper": recipe.paper,
         }

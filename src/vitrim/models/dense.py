@@ -27,11 +27,11 @@ MASK_OPTIONS = ("layers", "width", "heads", "dropout", "drop_path", "proportiona
 SEGMENTER_OPTIONS = ("num_classes", "decoder", "decoder_tokens", *(f"{DECODER}{name}" for name in MASK_OPTIONS))
 DETECTOR_OPTIONS = (
     *("num_classes", "masks", "cascade", "channels", "hidden", "rpn_layers", "box_layers"),
-    *("samples", "soft_nms", "maskness"),
+    *("samples", "soft_nms", "maskness", "window_size", "global_blocks"),
 )
 SWITCHES = ("masks", "cascade", "decoder_proportional")
 COUNTS = (
-    *("channels", "hidden", "rpn_layers", "box_layers", "samples"),
+    *("channels", "hidden", "rpn_layers", "box_layers", "samples", "window_size"),
     *("decoder_layers", "decoder_width", "decoder_heads"),
 )
 SHARES = ("soft_nms", "maskness", "decoder_dropout", "decoder_drop_path")
@@ -81,15 +81,20 @@ def detector(create: Create, pretrained: bool, options: Options) -> nn.Module:
         options: `DETECTOR_OPTIONS`, and those of the backbone.
 
     Raises:
-        VitrimError: an option that is not valid, or a backbone that hands out no tokens.
+        VitrimError: an option that is not valid, or a backbone that hands out no tokens or cannot have windows.
     """
     from vitrim.models.vitdet import Detector
+    from vitrim.models.windowed import windowed
 
     if "windows" in options:
-        raise VitrimError("windows: attention of a vitdet: model is global in every block; leave the option out")
+        raise VitrimError("windows: unknown option; windows of S x S patches are window_size=S")
     own, rest = split(options, DETECTOR_OPTIONS)
     num_classes = own.pop("num_classes", COCO)
-    return Detector(backbone(create, pretrained, rest), num_classes, **own)
+    side, crossing = own.pop("window_size", None), own.pop("global_blocks", ())
+    if crossing and side is None:
+        raise VitrimError("global_blocks attend across windows: they go with window_size")
+    trunk = backbone(create, pretrained, rest)
+    return Detector(trunk if side is None else windowed(trunk, side, crossing), num_classes, **own)
 
 
 def split(options: Options, names: Collection[str]) -> tuple[Options, Options]:
@@ -111,6 +116,10 @@ def split(options: Options, names: Collection[str]) -> tuple[Options, Options]:
             raise VitrimError(f"{key}={value} must be a whole number from 1 to {2**14}")
         if key in SHARES and not (number and 0 <= value <= 1):
             raise VitrimError(f"{key}={value} must be a number from 0 to 1")
+        if key == "global_blocks":
+            numbers = isinstance(value, list | tuple) and all(type(one) is int for one in value)
+            if not numbers:
+                raise VitrimError(f"{key}={value} must be a list of the numbers of blocks, e.g. [3, 6, 9, 12]")
         if key == "num_classes" and (not number or value < 1):
             raise VitrimError(f"num_classes={value}: a dense model needs at least one class")
     return own, {key: value for key, value in options.items() if key not in names}

@@ -4,7 +4,8 @@
 
 The pyramid is ours; anchors, region proposals, RoI heads and mask pasting are torchvision's. Images come as one batch
 of one size, with their valid sizes beside them where they were padded: one grid of tokens per batch is what a reduction
-needs, so torchvision's `GeneralizedRCNNTransform` has no part in it. Attention is global in every block.
+needs, so torchvision's `GeneralizedRCNNTransform` has no part in it. Attention is that of the backbone, global in every
+block unless it has windows (`vitrim.models.windowed`).
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class Learner:
         model: the host with its starting weights; it is given the head of the task, moved to the device, then reduced.
         task: its head and its criterion.
         accelerator: devices and processes.
-        updates_per_epoch: of the data.
+        updates_per_unit: updates in one unit of the recipe's times (`Recipe.updates_per_unit`).
         start: as of `vitrim.training.loop.Trainer`.
 
     Attributes:
@@ -157,11 +157,11 @@ class Learner:
         model: nn.Module,
         task: Task,
         accelerator: Accelerator,
-        updates_per_epoch: int,
+        updates_per_unit: int,
         start: Path | None = None,
     ) -> None:
         self.recipe, self.task, self.accelerator = recipe, task, accelerator
-        self.updates_per_epoch = updates_per_epoch
+        self.updates_per_unit = updates_per_unit
         self.sharded = accelerator.distributed_type == DistributedType.FSDP
         if self.sharded and task.reads in ("detection", "instances"):
             raise VitrimError(f"task {task.name} cannot be evaluated on a model that is sharded: train it with DDP")
@@ -214,7 +214,7 @@ class Learner:
         if recipe.ema is not None:
             if self.sharded:
                 raise VitrimError("averaged weights (ema) are not kept of a model that is sharded: set ema=null")
-            small = starts_small(recipe.ema, updates_of(recipe, updates_per_epoch))
+            small = starts_small(recipe.ema, updates_of(recipe, updates_per_unit))
             self.ema = ModelEmaV3(self.model, decay=recipe.ema.decay, use_warmup=small)
         self.average = None if self.ema is None else cast(nn.Module, self.ema.module)
         self.learned = self.model if self.average is None else self.average
@@ -223,7 +223,7 @@ class Learner:
             look = ask(self.model).has_idle_parameters(self.model) and not recipe.grad_checkpointing
             accelerator.ddp_handler.find_unused_parameters = look
         self.wrapped, self.optimizer = accelerator.prepare(self.objective, optimizer)
-        self.rates = Rates(self.optimizer.optimizer, recipe, updates_per_epoch)
+        self.rates = Rates(self.optimizer.optimizer, recipe, updates_per_unit)
 
     # ---- updates -----------------------------------------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ class Learner:
 
     def set_amounts(self, update: int) -> None:
         """Give the method the amounts of this point in time, in the model and in its average."""
-        epoch = update / self.updates_per_epoch
+        epoch = update / self.updates_per_unit
         amounts: list[tuple[str, Any]] = [(ramp.option, ramp_value(ramp, epoch)) for ramp in self.recipe.ramps]
         amounts += [(switch.option, switch.value) for switch in self.recipe.switches if epoch >= switch.epoch]
         for option, value in amounts:

@@ -157,7 +157,8 @@ class Trainer:
             raise VitrimError(f"{source} does not say how many images it has: it cannot be trained on as a stream")
         self.images = images
         self.updates_per_epoch = updates_per_epoch(self.images, recipe.batch_size, recipe.augment.repeats)
-        self.updates = updates_of(recipe, self.updates_per_epoch)
+        self.updates_per_unit = recipe.updates_per_unit(self.updates_per_epoch)
+        self.updates = updates_of(recipe, self.updates_per_unit)
         if self.updates < 1:
             raise VitrimError(
                 f"epochs={recipe.epochs:g} is less than one update: an epoch has {self.updates_per_epoch}"
@@ -172,7 +173,7 @@ class Trainer:
             if data is not None and watched is not None:
                 cast(Any, data).transform = watched
 
-        self.learner = Learner(recipe, model, self.task, accelerator, self.updates_per_epoch, start)
+        self.learner = Learner(recipe, model, self.task, accelerator, self.updates_per_unit, start)
         self.notes = [*told, *beyond(recipe, self.updates)]
         for text in self.notes:
             self._say(f"note: {text}")
@@ -238,7 +239,7 @@ class Trainer:
     def _train(self, stop: int, log: Log, bar: Bar) -> None:
         """The loop: update after update up to ``stop``, and what is due after each."""
         running, recipe, task = self.running, self.recipe, self.task
-        every = None if recipe.eval_every is None else max(round(recipe.eval_every * self.updates_per_epoch), 1)
+        every = None if recipe.eval_every is None else max(round(recipe.eval_every * self.updates_per_unit), 1)
         batches = iter(self._loader(stop))
         saved = since = time.monotonic()
         logged = self.update

@@ -186,7 +186,7 @@ class Rates:
     Args:
         optimizer: whose groups have ``lr`` and ``frozen_at_first``.
         recipe: its ``schedule`` section, ``epochs`` and ``optimizer.freeze_epochs`` are read.
-        updates_per_epoch: of the data.
+        updates_per_epoch: of the data; 1 for a recipe that counts updates.
     """
 
     def __init__(self, optimizer: Optimizer, recipe: Recipe, updates_per_epoch: int) -> None:

@@ -32,7 +32,7 @@ DEFAULT = "default"
 COMMAND_LINE = "command line"
 AUTO = "auto"
 """A split that follows from what the data have."""
-MAX_EPOCHS = 1e5
+MAX_EPOCHS = 1e7
 MAX_REPEATS = 1000
 """Far above any useful value: typing errors are reported at once."""
 MAX_NAME, MAX_DEPTH, MAX_VALUES = 200, 32, 100_000
@@ -256,7 +256,12 @@ class Recipe(Section):
     limit: int | None = Field(
         None, ge=1, description="so many images of every part only, spread evenly over it; null: all"
     )
-    epochs: float = Field(gt=0, le=MAX_EPOCHS)
+    unit: Literal["epochs", "updates"] = Field(
+        "epochs",
+        description="what the length of the run and all its other times count, whatever they are called: with updates, "
+        "epochs=40000 is 40,000 updates",
+    )
+    epochs: float = Field(gt=0, le=MAX_EPOCHS, description="length of the run")
     batch_size: int = Field(128, ge=1, description="images of one update, over all processes")
     micro_batch: int | None = Field(None, ge=1, description="images at once on one device; null: all of its share")
     augment: Augment = Augment()
@@ -273,6 +278,15 @@ class Recipe(Section):
     grad_checkpointing: bool = False
     seed: int = Field(0, ge=0, lt=2**40)
     eval_every: float | None = Field(1.0, gt=0, description="epochs between evaluations; null: only at the end")
+
+    def updates_per_unit(self, updates_per_epoch: int) -> int:
+        """Updates in one `unit`, for data of so many ``updates_per_epoch``.
+
+        Example:
+            >>> [Recipe(model="m", epochs=5, unit=unit).updates_per_unit(20) for unit in ("epochs", "updates")]
+            [20, 1]
+        """
+        return 1 if self.unit == "updates" else updates_per_epoch
 
     @field_validator("model_options", "data_options", "objective", mode="before")
     @classmethod

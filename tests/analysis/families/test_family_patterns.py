@@ -9,7 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import adjusted_mutual_info_score, homogeneity_completeness_v_measure
+from scipy.stats import spearmanr
+from sklearn.metrics import (
+    adjusted_mutual_info_score,
+    homogeneity_completeness_v_measure,
+    normalized_mutual_info_score,
+)
 
 import golden_files as golden
 from golden_files import Reference
@@ -18,8 +23,10 @@ from vitrim.analysis.families.patterns import (
     ami,
     chance_iou,
     completeness,
+    draw_clusters_anchors,
     draw_homogeneity,
     draw_overlap,
+    draw_overlap_anchors,
     draw_overlap_blocks,
     draw_overlap_rates,
     homogeneity,
@@ -171,6 +178,42 @@ def test_patterns_are_those_of_sets_and_of_scikit_learn(records: list[Record]) -
     chance = [v_measure(one, labels).mean() for labels in dealt]
     assert min(chance) <= row["v_chance"] <= max(chance)  # one draw among others
     assert row["v_chance"] != pytest.approx(row["v_measure"], abs=1e-6)
+
+
+def test_likeness_to_an_anchor_is_ranked_with_the_difference_in_accuracy() -> None:
+    """Figures 18 to 23 of the study's supplement: IoU of what stays at the end, NMI of the clusters."""
+    made = [made_record(f"method_{seed}", "merge", seed, 3 + seed % 3, 0.2 + 0.15 * seed) for seed in range(5)]
+    result = patterns(titled(made))
+    accuracy = {one.method: float(np.mean(one.correct())) for one in made}  # type: ignore[arg-type]
+    pairs = rows(result, "pattern_proxies")
+    assert len(pairs) == 10
+    for row in pairs:
+        one, other = (next(each for each in made if each.method == row[key]) for key in ("method_a", "method_b"))
+        a, b = one.labels()[:, -1], other.labels()[:, -1]
+        nmi = [normalized_mutual_info_score(*pair) for pair in zip(a, b, strict=True)]
+        assert row["v_measure"] == pytest.approx(np.mean(nmi))
+        sets = zip(one.kept()[:, -1], other.kept()[:, -1], strict=True)
+        assert row["iou"] == pytest.approx(np.mean([(x & y).sum() / (x | y).sum() for x, y in sets]))
+        assert row["signed"] == pytest.approx(accuracy[other.method] - accuracy[one.method])
+    for anchor in rows(result, "pattern_anchors", measure="iou"):
+        own = [row for row in pairs if anchor["method"] in (row["method_a"], row["method_b"])]
+        others = [({row["method_a"], row["method_b"]} - {anchor["method"]}).pop() for row in own]
+        gaps = [accuracy[other] - accuracy[anchor["method"]] for other in others]
+        assert anchor["others"] == 4
+        assert anchor["spearman"] == pytest.approx(spearmanr([row["iou"] for row in own], gaps).statistic)
+    assert {row["measure"] for row in rows(result, "pattern_anchors")} == {"iou", "v_measure"}
+    blank = [
+        Record(one.header, {k: v for k, v in one.arrays.items() if k in ("ids", "source", "kept")}) for one in made
+    ]
+    assert "pattern_proxies" not in {table.name for table in patterns(titled(blank)).tables}
+
+
+def test_points_of_an_anchor_have_its_sign(made: Tables) -> None:
+    for draw, measure in ((draw_overlap_anchors, "iou"), (draw_clusters_anchors, "v_measure")):
+        axis = draw(made).axes[1]  # of the second name, which is second in the pair with the first
+        [pair] = rows(made, "pattern_proxies", method_a=NAMES[0], method_b=NAMES[1])
+        point = next(line for line in axis.lines if line.get_label() == NAMES[0])
+        assert (point.get_xdata()[0], point.get_ydata()[0]) == (pair[measure], -100 * pair["signed"])
 
 
 def test_static_pruning_has_its_bounds_and_chance() -> None:

@@ -121,7 +121,7 @@ class _Maps(Observer):
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
-EXAMPLES_DRAWN, METHODS_DRAWN, BLOCKS_DRAWN = 2, 2, 6
+EXAMPLES_DRAWN, METHODS_DRAWN, BLOCKS_DRAWN = 2, 2, 4
 
 
 @draws("attention", "attention", "Attention given and attention computed, block by block")

@@ -6,7 +6,7 @@ order, which may have different widths, and centre and scale them themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import combinations, product
 from typing import Any, NamedTuple
 
@@ -14,10 +14,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vitrim.analysis.family import FamilyResult, TableRow, Tables, draws, names_of, styles
+from vitrim.analysis.proxies import (
+    ANCHORS,
+    FEWEST_PAIRS,
+    GREY,
+    RHO,
+    TAU,
+    anchor_rows,
+    draw_anchors,
+    scores_of,
+    with_differences,
+)
 from vitrim.analysis.record import Record, check_comparable
 from vitrim.analysis.statistics import spearman_ci, spearman_kendall
 from vitrim.errors import VitrimError
-from vitrim.plots.charts import Line, line, short
+from vitrim.plots.charts import Line, line
 from vitrim.plots.style import DENSE, SMALL, TEXT, method_of, names_below, panels
 from vitrim.report import Table
 
@@ -164,11 +175,8 @@ MEASURES = ("procrustes", "cka_distance", "pwcca_distance_ab", "pwcca_distance_b
 PAIRS = ("method_a", "method_b", "block", "images", *MEASURES, "difference", "signed")
 SHOWN = PAIRS[:-1]
 PROXY = ("block", "measure", "pairs", "spearman", "spearman_low", "spearman_high", "spearman_p", "kendall", "kendall_p")
-ANCHORS = ("method", "block", "measure", "others", "spearman", "spearman_p", "kendall", "kendall_p")
 HEAD = "head"
 """The block of what the classifier reads."""
-FEWEST_PAIRS = 4
-"""Points that a rank correlation is computed of; of three, every order is likely."""
 
 
 def features(*groups: Sequence[Record]) -> FamilyResult:
@@ -201,7 +209,7 @@ def features(*groups: Sequence[Record]) -> FamilyResult:
         if count < 2 * widest:
             note = f"CCA and PWCCA need {2 * widest} images, twice the {widest} channels, and there are {count}"
             result.notes.append(note)
-        scores, kind = _scores(group)
+        scores, kind = scores_of(group)
         kinds.append(kind)
         common = set.intersection(*(set(record.header["feature_blocks"]) for record in group))
         for (a, b), block in product(combinations(group, 2), (*sorted(common), None)):
@@ -220,7 +228,7 @@ def features(*groups: Sequence[Record]) -> FamilyResult:
     result.tables.append(table)
 
     proxy = []
-    for block, measure, pairs in _with_differences(table.records()):
+    for block, measure, pairs in with_differences(table.records(), MEASURES):
         found, (low, high) = spearman_kendall(*pairs.T), spearman_ci(pairs)
         rho, tau = (found.spearman, float(low), float(high), found.spearman_p), (found.kendall, found.kendall_p)
         proxy.append((block, measure, len(pairs), *rho, *tau))
@@ -228,44 +236,13 @@ def features(*groups: Sequence[Record]) -> FamilyResult:
         result.notes.append("proxy skipped: it needs four pairs of records, and labels or logits")
         return result
     result.tables.append(Table("proxy", f"Rank correlation of distances with the difference in {score}", PROXY, proxy))
-    anchored = [
-        (record.name, block, measure, len(pairs), *spearman_kendall(*pairs.T))
-        for group in having
-        for record in group
-        for block, measure, pairs in _with_differences(table.records(), record.name)
-    ]
+    anchored = [row for group in having for row in anchor_rows(table.records(), MEASURES, group)]
     if anchored:
         title = f"Rank correlation of distances from one record with the signed difference in {score}"
         result.tables.append(Table("proxy_anchors", title, ANCHORS, anchored))
     if max(map(len, having)) > 3 or len(having) > 1:
         result.notes.append("pairs of the same records are not independent: p-values and intervals are too narrow")
     return result
-
-
-def _scores(records: Sequence[Record]) -> tuple[dict[str, float], str]:
-    """Top-1 of each record or, without labels, agreement with the first dense one; by its name."""
-    correct = {record.name: record.correct() for record in records}
-    if all(one is not None for one in correct.values()):
-        return {name: float(np.mean(one)) for name, one in correct.items() if one is not None}, "top-1"
-    dense = next((record.first() for record in records if record.header["kind"] == "none"), None)
-    firsts = {record.name: record.first() for record in records}
-    if dense is None or any(first is None for first in firsts.values()):
-        return {}, "nothing: no labels and no dense model"
-    return {name: float(np.mean(first == dense)) for name, first in firsts.items()}, "agreement"
-
-
-def _with_differences(rows: Sequence[TableRow], anchor: str | None = None) -> Iterator[tuple[Any, str, Floats]]:
-    """Block, measure and (n, 2) the measure of pairs with their differences, where there are enough: over all pairs or,
-    with the sign of the other one, those with the anchor."""
-    own = [row for row in rows if anchor is None or anchor in (row["method_a"], row["method_b"])]
-    for block, measure in product(dict.fromkeys(row["block"] for row in own), MEASURES):
-        pairs = [
-            (row[measure], row["difference" if anchor is None else "signed"] * (-1 if row["method_b"] == anchor else 1))
-            for row in own
-            if row["block"] == block and row[measure] is not None and row["signed"] is not None
-        ]
-        if len(pairs) >= FEWEST_PAIRS:
-            yield block, measure, np.array(pairs)
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
@@ -278,9 +255,6 @@ TITLES = {
     "mean_cca": "mean CCA",
 }
 DISTANCES = ("procrustes", "cka_distance", "pwcca_distance_ab")
-MOST_ANCHORS = 9
-GREY = "#9a9a9a"
-RHO, TAU = "\N{GREEK SMALL LETTER RHO}", "\N{GREEK SMALL LETTER TAU}"
 
 
 @draws("features", "features", "Distance of the features from the dense model's")
@@ -345,39 +319,23 @@ def draw_proxy(tables: Tables) -> Any:
     return figure
 
 
-@draws("features", "proxy_anchors", "The same against every anchor")
+@draws("features", "proxy_anchors", "Procrustes distance from every anchor")
 def draw_proxy_anchors(tables: Tables) -> Any:
     """Scatter plots, one panel per anchor: Procrustes distance of what the classifier reads from the anchor's, and
     how much more or less accurate than the anchor each other record is. Rank correlations stand above."""
-    rows = [row for row in tables["features"].records() if row["block"] == HEAD and row["difference"] is not None]
-    found = [
-        row for row in tables["proxy_anchors"].records() if row["measure"] == "procrustes" and row["block"] == HEAD
-    ]
-    if not rows or not found:
-        return None
-    colour, marker = styles(tables)
-    figure, axes = panels(
-        len(found[:MOST_ANCHORS]),
-        across=3,
-        size=(2.6, 2.3),
-        above=0.2 + 0.17 * -(-len(names_of(*tables.values())) // 3),
-    )
-    for axis, anchor in zip(axes, found, strict=False):
-        own = [row for row in rows if anchor["method"] in (row["method_a"], row["method_b"])]
-        own = [row for row in own if row["procrustes"] is not None]
-        for row in own:
-            sign, name = (1, row["method_b"]) if row["method_a"] == anchor["method"] else (-1, row["method_a"])
-            look = {"color": colour[name], "marker": marker[name], "linestyle": "none", "markersize": 5}
-            axis.plot(row["procrustes"], 100 * sign * row["signed"], label=name, **look)
-        axis.axhline(0, color=GREY, linewidth=0.7)
-        rho = "" if anchor["spearman"] is None else f"{RHO} = {anchor['spearman']:.2f}, {TAU} = {anchor['kendall']:.2f}"
-        axis.set_title(f"{short(anchor['method'])}\n{rho}", fontsize=SMALL)
-    for axis in axes[-3:]:
-        axis.set_xlabel("Procrustes distance", fontsize=TEXT)
-    for axis in axes[::3]:
-        axis.set_ylabel("difference, points", fontsize=TEXT)
-    names_below(figure, axes, names_of(*tables.values()))
-    return figure
+    return draw_anchors(tables, "features", "proxy_anchors", "procrustes", "Procrustes distance", HEAD)
+
+
+@draws("features", "proxy_anchors", "CKA distance from every anchor")
+def draw_cka_anchors(tables: Tables) -> Any:
+    """The same with the distance by linear CKA."""
+    return draw_anchors(tables, "features", "proxy_anchors", "cka_distance", "CKA distance", HEAD)
+
+
+@draws("features", "proxy_anchors", "PWCCA distance from every anchor")
+def draw_pwcca_anchors(tables: Tables) -> Any:
+    """The same with the distance by projection-weighted CCA, weighted by the first of a pair."""
+    return draw_anchors(tables, "features", "proxy_anchors", "pwcca_distance_ab", "PWCCA distance", HEAD)
 
 
 def _other(row: TableRow) -> str:

@@ -25,6 +25,8 @@ from vitrim.analysis.family import (
     styles,
     whole_numbers,
 )
+from vitrim.analysis.proxies import ANCHORS as PROXY_ANCHORS
+from vitrim.analysis.proxies import anchor_rows, draw_anchors, scores_of
 from vitrim.analysis.record import Record, check_comparable
 from vitrim.analysis.statistics import BAND, columns_of, summary
 from vitrim.errors import VitrimError
@@ -331,9 +333,36 @@ def patterns(records: Sequence[Record]) -> FamilyResult:
         result.tables.append(Table("clusters", "Agreement of the clusters", CLUSTERS, rows, CLUSTERS_SHOWN))
     else:
         result.notes.append("clusters skipped: they need two records of methods that merge")
+    result.tables += _proxies(reduced, result.tables)
     if len(standing) < len(reduced):
         result.notes.append("methods with soft tokens keep no patches, and are left out of the overlap")
     return result
+
+
+PROXIES = (*PAIR, "iou", "v_measure", "difference", "signed")
+AT_END = "end"
+"""The block of what is compared behind all of them."""
+
+
+def _proxies(records: Sequence[Record], found: Sequence[Table]) -> list[Table]:
+    """The likeness of the patterns of every pair behind the last block, with its difference in accuracy, and how the
+    likeness to each record ranks with it ("Which Tokens to Use?", Figures 18 to 23); none without labels or logits."""
+    scores, kind = scores_of(records)
+    last: dict[tuple[str, str], dict[str, Any]] = {}
+    for table in found:  # rows of a pair come block by block
+        for row in table.records():
+            pair = (row["method_a"], row["method_b"])
+            kept = pair if pair in last or pair[::-1] not in last else pair[::-1]
+            measures = {name: row[name] for name in PROXIES[4:6] if name in row}
+            last[kept] = {**last.get(kept, {}), "images": row["images"], **measures}
+    rows = []
+    for (a, b), own in last.items() if scores else ():
+        signed = scores[b] - scores[a]
+        rows.append((a, b, AT_END, own["images"], own.get("iou"), own.get("v_measure"), abs(signed), signed))
+    pairs = Table("pattern_proxies", f"Likeness of patterns at the end; difference in {kind}", PROXIES, rows)
+    anchors = list(anchor_rows(pairs.records(), PROXIES[4:6], records))
+    title = f"Rank correlation of likeness to one record with the signed difference in {kind}"
+    return [pairs, Table("pattern_anchors", title, PROXY_ANCHORS, anchors)] if anchors else []
 
 
 OVERLAP = (
@@ -475,6 +504,19 @@ def draw_clusters_blocks(tables: Tables) -> Any:
     """Lines over the blocks: normalised mutual information of clusters with an anchor, one panel per anchor. Bands
     are 95 % bootstrap intervals, dots the level of clusters put at random."""
     return _against(tables, tables["clusters"], "v_measure", "NMI")
+
+
+@draws("patterns", "pattern_anchors", "Overlap with every anchor against accuracy")
+def draw_overlap_anchors(tables: Tables) -> Any:
+    """Scatter plots, one panel per anchor: intersection over union of the patches kept at the end with the anchor's,
+    and how much more or less accurate than the anchor each other record is. Rank correlations stand above."""
+    return draw_anchors(tables, "pattern_proxies", "pattern_anchors", "iou", "IoU", AT_END)
+
+
+@draws("patterns", "pattern_anchors", "Clusters of every anchor against accuracy")
+def draw_clusters_anchors(tables: Tables) -> Any:
+    """The same with the normalised mutual information of the clusters."""
+    return draw_anchors(tables, "pattern_proxies", "pattern_anchors", "v_measure", "NMI", AT_END)
 
 
 def _maps(table: Table, column: str, turned: str, label: str) -> Any:

@@ -282,6 +282,16 @@ class WindowBlock(NamedBlock):
         )
         call.final, call.states = final, tuple(states)
 
+    def rows_of_table(self, table: Tensor, state: WindowState, batch: int) -> Tensor:
+        """Rows of a rotary ``table`` (P, d), of a window's patches or, where this block attends across windows, of the
+        image's, for the tokens of ``batch`` windows: (1 or B*W, 1, N, d)."""
+        windows, (down, across) = state.windows, state.lines(self.crosses)
+        rows = table[down * (windows.columns * windows.width if self.crosses else windows.width) + across]
+        if self.crosses:
+            rows = rows.view(-1, state.num_tokens, rows.shape[-1])  # of the windows of all images, or of one
+            rows = rows.repeat(batch // len(rows), 1, 1)
+        return rows.unsqueeze(1)
+
     def window_attention(
         self,
         state: TokenState,
@@ -290,7 +300,7 @@ class WindowBlock(NamedBlock):
         k: Tensor,
         v: Tensor | None,
         *,
-        relative: Callable[[int, int, Tensor], Tensor],
+        relative: Callable[[int, int, Tensor], Tensor] | None = None,
         dropout: float = 0.0,
         k_raw: Tensor | None = None,
         fused: bool = True,
@@ -307,7 +317,7 @@ class WindowBlock(NamedBlock):
         crosses = self.crosses and windows.number > 1
         if crosses:
             bias = windows.bias_of_images(bias)
-        if getattr(attn, "rel_pos_h", None) is not None:
+        if relative is not None and getattr(attn, "rel_pos_h", None) is not None:
             down, across = (windows.rows, windows.columns) if self.crosses else (1, 1)
             lines = (down * windows.height, across * windows.width)
             tables = (relative(lines[0], lines[0], attn.rel_pos_h), relative(lines[1], lines[1], attn.rel_pos_w))

@@ -30,14 +30,8 @@ class ReducedSamBlock(PreNorm, WindowBlock, Block):
         q, k = attn.q_norm(q), attn.k_norm(k)
         k_raw = None
         if attn.rope is not None:
-            # rows of the rotary table (P, 2d), of a window or of the image: (1 or B*W, 1, N, 2d)
-            windows, (down, across) = state.windows, state.lines(self.crosses)
-            width = windows.columns * windows.width if self.crosses else windows.width
-            angles, k_raw = attn.rope.get_embed()[down * width + across], k
-            if self.crosses:
-                angles = angles.view(-1, state.num_tokens, angles.shape[-1])  # of the windows of all images, or of one
-                angles = angles.repeat(len(x) // len(angles), 1, 1)
-            q, k = (apply_rot_embed_cat(each, angles.unsqueeze(1)).to(x.dtype) for each in (q, k))
+            angles, k_raw = self.rows_of_table(attn.rope.get_embed(), state, len(x)), k
+            q, k = (apply_rot_embed_cat(each, angles).to(x.dtype) for each in (q, k))
         return self.window_attention(state, attn, q, k, v, relative=get_rel_pos, k_raw=k_raw, **kernel(attn))
 
 

@@ -5,6 +5,8 @@ HOSTS: dict[str, str] = {
     "vitrim.models.vitdet.Detector": "dense:DenseHost",
     "vitrim.models.lv_vit.LVViT": "lv_vit:LVViTHost",
     "vitrim.models.t2t_vit.T2TViT": "t2t_vit:T2TViTHost",
+    "vitrim.models.windowed.WindowedEva": "windowed:WindowedTrunk",
+    "vitrim.models.windowed.WindowedViT": "windowed:WindowedTrunk",
 }
 """The host of each class of models."""
 
@@ -12,5 +14,7 @@ LIBRARIES: dict[str, str] = {
     "vitrim": "library:OwnLibrary",
     "vitrim.models.segmenter.Segmenter": "dense:DenseLibrary",
     "vitrim.models.vitdet.Detector": "dense:DenseLibrary",
+    "vitrim.models.windowed.WindowedEva": "windowed:WindowedLibrary",
+    "vitrim.models.windowed.WindowedViT": "windowed:WindowedLibrary",
 }
 """The adapter for all models of the library, and those for some classes."""

@@ -25,7 +25,7 @@ def losses(step: Step, reduction: Reduction) -> dict[str, Tensor]:
         VitrimError: routers with one output per query and a task with one target per image.
     """
     base = step.base_losses()
-    outputs = reduction.aux(AUXILIARY)
+    outputs = [of_images(output, len(step.images)) for output in reduction.aux(AUXILIARY)]
     if step.auxiliary is None and outputs[0].ndim > 2:
         raise VitrimError(
             f"cropr: the routers give {tuple(outputs[0].shape)}, one output per query, and the task has one target per "
@@ -34,6 +34,20 @@ def losses(step: Step, reduction: Reduction) -> dict[str, Tensor]:
     criterion = step.auxiliary or step.criterion
     auxiliary = torch.stack([criterion(output, step.targets) for output in outputs])
     return {**base, "total": base["total"] + auxiliary.sum(), "main": base["total"], "auxiliary": auxiliary.mean()}
+
+
+def of_images(outputs: Tensor, count: int) -> Tensor:
+    """Outputs of a router for ``count`` images, (B, ...), where its batch rows may be windows, (B*W, ...).
+
+    A class is in an image if it is in one of its windows: the largest logit counts. The paper, whose detector has
+    windows, does not say.
+
+    Example:
+        >>> of_images(torch.tensor([[1.0, -2.0], [0.0, 3.0], [4.0, 5.0], [6.0, 4.0]]), 2)
+        tensor([[1., 3.],
+                [6., 5.]])
+    """
+    return outputs if len(outputs) == count else outputs.unflatten(0, (count, -1)).amax(1)
 
 
 def objective(

@@ -1,0 +1,110 @@
+"""Proxies: does likeness to a record, the anchor, tell how accurate the others are? "Which Tokens to Use?", section
+5.5, supplement J and K.
+
+A family gives a table of pairs of records, with measures and the signed difference of the two in accuracy. Here are the
+rank correlations over the pairs with each anchor, and the scatter plots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrim.analysis.family import TableRow, Tables, names_of, styles
+from vitrim.analysis.record import Record
+from vitrim.analysis.statistics import spearman_kendall
+from vitrim.plots.charts import short
+from vitrim.plots.style import SMALL, TEXT, names_below, panels
+
+Floats = NDArray[np.float64]
+
+ANCHORS = ("method", "block", "measure", "others", "spearman", "spearman_p", "kendall", "kendall_p")
+FEWEST_PAIRS = 4
+"""Points that a rank correlation is computed of; of three, every order is likely."""
+GREY = "#9a9a9a"
+RHO, TAU = "\N{GREEK SMALL LETTER RHO}", "\N{GREEK SMALL LETTER TAU}"
+
+
+def scores_of(records: Sequence[Record]) -> tuple[dict[str, float], str]:
+    """Top-1 of each record or, without labels, agreement with the first dense one; by its name."""
+    correct = {record.name: record.correct() for record in records}
+    if all(one is not None for one in correct.values()):
+        return {name: float(np.mean(one)) for name, one in correct.items() if one is not None}, "top-1"
+    dense = next((record.first() for record in records if record.header["kind"] == "none"), None)
+    firsts = {record.name: record.first() for record in records}
+    if dense is None or any(first is None for first in firsts.values()):
+        return {}, "nothing: no labels and no dense model"
+    return {name: float(np.mean(first == dense)) for name, first in firsts.items()}, "agreement"
+
+
+def with_differences(
+    rows: Sequence[TableRow], measures: Sequence[str], anchor: str | None = None
+) -> Iterator[tuple[Any, str, Floats]]:
+    """Block, measure and (n, 2) the measure of pairs with their differences, where there are enough: over all pairs or,
+    with the sign of the other one, those with the anchor."""
+    own = [row for row in rows if anchor is None or anchor in (row["method_a"], row["method_b"])]
+    for block, measure in product(dict.fromkeys(row["block"] for row in own), measures):
+        pairs = [
+            (row[measure], row["difference" if anchor is None else "signed"] * (-1 if row["method_b"] == anchor else 1))
+            for row in own
+            if row["block"] == block and row[measure] is not None and row["signed"] is not None
+        ]
+        if len(pairs) >= FEWEST_PAIRS:
+            yield block, measure, np.array(pairs)
+
+
+def anchor_rows(
+    rows: Sequence[TableRow], measures: Sequence[str], records: Sequence[Record]
+) -> Iterator[tuple[Any, ...]]:
+    """Rows of `ANCHORS` for every one of ``records`` that is in enough pairs: rank correlations of the measures with
+    how much more accurate than it the others are."""
+    for record in records:
+        for block, measure, pairs in with_differences(rows, measures, record.name):
+            yield record.name, block, measure, len(pairs), *spearman_kendall(*pairs.T)
+
+
+def draw_anchors(tables: Tables, pairs: str, anchors: str, measure: str, label: str, block: object) -> Any:
+    """Scatter plots, one panel per anchor: a measure of the pairs with it, and how much more or less accurate than the
+    anchor each other record is. Rank correlations stand above.
+
+    Args:
+        tables: of the family.
+        pairs: name of the table of pairs.
+        anchors: name of the table of `ANCHORS`.
+        measure: column of ``pairs``.
+        label: what it is called.
+        block: whose rows are drawn.
+    """
+    found = [row for row in tables[anchors].records() if (row["measure"], row["block"]) == (measure, block)]
+    rows = [
+        row
+        for row in tables[pairs].records()
+        if row["block"] == block and row["signed"] is not None and row[measure] is not None
+    ]
+    if not found:
+        return None
+    colour, marker = styles(tables)
+    names = [name for name in names_of(*tables.values()) if any(name in map(row.get, PAIR) for row in rows)]
+    figure, axes = panels(len(found), across=3, size=(2.6, 2.3), above=0.2 + 0.17 * -(-len(names) // 3))
+    for axis, anchor in zip(axes, found, strict=True):
+        for row in rows:
+            if anchor["method"] in map(row.get, PAIR):
+                sign, name = (1, row["method_b"]) if row["method_a"] == anchor["method"] else (-1, row["method_a"])
+                look = {"color": colour[name], "marker": marker[name], "linestyle": "none", "markersize": 5}
+                axis.plot(row[measure], 100 * sign * row["signed"], label=name, **look)
+        axis.axhline(0, color=GREY, linewidth=0.7)
+        rho = "" if anchor["spearman"] is None else f"{RHO} = {anchor['spearman']:.2f}, {TAU} = {anchor['kendall']:.2f}"
+        axis.set_title(f"{short(anchor['method'])}\n{rho}", fontsize=SMALL)
+    for axis in axes[-3:]:
+        axis.set_xlabel(label, fontsize=TEXT)
+    for axis in axes[::3]:
+        axis.set_ylabel("difference, points", fontsize=TEXT)
+    names_below(figure, axes, names)
+    return figure
+
+
+PAIR = ("method_a", "method_b")

@@ -1,0 +1,81 @@
+"""Plain trunks with windows, `vitrim.models.windowed`. Windows are rows of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isqrt
+from typing import Any
+
+from timm.layers.pos_embed_sincos import apply_rot_embed_cat
+from timm.models.eva import EvaBlock
+from timm.models.vision_transformer import Block
+from torch import Tensor
+
+from vitrim.core.attention import Attention
+from vitrim.hosts.shared.windows import WindowBlock, WindowedHost
+from vitrim.hosts.timm.common import PreNorm, PreNormGamma, TimmBlock, TimmHost, kernel, refuse_mask
+from vitrim.hosts.vitrim.library import OwnLibrary
+from vitrim.models.windowed import (
+    WindowedAttention,
+    WindowedAttentionRope,
+    WindowedEva,
+    WindowedEvaAttention,
+    WindowedViT,
+)
+
+
+class ReducedInWindows(WindowBlock, TimmBlock):
+    """Common base of timm's blocks with windows; ``rope`` is a pair, the table of the image and that of a window."""
+
+    output_names = ("norm", "proj", "proj_drop")
+
+    def forward(
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor] | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        refuse_mask(attn_mask, is_causal)
+        return self.run(x, rope)
+
+    def project(self, x: Tensor, state: Any, rows: int | None, *host_args: Any) -> Attention:
+        attn, rope = self.attn, host_args[0]
+        q, k, v = self.project_all(x, rows)
+        q, k = attn.q_norm(q), attn.k_norm(k)
+        k_raw = None
+        if rope is not None:
+            angles, k_raw = self.rows_of_table(rope[not self.crosses], state, len(x)), k
+            q, k = (apply_rot_embed_cat(each, angles, half=attn.rotate_half).to(x.dtype) for each in (q, k))
+        return self.window_attention(state, attn, q, k, v, k_raw=k_raw, **kernel(attn))
+
+
+class ReducedWindowedBlock(PreNorm, ReducedInWindows, Block):
+    """timm's pre-norm `Block` with windows, under reduction."""
+
+    attention_classes = (WindowedAttention,)
+
+
+class ReducedWindowedEvaBlock(PreNormGamma, ReducedInWindows, EvaBlock):
+    """timm's pre-norm `EvaBlock` with windows, under reduction."""
+
+    attention_classes = (WindowedEvaAttention, WindowedAttentionRope)
+
+
+class WindowedTrunk(WindowedHost, TimmHost):
+    """The trunk of `vitdet:` models with ``window_size``: ViT, EVA-02 and their kin. [Windows](#windows)."""
+
+    name = "vitrim trunks with windows"
+    purpose = "segmentation, detection, poses, depth"
+    reduced_blocks = (ReducedWindowedBlock, ReducedWindowedEvaBlock)
+    model_classes = (WindowedViT, WindowedEva)
+
+
+class WindowedLibrary(OwnLibrary):
+    """Weights of the same trunk with a class token fit as well: that and its position are left out."""
+
+    def resampled(self, model: Any, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        table, found = weights.get("pos_embed"), dict(weights)
+        if table is not None:  # positions of tokens in front of a square of patches
+            found["pos_embed"] = table[:, table.shape[1] - isqrt(table.shape[1]) ** 2 :]
+        return super().resampled(model, found)
