@@ -61,8 +61,8 @@ def test_pruning_blocks_change_no_token() -> None:
 
 def test_which_blocks_prune() -> None:
     layers = [Layer(depth, 6, 8, 1, 0, 1, True, (4, 4)) for depth in range(6)]
-    assert [tiny.reducer(vitrim.ToFu(), layer).prunes for layer in layers] == [True] * 4 + [False] * 2
-    assert not tiny.reducer(vitrim.ToFu(prune_until=-1), layers[0]).prunes
+    assert [vitrim.ToFu().prunes_at(layer.depth, layer.num_layers) for layer in layers] == [True] * 4 + [False] * 2
+    assert not vitrim.ToFu(prune_until=-1).prunes_at(0, 6)
 
 
 def test_zero_tokens_give_no_nan() -> None:

@@ -21,7 +21,8 @@ from vitrim.core.assignment import Hard, Soft
 from vitrim.core.attention import Attention, merge_heads, unfused_is_faster
 from vitrim.core.method import MethodConfig, Restore
 from vitrim.core.plan import Layer
-from vitrim.core.tokens import STAMP, TokenState, Trace, product_dtype, take, unmerge
+from vitrim.core.schedule import Pattern
+from vitrim.core.tokens import STAMP, TokenState, Trace, product_dtype, take, unmerge, whole
 from vitrim.errors import UnsupportedModelError
 
 Site = Literal["before", "query", "between", "after"]
@@ -108,7 +109,11 @@ class Reducer(nn.Module, Generic[C]):
 
     def num_keep(self, state: TokenState) -> int:
         """Number of patch tokens this layer keeps, a Python int."""
-        return self.layer.keep(self.config, state.initial_patches, state.num_patches)
+        grid = None
+        if isinstance(self.layer.amount, Pattern):
+            rows, columns = state.known_grid(self.config.name)
+            grid = (whole(rows), whole(columns))
+        return self.layer.keep(self.config, state.initial_patches, state.num_patches, grid)
 
     def num_removed(self, state: TokenState) -> int:
         """Number of patch tokens this layer removes, a Python int."""
@@ -244,6 +249,11 @@ class ReducedBlock(nn.Module):
     restore: Restore | None
     trace: Trace
 
+    @property
+    def crosses(self) -> bool:
+        """True if this block attends across the windows of an image, which are reduced apart."""
+        return False
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own: Any = cls.__bases__[-1]
@@ -376,7 +386,7 @@ class ReducedBlock(nn.Module):
                 grid = stamp.grid
             banking = self.restore in ("end", "last_block")
             state = TokenState.start(x, self.num_prefix, full_grid, grid, banking, call.compact)
-            self.trace.start(state)
+            self.trace.start(state, self.reducer.config)
             if full_grid or grid is not None:
                 setattr(x, STAMP, state)
             return state

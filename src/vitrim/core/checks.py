@@ -14,7 +14,7 @@ from vitrim.core.host import Host
 from vitrim.core.method import MethodConfig, Restore
 from vitrim.core.plan import Head, HostFacts, Layer
 from vitrim.core.registry import ask
-from vitrim.core.schedule import Pattern, counts_on_grid
+from vitrim.core.schedule import Pattern
 from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
 
 
@@ -190,13 +190,12 @@ def check_amounts(config: MethodConfig, layers: Sequence[Layer], stacklevel: int
     amounts, grid = layers[0].amounts, layers[0].grid_size
     if config.is_adaptive():
         return
-    on_grid = any(isinstance(amount, Pattern) for amount in amounts)
-    counts = counts_on_grid(config.name, amounts, initial, grid) if on_grid else config.counts_of(amounts, initial)
+    counts = config.counts_of(amounts, initial, grid)
     effective, short = [], False
     for amount, after in zip(amounts, counts, strict=True):
         if isinstance(amount, Pattern):
             short = short or not amount.reaches(grid)
-        elif not on_grid:
+        else:
             wanted = current if amount is None else amount.keep(initial, current)
             short = short or after - config.added_tokens() > wanted
         effective.append(current - after)

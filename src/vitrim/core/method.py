@@ -16,11 +16,11 @@ from vitrim.core.schedule import (
     KeepRule,
     OnMultiples,
     Pattern,
-    counts_on_grid,
     effective_keep,
     half,
     keep_rate,
     quarter_blocks,
+    square_of,
 )
 from vitrim.errors import VitrimError
 
@@ -155,6 +155,20 @@ class Needs(NamedTuple):
     grid: bool = False
 
 
+class Flow(NamedTuple):
+    """Patch tokens at one block of a plan.
+
+    Attributes:
+        entering: it computes with so many at first,
+        left: and with so many at its end.
+        leaving: those, and after the last block pruned ones that come back.
+    """
+
+    entering: int
+    left: int
+    leaving: int
+
+
 Restore = Literal["end", "last_block", "zeros"]
 Kind = Literal["none", "prune", "merge", "mixed", "soft"]
 
@@ -254,7 +268,7 @@ class MethodConfig(Options, metaclass=MethodClass):
             return every
         return [
             amount
-            if amount is None or isinstance(amount, BringBack)
+            if amount is None or isinstance(amount, BringBack | Pattern)
             else OnMultiples(tuple(every[: layer + 1]), self.counts_of, self.align, others)
             for layer, amount in enumerate(every)
         ]
@@ -301,24 +315,61 @@ class MethodConfig(Options, metaclass=MethodClass):
         Raises:
             VitrimError: of methods that follow the grid: ``initial`` patches make no square, or do not fill it.
         """
+        flow = self.flow(initial, num_layers, grid, num_prefix)
+        return None if flow is None else [block.left for block in flow]
+
+    def flow(
+        self,
+        initial: int,
+        num_layers: int,
+        grid: tuple[int, int] | None = None,
+        num_prefix: int = 1,
+        restore: Restore | None = None,
+    ) -> list[Flow] | None:
+        """As `counts`, what enters and leaves every block, too, where pruned patches come back by ``restore``."""
         if self.is_adaptive():
             return None
         amounts = self.planned(num_layers, num_prefix)
         if any(isinstance(amount, Pattern) for amount in amounts):
-            return counts_on_grid(self.name, amounts, initial, grid)
-        return self.counts_of(amounts, initial)
+            grid = square_of(initial) if grid is None else grid
+            if grid[0] * grid[1] != initial:
+                raise VitrimError(f"{self.name}: a grid of {grid[0]} x {grid[1]} does not hold {initial} patches")
+        flow, current, waiting = list[Flow](), initial, 0
+        for depth, amount in enumerate(amounts):
+            ends = depth == num_layers - 1 and restore in ("end", "last_block")
+            if ends and restore == "last_block":
+                current, waiting = current + waiting, 0
+            left = self._left(amount, initial, current, grid)
+            waiting = 0 if isinstance(amount, BringBack) else waiting + self.pruned(depth, num_layers, current, left)
+            flow.append(Flow(current, left, left + waiting if ends else left))
+            current = left
+        return flow
 
-    def counts_of(self, amounts: Sequence[Amount | None], initial: int) -> list[int]:
-        """Patch tokens left after each block under ``amounts``, from ``initial``."""
+    def counts_of(
+        self, amounts: Sequence[Amount | None], initial: int, grid: tuple[int, int] | None = None
+    ) -> list[int]:
+        """Patch tokens left after each block under ``amounts``, from ``initial``, which lie on ``grid``."""
         counts, current = [], initial
         for amount in amounts:
-            if isinstance(amount, BringBack):
-                current = initial
-            elif amount is not None:
-                kept = effective_keep(amount, self.least_kept(current), initial, current)
-                current = kept + self.added_tokens() if kept < current else current
+            current = self._left(amount, initial, current, grid)
             counts.append(current)
         return counts
+
+    def _left(self, amount: Amount | None, initial: int, current: int, grid: tuple[int, int] | None) -> int:
+        """Patch tokens of ``current`` that one block is left with."""
+        if isinstance(amount, BringBack):
+            return initial
+        if amount is None:
+            return current
+        kept = effective_keep(amount, self.least_kept(current), initial, current, grid)
+        return kept + self.added_tokens() if kept < current else current
+
+    def pruned(self, depth: int, num_layers: int, current: int, left: int) -> int:
+        """The patches of ``current`` that block ``depth`` prunes, where it is ``left`` with fewer: those that `restore`
+        brings back. The others have merged."""
+        if self.kind not in ("prune", "mixed") or left == current:
+            return 0
+        return current - left + self.added_tokens()
 
     @property
     def made_for(self) -> Mapping[str, Any] | None:

@@ -18,6 +18,9 @@ Head = Literal["class token", "patches", "no class token", "grid"]
 """The tokens a head reads: class (and other prefix) tokens only, patches too, patches without a class token, or every
 patch at its place."""
 
+Grid = tuple[int, int]
+"""Rows and columns of patches."""
+
 Purpose = Literal[
     "images", "images and text", "vision-language models", "segmentation, detection, poses, depth", "video and audio"
 ]
@@ -43,8 +46,9 @@ class HostFacts:
         input_size: channels, height and width of the images the model takes.
         takes_maximum: a head that reads patches takes a maximum over those it gets: merging does not change it.
         dense: the head reads every patch at its place (segmentation, detection).
-        across_windows: ``grid_size`` is that of one window of several, which are reduced apart, and some blocks attend
-            across them (`vitrim.hosts.shared.windows`).
+        windows: of an image of the model's own size, which are reduced apart (`vitrim.hosts.shared.windows`);
+            ``grid_size`` and ``num_prefix`` are those of one.
+        across_windows: there are several, and some blocks attend across them.
         cell: patches a side of the squares that stay together, since what follows joins them (`vitrim.core.cells`).
         cell_by_cell: the patches of a cell come one after the other; otherwise in raster order of a square image.
     """
@@ -59,6 +63,7 @@ class HostFacts:
     input_size: tuple[int, int, int]
     takes_maximum: bool = False
     dense: bool = False
+    windows: int = 1
     across_windows: bool = False
     cell: int = 1
     cell_by_cell: bool = False
@@ -197,21 +202,21 @@ class Layer:
     has_class_token: bool
     grid_size: tuple[int, int]
     amounts: tuple[Amount | None, ...] = ()
-    _kept: dict[tuple[int, int], int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _kept: dict[tuple[int, int, Grid | None], int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def keep(self, config: MethodConfig, initial: int, current: int) -> int:
-        """The number of patch tokens that this block keeps of ``current`` ones, ``initial`` at first.
+    def keep(self, config: MethodConfig, initial: int, current: int, grid: Grid | None = None) -> int:
+        """The number of patch tokens that this block keeps of ``current`` ones, ``initial`` at first, on a ``grid``.
 
         Remembered, as it is asked for several times in every forward; ``config`` is always that of the plan.
         """
         # a compiler would compile again when something new is remembered
         compiling = torch.compiler.is_compiling()
-        if not compiling and (initial, current) in self._kept:
-            return self._kept[initial, current]
+        if not compiling and (initial, current, grid) in self._kept:
+            return self._kept[initial, current, grid]
         amount = self.amount
-        kept = current if amount is None else effective_keep(amount, config.least_kept(current), initial, current)
+        kept = current if amount is None else effective_keep(amount, config.least_kept(current), initial, current, grid)
         if not compiling:
-            self._kept[initial, current] = kept
+            self._kept[initial, current, grid] = kept
         return kept
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from html import escape
 from itertools import pairwise
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vitrim.core import checks
 from vitrim.core.block import ReducedBlock, Reducer, access, class_of, reduced_in
 from vitrim.core.cells import build_reducer
+from vitrim.core.counts import Run, mean, planned, recorded, saved_share
 from vitrim.core.host import (
     FormOfModel,
     GridHook,
@@ -45,7 +46,7 @@ from vitrim.core.saving import REDUCERS_FILE as REDUCERS_FILE  # its users impor
 from vitrim.core.saving import read_parameters, read_reduction, saved_part, write_reduction
 from vitrim.core.saving import saved_method as saved_method
 from vitrim.core.selection import Choosing, Selector
-from vitrim.core.tokens import Handed, TokenState, Trace
+from vitrim.core.tokens import Entered, Handed, TokenState, Trace
 from vitrim.errors import UnsupportedModelError, VitrimError
 
 HANDLE = "vitrim_reduction"
@@ -485,13 +486,13 @@ class Reduction:
         if counts is None:
             lines.append(f"  {UNKNOWN}")
         else:
-            columns = [*zip(range(len(counts) - 1), counts, counts[1:], strict=False)]
+            columns = [(depth, *each) for depth, each in enumerate(counts)]
             width = 1 + max(len(f"{number:g}") for column in columns for number in column)
             for first in range(0, len(columns), per_line := max((LINE - 12) // width, 1)):
                 part = columns[first : first + per_line]
                 for name, row in zip(("block", "tokens in", "tokens out"), zip(*part, strict=True), strict=True):
                     lines.append(f"  {name:<10}" + "".join(f"{number:>{width}g}" for number in row))
-        return "\n".join([*lines, *self._savings(counts)])
+        return "\n".join([*lines, *self._savings()])
 
     def _repr_html_(self) -> str:
         """`__str__` for notebooks, with a bar for the tokens that leave every block."""
@@ -500,44 +501,46 @@ class Reduction:
         title = f"<b>{escape(self._described())}</b> on {escape(type(self.model).__name__)}"
         counts = self._counts()
         if counts is None:
-            return f"<p>{'<br>'.join([title, escape(UNKNOWN), *map(escape, self._savings(None))])}</p>"
+            return f"<p>{'<br>'.join([title, escape(UNKNOWN), *map(escape, self._savings())])}</p>"
+        most = max(map(max, counts))
         rows = "".join(
             f"<tr><td>{depth}</td><td>{before:g}</td><td>{after:g}</td><td style='text-align:left'>"
-            f"<div style='background:#3b78b5;height:0.7em;width:{round(200 * after / max(counts))}px'></div></td></tr>"
-            for depth, (before, after) in enumerate(pairwise(counts))
+            f"<div style='background:#3b78b5;height:0.7em;width:{round(200 * after / most)}px'></div></td></tr>"
+            for depth, (before, after) in enumerate(counts)
         )
         head = "<tr><th>block</th><th>tokens in</th><th>tokens out</th><th></th></tr>"
-        return f"<p>{title}</p><table>{head}{rows}</table><p>{'<br>'.join(map(escape, self._savings(counts)))}</p>"
+        return f"<p>{title}</p><table>{head}{rows}</table><p>{'<br>'.join(map(escape, self._savings()))}</p>"
 
-    def _counts(self) -> list[float] | None:
-        """Tokens that enter block 0 and that leave every block; None where nothing says how many those are."""
-        recorded = self._trace.call.states
-        if recorded:
-            return [float(recorded[0].num_tokens), *self.mean_tokens_per_block]
-        planned = self._planned()
-        return None if planned is None else [float(count) for count in planned]
+    def _runs(self) -> list[Run] | None:
+        """The runs through the blocks of this thread's last forward, or of one of the model's own images before one;
+        None where nothing says how many tokens there are."""
+        facts, blocks, call = self._facts, self._blocks(), self._trace.call
+        rows, columns = facts.grid_size
+        own = Entered(self.config, facts.windows, rows * columns, facts.grid_size, facts.windows)
+        runs = [planned(self.config, facts, blocks, entered) for entered in call.entered or (own,)]
+        if None not in runs:
+            return [run for run in runs if run is not None]
+        # by the options of now: they may have been set since
+        return recorded(call) if call.states and call.entered[0].config is self.config else None
 
-    def _savings(self, counts: Sequence[float] | None) -> list[str]:
+    def _counts(self) -> list[tuple[float, float]] | None:
+        """Tokens that enter and leave every block, means over images; None where nothing says how many those are."""
+        runs = self._runs()
+        if runs is None:
+            return None
+        if self.config.is_adaptive():  # padding slots do not count
+            means = [state.mean_tokens() for state in self._trace.call.states]
+            return list(pairwise(means))
+        return list(zip(mean(runs, "entering"), mean(runs, "leaving"), strict=True))
+
+    def _savings(self) -> list[str]:
         """Lines on what is saved: the share of the MACs of all blocks, of their projections, attention and MLPs alone;
-        and if a language model reads fewer tokens, too.
-
-        Taken from the sizes of the weights. `vitrim.profile` counts what runs.
-        """
-        further = ["the language model gets only the tokens that are left"] if self.compact else []
-        if counts is None:
-            return further
-        dense, spent, dim, first = 0.0, 0.0, self._facts.dim, counts[0]
-        for block, before, after in zip(self._blocks(), counts, counts[1:], strict=False):
-            site = block.reducer.site if before != after else "after"
-            mlp = sum(p.numel() for name, p in block.named_parameters() if p.dim() > 1 and "reducer" not in name)
-            mlp -= 4 * dim * dim
-            keys = after if site == "before" else before
-            queries = block.head_rows or (after if site in ("before", "query") else before)
-            projected = before if site == "query" and self.config.kind != "prune" else queries
-            spent += dim * dim * (projected + 2 * keys + queries) + 2 * dim * projected * keys
-            spent += mlp * (block.head_rows or (before if site == "after" else after))
-            dense += (4 * dim * dim + mlp) * first + 2 * dim * first * first
-        return [f"about {100 * (1 - spent / dense):.0f} % of the MACs of its blocks are saved", *further]
+        and if a language model reads fewer tokens, too."""
+        runs, lines = self._runs(), list[str]()
+        if runs is not None:
+            share = saved_share(runs, self._blocks(), self._facts.dim, self.config.kind)
+            lines.append(f"about {100 * share:.0f} % of the MACs of its blocks are saved")
+        return [*lines, *(["the language model gets only the tokens that are left"] if self.compact else [])]
 
     @property
     def image_tokens(self) -> list[int]:
@@ -573,23 +576,23 @@ class Reduction:
     def tokens_per_block(self) -> list[int]:
         """Tokens (prefix included) after every block: of the last forward under ``record``, else as planned.
 
-        Without ``record`` counts are those for images of the size of this thread's last forward, or of the model's own
-        before one, and patches that come back behind the last block (``restore``) are not counted. A last block that
-        computes only the rows its head reads is counted with those rows. Where counts differ per image, padding slots
-        count: they are computed.
+        Without ``record`` counts are those for images of the size of this thread's last forward, the largest ones of
+        several, or of the model's own before one. The last block's has the patches that come back behind it
+        (``restore``); if it computes only the rows its head reads, it is counted with those rows. Where counts differ
+        per image, padding slots count: they are computed.
 
         Raises:
             VitrimError: counts depend on the images, and nothing was recorded.
         """
         self._check_alive()
         if not self._trace.recording:
-            planned = self._planned()
-            if planned is None:
+            runs = None if self.config.is_adaptive() else self._runs()
+            if runs is None:
                 raise VitrimError(
                     f"the counts of {self.config.describe()} depend on the images, and states are kept only when "
                     "recording: vitrim.reduce_(..., record=True)"
                 )
-            return planned[1:]
+            return [max(counts) for counts in zip(*(run.of_images("leaving") for run in runs), strict=True)]
         counts = [state.num_tokens for state in self.states[1:]]
         rows = self._blocks()[-1].head_rows
         return counts if rows is None or self.states[-1].full_grid else [*counts[:-1], rows]
@@ -597,20 +600,6 @@ class Reduction:
     @property
     def _facts(self) -> HostFacts:
         return self._within or host_of(self.model).facts(self.model)
-
-    def _planned(self) -> list[int] | None:
-        """Tokens that enter block 0, in this thread's last forward or with one of the model's own images, and
-        `tokens_per_block` as planned from there; None where they depend on the images."""
-        facts, blocks, final = self._facts, self._blocks(), self._trace.call.final
-        rows, columns = facts.grid_size
-        initial = rows * columns if final is None else final.initial_patches
-        grid = facts.units if final is None or final.grid is None else final.grid
-        area = facts.cell**2
-        units = self.config.counts(initial // area, len(blocks), grid, facts.num_prefix)
-        if units is None:
-            return None
-        counts = [facts.num_prefix + count * area for count in units]
-        return [facts.num_prefix + initial, *counts[:-1], blocks[-1].head_rows or counts[-1]]
 
     @property
     def mean_tokens_per_block(self) -> list[float]:

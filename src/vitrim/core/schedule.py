@@ -180,29 +180,6 @@ def square_of(initial: int) -> tuple[int, int]:
     return side, side
 
 
-def counts_on_grid(
-    name: str, amounts: Sequence[Amount | None], initial: int, grid: tuple[int, int] | None
-) -> list[int]:
-    """Patch tokens left after each block under ``amounts`` that are `Pattern`, from ``initial``, by default a square.
-
-    Raises:
-        VitrimError: ``initial`` patches make no square, or do not fill the ``grid``; it names the method.
-
-    Example:
-        >>> counts_on_grid("l2", [None, None], 6, (2, 3))
-        [6, 6]
-    """
-    grid = square_of(initial) if grid is None else grid
-    if grid[0] * grid[1] != initial:
-        raise VitrimError(f"{name}: a grid of {grid[0]} x {grid[1]} does not hold {initial} patches")
-    counts, current = [], initial
-    for amount in amounts:
-        if isinstance(amount, Pattern):
-            current = max(min(amount.number(grid), current), 1)
-        counts.append(current)
-    return counts
-
-
 @dataclass(frozen=True)
 class Limited:
     """Another amount, in a layer that cannot reduce as far as the method can elsewhere.
@@ -223,17 +200,20 @@ class Limited:
         return self.amount.keep(initial, current)
 
 
-def effective_keep(amount: Amount, least: int, initial: int, current: int) -> int:
+def effective_keep(amount: Amount, least: int, initial: int, current: int, grid: tuple[int, int] | None = None) -> int:
     """Evaluate an amount: at least ``least`` (what the method can reach in one step), at most ``current``.
 
-    A `Limited` amount has a ``least`` of its own.
+    A `Limited` amount has a ``least`` of its own. A `Pattern` is evaluated on the ``grid`` of rows and columns, by
+    default the square of the ``initial`` patches.
 
     Example:
         >>> effective_keep(Remove(130), least=98, initial=196, current=196)
         98
     """
     reach = amount.least(current) if isinstance(amount, Limited) else least
-    return max(min(amount.keep(initial, current), current), min(reach, current))
+    follows = grid is not None and isinstance(amount, Pattern)
+    wanted = amount.number(grid) if follows else amount.keep(initial, current)
+    return max(min(wanted, current), min(reach, current))
 
 
 def half(current: int) -> int:

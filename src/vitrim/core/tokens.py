@@ -390,6 +390,12 @@ class TokenState:
         """Tokens per image, prefix included, padding not: a mean where images keep different numbers."""
         return self.num_tokens if self.mask is None else self.mask.sum(dim=1).double().mean().item()
 
+    def tokens_of_images(self) -> list[int]:
+        """Tokens of each image, prefix included, padding not."""
+        if self.mask is None:
+            return [self.num_tokens] * self.size.shape[0]
+        return [int(count) for count in self.mask.sum(dim=1).tolist()]
+
     @property
     def initial_patches(self) -> int:
         """Number of patch tokens that entered the first block."""
@@ -550,11 +556,30 @@ class Handed(NamedTuple):
         return int(self.kept.sum()) + self.extra
 
 
+class Entered(NamedTuple):
+    """The tokens that entered the first block together: of images of one size.
+
+    Attributes:
+        config: the options of the method then.
+        rows: of the batch: images, or their windows.
+        patches: of a row.
+        grid: their rows and columns, as `TokenState.grid`.
+        windows: rows of an image, which are reduced apart.
+    """
+
+    config: Any
+    rows: int
+    patches: int
+    grid: tuple[int, int] | None = None
+    windows: int = 1
+
+
 @dataclass(eq=False)
 class Call:
     """The record of the forward that is running in a thread, or last ran in it.
 
     Attributes:
+        entered: what entered the first block, once for every size of images.
         latest: depth and state of the block that ran last.
         final: the state after the last block.
         states: of a complete forward: the initial one, then one per block. Empty unless recording.
@@ -573,6 +598,7 @@ class Call:
         attentions: which was kept: depth, `Attention`, state of its tokens, and ``images``.
     """
 
+    entered: tuple[Entered, ...] = ()
     latest: tuple[int, TokenState] | None = None
     final: TokenState | None = None
     states: tuple[TokenState, ...] = ()
@@ -632,8 +658,8 @@ class Trace:
         """True if the next forward of this thread hands out full grids (dense outputs)."""
         return self.call.full_grids or self.call.next_full_grid
 
-    def start(self, state: TokenState) -> None:
-        """Begin a forward: the state left by this thread's previous one is no longer valid.
+    def start(self, state: TokenState, config: Any = None) -> None:
+        """Begin a forward by ``config``: the state left by this thread's previous one is no longer valid.
 
         Raises:
             UnsupportedModelError: the model has another form now than when it was reduced.
@@ -642,6 +668,7 @@ class Trace:
             self.form()
         call = self.call
         call.next_full_grid = False
+        call.entered = (Entered(config, whole(state.size.shape[0]), state.initial_patches, state.grid),)
         call.latest = call.final = None
         call.states = ()
         call.running = (state,) if self.recording or call.compact else ()

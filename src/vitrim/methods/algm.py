@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -14,10 +15,10 @@ from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.matching import alternate_split, best_partners, merge_alternate, most_similar_first, unit
-from vitrim.core.method import Adaptive, MethodConfig, Needs, Tunable
+from vitrim.core.method import Adaptive, MethodConfig, Needs, Tunable, refuse_align
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, Limited, Remove, half
+from vitrim.core.schedule import Amount, Limited, Pattern, Remove, half
 from vitrim.core.tokens import TokenState, decision_dtype, is_traced
 from vitrim.errors import VitrimError
 
@@ -82,6 +83,7 @@ class ALGM(Adaptive):
             raise ValueError("global_block must be behind local_block: windows are merged while the grid is whole")
         if self.r is not None and "threshold" in self.model_fields_set:
             raise ValueError("give either threshold or r")
+        refuse_align(self)
         return self
 
     def stages(self, num_layers: int) -> tuple[int, int]:
@@ -101,7 +103,7 @@ class ALGM(Adaptive):
         amounts: list[Amount | None] = super().amounts(num_layers)
         if self.r is not None:
             windows, pairs = self.r
-            amounts[first] = Limited(Remove((SIDE * SIDE - 1) * windows), every_window)
+            amounts[first] = WindowsMerged(windows)
             amounts[last] = Limited(Remove(pairs), half)
         return amounts
 
@@ -112,14 +114,28 @@ class ALGM(Adaptive):
         return self.changed("threshold", r=(windows, pairs))
 
 
-def every_window(current: int) -> int:
-    """The fewest of ``current`` patches, on a grid of even sides, that merging windows can leave: one of each window.
+@dataclass(frozen=True)
+class WindowsMerged(Pattern):
+    """One token of each of so many windows, and the other patches as they are.
 
     Example:
-        >>> every_window(196)
-        49
+        >>> WindowsMerged(10).number((14, 14)), WindowsMerged(10).number((3, 5))
+        (166, 9)
     """
-    return current - current // (SIDE * SIDE) * (SIDE * SIDE - 1)
+
+    windows: int
+
+    def number(self, grid: tuple[int, int]) -> int:
+        rows, columns = grid
+        return rows * columns - (SIDE * SIDE - 1) * min(self.windows, windows_of(rows, columns))
+
+    def reaches(self, grid: tuple[int, int]) -> bool:
+        return self.windows <= windows_of(*grid)
+
+
+def windows_of(rows: int, columns: int) -> int:
+    """The number of windows in a grid."""
+    return (rows // SIDE) * (columns // SIDE)
 
 
 class _Merging(Reducer[ALGM]):

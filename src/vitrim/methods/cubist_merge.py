@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -128,10 +128,6 @@ class Shrunk(Hard):
 class CubistMergeReducer(Reducer[CubistMerge]):
     site = "before"
     spares_block = True
-
-    def forward(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
-        # how many stay follows from the grid of this forward, and not from the number of patches alone
-        return self.assign(x, cast(Attention, attention), state)
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         height, width = (whole(side) for side in state.known_grid(self.config.name))

@@ -131,6 +131,9 @@ class DiffRate(MethodConfig):
             raise VitrimError(f"the lists have {len(kept)} amounts but the model has {num_layers} blocks")
         return [Tokens(count) for count in kept]
 
+    def pruned(self, depth: int, num_layers: int, current: int, left: int) -> int:
+        return current - max(min(self.prune_kept[depth] - 1, current), left) if self.prune_kept else 0
+
     def needs(self) -> Needs:
         return needs_of(self.score)
 

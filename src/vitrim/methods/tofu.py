@@ -64,21 +64,22 @@ class ToFu(StagedConfig):
     def default_stages(self, num_layers: int) -> tuple[int, ...]:
         return tuple(range(num_layers))
 
+    def prunes_at(self, depth: int, num_layers: int) -> bool:
+        """True if block ``depth`` drops the sources; otherwise it merges them."""
+        return depth <= (num_layers // 2 if self.prune_until is None else self.prune_until)
+
+    def pruned(self, depth: int, num_layers: int, current: int, left: int) -> int:
+        return current - left if self.prunes_at(depth, num_layers) else 0
+
 
 @register(ToFu)
 class ToFuReducer(Reducer[ToFu]):
     site = "between"
 
-    @property
-    def prunes(self) -> bool:
-        """True if this block drops the sources; otherwise it merges them."""
-        until = self.config.prune_until
-        return self.layer.depth <= (self.layer.num_layers // 2 if until is None else until)
-
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         similarity = alternate_similarity(attention, state.num_prefix)
         merged = match_alternate(state, similarity, self.num_removed(state))
-        if self.prunes:
+        if self.config.prunes_at(self.layer.depth, self.layer.num_layers):
             return prune(state, merged.anchor[:, state.num_prefix :] - state.num_prefix)
         return replace(merged, weight=torch.ones_like(state.size))
 

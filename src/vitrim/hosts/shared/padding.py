@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock, sharded
-from vitrim.core.tokens import IndexMap, TokenState, Trace, is_traced
+from vitrim.core.tokens import Entered, IndexMap, TokenState, Trace, is_traced
 from vitrim.errors import UnsupportedModelError
 
 
@@ -102,6 +102,7 @@ def run_groups(
     outputs: list[Any] = []
     histories: list[tuple[TokenState, ...]] = []
     finals: list[TokenState] = []
+    entered: list[Entered] = []
     for group in groups:
         with trace.handing_out(dense=dense):
             outputs.append(call(group))
@@ -109,8 +110,10 @@ def run_groups(
         assert final is not None
         finals.append(final)
         histories.append(trace.call.states)
+        entered += trace.call.entered
     # where each image of the batch is when the groups are put one behind the other
     places = torch.cat([group.images for group in groups]).argsort()
+    trace.call.entered = tuple(entered)
     trace.call.final = _join_states(finals, places, num_patches)
     trace.call.states = tuple(_join_states(states, places, num_patches) for states in zip(*histories, strict=True))
     return _join(outputs, groups, places, num_patches, finals[0].num_prefix)

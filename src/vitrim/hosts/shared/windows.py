@@ -247,7 +247,14 @@ class WindowBlock(NamedBlock):
         hand_stamp(x, rows)
         state = super().incoming(rows)
         hand_stamp(rows, x)
-        return state if isinstance(state, WindowState) else WindowState.of(state, windows)
+        return state if isinstance(state, WindowState) else self.begin(state, windows)
+
+    def begin(self, state: TokenState, windows: Windows) -> WindowState:
+        """The ``state`` of the tokens that enter the first block, whose batch rows are ``windows``."""
+        (entered,) = self.trace.call.entered
+        grid = (windows.height, windows.width)
+        self.trace.call.entered = (entered._replace(grid=grid, windows=windows.number),)
+        return WindowState.of(state, windows)
 
     def rows_of(self, x: Tensor, windows: Windows) -> Tensor:
         """The windows of a map as batch rows, (B*W, n, C)."""
@@ -370,6 +377,7 @@ class WindowedHost(Host):
             grid_size=(windows.height, windows.width),
             head_rows=None,
             dense=True,
+            windows=windows.number,
             across_windows=windows.number > 1 and any(block.window_size == 0 for block in cls.blocks(model)),
         )
 

@@ -34,7 +34,7 @@ class ReducedRowLayer(WindowBlock, ReducedLayer):
         if isinstance(state, WindowState):
             return state
         side, number = isqrt(x.shape[1] - state.num_prefix), self.windows_a_side
-        return WindowState.of(state, Windows(number, number, side, side))
+        return self.begin(state, Windows(number, number, side, side))
 
     def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
         assert isinstance(state, WindowState)
@@ -93,6 +93,7 @@ class RowsHost(TransformersHost):
             has_class_token=facts.has_class_token and side == 1,
             grid_size=(rows // side, columns // side),
             dense=True,
+            windows=side**2,
             across_windows=side > 1,
         )
 

@@ -1,0 +1,102 @@
+"""Tokens on their way through the blocks of a reduced model, and the multiply-accumulates (MACs) that follow.
+
+What a handle prints. Tokens are counted as forwards record them; MACs are estimated from the sizes of the weights, which
+needs no forward: `vitrim.measure.macs` counts what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from vitrim.core.block import ReducedBlock
+from vitrim.core.method import Kind, MethodConfig
+from vitrim.core.plan import HostFacts
+from vitrim.core.tokens import Call, Entered
+
+
+class Run(NamedTuple):
+    """The way of images of one size through the blocks; tokens are those of one window, prefix included.
+
+    Attributes:
+        images: how many.
+        windows: of an image, which are reduced apart.
+        entering: tokens that enter each block,
+        left: and that it computes with at its end.
+        leaving: those, and after the last block pruned ones that come back.
+    """
+
+    images: int
+    windows: int
+    entering: tuple[int, ...]
+    left: tuple[int, ...]
+    leaving: tuple[int, ...]
+
+    def of_images(self, way: str) -> list[int]:
+        """Tokens of an image at every block on one ``way``, one of the last three."""
+        return [self.windows * count for count in getattr(self, way)]
+
+
+def planned(config: MethodConfig, facts: HostFacts, blocks: Sequence[ReducedBlock], entered: Entered) -> Run | None:
+    """The run of what ``entered`` by the plan of ``config``; None where that depends on the images."""
+    area, prefix, last = facts.cell**2, facts.num_prefix, blocks[-1]
+    grid = entered.grid or facts.grid_size
+    units = (grid[0] // facts.cell, grid[1] // facts.cell) if grid[0] * grid[1] == entered.patches else None
+    flow = config.flow(entered.patches // area, len(blocks), units, prefix, last.restore)
+    if flow is None:
+        return None
+    ways = [[prefix + count * area for count in way] for way in zip(*flow, strict=True)]
+    if last.head_rows is not None:
+        ways[1][-1] = ways[2][-1] = last.head_rows
+    return Run(entered.rows // entered.windows, entered.windows, *map(tuple, ways))
+
+
+def recorded(call: Call) -> list[Run]:
+    """The runs of the last forward of a ``call`` whose states were kept."""
+    states, (first, *others) = call.states, call.entered
+    if not others:  # padding slots are computed
+        counts = tuple(state.num_tokens // first.windows for state in states)
+        return [Run(first.rows // first.windows, first.windows, counts[:-1], counts[1:], counts[1:])]
+    images = zip(*(state.tokens_of_images() for state in states), strict=True)
+    return [Run(1, 1, counts[:-1], counts[1:], counts[1:]) for counts in images]
+
+
+def mean(runs: Sequence[Run], way: str) -> list[float]:
+    """`Run.of_images`, the mean over all images."""
+    if len(runs) == 1:
+        return list(map(float, runs[0].of_images(way)))
+    total = sum(run.images for run in runs)
+    blocks = zip(*([run.images * count for count in run.of_images(way)] for run in runs), strict=True)
+    return [sum(counts) / total for counts in blocks]
+
+
+def saved_share(runs: Sequence[Run], blocks: Sequence[ReducedBlock], dim: int, kind: Kind) -> float:
+    """The share of the MACs of all ``blocks`` that ``runs`` save: of projections, attention and MLPs alone."""
+    dense = spent = 0.0
+    for block, weights in [(block, _mlp_weights(block, dim)) for block in blocks]:
+        for run in runs:
+            entering, left, first = run.entering[block.depth], run.left[block.depth], run.entering[0]
+            crossed = run.windows if block.crosses else 1
+            rows = run.images * run.windows
+            spent += rows * _macs(block, kind, dim, weights, entering, left, crossed)
+            dense += rows * ((4 * dim * dim + weights) * first + 2 * dim * first * first * crossed)
+    return 1 - spent / dense
+
+
+def _mlp_weights(block: ReducedBlock, dim: int) -> int:
+    """Weights of ``block`` besides the four projections of attention."""
+    matrices = sum(p.numel() for name, p in block.named_parameters() if p.dim() > 1 and "reducer" not in name)
+    return matrices - 4 * dim * dim
+
+
+def _macs(block: ReducedBlock, kind: Kind, dim: int, mlp: int, entering: int, left: int, crossed: int) -> int:
+    """MACs of ``block`` on one window whose tokens attend to those of so many windows."""
+    site, rows = block.reducer.site, block.head_rows
+    if entering == left or (block.parallel and site == "between"):
+        site = "after"
+    keys = left if site == "before" else entering
+    asked = keys if rows is None or site == "query" else rows  # queries that are projected: a reducer there sees all
+    attending = rows or (left if site == "before" or (site == "query" and kind == "prune") else entering)
+    projected = rows or (left if site in ("before", "query") else entering)
+    linear = dim * dim * (asked + 2 * keys + projected) + mlp * (rows or (entering if site == "after" else left))
+    return linear + 2 * dim * attending * keys * crossed
