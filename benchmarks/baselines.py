@@ -41,7 +41,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, parse_method
 from vitrim.demo.run import atm_at_the_macs_of
 from vitrim.errors import ReductionWarning, VitrimError, one_line_errors
-from vitrim.exporting.formats import DTYPES
+from vitrim.exporting.formats.base import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.copies import dense_copies, reduced_copy

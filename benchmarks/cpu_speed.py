@@ -24,7 +24,7 @@ from vitrim.cli.options import parse_methods
 from vitrim.core.method import MethodConfig
 from vitrim.demo.run import atm_at_the_macs_of
 from vitrim.errors import one_line_errors
-from vitrim.exporting.formats import DTYPES
+from vitrim.exporting.formats.base import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.copies import reduced_copy

@@ -45,7 +45,7 @@ from vitrim.cli.options import parse_methods
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import make_method, methods
 from vitrim.errors import ReductionWarning, VitrimError
-from vitrim.exporting.formats import DTYPES
+from vitrim.exporting.formats.base import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.latency import Budget

@@ -51,7 +51,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, make_method, methods
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.errors import ReductionWarning, VitrimError
-from vitrim.exporting.formats import PRECISIONS
+from vitrim.exporting.formats.base import PRECISIONS
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.contestants import Output

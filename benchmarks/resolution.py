@@ -33,7 +33,7 @@ from script import from_shell
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import methods
 from vitrim.errors import ReductionWarning
-from vitrim.exporting.formats import DTYPES
+from vitrim.exporting.formats.base import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.latency import Budget

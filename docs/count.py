@@ -170,7 +170,7 @@ def imports(package: Path) -> dict[str, set[str]]:
                 and isinstance(node.args[0], ast.Constant)
             ):
                 found.add(str(node.args[0].value))
-        graph[module] = {name for name in found if name in modules and not module.startswith(f"{name}.")}
+        graph[module] = {name for name in found if name in modules}
     return graph
 
 

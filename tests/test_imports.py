@@ -1,7 +1,4 @@
-"""Imports point downwards; nothing is imported that is not used, and nothing that is not installed is needed.
-
-Circles are counted in `test_count.py`.
-"""
+"""Imports point downwards; nothing is imported that is not used, and nothing that is not installed is needed."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -182,3 +180,15 @@ def test_imports_point_downwards() -> None:
         if floor[room(other)] > floor[room(name)]
     ]
     assert not up
+
+
+def test_a_circle_through_the_package_above_is_one() -> None:
+    package, part = "from a.b import x\ndef f():\n    from a.b.c import z", "from a.b import y"
+    graph = {"a.b": imported(package, {"a.b", "a.b.c"}, "a"), "a.b.c": imported(part, {"a.b", "a.b.c"}, "a")}
+    with pytest.raises(CycleError):
+        TopologicalSorter({name: others - {name} for name, others in graph.items()}).prepare()
+
+
+def test_there_is_no_circle() -> None:
+    """Of modules: imports of the package above count, and those within functions, for types and by a string."""
+    TopologicalSorter(arrows()).prepare()

@@ -23,9 +23,9 @@ from full_matrix import cells
 from image_files import write_noise
 from vitrim.errors import MissingPackageError
 from vitrim.exporting import Exported
-from vitrim.exporting.formats import DECISIONS, Array
 from vitrim.exporting.formats import onnx as onnx_format
 from vitrim.exporting.formats import openvino as openvino_format
+from vitrim.exporting.formats.base import DECISIONS, Array
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cifar10-test.parquet"

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import vitrim
-from vitrim.exporting.formats import Graph
+from vitrim.exporting.formats.base import Graph
 from vitrim.exporting.formats.onnx import translations
 from vitrim.exporting.formats.openvino import core
 

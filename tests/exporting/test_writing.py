@@ -19,7 +19,8 @@ import tiny
 import vitrim
 from vitrim.exporting import Exported, check, engines, writing
 from vitrim.exporting import formats as file_formats
-from vitrim.exporting.formats import Array, Format, Graph, Run, format_named, formats, register_format
+from vitrim.exporting.formats import format_named, formats, register_format
+from vitrim.exporting.formats.base import Array, Format, Graph, Run
 from vitrim.exporting.writing import dense_file, staged, time_exported
 from vitrim.loading import load_run
 from vitrim.measure.latency import Budget

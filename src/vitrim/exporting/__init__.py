@@ -9,7 +9,8 @@ hide the function `vitrim.export`.
 """
 
 from vitrim.exporting.exported import Exported
-from vitrim.exporting.formats import Format, engines, register_format
+from vitrim.exporting.formats import engines, register_format
+from vitrim.exporting.formats.base import Format
 from vitrim.exporting.program import Parity, check
 from vitrim.exporting.static import bound, freeze
 from vitrim.exporting.writing import export

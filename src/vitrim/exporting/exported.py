@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from vitrim.errors import VitrimError, check_known, check_whole, first_line, os_errors
-from vitrim.exporting.formats import PRECISIONS, Array, Format, Run, as_array, format_named, formats
+from vitrim.exporting.formats import format_named, formats
+from vitrim.exporting.formats.base import PRECISIONS, Array, Format, Run, as_array
 from vitrim.files import as_path, json_text
 from vitrim.report import Report
 

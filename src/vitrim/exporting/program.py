@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from vitrim.core.plan import Preprocessing
+from vitrim.core.reduce import HANDLE
 from vitrim.core.registry import ask
 from vitrim.errors import VitrimError, first_line
 from vitrim.exporting.exported import Exported
-from vitrim.exporting.formats import Array, as_array
+from vitrim.exporting.formats.base import Array, as_array
 
 MAX_BATCH = 2**16
 """Most images in a batch of a program whose batch is dynamic."""
@@ -42,10 +43,14 @@ class Program(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         if self.normalise:
-            image = (image.permute(0, 3, 1, 2).to(self.mean.dtype) / 255.0 - self.mean) / self.std
+            image = self.normalised(image)
         weights = next(self.model.parameters())
         output: Any = self.model(image.to(weights.dtype))
         return self.tensor(output).to(torch.float32)
+
+    def normalised(self, image: Tensor) -> Tensor:
+        """Images (B, H, W, C) uint8 as the model takes them, (B, C, H, W)."""
+        return (image.permute(0, 3, 1, 2).to(self.mean.dtype) / 255.0 - self.mean) / self.std
 
     def tensor(self, output: Any) -> Tensor:
         """The logits in an output, else the first tensor in it.
@@ -107,8 +112,16 @@ def trace(module: Program, images: Tensor, dynamic: bool) -> ExportedProgram:
 
 ATOL = 1e-4
 ATOL_HALF = 2e-2
-FLIPS_HALF = 0.1
-"""Share of images that may differ by more in half precision: two tokens nearly alike may change places in a ranking."""
+FLIPS = 0.1
+"""Share of images that may differ by more: in half precision, in which tokens nearly alike change places; in float32 if
+each of them is a near tie (`_near_ties`)."""
+
+NUDGES = (1e-6, 3e-6, 1e-5)
+"""Changes to an image, over its standard deviation, that are no larger than what rounding in float32 makes of it on its
+way: engines disagree by up to 3e-5 on the logits of ViT-Ti, which changes of 1e-5 move by 2e-5."""
+
+TRIES = 16
+"""Random changes of each size."""
 
 
 @dataclass(frozen=True)
@@ -119,10 +132,12 @@ class Parity:
         images: compared, over all batch sizes.
         batches: their sizes.
         largest: difference between two logits.
-        beyond: images with a difference above ``atol``.
+        beyond: images with a difference above ``atol``, or another top-1.
         same_top1: images with the same largest logit; None for outputs other than one row of logits per image.
         atol: allowed.
-        tolerated: images that may be beyond it, or have another top-1.
+        tolerated: images that may differ so.
+        near_ties: those of ``beyond`` in which two tokens are so nearly alike that rounding decides between them: the
+            model itself, of an image changed by as much, gives what the file gives.
     """
 
     images: int
@@ -132,24 +147,30 @@ class Parity:
     same_top1: int | None
     atol: float
     tolerated: int = 0
+    near_ties: int = 0
 
     @property
     def holds(self) -> bool:
         """True if the file computes what the model does."""
-        other = 0 if self.same_top1 is None else self.images - self.same_top1
-        return max(self.beyond, other) <= self.tolerated
+        return self.beyond - self.near_ties <= self.tolerated and self.near_ties <= max(1, FLIPS * self.images)
 
     def __str__(self) -> str:
         top1 = "" if self.same_top1 is None else f", same top-1 in {self.same_top1}"
         sizes = ", ".join(map(str, dict.fromkeys(self.batches)))  # each once: a file for single images has 64 of them
+        ties = f", near ties: {self.near_ties}" if self.near_ties else ""
         return (
             f"{self.images} images in batches of {sizes}: largest difference {self.largest:.1e} "
-            f"({self.beyond} beyond {self.atol:g}){top1}"
+            f"({self.beyond} beyond {self.atol:g}{ties}){top1}"
         )
 
 
 def check(exported: Exported, model: nn.Module, images: Tensor | Array, *, atol: float | None = None) -> Parity:
     """Compare a file with the model it was made of, at batch 1, 2 and the rest of the images in one batch.
+
+    Two engines round differently, and where two tokens are nearly equally similar another one then merges: that is no
+    fault of the file. An image that differs is a near tie if the model itself gives what the file gives, within
+    ``atol``, when the image changes by no more than rounding (`NUDGES`). Any other one is a fault, and so are near ties
+    in more than one image of ten.
 
     Args:
         exported: the file.
@@ -164,10 +185,12 @@ def check(exported: Exported, model: nn.Module, images: Tensor | Array, *, atol:
     half = exported.metadata.get("weights") == "fp16"
     in_graph = exported.metadata.get("input", {}).get("dtype") == "uint8"
     module = Program(model, ask(model).preprocessing(model) if in_graph else None).eval()
+    allowed = (ATOL_HALF if half else ATOL) if atol is None else atol
+    classified = exported.metadata.get("output", {}).get("name") == "logits"
     sizes = _batches(len(given), exported.batch)
     differences: list[Array] = []  # the largest of each image
     same: list[Array] = []  # of each image: the same top-1
-    start = 0
+    start = near_ties = 0
     for size in sizes:
         batch = np.ascontiguousarray(given[start : start + size])
         with torch.inference_mode():
@@ -177,19 +200,49 @@ def check(exported: Exported, model: nn.Module, images: Tensor | Array, *, atol:
             raise VitrimError(f"{exported.path} gives {found.shape} where the model gives {wanted.shape}")
         differences.append(np.abs(found - wanted).reshape(size, -1).max(axis=1))
         same.append(found.argmax(axis=1) == wanted.argmax(axis=1))
+        if not classified or found.ndim != 2:
+            same[-1] = np.ones(size, dtype=bool)
+        # counts what is not a number, too
+        differs = ~((differences[-1] <= allowed) & same[-1])
+        if not half and 0 < differs.sum() <= max(1, FLIPS * len(given)):
+            near_ties += int(_near_ties(module, batch, wanted, found, differs, allowed).sum())
         start += size
     worst, alike = np.concatenate(differences), np.concatenate(same)
-    allowed = (ATOL_HALF if half else ATOL) if atol is None else atol
-    classified = exported.metadata.get("output", {}).get("name") == "logits" and found.ndim == 2
     return Parity(
         images=start,
         batches=tuple(sizes),
         largest=float(worst.max()),
-        beyond=int((~(worst <= allowed)).sum()),  # counts what is not a number, too
-        same_top1=int(alike.sum()) if classified else None,
+        beyond=int((~((worst <= allowed) & alike)).sum()),
+        same_top1=int(alike.sum()) if classified and found.ndim == 2 else None,
         atol=allowed,
-        tolerated=int(FLIPS_HALF * start) if half else 0,
+        tolerated=int(FLIPS * start) if half else 0,
+        near_ties=near_ties,
     )
+
+
+def _near_ties(module: Program, batch: Array, wanted: Array, found: Array, differs: Array, atol: float) -> Array:
+    """(B,) bool: images of ``batch`` among ``differs`` (B,) bool of which the model gives, rounded otherwise, what the
+    file ``found``, and not what it gave, ``wanted``."""
+    images = torch.from_numpy(batch)
+    if module.normalise:
+        images = module.normalised(images)
+    plain = Program(module.model).eval()
+    config = getattr(getattr(module.model, HANDLE, None), "config", None)
+    places = np.flatnonzero(differs)
+    chosen = np.arange(len(batch)) if config is not None and config.batch_dependent else places
+    generator = torch.Generator().manual_seed(0)
+    explained = np.zeros(len(batch), dtype=bool)
+    for scale in (nudge for nudge in NUDGES for _ in range(TRIES)):
+        some = images[torch.from_numpy(chosen)]
+        nudge = torch.randn(some.shape, generator=generator) * some.std() * scale
+        with torch.inference_mode():
+            other = as_array(plain(some + nudge))
+        axes = tuple(range(1, other.ndim))
+        jumps = np.abs(other - wanted[chosen]).max(axis=axes) > atol
+        explained[chosen] |= differs[chosen] & jumps & (np.abs(other - found[chosen]).max(axis=axes) <= atol)
+        if explained[places].all():
+            break
+    return explained
 
 
 def _batches(images: int, fixed: int | None) -> list[int]:

@@ -26,7 +26,8 @@ from vitrim.data import ImageDataset, batches
 from vitrim.errors import ReductionWarning, VitrimError, check_known, first_line
 from vitrim.exporting import static
 from vitrim.exporting.exported import Exported, ExportReport, sidecar, size_of, staged, weights_beside
-from vitrim.exporting.formats import OPSETS, PRECISIONS, Format, Graph, as_array, check_quantiser, format_named
+from vitrim.exporting.formats import format_named
+from vitrim.exporting.formats.base import OPSETS, PRECISIONS, Format, Graph, as_array, check_quantiser
 from vitrim.exporting.program import MAX_BATCH, Program, as_read, trace
 from vitrim.exporting.program import check as compare
 from vitrim.files import as_path, check_file, json_text

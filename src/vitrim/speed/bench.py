@@ -23,7 +23,7 @@ from vitrim.core.registry import ask, host_of, parse_method, parse_methods, pars
 from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, batches, spread
 from vitrim.errors import VitrimError, check_known, check_whole, one_line_errors
-from vitrim.exporting.formats import PRECISIONS
+from vitrim.exporting.formats.base import PRECISIONS
 from vitrim.exporting.program import Program
 from vitrim.files import check_file
 from vitrim.loading import load

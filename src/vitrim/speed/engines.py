@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from vitrim.core.method import MethodConfig
 from vitrim.errors import MissingPackageError, VitrimError, check_known, unknown
 from vitrim.exporting.exported import Exported
-from vitrim.exporting.formats import PRECISIONS, Format, as_array, check_quantiser, formats
 from vitrim.exporting.formats import engines as runnable
+from vitrim.exporting.formats import formats
+from vitrim.exporting.formats.base import PRECISIONS, Format, as_array, check_quantiser
 from vitrim.exporting.formats.pt2 import compiler_lack
 from vitrim.exporting.writing import export
 from vitrim.measure.copies import shared_copy
@@ -136,7 +137,7 @@ def engines_named(
 
     Args:
         names: of `engines`, or engines, which have a precision of their own.
-        precisions: of `vitrim.exporting.formats.PRECISIONS`.
+        precisions: of `vitrim.exporting.formats.base.PRECISIONS`.
         device: where models are; default: the CPU.
 
     Returns:

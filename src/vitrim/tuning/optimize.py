@@ -31,7 +31,8 @@ from vitrim.core.registry import host_of, parse_method, parse_methods
 from vitrim.core.saving import entries
 from vitrim.errors import VitrimError, check_whole
 from vitrim.exporting.exported import Exported, sidecar, staged, weights_beside
-from vitrim.exporting.formats import Format, formats
+from vitrim.exporting.formats import formats
+from vitrim.exporting.formats.base import Format
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import load
 from vitrim.measure.contestants import Contestant, contestants

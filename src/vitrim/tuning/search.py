@@ -500,7 +500,7 @@ class Options(TypedDict, total=False):
         budget: time to spend on every timed setting, for ``speedup``.
         engine: names of `vitrim.speed.engines.engines`, for ``speedup``: of several that which is the fastest for the
             dense model; default eager.
-        precision: likewise, of `vitrim.exporting.formats.PRECISIONS`.
+        precision: likewise, of `vitrim.exporting.formats.base.PRECISIONS`.
         timer: in place of ``engine``, a function that times settings (`vitrim.tuning.cost.Timer`).
         processes: this process and its like. All get the same result, the first one writes.
         on_trial: called with every finished trial.

@@ -19,7 +19,7 @@ from vitrim.core.reduce import Reduction, get_reduction
 from vitrim.core.registry import ask, host_of
 from vitrim.core.schedule import Amount, BringBack, Keep, Remove
 from vitrim.errors import VitrimError, one_line_errors
-from vitrim.exporting.formats import DTYPES
+from vitrim.exporting.formats.base import DTYPES
 from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
 from vitrim.measure.latency import Budget, images_per_second, paired_speedup, summarise, time_interleaved
 from vitrim.measure.memory import peak_memory_mib

@@ -1,156 +1,18 @@
-"""The formats of exported models. A format writes a program of torch.export, and opens what it wrote in its engine."""
+"""The formats of exported models. A format writes a program of torch.export, and opens what it wrote in its engine.
+
+A new one is a file here, and a line in `formats`; the base class is in `base`.
+"""
 
 from __future__ import annotations
 
-import importlib.util
-import io
-import logging
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeAlias
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch.export import ExportedProgram
 
 from vitrim.core.registry import enter
-from vitrim.errors import MissingPackageError, VitrimError, check_known
-
-Array: TypeAlias = NDArray[Any]
-Run: TypeAlias = Callable[[Array], Array]
-"""Images in, predictions out, by one engine that is open."""
-
-KEY = "vitrim"
-"""The entry of a file's metadata that holds ours, as JSON."""
-
-OPSETS = range(18, 24)
-"""Versions of the ONNX operator set that the exporter writes and onnxruntime reads."""
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-PRECISIONS = {**DTYPES, "int8": torch.float32}
-"""The precisions of a model, with the dtype of the weights that torch then holds: an engine makes int8 of float32."""
-
-DECISIONS = "reducer"
-"""The beginning of the names of operations that decide about tokens: they are never quantised."""
-
-
-@dataclass(frozen=True)
-class Graph:
-    """One program to write.
-
-    Attributes:
-        program: of torch.export, with the input ``image`` and the output ``output``.
-        output: name of the output.
-        metadata: JSON, to be kept inside the file.
-        opset: version of the ONNX operator set, for the formats that are or pass through ONNX.
-        dtype: of the weights.
-    """
-
-    program: ExportedProgram
-    output: str
-    metadata: str
-    opset: int
-    dtype: torch.dtype = torch.float32
-
-
-class Format:
-    """A file format and its engine. Class methods only.
-
-    Class attributes:
-        name: as ``--to`` says it.
-        engine: what runs the file.
-        suffix: of the file.
-        needs: packages by the name they are imported by; ``extra`` is vitrim's extra that has them.
-        casts: precisions that are dtypes of the weights. Others are made of a written fp32 file, see `in_precision`.
-        makes: those others.
-        own_threads: the engine has threads of its own, as many as `open` is told; else it runs on torch's.
-        code: to open a file in the engine runs what its author wrote, with the rights of whoever opens it. `metadata`
-            runs nothing in any format.
-    """
-
-    name: ClassVar[str] = ""
-    engine: ClassVar[str] = ""
-    suffix: ClassVar[str] = ""
-    needs: ClassVar[tuple[str, ...]] = ()
-    extra: ClassVar[str] = ""
-    casts: ClassVar[tuple[str, ...]] = ("fp32", "fp16")
-    makes: ClassVar[tuple[str, ...]] = ()
-    own_threads: ClassVar[bool] = True
-    code: ClassVar[bool] = False
-
-    @classmethod
-    def missing(cls) -> str | None:
-        """The parts that this machine lacks to write and run the format, in words; None if nothing."""
-        absent = [name for name in cls.needs if importlib.util.find_spec(name) is None]
-        if not absent:
-            return None
-        return f"{cls.name} needs {' and '.join(absent)}: pip install 'vitrim[{cls.extra}]'"
-
-    @classmethod
-    def check(cls) -> None:
-        """Refuse where something is missing.
-
-        Raises:
-            MissingPackageError: saying what to install.
-        """
-        lack = cls.missing()
-        if lack is not None:
-            raise MissingPackageError(lack)
-
-    @classmethod
-    def recognises(cls, path: Path) -> bool:
-        """True if a file is of this format: by its suffix, unless several formats share that."""
-        return path.suffix == cls.suffix
-
-    @classmethod
-    def write(cls, graph: Graph, path: Path) -> int:
-        """Write the program to ``path``, in a folder of its own, and return the number of operations of its graph."""
-        raise NotImplementedError
-
-    @classmethod
-    def lacks(cls, precision: str) -> str | None:
-        """The reason in words why this machine cannot run a file in ``precision``, which the format has; else None."""
-        return None
-
-    @classmethod
-    def in_precision(cls, path: Path, precision: str, metadata: str, images: Iterable[Array], made: Path) -> int:
-        """Write the fp32 file ``path`` again, to ``made``, to be computed in one of `makes`.
-
-        Args:
-            path: of a file that `write` wrote.
-            precision: of `makes`.
-            metadata: in place of those in the file.
-            images: for int8: batches as the file takes them, to find the ranges of activations on.
-            made: in a folder of its own.
-
-        Returns:
-            The number of operations of its graph.
-
-        Raises:
-            MissingPackageError: a package that quantises is not installed.
-        """
-        raise NotImplementedError
-
-    @classmethod
-    def open(cls, path: Path, threads: int, precision: str = "fp32") -> Run:
-        """Load a file for so many threads; an engine without threads of its own runs on those that torch has.
-
-        Args:
-            path: of the file.
-            threads: of the engine.
-            precision: what its metadata say that it computes in.
-        """
-        raise NotImplementedError
-
-    @classmethod
-    def metadata(cls, path: Path) -> str | None:
-        """The metadata kept in a file, or None where it has none of ours. Runs nothing of the file."""
-        raise NotImplementedError
-
+from vitrim.errors import VitrimError, check_known
+from vitrim.exporting.formats.base import Format
+from vitrim.exporting.formats.onnx import ONNX
+from vitrim.exporting.formats.openvino import OpenVINO
+from vitrim.exporting.formats.pt2 import AOTI, PT2
 
 _OTHERS: dict[str, type[Format]] = {}
 
@@ -169,10 +31,6 @@ def formats() -> dict[str, type[Format]]:
         >>> sorted(formats())
         ['aoti', 'onnx', 'openvino', 'pt2']
     """
-    from vitrim.exporting.formats.onnx import ONNX
-    from vitrim.exporting.formats.openvino import OpenVINO
-    from vitrim.exporting.formats.pt2 import AOTI, PT2
-
     own: tuple[type[Format], ...] = (ONNX, OpenVINO, PT2, AOTI)
     return {**{kind.name: kind for kind in own}, **_OTHERS}
 
@@ -210,117 +68,3 @@ def format_named(name: str | None, path: Path) -> type[Format]:
     if path.suffix != every[name].suffix:
         raise VitrimError(f"a file of format {name} ends in {every[name].suffix}, and {path} does not")
     return every[name]
-
-
-def as_array(value: Any) -> Array:
-    """An output of any engine as an array."""
-    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-
-
-def check_quantiser() -> None:
-    """Refuse where what quantises is missing.
-
-    Raises:
-        MissingPackageError: saying what to install.
-    """
-    if importlib.util.find_spec("nncf") is None:
-        raise MissingPackageError("int8 needs nncf: pip install 'vitrim[int8]'")
-
-
-class Operation(NamedTuple):
-    """One operation of a graph, as far as it matters for int8.
-
-    Attributes:
-        name: of the operation.
-        weighted: it is a product with weights.
-        ranks: it chooses, by comparing numbers.
-        adds: it is a sum.
-        reads: names of the operations whose outputs it reads.
-    """
-
-    name: str
-    weighted: bool
-    ranks: bool
-    adds: bool
-    reads: tuple[str, ...]
-
-
-def quantised(model: Any, images: Iterable[Array], name: str, operations: Sequence[Operation]) -> Any:
-    """``model``, of OpenVINO or ONNX, with products in int8: weights per channel, activations per tensor.
-
-    Only products with weights are quantised. Attention, normalisation and whatever decides about tokens (similarities,
-    ranks, sizes) stay as they are, and so do the products that are ranked by: keys that are rounded would merge other
-    tokens. In a block that does not decide all four products are in int8, in one that does three of them. Activations
-    are smoothed first (SmoothQuant), as transformers need it.
-
-    Args:
-        model: read from an fp32 file.
-        images: batches, as the file takes them.
-        name: of the input.
-        operations: of the graph, but its constants.
-
-    Raises:
-        MissingPackageError: nncf is not installed.
-    """
-    check_quantiser()
-    given = [{name: batch} for batch in images]
-    ignored = {one.name for one in operations if not one.weighted or one.name.startswith(DECISIONS)}
-    known, open_ = {one.name: one for one in operations}, [one for one in operations if one.ranks]
-    seen = set[str]()
-    while open_:  # from what chooses up to the products that it reads, and not along the residual stream
-        sources = [known[name] for name in open_.pop().reads if name in known and name not in seen]
-        seen.update(one.name for one in sources)
-        ignored.update(one.name for one in sources if one.weighted)
-        open_ += [one for one in sources if not (one.weighted or _is_residual(one, known))]
-    # nncf tells its steps, with bars; on import it looks for a compiler of CUDA, which torch remarks on, and would
-    # report its use to its makers
-    with quiet("nncf", "torch.utils.cpp_extension"), redirect_stdout(io.StringIO()), unreported():
-        import nncf
-
-        return nncf.quantize(
-            model,
-            nncf.Dataset(given),
-            model_type=nncf.ModelType.TRANSFORMER,
-            subset_size=len(given),
-            ignored_scope=nncf.IgnoredScope(names=sorted(ignored), validate=False),
-        )
-
-
-@contextmanager
-def quiet(*names: str) -> Iterator[None]:
-    """Keep what is below an error in the logs of these names off the screen."""
-    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
-    for logger in levels:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in levels.items():
-            logger.setLevel(level)
-
-
-def _is_residual(one: Operation, known: Mapping[str, Operation]) -> bool:
-    """True if an operation adds what a layer gives, a product with weights and a bias, to what the layer was given."""
-    reads = [known[name] for name in one.reads if name in known]
-    inner = (known[name] for each in reads if each.adds for name in each.reads if name in known)
-    return one.adds and len(reads) > 1 and any(each.weighted for each in (*reads, *inner))
-
-
-@contextmanager
-def unreported() -> Iterator[None]:
-    """Keep nncf and OpenVINO from reporting their use to their makers: both look at the environment for leave.
-
-    nncf looks when it is imported, OpenVINO then and when it begins to convert. A conversion has some thirty messages,
-    and OpenVINO forks this process for each of them (2026.4), which takes seconds.
-    """
-    told = {"NNCF_CI": "1", "CI": "true"}
-    before = {name: os.environ.get(name) for name in told}
-    os.environ.update(told)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -12,7 +12,18 @@ from typing import Any
 import torch
 
 from vitrim.errors import VitrimError, first_line
-from vitrim.exporting.formats import DECISIONS, KEY, Array, Format, Graph, Operation, Run, as_array, quantised, quiet
+from vitrim.exporting.formats.base import (
+    DECISIONS,
+    KEY,
+    Array,
+    Format,
+    Graph,
+    Operation,
+    Run,
+    as_array,
+    quantised,
+    quiet,
+)
 
 LARGEST = 1_900_000_000
 """Bytes of weights up to which they fit in the file itself: protobuf ends at 2 GiB."""

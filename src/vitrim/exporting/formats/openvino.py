@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from vitrim.exporting.formats import KEY, Array, Format, Graph, Operation, Run, as_array, quantised, unreported
+from vitrim.exporting.formats.base import KEY, Array, Format, Graph, Operation, Run, as_array, quantised, unreported
 from vitrim.exporting.formats.onnx import ONNX
 
 SECTION = "vitrim"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrim.exporting.formats import KEY, Array, Format, Graph, Run, as_array
+from vitrim.exporting.formats.base import KEY, Array, Format, Graph, Run, as_array
 
 FILE = f"{KEY}.json"
 LARGEST = 2**24
