@@ -142,6 +142,8 @@ def _check_option(name: str, key: str, value: Any) -> None:
     Raises:
         VitrimError: naming the option and what is valid.
     """
+    from torch.utils._pytree import tree_leaves
+
     if key in INSTEAD:
         raise VitrimError(f"{key} is no option of a model here: use {INSTEAD[key]}")
     if key in FOREIGN_CODE:
@@ -150,7 +152,7 @@ def _check_option(name: str, key: str, value: Any) -> None:
         return
     if key in SIZES:
         least, most = SIZES[key]
-        for number in value if isinstance(value, list | tuple) else (value,):
+        for number in tree_leaves(value):  # CrossViT has lists of lists
             if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
                 raise VitrimError(f"{name}: {key}={value} must be a whole number from {least} to {most}")
     elif key.endswith(RATES) and isinstance(value, int | float) and (isinstance(value, bool) or not 0 <= value <= 1):

@@ -26,7 +26,7 @@ from vitrim.analysis.record import Record, distinct, titled
 from vitrim.analysis.subject import Subject
 from vitrim.analysis.summary import milliseconds, summary
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import parse_methods
+from vitrim.core.registry import fitting, parse_methods
 from vitrim.data import DataError
 from vitrim.errors import MissingPackageError, VitrimError, check_kinds, check_known, check_whole, one_line_errors
 from vitrim.files import check_folder
@@ -80,7 +80,8 @@ def analyze(
 
     Args:
         model: a module, which is left as it is, or a name as on the command line.
-        methods: one or several, configs or their text form. The dense model is always there.
+        methods: one or several, configs or their text form. The dense model is always there; of one that nothing
+            reduces, such as Swin, it stands alone, under ``none``.
         data: images with labels: a source, as of `vitrim.data.load_data`, or a dataset of `vitrim.data`.
         out: folder; one that is not empty must hold an analysis, which is replaced.
         more_models: run with the same methods on the same images.
@@ -161,8 +162,9 @@ def analyze(
             "data": facts,
         }
         own = (loaded.model if named else copy.deepcopy(loaded.model)).to(device=place, dtype=precision).eval()
-        subject = Subject(own, configs, task, dataset, size, limit, seed, workers, loaded.learned, sizes)
-        measurement = subject.measurement(configs, [Collect(num_images=facts["images"]), MacsProbe()])
+        suited = fitting(own, configs)
+        subject = Subject(own, suited, task, dataset, size, limit, seed, workers, loaded.learned, sizes)
+        measurement = subject.measurement(suited, [Collect(num_images=facts["images"]), MacsProbe()])
         passes.append(_Pass(measurement, subject, found))
     if families and len(alone) == len(families):  # nothing to gather in a pass over all images
         results = results_of(None, families, passes[0].subject)

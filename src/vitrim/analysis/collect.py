@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from vitrim.analysis.record import FEATURES, LARGEST, MOST_FEATURES, Record, unfinished
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import host_of
+from vitrim.core.registry import has_trunk, host_of
 from vitrim.core.schedule import quarter_blocks
 from vitrim.core.tokens import TokenState
 from vitrim.data import DataError, spread
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.decisions import whereabouts
+from vitrim.measure.evaluation import num_classes
 from vitrim.measure.probes import Gauge, Lists, are_logits, divergence
 from vitrim.measure.records import Batch
 from vitrim.measure.run import Findings, Measurement
@@ -74,11 +75,11 @@ class _Tap:
 
     def __init__(self, contestant: Contestant) -> None:
         model = contestant.forward.model
-        self.facts = host_of(model).facts(model)
-        blocks = host_of(model).blocks(model)
+        self.facts = host_of(model).facts(model) if has_trunk(model) else None  # None: of a model that nothing reduces
+        blocks = host_of(model).blocks(model) if has_trunk(model) else []
         self.num_layers = len(blocks)
         self.tokens: dict[int, Tensor] = {}
-        if self.facts.has_class_token:
+        if self.facts is not None and self.facts.has_class_token:
             for depth, block in enumerate(blocks):
                 block.register_forward_hook(partial(self._note, depth))
 
@@ -104,7 +105,7 @@ class _Collected(Gauge):
         self.tap = probe.taps[contestant]
         last = self.tap.num_layers - 1
         self.feature_blocks: list[int] = []
-        if probe.features and self.tap.facts.has_class_token:
+        if probe.features and self.tap.facts is not None and self.tap.facts.has_class_token:
             wanted = [*quarter_blocks(last + 1), last] if probe.blocks is None else probe.blocks
             wrong = next((block for block in wanted if not 0 <= block <= last), None)
             if wrong is not None:
@@ -149,6 +150,9 @@ class _Collected(Gauge):
 
     def _patterns(self, images: int, output: Output) -> dict[str, Tensor]:
         reduction = self.contestant.reduction
+        facts = self.tap.facts
+        if facts is None:
+            return {}
         if reduction is None:
             return {"num_tokens": (torch.tensor(output.tokens_per_block) // images).expand(images, -1)}
         found = whereabouts(reduction, images)
@@ -159,7 +163,7 @@ class _Collected(Gauge):
             raise DataError(
                 f"an analysis needs images of one size, got {found['source'].shape[2]} tokens after {before.shape[2]}"
             )
-        patches, (rows, columns) = found["source"].shape[2] - self.tap.facts.num_prefix, self.tap.facts.grid_size
+        patches, (rows, columns) = found["source"].shape[2] - facts.num_prefix, facts.grid_size
         if patches != rows * columns:
             raise DataError(
                 f"an analysis needs images of the model's own size: got {patches} patches for its {rows} x {columns}"
@@ -216,7 +220,8 @@ class _Collected(Gauge):
                 found[name] = found[name].astype(np.float16)
         config = None if self.contestant.reduction is None else self.contestant.reduction.config
         facts, num_layers, limits = self.tap.facts, self.tap.num_layers, dict[str, list[float]]()
-        if config is not None and config.is_adaptive():  # the limits that it keeps to after every block, if it has any:
+        # the limits that it keeps to after every block, if it has any:
+        if config is not None and facts is not None and config.is_adaptive():
             amounts = config.amounts(num_layers)
             if any(amount is not None for amount in amounts):  # the most tokens that may be left, prefix included,
                 counts = config.counts_of(amounts, facts.grid_size[0] * facts.grid_size[1])
@@ -229,9 +234,9 @@ class _Collected(Gauge):
             "soft": config is not None and config.kind == "soft",
             "adaptive": config is not None and config.is_adaptive(),
             "batch_dependent": config is not None and config.batch_dependent,
-            "num_prefix": facts.num_prefix,
+            "num_prefix": 0 if facts is None else facts.num_prefix,
             "num_layers": num_layers,
-            "grid": list(facts.grid_size),
+            "grid": [0, 0] if facts is None else list(facts.grid_size),
             "blocks": blocks,
             "feature_blocks": self.feature_blocks if "features" in found else [],
             "feature_images": len(few) if set(FEATURES) & set(found) else 0,
@@ -316,7 +321,7 @@ def collect(
         (['dense', 'tome:r=8'], (2, 6, 100))
     """
     if isinstance(task, str):
-        task = make_task(task, host_of(model).facts(model).num_classes)
+        task = make_task(task, num_classes(model))
     probe = Collect(blocks=blocks, features=features, patterns=patterns, num_images=num_images)
     measurement = Measurement.of(model, methods, [probe], task, device=device, dtype=dtype, learned=learned, seed=seed)
     measurement.follow(batches, on_progress)

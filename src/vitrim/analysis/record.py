@@ -59,7 +59,7 @@ class Record:
     Attributes:
         header: can be written to JSON. ``model``, ``method``, ``kind`` of the method, ``soft``, ``num_prefix``,
             ``num_layers`` L, ``grid``, ``blocks`` (those that changed tokens), ``feature_blocks``, and whatever the
-            caller adds, such as ``data`` and ``weights``.
+            caller adds, such as ``data`` and ``weights``. Of a model that nothing reduces, L is 0 and ``grid`` [0, 0].
         arrays: by name, those that apply:
 
             * ``ids`` (I,): places of the images in their dataset, ascending; ``batch`` (I,): the number of the batch
@@ -229,8 +229,8 @@ def _damage(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> st
     names, as a message; None where all are right."""
     layers, places = header["num_layers"], range(int(header["num_layers"]))
     checks = {
-        "num_layers": lambda value: 0 < value <= MOST_LAYERS,
-        "grid": lambda value: len(value) == 2 and all(type(side) is int and side > 0 for side in value),
+        "num_layers": lambda value: 0 <= value <= MOST_LAYERS,
+        "grid": lambda value: len(value) == 2 and all(type(side) is int and side >= 0 for side in value),
         "num_prefix": lambda value: value >= 0,
         "blocks": lambda value: all(type(block) is int and block in places for block in value),
         "feature_blocks": lambda value: all(type(block) is int and block in places for block in value),

@@ -276,7 +276,10 @@ class Library:
 
     def input_size(self, model: nn.Module) -> tuple[int, int, int] | None:
         """Channels, height and width of the images ``model`` was made for; None where it does not say."""
-        return self.host.facts(model).input_size if self.host is not None and self.host.blocks(model) else None
+        if self.host is not None and self.host.blocks(model):
+            return self.host.facts(model).input_size
+        how = self.preprocessing(model)
+        return None if how.size is None else (how.channels, *how.size)
 
     def resized(self, model: nn.Module, size: int) -> nn.Module | None:
         """A copy of ``model`` for square images of ``size`` pixels a side; None where its library cannot make one."""

@@ -481,13 +481,59 @@ def has_trunk(model: nn.Module) -> bool:
     return host is not None and (host.trunk_host(model) is host or bool(host.blocks(model)))
 
 
+def fitting(model: nn.Module, methods: Sequence[MethodConfig]) -> list[MethodConfig]:
+    """Those of ``methods`` that a command runs beside the dense ``model``: all of them, or none for a model that
+    nothing reduces, such as Swin or ViTTM, of which ``none`` is the dense model itself.
+
+    Raises:
+        UnsupportedModelError: another method for such a model.
+
+    Example:
+        >>> import timm
+        >>> fitting(timm.create_model("test_resnet"), [parse_method("none")])
+        []
+    """
+    if has_trunk(model) or supported_parts(model):
+        return list(methods)
+    other = next((method for method in methods if method.kind != "none"), None)
+    if other is None:
+        return []
+    try:
+        host_of(model)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{other.describe()}: {error}; none measures this model as it is") from None
+    return list(methods)
+
+
+def input_size_of(model: nn.Module) -> tuple[int, int, int]:
+    """Channels, height and width of the images that ``model`` was made for.
+
+    Raises:
+        UnsupportedModelError: it does not say.
+
+    Example:
+        >>> import timm
+        >>> input_size_of(timm.create_model("test_resnet"))
+        (3, 160, 160)
+    """
+    found = ask(model).input_size(model)
+    if found is None:
+        if has_trunk(model) or supported_parts(model):
+            host_of(model)  # says why not
+        raise UnsupportedModelError(
+            f"{type(model).__name__} does not say what images it takes: give it an image_size, one number of pixels or "
+            "height and width"
+        )
+    return found
+
+
 def host_of(model: nn.Module) -> type[Host]:
     """The host family of ``model``.
 
     Raises:
         UnsupportedModelError: naming the class, and the parts of ``model`` that are supported.
     """
-    host = find_host(model)
+    host = find_host(model) if has_trunk(model) else None
     if host is not None:
         if not host.blocks(model):
             raise UnsupportedModelError(f"this {type(model).__name__} has no blocks: there is nothing to reduce")

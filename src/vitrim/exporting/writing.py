@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vitrim.core.method import Adaptive, MethodConfig
 from vitrim.core.plan import Preprocessing
 from vitrim.core.reduce import HANDLE, get_reduction, reduce_, refuse_reduced, restore_
-from vitrim.core.registry import ask, host_of, parse_method
+from vitrim.core.registry import ask, fitting, input_size_of, parse_method
 from vitrim.data import ImageDataset, batches
 from vitrim.errors import ReductionWarning, VitrimError, check_known, first_line
 from vitrim.exporting import static
@@ -104,8 +104,9 @@ def export(
     metadata say how often it gives the same top-1. A JSON file beside it repeats the metadata in it.
 
     Args:
-        model: a supported host: dense or, if ``method`` is None, reduced already, with learned parameters for instance;
-            or its name, as on the command line. Of a run that learned parameters for the method, the file gets those.
+        model: dense or, if ``method`` is None, reduced already, with learned parameters for instance; or its name, as
+            on the command line. One that nothing reduces takes ``none`` or None. Of a run that learned parameters for
+            the method, the file gets those.
         method: config or text. One whose counts depend on the images needs fixed ones: ``freeze`` or ``capacity``.
         path: of the file; the names of those beside it begin with its own.
         to: format, by default that of the suffix: onnx, pt2, openvino (.xml), aoti (.pt2 too).
@@ -159,6 +160,7 @@ def export(
     with drawing(torch.device("cpu"), seed):
         loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options)
         plain = _plain(loaded.model)
+        config = next(iter(fitting(plain, [] if config is None else [config])), None)
         dataset = open_images(plain, images, split=split, image_column=image_column, label_column=label_column)
         if dataset is not None and (fixing or not isinstance(check, int) or check):
             _check_images(dataset, plain, size, check, batch)
@@ -338,7 +340,7 @@ def _check_images(
         VitrimError: in one line.
     """
     if size is not None:
-        _, rows, columns = host_of(model).facts(model).input_size
+        _, rows, columns = input_size_of(model)
         if size not in (rows if rows == columns else None, (rows, columns)):
             side = size if isinstance(size, int) else ",".join(map(str, size))
             raise VitrimError(
@@ -405,7 +407,7 @@ def _dense(model: nn.Module) -> nn.Module:
 
 def _shape(model: nn.Module, size: int | tuple[int, int] | None) -> tuple[int, int, int]:
     """Channels, height and width of the images."""
-    channels, height, width = host_of(model).facts(model).input_size
+    channels, height, width = input_size_of(model)
     if size is None:
         return channels, height, width
     rows, columns = (size, size) if isinstance(size, int) else size

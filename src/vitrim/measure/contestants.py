@@ -17,7 +17,7 @@ from vitrim.core.block import ReducedBlock
 from vitrim.core.checks import check_amounts
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, reduce_, refuse_reduced
-from vitrim.core.registry import ask, host_of, parse_method
+from vitrim.core.registry import ask, fitting, has_trunk, host_of, parse_method
 from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.measure.copies import shared_copy, take_learned
 from vitrim.measure.macs import count_parts
@@ -40,7 +40,7 @@ class Output:
             every patch; None for a model that is not watched.
         tokens_per_block: tokens after each block, prefix included, padding not, summed over the batch.
         tokens_at_end: tokens left after the last block, summed over the batch; more than the last entry of
-            ``tokens_per_block`` where the last block computes only what the head reads.
+            ``tokens_per_block`` where the last block computes only what the head reads. 0 of a model without blocks.
         macs: multiply-accumulates by part of all images of the batch together, if they were asked for.
         counted: (H, W) of the images they follow from, where they follow from shapes; None where all images counted.
     """
@@ -60,7 +60,7 @@ class Contestant:
         model: what runs. If it is ``watched`` it must be a private copy: hooks that are never taken off are set on it.
         task: makes the prediction.
         reduction: the handle of a reduced ``model``, made with ``record=True``; None for the dense one.
-        watched: whether features and tokens are wanted; ``model`` must be a supported host.
+        watched: whether features and, where ``model`` is a host, tokens are wanted.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Contestant:
         # tokens after every block, and those left at the end, summed over the batch
         tokens: tuple[int, ...] = ()
         left = 0
-        if self.watched and self.reduction is None:
+        if self.watched and self.reduction is None and self.forward.num_blocks:
             left = len(images) * self.forward.num_tokens
             tokens = (left,) * self.forward.num_blocks
         elif self.watched and self.reduction is not None:
@@ -150,20 +150,24 @@ class _Forward(nn.Module):
         self.task = task
         self.inputs: list[Tensor] = []
         if watched:
-            host = host_of(model)
-            blocks = host.blocks(model)
+            blocks = host_of(model).blocks(model) if has_trunk(model) else []
             self.num_blocks = len(blocks)
             for reader in ask(model).readers(model):
                 reader.register_forward_pre_hook(self._note_input)
-            blocks[-1].register_forward_hook(self._note_tokens)
+            if blocks:
+                blocks[-1].register_forward_hook(self._note_tokens)
 
     def forward(self, images: Tensor) -> None:
         self.inputs.clear()
         self.prediction = self.task.predict(self.model, images, self.targets)
 
-    def feature(self) -> Tensor:
-        """(B, C), what the classifier reads, the mean where there are two; (B, P, C) of a dense head."""
-        feature = torch.stack(self.inputs).mean(0)
+    def feature(self) -> Tensor | None:
+        """(B, C), what the classifier reads, the mean where there are two, side by side where they differ in size;
+        (B, P, C) of a dense head; None where no module reads it."""
+        if not self.inputs:
+            return None
+        alike = len({found.shape for found in self.inputs}) == 1
+        feature = torch.stack(self.inputs).mean(0) if alike else torch.cat(self.inputs, dim=-1)
         return feature.flatten(2).transpose(1, 2) if feature.ndim == 4 else feature
 
     def _note_input(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -188,7 +192,7 @@ def contestants(
     method costs no memory for parameters. All are in eval mode.
 
     Args:
-        model: a supported host that is not reduced.
+        model: not reduced; one that nothing reduces takes ``none`` alone, which is its dense row.
         methods: configs or their text form.
         task: what the models predict.
         device: where to compute; None for where the model is.
@@ -199,8 +203,8 @@ def contestants(
     Raises:
         VitrimError: the model is reduced, or a method is unknown or does not fit the model.
     """
-    configs = [parse_method(method) if isinstance(method, str) else method for method in methods]
     refuse_reduced(model)
+    configs = fitting(model, [parse_method(method) if isinstance(method, str) else method for method in methods])
     dense = copy.deepcopy(model).to(device=device, dtype=dtype).eval()
     reduced = []
     for config in configs:

@@ -16,7 +16,7 @@ from torch import nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import saved_method
-from vitrim.core.registry import ask, host_of, parse_methods
+from vitrim.core.registry import ask, host_of, parse_methods, supported_parts
 from vitrim.data import DataError, load_data
 from vitrim.data.dataset import ImageDataset, MultiLabelDataset
 from vitrim.data.decoding import to_tensor
@@ -92,9 +92,10 @@ def num_classes(model: nn.Module) -> int:
     """The number of classes that ``model`` predicts.
 
     Raises:
-        VitrimError: it has no classifier, or is not a supported host.
+        VitrimError: it has no classifier, or is made of parts.
     """
-    host_of(model)
+    if supported_parts(model):
+        host_of(model)  # says which part to take
     count = ask(model).num_classes(model)
     if not count:
         raise VitrimError(f"this {type(model).__name__} has no classifier (num_classes=0), so it predicts nothing")
@@ -479,7 +480,7 @@ def _table(title: str, rows: Sequence[Row], task: Task) -> Table:
                 f"{row['cosine']:.4f}",
                 f"{total:.2f}" if full >= 1 else f"{total:.4f}",
                 f"{100 * (1 - total / full):.1f}",
-                f"{row['tokens_at_end']:.1f}".removesuffix(".0"),
+                "-" if row["tokens_at_end"] is None else f"{row['tokens_at_end']:.1f}".removesuffix(".0"),
             )
         )
     return Table("eval", title, columns, cells)

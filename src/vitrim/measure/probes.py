@@ -338,7 +338,8 @@ class Tokens(Gauge):
     """Numbers of tokens, means over the images.
 
     * ``tokens_per_block``: after each block, prefix included, padding not.
-    * ``tokens_at_end``: left after the last block, also where that computes only what the head reads.
+    * ``tokens_at_end``: left after the last block, also where that computes only what the head reads; None for a model
+      without blocks that vitrim knows.
     """
 
     def __init__(self, num_blocks: int = 0) -> None:
@@ -353,8 +354,9 @@ class Tokens(Gauge):
         self.sums.update((*output.tokens_per_block, output.tokens_at_end), len(batch))
 
     def result(self) -> Mapping[str, Any]:
-        *per_block, at_end = (tidy(mean) for mean in self.sums.compute().tolist())
-        return {"tokens_per_block": per_block, "tokens_at_end": at_end}
+        # torchmetrics makes a scalar of one number
+        *per_block, at_end = (tidy(mean) for mean in self.sums.compute().reshape(-1).tolist())
+        return {"tokens_per_block": per_block, "tokens_at_end": at_end if per_block else None}
 
 
 class PairedLoss(Gauge):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import ask, has_trunk, host_of, parse_methods, reads_prompts
+from vitrim.core.registry import ask, has_trunk, input_size_of, parse_methods, reads_prompts
 from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, batches, eval_transform, load_images
 from vitrim.data.decoding import to_tensor
@@ -186,14 +186,11 @@ def _batches(host: nn.Module, dataset: ImageDataset | None, batch_size: int, lim
 
 
 def _input_size(model: nn.Module) -> tuple[int, ...]:
-    """Channels, height and width of the images that ``model`` takes: a host, or any other model that declares them.
-
-    Of a prefill, with the number of images of a prompt in front.
+    """Channels, height and width of the images that ``model`` takes; of a prefill with the images of a prompt in front.
     """
     if isinstance(model, Prefill):
         return model.shape
-    declared = None if has_trunk(model) else ask(model).input_size(model)
-    return host_of(model).facts(model).input_size if declared is None else declared
+    return input_size_of(model)
 
 
 # ---- rows, tables, notes ---------------------------------------------------------------------------------------------

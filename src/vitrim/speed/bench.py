@@ -19,7 +19,7 @@ from torch.utils.data import Subset
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import get_reduction
-from vitrim.core.registry import ask, host_of, parse_method, parse_methods, parse_selector
+from vitrim.core.registry import ask, fitting, input_size_of, parse_method, parse_methods, parse_selector
 from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, batches, spread
 from vitrim.errors import VitrimError, check_known, check_whole, one_line_errors
@@ -115,7 +115,8 @@ def bench(
 
     Args:
         model: not reduced, or its name, as on the command line. A model stays as it is, and runs where it is.
-        methods: one or several, configs or texts.
+        methods: one or several, configs or texts. Of a model that nothing reduces, such as Swin, ``none`` alone: it is
+            timed as it is.
         batch_size: images per batch, one number or several.
         engine: of `vitrim.speed.engines`, by name or made, or several: eager, compile (with frozen weights and
             without), onnxruntime, openvino, aoti, torch.export.
@@ -160,8 +161,7 @@ def bench(
     selector = None if select is None else parse_selector(select)
     given = parse_methods(methods) or ([] if selector is None else [parse_method("none")])
     behind = "" if selector is None else f" + {selector.describe()}"
-    configs = {config.describe() + behind: config for config in given}
-    if not configs:
+    if not given:
         raise VitrimError("there is nothing to compare with dense: name at least one method")
     check_whole(repeats=(repeats, 1), new_tokens=(new_tokens, 0))
     check_figure(figure)
@@ -175,6 +175,9 @@ def bench(
         host = as_measured(loaded.model, **prompt, select=selector)
         if images is not None and isinstance(host, Prefill):
             raise VitrimError("images are for models of images alone: prompts are made of random images and text")
+        if not isinstance(host, Prefill):
+            given = fitting(host, given)
+        configs = {config.describe() + behind: config for config in given}
         check_engines(engines, configs, host)
         for config in configs.values():
             reduced_copy(host, config)
@@ -687,5 +690,5 @@ def random_images(model: nn.Module, count: int, seed: int = 0) -> Tensor:
     (count, n, C, H, W) for a `Prefill` of prompts with n images.
     """
     generator = torch.Generator().manual_seed(seed)
-    shape = model.shape if isinstance(model, Prefill) else host_of(model).facts(model).input_size
+    shape = model.shape if isinstance(model, Prefill) else input_size_of(model)
     return torch.randn(count, *shape, generator=generator)

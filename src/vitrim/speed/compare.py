@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, reduce_
-from vitrim.core.registry import ask, parse_methods
+from vitrim.core.registry import ask, fitting, parse_methods
 from vitrim.errors import ReductionWarning, VitrimError, check_whole, one_line_errors
 from vitrim.loading import load
 from vitrim.measure.contestants import Contestant
@@ -128,7 +128,8 @@ def compare(
 
     Args:
         model: not reduced, or its name, as on the command line. A model stays as it is, and runs where it is.
-        methods: one or several, configs or texts; several settings of one method are joined in the picture.
+        methods: one or several, configs or texts; several settings of one method are joined in the picture. Of a model
+            that nothing reduces, such as Swin, ``none`` alone.
         data: images with labels: a source, as ``--data`` of the command, or a dataset of `vitrim.data`.
         batch_size: images per batch of the evaluation.
         at: batch sizes to time.
@@ -174,8 +175,8 @@ def compare(
     """
     sizes = batch_sizes(at)
     check_figure(figure)
-    configs = {config.describe(): config for config in parse_methods(methods)}
-    if not configs:
+    given = parse_methods(methods)
+    if not given:
         raise VitrimError("there is nothing to compare with dense: name at least one method")
     check_whole(repeats=(repeats, 1), batch_size=(batch_size, 1), limit=(limit, 1), workers=(workers, 0))
     budget = Budget(min_rounds=repeats, min_seconds=min_seconds, max_rounds=max(repeats, Budget.max_rounds))
@@ -185,6 +186,7 @@ def compare(
     set_threads(threads)
     with drawing(place, seed), warnings.catch_warnings():
         loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options, device=place)
+        configs = {config.describe(): config for config in fitting(loaded.model, given)}
         check_engines(engines, configs, loaded.model)
         for config in configs.values():
             reduced_copy(loaded.model, config)

@@ -16,7 +16,7 @@ from vitrim.analysis.family import FamilyResult, Tables, draws, names_of, styles
 from vitrim.analysis.subject import Subject, reduced_blocks
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, get_reduction
-from vitrim.core.registry import ask, host_of
+from vitrim.core.registry import ask, has_trunk, host_of, input_size_of
 from vitrim.core.schedule import Amount, BringBack, Keep, Remove
 from vitrim.errors import VitrimError, one_line_errors
 from vitrim.exporting.formats.base import DTYPES
@@ -50,7 +50,7 @@ def throughput(subject: Subject, budget: Budget = BUDGET) -> FamilyResult:
     the ratios within rounds. Memory is the peak of one forward beyond weights and images. Images are random.
     """
     result = FamilyResult()
-    own = subject.facts.input_size[-1]
+    own = input_size_of(subject.model)[-1]
     rows: list[tuple[object, ...]] = []
     sizes = subject.sizes or (own,)
     for size in sizes:
@@ -90,7 +90,8 @@ def _variants(model: nn.Module, methods: Sequence[MethodConfig], notes: list[str
     for number, (kernel, dense) in enumerate(dense_copies(model).items()):
         left_out = notes if number == 0 else []
         yield _Variant(DENSE, kernel, "M", dense)
-        yield _Variant(DENSE, kernel, "M-1", one_fewer(shared_copy(dense)))
+        if has_trunk(model):
+            yield _Variant(DENSE, kernel, "M-1", one_fewer(shared_copy(dense)))
         for method in methods:
             name = method.describe()
             yield _Variant(name, kernel, "M", reduced_copy(dense, method))

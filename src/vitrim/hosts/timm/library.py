@@ -45,7 +45,8 @@ class TimmLibrary(Library):
         if not hasattr(model, "get_classifier"):
             return []
         found = model.get_classifier()
-        return [layer for layer in (found if isinstance(found, tuple | list) else (found,)) if layer is not None]
+        several = isinstance(found, tuple | list | nn.ModuleList)  # CrossViT has one for each of its branches
+        return [layer for layer in (found if several else (found,)) if layer is not None]
 
     def class_layers(self, model: nn.Module) -> dict[str, int]:
         names = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or ()
@@ -154,7 +155,8 @@ class TimmLibrary(Library):
         if channels == 1:  # three means would silently broadcast one channel to three
             mean, std = (float(np.mean(mean)),), (float(np.mean(std)),)
         # pretrained_cfg keeps the size of training whatever img_size was; models of two streams say it themselves
-        size = getattr(getattr(model, "patch_embed", model), "img_size", None)
+        sizes = (getattr(part, "img_size", None) for part in (getattr(model, "patch_embed", None), model))
+        size = next((size for size in sizes if size is not None), None)
         return Preprocessing(
             channels=channels,
             size=pair(config["input_size"][-2:] if size is None else size),
@@ -165,13 +167,6 @@ class TimmLibrary(Library):
             crop_mode=config["crop_mode"],
             transform=getattr(model, "eval_transform", None),
         )
-
-    def input_size(self, model: Any) -> tuple[int, int, int] | None:
-        if self.host is not None or not hasattr(model, "pretrained_cfg"):
-            return super().input_size(model)
-        channels, *size = model.pretrained_cfg["input_size"]
-        height, width = getattr(model, "img_size", size)
-        return getattr(model, "in_chans", channels), height, width
 
     def resized(self, model: Any, size: int) -> nn.Module | None:
         from timm.models.vision_transformer import VisionTransformer
