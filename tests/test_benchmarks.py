@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from vitrim.core import registry
 from vitrim.core.registry import parse_method, selectors
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
@@ -60,6 +61,8 @@ SCRIPTS = {path.stem for path in Path(FOLDER).glob("*.py")} - {"upstream_familie
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
 def test_what_a_script_imports_is_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.setattr(registry, "_METHODS", dict(registry.methods()))  # one registers a method of its own
+    monkeypatch.setattr(registry, "_REDUCERS", dict(registry._REDUCERS))
     importlib.import_module(name)
 
 

@@ -261,7 +261,6 @@ def test_an_interruption_keeps_what_came_before(folder, tmp_path, monkeypatch, c
         (["-m", "tome:r=2", "--seed", "9" * 23], "--seed"),
         (["-m", "tome:r=2", "--label-column", "label"], "is a folder of images and has no columns"),
         (["-m", "tome:r=2", "--data", "/no/such/place"], "/no/such/place does not exist: "),
-        (["-m", "tome:r=2", "--model-option", "num_classes=0"], "has no classifier"),
         (["-m", "tome:r=2", "--model-option", "img_size"], "cannot read 'img_size': write key=value"),
         (["-m", "tome:r=2", "--checkpoint", "/no/weights.safetensors"], "no checkpoint at /no/weights.safetensors"),
         (["-m", "tome:r=2", "--checkpoint", "/w", "--pretrained"], "either pretrained weights or a checkpoint"),

@@ -72,7 +72,7 @@ class Library:
         return {name: 0 for name, module in model.named_modules() if id(module) in linear}
 
     def num_classes(self, model: nn.Module) -> int | None:
-        """Classes of the head; None where the model does not say."""
+        """Classes of the head, 0 without one; None where the model does not say."""
         own: int | None = getattr(model, "num_classes", None)
         return own if own is not None or self.host is None else self.host.facts(model).num_classes
 

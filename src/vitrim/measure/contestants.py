@@ -152,7 +152,8 @@ class _Forward(nn.Module):
         if watched:
             blocks = host_of(model).blocks(model) if has_trunk(model) else []
             self.num_blocks = len(blocks)
-            for reader in ask(model).readers(model):
+            # of embeddings the prediction is the feature
+            for reader in () if task.name == "embedding" else ask(model).readers(model):
                 reader.register_forward_pre_hook(self._note_input)
             if blocks:
                 blocks[-1].register_forward_hook(self._note_tokens)

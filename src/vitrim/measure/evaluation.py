@@ -29,6 +29,7 @@ from vitrim.loading import Loaded, as_trained, load
 from vitrim.measure.contestants import contestants
 from vitrim.measure.decisions import DecisionsProbe, save_decisions
 from vitrim.measure.machine import drawing, environment, select_device, set_threads
+from vitrim.measure.neighbours import Neighbours
 from vitrim.measure.predictions import check_predictions, save_predictions
 from vitrim.measure.probes import (
     Agreement,
@@ -63,19 +64,27 @@ DATASETS = (ImageDataset, MultiLabelDataset, SegmentationDataset, DetectionDatas
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 """Names of the command line, and torch's."""
 
+EMBEDDING = "embedding"
+"""The task of a model without a classifier."""
+
 
 def standard_probes(task: Task) -> list[Probe]:
     """The probes of an evaluation: the task's metrics, agreement with the dense model, MACs and tokens.
+
+    What embeddings are good for shows in all of them together: their metrics are those of `Neighbours`.
 
     Example:
         >>> [type(probe).__name__ for probe in standard_probes(make_task("classification", 10))]
         ['TaskMetrics', 'Agreement', 'MacsProbe', 'Tokens']
     """
+    if task.name == EMBEDDING:
+        return [Agreement(task), Neighbours(), MacsProbe(), Tokens()]
     return [TaskMetrics(task), Agreement(task), MacsProbe(), Tokens()]
 
 
 def paired_probes(task: Task) -> list[Probe]:
-    """The probe of the standard error of what is lost against the dense model; none for boxes without pycocotools.
+    """The probe of the standard error of what is lost against the dense model; none for boxes without pycocotools, and
+    none for embeddings, whose `standard_probes` know it.
 
     Example:
         >>> [type(probe).__name__ for probe in paired_probes(make_task("segmentation", 10))]
@@ -85,6 +94,8 @@ def paired_probes(task: Task) -> list[Probe]:
         return [PairedLoss(task, labels=True)]
     if task.selects_by == "mIoU":
         return [PairedIoU(task)]
+    if task.name == EMBEDDING:
+        return []
     return [PairedAP(task)] if task.several or importlib.util.find_spec("pycocotools") is not None else []
 
 
@@ -105,10 +116,14 @@ def num_classes(model: nn.Module) -> int:
 def task_name(model: nn.Module, wanted: str | None = None) -> str | None:
     """The task that ``model`` is evaluated in: the ``wanted`` one, else that it is made for; None: labels of images.
 
+    A model without a classifier is evaluated by its embeddings, and any other one may be.
+
     Raises:
         VitrimError: the model is not for the wanted task.
     """
     own = ask(model).tasks(model)
+    if not own and (wanted == EMBEDDING or (wanted is None and ask(model).num_classes(model) == 0)):
+        return EMBEDDING
     if wanted is None or wanted in own:
         return wanted or (own[0] if own else None)
     if not own:
@@ -124,7 +139,7 @@ def task_of(model: nn.Module, dataset: Any, name: str | None = None) -> Task:
     """
     several = isinstance(dataset, MultiLabelDataset)
     name = name or task_name(model) or ("multilabel" if several else "classification")
-    return make_task(name, num_classes(model))
+    return make_task(name, 0 if name == EMBEDDING else num_classes(model))
 
 
 def check_dataset(dataset: Any, task: Task, model: str) -> None:
@@ -141,6 +156,10 @@ def check_dataset(dataset: Any, task: Task, model: str) -> None:
     count = task.num_classes
     if task.reads is None and not isinstance(dataset, ImageDataset | MultiLabelDataset):
         raise VitrimError(f"{dataset.source} has no labels of whole images, which the model predicts")
+    if task.name == EMBEDDING:
+        if not isinstance(dataset, ImageDataset):
+            raise VitrimError(f"{dataset.source} has several labels per image, and neighbours of embeddings need one")
+        return
     option = "" if ":" in model else f", e.g. model option num_classes={dataset.num_classes} and its checkpoint"
     if task.reads is not None or isinstance(dataset, MultiLabelDataset):
         if dataset.num_classes != count:
@@ -168,6 +187,7 @@ def open_task(
     label_column: str | None = None,
     data_options: Mapping[str, Any] | None = None,
     protocol: Mapping[str, Any] | None = None,
+    embeddings: bool = False,
 ) -> tuple[Task, Any]:
     """The task of a model, and images as the model takes them; the recipe of a run says what the arguments do not.
 
@@ -179,9 +199,10 @@ def open_task(
         split, image_column, label_column: as of `vitrim.data.load_data`; only with a source.
         data_options: of the reader, over those that the model was trained with; only with a source.
         protocol: values of the protocol (`vitrim.tasks.sliding.Protocol`) that replace those of the training.
+        embeddings: a model may be taken by its embeddings.
 
     Raises:
-        VitrimError: the model is not for the task; the data cannot be read, or has other classes than the model.
+        VitrimError: the model is not for the task, or has no classifier and ``embeddings`` is false; the data cannot be read, or has other classes than the model.
 
     Example:
         >>> from vitrim.data import ImageDataset
@@ -199,6 +220,11 @@ def open_task(
     model = loaded.model
     rules, options = as_trained(loaded.name, protocol)
     name = task_name(model, task)
+    if name == EMBEDDING and not embeddings:
+        raise VitrimError(
+            f"this needs a classifier, and {type(model).__name__} is taken by its embeddings: vitrim eval and compare "
+            "score those"
+        )
     columns = {"image_column": image_column, "label_column": label_column}
     if isinstance(data, str | Path):
         reads = None if name is None else tasks()[name].reads
@@ -346,7 +372,7 @@ def evaluate(
         if isinstance(data, (str, Path, *DATASETS)):
             if isinstance(task, Task):
                 raise VitrimError("a task with its classes goes with batches; of a source or a dataset give its name")
-            job, dataset = open_task(loaded, data, task=task, **reading)
+            job, dataset = open_task(loaded, data, task=task, embeddings=True, **reading)
             batch_size = job.eval_batch(batch_size)
             facts = data_facts(dataset, dataset.source if isinstance(data, DATASETS) else str(data), limit, batch_size)
         else:
@@ -381,6 +407,8 @@ def evaluate(
         "task": job.name,
         "data": facts,
     }
+    if job.name == EMBEDDING:
+        facts["embedding"] = ask(loaded.model).embedding_name(loaded.model)
     partial = None
     if out is not None:
         settings = {"model": loaded.name, "methods": [config.describe() for config in configs], **facts}
@@ -459,6 +487,12 @@ def _report(
         f"points{error}; cosine of what the head reads; tokens left at the end, class token included",
         *weight_and_class_notes(facts, task, "agree and cosine still say"),
     ]
+    if task.name == EMBEDDING:
+        notes.append(
+            f"embedding: {facts['embedding']}. Each image is a query, all others the database: recall@1 by the same "
+            "model, recall@1 dense where the dense model made the database; knn: a vote of 20 neighbours; "
+            "neighbours: of the nearest 10, those that the dense model finds"
+        )
     return Report("eval", facts, rows, [_table(title, rows, task)], notes)
 
 
@@ -514,7 +548,7 @@ def weight_and_class_notes(facts: Mapping[str, Any], task: Task, still: str) -> 
             "the classes of data and model have different names: accuracy is right only if every label is the "
             "index of the model's class"
         )
-    elif classes not in (None, known) and task.places is None:
+    elif classes not in (None, known) and task.places is None and task.name != EMBEDDING:
         yield (
             f"the data has {classes} classes and the model {known}: accuracy is right only if every label is the "
             "index of the model's class"
@@ -528,7 +562,7 @@ def spelled(metric: str) -> str:
         >>> spelled("top1"), spelled("mAP_occurring")
         ('top-1', 'mAP occurring')
     """
-    return metric.replace("top", "top-").replace("_", " ")
+    return metric.replace("top", "top-").replace("recall", "recall@").replace("_", " ")
 
 
 def untrained_methods(configs: Iterable[MethodConfig], learned: Path | None) -> list[str]:

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Output
 from vitrim.measure.probes import Gauge, Lists
 from vitrim.measure.records import Batch
 
-VOTERS = 20
-"""Neighbours that vote on the class of an image, as in the evaluations of DINO and DINOv2."""
+VOTERS, TEMPERATURE = 20, 0.07
+"""Neighbours that vote on the class of an image, and the temperature of their weights, as in DINO and DINOv2."""
 
 NEAREST = 10
 """Neighbours that are compared with the dense model's."""
@@ -30,8 +31,8 @@ ROWS = 1024
 """Queries that are compared with the database at once, which bounds the memory."""
 
 
-def nearest(queries: Tensor, database: Tensor, count: int) -> Tensor:
-    """(N, k) int64: the rows of ``database`` nearest to each of ``queries`` by cosine, the nearest first.
+def nearest(queries: Tensor, database: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(N, k) int64: rows of ``database`` nearest to each of ``queries``, the nearest first; and (N, k) their cosines.
 
     Row i of both is the same image, which is not its own neighbour. k is ``count``, or N - 1 where there are fewer. Of
     equally near rows the first one comes first.
@@ -42,33 +43,40 @@ def nearest(queries: Tensor, database: Tensor, count: int) -> Tensor:
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
-        >>> nearest(embeddings, embeddings, 2).tolist()
+        >>> nearest(embeddings, embeddings, 2)[0].tolist()
         [[1, 2], [0, 2], [1, 0]]
     """
     queries, database = (torch.nn.functional.normalize(each.double(), dim=1) for each in (queries, database))
-    found = []
+    places, nearness = [], []
     for start in range(0, len(queries), ROWS):
         cosines = queries[start : start + ROWS] @ database.T
         rows = torch.arange(len(cosines))
         cosines[rows, rows + start] = -torch.inf
-        found.append(cosines.sort(dim=1, descending=True, stable=True).indices[:, : min(count, len(database) - 1)])
-    return torch.cat(found)
+        found = cosines.sort(dim=1, descending=True, stable=True)
+        most = min(count, len(database) - 1)
+        places.append(found.indices[:, :most])
+        nearness.append(found.values[:, :most])
+    return torch.cat(places), torch.cat(nearness)
 
 
-def voted(neighbours: Tensor, labels: Tensor) -> Tensor:
-    """(N,) int64: the class that most of the neighbours of each query have; of several, the one with the lowest number.
+def voted(neighbours: Tensor, cosines: Tensor, labels: Tensor) -> Tensor:
+    """(N,) int64: the class that the neighbours of each query vote for, each with the weight exp(cosine / 0.07).
+
+    Of several with as many votes the class with the lowest number.
 
     Args:
         neighbours: (N, k) rows of the database.
+        cosines: (N, k) float64.
         labels: (N,) int64, the classes of its rows.
 
     Example:
-        >>> voted(torch.tensor([[1, 2], [0, 2]]), torch.tensor([5, 5, 3])).tolist()
-        [3, 3]
+        >>> near = torch.tensor([[0.9, 0.5], [0.5, 0.5]], dtype=torch.float64)
+        >>> voted(torch.tensor([[1, 2], [0, 2]]), near, torch.tensor([5, 5, 3])).tolist()
+        [5, 3]
     """
     classes, places = labels.unique(return_inverse=True)
-    votes = torch.zeros(len(neighbours), len(classes), dtype=torch.int64)
-    votes.scatter_add_(1, places[neighbours], torch.ones_like(neighbours))
+    votes = torch.zeros(len(neighbours), len(classes), dtype=cosines.dtype)
+    votes.scatter_add_(1, places[neighbours], (cosines / TEMPERATURE).exp())
     return classes[votes.argmax(1)]  # the first maximum
 
 
@@ -85,14 +93,14 @@ def shared(neighbours: Tensor, others: Tensor) -> Tensor:
 class Neighbours(Gauge):
     """Embeddings of the images, and the numbers that follow from their nearest neighbours, each image left out itself.
 
-    * ``knn``: the share of images whose class is that of most of their `VOTERS` nearest neighbours.
+    * ``knn``: the share of images whose class their `VOTERS` nearest neighbours vote for (`voted`).
     * ``recall1``, ``recall5``: the share with an image of their class among the nearest one, or five.
     * ``neighbours``: the share of the `NEAREST` nearest neighbours that are the dense model's.
     * ``cosine``: mean cosine to the dense embedding.
     * ``knn_dense``, ``recall1_dense``, ``recall5_dense``, ``neighbours_dense``: the same where the database holds the
       dense model's embeddings, and only the queries are this model's.
-    * ``loss``, ``loss_error``: what ``knn`` loses against the dense model, image by image, and its standard error, at
-      least one image's share. Votes of neighbours that images have in common make it a little too small.
+    * ``loss``, ``loss_error``: what ``recall1`` loses against the dense model, image by image, and its standard error,
+      at least one image's share. Images share neighbours, which makes it a little too small.
 
     Without labels that are classes, only neighbours and cosine. Memory: the embeddings of both models, and `ROWS` times
     the number of images.
@@ -116,26 +124,27 @@ class Neighbours(Gauge):
         own, dense, labels = each["own"], each["dense"], each.get("labels")
         cosine = torch.cosine_similarity(own.double(), dense.double(), dim=1).mean().item()
         if len(own) < 2:
-            return {"neighbours": 1.0, "cosine": cosine}
+            raise VitrimError("one image has no neighbours: give more")
         count = max(VOTERS, NEAREST, *RECALLED)
         like, found, among = nearest(dense, dense, count), nearest(own, own, count), nearest(own, dense, count)
         numbers: dict[str, Any] = {}
         if labels is not None:
             for end, rows in (("", found), ("_dense", among)):
-                right = _right(rows, labels)
+                right = _right(*rows, labels)
                 numbers |= {f"{name}{end}": values.mean().item() for name, values in right.items()}
-        numbers["neighbours"] = shared(found[:, :NEAREST], like[:, :NEAREST]).mean().item()
-        numbers["neighbours_dense"] = shared(among[:, :NEAREST], like[:, :NEAREST]).mean().item()
+        for end, (rows, _) in (("", found), ("_dense", among)):
+            numbers[f"neighbours{end}"] = shared(rows[:, :NEAREST], like[0][:, :NEAREST]).mean().item()
         numbers["cosine"] = cosine
         if labels is not None:
-            lost = _right(like, labels)["knn"] - _right(found, labels)["knn"]
+            lost = _right(*like, labels)["recall1"] - _right(*found, labels)["recall1"]
             error = lost.std(unbiased=False).item() / sqrt(len(lost))
             numbers |= {"loss": lost.mean().item(), "loss_error": max(error, 1.0 / len(lost))}
         return numbers
 
 
-def _right(neighbours: Tensor, labels: Tensor) -> dict[str, Tensor]:
+def _right(neighbours: Tensor, cosines: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """(N,) float64 each: whether the vote is right, and whether the nearest ones have the class of the query."""
     same = labels[neighbours] == labels[:, None]
     recalled = {f"recall{count}": same[:, :count].any(1).double() for count in RECALLED}
-    return {"knn": (voted(neighbours[:, :VOTERS], labels) == labels).double(), **recalled}
+    vote = voted(neighbours[:, :VOTERS], cosines[:, :VOTERS], labels)
+    return {"knn": (vote == labels).double(), **recalled}

@@ -30,7 +30,7 @@ from vitrim.hosts.shared.classes import class_names as names_of
 from vitrim.hosts.shared.classes import described
 from vitrim.loading import Loaded, Options, load
 from vitrim.measure.contestants import Contestant, Output, contestants
-from vitrim.measure.evaluation import open_task, task_name
+from vitrim.measure.evaluation import EMBEDDING, open_task, task_name
 from vitrim.measure.machine import drawing, environment, select_device, set_threads
 from vitrim.measure.prefill import Prefill, as_measured
 from vitrim.plots.charts import short
@@ -218,7 +218,7 @@ def show(
             raise VitrimError("what a language model gets is drawn behind the tower: leave blocks and class names out")
         source = _opened(images, data, reading) if isinstance(data, str | Path) else opened
         return _handed(pictures, host, configs, source, limit, loose=data is None, device=selected)
-    if task_name(dense) is not None:
+    if task_name(dense) not in (None, EMBEDDING):
         return _dense(pictures, configs, data, reading, limit, blocks, class_names, selected)
     dataset = _opened(images, data, reading) if isinstance(data, str | Path) else opened
     models = prepared(dense, configs, device=selected, learned=loaded.learned)

@@ -193,7 +193,7 @@ def compare(
         warnings.simplefilter("ignore", ReductionWarning)  # it was said of these copies
         goal, dataset = open_task(
             loaded, data, task=task, split=split, image_column=image_column, label_column=label_column,
-            data_options=data_options, protocol=protocol,
+            data_options=data_options, protocol=protocol, embeddings=True,
         )  # fmt: skip
         if lower and goal.name not in SCORED_ON_ENGINES:
             raise VitrimError(

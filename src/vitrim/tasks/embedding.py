@@ -37,10 +37,10 @@ class Embedding(Task):
     """
 
     name = "embedding"
-    selects_by = "knn"
+    selects_by = "recall1"
     losses = ()
     agreement_means = "cosine to the dense embedding"
-    shown = ("knn", "recall1", "neighbours")
+    shown = ("recall1", "recall1_dense", "knn", "neighbours")
     learned_by = "a model with a head"
 
     def check(self, dataset: Any) -> None:

@@ -61,7 +61,7 @@ class TransformersLibrary(Library):
 
     def num_classes(self, model: Any) -> int | None:
         if not self.classifiers(model):
-            return None
+            return 0
         return model.config.num_labels  # type: ignore[no-any-return]
 
     def class_names(self, model: Any) -> Sequence[str] | None:
