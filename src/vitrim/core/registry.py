@@ -28,7 +28,7 @@ from vitrim.core.method import Kind, MethodConfig
 from vitrim.core.plan import Layer
 from vitrim.core.saving import read_method_file
 from vitrim.core.selection import Selector
-from vitrim.core.versions import installed, is_older
+from vitrim.core.versions import is_older, require
 from vitrim.errors import UnsupportedModelError, VitrimError, check_known, unknown
 
 K = TypeVar("K")
@@ -520,10 +520,7 @@ def _refuse_older(kind: type, table: str) -> None:
     for base in kind.__mro__:
         key = f"{base.__module__}.{base.__qualname__}"
         if (version := needed(key, table)) is not None:
-            own = installed(_library_of(key))
-            raise UnsupportedModelError(
-                f"{kind.__name__} needs {version} or newer to be reduced, and {own} is installed"
-            )
+            require(*version.split(), f"reducing {kind.__name__}", UnsupportedModelError)
 
 
 def supported_parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
