@@ -4,7 +4,7 @@ VENV   := .venv
 CONSTRAINTS ?= constraints.txt
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-full test-oldest lint types pytest docs clean
+.PHONY: demo test test-full test-oldest test-vllm lint types pytest docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitrim demo $(if $(CIFAR10),--cifar10 $(CIFAR10))
@@ -36,6 +36,10 @@ OLDEST := tests/core tests/methods tests/selectors tests/hosts tests/tasks tests
 test-oldest:
 	$(MAKE) --no-print-directory pytest VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt TESTS="$(OLDEST)"
 
+# Hosts and selectors beside vLLM's pins.
+test-vllm:
+	$(MAKE) --no-print-directory pytest VENV=.venv-vllm CONSTRAINTS=constraints-vllm.txt TESTS="tests/hosts tests/selectors"
+
 # The site, in site/. Strict: a broken link or a page that is missing from the navigation ends it.
 docs: $(VENV)/.installed
 	$(BIN)/uv pip install --python $(BIN)/python --quiet --constraint $(CONSTRAINTS) --editable '.[docs]'
@@ -48,4 +52,4 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-oldest .pytest_cache .mypy_cache .ruff_cache site docs/api docs/changelog.md docs/design/measures.md
+	rm -rf $(VENV) .venv-oldest .venv-vllm .pytest_cache .mypy_cache .ruff_cache site docs/api docs/changelog.md docs/design/measures.md

@@ -459,6 +459,7 @@ def vision_language(model: nn.Module, selecting: bool = False) -> tuple[nn.Modul
     for part in model.modules() if isinstance(model, nn.Module) else ():
         if (family := (find_prompted if selecting else find_vision_language)(part)) is not None:
             return part, family
+        _refuse_older(type(part), "SELECTED" if selecting else "VISION_LANGUAGE")
     if selecting:
         raise UnsupportedModelError(
             f"select is for vision-language models, and {type(model).__name__} is none that is known: see "
@@ -492,7 +493,7 @@ def host_of(model: nn.Module) -> type[Host]:
         if not host.blocks(model):
             raise UnsupportedModelError(f"this {type(model).__name__} has no blocks: there is nothing to reduce")
         return host
-    _refuse_older(type(model), "")
+    _refuse_older(type(model))
     name, parts = type(model).__name__, supported_parts(model)
     if parts:
         named = " or ".join(f"{access(where)} ({type(part).__name__})" for where, part in parts[:2])
@@ -511,14 +512,17 @@ def host_of(model: nn.Module) -> type[Host]:
     )
 
 
-def _refuse_older(kind: type, table: str) -> None:
-    """Refuse models of a class whose family needs a newer version of its library than is installed.
+def _refuse_older(kind: type, table: str = "") -> None:
+    """Refuse models of a class whose family, of a table of whole models if one is named, needs a newer library.
 
     Raises:
         UnsupportedModelError: naming both versions.
     """
     for base in kind.__mro__:
         key = f"{base.__module__}.{base.__qualname__}"
+        written = _written(_library_of(key), table)
+        if table and key not in written and _library_of(key) not in written:
+            continue
         if (version := needed(key, table)) is not None:
             require(*version.split(), f"reducing {kind.__name__}", UnsupportedModelError)
 
