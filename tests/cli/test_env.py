@@ -57,16 +57,16 @@ def test_every_package_that_vitrim_asks_for_is_listed() -> None:
 
 
 def test_a_package_that_is_missing_is_said_to_be(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(env, "PACKAGES", {"torch": ("1.0", "999.0"), "no-such-package": ("", "1.0")})
+    monkeypatch.setattr(env, "PACKAGES", {"torch": ("1.0", "999.0"), "no-such-package": ("any", "1.0")})
     code, out, _ = run("--json", tmp_path / "env.json")
     assert code == 0
-    assert lines(out)["no-such-package"] == "not installed  tried: up to 1.0"
+    assert lines(out)["no-such-package"] == "not installed  tried: any to 1.0"
     assert "warning" not in out
     assert json.loads((tmp_path / "env.json").read_text())["packages"]["no-such-package"] is None
 
 
 @pytest.mark.parametrize(
-    ("lowest", "newest", "outside"), [("999.0", "999.1", True), ("", "1.0", True), ("1.0", "999", False)]
+    ("lowest", "newest", "outside"), [("999.0", "999.1", True), ("any", "1.0", True), ("1.0", "999", False)]
 )
 def test_versions_outside_of_those_that_were_tried_get_one_line(
     run: Run, monkeypatch: pytest.MonkeyPatch, lowest: str, newest: str, outside: bool
@@ -83,7 +83,7 @@ def test_what_was_tried_is_what_the_tests_install() -> None:
         pinned = dict(line.split("==") for line in PROJECT.with_name(file).read_text().splitlines() if line[0] != "#")
         pinned = {package.lower(): number for package, number in pinned.items()}
         for package, tried in env.PACKAGES.items():
-            assert tried[bound] == pinned.get(package.lower(), ""), package
+            assert tried[bound] == pinned.get(package.lower(), "any"), package
 
 
 def test_record_alone_on_standard_output(run: Run) -> None:

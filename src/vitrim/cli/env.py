@@ -10,39 +10,19 @@ from typing import Any
 from vitrim import __version__
 from vitrim.cli.output import Output
 
-PACKAGES: dict[str, tuple[str, str]] = {
-    "torch": ("2.9.0", "2.15.0"),
-    "torchvision": ("0.24.0", "0.29.2"),
-    "timm": ("1.0.22", "1.0.31"),
-    "transformers": ("5.2.0", "5.24.0"),
-    "open_clip_torch": ("3.2.0", "3.3.0"),
-    "numpy": ("", "2.4.6"),
-    "safetensors": ("", "0.8.0"),
-    "pydantic": ("2.7.0", "2.14.4"),
-    "PyYAML": ("", "6.0.4"),
-    "typer": ("0.20.0", "0.29.2"),
-    "rich": ("", "15.0.0"),
-    "filelock": ("4.0.0", "4.3.1"),
-    "datasets": ("4.0.0", "5.2.0"),
-    "pillow": ("", "12.3.0"),
-    "accelerate": ("1.12.0", "1.15.0"),
-    "torchmetrics": ("", "1.9.0"),
-    "tensorboard": ("", "2.21.0"),
-    "scikit-learn": ("", "1.9.1"),
-    "matplotlib": ("", "3.11.2"),
-    "onnx": ("1.23.2", "1.23.2"),
-    "onnxscript": ("0.7.2", "0.7.2"),
-    "onnxruntime": ("1.32.0", "1.32.0"),
-    "openvino": ("2026.4.1", "2026.4.1"),
-    "nncf": ("3.4.0", "3.4.0"),
-    "optuna": ("", "5.0.0"),
-    "gradio": ("6.31.0", "6.31.0"),
-    "numba": ("0.63.0", "0.68.1"),
-}
+TRIED = """
+torch 2.9.0 2.15.0, torchvision 0.24.0 0.29.2, timm 1.0.22 1.0.31, transformers 5.2.0 5.24.0,
+open_clip_torch 3.2.0 3.3.0, numpy any 2.4.6, safetensors any 0.8.0, pydantic 2.7.0 2.14.4, PyYAML any 6.0.4,
+typer 0.20.0 0.29.2, rich any 15.0.0, filelock 4.0.0 4.3.1, datasets 4.0.0 5.2.0, pillow any 12.3.0,
+accelerate 1.12.0 1.15.0, torchmetrics any 1.9.0, tensorboard any 2.21.0, scikit-learn any 1.9.1,
+matplotlib any 3.11.2, onnx 1.23.2 1.23.2, onnxscript 0.7.2 0.7.2, onnxruntime 1.32.0 1.32.0,
+openvino 2026.4.1 2026.4.1, nncf 3.4.0 3.4.0, optuna any 5.0.0, gradio 6.31.0 6.31.0, numba 0.63.0 0.68.1
+"""
+PACKAGES = {name: (low, new) for name, low, new in map(str.split, TRIED.split(","))}
 """The packages vitrim needs, always or for some commands, and the libraries whose models it reduces.
 
-With the lowest version that was tried, where one is asked for, and the newest: those of ``constraints-oldest.txt`` and
-``constraints.txt``.
+With the lowest version that was tried, or "any" where none is asked for, and the newest: those of
+``constraints-oldest.txt`` and ``constraints.txt``.
 """
 
 
@@ -60,11 +40,11 @@ def env(*, output: Output) -> None:
 def report() -> dict[str, Any]:
     """Versions, processor and devices of this machine. Packages that are not installed are None.
 
-    ``tried`` has the lowest version of each that was tried, "" where none is asked for, and the newest.
+    ``tried`` has the lowest version of each that was tried, or "any", and the newest.
     """
     import torch
 
-    from vitrim.core.versions import installed
+    from vitrim.core.versions import installed, numbers
     from vitrim.measure.machine import DEVICES
 
     packages = {package: installed(package) for package in PACKAGES}
@@ -74,23 +54,15 @@ def report() -> dict[str, Any]:
         "platform": platform.platform(),
         "packages": packages,
         "tried": {package: list(bounds) for package, bounds in PACKAGES.items()},
-        "untried": [package for package, own in packages.items() if own and not was_tried(own, *PACKAGES[package])],
+        "untried": [
+            package
+            for package, (lowest, newest) in PACKAGES.items()
+            if (own := packages[package]) and not numbers(lowest) <= numbers(own) <= numbers(newest)
+        ],
         "cpu": _cpu(),
         "devices": [kind for kind in DEVICES if torch.get_device_module(kind).is_available()],
         "cuda": _cuda(),
     }
-
-
-def was_tried(own: str, lowest: str, newest: str) -> bool:
-    """True if a version is not below the ``lowest``, if there is one, and not beyond the ``newest``.
-
-    Example:
-        >>> was_tried("2.14.1+cpu", "2.9.0", "2.15.0"), was_tried("2.16.0", "", "2.15.0")
-        (True, False)
-    """
-    from vitrim.core.versions import numbers
-
-    return numbers(lowest) <= numbers(own) <= numbers(newest)
 
 
 def _cpu() -> dict[str, Any]:
@@ -133,8 +105,7 @@ def _lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield from ((name, found[name]) for name in ("vitrim", "python", "platform"))
     for package, number in found["packages"].items():
         lowest, newest = found["tried"][package]
-        bounds = f"{lowest} to {newest}" if lowest not in ("", newest) else f"up to {newest}" if not lowest else newest
-        yield package, f"{number or 'not installed':<14} tried: {bounds}"
+        yield package, f"{number or 'not installed':<14} tried: {lowest} to {newest}"
     cpu, cuda = found["cpu"], found["cuda"]
     yield "cpu", cpu["name"]
     yield "cores", f"{cpu['cores']}, {cpu['usable_cores']} of them usable; threads of torch: {cpu['threads']}"

@@ -223,19 +223,12 @@ def _written(library: str, table: str) -> Mapping[str, str]:
 def _since(library: str) -> Mapping[str, str]:
     """``SINCE`` of ``hosts/LIBRARY/versions.py``; empty where there is none, or the library is not installed."""
     file = f"vitrim.hosts.{library}.versions"
-    if library not in libraries() or library in missing_libraries() or importlib.util.find_spec(file) is None:
-        return {}
-    found: Mapping[str, str] = importlib.import_module(file).SINCE
-    return found
+    known = library in libraries() and library not in missing_libraries() and importlib.util.find_spec(file) is not None
+    return importlib.import_module(file).SINCE if known else {}
 
 
-def needed(key: str, table: str = "") -> str | None:
-    """The version of its library that a class, a module, or a table needs, if an older one is installed.
-
-    Example:
-        >>> needed("timm.models.vision_transformer.VisionTransformer") is None
-        True
-    """
+def _needed(key: str, table: str = "") -> str | None:
+    """The version of its library that a class, a module, or a table needs, if an older one is installed."""
     library = _library_of(key)
     since = _since(library)
     found = since.get(key) or since.get(key.rpartition(".")[0]) or since.get(table)
@@ -243,8 +236,8 @@ def needed(key: str, table: str = "") -> str | None:
 
 
 def not_yet() -> dict[str, str]:
-    """The version needed by families of installed libraries that are newer than these, by what `needed` takes."""
-    found = {key: needed(library, key) for library in libraries() for key in _since(library)}
+    """Versions needed by families that are newer than their installed library, by module, or table of whole models."""
+    found = {key: _needed(library, key) for library in libraries() for key in _since(library)}
     return {key: needs for key, needs in found.items() if needs is not None}
 
 
@@ -290,7 +283,7 @@ class Table(Generic[T]):
         if key not in self.entries:
             library = _library_of(key)
             place = _written(library, self.name).get(key)
-            if place is None or needed(key, self.name) is not None:
+            if place is None or _needed(key, self.name) is not None:
                 return None
             self.entries[key] = _load(library, place)
         return self.entries[key]
@@ -513,17 +506,11 @@ def host_of(model: nn.Module) -> type[Host]:
 
 
 def _refuse_older(kind: type, table: str = "") -> None:
-    """Refuse models of a class whose family, of a table of whole models if one is named, needs a newer library.
-
-    Raises:
-        UnsupportedModelError: naming both versions.
-    """
+    """Refuse models of a class whose family, of a table of whole models if one is named, needs a newer library."""
     for base in kind.__mro__:
         key = f"{base.__module__}.{base.__qualname__}"
-        written = _written(_library_of(key), table)
-        if table and key not in written and _library_of(key) not in written:
-            continue
-        if (version := needed(key, table)) is not None:
+        listed = not table or {key, _library_of(key)} & _written(_library_of(key), table).keys()
+        if listed and (version := _needed(key, table)) is not None:
             require(*version.split(), f"reducing {kind.__name__}", UnsupportedModelError)
 
 

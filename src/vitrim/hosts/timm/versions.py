@@ -13,8 +13,9 @@ SINCE = dict.fromkeys(("timm.models.deepseek_vit", "timm.models.gemma4_vit", "ti
 
 
 def in_chans(model: Any) -> int:
-    """Channels of the images; before 1.0.25 a model does not keep them."""
-    return getattr(model, "in_chans", None) or input_channels(model)
+    """Channels of the images; before 1.0.25 a model does not keep them, at most its embedding."""
+    holder = model if hasattr(model, "in_chans") else getattr(model, "embeds", model)
+    return int(getattr(holder, "in_chans", 0)) or input_channels(model)
 
 
 def refuse_shifted_bias(block: Any) -> None:

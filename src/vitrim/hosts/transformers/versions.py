@@ -50,10 +50,10 @@ DINOV3_LAYERS = "layer" if is_older("transformers", "5.4") else "model.layer"
 
 
 def attention(module: Any, name: str, nested: bool) -> Any:
-    """The class of attention in a family's ``module``; ``nested`` where another class lies around it."""
+    """The class of attention in a family's ``module``; ``nested`` where an older one lies within another."""
     return getattr(module, f"{name}{'Self' if nested else ''}Attention")
 
 
 def tower(module: Any, name: str) -> Any:
-    """The class that owns the layers of a tower of images in a family's ``module``."""
-    return getattr(module, f"{name}VisionTransformer", None) or getattr(module, f"{name}VisionModel")
+    """The class that owns the layers of a tower of images in a family's ``module``; before 5.6 one within the model."""
+    return getattr(module, f"{name}Vision{'Transformer' if is_older('transformers', '5.6') else 'Model'}")
