@@ -201,7 +201,7 @@ class TrunkHook(Installed):
     pools: bool  # a head reads all tokens, and is to read the same ones whatever is handed out beside
 
     def __call__(self, trunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = {**dict(zip(self.positional, args, strict=False)), **kwargs}
+        given = {**dict(zip(self.positional, args)), **kwargs}  # noqa: B905 - torch.compile of 2.9 takes strict for true
         maps = _wanted("output_attentions", trunk, given)
         if maps and trunk.config._attn_implementation != "eager":
             logger.warning_once(  # in the words of the library, whose own attention does not run here

@@ -56,4 +56,4 @@ def attention(module: Any, name: str, nested: bool) -> Any:
 
 def tower(module: Any, name: str) -> Any:
     """The class that owns the layers of a tower of images in a family's ``module``; before 5.6 one within the model."""
-    return getattr(module, f"{name}Vision{'Transformer' if is_older('transformers', '5.6') else 'Model'}")
+    return getattr(module, f"{name}VisionTransformer", None) or getattr(module, f"{name}VisionModel")
