@@ -38,10 +38,7 @@ def env(*, output: Output) -> None:
 
 
 def report() -> dict[str, Any]:
-    """Versions, processor and devices of this machine. Packages that are not installed are None.
-
-    ``tried`` has the lowest version of each that was tried, or "any", and the newest.
-    """
+    """Versions, processor and devices of this machine. Packages that are not installed are None."""
     import torch
 
     from vitrim.core.versions import installed, numbers

@@ -23,9 +23,6 @@ def refuse_shifted_bias(block: Any) -> None:
 
     There timm adds the MLP's bias as if it stood behind q, k and v, which it stands in front of: its first rows reach
     the end of the MLP, the others q, k and v.
-
-    Raises:
-        UnsupportedModelError: naming both versions.
     """
     if getattr(block, "mlp_bias", None) is not None:
         require("timm", "1.0.25", f"{type(block).__name__} with qkv_bias=False", UnsupportedModelError)
