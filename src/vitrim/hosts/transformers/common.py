@@ -18,6 +18,7 @@ from vitrim.core.block import Reducer
 from vitrim.core.host import Host, Installed
 from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState, Trace, unmerge
+from vitrim.core.versions import require
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.blocks import JointBlock, NamedBlock, check_attentions, project_qkv
 
@@ -240,6 +241,10 @@ class HiddenHook(Installed):
         if not self.trace.call.spares_last:
             return None
         if not isinstance(output, tuple):
+            if output.hidden_states is None:  # the model around the trunk collects them
+                require(
+                    "transformers", "5.6", f"hidden states of a reduced {type(trunk).__name__}", UnsupportedModelError
+                )
             output.hidden_states = self.spread(output.hidden_states)
             return output
         # attention maps have four axes

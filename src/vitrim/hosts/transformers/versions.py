@@ -1,8 +1,4 @@
-"""Differences between versions of transformers: each names the version that ends it (see `vitrim.core.versions`).
-
-Until 5.9 ViT and its kin, and until 5.18 DINOv2 and its kin, had the form of `ReducedOlderLayer`; until 5.6 towers lay
-within the models of images.
-"""
+"""Differences between versions of transformers: each names the version that ends it (see `vitrim.core.versions`)."""
 
 from __future__ import annotations
 
