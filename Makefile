@@ -4,7 +4,7 @@ VENV   := .venv
 CONSTRAINTS ?= constraints.txt
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-full lint types pytest docs clean
+.PHONY: demo test test-full test-oldest test-vllm lint types pytest docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitrim demo $(if $(CIFAR10),--cifar10 $(CIFAR10))
@@ -24,11 +24,21 @@ types: $(VENV)/.installed
 # environment forbids it: tests start many interpreters, each of which would compile torch again. A worker that dies ends
 # the run: pytest-xdist would wait forever for the rest of its group.
 pytest: $(VENV)/.installed
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup --max-worker-restart 0
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup --max-worker-restart 0 $(TESTS)
 
 # The whole suite, with every method on every host and what is marked `full`: takes hours on two cores.
 test-full: lint types
 	VITRIM_FULL_MATRIX=1 $(MAKE) --no-print-directory pytest
+
+# The lower bounds of pyproject.toml, in an environment of their own; `tests/older.py` says what is left out and why.
+OLDEST := tests/core tests/methods tests/selectors tests/hosts tests/tasks tests/cli tests/demo tests/test_bounds.py
+
+test-oldest:
+	$(MAKE) --no-print-directory pytest VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt TESTS="$(OLDEST)"
+
+# Hosts and selectors beside vLLM's pins.
+test-vllm:
+	$(MAKE) --no-print-directory pytest VENV=.venv-vllm CONSTRAINTS=constraints-vllm.txt TESTS="tests/hosts tests/selectors"
 
 # The site, in site/. Strict: a broken link or a page that is missing from the navigation ends it.
 docs: $(VENV)/.installed
@@ -42,4 +52,4 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache site docs/api docs/changelog.md docs/design/measures.md
+	rm -rf $(VENV) .venv-oldest .venv-vllm .pytest_cache .mypy_cache .ruff_cache site docs/api docs/changelog.md docs/design/measures.md

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import yaml
 
 from full_matrix import FULL_MATRIX
 from golden_files import Reference, using_up
+from older import left_out
 
 # no test asserts a time, and a machine that is shared is slow now and then
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -42,6 +44,12 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out files that may import what an older library does not have."""
+    names = [name for name, _ in left_out() if name.endswith(".py")]
+    return True if any(collection_path.as_posix().endswith(f"/{name}") for name in names) else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is marked ``full``, except under ``VITRIM_FULL_MATRIX=1``, and give each group to one worker.
@@ -49,9 +57,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Tests that share a fixture of their module are a group: in two workers the fixture would be made twice. Large groups
     come first by themselves, so that the workers end with single tests, and at about the same time.
     """
-    left_out = [] if FULL_MATRIX else [item for item in items if item.get_closest_marker("full")]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
+    for name, reason in left_out():
+        for item in items:
+            if fnmatch(item.nodeid, f"*{name.replace('[', '[[]')}*"):
+                item.add_marker(pytest.mark.skip(reason=reason))
+    unasked = [] if FULL_MATRIX else [item for item in items if item.get_closest_marker("full")]
+    if unasked:
+        config.hook.pytest_deselected(items=unasked)
         items[:] = [item for item in items if not item.get_closest_marker("full")]
     if not hasattr(config, "workerinput"):
         return

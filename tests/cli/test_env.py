@@ -39,7 +39,7 @@ def test_every_line_has_a_name_and_a_value(run: Run) -> None:
     shown = lines(out)
     assert shown["vitrim"] == vitrim.__version__
     assert shown["python"].startswith(platform.python_version())
-    assert shown["timm"] == version("timm")
+    assert shown["timm"] == f"{version('timm'):<14} tried: 1.0.22 to {env.PACKAGES['timm'][1]}"
     assert shown["cores"].startswith(f"{os.cpu_count()}, ")
     assert shown["cores"].endswith(f"threads of torch: {torch.get_num_threads()}")
     assert shown["capability"] == torch.backends.cpu.get_cpu_capability()
@@ -57,11 +57,33 @@ def test_every_package_that_vitrim_asks_for_is_listed() -> None:
 
 
 def test_a_package_that_is_missing_is_said_to_be(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(env, "PACKAGES", ("torch", "no-such-package"))
+    monkeypatch.setattr(env, "PACKAGES", {"torch": ("1.0", "999.0"), "no-such-package": ("any", "1.0")})
     code, out, _ = run("--json", tmp_path / "env.json")
     assert code == 0
-    assert lines(out)["no-such-package"] == "not installed"
+    assert lines(out)["no-such-package"] == "not installed  tried: any to 1.0"
+    assert "warning" not in out
     assert json.loads((tmp_path / "env.json").read_text())["packages"]["no-such-package"] is None
+
+
+@pytest.mark.parametrize(
+    ("lowest", "newest", "outside"), [("999.0", "999.1", True), ("any", "1.0", True), ("1.0", "999", False)]
+)
+def test_versions_outside_of_those_that_were_tried_get_one_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch, lowest: str, newest: str, outside: bool
+) -> None:
+    monkeypatch.setattr(env, "PACKAGES", {"torch": (lowest, newest), "timm": ("1.0", "999")})
+    _, out, _ = run()
+    warned = [line for line in out.splitlines() if "warning" in line]
+    assert warned == (["warning: outside of the versions that were tried: torch"] if outside else [])
+
+
+def test_what_was_tried_is_what_the_tests_install() -> None:
+    """The lowest and the newest versions are those of the two files of constraints."""
+    for bound, file in enumerate(("constraints-oldest.txt", "constraints.txt")):
+        pinned = dict(line.split("==") for line in PROJECT.with_name(file).read_text().splitlines() if line[0] != "#")
+        pinned = {package.lower(): number for package, number in pinned.items()}
+        for package, tried in env.PACKAGES.items():
+            assert tried[bound] == pinned.get(package.lower(), "any"), package
 
 
 def test_record_alone_on_standard_output(run: Run) -> None:
@@ -69,9 +91,9 @@ def test_record_alone_on_standard_output(run: Run) -> None:
     record = json.loads(out)
     assert code == 0
     assert record.pop("command") == "env"
-    assert set(record) == {"vitrim", "python", "platform", "packages", "cpu", "devices", "cuda"}
+    assert set(record) == {"vitrim", "python", "platform", "packages", "tried", "untried", "cpu", "devices", "cuda"}
     assert set(record["cpu"]) == {"name", "cores", "usable_cores", "threads", "capability"}
-    assert lines(err)["torch"] == record["packages"]["torch"]
+    assert lines(err)["torch"].split()[0] == record["packages"]["torch"]
 
 
 def test_devices_of_cuda(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

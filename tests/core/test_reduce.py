@@ -331,11 +331,14 @@ class OtherAttention(timm_vit.Attention):
     pass
 
 
+DIFFERENTIAL: Any = getattr(timm_vit, "DiffParallelScalingBlock", None)  # since timm 1.0.23
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"block_fn": OtherBlock}, "blocks of class OtherBlock are not supported in timm VisionTransformer.*: Block"),
-        ({"block_fn": timm_vit.DiffParallelScalingBlock}, "blocks of class DiffParallelScalingBlock are not supported"),
+        ({"block_fn": DIFFERENTIAL}, "blocks of class DiffParallelScalingBlock are not supported"),
         ({"attn_layer": "diff"}, "attention of class DiffAttention is not supported; supported: Attention"),
         (
             {"block_fn": timm_vit.ParallelThingsBlock, "attn_layer": "diff"},

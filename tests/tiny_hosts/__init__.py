@@ -20,6 +20,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from older import has_host
 from vitrim.core.registry import find_host, not_yet
 
 Create = Callable[[], nn.Module]
@@ -31,10 +32,8 @@ if RECREATED not in sys.path:  # processes that tests start do not read pytest's
 
 def families(further: bool = False) -> dict[str, dict[str, Create]]:
     """``HOSTS`` of every file of this folder, by file name; those of ``further`` families or of the others."""
-    found = {
-        name: _served(module) for name, module in _modules().items() if getattr(module, "FURTHER", False) is further
-    }
-    return {name: hosts for name, hosts in found.items() if hosts}
+    files = {name: file for name, file in _modules().items() if getattr(file, "FURTHER", False) is further}
+    return {name: hosts for name, file in files.items() if (hosts := _served(file))}
 
 
 def inputs() -> dict[str, Callable[[int], Tensor]]:
@@ -57,7 +56,7 @@ def _modules() -> dict[str, Any]:
 
 def _served(module: Any) -> dict[str, Create]:
     """The hosts of a file whose families work with the installed library."""
-    hosts: dict[str, Create] = module.HOSTS
+    hosts: dict[str, Create] = {name: create for name, create in module.HOSTS.items() if has_host(name)}
     if not any(getattr(value, "__module__", None) in not_yet() for value in vars(module).values()):
         return hosts
     return {name: create for name, create in hosts.items() if find_host(create()) is not None}

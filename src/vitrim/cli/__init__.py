@@ -15,6 +15,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -44,6 +45,8 @@ from vitrim.errors import VitrimError, one_line, plain
 INTERRUPTED = 130
 TERMINATED = 143
 """Exit codes of Ctrl-C and SIGTERM, as shells use them."""
+ERRORS: Any = getattr(typer, "TyperException", None) or import_module("click").ClickException
+"""What is raised for wrong arguments; before 0.28 typer has no error of its own."""
 OF_THE_SYSTEM = {
     *(errno.EACCES, errno.EPERM, errno.EROFS),  # no permission
     *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE),  # no room
@@ -107,7 +110,7 @@ def main() -> None:
             code = app(standalone_mode=False)
     except VitrimError as error:
         sys.exit(_fail(str(error)))
-    except typer.TyperException as error:
+    except ERRORS as error:
         # without a subcommand typer prints the help and raises an error that says nothing
         sys.exit(_fail(error.format_message()) if error.format_message() else 2)
     except OSError as error:

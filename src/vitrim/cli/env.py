@@ -5,18 +5,25 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from vitrim import __version__
 from vitrim.cli.output import Output
 
-PACKAGES = (
-    *("torch", "torchvision", "timm", "transformers", "numpy", "safetensors", "pydantic", "PyYAML", "typer", "rich"),
-    *("datasets", "pillow", "accelerate", "torchmetrics", "tensorboard", "scikit-learn", "matplotlib"),
-    *("filelock", "open_clip_torch", "onnx", "onnxruntime", "openvino", "optuna", "gradio", "numba"),
-)
-"""The packages vitrim needs, always or for some commands, and the libraries whose models it reduces."""
+TRIED = """
+torch 2.9.0 2.15.0, torchvision 0.24.0 0.29.2, timm 1.0.22 1.0.31, transformers 5.2.0 5.24.0,
+open_clip_torch 3.2.0 3.3.0, numpy any 2.4.6, safetensors any 0.8.0, pydantic 2.7.0 2.14.4, PyYAML any 6.0.4,
+typer 0.20.0 0.29.2, rich any 15.0.0, filelock 4.0.0 4.3.1, datasets 4.0.0 5.2.0, pillow any 12.3.0,
+accelerate 1.12.0 1.15.0, torchmetrics any 1.9.0, tensorboard any 2.21.0, scikit-learn any 1.9.1,
+matplotlib any 3.11.2, onnx 1.23.2 1.23.2, onnxscript 0.7.2 0.7.2, onnxruntime 1.32.0 1.32.0,
+openvino 2026.4.1 2026.4.1, nncf 3.4.0 3.4.0, optuna any 5.0.0, gradio 6.31.0 6.31.0, numba 0.63.0 0.68.1
+"""
+PACKAGES = {name: (low, new) for name, low, new in map(str.split, TRIED.split(","))}
+"""The packages vitrim needs, always or for some commands, and the libraries whose models it reduces.
+
+With the lowest version that was tried, or "any" where none is asked for, and the newest: those of
+``constraints-oldest.txt`` and ``constraints.txt``.
+"""
 
 
 def env(*, output: Output) -> None:
@@ -25,6 +32,8 @@ def env(*, output: Output) -> None:
     rows = list(_lines(found))
     width = max(len(name) for name, _ in rows)
     output.print(*(f"{name:<{width}}  {value}" for name, value in rows))
+    if found["untried"]:
+        output.print(f"warning: outside of the versions that were tried: {', '.join(found['untried'])}")
     output.write("env", **found)
 
 
@@ -32,19 +41,21 @@ def report() -> dict[str, Any]:
     """Versions, processor and devices of this machine. Packages that are not installed are None."""
     import torch
 
+    from vitrim.core.versions import installed, numbers
     from vitrim.measure.machine import DEVICES
 
-    packages: dict[str, str | None] = {}
-    for package in PACKAGES:
-        try:
-            packages[package] = version(package)
-        except PackageNotFoundError:
-            packages[package] = None
+    packages = {package: installed(package) for package in PACKAGES}
     return {
         "vitrim": __version__,
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "platform": platform.platform(),
         "packages": packages,
+        "tried": {package: list(bounds) for package, bounds in PACKAGES.items()},
+        "untried": [
+            package
+            for package, (lowest, newest) in PACKAGES.items()
+            if (own := packages[package]) and not numbers(lowest) <= numbers(own) <= numbers(newest)
+        ],
         "cpu": _cpu(),
         "devices": [kind for kind in DEVICES if torch.get_device_module(kind).is_available()],
         "cuda": _cuda(),
@@ -89,7 +100,9 @@ def _cuda() -> dict[str, Any]:
 def _lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The same facts in words: a name and a value on every line."""
     yield from ((name, found[name]) for name in ("vitrim", "python", "platform"))
-    yield from ((package, number or "not installed") for package, number in found["packages"].items())
+    for package, number in found["packages"].items():
+        lowest, newest = found["tried"][package]
+        yield package, f"{number or 'not installed':<14} tried: {lowest} to {newest}"
     cpu, cuda = found["cpu"], found["cuda"]
     yield "cpu", cpu["name"]
     yield "cores", f"{cpu['cores']}, {cpu['usable_cores']} of them usable; threads of torch: {cpu['threads']}"

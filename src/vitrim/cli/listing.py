@@ -177,7 +177,7 @@ def fit(method: str, head: Head) -> str:
 
 def heads(rows: Sequence[dict[str, Any]]) -> list[str]:
     """For every kind of head in the table: the methods that work on it, need an option, or are refused and why."""
-    from vitrim.core.registry import missing_libraries, vision_languages
+    from vitrim.core.registry import missing_libraries, not_yet, vision_languages
 
     lines = []
     for head, meaning in HEADS.items():
@@ -206,6 +206,10 @@ def heads(rows: Sequence[dict[str, Any]]) -> list[str]:
     missing = missing_libraries()
     if missing:
         lines.append(f"not installed, so their families are not listed: {', '.join(missing)}")
+    newer: dict[str, list[str]] = {}
+    for key, version in not_yet().items():
+        newer.setdefault(version, []).append(key.rpartition(".")[2].removeprefix("modeling_").replace("_", " ").lower())
+    lines += [f"not listed, needs {version}: {', '.join(sorted(names))}" for version, names in newer.items()]
     return lines
 
 

@@ -28,7 +28,7 @@ from vitrim.core.method import Kind, MethodConfig
 from vitrim.core.plan import Layer
 from vitrim.core.saving import read_method_file
 from vitrim.core.selection import Selector
-from vitrim.core.versions import installed, is_older
+from vitrim.core.versions import is_older, require
 from vitrim.errors import UnsupportedModelError, VitrimError, check_known, unknown
 
 K = TypeVar("K")
@@ -223,19 +223,12 @@ def _written(library: str, table: str) -> Mapping[str, str]:
 def _since(library: str) -> Mapping[str, str]:
     """``SINCE`` of ``hosts/LIBRARY/versions.py``; empty where there is none, or the library is not installed."""
     file = f"vitrim.hosts.{library}.versions"
-    if library not in libraries() or library in missing_libraries() or importlib.util.find_spec(file) is None:
-        return {}
-    found: Mapping[str, str] = importlib.import_module(file).SINCE
-    return found
+    known = library in libraries() and library not in missing_libraries() and importlib.util.find_spec(file) is not None
+    return importlib.import_module(file).SINCE if known else {}
 
 
-def needed(key: str, table: str = "") -> str | None:
-    """The version of its library that a class, a module, or a table needs, if an older one is installed.
-
-    Example:
-        >>> needed("timm.models.vision_transformer.VisionTransformer") is None
-        True
-    """
+def _needed(key: str, table: str = "") -> str | None:
+    """The version of its library that a class, a module, or a table needs, if an older one is installed."""
     library = _library_of(key)
     since = _since(library)
     found = since.get(key) or since.get(key.rpartition(".")[0]) or since.get(table)
@@ -243,8 +236,8 @@ def needed(key: str, table: str = "") -> str | None:
 
 
 def not_yet() -> dict[str, str]:
-    """The version needed by families of installed libraries that are newer than these, by what `needed` takes."""
-    found = {key: needed(library, key) for library in libraries() for key in _since(library)}
+    """Versions needed by families that are newer than their installed library, by module, or table of whole models."""
+    found = {key: _needed(library, key) for library in libraries() for key in _since(library)}
     return {key: needs for key, needs in found.items() if needs is not None}
 
 
@@ -290,7 +283,7 @@ class Table(Generic[T]):
         if key not in self.entries:
             library = _library_of(key)
             place = _written(library, self.name).get(key)
-            if place is None or needed(key, self.name) is not None:
+            if place is None or _needed(key, self.name) is not None:
                 return None
             self.entries[key] = _load(library, place)
         return self.entries[key]
@@ -459,6 +452,7 @@ def vision_language(model: nn.Module, selecting: bool = False) -> tuple[nn.Modul
     for part in model.modules() if isinstance(model, nn.Module) else ():
         if (family := (find_prompted if selecting else find_vision_language)(part)) is not None:
             return part, family
+        _refuse_older(type(part), "SELECTED" if selecting else "VISION_LANGUAGE")
     if selecting:
         raise UnsupportedModelError(
             f"select is for vision-language models, and {type(model).__name__} is none that is known: see "
@@ -538,7 +532,7 @@ def host_of(model: nn.Module) -> type[Host]:
         if not host.blocks(model):
             raise UnsupportedModelError(f"this {type(model).__name__} has no blocks: there is nothing to reduce")
         return host
-    _refuse_older(type(model), "")
+    _refuse_older(type(model))
     name, parts = type(model).__name__, supported_parts(model)
     if parts:
         named = " or ".join(f"{access(where)} ({type(part).__name__})" for where, part in parts[:2])
@@ -557,19 +551,13 @@ def host_of(model: nn.Module) -> type[Host]:
     )
 
 
-def _refuse_older(kind: type, table: str) -> None:
-    """Refuse models of a class whose family needs a newer version of its library than is installed.
-
-    Raises:
-        UnsupportedModelError: naming both versions.
-    """
+def _refuse_older(kind: type, table: str = "") -> None:
+    """Refuse models of a class whose family, of a table of whole models if one is named, needs a newer library."""
     for base in kind.__mro__:
         key = f"{base.__module__}.{base.__qualname__}"
-        if (version := needed(key, table)) is not None:
-            own = installed(_library_of(key))
-            raise UnsupportedModelError(
-                f"{kind.__name__} needs {version} or newer to be reduced, and {own} is installed"
-            )
+        listed = not table or {key, _library_of(key)} & _written(_library_of(key), table).keys()
+        if listed and (version := _needed(key, table)) is not None:
+            require(*version.split(), f"reducing {kind.__name__}", UnsupportedModelError)
 
 
 def supported_parts(model: nn.Module) -> list[tuple[str, nn.Module]]:

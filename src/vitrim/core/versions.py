@@ -47,11 +47,11 @@ def is_older(package: str, than: str) -> bool:
     return found is not None and numbers(found) < numbers(than)
 
 
-def require(package: str, since: str, what: str) -> None:
+def require(package: str, since: str, what: str, error: type[VitrimError] = VitrimError) -> None:
     """Refuse ``what`` where a package is older than the version ``since``, which it needs.
 
     Raises:
-        VitrimError: naming both versions.
+        VitrimError: or another ``error``, naming both versions.
 
     Example:
         >>> require("torch", "999.0", "this example")  # doctest: +ELLIPSIS
@@ -59,7 +59,7 @@ def require(package: str, since: str, what: str) -> None:
         vitrim.errors.VitrimError: this example needs torch 999.0 or newer, and ... is installed
     """
     if is_older(package, since):
-        raise VitrimError(f"{what} needs {package} {since} or newer, and {installed(package)} is installed")
+        raise error(f"{what} needs {package} {since} or newer, and {installed(package)} is installed")
 
 
 def cpu_capabilities() -> Mapping[str, bool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import sqrt
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -153,7 +153,8 @@ class CubistMergeReducer(Reducer[CubistMerge]):
             stays = torch.zeros_like(place, dtype=torch.int8).scatter(1, kept, 1)
             moved = stays.sort(dim=1, stable=True).indices[:, : height * width - rows * columns]
             decided = merge(state, kept, moved, place.gather(1, moved))
-        return Shrunk(**vars(decided), patches=patches)
+        parts = {each.name: getattr(decided, each.name) for each in fields(decided)}  # torch.compile cannot read `vars`
+        return Shrunk(**parts, patches=patches)
 
 
 @register(CubistMerge)

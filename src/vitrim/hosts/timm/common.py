@@ -15,7 +15,7 @@ from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.blocks import JointBlock, check_attentions, check_calls
-from vitrim.hosts.timm.versions import in_chans
+from vitrim.hosts.timm.versions import in_chans, refuse_shifted_bias
 
 
 def kernel(attn: Any) -> dict[str, Any]:
@@ -117,6 +117,7 @@ class TimmHost(Host):
                 )
         check_attentions(cls, model)
         for block in cls.blocks(model):
+            refuse_shifted_bias(block)
             reduced: Any = cls.reduced_class(block)
             if any(getattr(attn, "gate", None) is not None for attn in reduced.attentions(block)):
                 raise UnsupportedModelError(f"{cls.name} with gated attention is not supported")

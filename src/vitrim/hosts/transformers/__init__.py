@@ -37,7 +37,7 @@ HOSTS: dict[str, str] = of_modules(
         "sam": "sam:HFSam SamVisionEncoder SamVisionModel",
         "sam3": "sam:HFSam3 Sam3ViTModel",
         "lw_detr": "detr:HFLwDetr LwDetrViTBackbone",
-        "rf_detr": "rf_detr:HFRfDetr RfDetrDinov2Backbone",
+        "rf_detr": "detr:HFRfDetr RfDetrDinov2Backbone",
         "vitdet": "sam:HFVitDet VitDetModel VitDetBackbone",
         "siglip": "towers:HFSiglip SiglipVisionModel SiglipModel SiglipForImageClassification",
         "siglip2": "siglip2:HFSiglip2 Siglip2VisionModel Siglip2Model Siglip2ForImageClassification",

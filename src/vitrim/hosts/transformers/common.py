@@ -18,6 +18,7 @@ from vitrim.core.block import Reducer
 from vitrim.core.host import Host, Installed
 from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState, Trace, unmerge
+from vitrim.core.versions import require
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.blocks import JointBlock, NamedBlock, check_attentions, project_qkv
 
@@ -201,7 +202,7 @@ class TrunkHook(Installed):
     pools: bool  # a head reads all tokens, and is to read the same ones whatever is handed out beside
 
     def __call__(self, trunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = {**dict(zip(self.positional, args, strict=False)), **kwargs}
+        given = {**dict(zip(self.positional, args)), **kwargs}  # noqa: B905 - torch.compile of 2.9 takes strict for true
         maps = _wanted("output_attentions", trunk, given)
         if maps and trunk.config._attn_implementation != "eager":
             logger.warning_once(  # in the words of the library, whose own attention does not run here
@@ -240,6 +241,10 @@ class HiddenHook(Installed):
         if not self.trace.call.spares_last:
             return None
         if not isinstance(output, tuple):
+            if output.hidden_states is None:  # the model around the trunk collects them
+                require(
+                    "transformers", "5.6", f"hidden states of a reduced {type(trunk).__name__}", UnsupportedModelError
+                )
             output.hidden_states = self.spread(output.hidden_states)
             return output
         # attention maps have four axes

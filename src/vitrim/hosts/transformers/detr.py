@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from transformers.models.lw_detr import modeling_lw_detr as lw_detr
+from transformers.models.rf_detr import modeling_rf_detr as rf_detr
 
 from vitrim.core.attention import Attention
 from vitrim.core.block import ReducedBlock
@@ -20,7 +21,7 @@ from vitrim.core.plan import Head, HostFacts
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.windows import AcrossWindows, WindowBlock, Windows, WindowState
-from vitrim.hosts.transformers.common import ReducedLayer, TransformersHost
+from vitrim.hosts.transformers.common import ReducedDinoLayer, ReducedLayer, TransformersHost
 
 
 class ReducedRowLayer(WindowBlock, ReducedLayer):
@@ -64,7 +65,17 @@ class ReducedLwDetrLayer(ReducedRowLayer, lw_detr.LwDetrViTLayer):
         return not self.window
 
 
-class RowsHost(TransformersHost):
+class ReducedRfDetrLayer(ReducedRowLayer, ReducedDinoLayer, rf_detr.RfDetrDinov2Layer):
+    """`RfDetrDinov2Layer` under reduction."""
+
+    attention_classes = (rf_detr.RfDetrDinov2Attention,)
+
+    @property
+    def crosses(self) -> bool:
+        return bool(self.global_attention)
+
+
+class _Rows(TransformersHost):
     """Feature maps are read place by place, so pruned patches come back."""
 
     purpose = "segmentation, detection, poses, depth"
@@ -125,7 +136,7 @@ class RowsHost(TransformersHost):
             del block.windows_a_side
 
 
-class HFLwDetr(RowsHost):
+class HFLwDetr(_Rows):
     """LW-DETR's ViT, alone or in the detector: [windows](#windows) that are batch rows. Square images only."""
 
     name = "transformers LW-DETR"
@@ -138,3 +149,15 @@ class HFLwDetr(RowsHost):
     @classmethod
     def windows_a_side(cls, config: Any) -> int:
         return int(config.num_windows_side)
+
+
+class HFRfDetr(_Rows):
+    """RF-DETR's DINOv2, alone or in the detector: as LW-DETR's, and every window has a class token of its own."""
+
+    name = "transformers RF-DETR"
+    reduced_blocks = (ReducedRfDetrLayer,)
+    trunk_classes = (rf_detr.RfDetrDinov2Backbone,)
+
+    @classmethod
+    def windows_a_side(cls, config: Any) -> int:
+        return int(config.num_windows)

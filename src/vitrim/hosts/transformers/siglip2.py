@@ -36,7 +36,7 @@ class PaddingHook(Installed):
         self.positional = tuple(inspect.signature(type(module).forward).parameters)[1:]
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = {**dict(zip(self.positional, args, strict=False)), **kwargs}
+        given = {**dict(zip(self.positional, args)), **kwargs}  # noqa: B905 - as in `TrunkHook`
         mask: Tensor | None = given.get("pixel_attention_mask")
         if mask is None or not mask.all():
             return None
@@ -60,7 +60,7 @@ class PaddedForward(Installed):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         forward: Any = type(self.tower).forward
-        given = {**dict(zip(self.positional, args, strict=False)), **kwargs}
+        given = {**dict(zip(self.positional, args)), **kwargs}  # noqa: B905 - as in `TrunkHook`
         mask: Tensor | None = given.get("pixel_attention_mask")
         if mask is None:
             return forward(self.tower, *args, **kwargs)

@@ -1,8 +1,4 @@
-"""Differences between versions of transformers: each names the version that ends it (see `vitrim.core.versions`).
-
-Until 5.9 ViT and its kin, and until 5.18 DINOv2 and its kin, had the form of `ReducedOlderLayer`; until 5.6 towers lay
-within the models of images.
-"""
+"""Differences between versions of transformers: each names the version that ends it (see `vitrim.core.versions`)."""
 
 from __future__ import annotations
 
@@ -50,10 +46,10 @@ DINOV3_LAYERS = "layer" if is_older("transformers", "5.4") else "model.layer"
 
 
 def attention(module: Any, name: str, nested: bool) -> Any:
-    """The class of attention in a family's ``module``; ``nested`` where another class lies around it."""
+    """The class of attention in a family's ``module``; ``nested`` where an older one lies within another."""
     return getattr(module, f"{name}{'Self' if nested else ''}Attention")
 
 
 def tower(module: Any, name: str) -> Any:
-    """The class that owns the layers of a tower of images in a family's ``module``."""
+    """The class that owns the layers of a tower of images in a family's ``module``; before 5.6 one within the model."""
     return getattr(module, f"{name}VisionTransformer", None) or getattr(module, f"{name}VisionModel")
