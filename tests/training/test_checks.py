@@ -70,8 +70,8 @@ def test_what_a_recipe_says_is_what_runs_in_a_short_run_too(images: Path, tmp_pa
 
     def followed(update: int) -> None:
         apply(update)
-        decay = 1 - (update + 1) ** (-2 / 3) if warmup else 0.99996  # timm's ModelEmaV3
-        average.lerp_(weights, 1 - min(max(decay, 0.0), 0.99996))
+        decay = 1 - max(update, 1) ** (-2 / 3) if warmup else 0.99996  # as timm's ModelEmaV3 warms up
+        average.lerp_(weights, 1 - min(decay, 0.99996))
 
     run.learner.apply = followed  # type: ignore[method-assign]
     run.run()
@@ -85,8 +85,8 @@ def test_what_a_recipe_says_is_what_runs_in_a_short_run_too(images: Path, tmp_pa
         == [
             "note: the warm-up of 5 epochs does not end in a run of 1, and no update has the full learning rate: for a "
             "short run set schedule.warmup_epochs=0.1",
-            "note: the average with decay 0.99996 keeps 100% of the weights that it starts from after 12 updates: for a "
-            "short run set ema.warmup=true, and its decay starts small",
+            "note: the average with decay 0.99996 keeps 100% of the weights that it starts from after 12 updates: for "
+            "a short run set ema.warmup=true, and its decay starts small",
         ][: 1 if warmup else 2]
     )
 

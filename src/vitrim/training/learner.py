@@ -259,7 +259,8 @@ class Learner:
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.ema is not None:
-            self.ema.update(self.model, step=update)
+            # without a warm-up it is not told the update: at the first two it would copy the model
+            self.ema.update(self.model, step=update if self.ema.use_warmup else None)
 
     def set_amounts(self, update: int) -> None:
         """Give the method the amounts of this point in time, in the model and in its average."""

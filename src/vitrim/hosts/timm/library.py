@@ -19,6 +19,9 @@ from vitrim.hosts.timm.common import TimmHost
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming", "random")
 """Interpolation modes of timm."""
 
+RELATIVE = ("*relative_position_bias_table", "*rel_pos_h", "*rel_pos_w")
+"""Names of tables of relative positions: timm's own list has them of BEiT, and not of its other models."""
+
 
 class TimmLibrary(Library):
     """Any model with timm's conventions: ``pretrained_cfg``, ``reset_classifier``, ``group_matcher`` and so on.
@@ -28,7 +31,7 @@ class TimmLibrary(Library):
 
     name = "timm"
     parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {
-        "tokens": ("*_token",),
+        "tokens": ("*_token", "*_tokens"),
         "head": ("head", "head_dist", "heads", "fc", "classifier", "aux_head", "auxiliary_head"),
         "positions": ("pos_embed", "pos_embed_x", "pos_embed_y"),
         "stem": ("patch_embed", "embed", "embeds"),
@@ -95,7 +98,9 @@ class TimmLibrary(Library):
         return {name: found[name] for name in parts}
 
     def undecayed(self, model: Any) -> Collection[str]:
-        return cast("Collection[str]", model.no_weight_decay()) if hasattr(model, "no_weight_decay") else ()
+        # a model that says nothing about them has tokens, as others have, and tables of relative positions
+        own = model.no_weight_decay() if hasattr(model, "no_weight_decay") else self.parts["tokens"]
+        return (*own, *RELATIVE)
 
     def starting(self, model: Any) -> Starting | None:
         family, positions = self.family(), getattr(model, "pos_embed", None)
