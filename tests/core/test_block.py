@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 import weakref
 from typing import Any
@@ -489,3 +490,33 @@ def test_reentrant_checkpointing_is_always_refused(depth: int, method: str, betw
             model.forward_intermediates(tiny.images(seed=9), indices=[depth - 1], stop_early=True, output_fmt="NLC")
     with pytest.raises(RuntimeError, match="reentrant checkpointing is not supported"):
         loss.backward()
+
+
+UNMAPPED = ("a_vit", "algm", "atc", "atm", "ats", "cubist_merge", "gtp", "ia_red2", "ppt", "saint")
+"""Methods that do what torch.vmap cannot map, in their settings here."""
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("config", tiny.configs(), ids=lambda config: config.describe())
+def test_vmap_gives_each_image_its_own_result_or_one_line(config: vitrim.MethodConfig) -> None:
+    model, images = tiny.HOSTS["vit"](), tiny.images()
+    vitrim.reduce_(model, config)
+    with torch.no_grad():
+        mapped: Any = functools.partial(torch.vmap(lambda image: model(image[None])[0], randomness="different"), images)
+        if config.name in UNMAPPED and not mappable(config):
+            with pytest.raises(vitrim.VitrimError, match=rf"^{config.name} does not run under torch\.vmap, [^\n]+$"):
+                mapped()
+        elif config.name == "random":
+            assert mapped().isfinite().all()
+        else:
+            alone = torch.cat([model(image[None]) for image in images])
+            torch.testing.assert_close(mapped(), alone, atol=1e-5, rtol=1e-5)
+
+
+def mappable(config: Any) -> bool:
+    """PPT that always prunes, SAINT with fixed counts, and ATC's tree of single linkage read no values."""
+    settings = {"ppt": ("threshold", 0.0), "atc": ("linkage", "single")}
+    if config.name == "saint":
+        return config.r is not None
+    option, value = settings.get(config.name, ("name", None))
+    return bool(getattr(config, option) == value)

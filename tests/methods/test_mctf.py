@@ -105,6 +105,7 @@ def test_training_matches_reference(ref: golden.Reference, attention_map: str) -
             teacher_features=z_teacher[images],
             weight=args["consistency_weight"],
             confidence=confidence,
+            confident_of="label",  # as the vectors have it
         )
 
     single = [slice(image, image + 1) for image in range(3)]
@@ -131,10 +132,15 @@ def test_consistency_counts_confident_images_only_and_spares_the_teacher() -> No
     logits = torch.tensor([[4.0, 0.0], [0.0, 4.0]], requires_grad=True)
     z_student = torch.tensor([[1.0, 1.0], [9.0, 9.0]], requires_grad=True)
     z_teacher = torch.zeros(2, 2, requires_grad=True)
-    targets = torch.tensor([0, 0])  # the second image is wrong, so not confident
+    targets = torch.tensor([0, 0])  # the second image is wrong, and as confident
     runs = {"features": z_student, "teacher_logits": logits, "teacher_features": z_teacher}
-    losses = objective(logits, targets, **runs)
+    assert objective(logits, targets, **runs)["consistency"].item() == 41.0  # mean of 1 and 81
+    unsure = objective(logits * torch.tensor([[1.0], [0.0]]), targets, **runs, confidence=0.6)
+    assert unsure["consistency"].item() == 1.0  # UDA: the largest probability
+    losses = objective(logits, targets, **runs, confident_of="label")
     assert losses["consistency"].item() == 1.0
+    with pytest.raises(vitrim.VitrimError, match="confident_of"):
+        objective(logits, targets, **runs, confident_of="class")  # type: ignore[arg-type]
     losses["consistency"].backward()
     assert z_teacher.grad is None
     assert z_student.grad.tolist() == [[1.0, 1.0], [0.0, 0.0]]
@@ -160,6 +166,7 @@ def test_a_step_has_the_losses_and_gradients_of_the_reference() -> None:
     step = Step(model, reduction, golden.images(ref), torch.tensor(ref["config"]["targets"]), cross_entropy)
     args = ref["config"]["args"]
     options = {"weight": args["consistency_weight"], "confidence": args["confidence_threshold"]}
+    options["confident_of"] = "label"  # as the vectors have it
     losses = losses_of(step, **options, teacher_r=0)
     ref.check("loss/total", losses["total"])
     ref.check("loss/consistency", losses["consistency"])

@@ -7,6 +7,7 @@ import golden_learned as learned
 import golden_models as golden
 import tiny
 import vitrim
+from vitrim.core.assignment import prune
 from vitrim.core.attention import Attention
 from vitrim.core.matching import unit_mean_keys
 from vitrim.core.plan import Layer
@@ -157,3 +158,18 @@ def test_without_sizes_every_stage_starts_again_from_ones() -> None:
         counted = torch.zeros(3, 7, dtype=torch.float64).scatter_add(1, place.clamp_min(0), (place >= 0).double())
         assert torch.equal(after.size, counted)
         assert (after.size > 1).any() == (pools > 0)
+
+
+def test_a_spread_is_of_the_patches_that_there_are_now() -> None:
+    """Of 9 patches 5 are left: the variance of their scores lies between spread / 9^2 and spread / 5^2."""
+    x, _, state = tokens(batch=1)
+    x, state = prune(state, torch.tensor([[0, 2, 4, 5, 8]])).apply(x, state)
+    q, k, v = torch.randn(3, 1, 2, 6, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    attention = Attention(q, k, v, 3**-0.5)
+    row = ((q[0, :, 0] * attention.scale).unsqueeze(1) @ k[0].mT).softmax(-1).sum((0, 1))[1:]
+    score = row * torch.cat(list(v[0]), dim=-1)[1:].norm(dim=-1)
+    spread = float((score / score.sum()).var()) * 7**2
+    layer = Layer(0, 4, 6, 2, 5, 1, True, (3, 3))
+    for factor, pools in ((1.0, True), (0.5, False)):  # 49 / 25 > 1, and 49 / 50 < 1
+        decided = tiny.reducer(vitrim.PPT(r=1, blocks=(0,), spread=factor * spread), layer)(x, attention, state)
+        assert (decided.moved is not None) is pools

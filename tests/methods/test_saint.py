@@ -178,3 +178,10 @@ def test_a_threshold_of_1_drops_not_even_what_is_the_same() -> None:
     for threshold, drops in ((1.0, False), (0.999, True)):
         reducer = tiny.reducer(vitrim.SAINT(threshold=threshold, neighbours=2), Layer(0, 2, 1, 1, 0, 1, True, (2, 4)))
         assert (reducer(x, attention, state) is not None) == drops
+
+
+def test_padding_counts_neither_as_alike_nor_in_the_mean() -> None:
+    similarity = torch.tensor([[[0.1, 0.3, 0.9, 0.8], [0.6, 0.7, 0.9, 0.8]]])
+    score, alike = redundancy(similarity, 0.5, 10.0, torch.tensor([[True, True, False, False]]))
+    assert score[0].tolist() == pytest.approx([(0.1 + 0.3) / 2, 2 * math.exp(10 * (0.65 - 0.5))], rel=1e-5)
+    assert alike[0].tolist() == [0, 2]

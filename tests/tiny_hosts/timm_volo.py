@@ -27,6 +27,7 @@ def images(batch: int = 2) -> Tensor:
 
 HOSTS: dict[str, Create] = {
     "volo": volo(),
+    "volo_stages": volo(layers=[1, 2, 2], embed_dims=[16, 32, 32], num_heads=[2, 2, 2]),
     "volo_avg": volo(global_pool="avg", post_layers=None, use_aux_head=False),
 }
 INPUTS: dict[str, Callable[[int], Tensor]] = dict.fromkeys(HOSTS, images)

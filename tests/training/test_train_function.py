@@ -129,5 +129,5 @@ def test_it_runs_in_any_thread_and_shows_its_progress(images: Path, tmp_path: Pa
     console.file.close()
     said = (tmp_path / "said").read_text()
     assert "evaluation of the model: epoch 1.00" in said
-    assert "note: a warm-up of 1 epochs would not end" in said
+    assert "note: the warm-up of 1 epochs does not end" in said
     assert run.result().notes == []

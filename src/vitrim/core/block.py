@@ -23,7 +23,7 @@ from vitrim.core.method import MethodConfig, Restore
 from vitrim.core.plan import Layer
 from vitrim.core.schedule import Pattern
 from vitrim.core.tokens import STAMP, TokenState, Trace, product_dtype, take, unmerge, whole
-from vitrim.errors import UnsupportedModelError
+from vitrim.errors import UnsupportedModelError, VitrimError
 
 Site = Literal["before", "query", "between", "after"]
 Step = tuple[Tensor, TokenState]
@@ -350,10 +350,30 @@ class ReducedBlock(nn.Module):
                 "torch.fx cannot trace through a reduced block: trace with blocks as leaves, e.g. "
                 "create_feature_extractor(..., tracer_kwargs={'leaf_modules': [vitrim.core.block.ReducedBlock]})"
             )
+        if not torch.compiler.is_compiling() and torch._C._functorch.is_batchedtensor(x):
+            return self._run_mapped(x, *host_args)
+        return self._run(x, *host_args)
+
+    def _run(self, x: Tensor, *host_args: Any) -> Tensor:
         x, state = self.receive(x, self.incoming(x), *host_args)
         if self.last and self.restore == "last_block":
             x, state = state.bring_back(x)
         return self.outgoing(*self.step(x, state, *host_args))
+
+    def _run_mapped(self, x: Tensor, *host_args: Any) -> Tensor:
+        """`_run` under ``torch.vmap``, which hides values that some methods decide by.
+
+        Raises:
+            VitrimError: torch cannot map what this method does.
+        """
+        try:
+            return self._run(x, *host_args)
+        except RuntimeError as error:
+            name = self.reducer.config.name
+            raise VitrimError(
+                f"{name} does not run under torch.vmap, which shows it no values of tensors: give the model the whole "
+                "batch, or map it under none, tome or topk"
+            ) from error
 
     def receive(self, x: Tensor, state: TokenState, *host_args: Any) -> Step:
         """The current tokens (B, N, C) from what the host hands this block, after `incoming` found their state."""

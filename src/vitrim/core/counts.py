@@ -1,17 +1,18 @@
 """Tokens on their way through the blocks of a reduced model, and the multiply-accumulates (MACs) that follow.
 
-What a handle prints. Tokens are counted as forwards record them; MACs are estimated from the sizes of the weights, which
-needs no forward: `vitrim.measure.macs` counts what runs.
+What a handle prints. Tokens are counted as forwards record them. MACs are estimated from the sizes of the weights, for
+which nothing has to run; `vitrim.measure.macs` counts what does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 from vitrim.core.block import ReducedBlock
 from vitrim.core.method import Kind, MethodConfig
-from vitrim.core.plan import HostFacts
+from vitrim.core.plan import Grid, HostFacts
 from vitrim.core.tokens import Call, Entered
 
 
@@ -37,12 +38,17 @@ class Run(NamedTuple):
         return [self.windows * count for count in getattr(self, way)]
 
 
+def units_of(entered: Entered, facts: HostFacts) -> Grid:
+    """Rows and columns of the patches, or of cells of them, of what ``entered``; one row where nobody asked."""
+    own = facts.grid_size if prod(facts.grid_size) == entered.patches else (facts.cell, entered.patches // facts.cell)
+    rows, columns = entered.grid or own
+    return rows // facts.cell, columns // facts.cell
+
+
 def planned(config: MethodConfig, facts: HostFacts, blocks: Sequence[ReducedBlock], entered: Entered) -> Run | None:
     """The run of what ``entered`` by the plan of ``config``; None where that depends on the images."""
     area, prefix, last = facts.cell**2, facts.num_prefix, blocks[-1]
-    grid = entered.grid or facts.grid_size
-    units = (grid[0] // facts.cell, grid[1] // facts.cell) if grid[0] * grid[1] == entered.patches else None
-    flow = config.flow(entered.patches // area, len(blocks), units, prefix, last.restore)
+    flow = config.flow(entered.patches // area, len(blocks), units_of(entered, facts), prefix, last.restore)
     if flow is None:
         return None
     ways = [[prefix + count * area for count in way] for way in zip(*flow, strict=True)]
@@ -51,14 +57,19 @@ def planned(config: MethodConfig, facts: HostFacts, blocks: Sequence[ReducedBloc
     return Run(entered.rows // entered.windows, entered.windows, *map(tuple, ways))
 
 
-def recorded(call: Call) -> list[Run]:
+def recorded(call: Call, blocks: Sequence[ReducedBlock]) -> list[Run]:
     """The runs of the last forward of a ``call`` whose states were kept."""
     states, (first, *others) = call.states, call.entered
-    if not others:  # padding slots are computed
-        counts = tuple(state.num_tokens // first.windows for state in states)
-        return [Run(first.rows // first.windows, first.windows, counts[:-1], counts[1:], counts[1:])]
-    images = zip(*(state.tokens_of_images() for state in states), strict=True)
-    return [Run(1, 1, counts[:-1], counts[1:], counts[1:]) for counts in images]
+    if others:
+        images = [(1, 1, [*counts]) for counts in zip(*(state.tokens_of_images() for state in states), strict=True)]
+    else:  # padding slots are computed
+        images = [(first.rows // first.windows, first.windows, [state.num_tokens // first.windows for state in states])]
+    rows = None if states[-1].full_grid else blocks[-1].head_rows
+    runs = []
+    for number, windows, counts in images:
+        left = (*counts[1:-1], rows or counts[-1])
+        runs.append(Run(number, windows, tuple(counts[:-1]), left, left))
+    return runs
 
 
 def mean(runs: Sequence[Run], way: str) -> list[float]:

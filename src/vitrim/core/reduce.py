@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from html import escape
-from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from vitrim.core import checks
 from vitrim.core.block import ReducedBlock, Reducer, access, class_of, reduced_in
 from vitrim.core.cells import build_reducer
-from vitrim.core.counts import Run, mean, planned, recorded, saved_share
+from vitrim.core.counts import Run, mean, planned, recorded, saved_share, units_of
 from vitrim.core.host import (
     FormOfModel,
     GridHook,
@@ -29,7 +28,7 @@ from vitrim.core.host import (
     take_off,
 )
 from vitrim.core.method import MethodConfig
-from vitrim.core.plan import HostFacts, Layer, plan
+from vitrim.core.plan import Grid, HostFacts, Layer, plan
 from vitrim.core.registry import (
     check_model,
     find_host,
@@ -511,6 +510,12 @@ class Reduction:
         head = "<tr><th>block</th><th>tokens in</th><th>tokens out</th><th></th></tr>"
         return f"<p>{title}</p><table>{head}{rows}</table><p>{'<br>'.join(map(escape, self._savings()))}</p>"
 
+    @property
+    def units(self) -> list[Grid]:
+        """Rows and columns of what the method decided about, patches or cells of them, in this thread's last forward:
+        once for every size of images."""
+        return [units_of(entered, self._facts) for entered in self._trace.call.entered]
+
     def _runs(self) -> list[Run] | None:
         """The runs through the blocks of this thread's last forward, or of one of the model's own images before one;
         None where nothing says how many tokens there are."""
@@ -521,7 +526,7 @@ class Reduction:
         if None not in runs:
             return [run for run in runs if run is not None]
         # by the options of now: they may have been set since
-        return recorded(call) if call.states and call.entered[0].config is self.config else None
+        return recorded(call, blocks) if call.states and call.entered[0].config is self.config else None
 
     def _counts(self) -> list[tuple[float, float]] | None:
         """Tokens that enter and leave every block, means over images; None where nothing says how many those are."""
@@ -529,8 +534,8 @@ class Reduction:
         if runs is None:
             return None
         if self.config.is_adaptive():  # padding slots do not count
-            means = [state.mean_tokens() for state in self._trace.call.states]
-            return list(pairwise(means))
+            entering = [state.mean_tokens() for state in self._trace.call.states[:-1]]
+            return list(zip(entering, self.mean_tokens_per_block, strict=True))
         return list(zip(mean(runs, "entering"), mean(runs, "leaving"), strict=True))
 
     def _savings(self) -> list[str]:

@@ -211,9 +211,9 @@ def effective_keep(amount: Amount, least: int, initial: int, current: int, grid:
         98
     """
     reach = amount.least(current) if isinstance(amount, Limited) else least
-    follows = grid is not None and isinstance(amount, Pattern)
-    wanted = amount.number(grid) if follows else amount.keep(initial, current)
-    return max(min(wanted, current), min(reach, current))
+    if isinstance(amount, Pattern) and grid is not None:
+        return max(min(amount.number(grid), current), min(reach, current))
+    return max(min(amount.keep(initial, current), current), min(reach, current))
 
 
 def half(current: int) -> int:

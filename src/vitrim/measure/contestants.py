@@ -72,7 +72,7 @@ class Contestant:
         self.adaptive = task.cost_varies or (reduction is not None and reduction.config.is_adaptive())
         self.macs: dict[tuple[int, ...], Mapping[str, int]] = {}
         self.watched = watched
-        self.sizes: set[int] = set()
+        self.sizes: set[tuple[int, int]] = set()
 
     def run(self, images: Tensor, targets: Any = None, *, count: bool = False) -> Output:
         """One forward of images (B, C, H, W).
@@ -117,13 +117,10 @@ class Contestant:
     def _check_amounts(self, reduction: Reduction) -> None:
         """Warn once per size, or refuse if the method is strict, where these images have too few patches for it."""
         reducer = next(one.reducer for one in reduction.model.modules() if isinstance(one, ReducedBlock))
-        rows, columns = reducer.layer.grid_size
-        facts = host_of(reduction.model).facts(reduction.model)
-        units = reduction.state.initial_patches // facts.cell**2
-        if units not in self.sizes:
-            self.sizes.add(units)
-            at_hand = reducer.layer if units == rows * columns else replace(reducer.layer, grid_size=(1, units))
-            check_amounts(reduction.config, [at_hand])
+        for grid in reduction.units:
+            if grid not in self.sizes:
+                self.sizes.add(grid)
+                check_amounts(reduction.config, [replace(reducer.layer, grid_size=grid)])
 
     def _macs_of(self, images: Tensor) -> Mapping[str, int]:
         """Multiply-accumulates of one image of a shape, counted once."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,6 @@ from torch import Tensor, nn
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
-
-if TYPE_CHECKING:
-    pass
 
 Criterion = Callable[[Any, Any], Tensor]
 """From logits (B, K), or what a dense task predicts, and targets to a scalar."""

@@ -13,7 +13,7 @@ from vitrim.core.reduce import Reduction
 from vitrim.core.registry import ask, host_of
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task
-from vitrim.training.optim import ramp_value, starts_small, warmup_epochs
+from vitrim.training.optim import ramp_value
 from vitrim.training.recipe import PATCH_DROP, Recipe, resolve
 
 MAY_CHANGE = ("eval_every", "notes", "paper", "dataset")
@@ -74,16 +74,15 @@ def beyond(recipe: Recipe, updates: int) -> Iterator[str]:
         updates: of the whole run.
     """
     schedule, ema, epochs = recipe.schedule, recipe.ema, recipe.epochs
-    warmup = warmup_epochs(schedule, epochs)
-    if warmup != schedule.warmup_epochs:
+    if schedule.warmup_epochs >= epochs:
         yield (
-            f"a warm-up of {schedule.warmup_epochs:g} epochs would not end in a run of {epochs:g}: it has {warmup:g} "
-            "(schedule.warmup_epochs)"
+            f"the warm-up of {schedule.warmup_epochs:g} epochs does not end in a run of {epochs:g}, and no update has "
+            f"the full learning rate: for a short run set schedule.warmup_epochs={epochs / 10:g}"
         )
-    if ema is not None and starts_small(ema, updates) and not ema.warmup:
+    if ema is not None and not ema.warmup and ema.decay**updates > 0.5:
         yield (
-            f"an average with decay {ema.decay:g} would keep {ema.decay**updates:.0%} of the weights that it starts "
-            f"from after {updates} updates: its decay starts small, as with ema.warmup=true"
+            f"the average with decay {ema.decay:g} keeps {ema.decay**updates:.0%} of the weights that it starts from "
+            f"after {updates} updates: for a short run set ema.warmup=true, and its decay starts small"
         )
     if 0 < recipe.optimizer.freeze_epochs >= epochs:
         yield f"the backbone is frozen for the whole run: optimizer.freeze_epochs is {recipe.optimizer.freeze_epochs:g}"

@@ -27,7 +27,7 @@ from vitrim.tasks.step import Criterion, Step
 from vitrim.training.checks import check_amounts, check_model
 from vitrim.training.images import seed_all
 from vitrim.training.objectives import learned, losses
-from vitrim.training.optim import Rates, make_optimizer, ramp_value, select_trainable, starts_small, updates_of
+from vitrim.training.optim import Rates, make_optimizer, ramp_value, select_trainable
 from vitrim.training.recipe import PATCH_DROP, Distil, Recipe
 from vitrim.weights import load_checkpoint, weights_file
 
@@ -214,8 +214,7 @@ class Learner:
         if recipe.ema is not None:
             if self.sharded:
                 raise VitrimError("averaged weights (ema) are not kept of a model that is sharded: set ema=null")
-            small = starts_small(recipe.ema, updates_of(recipe, updates_per_unit))
-            self.ema = ModelEmaV3(self.model, decay=recipe.ema.decay, use_warmup=small)
+            self.ema = ModelEmaV3(self.model, decay=recipe.ema.decay, use_warmup=recipe.ema.warmup)
         self.average = None if self.ema is None else cast(nn.Module, self.ema.module)
         self.learned = self.model if self.average is None else self.average
         if accelerator.ddp_handler is not None:
@@ -260,7 +259,8 @@ class Learner:
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.ema is not None:
-            self.ema.update(self.model, step=update)
+            # without a warm-up it is not told the update: at the first two it would copy the model
+            self.ema.update(self.model, step=update if self.ema.use_warmup else None)
 
     def set_amounts(self, update: int) -> None:
         """Give the method the amounts of this point in time, in the model and in its average."""

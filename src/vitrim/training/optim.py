@@ -18,7 +18,7 @@ from vitrim.core.registry import ask
 from vitrim.errors import VitrimError, check_known
 
 if TYPE_CHECKING:
-    from vitrim.training.recipe import Ema, Ramp, Recipe, Schedule
+    from vitrim.training.recipe import Ramp, Recipe
 
 
 def select_trainable(model: nn.Module, patterns: Iterable[str]) -> int:
@@ -194,7 +194,7 @@ class Rates:
         self.frozen_until = round(recipe.optimizer.freeze_epochs * updates_per_epoch)
         options = recipe.schedule
         updates = round(recipe.epochs * updates_per_epoch)
-        warmup = round(warmup_epochs(options, recipe.epochs) * updates_per_epoch)
+        warmup = round(options.warmup_epochs * updates_per_epoch)
         length = max(updates - warmup if options.shift else updates, 1)
         every: dict[str, Any] = {
             "warmup_t": warmup,
@@ -232,28 +232,6 @@ def updates_of(recipe: Recipe, updates_per_epoch: int) -> int:
         25
     """
     return round((recipe.epochs + recipe.schedule.cooldown_epochs) * updates_per_epoch)
-
-
-def warmup_epochs(options: Schedule, epochs: float) -> float:
-    """The epochs of the warm-up: of a run that would end in it a tenth, as no update would have the full rate.
-
-    Example:
-        >>> from vitrim.training.recipe import Schedule
-        >>> [warmup_epochs(Schedule(warmup_epochs=5), epochs) for epochs in (1, 5, 6, 300)]
-        [0.1, 0.5, 5.0, 5.0]
-    """
-    return options.warmup_epochs if options.warmup_epochs < epochs else epochs / 10
-
-
-def starts_small(options: Ema, updates: int) -> bool:
-    """True if the average's decay starts small: by the recipe, or as most of it would stay as it began.
-
-    Example:
-        >>> from vitrim.training.recipe import Ema
-        >>> [starts_small(Ema(decay=0.99996), updates) for updates in (10, 17_000, 18_000)]
-        [True, True, False]
-    """
-    return options.warmup or options.decay**updates > 0.5
 
 
 def ramp_value(ramp: Ramp, epoch: float) -> float | int:

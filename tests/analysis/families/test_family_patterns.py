@@ -216,6 +216,21 @@ def test_points_of_an_anchor_have_its_sign(made: Tables) -> None:
         assert (point.get_xdata()[0], point.get_ydata()[0]) == (pair[measure], -100 * pair["signed"])
 
 
+def test_homogeneity_does_not_depend_on_the_order_of_records(records: list[Record]) -> None:
+    """The record that keeps more tokens is the truth: Eq. 3 is homogeneity, by scikit-learn."""
+    merging = [record for record in records if record.header["kind"] == "merge"]
+    assert len(merging) == 2
+    [row], [turned] = (rows(patterns(each), "clusters") for each in (merging, merging[::-1]))
+    assert row == turned
+    milder, stronger = sorted(merging, key=lambda record: -record.tokens()[:, -1].sum())
+    assert milder.tokens()[:, -1].sum() > stronger.tokens()[:, -1].sum()
+    assert (row["method_a"], row["method_b"]) == (milder.name, stronger.name)
+    pairs = zip(milder.labels()[:, -1], stronger.labels()[:, -1], strict=True)
+    expected = np.mean([homogeneity_completeness_v_measure(*pair)[:2] for pair in pairs], axis=0)
+    assert [row["homogeneity"], row["completeness"]] == pytest.approx(expected.tolist())
+    assert row["homogeneity"] != pytest.approx(row["completeness"])
+
+
 def test_static_pruning_has_its_bounds_and_chance() -> None:
     one, other = titled([made_record("topk", "prune", 1, 7, 1.0), made_record("l2", "prune", 2, 5, 1.0)])
     [row] = rows(patterns([one, other]), "overlap")

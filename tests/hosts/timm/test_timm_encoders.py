@@ -93,3 +93,36 @@ def test_all_transformer_blocks_of_volo_are_reduced_and_no_outlooker() -> None:
     assert (facts.grid_size, facts.input_size, facts.num_classes, facts.num_heads) == ((6, 6), (3, 48, 48), 5, 2)
     assert ask(model).classifiers(model) == [model.head]
     assert isinstance(model.head, nn.Linear)
+
+
+def test_rows_and_columns_of_a_wide_image_are_those_of_its_pixels() -> None:
+    """12 x 36 px in patches of 4 are 3 rows and 9 columns, of which CubistMerge takes one and three."""
+    model = tiny.FURTHER["gemma4_vit"]()
+    reduction = vitrim.reduce_(model, "cubist_merge:rows=1,columns=3", record=True)
+    with torch.no_grad():
+        model(torch.randn(2, 3, 12, 36))
+    assert reduction.tokens_per_block == [27, 2 * 6, 2 * 6, 2 * 6]
+
+
+def test_all_stages_of_volo_behind_the_outlookers_are_reduced() -> None:
+    model = tiny.FURTHER["volo_stages"]()
+    kinds = [type(module).__name__ for stage in model.network for module in stage.modules()]
+    assert len(tiny.blocks(model)) == kinds.count("Transformer") == 4
+    reduction = vitrim.reduce_(model, "tome:r=4", record=True)
+    with torch.no_grad():
+        model(tiny.INPUTS["volo_stages"](1))
+    assert reduction.tokens_per_block == [32, 28, 24, 20]
+
+
+@torch.no_grad()
+def test_matching_compares_what_the_library_projects() -> None:
+    """Keys for matching are those of Gemma 4's own ``k_proj`` and ``k_norm``, before its rotary embedding."""
+    model: Any = tiny.FURTHER["gemma4_vit"]()
+    vitrim.reduce_(model, "tome:r=4")
+    block, seen = tiny.blocks(model)[1], []
+    block.reducer.register_forward_pre_hook(lambda reducer, args: seen.append(args[1]))
+    block.attn.k_norm.register_forward_hook(lambda module, args, output: seen.append(output))
+    model(tiny.images())
+    own, attention = seen
+    torch.testing.assert_close(attention.keys, own)
+    assert not torch.allclose(attention.keys, attention.k)

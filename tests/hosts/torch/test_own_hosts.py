@@ -19,7 +19,8 @@ import tiny
 import vitrim
 from vitrim.core import registry
 from vitrim.core.attention import split_heads
-from vitrim.core.registry import host_of
+from vitrim.core.plan import HostFacts, Layout
+from vitrim.core.registry import ask, host_of
 from vitrim.core.tokens import TokenState
 
 DIM = 32
@@ -342,6 +343,66 @@ def test_a_wrong_description_is_refused_with_what_is_wrong(what: str) -> None:
     assert [type(part) for part in model.modules()] == classes
     assert [part.training for part in model.modules()] == modes
     assert not any(part._forward_hooks for part in model.modules())
+
+
+class Wide(nn.Module):
+    """32 x 64 pixels in overlapping patches, 4 x 8 of them, and a head of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, DIM, 11, 8, 5)
+        self.front, self.positions = nn.Parameter(torch.randn(1, 1, DIM)), nn.Parameter(torch.randn(1, 33, DIM))
+        self.stack = nn.ModuleDict({"h": nn.ModuleList(Block() for _ in range(2))})
+        self.head = nn.Sequential(nn.Linear(DIM, 48), nn.GELU(), nn.Linear(48, 10))
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.front.expand(len(x), -1, -1), x], dim=1) + self.positions
+        for block in self.stack["h"]:  # type: ignore[union-attr]
+            x = block(x)
+        logits: Tensor = self.head(x[:, 0])
+        return logits
+
+
+class WideHost(ViTHost):
+    name, image_size, patch_size = "wide", (32, 64), (8, 8)
+
+
+def test_the_facts_of_a_wide_image_are_those_that_its_forward_shows() -> None:
+    """Beside what a person reads in `Wide`: every field; and the grid that CubistMerge is told in a forward."""
+    vitrim.register_host(f"{__name__}.Wide")(WideHost)
+    model = Wide()
+    facts = {"dim": DIM, "num_heads": 2, "num_classes": 10, "num_prefix": 1, "has_class_token": True, "head_rows": 1}
+    assert WideHost.facts(model) == HostFacts(**facts, grid_size=(4, 8), input_size=(1, 32, 64))
+    assert ask(model).layout(model) == Layout(DIM, 1, (8, 8))  # the stride, whatever the kernel
+    planned = vitrim.reduce_(model, "cubist_merge:rows=1,columns=4").tokens_per_block
+    recorded = vitrim.reduce_(model, "cubist_merge:rows=1,columns=4", record=True)
+    with torch.no_grad():
+        model(torch.randn(2, 1, 32, 64))
+    assert planned == recorded.tokens_per_block == [33, 1 + 3 * 4]
+    assert vitrim.reduce_(model, "evit:keep_rate=0.5,blocks=[0]").tokens_per_block == [18, 18]  # by its class token
+
+
+class SecondReader(ViT):
+    """A head that reads tokens 0 and 1."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        x = self.run_blocks(torch.cat([self.front.expand(len(x), -1, -1), x], dim=1) + self.positions)
+        logits: Tensor = self.head(x[:, 0] + x[:, 1])
+        return logits
+
+
+@pytest.mark.parametrize("extra", [0, 2])
+def test_a_head_that_reads_one_token_more_than_it_is_said_to(extra: int) -> None:
+    """The first patch, or the first register, beside the class token."""
+    kind = type("Host", (ViTHost,), {"num_prefix": "prefix"})
+    vitrim.register_host(f"{__name__}.SecondReader")(kind)
+    if extra:  # all tokens in front are said to be read
+        vitrim.reduce_(SecondReader(Block, extra=extra), "tome:r=4")
+        return
+    with pytest.raises(vitrim.UnsupportedModelError, match="its head reads more than the first 1 tokens"):
+        vitrim.reduce_(SecondReader(Block), "tome:r=4")
 
 
 def test_a_head_that_reads_more_than_it_is_said_to() -> None:

@@ -6,7 +6,7 @@ workshops 2023); algorithms and sections are those of its supplement."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -372,10 +372,15 @@ OVERLAP = (
 OVERLAP_SHOWN = (*PAIR[:3], "iou", "iou_low", "iou_high", "iou_least", "iou_chance", "ioa", "ioa_least", "ioa_chance")
 
 
+def _milder_first(a: Record, b: Record, left: Callable[[Record], float]) -> tuple[Record, Record]:
+    """A pair with the record first that has more ``left`` at the end; of equal ones by name, in whatever order they
+    come."""
+    return (b, a) if (-left(b), b.name) < (-left(a), a.name) else (a, b)
+
+
 def _overlap(a: Record, b: Record) -> list[tuple[object, ...]]:
     """Rows of a pair; IoA divides by the smaller sets, so that record is put second."""
-    if a.kept()[:, -1].sum() < b.kept()[:, -1].sum():
-        a, b = b, a
+    a, b = _milder_first(a, b, lambda record: float(record.kept()[:, -1].sum()))
     of_a, of_b = a.kept(), b.kept()
     rows: list[tuple[object, ...]] = []
     blocks = sorted({*a.blocks, *b.blocks})
@@ -407,7 +412,8 @@ CLUSTERS_SHOWN = (*PAIR[:3], "homogeneity", "completeness", *columns_of("v_measu
 
 
 def _clusters(a: Record, b: Record) -> list[tuple[object, ...]]:
-    """Rows of a pair. ``a`` is the truth of homogeneity."""
+    """Rows of a pair; the record that keeps more tokens is the truth of homogeneity (Eq. 3), first as in `_overlap`."""
+    a, b = _milder_first(a, b, lambda record: float(record.tokens()[:, -1].sum()))
     of_a, of_b = a.labels(), b.labels()
     rows: list[tuple[object, ...]] = []
     blocks, measures = sorted({*a.blocks, *b.blocks}), (homogeneity, completeness, v_measure)

@@ -22,6 +22,9 @@ INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming",
 POOLED = {"token": "class token", "avg": "mean of patches", "map": "attention pooling"}
 """timm's words for what its models pool, and ours."""
 
+RELATIVE = ("*relative_position_bias_table", "*rel_pos_h", "*rel_pos_w")
+"""Names of tables of relative positions: timm's own list has them of BEiT, and not of its other models."""
+
 
 class TimmLibrary(Library):
     """Any model with timm's conventions: ``pretrained_cfg``, ``reset_classifier``, ``group_matcher`` and so on.
@@ -31,7 +34,7 @@ class TimmLibrary(Library):
 
     name = "timm"
     parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {
-        "tokens": ("*_token",),
+        "tokens": ("*_token", "*_tokens"),
         "head": ("head", "head_dist", "heads", "fc", "classifier", "aux_head", "auxiliary_head"),
         "positions": ("pos_embed", "pos_embed_x", "pos_embed_y"),
         "stem": ("patch_embed", "embed", "embeds"),
@@ -102,7 +105,9 @@ class TimmLibrary(Library):
         return {name: found[name] for name in parts}
 
     def undecayed(self, model: Any) -> Collection[str]:
-        return cast("Collection[str]", model.no_weight_decay()) if hasattr(model, "no_weight_decay") else ()
+        # a model that says nothing about them has tokens, as others have, and tables of relative positions
+        own = model.no_weight_decay() if hasattr(model, "no_weight_decay") else self.parts["tokens"]
+        return (*own, *RELATIVE)
 
     def starting(self, model: Any) -> Starting | None:
         family, positions = self.family(), getattr(model, "pos_embed", None)

@@ -46,8 +46,8 @@ class TransformersLibrary(Library):
 
     name = "transformers"
     parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {
-        "tokens": ("*_token",),
         "head": ("head", *CLASSIFIERS),
+        "tokens": ("*_token", "*_tokens", "*class_embedding"),
         "positions": ("position_embedding", "position_embeddings"),
         "stem": ("embeddings", "patch_embed"),
     }
@@ -147,7 +147,8 @@ class TransformersLibrary(Library):
             raise VitrimError(f"{type(model).__name__} does not take these images: {first_line(error)}") from error
 
     def undecayed(self, model: nn.Module) -> Collection[str]:
-        return self.parts["tokens"]  # the library itself does not say
+        # the library itself does not say: tokens, and tables of relative positions
+        return (*self.parts["tokens"], "*relative_position_bias_table", "*rel_pos_h", "*rel_pos_w")
 
     def has_idle_parameters(self, model: nn.Module) -> bool:
         return True  # some classifiers have poolers and second towers that classification does not reach

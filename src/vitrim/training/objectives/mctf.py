@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import host_of
 from vitrim.core.tokens import decision_dtype
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, check_known
 from vitrim.methods.mctf import MCTF
 from vitrim.tasks.step import Step
 from vitrim.training.objectives import learns
@@ -21,7 +21,7 @@ from vitrim.training.objectives import learns
 MOST_OF_TEACHER = 7  # tokens that the teacher of the paper fuses at most
 
 
-@learns(MCTF, "weight", "confidence", "teacher_r")
+@learns(MCTF, "weight", "confidence", "confident_of", "teacher_r")
 def losses(
     step: Step, reduction: Reduction, *, teacher_r: float | Sequence[float] | None = None, **options: Any
 ) -> dict[str, Tensor]:
@@ -35,7 +35,7 @@ def losses(
         teacher_r: the largest amount of the teacher, or the smallest and the largest, both included: whole numbers
             of tokens, or below 1 fractions, drawn in steps of 0.01, whatever ``r`` is given as. Default: 0 to 7
             tokens, and fewer than ``r``.
-        options: ``weight`` and ``confidence`` of `objective`.
+        options: ``weight``, ``confidence`` and ``confident_of`` of `objective`.
 
     Raises:
         VitrimError: mixed targets, a model without a class token or with gradient checkpointing, or amounts that
@@ -84,6 +84,7 @@ def objective(
     criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
     weight: float = 1.0,
     confidence: float = 0.4,
+    confident_of: Literal["prediction", "label"] = "prediction",
 ) -> dict[str, Tensor]:
     """The consistency training of the paper: one model, run twice on the same images with two amounts of fusion.
 
@@ -92,7 +93,8 @@ def objective(
 
         loss = criterion(student) + criterion(teacher) + weight * mean_D (z_teacher - z_student)^2,
 
-    the last averaged over the images to whose true class the student gives more than ``confidence``; 0 if none.
+    the last averaged over the images of which the student is more confident than ``confidence``; 0 if none. Confidence
+    is the largest probability of its prediction, as in UDA, to which the paper refers.
     The teacher's class token is a constant there. The paper trains with ``weight`` 1 (DeiT-T, T2T-ViT) or 3 (DeiT-S,
     LV-ViT), cross entropy with label smoothing 0.1 and no mixing of images.
 
@@ -105,6 +107,8 @@ def objective(
         criterion: the classification loss, of both.
         weight: lambda.
         confidence: beta, a probability.
+        confident_of: ``prediction``: the largest probability; ``label``: that of the true class, which leaves out
+            images that the student is wrong about, as the labels are known here and are not in UDA.
 
     Returns:
         ``total`` and its parts ``student``, ``teacher``, ``consistency`` (unweighted), all scalars.
@@ -128,11 +132,15 @@ def objective(
         >>> losses["total"].backward()
     """
     _check_targets(targets)
+    check_known("confident_of", confident_of, ("prediction", "label"))
     student, teacher = criterion(logits, targets), criterion(teacher_logits, targets)
     wide = decision_dtype(logits.dtype)
     with torch.no_grad():
-        true_class = logits.to(wide).softmax(dim=1).gather(1, targets.unsqueeze(1)).squeeze(1)
-        counts = (true_class > confidence).to(wide)
+        probabilities = logits.to(wide).softmax(dim=1)
+        own = probabilities.amax(dim=1)
+        if confident_of == "label":
+            own = probabilities.gather(1, targets.unsqueeze(1)).squeeze(1)
+        counts = (own > confidence).to(wide)
     distance = (teacher_features.detach().to(wide) - features.to(wide)).square().mean(dim=1)
     consistency = (distance * counts).sum() / counts.sum().clamp_min(1.0)
     return {

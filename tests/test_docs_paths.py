@@ -1,0 +1,38 @@
+"""Files that documents name exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md")])
+NAMED = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|pyi|yaml|toml|css|js|html))`")
+PLACEHOLDERS = re.compile(r"NAME|LIBRARY|MODEL|RECIPE")
+OTHERS = {"tests/test_modeling_common.py", "tests/test_models.py", "mine.py"}
+"""Files of the host libraries, and of a reader."""
+EARLIER = {"CHANGELOG.md"}
+"""Documents that name files of earlier versions."""
+
+
+def files() -> list[str]:
+    kept = ("src", "tests", "docs", "benchmarks", "examples", ".github")
+    inside = (path for folder in kept for path in (ROOT / folder).rglob("*") if path.is_file())
+    return [f"/{path.relative_to(ROOT)}" for path in (*inside, *(each for each in ROOT.iterdir() if each.is_file()))]
+
+
+FILES = files()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_a_document_names_exist(document: Path) -> None:
+    named = set(NAMED.findall(document.read_text()))
+    missing = [
+        name
+        for name in sorted(named)
+        if name not in OTHERS and not PLACEHOLDERS.search(name) and not any(file.endswith(f"/{name}") for file in FILES)
+    ]
+    if document.name not in EARLIER:
+        assert not missing
