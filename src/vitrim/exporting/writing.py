@@ -100,7 +100,8 @@ def export(
 
     The file takes ``image`` (batch, C, H, W) float32 and gives float32 logits (batch, K); of a model without a head,
     its first output. Before it gets its name it must agree with the model: the same top-1 and logits within 1e-4, at
-    batch 1, 2 and all that is left of the images of ``check``. A file in bf16 or int8 is made of one that does, and its
+    batch 1, 2 and all that is left of the images of ``check``, but for near ties (`vitrim.exporting.check`), which its
+    metadata count. A file in bf16 or int8 is made of one that does, and its
     metadata say how often it gives the same top-1. A JSON file beside it repeats the metadata in it.
 
     Args:
@@ -188,7 +189,8 @@ def export(
                     raise VitrimError(
                         f"{wanted.path} is not written: as {wanted.kind.name} it disagrees with the model; {found}"
                     )
-                written = replace(written, metadata={**written.metadata, "parity": str(found)})
+                words = {"parity": str(found), "near_ties": found.near_ties, "largest_difference": found.largest}
+                written = replace(written, metadata={**written.metadata, **words})
             if precision in wanted.kind.makes:
                 tell(f"making {precision}")
                 written = _made(written, wanted, calibration, compared, real=dataset is not None)
