@@ -6,9 +6,9 @@
         --data cifar10-test.parquet -m tome:r=11 -m topk:keep_rate=0.555 -m evit:keep_rate=0.48 -m mctf:r=8
 
 By default every method that needs no training and has a fixed graph, as it comes. Ranges of activations are found on
-images of ``--calibration``; agreement (the same top-1 as the same method in fp32, in PyTorch), top-1 and the change of it,
-paired by image, with its standard error, are of ``--data``. Files take one batch size, and what does not fill a batch is
-left out.
+images of ``--calibration``; agreement (the same top-1 as the same method in fp32, in PyTorch), top-1 and the change of
+it, paired by image, with its standard error, are of ``--data``. Files take one batch size, and what does not fill a
+batch is left out.
 """
 
 from __future__ import annotations

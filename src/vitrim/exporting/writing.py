@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -166,7 +167,7 @@ def export(
         if fixing and config is not None:
             tell("finding counts")
             config = _fixed(plain, config, dataset, limit or FITTED, capacity, loaded.learned)
-        reduced = _reduced(plain, config, loaded.learned)
+        reduced = _reduced(plain, config, loaded.learned, batch)
         shape = _shape(reduced, size)
         told = replace(ask(reduced).preprocessing(reduced), size=shape[1:])
         calibration: Tensor | None = None
@@ -178,7 +179,14 @@ def export(
             check, calibration = (every[~calibrating] if check else 0), every[calibrating]
         compared = _images(check, shape, batch, preprocess)
         names = _classes(dataset, reduced) if classes is None else classes
-        facts = _describe(reduced, torch.zeros(1, *shape), told, name or loaded.name, names, _tokens(reduced, shape))
+        counted = torch.zeros(1, *shape)
+        if _follows(reduced):
+            counted = _images(CHECKED, shape, batch, preprocess) if compared is None else compared[:CHECKED]
+            counted = Program(reduced, told).normalised(counted) if preprocess else counted
+        facts = _describe(reduced, counted, told, name or loaded.name, names)
+        if _follows(reduced):
+            seen = "images" if compared is not None and dataset is not None else "random images"
+            facts["counted_on"] = f"{len(counted)} {seen}"
         tell("exporting")
         with staged(wanted.path) as place:
             written = _write(wanted, reduced, shape, told, facts, place)
@@ -375,7 +383,7 @@ def _plain(model: nn.Module) -> nn.Module:
     return (shared_copy(model) if plain else copy.deepcopy(model).to("cpu", torch.float32)).eval()
 
 
-def _reduced(plain: nn.Module, method: MethodConfig | None, learned: Path | None) -> nn.Module:
+def _reduced(plain: nn.Module, method: MethodConfig | None, learned: Path | None, batch: int | None) -> nn.Module:
     """A copy reduced by ``method``, with the parameters for it that are in the folder ``learned``.
 
     Raises:
@@ -387,14 +395,19 @@ def _reduced(plain: nn.Module, method: MethodConfig | None, learned: Path | None
         take_learned(reduce_(reduced, method), learned)
     if hasattr(reduced, HANDLE):
         config = get_reduction(reduced).config
-        if (obstacle := config.obstacle()) is not None:
-            way_out = ""
+        if (obstacle := config.in_graph(batch)) is not None:
+            way_out = "; for single images it can as it is: --batch 1" if config.single_images else ""
             if isinstance(config, Adaptive):
                 options = " or ".join(f"--{way}" for way in config.fixed_by)
                 calls = " or ".join(f"vitrim.exporting.{CALLS[way]}" for way in config.fixed_by)
-                way_out = f"; find fixed counts on images by {options} ({calls})"
+                way_out += f"; find fixed counts on images by {options} ({calls})"
             raise VitrimError(f"{config.describe()} cannot be exported: {obstacle}{way_out}")
     return reduced
+
+
+def _follows(model: nn.Module) -> bool:
+    """True of a reduced model whose graph for single images has sizes that follow from the image."""
+    return hasattr(model, HANDLE) and get_reduction(model).config.obstacle() is not None
 
 
 def _dense(model: nn.Module) -> nn.Module:
@@ -461,18 +474,22 @@ def _images(wanted: int | Tensor, shape: tuple[int, int, int], batch: int | None
     return torch.randn(count, *layout, generator=generator)
 
 
-def _tokens(reduced: nn.Module, shape: tuple[int, int, int]) -> list[int] | None:
-    """Tokens left after each block, prefix included; None for a dense model."""
+def _tokens(reduced: nn.Module, images: Tensor) -> list[list[int]] | None:
+    """Tokens of every image left after each block, prefix included; None for a dense model."""
     if not hasattr(reduced, HANDLE):
         return None
     config, counted = get_reduction(reduced).config, shared_copy(reduced)
     restore_(counted)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ReductionWarning)  # said when the model itself was reduced
-        reduction = reduce_(counted, config, record=True)  # counts do not depend on what was learned
+        reduction = reduce_(counted, config, record=True)
+    counted.load_state_dict(reduced.state_dict())  # with what the method has learned
+    found = []
     with torch.inference_mode():
-        counted(torch.zeros(1, *shape))
-    return reduction.tokens_per_block
+        for image in images.split(1):
+            counted(image)
+            found.append(list(reduction.tokens_per_block or ()))
+    return found
 
 
 # ---- metadata --------------------------------------------------------------------------------------------------------
@@ -480,24 +497,27 @@ def _tokens(reduced: nn.Module, shape: tuple[int, int, int]) -> list[int] | None
 
 def _describe(
     model: nn.Module,
-    image: Tensor,
+    images: Tensor,
     told: Preprocessing,
     name: str,
     classes: Sequence[str] | None,
-    tokens: Sequence[int] | None,
 ) -> dict[str, Any]:
     """The metadata of a model that is reduced, or not: everything but what depends on the file.
 
     Args:
         model: a copy, in eval mode.
-        image: (1, C, H, W), to count multiply-accumulates on.
+        images: (I, C, H, W), to count tokens and multiply-accumulates on: means, and if there are several, the standard
+            deviations over them.
         told: the preprocessing of its images; what is not known is None in it.
         name: of the model.
         classes: names of the classes.
-        tokens: left after each block, prefix included; None for a dense model.
     """
     reduction = getattr(model, HANDLE, None)
-    macs = count_macs(_dense(model), image).total
+    dense = count_macs(_dense(model), images[:1]).total
+    macs = [dense if reduction is None else count_macs(model, image).total for image in images.split(1)]
+    tokens, spread = _tokens(model, images), {}
+    if len(images) > 1:
+        spread = {"gmacs_deviation": float(np.std(macs)) / GIGA, "counts_deviation": np.std(tokens, axis=0).tolist()}
     fields = {field.name: getattr(told, field.name) for field in dataclasses.fields(told) if field.name != "transform"}
     return {
         "vitrim": __version__,
@@ -506,9 +526,14 @@ def _describe(
         "method": "none" if reduction is None else reduction.config.describe(),
         "preprocessing": {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()},
         "classes": None if classes is None else list(classes),
-        "tokens_per_block": None if tokens is None else list(tokens),
-        "gmacs": (macs if reduction is None else count_macs(model, image).total) / GIGA,
-        "dense_gmacs": macs / GIGA,
+        "tokens_per_block": tokens
+        if tokens is None
+        else tokens[0]
+        if len(tokens) == 1
+        else np.mean(tokens, 0).tolist(),
+        "gmacs": statistics.fmean(macs) / GIGA,
+        "dense_gmacs": dense / GIGA,
+        **spread,
     }
 
 
@@ -621,7 +646,10 @@ def _report(file: Exported, weights: str, seed: int) -> ExportReport:
     """Notes on a file before it is timed."""
     known = file.metadata
     shape = ", ".join(map(str, file.shape))
-    tokens = "" if known["tokens_per_block"] is None else f"; tokens per block: {known['tokens_per_block']}"
+    counts = known["tokens_per_block"]
+    tokens = "" if counts is None else f"; tokens per block: {[round(count) for count in counts]}"
+    if "gmacs_deviation" in known:
+        tokens += f"; means over {known['counted_on']}, deviation {known['gmacs_deviation']:.3f} GMACs"
     notes = [
         f"{file.path}: {file.format} for {file.engine}, {file.bytes / 2**20:.1f} MiB, {file.nodes} operations",
         f"{known['model']}, {known['method']}: {known['gmacs']:.3f} of {known['dense_gmacs']:.3f} GMACs{tokens}",

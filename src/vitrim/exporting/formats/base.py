@@ -38,6 +38,8 @@ ANY = "any"
 """The processors that a file in int8 is for, as its metadata say. Files whose metadata do not say it, of earlier
 versions, are for those with VNNI: on others their sums saturate."""
 
+CPU_FACTS = Path("/proc/cpuinfo")
+
 DECISIONS = "reducer"
 """The beginning of the names of operations that decide about tokens: they are never quantised."""
 
@@ -181,10 +183,9 @@ def without_vnni() -> bool:
 
     Sums of two products then saturate, unless weights keep to 7 bits.
     """
-    facts = Path("/proc/cpuinfo")
-    if platform.machine() not in ("x86_64", "AMD64") or not facts.is_file():
+    if platform.machine() not in ("x86_64", "AMD64") or not CPU_FACTS.is_file():
         return False
-    return not {"avx512_vnni", "avx_vnni"} & set(facts.read_text(encoding="utf-8", errors="replace").split())
+    return not {"avx512_vnni", "avx_vnni"} & set(CPU_FACTS.read_text(encoding="utf-8", errors="replace").split())
 
 
 def quantised(model: Any, images: Iterable[Array], name: str, kept: Iterable[str]) -> Any:
