@@ -56,8 +56,9 @@ class ALGM(Adaptive):
     even sides: the last row or column of an odd number of them merges in the global step alone. Models of other depths
     do the global merge in block 3 + L / 6, counted from 1.
 
-    Counts depend on the images, so this method cannot be exported or compiled without graph breaks. With ``r``, windows
-    and pairs to be merged, it can: these are then the same for all images, and no threshold counts.
+    Counts depend on the images, so this method cannot be compiled without graph breaks, and is exported as it is for
+    single images alone. With ``r``, windows and pairs to be merged, it can: these are then the same for all images, and
+    no threshold counts.
 
     Example:
         >>> ALGM(threshold=0.9).stages(12), ALGM().stages(24)

@@ -63,8 +63,8 @@ class ATM(Adaptive):
     clamped to 1, so that ``alpha=1`` merges nothing in layer 1. For MAE models use ``proportional=False``. Thresholds
     of other models are in Tables A2 to A5 of the paper; the defaults are those of DeiT-S at 3.23 GFLOPs.
 
-    Counts depend on the images, so this method cannot be exported or compiled without graph breaks: one number per
-    layer is read back from the device. Two other forms can:
+    Counts depend on the images, so this method cannot be compiled without graph breaks: one number per layer is read
+    back from the device. For single images it is exported as it is. For larger batches two other forms are:
 
     * ``r``: as many merges per layer as given, for every image, by the same matching; thresholds play no part.
     * ``capacity``: slots for patches after every layer. Every image merges its own pairs above the threshold, as with
