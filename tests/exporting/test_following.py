@@ -21,7 +21,7 @@ from vitrim.exporting.program import Program, trace
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 SETTINGS = {
     "atm": "atm:alpha=0.9,beta=0.2,theta_min=0.1",
-    "atm by image": "atm:alpha=0.9,beta=0.2,theta_min=0.1,granularity=image,rounding=ceil",
+    "atm by image": "atm:alpha=0.9,beta=0.2,theta_min=0.1,granularity=image,splitting_layer=1",
     "algm": "algm:threshold=0.5,local_block=0,global_block=1",
     "ia_red2": "ia_red2:blocks=[0,1]",
     "saint": "saint:threshold=0.3,neighbours=2,blocks=[0,1]",
@@ -103,6 +103,13 @@ def test_engines_compute_what_the_model_does(name: str, suffix: str, tmp_path: P
     assert known["counts_deviation"] == pytest.approx(np.std(left, axis=0))
     assert known["counted_on"] == "8 random images"
     assert 0 < known["gmacs_deviation"] < known["gmacs"] < known["dense_gmacs"]
+
+
+def test_random_images_are_not_timed(tmp_path: Path) -> None:
+    message = "--bench times random images, and how long atm takes depends on the images"
+    with pytest.raises(vitrim.VitrimError, match=message):
+        vitrim.export(tiny.HOSTS["vit"](), "atm", tmp_path / "m.onnx", batch=1, bench=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_other_batches_are_refused_with_the_ways_out(tmp_path: Path) -> None:

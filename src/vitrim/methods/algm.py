@@ -139,7 +139,8 @@ class _Merging(Reducer[ALGM]):
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         if is_traced() and self.config.is_adaptive():
             raise VitrimError("torch.jit.trace cannot trace algm: how many tokens it merges depends on the images")
-        if x.shape[0] == 0 or (not sizes_follow(x) and state.num_patches < SIDE * SIDE):
+        follows = sizes_follow(x) and self.config.is_adaptive()
+        if x.shape[0] == 0 or (not follows and state.num_patches < SIDE * SIDE):
             return None
         return self.merging(unit(x[:, state.num_prefix :].to(decision_dtype(x.dtype))), state)
 

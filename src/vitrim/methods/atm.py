@@ -188,7 +188,8 @@ class ATMReducer(Reducer[ATM]):
         return self.config.by_size(self.layer.depth, self.layer.num_layers)
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
-        if not sizes_follow(x) and state.num_patches < 2:  # a single patch has no partner
+        follows = sizes_follow(x) and self.config.obstacle() is not None
+        if not follows and state.num_patches < 2:  # a single patch has no partner
             return None
         if is_traced() and self.config.obstacle() is not None:
             raise VitrimError("torch.jit.trace cannot trace atm: how many tokens it merges depends on the images")
@@ -197,7 +198,7 @@ class ATMReducer(Reducer[ATM]):
             patches = unit(keys[:, state.num_prefix :])
         else:
             patches = unit_mean_keys(attention, state.num_prefix)
-        if self.config.capacity is None and self.config.r is None and sizes_follow(x):
+        if follows:
             return self.merge_single(patches, state)
         if self.config.capacity is not None or (self.config.granularity == "image" and x.shape[0] > 1):
             return self.merge_per_image(patches, state)

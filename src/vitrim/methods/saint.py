@@ -119,7 +119,8 @@ class SAINTReducer(Reducer[SAINT]):
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         threshold = self.config.at(self.layer.depth, self.layer.num_layers)
-        if (threshold >= 1.0 and self.config.r is None) or (not sizes_follow(x) and state.num_patches < 2):
+        follows = sizes_follow(x) and self.config.r is None
+        if (threshold >= 1.0 and self.config.r is None) or (not follows and state.num_patches < 2):
             return None
         if is_traced() and self.config.r is None:
             raise VitrimError("torch.jit.trace cannot trace saint: how many patches it drops depends on the images")
@@ -132,7 +133,7 @@ class SAINTReducer(Reducer[SAINT]):
             many = (alike >= self.config.neighbours) & real[:, ::2]
             odd = torch.arange(1, state.num_patches, 2, device=order.device).expand(order.shape[0], -1)
             ranked = torch.cat([2 * order, odd], dim=1)
-            if self.config.r is None and (self.config.variant == "image" or sizes_follow(x)):
+            if follows or (self.config.r is None and self.config.variant == "image"):
                 return drop_per_image(state, ranked, many.sum(dim=1, keepdim=True), real)
             fixed = self.config.r is not None  # else read back from the device
             r = self.num_removed(state) if fixed else int(many.sum()) // max(len(many), 1)
