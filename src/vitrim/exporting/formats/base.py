@@ -192,10 +192,10 @@ def quantised(model: Any, images: Iterable[Array], name: str, kept: Iterable[str
     """``model``, of OpenVINO or ONNX, with products in int8: weights per channel, activations per tensor.
 
     All products with weights are quantised, those that decisions read too: ViT-Ti with `tome:r=13` loses no top-1 by
-    that on 1,000 photographs (docs/results/engines.md), and weights are as small as dense ones. Attention, normalisation and what
-    itself decides about tokens (similarities, ranks, sizes) stay as they are. Activations are smoothed first
-    (SmoothQuant), as transformers need it, and weights keep to 7 bits, so that a file gives the same on every
-    processor: with 8, sums saturate on those without VNNI.
+    that on 1,000 photographs (docs/results/engines.md), and weights are as small as dense ones. Attention,
+    normalisation and what itself decides about tokens (similarities, ranks, sizes) stay as they are. Activations are
+    smoothed first (SmoothQuant), as transformers need it, and weights keep to 7 bits, so that a file gives the same on
+    every processor: with 8, sums saturate on those without VNNI.
 
     Args:
         model: read from an fp32 file.
