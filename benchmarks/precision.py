@@ -5,8 +5,10 @@
     python benchmarks/precision.py --model vitrim:cifar10_vit --calibration cifar10-train.parquet \\
         --data cifar10-test.parquet -m tome:r=11 -m topk:keep_rate=0.555 -m evit:keep_rate=0.48 -m mctf:r=8
 
-Ranges of activations are found on images of ``--calibration``; agreement (the same top-1 as the same method in fp32, in
-PyTorch) and top-1 are of ``--data``. Files take one batch size, and what does not fill a batch is left out.
+By default every method that needs no training and has a fixed graph, as it comes. Ranges of activations are found on
+images of ``--calibration``; agreement (the same top-1 as the same method in fp32, in PyTorch), top-1 and the change of
+it, paired by image, with its standard error, are of ``--data``. Files take one batch size, and what does not fill a
+batch is left out.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ from tempfile import TemporaryDirectory
 import torch
 
 from script import from_shell, write_json
+from vitrim.core.registry import methods
 from vitrim.data import batches, eval_transform, load_images
+from vitrim.exporting import engines as runnable
+from vitrim.exporting.exported import size_of
 from vitrim.loading import load
 from vitrim.measure.copies import reduced_copy, shared_copy
 from vitrim.measure.machine import environment
 from vitrim.speed.engines import engines_named, on_engine
 
-METHODS = ("tome:r=13", "tome:keep_rate=0.7", "topk:keep_rate=0.7", "evit:keep_rate=0.7", "mctf:r=16")
+FIRST = ("tome:r=13", "tome:keep_rate=0.7", "mctf:r=16", "pitome:keep_rate=0.9", "evit", "topk")
 
 
 def main() -> None:
@@ -34,7 +39,7 @@ def main() -> None:
     parser.add_argument("--checkpoint")
     parser.add_argument("--calibration", required=True)
     parser.add_argument("--data", required=True)
-    parser.add_argument("-m", "--method", action="append", help="may repeat; default: five")
+    parser.add_argument("-m", "--method", action="append", help="may repeat; default: all")
     parser.add_argument("--engine", nargs="+", default=["openvino"])
     parser.add_argument("--precision", nargs="+", default=["bf16", "int8"])
     parser.add_argument("--batch-size", type=int, default=8)
@@ -56,7 +61,8 @@ def main() -> None:
     engines, lacking = engines_named(arguments.engine, arguments.precision)
     print(*lacking, sep="\n")
     rows = []
-    for method in (None, *(arguments.method or METHODS)):
+    every = [name for name, kind in methods().items() if kind.training_free and kind().obstacle() is None]
+    for method in (None, *(arguments.method or dict.fromkeys((*FIRST, *sorted({*every} - {"none"}))))):
         model = shared_copy(loaded.model) if method is None else reduced_copy(loaded.model, method)
         model.eval()
         with torch.inference_mode():
@@ -67,6 +73,9 @@ def main() -> None:
                     model, None, engine.label, data[0][0], folder, precision=engine.precision, calibration=calibration
                 )
                 found = torch.cat([run(images).argmax(1) for images, _ in data])
+                change = (found == labels).double() - (exact == labels).double()
+                precise = "" if engine.precision == "fp32" else f"-{engine.precision}"
+                made = Path(folder) / f"{engine.label}-{size}{precise}{runnable()[engine.label].suffix}"
                 rows.append(
                     {
                         "method": method or "dense",
@@ -76,15 +85,20 @@ def main() -> None:
                         "top1_fp32": (exact == labels).double().mean().item(),
                         "top1": (found == labels).double().mean().item(),
                         "agreement": (found == exact).double().mean().item(),
+                        "change": change.mean().item(),
+                        "change_error": change.std().item() / len(change) ** 0.5,
+                        "megabytes": size_of(made) / 1e6,
                     }
                 )
                 row = rows[-1]
                 right = f"top-1 {100 * row['top1']:.1f} (fp32 {100 * row['top1_fp32']:.1f})"
                 agrees = f"agreement {100 * row['agreement']:.1f} % of {row['images']}"
-                print(f"{row['method']:28} {engine!s:20} {right}, {agrees}", flush=True)
-    if arguments.json:
-        facts = {"environment": environment(), "model": arguments.model, "data": Path(arguments.data).name}
-        write_json(arguments.json, {**facts, "rows": rows})
+                paired = f"{100 * row['change']:+.2f} +- {100 * row['change_error']:.2f} points"
+                size_mb = f"{row['megabytes']:.1f} MB"
+                print(f"{row['method']:28} {engine!s:20} {right}, {paired}, {agrees}, {size_mb}", flush=True)
+        if arguments.json:
+            facts = {"environment": environment(), "model": arguments.model, "data": Path(arguments.data).name}
+            write_json(arguments.json, {**facts, "rows": rows})
 
 
 if __name__ == "__main__":

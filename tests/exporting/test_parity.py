@@ -223,6 +223,115 @@ def test_another_first_class_is_noticed_however_near_the_logits_are() -> None:
     assert (found.beyond, found.same_top1, found.holds) == (0, 19, False)
 
 
+# ---- near ties and faults --------------------------------------------------------------------------------------------
+
+
+def reduced(method: str) -> nn.Module:
+    model = tiny.HOSTS["vit"]()
+    vitrim.reduce_(model, method)
+    return model
+
+
+def running(model: nn.Module, images: torch.Tensor) -> Any:
+    """Logits (I, K) of each image on its own."""
+    with torch.no_grad():
+        return torch.cat([model(image[None]) for image in images]).numpy()
+
+
+def giving(logits: Any, images: torch.Tensor) -> Exported:
+    """A file for any batch that gives these logits, in order."""
+    rest = iter(logits)
+    metadata = {"weights": "fp32", "output": {"name": "logits"}, "input": {"dtype": "float32"}}
+    file = Exported(Path("m.onnx"), "onnx", {"image": ("batch", *images.shape[1:])}, 0, 0, metadata)
+    vars(file)["_run"] = lambda given: np.stack([next(rest) for _ in given])
+    return file
+
+
+def tie_between(model: nn.Module, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two images that hardly differ, between which the model decides differently: bisected until float32 ends it."""
+    low, high = 0.0, 1.0
+    reduction = vitrim.get_reduction(model)
+
+    def decided(share: float) -> torch.Tensor:
+        with torch.no_grad():
+            model((first + share * (second - first))[None])
+        return reduction.states[1].source.clone()
+
+    while high - low > 1e-7:
+        middle = (low + high) / 2
+        low, high = (middle, high) if torch.equal(decided(middle), decided(low)) else (low, middle)
+    return first + low * (second - first), first + high * (second - first)
+
+
+def test_a_near_tie_is_no_fault() -> None:
+    """The file decides one of 20 images as the model decides an image that is 1e-7 away."""
+    model, images = tiny.HOSTS["vit"](), tiny.images(20)
+    vitrim.reduce_(model, "tome:r=4", record=True)
+    images[7], other = tie_between(model, images[7], images[8])
+    assert (images[7] - other).abs().max() < 1e-6
+    logits = running(model, images)
+    logits[7] = running(model, other[None])[0]
+    found = check(giving(logits, images), model, images)
+    assert (found.beyond, found.near_ties, found.holds) == (1, 1, True)
+    assert "(1 beyond 0.0001, 1 of them near ties, which rounding decides)" in str(found)
+    logits[7, 0] += 3e-4  # decided as there, and wrong beside it
+    found = check(giving(logits, images), model, images)
+    assert (found.beyond, found.near_ties, found.holds) == (1, 0, False)
+
+
+def test_near_ties_in_many_images_are_a_fault() -> None:
+    model, images = tiny.HOSTS["vit"](), tiny.images(20)
+    vitrim.reduce_(model, "tome:r=4", record=True)
+    pairs = [tie_between(model, images[place], images[place + 1]) for place in range(4, 10)]
+    for place, pair in enumerate(pairs, start=4):
+        images[place] = pair[0]
+    logits = running(model, images)
+    for place, pair in enumerate(pairs[:2], start=4):
+        logits[place] = running(model, pair[1][None])[0]
+    assert check(giving(logits, images), model, images).holds  # two of 20
+    for place, pair in enumerate(pairs, start=4):
+        logits[place] = running(model, pair[1][None])[0]
+    found = check(giving(logits, images), model, images)
+    assert (found.beyond, found.holds) == (6, False)
+
+
+WRONGS = ("shifted indices", "swapped halves", "wrong sizes", "another schedule", "decisions in fp16")
+
+
+@pytest.mark.parametrize("wrong", WRONGS)
+def test_a_wrong_file_is_refused(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it is wrong in every image, and if in one."""
+    from vitrim.core import assignment, matching
+    from vitrim.methods import tome
+
+    model, images = reduced("tome:r=4"), tiny.images(60)
+    right = running(model, images)
+    other = model
+    merge, similar = matching.merge, tome.alternate_similarity
+    if wrong == "shifted indices":
+        monkeypatch.setattr(tome, "alternate_similarity", lambda *given: similar(*given).roll(1, dims=2))
+    elif wrong == "swapped halves":
+        monkeypatch.setattr(tome, "alternate_similarity", lambda *given: similar(*given).mT)
+    elif wrong == "wrong sizes":
+        monkeypatch.setattr(assignment.Hard, "_sizes", lambda self, state, gained=None: torch.ones(self.anchor.shape))
+        monkeypatch.setattr(assignment.Hard, "_suits_loop", lambda *_: False)
+    elif wrong == "another schedule":
+        other = reduced("tome:r=[5,3,4,4]")
+    else:
+        monkeypatch.setattr(tome, "alternate_similarity", lambda *given: similar(*given).half().float())
+    found = running(other, images)
+    monkeypatch.undo()
+    assert matching.merge is merge
+    differs = np.flatnonzero(np.abs(found - right).max(1) > 1e-4)
+    assert len(differs)
+    assert not check(giving(found, images), model, images).holds
+    for place in differs[:1]:
+        once = right.copy()
+        once[place] = found[place]
+        parity = check(giving(once, images), model, images)
+        assert (parity.beyond, parity.near_ties, parity.holds) == (1, 0, False)
+
+
 @pytest.mark.parametrize(("mean", "std"), [((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), ((0.5,) * 3, (0.5,) * 3)])
 def test_bytes_come_back_as_they_were(mean: tuple[float, ...], std: tuple[float, ...]) -> None:
     """All 256 values of all channels, through the normalisation that torchvision has."""

@@ -23,6 +23,7 @@ from full_matrix import cells
 from image_files import write_noise
 from vitrim.errors import MissingPackageError
 from vitrim.exporting import Exported
+from vitrim.exporting.formats import base
 from vitrim.exporting.formats import onnx as onnx_format
 from vitrim.exporting.formats import openvino as openvino_format
 from vitrim.exporting.formats.base import DECISIONS, Array
@@ -59,17 +60,15 @@ METHODS = {
     "dynamicvit": ("dynamicvit:keep_rate=0.6,blocks=[0]", 1),  # which learns the layers that decide
 }
 """And the blocks of the model, as few as show it: MCTF has one that decides and one that does not."""
-RANKED = {"tome": 1, "topk": 1, "evit": 1, "mctf": 1, "dynamicvit": 0}
-"""Products with weights that are ranked by: queries and keys of blocks that decide. What DynamicViT ranks by it learns,
-in layers of its own; MCTF fuses in one of the two blocks."""
 
 
 def quantisable(name: str) -> int:
-    """Products with weights that nothing is ranked by: four in each block, and the head.
+    """Products with weights: four in each block, those that decisions read too, and the head. The embedding is a
+    convolution; what DynamicViT ranks by it learns, in layers of its own.
 
-    The embedding is a convolution. MCTF has one more: it computes the values of attention apart from queries and keys.
+    MCTF has one more: it computes the values of attention apart from queries and keys.
     """
-    return 4 * METHODS[name][1] + 1 + (name == "mctf") - RANKED[name]
+    return 4 * METHODS[name][1] + 1 + (name == "mctf")
 
 
 def sources_of_onnx(path: Path) -> tuple[list[tuple[str, str, set[str]]], set[str]]:
@@ -215,17 +214,87 @@ def test_bf16_is_recorded_and_asked_for_when_the_file_is_opened(
 
 @needs_openvino
 @pytest.mark.parametrize(
-    ("precision", "able", "hint"),
-    [("fp32", True, "f32"), ("bf16", True, "bf16"), ("int8", True, "bf16"), ("int8", False, "f32")],
+    ("precision", "able", "times", "hint"),
+    [
+        ("fp32", True, (2.0, 1.0), "f32"),
+        ("bf16", True, (1.0, 2.0), "bf16"),
+        ("int8", True, (2.0, 1.0), "bf16"),
+        ("int8", True, (1.0, 2.0), "f32"),  # a capability is no promise of speed
+        ("int8", False, (2.0, 1.0), "f32"),
+    ],
 )
-def test_beside_products_in_int8_the_rest_is_in_bf16_where_the_processor_can(
-    precision: str, able: bool, hint: str, monkeypatch: pytest.MonkeyPatch
+def test_beside_products_in_int8_the_rest_is_in_what_is_faster(
+    precision: str, able: bool, times: tuple[float, float], hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = MagicMock()
     monkeypatch.setattr(openvino_format, "_has_bf16", lambda: able)
+    monkeypatch.setattr(openvino_format, "_product_ms", dict(zip(("fp32", "bf16"), times, strict=True)).__getitem__)
     monkeypatch.setattr(openvino_format, "core", lambda: core)
+    openvino_format.beside_int8.cache_clear()
     openvino_format.OpenVINO.open(Path("m.xml"), 2, precision)
     assert core.compile_model.call_args.args[2]["INFERENCE_PRECISION_HINT"] == hint
+    facts = openvino_format.OpenVINO.facts(precision)
+    spoken = {"f32": "fp32", "bf16": "bf16"}[hint]
+    assert facts == ({"processors": "any", "beside_int8": spoken} if precision == "int8" else {})
+    openvino_format.beside_int8.cache_clear()
+
+
+@needs_openvino
+def test_a_product_takes_time_in_fp32() -> None:
+    assert openvino_format._product_ms("fp32") > 0
+
+
+# ---- processors without VNNI -----------------------------------------------------------------------------------------
+
+
+@needs_nncf
+def test_weights_keep_to_seven_bits(tmp_path: Path) -> None:
+    """Products of two of them and of activations of 8 bits then fit into the 16 bits of processors without VNNI."""
+    import onnx
+    from onnx.numpy_helper import to_array
+
+    file = vitrim.export(model(depth=1), None, tmp_path / "m.onnx", batch=2, check=0)
+    made = file.in_precision("int8", tmp_path / "i.onnx", images(4, 2))
+    assert made.metadata["processors"] == "any"
+    weights = [to_array(each) for each in onnx.load(str(made.path)).graph.initializer]
+    rounded = [each for each in weights if each.dtype == np.int8 and each.ndim > 1]
+    assert len(rounded) == 6  # an embedding, four products of a block, the head
+    assert max(int(np.abs(each.astype(int)).max()) for each in rounded) <= 64
+
+
+@pytest.mark.parametrize(
+    ("flags", "machine", "lacks"),
+    [
+        ("fpu avx2 fma", "x86_64", True),
+        ("fpu avx2 avx512f avx512_vnni", "x86_64", False),
+        ("fpu avx2 avx_vnni", "x86_64", False),
+        ("asimd", "aarch64", False),
+    ],
+)
+def test_processors_without_vnni_are_known(
+    flags: str, machine: str, lacks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = tmp_path / "cpuinfo"
+    facts.write_text(f"model name : a processor\nflags : {flags}\n")
+    monkeypatch.setattr(base, "CPU_FACTS", facts)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert base.without_vnni() == lacks
+
+
+def test_a_file_for_processors_with_vnni_does_not_run_on_others(
+    written: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of an earlier version, whose metadata do not say that it is for any."""
+    rewritten(written.path, {"precision": "int8"})
+    monkeypatch.setattr("vitrim.exporting.exported.without_vnni", lambda: True)
+    with pytest.raises(vitrim.VitrimError, match=r"m.onnx is not run: it was made in int8 for processors with VNNI"):
+        Exported.open(written.path).run(images(2, 2)[0])
+    rewritten(written.path, {"processors": "any"})
+    assert Exported.open(written.path).run(images(2, 2)[0]).shape == (2, 3)
+    rewritten(written.path, {"processors": None})
+    monkeypatch.setattr("vitrim.exporting.exported.without_vnni", lambda: False)
+    assert Exported.open(written.path).run(images(2, 2)[0]).shape == (2, 3)
+    rewritten(written.path, {"precision": "fp32"})
 
 
 SIGNALS = """

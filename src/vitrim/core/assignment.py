@@ -151,8 +151,9 @@ class Hard:
 
     def _suits_few_operations(self) -> bool:
         """True while a graph is exported: engines that run it pay for every operation, however few rows it touches."""
-        plain = self._merges() and not (self.maximum or self.ragged) and self.valid is None
-        return torch.compiler.is_exporting() and plain
+        if not torch.compiler.is_exporting():
+            return False
+        return self._merges() and not (self.maximum or self.ragged) and self.valid is None
 
     def _pool_in_few_operations(self, x: Tensor, size: Tensor) -> tuple[Tensor, Tensor | None]:
         """As `pool`, and the sizes (B, M) of the new tokens if the weights are sizes.
@@ -212,7 +213,11 @@ class Hard:
         return torch.where(joins, self.into, 0), joins
 
     def _merges(self) -> bool:
-        return self.moved is not None and self.moved.shape[1] > 0
+        if self.moved is None or not torch.compiler.is_exporting():
+            return self.moved is not None and self.moved.shape[1] > 0
+        from torch.fx.experimental.symbolic_shapes import guard_or_true  # takes a second to load
+
+        return bool(guard_or_true(self.moved.shape[1] > 0))  # a number that follows from the image may be any
 
     def _real(self) -> Tensor | None:
         """``valid``, written out where moves may go nowhere although all new tokens are real."""
@@ -241,6 +246,12 @@ class Hard:
         banked = 0 if self.dropped is None else self.dropped.shape[1]
         if self.ragged:
             return self.dropped is None
+        if torch.compiler.is_exporting() and self.valid is None:
+            from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true
+
+            if self.moved is None:
+                return bool(guard_or_true(self.anchor.shape[1] + banked < n))
+            return bool(guard_or_false(self.anchor.shape[1] + self.moved.shape[1] + banked < n))
         if self.moved is None:
             return self.valid is not None or self.anchor.shape[1] + banked < n
         return self.valid is None and self.anchor.shape[1] + self.moved.shape[1] + banked < n

@@ -11,7 +11,7 @@ from torch import Tensor
 from vitrim.core import compiled
 from vitrim.core.assignment import Hard, merge, merge_of
 from vitrim.core.attention import Attention
-from vitrim.core.tokens import TokenState, decision_dtype, take
+from vitrim.core.tokens import TokenState, decision_dtype, flagged, take
 from vitrim.errors import VitrimError
 
 SHORTEST = 1e-12  # no vector is divided by less
@@ -182,6 +182,24 @@ def merge_most_similar(
     """
     moved, kept = most_similar(best, r)
     keep = torch.cat([_lookup(sources, kept), destinations.expand(moved.shape[0], destinations.shape[-1])], dim=1)
+    return merge(state, keep, _lookup(sources, moved), partner.gather(1, moved) + kept.shape[1])
+
+
+def merge_flagged(state: TokenState, sources: Tensor, destinations: Tensor, merges: Tensor, partner: Tensor) -> Hard:
+    """Merge the sources of a single image that are flagged; the others stay, as by `merge_most_similar`.
+
+    An image that merges nothing keeps its order: the next layer splits by place.
+
+    Args:
+        state: the current state, of one image.
+        sources: (S,) or (1, S) patch indices of the sources.
+        destinations: (D,) or (1, D) patch indices of the destinations.
+        merges: (1, S) bool, which sources merge.
+        partner: (1, S) which destination each merges into, in [0, D).
+    """
+    moved, kept = flagged(merges), flagged(~merges)
+    keep = torch.cat([_lookup(sources, kept), destinations.expand(1, destinations.shape[-1])], dim=1)
+    keep = torch.where(merges.any(), keep, torch.arange(keep.shape[1], device=keep.device))
     return merge(state, keep, _lookup(sources, moved), partner.gather(1, moved) + kept.shape[1])
 
 

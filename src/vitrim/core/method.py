@@ -205,6 +205,8 @@ class MethodConfig(Options, metaclass=MethodClass):
     training_free: ClassVar[bool] = True
     batch_dependent: ClassVar[bool] = False
     """With its default options, an image's result depends on the other images of its batch."""
+    single_images: ClassVar[bool] = False
+    """Its counts depend on the images, and a graph for single images has them so (`vitrim.core.tokens.flagged`)."""
     merges_pairs: ClassVar[bool] = False
     """A layer merges pairs of patches, by bipartite matching: half of them at most."""
     tunable: ClassVar[Tunable | None] = None
@@ -288,6 +290,11 @@ class MethodConfig(Options, metaclass=MethodClass):
     def obstacle(self) -> str | None:
         """The reason why a model reduced by these options cannot become a fixed graph; None where it can."""
         return "how many tokens it keeps depends on the images" if self.is_adaptive() else None
+
+    def in_graph(self, batch: int | None) -> str | None:
+        """As `obstacle`, of a graph for batches of ``batch``, None for any: in one for single images sizes may follow
+        from the image (`single_images`)."""
+        return None if batch == 1 and self.single_images and self.is_adaptive() else self.obstacle()
 
     def unplaced(self) -> str | None:
         """The reason why a head gets tokens that belong to no place in the image; None where all patches have a value.

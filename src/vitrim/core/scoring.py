@@ -12,7 +12,7 @@ from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.method import MethodConfig, Needs, StagedConfig
-from vitrim.core.tokens import TokenState, decision_dtype, is_traced, no_gradient
+from vitrim.core.tokens import TokenState, decision_dtype, flagged, is_traced, no_gradient, sizes_follow
 from vitrim.errors import VitrimError
 
 Score = Literal["class_token", "prefix_mean", "column_mean"]
@@ -118,12 +118,17 @@ def real_patches(state: TokenState) -> Tensor:
     return state.mask[:, state.num_prefix :]
 
 
-def prune_flagged(state: TokenState, chosen: Tensor, most: int, to_bound: bool = False) -> Hard | None:
+def prune_flagged(
+    state: TokenState, chosen: Tensor, most: int, to_bound: bool = False, *, follows: bool = False
+) -> Hard | None:
     """Keep the patch tokens flagged in ``chosen`` (B, P), in order; images may keep different numbers of them.
 
     Padded to the longest image of the batch, for which the counts are read back from the device; compiled, exported,
-    traced or with ``to_bound``, to ``most``, the largest count that can occur. None if every token is kept.
+    traced or with ``to_bound``, to ``most``, the largest count that can occur. None if every token is kept. Exported
+    for single images, a method whose counts have no useful bound ``follows`` them instead (`flagged`).
     """
+    if follows and sizes_follow(chosen):
+        return prune(state, flagged(chosen))
     order = chosen.to(torch.int8).sort(dim=1, descending=True, stable=True).indices
     if to_bound or torch.compiler.is_compiling() or is_traced():
         keep = order[:, :most]

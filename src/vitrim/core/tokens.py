@@ -273,6 +273,20 @@ def no_gradient() -> AbstractContextManager[object]:
     return torch.no_grad() if torch.is_grad_enabled() else nullcontext()
 
 
+def sizes_follow(x: Tensor) -> bool:
+    """True while a graph for single images (1, ...) is exported: numbers of tokens may then follow from the image."""
+    return torch.compiler.is_exporting() and isinstance(x.shape[0], int) and x.shape[0] == 1
+
+
+def flagged(flags: Tensor) -> Tensor:
+    """(1, K) places of the set ``flags`` (1, N) of a single image, in order.
+
+    The one operation of an exported graph whose shape depends on data: every call gives a size of its own, so that
+    sizes do not nest from block to block.
+    """
+    return flags[0].nonzero(as_tuple=True)[0].unsqueeze(0)
+
+
 def is_traced() -> bool:
     """True if `torch.jit.trace` runs the forward: values Python reads from tensors would become constants."""
     return bool(torch.jit.is_tracing())  # type: ignore[attr-defined]

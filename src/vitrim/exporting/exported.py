@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vitrim.errors import VitrimError, check_known, check_whole, first_line, os_errors
 from vitrim.exporting.formats import format_named, formats
-from vitrim.exporting.formats.base import PRECISIONS, Array, Format, Run, as_array
+from vitrim.exporting.formats.base import ANY, PRECISIONS, Array, Format, Run, as_array, without_vnni
 from vitrim.files import as_path, json_text
 from vitrim.report import Report
 
@@ -159,7 +159,7 @@ class Exported:
             raise VitrimError(f"{self.path} is in {self.precision}: start from a file in fp32")
         if precision == "int8" and not images:
             raise VitrimError("int8 finds the ranges of activations on images: give some")
-        known = {**self.metadata, "precision": precision}
+        known = {**self.metadata, "precision": precision, **self.kind.facts(precision)}
         with staged(path) as place:
             known["nodes"] = self.kind.in_precision(self.path, precision, json_text(known), images, place)
         return replace(self, path=path, nodes=known["nodes"], bytes=size_of(path), metadata=known, report=None)
@@ -170,6 +170,11 @@ class Exported:
             raise VitrimError(
                 f"{self.path} is not run: {self.format} files are code, and can do what you can do; if you know who "
                 "wrote it, open it with trust=True"
+            )
+        if self.precision == "int8" and self.metadata.get("processors") != ANY and without_vnni():
+            raise VitrimError(
+                f"{self.path} is not run: it was made in int8 for processors with VNNI, and on this one its sums would "
+                "saturate; export it again, and it runs on any"
             )
         with _reading(self.path, self.format):
             return self.kind.open(self.path, self.threads or torch.get_num_threads(), self.precision)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -63,8 +64,9 @@ MAX_SIDE = 4096
 CALIBRATED = 64
 """Images that the ranges of activations are found on, for int8."""
 
-AGREES = 0.9
-"""Share of real images in which a file in bf16 or int8 must give the top-1 of the model: below, something is wrong."""
+AGREES = 0.8
+"""Share of real images in which a file in bf16 or int8 must give the top-1 of the model: below, something is wrong. Of
+methods that merge in every block 91.7 % agree, of 1,000 photographs (`tome:r=13`), and no top-1 is lost."""
 
 
 def export(
@@ -100,7 +102,8 @@ def export(
 
     The file takes ``image`` (batch, C, H, W) float32 and gives float32 logits (batch, K); of a model without a head,
     its first output. Before it gets its name it must agree with the model: the same top-1 and logits within 1e-4, at
-    batch 1, 2 and all that is left of the images of ``check``. A file in bf16 or int8 is made of one that does, and its
+    batch 1, 2 and all that is left of the images of ``check``, but for near ties (`vitrim.exporting.check`), which its
+    metadata count. A file in bf16 or int8 is made of one that does, and its
     metadata say how often it gives the same top-1. A JSON file beside it repeats the metadata in it.
 
     Args:
@@ -167,7 +170,12 @@ def export(
         if fixing and config is not None:
             tell("finding counts")
             config = _fixed(plain, config, dataset, limit or FITTED, capacity, loaded.learned)
-        reduced = _reduced(plain, config, loaded.learned)
+        reduced = _reduced(plain, config, loaded.learned, batch)
+        if bench and _follows(reduced):
+            raise VitrimError(
+                f"--bench times random images, and how long {get_reduction(reduced).config.name} takes depends on the "
+                "images: leave --bench out, or fix its counts by --freeze"
+            )
         shape = _shape(reduced, size)
         told = replace(ask(reduced).preprocessing(reduced), size=shape[1:])
         calibration: Tensor | None = None
@@ -179,7 +187,14 @@ def export(
             check, calibration = (every[~calibrating] if check else 0), every[calibrating]
         compared = _images(check, shape, batch, preprocess)
         names = _classes(dataset, reduced) if classes is None else classes
-        facts = _describe(reduced, torch.zeros(1, *shape), told, name or loaded.name, names, _tokens(reduced, shape))
+        counted = torch.zeros(1, *shape)
+        if _follows(reduced):
+            counted = _images(CHECKED, shape, batch, preprocess) if compared is None else compared[:CHECKED]
+            counted = Program(reduced, told).normalised(counted) if preprocess else counted
+        facts = _describe(reduced, counted, told, name or loaded.name, names)
+        if _follows(reduced):
+            seen = "images" if compared is not None and dataset is not None else "random images"
+            facts["counted_on"] = f"{len(counted)} {seen}"
         tell("exporting")
         with staged(wanted.path) as place:
             written = _write(wanted, reduced, shape, told, facts, place)
@@ -190,7 +205,8 @@ def export(
                     raise VitrimError(
                         f"{wanted.path} is not written: as {wanted.kind.name} it disagrees with the model; {found}"
                     )
-                written = replace(written, metadata={**written.metadata, "parity": str(found)})
+                words = {"parity": str(found), "near_ties": found.near_ties, "largest_difference": found.largest}
+                written = replace(written, metadata={**written.metadata, **words})
             if precision in wanted.kind.makes:
                 tell(f"making {precision}")
                 written = _made(written, wanted, calibration, compared, real=dataset is not None)
@@ -375,7 +391,7 @@ def _plain(model: nn.Module) -> nn.Module:
     return (shared_copy(model) if plain else copy.deepcopy(model).to("cpu", torch.float32)).eval()
 
 
-def _reduced(plain: nn.Module, method: MethodConfig | None, learned: Path | None) -> nn.Module:
+def _reduced(plain: nn.Module, method: MethodConfig | None, learned: Path | None, batch: int | None) -> nn.Module:
     """A copy reduced by ``method``, with the parameters for it that are in the folder ``learned``.
 
     Raises:
@@ -387,14 +403,19 @@ def _reduced(plain: nn.Module, method: MethodConfig | None, learned: Path | None
         take_learned(reduce_(reduced, method), learned)
     if hasattr(reduced, HANDLE):
         config = get_reduction(reduced).config
-        if (obstacle := config.obstacle()) is not None:
-            way_out = ""
+        if (obstacle := config.in_graph(batch)) is not None:
+            way_out = "; for single images it can as it is: --batch 1" if config.single_images else ""
             if isinstance(config, Adaptive):
                 options = " or ".join(f"--{way}" for way in config.fixed_by)
                 calls = " or ".join(f"vitrim.exporting.{CALLS[way]}" for way in config.fixed_by)
-                way_out = f"; find fixed counts on images by {options} ({calls})"
+                way_out += f"; find fixed counts on images by {options} ({calls})"
             raise VitrimError(f"{config.describe()} cannot be exported: {obstacle}{way_out}")
     return reduced
+
+
+def _follows(model: nn.Module) -> bool:
+    """True of a reduced model whose graph for single images has sizes that follow from the image."""
+    return hasattr(model, HANDLE) and get_reduction(model).config.obstacle() is not None
 
 
 def _dense(model: nn.Module) -> nn.Module:
@@ -461,18 +482,22 @@ def _images(wanted: int | Tensor, shape: tuple[int, int, int], batch: int | None
     return torch.randn(count, *layout, generator=generator)
 
 
-def _tokens(reduced: nn.Module, shape: tuple[int, int, int]) -> list[int] | None:
-    """Tokens left after each block, prefix included; None for a dense model."""
+def _tokens(reduced: nn.Module, images: Tensor) -> list[list[int]] | None:
+    """Tokens of every image left after each block, prefix included; None for a dense model."""
     if not hasattr(reduced, HANDLE):
         return None
     config, counted = get_reduction(reduced).config, shared_copy(reduced)
     restore_(counted)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ReductionWarning)  # said when the model itself was reduced
-        reduction = reduce_(counted, config, record=True)  # counts do not depend on what was learned
+        reduction = reduce_(counted, config, record=True)
+    counted.load_state_dict(reduced.state_dict())  # with what the method has learned
+    found = []
     with torch.inference_mode():
-        counted(torch.zeros(1, *shape))
-    return reduction.tokens_per_block
+        for image in images.split(1):
+            counted(image)
+            found.append(list(reduction.tokens_per_block or ()))
+    return found
 
 
 # ---- metadata --------------------------------------------------------------------------------------------------------
@@ -480,24 +505,27 @@ def _tokens(reduced: nn.Module, shape: tuple[int, int, int]) -> list[int] | None
 
 def _describe(
     model: nn.Module,
-    image: Tensor,
+    images: Tensor,
     told: Preprocessing,
     name: str,
     classes: Sequence[str] | None,
-    tokens: Sequence[int] | None,
 ) -> dict[str, Any]:
     """The metadata of a model that is reduced, or not: everything but what depends on the file.
 
     Args:
         model: a copy, in eval mode.
-        image: (1, C, H, W), to count multiply-accumulates on.
+        images: (I, C, H, W), to count tokens and multiply-accumulates on: means, and if there are several, the standard
+            deviations over them.
         told: the preprocessing of its images; what is not known is None in it.
         name: of the model.
         classes: names of the classes.
-        tokens: left after each block, prefix included; None for a dense model.
     """
     reduction = getattr(model, HANDLE, None)
-    macs = count_macs(_dense(model), image).total
+    dense = count_macs(_dense(model), images[:1]).total
+    macs = [dense if reduction is None else count_macs(model, image).total for image in images.split(1)]
+    tokens, spread = _tokens(model, images), {}
+    if len(images) > 1:
+        spread = {"gmacs_deviation": float(np.std(macs)) / GIGA, "counts_deviation": np.std(tokens, axis=0).tolist()}
     fields = {field.name: getattr(told, field.name) for field in dataclasses.fields(told) if field.name != "transform"}
     fields["resize"] = told.resize
     return {
@@ -507,9 +535,14 @@ def _describe(
         "method": "none" if reduction is None else reduction.config.describe(),
         "preprocessing": {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()},
         "classes": None if classes is None else list(classes),
-        "tokens_per_block": None if tokens is None else list(tokens),
-        "gmacs": (macs if reduction is None else count_macs(model, image).total) / GIGA,
-        "dense_gmacs": macs / GIGA,
+        "tokens_per_block": tokens
+        if tokens is None
+        else tokens[0]
+        if len(tokens) == 1
+        else np.mean(tokens, 0).tolist(),
+        "gmacs": statistics.fmean(macs) / GIGA,
+        "dense_gmacs": dense / GIGA,
+        **spread,
     }
 
 
@@ -622,7 +655,10 @@ def _report(file: Exported, weights: str, seed: int) -> ExportReport:
     """Notes on a file before it is timed."""
     known = file.metadata
     shape = ", ".join(map(str, file.shape))
-    tokens = "" if known["tokens_per_block"] is None else f"; tokens per block: {known['tokens_per_block']}"
+    counts = known["tokens_per_block"]
+    tokens = "" if counts is None else f"; tokens per block: {[round(count) for count in counts]}"
+    if "gmacs_deviation" in known:
+        tokens += f"; means over {known['counted_on']}, deviation {known['gmacs_deviation']:.3f} GMACs"
     notes = [
         f"{file.path}: {file.format} for {file.engine}, {file.bytes / 2**20:.1f} MiB, {file.nodes} operations",
         f"{known['model']}, {known['method']}: {known['gmacs']:.3f} of {known['dense_gmacs']:.3f} GMACs{tokens}",

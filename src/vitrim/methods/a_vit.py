@@ -51,6 +51,7 @@ class AViT(MethodConfig):
     name = "a_vit"
     paper = "A-ViT: Adaptive Tokens for Efficient Vision Transformer (CVPR 2022)"
     kind = "prune"
+    single_images = True
     training_free = False
     tunable = Tunable("gate_center", 100.0, 0.0, digits=3)
 
@@ -102,7 +103,7 @@ class AViTReducer(Reducer[AViT]):
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         alive, p = self.alive(state), state.num_prefix
         running = alive[:, :p].any(1, keepdim=True)  # some token the head may read still changes
-        return prune_flagged(state, alive[:, p:] & running, state.num_patches)
+        return prune_flagged(state, alive[:, p:] & running, state.num_patches, follows=True)
 
     def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor | None:
         return 1.0 - state.carry["spent"][:, state.num_prefix :]

@@ -19,6 +19,7 @@ from vitrim.core.matching import (
     best_partners,
     cosines,
     match_alternate,
+    merge_flagged,
     merge_most_similar,
     unit,
     unit_mean_keys,
@@ -26,7 +27,7 @@ from vitrim.core.matching import (
 from vitrim.core.method import Adaptive, MethodConfig, Tunable
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Limited, per_layer, removed_by
-from vitrim.core.tokens import TokenState, decision_dtype, is_traced, take
+from vitrim.core.tokens import TokenState, decision_dtype, is_traced, sizes_follow, take
 from vitrim.errors import VitrimError
 
 ROUNDING: dict[str, Callable[[float], int]] = {
@@ -62,8 +63,8 @@ class ATM(Adaptive):
     clamped to 1, so that ``alpha=1`` merges nothing in layer 1. For MAE models use ``proportional=False``. Thresholds
     of other models are in Tables A2 to A5 of the paper; the defaults are those of DeiT-S at 3.23 GFLOPs.
 
-    Counts depend on the images, so this method cannot be exported or compiled without graph breaks: one number per
-    layer is read back from the device. Two other forms can:
+    Counts depend on the images, so this method cannot be compiled without graph breaks: one number per layer is read
+    back from the device. For single images it is exported as it is. For larger batches two other forms are:
 
     * ``r``: as many merges per layer as given, for every image, by the same matching; thresholds play no part.
     * ``capacity``: slots for patches after every layer. Every image merges its own pairs above the threshold, as with
@@ -78,6 +79,7 @@ class ATM(Adaptive):
     name = "atm"
     paper = "Lossless Token Merging Even Without Fine-Tuning in Vision Transformers (ECAI 2025)"
     kind = "merge"
+    single_images = True
     fixed_by = ("freeze", "capacity")
     batch_dependent = True
     runtime: ClassVar[frozenset[str]] = frozenset({"alpha", "beta", "theta_min", "theta", "r"})
@@ -186,7 +188,8 @@ class ATMReducer(Reducer[ATM]):
         return self.config.by_size(self.layer.depth, self.layer.num_layers)
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
-        if state.num_patches < 2:  # a single patch has no partner
+        follows = sizes_follow(x) and self.config.obstacle() is not None
+        if not follows and state.num_patches < 2:  # a single patch has no partner
             return None
         if is_traced() and self.config.obstacle() is not None:
             raise VitrimError("torch.jit.trace cannot trace atm: how many tokens it merges depends on the images")
@@ -195,6 +198,8 @@ class ATMReducer(Reducer[ATM]):
             patches = unit(keys[:, state.num_prefix :])
         else:
             patches = unit_mean_keys(attention, state.num_prefix)
+        if follows:
+            return self.merge_single(patches, state)
         if self.config.capacity is not None or (self.config.granularity == "image" and x.shape[0] > 1):
             return self.merge_per_image(patches, state)
         if self.by_size:  # small tokens into large ones, behind the splitting layer
@@ -208,6 +213,25 @@ class ATMReducer(Reducer[ATM]):
         similarity = cosines(patches[:, even], patches[:, odd])
         r = self.num_similar(similarity.amax(dim=-1), state)
         return match_alternate(state, similarity, r) if r else None
+
+    def merge_single(self, patches: Tensor, state: TokenState) -> Hard | None:
+        """Merge, in the single image of a graph that is exported, its pairs above the threshold: by either granularity,
+        unless the batch mean is rounded, it is the same."""
+        if self.theta >= 1.0:
+            return None
+        if self.by_size:
+            order = state.size[:, state.num_prefix :].sort(dim=1, stable=True).indices
+            half = torch.sym_max(state.num_tokens // 2 - state.num_prefix, 0)
+            sources, destinations = order[:, :half], order[:, half:]
+            similarity = cosines(take(patches, sources), take(patches, destinations))
+        else:
+            even, odd = alternate_split(state.num_prefix)
+            index = torch.arange(state.num_patches, device=patches.device)
+            sources, destinations = index[even], index[odd]
+            similarity = cosines(patches[:, even], patches[:, odd])
+        # one column more, as a single patch has no partner, and an engine no maximum of nothing
+        best, partner = torch.constant_pad_nd(similarity, (0, 1), -torch.inf).max(dim=-1)
+        return merge_flagged(state, sources, destinations, best > self.theta, partner)
 
     def num_similar(self, best: Tensor, state: TokenState) -> int:
         """The number of sources that merge, given the similarity of each to its partner (B, S)."""

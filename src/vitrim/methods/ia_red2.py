@@ -58,6 +58,7 @@ class IARED2(Adaptive):
     name = "ia_red2"
     paper = "IA-RED2: Interpretability-Aware Redundancy Reduction for Vision Transformers (NeurIPS 2021)"
     kind = "prune"
+    single_images = True
     training_free = False
     runtime: ClassVar[frozenset[str]] = frozenset({"threshold", "stage"})
     tunable = Tunable("threshold", 0.0, 1.0, digits=4)
@@ -132,7 +133,7 @@ class IARED2Reducer(Reducer[IARED2]):
             return prune(state, best.sort(dim=1).values)
         with torch.no_grad():
             stays = self.decide(self.interpreter(x[:, state.num_prefix :]), state)
-        return prune_flagged(state, stays, state.num_patches)
+        return prune_flagged(state, stays, state.num_patches, follows=True)
 
     def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor | None:
         score: Tensor = self.interpreter(x[:, state.num_prefix :])

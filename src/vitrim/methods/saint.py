@@ -18,7 +18,7 @@ from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Remove, at_blocks, check_blocks, one_each, removed_by
 from vitrim.core.scoring import real_patches
-from vitrim.core.tokens import TokenState, is_traced, no_gradient
+from vitrim.core.tokens import TokenState, flagged, is_traced, no_gradient, sizes_follow
 from vitrim.errors import VitrimError
 
 Cosine = Annotated[float, Field(ge=-1.0, le=1.0)]
@@ -52,6 +52,7 @@ class SAINT(Adaptive):
     name = "saint"
     paper = "Similarity-Aware Token Pruning: Your VLM but Faster (2025)"
     kind = "prune"
+    single_images = True
     runtime: ClassVar[frozenset[str]] = frozenset({"threshold", "neighbours", "gamma"})
     tunable = Tunable(
         "threshold",
@@ -118,7 +119,8 @@ class SAINTReducer(Reducer[SAINT]):
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         threshold = self.config.at(self.layer.depth, self.layer.num_layers)
-        if state.num_patches < 2 or (threshold >= 1.0 and self.config.r is None):
+        follows = sizes_follow(x) and self.config.r is None
+        if (threshold >= 1.0 and self.config.r is None) or (not follows and state.num_patches < 2):
             return None
         if is_traced() and self.config.r is None:
             raise VitrimError("torch.jit.trace cannot trace saint: how many patches it drops depends on the images")
@@ -131,7 +133,7 @@ class SAINTReducer(Reducer[SAINT]):
             many = (alike >= self.config.neighbours) & real[:, ::2]
             odd = torch.arange(1, state.num_patches, 2, device=order.device).expand(order.shape[0], -1)
             ranked = torch.cat([2 * order, odd], dim=1)
-            if self.config.r is None and self.config.variant == "image":
+            if follows or (self.config.r is None and self.config.variant == "image"):
                 return drop_per_image(state, ranked, many.sum(dim=1, keepdim=True), real)
             fixed = self.config.r is not None  # else read back from the device
             r = self.num_removed(state) if fixed else int(many.sum()) // max(len(many), 1)
@@ -176,6 +178,9 @@ def drop_per_image(state: TokenState, ranked: Tensor, drops: Tensor, real: Tenso
         drops: (B, 1) how many go.
         real: (B, P) which patches are no padding; these come first.
     """
+    if sizes_follow(ranked):
+        place = torch.arange(ranked.shape[1], device=ranked.device)
+        return prune(state, torch.where(drops > 0, ranked, place).index_select(1, flagged(place >= drops)[0]))
     place = torch.arange(ranked.shape[1], device=ranked.device).expand_as(ranked)
     # an image that drops nothing keeps its order, as it does alone: the next block splits by place
     ranked = torch.where(drops > 0, ranked, place)

@@ -95,6 +95,10 @@ class Engine(ABC):
             calibration: (N, C, H, W), on which int8 finds the ranges of activations; None: on ``images``.
         """
 
+    def remark(self) -> str | None:
+        """What the user should know of how it computes here, in a sentence; None if nothing."""
+        return None
+
     @abstractmethod
     def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
         """Peak memory of ``run``, which was made of ``model``, in MiB; None where it cannot be seen."""
@@ -141,7 +145,7 @@ def engines_named(
         device: where models are; default: the CPU.
 
     Returns:
-        The engines, and a sentence for every precision that one of them lacks.
+        The engines, and a sentence for every precision that one of them lacks, or does in part.
 
     Raises:
         MissingPackageError: saying what to install.
@@ -179,6 +183,7 @@ def engines_named(
         found += kept
         left = (f"{one.lacks()}: not timed in {one.precision}" for one in candidates if one.lacks() is not None)
         lacking += dict.fromkeys(left)
+        lacking += [remark for engine in kept if (remark := engine.remark()) is not None]
     texts = [str(engine) for engine in found]
     twice = next((text for place, text in enumerate(texts) if text in texts[:place]), None)
     if twice is not None:
@@ -298,6 +303,10 @@ class FileEngine(Engine):
 
     def lacks(self) -> str | None:
         return super().lacks() or self.kind.lacks(self.precision)
+
+    def remark(self) -> str | None:
+        beside = self.kind.facts(self.precision).get("beside_int8")
+        return None if beside is None else f"{self}: what is not in int8 runs in {beside}, which is the faster here"
 
     def obstacle(self, config: MethodConfig) -> str | None:
         return config.obstacle()

@@ -6,11 +6,12 @@ import importlib.util
 import io
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -32,6 +33,12 @@ OPSETS = range(18, 24)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PRECISIONS = {**DTYPES, "int8": torch.float32}
 """The precisions of a model, with the dtype of the weights that torch then holds: an engine makes int8 of float32."""
+
+ANY = "any"
+"""The processors that a file in int8 is for, as its metadata say. Files whose metadata do not say it, of earlier
+versions, are for those with VNNI: on others their sums saturate."""
+
+CPU_FACTS = Path("/proc/cpuinfo")
 
 DECISIONS = "reducer"
 """The beginning of the names of operations that decide about tokens: they are never quantised."""
@@ -116,6 +123,11 @@ class Format:
         return None
 
     @classmethod
+    def facts(cls, precision: str) -> Mapping[str, str]:
+        """What else the metadata of a file say that this machine makes in ``precision``, one of `makes`."""
+        return {"processors": ANY} if precision == "int8" else {}
+
+    @classmethod
     def in_precision(cls, path: Path, precision: str, metadata: str, images: Iterable[Array], made: Path) -> int:
         """Write the fp32 file ``path`` again, to ``made``, to be computed in one of `makes`.
 
@@ -166,51 +178,36 @@ def check_quantiser() -> None:
         raise MissingPackageError("int8 needs nncf: pip install 'vitrim[int8]'")
 
 
-class Operation(NamedTuple):
-    """One operation of a graph, as far as it matters for int8.
+def without_vnni() -> bool:
+    """True if this processor is known to add products of int8 in 16 bits, as x86 without VNNI does.
 
-    Attributes:
-        name: of the operation.
-        weighted: it is a product with weights.
-        ranks: it chooses, by comparing numbers.
-        adds: it is a sum.
-        reads: names of the operations whose outputs it reads.
+    Sums of two products then saturate, unless weights keep to 7 bits.
     """
-
-    name: str
-    weighted: bool
-    ranks: bool
-    adds: bool
-    reads: tuple[str, ...]
+    if platform.machine() not in ("x86_64", "AMD64") or not CPU_FACTS.is_file():
+        return False
+    return not {"avx512_vnni", "avx_vnni"} & set(CPU_FACTS.read_text(encoding="utf-8", errors="replace").split())
 
 
-def quantised(model: Any, images: Iterable[Array], name: str, operations: Sequence[Operation]) -> Any:
+def quantised(model: Any, images: Iterable[Array], name: str, kept: Iterable[str]) -> Any:
     """``model``, of OpenVINO or ONNX, with products in int8: weights per channel, activations per tensor.
 
-    Only products with weights are quantised. Attention, normalisation and whatever decides about tokens (similarities,
-    ranks, sizes) stay as they are, and so do the products that are ranked by: keys that are rounded would merge other
-    tokens. In a block that does not decide all four products are in int8, in one that does three of them. Activations
-    are smoothed first (SmoothQuant), as transformers need it.
+    All products with weights are quantised, those that decisions read too: ViT-Ti with `tome:r=13` loses no top-1 by
+    that on 1,000 photographs (docs/results/engines.md), and weights are as small as dense ones. Attention,
+    normalisation and what itself decides about tokens (similarities, ranks, sizes) stay as they are. Activations are
+    smoothed first (SmoothQuant), as transformers need it, and weights keep to 7 bits, so that a file gives the same on
+    every processor: with 8, sums saturate on those without VNNI.
 
     Args:
         model: read from an fp32 file.
         images: batches, as the file takes them.
         name: of the input.
-        operations: of the graph, but its constants.
+        kept: names of all operations of the graph but products with weights, and of those that decide.
 
     Raises:
         MissingPackageError: nncf is not installed.
     """
     check_quantiser()
     given = [{name: batch} for batch in images]
-    ignored = {one.name for one in operations if not one.weighted or one.name.startswith(DECISIONS)}
-    known, open_ = {one.name: one for one in operations}, [one for one in operations if one.ranks]
-    seen = set[str]()
-    while open_:  # from what chooses up to the products that it reads, and not along the residual stream
-        sources = [known[name] for name in open_.pop().reads if name in known and name not in seen]
-        seen.update(one.name for one in sources)
-        ignored.update(one.name for one in sources if one.weighted)
-        open_ += [one for one in sources if not (one.weighted or _is_residual(one, known))]
     # nncf tells its steps, with bars; on import it looks for a compiler of CUDA, which torch remarks on, and would
     # report its use to its makers
     with quiet("nncf", "torch.utils.cpp_extension"), redirect_stdout(io.StringIO()), unreported():
@@ -221,7 +218,8 @@ def quantised(model: Any, images: Iterable[Array], name: str, operations: Sequen
             nncf.Dataset(given),
             model_type=nncf.ModelType.TRANSFORMER,
             subset_size=len(given),
-            ignored_scope=nncf.IgnoredScope(names=sorted(ignored), validate=False),
+            ignored_scope=nncf.IgnoredScope(names=sorted(kept), validate=False),
+            advanced_parameters=nncf.AdvancedQuantizationParameters(overflow_fix=nncf.OverflowFix.ENABLE),
         )
 
 
@@ -236,13 +234,6 @@ def quiet(*names: str) -> Iterator[None]:
     finally:
         for logger, level in levels.items():
             logger.setLevel(level)
-
-
-def _is_residual(one: Operation, known: Mapping[str, Operation]) -> bool:
-    """True if an operation adds what a layer gives, a product with weights and a bias, to what the layer was given."""
-    reads = [known[name] for name in one.reads if name in known]
-    inner = (known[name] for each in reads if each.adds for name in each.reads if name in known)
-    return one.adds and len(reads) > 1 and any(each.weighted for each in (*reads, *inner))
 
 
 @contextmanager

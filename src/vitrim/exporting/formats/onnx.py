@@ -18,7 +18,6 @@ from vitrim.exporting.formats.base import (
     Array,
     Format,
     Graph,
-    Operation,
     Run,
     as_array,
     quantised,
@@ -27,10 +26,6 @@ from vitrim.exporting.formats.base import (
 
 LARGEST = 1_900_000_000
 """Bytes of weights up to which they fit in the file itself: protobuf ends at 2 GiB."""
-
-
-RANKING = ("TopK", "ArgMax", "ArgMin")
-"""Operations that choose by comparing numbers."""
 
 
 class ONNX(Format):
@@ -56,17 +51,17 @@ class ONNX(Format):
 
         model = onnx.load(str(path))
         weights = {weight.name for weight in model.graph.initializer}
-        made_by = {output: node.name for node in model.graph.node for output in node.output}
-        operations = []
-        for node in model.graph.node:
-            weighted = node.op_type in ("MatMul", "Gemm", "Conv") and bool(weights & set(node.input))
-            sources = tuple(made_by[name] for name in node.input if name in made_by)
-            kind = node.op_type
-            operations.append(Operation(node.name, weighted, kind in RANKING, kind == "Add", sources))
-        model = quantised(model, images, "image", operations)
-        kept = [entry for entry in model.metadata_props if entry.key != KEY]
+        kept = [
+            node.name
+            for node in model.graph.node
+            if node.op_type not in ("MatMul", "Gemm", "Conv")
+            or not weights & set(node.input)
+            or node.name.startswith(DECISIONS)
+        ]
+        model = quantised(model, images, "image", kept)
+        others = [entry for entry in model.metadata_props if entry.key != KEY]
         del model.metadata_props[:]
-        model.metadata_props.extend(kept)
+        model.metadata_props.extend(others)
         model.metadata_props.add(key=KEY, value=metadata)
         large = sum(len(weight.raw_data) for weight in model.graph.initializer) > LARGEST
         onnx.save(model, str(made), save_as_external_data=large, location=f"{made.name}.data")

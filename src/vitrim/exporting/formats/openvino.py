@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 
-from vitrim.exporting.formats.base import KEY, Array, Format, Graph, Operation, Run, as_array, quantised, unreported
+from vitrim.exporting.formats.base import DECISIONS, KEY, Array, Format, Graph, Run, as_array, quantised, unreported
 from vitrim.exporting.formats.onnx import ONNX
 
 SECTION = "vitrim"
@@ -24,8 +26,8 @@ class OpenVINO(Format):
 
     OpenVINO converts weights to what it computes in when a file is opened: one file of fp32 weights serves for fp32 and
     bf16, and its metadata say which. In bf16 it decides about tokens in bf16, too, which no attribute of an operation
-    prevents (2026.4): some pairs change places. In int8 it computes products with weights, and the rest in bf16 where
-    the processor has instructions for it, else in fp32: DeiT-S with `tome:r=13` took 24 ms instead of 31 at batch 1.
+    prevents (2026.4): some pairs change places. In int8 it computes products with weights, and the rest in the
+    faster of fp32 and bf16 (`beside_int8`).
     """
 
     name = "openvino"
@@ -55,37 +57,32 @@ class OpenVINO(Format):
         return "this processor has no instructions for bf16 (AMX or AVX-512 BF16)"
 
     @classmethod
+    def facts(cls, precision: str) -> Mapping[str, str]:
+        return {**super().facts(precision), **({"beside_int8": beside_int8()} if precision == "int8" else {})}
+
+    @classmethod
     def in_precision(cls, path: Path, precision: str, metadata: str, images: Iterable[Array], made: Path) -> int:
         model = core().read_model(path)
         import openvino
 
         if precision == "int8":
-            operations = []
-            for one in model.get_ops():
-                kind, inputs = one.get_type_name(), one.inputs()
-                if kind in ("Constant", "Parameter", "Result"):
-                    continue
-                constant = any(_source(given).get_type_name() == "Constant" for given in inputs)
-                sources = (given.get_source_output().get_node().get_friendly_name() for given in inputs)
-                weighted = kind in ("MatMul", "Convolution") and constant
-                name = one.get_friendly_name()
-                operations.append(Operation(name, weighted, kind == "TopK", kind == "Add", tuple(sources)))
+            kept = [
+                one.get_friendly_name()
+                for one in model.get_ops()
+                if one.get_type_name() not in ("MatMul", "Convolution")
+                or not any(_source(given).get_type_name() == "Constant" for given in one.inputs())
+                or one.get_friendly_name().startswith(DECISIONS)
+            ]
             with _signal_stack_kept():
-                model = quantised(model, images, model.input().get_any_name(), operations)
+                model = quantised(model, images, model.input().get_any_name(), kept)
         model.set_rt_info(metadata, [SECTION, KEY])
         openvino.save_model(model, made, compress_to_fp16=False)
         return len(model.get_ops())
 
     @classmethod
     def open(cls, path: Path, threads: int, precision: str = "fp32") -> Run:
-        in_bf16 = precision == "bf16" or (precision == "int8" and _has_bf16())
-        settings: dict[str, Any] = {
-            # left to itself it computes in bf16 on processors that can
-            "INFERENCE_PRECISION_HINT": "bf16" if in_bf16 else "f32",
-            "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_NUM_THREADS": threads,
-        }
-        compiled = core().compile_model(path, "CPU", settings)
+        rest = beside_int8() if precision == "int8" else "bf16" if precision == "bf16" else "fp32"
+        compiled = core().compile_model(path, "CPU", _settings(rest, threads))
         request = compiled.create_infer_request()
 
         def run(images: Array) -> Array:
@@ -141,6 +138,37 @@ def _signal_stack_kept() -> Iterator[None]:
 def _has_bf16() -> bool:
     """True if OpenVINO computes in bf16 on this processor by itself."""
     return "BF16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+def _settings(precision: str, threads: int) -> dict[str, Any]:
+    """Settings to compute in fp32 or bf16: left to itself OpenVINO takes bf16 on processors that can."""
+    hint = {"fp32": "f32", "bf16": "bf16"}[precision]
+    return {"INFERENCE_PRECISION_HINT": hint, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
+
+
+@cache
+def beside_int8() -> str:
+    """The precision in which what is not int8 runs faster here, fp32 or bf16: timed once, on a product of a block of
+    DeiT-S. That a processor can compute in bf16 is no promise: without AMX it took 478 ms for what fp32 does in 276."""
+    return min(("fp32", "bf16"), key=_product_ms) if _has_bf16() else "fp32"
+
+
+def _product_ms(precision: str) -> float:
+    """Milliseconds of a product of (197, 384) by (384, 1536) and GELU, the shortest of some."""
+    import openvino
+    from openvino import opset13
+
+    rows = opset13.parameter([1, 197, 384], np.float32)
+    weights = np.random.default_rng(0).standard_normal((384, 1536), dtype=np.float32)
+    model = openvino.Model([opset13.gelu(opset13.matmul(rows, weights, False, False), "erf")], [rows])
+    request = core().compile_model(model, "CPU", _settings(precision, torch.get_num_threads())).create_infer_request()
+    given = np.ones((1, 197, 384), np.float32)
+    times = []
+    for _ in range(30):
+        start = time.perf_counter()
+        request.infer(given)
+        times.append(1e3 * (time.perf_counter() - start))
+    return min(times)
 
 
 def _source(given: Any) -> Any:

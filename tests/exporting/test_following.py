@@ -1,0 +1,123 @@
+"""Graphs for single images whose numbers of tokens follow from the image: as PyTorch has it, image by image."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tiny
+import vitrim
+from full_matrix import cells
+from vitrim.core.registry import methods
+from vitrim.exporting import Exported
+from vitrim.exporting.program import Program, trace
+
+pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
+SETTINGS = {
+    "atm": "atm:alpha=0.9,beta=0.2,theta_min=0.1",
+    "atm by image": "atm:alpha=0.9,beta=0.2,theta_min=0.1,granularity=image,splitting_layer=1",
+    "algm": "algm:threshold=0.5,local_block=0,global_block=1",
+    "ia_red2": "ia_red2:blocks=[0,1]",
+    "saint": "saint:threshold=0.3,neighbours=2,blocks=[0,1]",
+    "a_vit": "a_vit:gate_scale=1.0,gate_center=1.0",
+}
+
+
+def images() -> Tensor:
+    """Six of noise, one of which nothing can be told apart, and one whose upper half is like that."""
+    found = torch.cat([tiny.images(6), torch.zeros_like(tiny.images(2))])
+    found[7, :, found.shape[2] // 2 :] = found[0, :, found.shape[2] // 2 :]
+    return found
+
+
+def reduced(name: str) -> tuple[nn.Module, Any]:
+    """A tiny model of three blocks, with its reduction: what a method learns is there, and the same every time."""
+    model = tiny.HOSTS["vit"]()
+    tiny.drop_last_block(model)
+    torch.manual_seed(0)
+    return model, vitrim.reduce_(model, SETTINGS[name], record=True)
+
+
+class Counting(Program):
+    """Logits (1, K), and behind them the tokens left after each block."""
+
+    def __init__(self, model: nn.Module, reduction: Any) -> None:
+        super().__init__(model)
+        self.reduction = [reduction]  # not a module of this one
+
+    def forward(self, image: Tensor) -> Tensor:
+        logits = super().forward(image)
+        left = [torch.ones_like(state.size).sum(1, keepdim=True) for state in self.reduction[0].states[1:]]
+        return torch.cat([logits, *left], dim=1)
+
+
+def test_the_methods_are_those_that_say_so() -> None:
+    assert {name.split()[0] for name in SETTINGS} == {name for name, kind in methods().items() if kind.single_images}
+    for text in SETTINGS.values():
+        config = vitrim.parse_method(text)
+        assert config.in_graph(1) is None
+        assert config.in_graph(2) == config.in_graph(None) == config.obstacle() is not None
+    assert vitrim.parse_method("random").in_graph(1) is not None
+    assert vitrim.parse_method("tome").in_graph(8) is None
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_program_has_the_logits_and_the_counts_of_the_model(name: str) -> None:
+    model, reduction = reduced(name)
+    expected, counts = [], []
+    for image in images():
+        with torch.no_grad():
+            expected.append(model(image[None]))
+        counts.append([state.num_tokens for state in reduction.states[1:]])
+    assert len({tuple(each) for each in counts}) > 1  # they do follow from the image
+    program = trace(Counting(model, reduction).eval(), images()[:1], False).module()
+    with torch.no_grad():
+        found = torch.cat([program(image[None]) for image in images()])
+    classes = expected[0].shape[1]
+    torch.testing.assert_close(found[:, :classes], torch.cat(expected), atol=1e-5, rtol=0)
+    assert found[:, classes:].tolist() == counts
+
+
+@pytest.mark.parametrize("name", cells(SETTINGS, ("atm",)))
+@pytest.mark.parametrize("suffix", cells([".onnx", ".xml"], (".onnx",)))
+def test_engines_compute_what_the_model_does(name: str, suffix: str, tmp_path: Path) -> None:
+    if suffix == ".xml" and importlib.util.find_spec("openvino") is None:
+        pytest.skip("no OpenVINO")
+    model, reduction = reduced(name)
+    file = vitrim.export(model, None, tmp_path / f"m{suffix}", batch=1, check=images())
+    assert file.inputs["image"][0] == 1
+    left = []
+    for image in images():
+        with torch.no_grad():
+            expected = model(image[None]).numpy()
+        left.append([state.num_tokens for state in reduction.states[1:]])
+        np.testing.assert_allclose(file.run(image[None].numpy()), expected, atol=1e-4, rtol=0)
+    known = Exported.open(file.path).metadata
+    assert known["tokens_per_block"] == pytest.approx(np.mean(left, axis=0))
+    assert known["counts_deviation"] == pytest.approx(np.std(left, axis=0))
+    assert known["counted_on"] == "8 random images"
+    assert 0 < known["gmacs_deviation"] < known["gmacs"] < known["dense_gmacs"]
+
+
+def test_random_images_are_not_timed(tmp_path: Path) -> None:
+    message = "--bench times random images, and how long atm takes depends on the images"
+    with pytest.raises(vitrim.VitrimError, match=message):
+        vitrim.export(tiny.HOSTS["vit"](), "atm", tmp_path / "m.onnx", batch=1, bench=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_batches_are_refused_with_the_ways_out(tmp_path: Path) -> None:
+    message = (
+        r"atm cannot be exported: how many tokens it keeps depends on the images; for single images it can as it is: "
+        r"--batch 1; find fixed counts on images by --freeze or --capacity"
+    )
+    for batch in (None, 2):
+        with pytest.raises(vitrim.VitrimError, match=message):
+            vitrim.export(tiny.HOSTS["vit"](), "atm", tmp_path / "m.onnx", batch=batch)
+    assert not list(tmp_path.iterdir())
