@@ -106,7 +106,7 @@ def test_analyze_writes_a_summary(name, data, pictures, tmp_path):
     assert row["top1 %"] == pytest.approx(100 * right)
     assert (tmp_path / "report" / "index.html").is_file()
     again = analyze_records([tmp_path / "report" / "record_dense.npz"], out=tmp_path / "again")
-    assert list(again.tables[0].records())[0]["top1 %"] == row["top1 %"]
+    assert next(iter(again.tables[0].records()))["top1 %"] == row["top1 %"]
 
 
 def test_a_segmenter_around_it_is_scored():
