@@ -1,13 +1,14 @@
-"""Latency of ViTTM against ViT, LookupViT and Token Merging: the rows of ViTTM's Table 8, in one interleaved run.
+"""Latency of ViTTM against ViT, models of two streams and Token Merging: all 33 rows of ViTTM's Table 8, in one run.
 
     python benchmarks/vittm.py --json vittm.json
     python benchmarks/vittm.py --batch-size 256 --device cuda --dtype fp32
     python benchmarks/vittm.py --row ViTTM-S(28,28) --row ViT-S/16 --batch-size 1
 
-Random weights and images at 224 px: no row's cost depends on them. Every model runs once in each round, so that ratios
-within a round compare; plain ViT runs with both attention kernels and its faster one stands for it. "published"
-is the latency of the paper (A100, batch 256). Last come the pairs of rows that are in another order here than there,
-with those apart whose published latencies are within 5 %. Run it on a machine that does nothing else.
+Random weights and images, at 224 px, of CrossViT at its own 240: no row's cost depends on them. Every model runs once
+in each round, so that ratios within a round compare; plain ViT runs with both attention kernels and its faster one
+stands for it. "published" is the latency of the paper (A100, batch 256). Last come the pairs of rows that are in
+another order here than there, with those apart whose published latencies are within 5 %. Run it on a machine that does
+nothing else; at batch 32, 5 rounds take about half an hour on two cores.
 
 `--depth 1` makes all models one block deep, to try the script quickly.
 """
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from script import from_shell, write_json
+from vitrim.core.registry import input_size_of
 from vitrim.errors import ReductionWarning, one_line_errors, unknown
 from vitrim.exporting.formats.base import DTYPES
 from vitrim.loading import create_model
@@ -58,24 +60,37 @@ class Entry:
 
 
 VIT_S, VIT_B = "vit_small_patch16_224", "vit_base_patch16_224"
+DENSE = (VIT_S, VIT_B, "deit_small_patch16_224", "deit_base_patch16_224", "vit_base_patch32_224")
+TOME_MS = {
+    "S": {2: 172.7, 4: 161.6, 8: 138.2, 10: 125.9, 12: 115.2, 14: 103.3, 16: 94.0},
+    "B": {2: 551.1, 4: 515.7, 8: 440.6, 10: 402.0, 12: 367.0, 14: 330.2, 16: 296.4},
+}
+"""Published latencies of ToMe by size of ViT and r."""
 ENTRIES = {
     "ViTTM-S(28,28)": Entry("vittm_small_28_28", 77.7),
     "ViTTM-B(28,28)": Entry("vittm_base_28_28", 234.1),
     "ViTTM-B(32,16)": Entry("vittm_base_32_16", 251.5),
     "ViT-S/16": Entry(VIT_S, 149.5),
     "ViT-B/16": Entry(VIT_B, 529.5),
+    "DeiT-S/16": Entry("deit_small_patch16_224", 152.0),
+    "DeiT-B/16": Entry("deit_base_patch16_224", 529.7),
+    "ViT-B/32": Entry("vit_base_patch32_224", 138.3),
+    "CrossViT-S": Entry("crossvit_small_240", 235.7),
+    "CrossViT-15": Entry("crossvit_15_240", 249.1),
+    "CrossViT-15 dagger": Entry("crossvit_15_dagger_240", 252.3),
+    "CrossViT-B": Entry("crossvit_base_240", 728.1),
+    "CrossViT-18": Entry("crossvit_18_240", 374.1),
+    "CrossViT-18 dagger": Entry("crossvit_18_dagger_240", 378.2),
+    "Rev-ViT-B": Entry("rev_vit_base", 556.5),
     "LookupViT 3x3": Entry("lookupvit_shared_base_3", 230.5),
     "LookupViT 5x5": Entry("lookupvit_shared_base_5", 297.2),
     "LookupViT 7x7": Entry("lookupvit_shared_base_7", 379.5),
     "LookupViT 10x10": Entry("lookupvit_shared_base_10", 563.4),
-    "ViT-S/16 r=4": Entry(VIT_S, 161.6, "tome:r=4"),
-    "ViT-S/16 r=8": Entry(VIT_S, 138.2, "tome:r=8"),
-    "ViT-S/16 r=12": Entry(VIT_S, 115.2, "tome:r=12"),
-    "ViT-S/16 r=16": Entry(VIT_S, 94.0, "tome:r=16"),
-    "ViT-B/16 r=4": Entry(VIT_B, 515.7, "tome:r=4"),
-    "ViT-B/16 r=8": Entry(VIT_B, 440.6, "tome:r=8"),
-    "ViT-B/16 r=12": Entry(VIT_B, 367.0, "tome:r=12"),
-    "ViT-B/16 r=16": Entry(VIT_B, 296.4, "tome:r=16"),
+    **{
+        f"ViT-{size}/16 r={r}": Entry(VIT_S if size == "S" else VIT_B, published, f"tome:r={r}")
+        for size, row in TOME_MS.items()
+        for r, published in row.items()
+    },
 }
 HEADER = (
     "row",
@@ -95,7 +110,8 @@ HEADER = (
 def candidates(labels: Iterable[str], options: Mapping[str, Any], device: torch.device) -> dict[str, nn.Module]:
     """The model of every row; an unreduced ViT once per attention kernel, as "LABEL (KERNEL)". Rows of one ViT share
     its weights."""
-    vits = {name: create_model(name, options=dict(options)).to(device) for name in (VIT_S, VIT_B)}
+    wanted = {ENTRIES[label].model for label in labels}
+    vits = {name: create_model(name, options=dict(options)).to(device) for name in DENSE if name in wanted}
     models: dict[str, nn.Module] = {}
     for label in labels:
         entry = ENTRIES[label]
@@ -104,20 +120,29 @@ def candidates(labels: Iterable[str], options: Mapping[str, Any], device: torch.
         elif entry.model in vits:
             models |= {_variant(label, kernel): copy for kernel, copy in dense_copies(vits[entry.model]).items()}
         else:
-            models[label] = create_model(entry.model, options=dict(options)).to(device)
+            models[label] = create_model(entry.model, options=_of(entry.model, options)).to(device)
     return models
+
+
+def _of(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a model: CrossViT has three stages, each with a depth of its own for small and large patches."""
+    if "depth" in options and name.startswith("crossvit"):
+        return {**options, "depth": [[1, options["depth"], 0]] * 3}
+    return dict(options)
 
 
 def _variant(label: str, kernel: str) -> str:
     return f"{label} ({kernel})"
 
 
-def run(models: Mapping[str, nn.Module], images: Tensor, budget: Budget) -> tuple[list[Row], dict[str, FloatArray]]:
-    """A row per model at one batch size, and the times of all rounds by label."""
+def run(
+    models: Mapping[str, nn.Module], images: Mapping[int, Tensor], budget: Budget
+) -> tuple[list[Row], dict[str, FloatArray]]:
+    """A row per model at one batch size, on ``images`` by their side, and the times of all rounds by label."""
+    given = {name: images[input_size_of(model)[-1]] for name, model in models.items()}
+    device = next(iter(given.values())).device
     with torch.inference_mode():
-        timed = time_interleaved(
-            {name: partial(model, images) for name, model in models.items()}, images.device, budget
-        )
+        timed = time_interleaved({name: partial(model, given[name]) for name, model in models.items()}, device, budget)
     times: dict[str, FloatArray] = {}
     ran: dict[str, str] = {}
     for label in ENTRIES:
@@ -127,7 +152,7 @@ def run(models: Mapping[str, nn.Module], images: Tensor, budget: Budget) -> tupl
             times[label] = timed[ran[label]]
     rows = []
     for label, name in ran.items():
-        latency, macs = summarise(times[label]), count_macs(models[name], images[:1])
+        latency, macs = summarise(times[label]), count_macs(models[name], given[name][:1])
         dense = {vit: times[vit] for vit in ("ViT-S/16", "ViT-B/16") if vit in times}
         rows.append(
             {
@@ -143,7 +168,7 @@ def run(models: Mapping[str, nn.Module], images: Tensor, budget: Budget) -> tupl
                     "iqr": latency.iqr_ms,
                 },
                 "rounds": len(times[label]),
-                "images_per_second": images_per_second(len(images), latency.p50_ms),
+                "images_per_second": images_per_second(len(given[name]), latency.p50_ms),
                 "speedup_over": {vit: paired_speedup(baseline, times[label]).median for vit, baseline in dense.items()},
                 "published_ms": ENTRIES[label].published_ms,
             }
@@ -249,7 +274,11 @@ def main() -> None:
     }
     generator = torch.Generator().manual_seed(arguments.seed)
     for batch_size in sorted(arguments.batch_size):
-        images = torch.randn(batch_size, 3, 224, 224, generator=generator).to(device, DTYPES[arguments.dtype])
+        sides = sorted({input_size_of(model)[-1] for model in models.values()})
+        images = {
+            side: torch.randn(batch_size, 3, side, side, generator=generator).to(device, DTYPES[arguments.dtype])
+            for side in sides
+        }
         with one_line_errors(f"batch size {batch_size}, {arguments.dtype}"):
             rows, times = run(models, images, budget)
         wrong = list(misordered(times))

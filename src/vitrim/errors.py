@@ -197,15 +197,21 @@ def plain(message: str) -> str:
     return message
 
 
+WHERE = re.compile(r"(Exception from|Check '.*' failed at) \S+:\d+:")
+"""A line that says where in its source a library failed, and not why: OpenVINO's, in front of the reason."""
+
+
 def first_line(error: BaseException) -> str:
-    """The first line of another library's error message; the kind of error if the message is empty.
+    """The first line of another library's error message that gives a reason; the kind of error if there is no message.
 
     Example:
         >>> first_line(RuntimeError("no memory\\nTraceback: ...")), first_line(KeyError())
         ('no memory', 'KeyError')
+        >>> first_line(RuntimeError("Exception from src/cpp/core.cpp:84:\\nIncorrect weights in bin file!"))
+        'Incorrect weights in bin file!'
     """
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return next((line for line in lines if line and not WHERE.fullmatch(line)), lines[0])
 
 
 @contextmanager

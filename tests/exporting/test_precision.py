@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,12 +22,12 @@ from torch import nn
 import vitrim
 from full_matrix import cells
 from image_files import write_noise
-from vitrim.errors import MissingPackageError
+from vitrim.errors import MissingPackageError, VitrimError
 from vitrim.exporting import Exported
 from vitrim.exporting.formats import base
 from vitrim.exporting.formats import onnx as onnx_format
 from vitrim.exporting.formats import openvino as openvino_format
-from vitrim.exporting.formats.base import DECISIONS, Array
+from vitrim.exporting.formats.base import DECISIONS, Array, unreported
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cifar10-test.parquet"
@@ -182,6 +183,45 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(telemetry.Telemetry().backend, "app_name", "another program")
     monkeypatch.setattr(TelemetrySender, "send", lambda self, backend, message: found.append(message))
     return found
+
+
+def test_the_environment_is_as_it_was_also_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "mine")
+    monkeypatch.delenv("NNCF_CI", raising=False)
+    before = dict(os.environ)
+    seen: list[str] = []
+
+    def failing() -> None:
+        with unreported():
+            seen.extend(os.environ[name] for name in ("CI", "NNCF_CI"))
+            raise ValueError("within")
+
+    with pytest.raises(ValueError, match="within"):
+        failing()
+    assert seen == ["true", "1"]
+    assert dict(os.environ) == before
+
+
+@needs_openvino
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda path: path.with_suffix(".bin").unlink(), "bin file cannot be found"),
+        (lambda path: path.with_suffix(".bin").write_bytes(b"12"), "Incorrect weights in bin file"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-40]), "tags|offset|document"),
+    ],
+)
+def test_a_damaged_file_says_what_is_wrong(
+    damage: Callable[[Path], Any], reason: str, openvino_files: Callable[[str], Exported], tmp_path: Path
+) -> None:
+    """OpenVINO's reason stands behind two lines on where in its source it failed."""
+    path = openvino_files("tome").path
+    for file in (path, path.with_suffix(".bin")):
+        shutil.copy(file, tmp_path / file.name)
+    damage(tmp_path / path.name)
+    with pytest.raises(VitrimError, match=f"as openvino: .*({reason})") as error:
+        Exported.open(tmp_path / path.name)
+    assert not any(word in str(error.value) for word in ("Exception from", ".cpp", "\n"))
 
 
 @needs_openvino

@@ -287,6 +287,19 @@ def test_every_method_has_its_point() -> None:
     assert labels == ["dense", "tome:r=8", "tome:r=4", "evit"]
 
 
+def test_bars_are_quartiles_of_the_time_and_the_standard_error_of_the_loss() -> None:
+    """At batch 8, 80 ms of dense: 64 ms at 1.25 times, 60 and 70 at the quartiles; losses in points."""
+    one = row("tome:r=8", 0.02, 1.0, 1.25, error=0.005)
+    one["speeds"][1] |= {"speedup_q1": 80 / 70, "speedup_q3": 80 / 60}
+    _, axis = draw([DENSE, one], "top1").axes
+    (bars,) = axis.containers
+    across, upright = (collection.get_segments()[0] for collection in bars.lines[2])
+    assert sorted(across[:, 0]) == [pytest.approx(60 / 8), pytest.approx(70 / 8)]
+    assert sorted(upright[:, 1]) == [pytest.approx(1.5), pytest.approx(2.5)]
+    assert list(upright[:, 0]) == pytest.approx([64 / 8, 64 / 8])
+    assert list(across[:, 1]) == pytest.approx([2.0, 2.0])
+
+
 def test_the_picture_is_written(source: Path, tmp_path: Path) -> None:
     path = tmp_path / "new" / "loss.svg"
     report = compare(model(), METHODS, str(source), at=1, figure=path)

@@ -187,3 +187,35 @@ def test_what_an_engine_cannot_run_is_refused_before_anything_is_made(monkeypatc
     monkeypatch.setattr(engines, "compiler_lack", lambda: "g++")
     with pytest.raises(MissingPackageError, match=r"engine compile needs a C\+\+ compiler"):
         measure(model(), METHODS, IMAGES, engines=["eager", "compile"])
+
+
+# ---- files made for an engine ----------------------------------------------------------------------------------------
+
+
+class Written:
+    """An exported file that notes what its int8 is made of."""
+
+    def __init__(self) -> None:
+        self.batches: list[Any] = []
+
+    def in_precision(self, precision: str, path: Path, batches: list[Any]) -> Written:
+        self.batches = batches
+        return self
+
+    def run(self, images: Any) -> Any:
+        return images.mean((2, 3))
+
+
+@pytest.mark.parametrize(("count", "expected"), [(5, [0.0, 2.0]), (1, [50.0])])
+def test_int8_ranges_are_those_of_the_calibration(
+    count: int, expected: list[float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Batches of 2 of the images for it; those that are timed stand in where there are too few for one."""
+    file, wanted = Written(), dict[str, Any]()
+    monkeypatch.setattr(engines, "export", lambda *given, **how: wanted.update(how) or file)
+    timed = torch.full((2, 3, 4, 6), 50.0)
+    calibration = torch.arange(float(count))[:, None, None, None].expand(count, 3, 4, 6)
+    run = engines.on_engine(model(), None, "torch.export", timed, tmp_path, precision="int8", calibration=calibration)
+    assert [(len(batch), float(batch[0].mean())) for batch in file.batches] == [(2, first) for first in expected]
+    assert (wanted["batch"], wanted["size"], wanted["check"]) == (2, (4, 6), 0)
+    assert torch.equal(run(timed), torch.full((2, 3), 50.0))

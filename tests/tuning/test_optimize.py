@@ -69,7 +69,8 @@ class Watch:
             call()
         if len(self.timed) == 1 and len(calls) == 2:  # PyTorch, and the dense file
             return {"0": np.full(3, 10.0), "1": np.full(3, 5.0)}
-        return {name: np.full(3, (5.0 - int(name) / 5) * (self.factor if int(name) else 1.0)) for name in calls}
+        # a faster machine than in the first run: 4 ms for the dense file, and less for the reduced ones
+        return {name: np.full(3, (4.0 - int(name) / 5) * (self.factor if int(name) else 1.0)) for name in calls}
 
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watch:
@@ -190,6 +191,8 @@ def test_the_file_the_report_and_the_sentence(source: str, whole: Whole) -> None
         "10.0 ms per batch of 1 as you run it now (PyTorch, fp32); 5.0 with torch.export in fp32; "
     )
     assert f"with {report.best.describe()} (" in report.sentence
+    row = next(row for row in report.rows[2:] if row["method"] == report.best.describe())
+    assert f": {10.0 / row['p50_ms']:.1f} times as fast, " in report.sentence
     assert f"{abs(points):.1f} points of top-1 {'fewer' if points >= 0 else 'more'} on 12 images" in report.sentence
     # all that was timed is in the rows
     assert [(row["method"], row["engine"]) for row in report.rows[:2]] == [
@@ -267,12 +270,7 @@ def test_dense_is_handed_back_where_nothing_pays(source: str, watch: Watch, tmp_
     np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
 
 
-def test_dense_is_handed_back_where_everything_loses_too_much(source: str, watch: Watch, tmp_path: Path) -> None:
-    report = run(source, tmp_path / "out", methods="topk", max_loss=0.5)  # less than one image of twelve
-    assert report.best is None
-    assert watch.timed == [2]
-
-
+@pytest.mark.full  # what is chosen is decided in test_optimize_decisions.py
 def test_a_speedup_is_reached_with_the_least_loss_at_another_batch_size(
     source: str, watch: Watch, tmp_path: Path
 ) -> None:

@@ -186,7 +186,7 @@ def _batches(host: nn.Module, dataset: ImageDataset | None, batch_size: int, lim
 
 
 def _input_size(model: nn.Module) -> tuple[int, ...]:
-    """Channels, height and width of the images that ``model`` takes; of a prefill with the images of a prompt in front."""
+    """Channels, height and width of the images that ``model`` takes, of a prefill behind the images of a prompt."""
     if isinstance(model, Prefill):
         return model.shape
     return input_size_of(model)

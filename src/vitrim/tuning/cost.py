@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
+from typing import Literal
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ class Cost(ABC):
         error: mean relative error of `share`, 0 where it is counted.
     """
 
-    unit: str
+    unit: Literal["macs", "latency"]
     error: float = 0.0
 
     @abstractmethod

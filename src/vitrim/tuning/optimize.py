@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import Subset
@@ -505,9 +504,10 @@ class Race:
         whole = self.images.count("search")
         few = min(whole, max(whole // 4, 2 * SEARCHED_AT))
         scores = self.losses([config for _, config in running], few)
-        order = np.argsort([score["kl"] for score in scores], kind="stable")
-        kept = [running[place][0] for place in order[:KEPT]]
-        cheap = [running[place][0] for place in order if running[place][0].space.base.kind == "pruning"]
+        order = sorted(range(len(scores)), key=lambda place: scores[place]["kl"])
+        best_first = [running[place][0] for place in order]
+        kept = best_first[:KEPT]
+        cheap = [one for one in best_first if one.space.base.kind == "prune"]
         kept += [one for one in cheap[:1] if one not in kept]  # pruning may win by time where merging wins by MACs
         steps = [(one, share, config) for one in kept for share in SHARES if (config := one.at(share)) is not None]
         scored = self.losses([config for _, _, config in steps], whole)
@@ -598,26 +598,9 @@ def _hand_over(
     """Score what was chosen on the last third, and leave it in the folder, with a report."""
     best = chosen or dense
     last = [dense, best] if chosen is not None else [dense]
-    checked = race.file_losses(last, "check")
-    eager, score = race.rows[0], checked[-1]
+    score = race.file_losses(last, "check")[-1]
     report_rows = [*race.rows, {**best.row, **score, "scored_on": "check"}]
-    what = "points of top-1" if race.loss.labels else "points of agreement"
-    points = 100 * score["loss"]
-    change = f"{abs(points):.1f} {what} {'fewer' if points >= 0 else 'more'}"
-    sentence = f"{eager['p50_ms']:.1f} ms per batch of {race.batch_size} as you run it now (PyTorch, fp32); "
-    if chosen is None:
-        words = f"{dense.row['p50_ms']:.1f} with {_spoken(dense)}, {dense.row['speedup']:.1f} times as fast, {change}"
-        end = "; reducing tokens does not pay here within the bound, so the file is of the dense model"
-    else:
-        # of the run that had both
-        ratio = best.row["speedup"] * dense.row["speedup"]
-        words = (
-            f"{dense.row['p50_ms']:.1f} with {_spoken(dense)}; {best.row['p50_ms']:.1f} with "
-            f"{best.name} ({100 * best.row['saved']:.0f} % of the MACs saved): {ratio:.1f} times as fast, {change}"
-        )
-        end = ""
-    words += f" on {score['images']:.0f} images not searched on (standard error {100 * score['loss_error']:.1f})"
-    sentence += words + end
+    sentence = in_words(race, dense, chosen, score)
     kind = formats_by_engine()[best.engine.label]
     stem = f"{best.engine.label}-{race.batch_size}"
     made = race.file_folder(best.config) / (
@@ -647,6 +630,32 @@ def _hand_over(
         report.files.append(folder / "loss_over_time.png")
     shutil.rmtree(race.folder, ignore_errors=True)
     return report
+
+
+def in_words(race: Race, dense: Candidate, chosen: Candidate | None, score: Mapping[str, float]) -> str:
+    """The sentence on what was found: times, what they are over PyTorch as it runs now, and what that costs.
+
+    Args:
+        race: its first row is PyTorch.
+        dense: the fastest dense file.
+        chosen: the file of a reduced model; None where none pays.
+        score: of the file that is handed over, on the last third.
+    """
+    what = "points of top-1" if race.loss.labels else "points of agreement"
+    points = 100 * score["loss"]
+    change = f"{abs(points):.1f} {what} {'fewer' if points >= 0 else 'more'}"
+    sentence = f"{race.rows[0]['p50_ms']:.1f} ms per batch of {race.batch_size} as you run it now (PyTorch, fp32); "
+    sentence += f"{dense.row['p50_ms']:.1f} with {_spoken(dense)}"
+    if chosen is None:
+        sentence += f", {dense.row['speedup']:.1f} times as fast, {change}"
+        end = "; reducing tokens does not pay here within the bound, so the file is of the dense model"
+    else:
+        ratio = chosen.row["speedup"] * dense.row["speedup"]  # over the dense file, and of that over PyTorch
+        sentence += f"; {chosen.row['p50_ms']:.1f} with {chosen.name} ({100 * chosen.row['saved']:.0f} % of the MACs "
+        sentence += f"saved): {ratio:.1f} times as fast, {change}"
+        end = ""
+    images = f"{score['images']:.0f} images not searched on (standard error {100 * score['loss_error']:.1f})"
+    return f"{sentence} on {images}{end}"
 
 
 def formats_by_engine() -> dict[str, type[Format]]:

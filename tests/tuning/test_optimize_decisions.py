@@ -1,0 +1,314 @@
+"""The decisions of `vitrim optimize` by hand: what races, what is timed, what is scored, what is handed over.
+
+A `Race` here has no model: its three measurements (`times`, `losses`, `file_losses`) are tables of numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from vitrim.core.registry import parse_method
+from vitrim.errors import VitrimError
+from vitrim.tuning import optimize as optimizing
+from vitrim.tuning.optimize import Candidate, Race
+
+IMAGES = 200
+
+
+def score(kl: float, loss: float, error: float = 0.0, images: int = IMAGES) -> dict[str, float]:
+    return {"loss": loss, "loss_error": error, "kl": kl, "images": images}
+
+
+def engine(label: str, precision: str = "fp32") -> Any:
+    return SimpleNamespace(label=label, precision=precision)
+
+
+FAST = engine("fast")
+
+
+@dataclass
+class Tables:
+    """What is measured: milliseconds and losses by the name of a method, or of a dense file's engine and precision."""
+
+    ms: dict[str, float] = field(default_factory=dict)
+    lost: dict[str, dict[str, float]] = field(default_factory=dict)
+    timed: list[str] = field(default_factory=list)
+    scored: list[str] = field(default_factory=list)
+    quartile: float = 0.99
+
+    def key(self, config: Any, on: Any) -> str:
+        return f"{on.label} {on.precision}" if config is None else config.describe()
+
+    def times(self, pairs: Any, what: str) -> list[dict[str, float]]:
+        names = [self.key(*pair) for pair in pairs]
+        self.timed += names
+        found = []
+        for name in names:
+            ratio = self.ms[names[0]] / self.ms[name]
+            found.append({"p50_ms": self.ms[name], "speedup": ratio, "speedup_q1": ratio * self.quartile})
+        return found
+
+    def file_losses(self, candidates: Any, part: str) -> list[dict[str, float]]:
+        names = [self.key(one.config, one.engine) for one in candidates]
+        self.scored += names
+        return [self.lost[name] for name in names]
+
+    def losses(self, configs: Any, count: int) -> list[dict[str, float]]:
+        self.scored += [config.describe() for config in configs]
+        return [self.lost[config.describe()] for config in configs]
+
+
+def race(tables: Tables, *, labels: bool = True, engines: Any = (FAST,)) -> Any:
+    images = SimpleNamespace(
+        count=lambda part: IMAGES, batches=lambda *_: [SimpleNamespace(images=torch.zeros(4, 3, 2, 2))]
+    )
+    made = Race(None, None, SimpleNamespace(labels=labels), images, engines, 1, None, None, lambda text: None)
+    made.times, made.losses, made.file_losses = tables.times, tables.losses, tables.file_losses
+    return made
+
+
+def ladder(name: str, kind: str, *shares: float) -> Any:
+    """Settings topk:keep_rate=SHARE of a method of this kind, mildest first."""
+    base = SimpleNamespace(kind=kind)
+    at = {share: parse_method(f"topk:keep_rate={share - len(name) / 1000:.4f}") for share in shares}
+    return SimpleNamespace(name=name, space=SimpleNamespace(base=base), at=lambda share: at.get(share))
+
+
+DENSE = Candidate(None, FAST, {"p50_ms": 10.0, "speedup": 2.0, **score(0.0, 0.0)})
+
+
+def reduced(tables: Tables, settings: Any, *, bound: float = 0.02, speedup: float | None = None, **how: Any) -> Any:
+    """What is chosen of settings (share of the MACs, name, KL, loss), mildest first, of one ladder; the race."""
+    made = race(tables, **how)
+    made.slope = 0.5
+    made.known = {"one": [(share, parse_method(name), score(kl, loss)) for share, name, kl, loss in settings]}
+    return made.reduced(DENSE, bound, speedup), made
+
+
+SETTINGS = [
+    (0.9, "topk:keep_rate=0.9", 0.001, 0.0),
+    (0.8, "topk:keep_rate=0.8", 0.004, 0.005),
+    (0.7, "topk:keep_rate=0.7", 0.010, 0.010),
+    (0.6, "topk:keep_rate=0.6", 0.030, 0.015),
+    (0.5, "topk:keep_rate=0.5", 0.080, 0.040),
+]
+LOSSES = {name: score(kl, loss) for _, name, kl, loss in SETTINGS}
+MS = {"fast fp32": 8.0, **{name: 8.0 * share for share, name, *_ in SETTINGS}}
+
+
+# ---- the dense file --------------------------------------------------------------------------------------------------
+
+
+def test_the_fastest_dense_file_within_the_bound() -> None:
+    """Faster ones lose too much, PyTorch is no file, and what fp32 files lose is nothing."""
+    engines = [engine("a"), engine("b"), engine("b", "bf16"), engine("b", "int8")]
+    tables = Tables(
+        ms={"eager fp32": 3.0, "a fp32": 9.0, "b fp32": 8.0, "b bf16": 6.0, "b int8": 4.0},
+        lost={"b bf16": score(0.004, 0.001), "b int8": score(0.5, 0.03)},
+    )
+    made = race(tables, engines=engines)
+    found = made.dense(0.01)
+    assert (found.engine.label, found.engine.precision) == ("b", "bf16")
+    assert [row["p50_ms"] for row in made.rows] == [3.0, 9.0, 8.0, 6.0, 4.0]
+    assert [row["loss"] for row in made.rows] == [0.0, 0.0, 0.0, 0.001, 0.03]
+    assert tables.scored == ["b bf16", "b int8"]
+    assert made.dense(0.003).engine.precision == "fp32"  # slope 1: 0.004 nats are too many
+    with pytest.raises(VitrimError, match="no file of these engines is within the bound"):
+        race(tables, engines=engines[3:]).dense(0.01)
+
+
+# ---- what races ------------------------------------------------------------------------------------------------------
+
+
+def scored(ladders: Any, lost: Any, monkeypatch: pytest.MonkeyPatch, kept: int = 1) -> Any:
+    for name, value in {"SHARES": (0.9, 0.7), "RACED_AT": 0.7, "KEPT": kept}.items():
+        monkeypatch.setattr(optimizing, name, value)
+    made = race(Tables(lost=lost))
+    made.ladders = lambda configs: ladders
+    made.score([])
+    return made
+
+
+def test_the_best_of_the_race_and_the_best_that_prunes_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pruning may win by time where merging wins by MACs: its best goes on, though others are before it."""
+    ladders = [ladder(name, kind, 0.9, 0.7) for name, kind in (("a", "prune"), ("bb", "merge"), ("ccc", "prune"))]
+    kl = {"a": 0.3, "bb": 0.1, "ccc": 0.2}
+    lost = {one.at(share).describe(): score(kl[one.name] * (1 - share), 0.0) for one in ladders for share in (0.9, 0.7)}
+    assert list(scored(ladders, lost, monkeypatch).known) == ["bb", "ccc"]
+    assert list(scored(ladders, lost, monkeypatch, kept=2).known) == ["bb", "ccc"]  # not twice
+    assert list(scored(ladders[1:2], lost, monkeypatch).known) == ["bb"]
+    assert [share for share, *_ in scored(ladders, lost, monkeypatch).known["bb"]] == [0.9, 0.7]
+
+
+@pytest.mark.parametrize("kls", [(0.1, 0.2), (0.02, 0.28)])
+def test_slope_is_loss_per_nat(kls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses of exactly 0.5 per nat give 0.5, whatever the divergences; settings beyond 0.3 nats do not count."""
+    one = ladder("a", "merge", 0.9, 0.7)
+    far = ladder("bb", "merge", 0.7)
+    settings = dict(zip((0.9, 0.7), kls, strict=True))
+    lost = {one.at(share).describe(): score(kl, 0.5 * kl) for share, kl in settings.items()}
+    lost[far.at(0.7).describe()] = score(0.31, 0.9)
+    assert scored([one, far], lost, monkeypatch, kept=2).slope == pytest.approx(0.5)
+
+
+def test_slope_is_one_image_at_the_largest_divergence_where_none_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = ladder("a", "merge", 0.9, 0.7)
+    lost = {one.at(0.9).describe(): score(0.05, 0.0), one.at(0.7).describe(): score(0.25, 0.0)}
+    assert scored([one], lost, monkeypatch).slope == pytest.approx(1 / IMAGES / 0.25)
+
+
+# ---- the bound -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("labels", "kl", "loss", "error", "expected"),
+    [
+        (True, 0.04, 0.0, 0.0, True),  # 0.5 per nat: 2 points, as many as may be lost
+        (True, 0.041, 0.0, 0.0, False),
+        (True, 0.01, 0.03, 0.01, True),  # the loss is within its error of the bound
+        (True, 0.01, 0.031, 0.01, False),
+        (False, 9.0, 0.02, 0.0, True),  # disagreement is known well enough
+        (False, 0.0, 0.021, 0.01, False),
+    ],
+)
+def test_what_fits(labels: bool, kl: float, loss: float, error: float, expected: bool) -> None:
+    made = race(Tables(), labels=labels)
+    made.slope = 0.5
+    assert made.fits(score(kl, loss, error), 0.02) is expected
+
+
+# ---- what is timed, scored and chosen --------------------------------------------------------------------------------
+
+
+def test_the_two_strongest_that_fit_are_timed_and_the_fastest_is_taken() -> None:
+    tables = Tables(MS, LOSSES)
+    chosen, made = reduced(tables, SETTINGS)
+    assert tables.timed == ["fast fp32", "topk:keep_rate=0.6", "topk:keep_rate=0.7"]
+    assert chosen.name == "topk:keep_rate=0.6"
+    assert [row["saved"] for row in made.rows] == [pytest.approx(0.4), pytest.approx(0.3)]
+
+
+def test_times_are_those_of_the_dense_row_over_the_ratio_of_the_own_run() -> None:
+    """The dense file took 10 ms in its run and 8 beside the methods."""
+    _, made = reduced(Tables(MS, LOSSES), SETTINGS)
+    rows = {row["method"]: row for row in made.rows}
+    row = rows["topk:keep_rate=0.6"]
+    assert (row["own_p50_ms"], row["p50_ms"]) == (pytest.approx(4.8), pytest.approx(6.0))
+
+
+def test_what_the_precision_loses_is_taken_off_the_bound() -> None:
+    """Of 2 points the dense file takes one: settings beyond one point are not timed."""
+    tables = Tables(MS, LOSSES)
+    made = race(tables)
+    made.slope = 0.5
+    made.known = {"one": [(share, parse_method(name), score(kl, loss)) for share, name, kl, loss in SETTINGS]}
+    dense = Candidate(None, FAST, {"p50_ms": 10.0, "speedup": 2.0, **score(0.02, 0.0)})
+    made.reduced(dense, 0.02, None)
+    assert sorted(tables.timed) == ["fast fp32", "topk:keep_rate=0.7", "topk:keep_rate=0.8"]
+
+
+def test_what_the_precision_disagrees_is_taken_off_without_labels() -> None:
+    tables = Tables(MS, LOSSES)
+    made = race(tables, labels=False)
+    made.known = {"one": [(share, parse_method(name), score(kl, loss)) for share, name, kl, loss in SETTINGS]}
+    made.reduced(Candidate(None, FAST, {"p50_ms": 10.0, "speedup": 2.0, **score(9.0, 0.012)}), 0.02, None)
+    assert sorted(tables.timed) == ["fast fp32", "topk:keep_rate=0.8", "topk:keep_rate=0.9"]
+
+
+def test_a_setting_behind_one_that_does_not_fit_is_left_alone() -> None:
+    """Losses of few images go up and down; a stronger setting is not trusted where a milder one loses too much."""
+    tables = Tables(MS, LOSSES)
+    settings = [*SETTINGS[:1], (0.8, "topk:keep_rate=0.8", 0.5, 0.2), *SETTINGS[2:]]
+    chosen, _ = reduced(tables, settings)
+    assert tables.timed == ["fast fp32", "topk:keep_rate=0.9"]
+    assert chosen.name == "topk:keep_rate=0.9"
+
+
+def test_nothing_is_timed_where_nothing_fits() -> None:
+    tables = Tables(MS, LOSSES)
+    assert reduced(tables, [(0.9, "topk:keep_rate=0.9", 0.5, 0.2)])[0] is None
+    assert tables.timed == []
+
+
+def test_what_is_not_clearly_faster_is_not_scored() -> None:
+    tables = Tables({**MS, "topk:keep_rate=0.6": 7.95}, LOSSES)  # its quartile is below 1
+    chosen, _ = reduced(tables, SETTINGS)
+    assert (tables.scored, chosen.name) == (["topk:keep_rate=0.7"], "topk:keep_rate=0.7")
+    tables = Tables({**MS, "topk:keep_rate=0.6": 9.0, "topk:keep_rate=0.7": 9.0}, LOSSES)
+    assert reduced(tables, SETTINGS)[0] is None
+    assert tables.scored == []
+
+
+def test_a_file_that_loses_too_much_on_other_images_is_not_taken() -> None:
+    tables = Tables(MS, {**LOSSES, "topk:keep_rate=0.6": score(0.030, 0.05)})
+    chosen, made = reduced(tables, SETTINGS)
+    assert chosen.name == "topk:keep_rate=0.7"
+    rows = {row["method"]: row for row in made.rows}
+    assert (rows["topk:keep_rate=0.6"]["loss"], rows["topk:keep_rate=0.6"]["scored_on"]) == (0.05, "selection")
+
+
+def test_the_speed_is_reached_with_the_least_loss() -> None:
+    """The two mildest whose MACs promise 1.3 times are timed; the one that has it and loses least is taken."""
+    tables = Tables(MS, LOSSES)
+    chosen, _ = reduced(tables, SETTINGS, speedup=1.3)
+    assert sorted(tables.timed) == ["fast fp32", "topk:keep_rate=0.6", "topk:keep_rate=0.7"]
+    assert chosen.name == "topk:keep_rate=0.7"
+    slow = Tables({**MS, "topk:keep_rate=0.7": 7.0}, LOSSES)  # 1.14 times, though its MACs promise 1.43
+    assert reduced(slow, SETTINGS, speedup=1.3)[0].name == "topk:keep_rate=0.6"
+    slow = Tables({**MS, "topk:keep_rate=0.7": 7.0, "topk:keep_rate=0.6": 7.0}, LOSSES)
+    assert reduced(slow, SETTINGS, speedup=1.3)[0] is None
+
+
+def test_no_more_are_timed_and_scored_than_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of five ladders the three with the fewest MACs are timed, and the two fastest of these scored."""
+    monkeypatch.setattr(optimizing, "TIMED", 3)
+    monkeypatch.setattr(optimizing, "FINALISTS", 2)
+    ms = {"fast fp32": 8.0, **dict(zip((name for _, name, *_ in SETTINGS), (7.0, 2.0, 5.0, 6.0, 4.0), strict=True))}
+    tables = Tables(ms, {name: score(0.0, 0.0) for _, name, *_ in SETTINGS})
+    made = race(tables)
+    made.known = {name: [(share, parse_method(name), score(0.0, 0.0))] for share, name, *_ in SETTINGS}
+    chosen = made.reduced(DENSE, 0.02, None)
+    assert sorted(tables.timed[1:]) == [f"topk:keep_rate={rate}" for rate in (0.5, 0.6, 0.7)]
+    assert tables.scored == ["topk:keep_rate=0.5", "topk:keep_rate=0.7"]
+    assert chosen.name == "topk:keep_rate=0.5"
+
+
+def test_at_a_speed_those_that_lose_least_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three that have it, in the order of their MACs, the middle one loses least on the first third."""
+    monkeypatch.setattr(optimizing, "FINALISTS", 1)
+    tables = Tables(MS, LOSSES)
+    made = race(tables)
+    lost = {0.5: 0.03, 0.6: 0.01, 0.7: 0.02}
+    made.known = {
+        str(share): [(share, parse_method(f"topk:keep_rate={share}"), score(0.1, loss))] for share, loss in lost.items()
+    }
+    assert made.reduced(DENSE, 0.0, 1.3).name == "topk:keep_rate=0.6"
+    assert tables.scored == ["topk:keep_rate=0.6"]
+
+
+# ---- the sentence ----------------------------------------------------------------------------------------------------
+
+
+def test_the_sentence() -> None:
+    """12 ms in PyTorch, 6 of the dense file; 5 of the reduced one, so 2.4 times as fast as PyTorch."""
+    made = race(Tables())
+    made.rows = [{"p50_ms": 12.0}]
+    dense = Candidate(None, engine("onnxruntime", "bf16"), {"p50_ms": 6.0, "speedup": 2.0})
+    row = {"p50_ms": 5.0, "speedup": 1.2, "saved": 0.35}
+    chosen = Candidate(parse_method("topk:keep_rate=0.6"), FAST, row)
+    assert optimizing.in_words(made, dense, chosen, score(0.1, 0.0123, 0.004)) == (
+        "12.0 ms per batch of 1 as you run it now (PyTorch, fp32); 6.0 with ONNX Runtime in bf16; 5.0 with "
+        "topk:keep_rate=0.6 (35 % of the MACs saved): 2.4 times as fast, 1.2 points of top-1 fewer on 200 images not "
+        "searched on (standard error 0.4)"
+    )
+    made.loss.labels = False
+    assert optimizing.in_words(made, dense, None, score(0.1, -0.004)) == (
+        "12.0 ms per batch of 1 as you run it now (PyTorch, fp32); 6.0 with ONNX Runtime in bf16, 2.0 times as fast, "
+        "0.4 points of agreement more on 200 images not searched on (standard error 0.0); reducing tokens does not pay "
+        "here within the bound, so the file is of the dense model"
+    )
