@@ -167,7 +167,6 @@ def test_what_was_gathered_is_kept(
         ({"device": "nowhere"}, "unknown device 'nowhere'"),
         ({"model": 3}, "expected a model or its name"),
         ({"more_models": ["test_vit"]}, "model test_vit is given twice"),
-        ({"more_models": ["vit_tiny_patch16_224"], "only": "router"}, "router runs one model"),
         ({"more_models": ["vit_tiny_patch16_224"], "checkpoint": "x"}, "checkpoint is of one model: of several, name"),
         ({"data": "none"}, "none"),
         ({"data": 5}, "expected a source of images or a dataset of vitrim.data, got int"),

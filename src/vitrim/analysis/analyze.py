@@ -33,7 +33,7 @@ from vitrim.files import check_folder
 from vitrim.loading import load
 from vitrim.measure.evaluation import DTYPES, data_facts, open_task
 from vitrim.measure.machine import environment, select_device
-from vitrim.measure.probes import MacsProbe
+from vitrim.measure.probes import MacsProbe, TaskMetrics
 from vitrim.measure.records import read
 from vitrim.measure.run import Measurement
 from vitrim.plots.style import FORMATS
@@ -141,8 +141,6 @@ def analyze(
         raise VitrimError(f"model {again} is given twice")
     if len(models) > 1 and checkpoint is not None:
         raise VitrimError("checkpoint is of one model: of several, name runs as run:FOLDER")
-    if len(models) > 1 and alone:
-        raise VitrimError(f"{alone[0]} runs one model, and {len(models)} are given")
 
     place, precision = select_device(str(device)), getattr(torch, DTYPES[dtype])
     passes = []
@@ -164,11 +162,13 @@ def analyze(
         own = (loaded.model if named else copy.deepcopy(loaded.model)).to(device=place, dtype=precision).eval()
         suited = fitting(own, configs)
         subject = Subject(own, suited, task, dataset, size, limit, seed, workers, loaded.learned, sizes)
-        measurement = subject.measurement(suited, [Collect(num_images=facts["images"]), MacsProbe()])
+        scoring = [TaskMetrics(task)] if task.name == "multilabel" else []  # of one label, records say it
+        measurement = subject.measurement(suited, [Collect(num_images=facts["images"]), MacsProbe(), *scoring])
         passes.append(_Pass(measurement, subject, found))
     if families and len(alone) == len(families):  # nothing to gather in a pass over all images
-        results = results_of(None, families, passes[0].subject)
-        return _write(folder, results, [], {**passes[0].found, "complete": True}, kinds)
+        results = results_of(None, families, _subjects(passes))
+        models_of = [{key: one.found[key] for key in ("model", "weights", "model_options")} for one in passes]
+        return _write(folder, results, [], {**passes[0].found, "models": models_of, "complete": True}, kinds)
     seen, images = 0, sum(one.found["data"]["images"] for one in passes)
     try:
         with one_line_errors("this batch size", kept="; what was gathered is kept"):
@@ -199,6 +199,11 @@ class _Pass(NamedTuple):
     found: dict[str, Any]
 
 
+def _subjects(passes: Sequence[_Pass]) -> dict[str, Subject]:
+    """The models of all passes by name, each trained for one fusion of pruned tokens where there are several."""
+    return {str(one.found["model"]): replace(one.subject, beside=len(passes) > 1) for one in passes}
+
+
 def _gathered(passes: Sequence[_Pass], folder: Path, families: Sequence[str], formats: Sequence[str]) -> Report | None:
     """Write the records of what was gathered, and analyse them; None before the first batch."""
     records: list[Record] = []
@@ -217,13 +222,15 @@ def _gathered(passes: Sequence[_Pass], folder: Path, families: Sequence[str], fo
             times = milliseconds(one.subject, one.subject.methods) if complete else {}
             for row in findings.rows:
                 known = {"gmacs": sum(row["gmacs"].values()), **({"ms": times[row.method]} if times else {})}
+                if one.subject.task.name == "multilabel":
+                    known["score"] = 100 * float(row[one.subject.task.selects_by])
                 own[row.method] = replace(own[row.method], header={**own[row.method].header, **known})
             records += own.values()
     if not records:
         return None
     files = write_records(folder, records)  # before any family can fail: a pass may have taken hours
     models = [{key: one.found[key] for key in ("model", "weights", "model_options")} for one in passes]
-    results = results_of(records, families, passes[0].subject if complete else None)
+    results = results_of(records, families, _subjects(passes) if complete else None)
     found = {**passes[0].found, "models": models, "complete": complete}
     return _write(folder, results, records, found, formats, files)
 

@@ -5,29 +5,36 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from vitrim.analysis.family import FamilyResult
+from vitrim.analysis.family import FamilyResult, Tables, draws
 from vitrim.analysis.record import Record
 from vitrim.analysis.subject import Subject
 from vitrim.core.method import MethodConfig
+from vitrim.core.registry import methods, parse_method
+from vitrim.errors import VitrimError
 from vitrim.measure.copies import reduced_copy, shared_copy
 from vitrim.measure.latency import Budget, time_interleaved
 from vitrim.measure.records import DENSE
+from vitrim.plots.charts import Line, line
+from vitrim.plots.style import TEXT, colours, markers, method_of, names_below, panels
 from vitrim.report import Table
 
 COLUMNS = (
     *("method", "images", "top1 %", "change", "error", "agree %", "gmacs", "MACs_saved %", "ms", "speed-up"),
-    "tokens_at_end",
+    *("tokens_at_end", "curve"),
 )
 BUDGET = Budget(min_rounds=5, min_seconds=0.3, max_rounds=50)
 """Of a time that only shows the direction; `vitrim bench` measures."""
 
 
-def milliseconds(subject: Subject, methods: Sequence[MethodConfig]) -> dict[str, float]:
+def milliseconds(subject: Subject, configs: Sequence[MethodConfig]) -> dict[str, float]:
     """The median time of a forward of one image, in turn for the dense model and every method; empty where the model
     is no classifier, whose forward is more than one call."""
     if subject.task.reads is not None or not len(subject.dataset):
@@ -37,7 +44,7 @@ def milliseconds(subject: Subject, methods: Sequence[MethodConfig]) -> dict[str,
     image = image.to(like.device, like.dtype)
     models = {
         DENSE: shared_copy(subject.model),
-        **{one.describe(): reduced_copy(subject.model, one) for one in methods},
+        **{one.describe(): reduced_copy(subject.model, one) for one in configs},
     }
     with torch.inference_mode():
         times = time_interleaved({name: partial(one, image) for name, one in models.items()}, like.device, BUDGET)
@@ -56,9 +63,9 @@ def summary(records: Sequence[Record]) -> FamilyResult:
         rows.append(_row(record, dense))
     names = [name for place, name in enumerate(COLUMNS) if any(row[place] is not None for row in rows)]
     title = "Accuracy, cost, and time of one image (a first look: vitrim bench measures it)"
-    shown = tuple(name for name in names if name not in ("images", "gmacs"))
+    shown = tuple(name for name in names if name not in ("images", "gmacs", "curve"))
     table = Table("summary", title if "ms" in names else "Accuracy and cost", COLUMNS, rows, shown)
-    return FamilyResult([table], sentences(table))
+    return FamilyResult([table, *by_data(records)], sentences(table))
 
 
 def _same(one: Record, other: Record) -> bool:
@@ -84,14 +91,123 @@ def _row(record: Record, dense: Record | None) -> tuple[object, ...]:
         *(macs, None if not macs or not full else 100 * (1 - macs / full)),
         *(time, None if not time or not slow else slow / time),
         float(record.arrays["num_tokens"][:, -1].mean()) if "num_tokens" in record.arrays else None,
+        curve_of(record.method),
     )
+
+
+def curve_of(method: str) -> str:
+    """The settings that one line joins: a method, with the direction of its lists and the options that are 0.
+
+    Example:
+        >>> [curve_of(text) for text in ("tome:r=8", "tome:r=[8,7,6]", "tome:r=[6,7]", "atm:alpha=0.9,beta=0", "dense")]
+        ['tome', 'tome, falling r', 'tome, rising r', 'atm, beta=0', 'dense']
+    """
+    if method == DENSE or method.partition(":")[0] not in methods():
+        return method_of(method)
+    config = parse_method(method)
+    words = []
+    for name in sorted(config.model_fields_set):
+        value = getattr(config, name)
+        if isinstance(value, tuple) and all(isinstance(one, int | float) for one in value):
+            steps = {(b > a) - (b < a) for a, b in pairwise(value)} - {0}
+            words.append({(): "even", (1,): "rising", (-1,): "falling"}.get(tuple(steps), "uneven") + f" {name}")
+        elif isinstance(value, int | float) and not isinstance(value, bool) and value == 0:
+            words.append(f"{name}=0")
+    return ", ".join([config.name, *words])
+
+
+def rate_of(method: str) -> float | None:
+    """The share of patches that stays at a stage, by the text of a method; None where there is no such option.
+
+    Example:
+        >>> rate_of("topk:keep_rate=0.25"), rate_of("tome:r=8")
+        (0.25, None)
+    """
+    if method.partition(":")[0] not in methods():
+        return None
+    rate = getattr(parse_method(method), "keep_rate", None)
+    return rate if isinstance(rate, float) else None
+
+
+PLACES = 3
+"""Of the best, and of the worst, that a table by data names."""
+
+
+def by_data(records: Sequence[Record]) -> list[Table]:
+    """A table of the scores of every method on every data set, with the three best and worst of each keep rate ("Which
+    Tokens to Use?", Tables 2 and 6); none of one data set.
+
+    A score is the top-1 or, of several labels, the mean average precision, in percent. ``above_dense`` counts the data
+    sets on which it is above the best dense model.
+    """
+    sources = list(dict.fromkeys(str(one.header.get("data")) for one in records))
+    if len(sources) < 2:
+        return []
+    names = {source: Path(source.partition(":")[2] or source).stem or source for source in sources}
+    names = names if len(set(names.values())) == len(names) else {source: source for source in sources}
+    scores: dict[tuple[str, str], float] = {}
+    for one in records:
+        score = score_of(one)
+        if score is not None:  # of several dense models, the baseline is the best
+            key = (one.method, str(one.header.get("data")))
+            if key in scores and one.method != DENSE:
+                raise VitrimError(f"two records of {one.method} on {key[1]}: a table of several data sets takes one")
+            scores[key] = max(score, scores.get(key, score))
+    methods_of = [one for one in dict.fromkeys(record.method for record in records) if one != DENSE]
+    marks: dict[tuple[str, str], str] = {}
+    for source, rate in product(sources, dict.fromkeys(map(rate_of, methods_of))):
+        own = [one for one in methods_of if rate_of(one) == rate and (one, source) in scores]
+        order = sorted(own, key=lambda one: -scores[one, source])
+        few = min(PLACES, len(order) // 2)
+        marks |= {(one, source): f"best {place}" for place, one in enumerate(order[:few], 1)}
+        marks |= {(one, source): f"worst {place}" for place, one in enumerate(order[::-1][:few], 1)}
+    rows = []
+    for method in (*((DENSE,) if any(one == DENSE for one, _ in scores) else ()), *methods_of):
+        cells = [cell for one in sources for cell in (scores.get((method, one)), marks.get((method, one)))]
+        baseline = ((scores.get((method, one)), scores.get((DENSE, one))) for one in sources)
+        above = sum(own is not None and dense is not None and own > dense for own, dense in baseline)
+        rows.append((method, rate_of(method), *cells, above))
+    columns = ("method", "rate", *(f"{names[one]}{end}" for one in sources for end in ("", "_place")), "above_dense")
+    return [Table("by_data", "Scores by data, % (best and worst of each keep rate)", columns, rows)]
+
+
+def score_of(record: Record) -> float | None:
+    """The score of a record in percent: what its header says, else top-1."""
+    found, right = record.header.get("score"), record.correct()
+    if found is not None:
+        return float(found)
+    return None if right is None else 100 * float(right.mean())
+
+
+@draws("summary", "summary", "Accuracy over cost")
+def draw_frontier(tables: Tables) -> Any:
+    """Top-1 over multiply-accumulates and, where time was measured, over images per second, of one image at a time.
+    Settings of one method are joined, over all models; a schedule of another direction has a line of its own."""
+    rows = [row for row in tables["summary"].records() if row["top1 %"] is not None]
+    costs = {"gmacs": "GMACs", "ms": "images per second, one at a time"}
+    shown = [name for name in costs if any(row[name] is not None for row in rows)]
+    if len(rows) < 2 or not shown:
+        return None
+    curves = list(dict.fromkeys(row["curve"] for row in rows))
+    colour, marker = colours(curves), markers(curves)
+    figure, axes = panels(len(shown), across=2, size=(4.2, 3.2), above=0.2 + 0.2 * -(-len(curves) // 3))
+    for axis, cost in zip(axes, shown, strict=True):
+        for curve in curves:
+            own = [row for row in rows if row["curve"] == curve and row[cost]]
+            points = sorted((1000 / row[cost] if cost == "ms" else row[cost], row["top1 %"]) for row in own)
+            given = Line([x for x, _ in points], [y for _, y in points])
+            line(axis, given, colour=colour[curve], marker=marker[curve], label=curve)
+        axis.set_xlabel(costs[cost], fontsize=TEXT)
+    axes[0].set_ylabel("top-1, %", fontsize=TEXT)
+    names_below(figure, axes)
+    return figure
 
 
 def sentences(table: Table) -> list[str]:
     """The method that loses least, in one sentence; none where there is no method, or no accuracy.
 
     Example:
-        >>> one = ("tome:r=8", 100, 80.0, -0.5, 0.7, 97.0, 1.0, 20.0, 8.0, 1.2, 101.0)
+        >>> one = ("tome:r=8", 100, 80.0, -0.5, 0.7, 97.0, 1.0, 20.0, 8.0, 1.2, 101.0, "tome")
         >>> sentences(Table("summary", "", COLUMNS, [one]))
         ['tome:r=8: top-1 -0.50±0.70 points, 20.0 % of the MACs saved, 1.20 times as fast as dense here']
     """

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import textwrap
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
@@ -32,6 +34,7 @@ KINDS = {
     "models": "the models of timm and vitrim that can be reduced, by name",
     "hosts": "families of models of all libraries, and the methods that work on each",
     "recipes": "the recipes of `vitrim train`",
+    "presets": "settings of methods that papers give for single models, as text to paste behind -m",
 }
 RECOMMENDED = {
     **dict.fromkeys(("tome", "atm", "topk"), "untrained"),
@@ -39,8 +42,12 @@ RECOMMENDED = {
 }
 """Methods to start with (docs/choosing.md)."""
 
-Kind = Annotated[str | None, typer.Argument(metavar="[methods|selectors|models|hosts|recipes]", help="what to list")]
-Text = Annotated[str | None, typer.Argument(metavar="[TEXT]", help="only names that contain this, e.g. deit")]
+Kind = Annotated[
+    str | None, typer.Argument(metavar="[methods|selectors|models|hosts|recipes|presets]", help="what to list")
+]
+Text = Annotated[
+    str | None, typer.Argument(metavar="[TEXT]", help="only those whose name or model contains this, e.g. deit")
+]
 All = Annotated[bool, typer.Option("--all", help="hosts: also every module of timm, and why models of it are refused")]
 
 
@@ -56,9 +63,7 @@ def list_(*, kind: Kind = None, text: Text = None, every: All = False, output: O
     title, columns, collect, footnotes = TABLES[kind]
     known = collect()
     of_timm = modules() if every else []
-    rows, refused = (
-        [row for row in group if text is None or text.lower() in row["name"].lower()] for group in (known, of_timm)
-    )
+    rows, refused = ([row for row in group if _contains(row, text)] for group in (known, of_timm))
     if not rows and not refused:
         near = nearest(text or "", [row["name"] for row in (*known, *of_timm)])
         hint = "" if near is None else f" did you mean '{near}'?"
@@ -78,6 +83,11 @@ def list_(*, kind: Kind = None, text: Text = None, every: All = False, output: O
 
     record = {"rows": rows, **({"modules": refused} if every else {})}
     output.write("list", kind=kind, environment=environment(), **record)
+
+
+def _contains(row: dict[str, Any], text: str | None) -> bool:
+    """True if the name of an entry, or of its model, contains ``text``."""
+    return text is None or any(text.lower() in row[key].lower() for key in ("name", "model") if key in row)
 
 
 def methods() -> list[dict[str, Any]]:
@@ -246,6 +256,14 @@ def models() -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["name"])
 
 
+def presets() -> list[dict[str, Any]]:
+    """The settings of methods that papers give for single models, with the numbers printed beside them."""
+    from vitrim import methods
+
+    text = (Path(methods.__file__).parent / "presets.csv").read_text(encoding="utf-8")
+    return [{"name": row.pop("method"), **row} for row in csv.DictReader(text.splitlines())]
+
+
 def recipes() -> list[dict[str, Any]]:
     """The recipes of the package."""
     from vitrim.training.recipe import load_recipe
@@ -330,6 +348,12 @@ TABLES: dict[str, tuple[str, dict[str, str], Callable[[], list[dict[str, Any]]],
         {"name": "name", "module": "timm module"},
         models,
         lambda rows: [],
+    ),
+    "presets": (
+        "Settings that papers give for a model (paste one behind -m), with what they print beside it",
+        {"name": "method", "model": "model", "gflops": "GMACs", "top1": "top-1 %", "source": "source"},
+        presets,
+        lambda rows: ["the papers' GFLOPs are multiply-accumulates"],
     ),
     "recipes": (
         "Recipes (vitrim train NAME --show prints all values; NAME@{25,50}: NAME@25 and NAME@50, by keep rate)",

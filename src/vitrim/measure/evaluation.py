@@ -202,7 +202,8 @@ def open_task(
         embeddings: a model may be taken by its embeddings.
 
     Raises:
-        VitrimError: the model is not for the task, or has no classifier and ``embeddings`` is false; the data cannot be read, or has other classes than the model.
+        VitrimError: the model is not for the task, or has no classifier and ``embeddings`` is false; the data cannot be
+            read, or has other classes than the model.
 
     Example:
         >>> from vitrim.data import ImageDataset

@@ -21,19 +21,19 @@ from vitrim.errors import VitrimError
 
 def test_experiments_run_where_they_are_named(model: nn.Module, data: TensorDataset) -> None:
     own = subject(model, data, "topk:keep_rate=0.5", limit=6)
-    assert results_of(None, [], own) == {}
-    found = results_of(None, ["router", "patterns", "attention"], own)
+    assert results_of(None, [], {"vit": own}) == {}
+    found = results_of(None, ["router", "patterns", "attention"], {"vit": own})
     assert list(found) == ["attention", "router"]
     assert "router: estimated from 6 images, fewer than 30" in found["router"].notes
     with pytest.raises(VitrimError, match="unknown family 'speed'"):
-        results_of(None, ["speed"], own)
+        results_of(None, ["speed"], {"vit": own})
 
 
 def test_nothing_is_left_of_an_experiment(model: nn.Module, data: TensorDataset) -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
     own = subject(model, data, "mctf:r=4", "topk", limit=4)
-    results_of(None, ["attention", "router", "loss"], own)
+    results_of(None, ["attention", "router", "loss"], {"vit": own})
     assert hooks == sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert set(GEOMETRY) <= {"img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes"}

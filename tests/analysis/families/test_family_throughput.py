@@ -15,8 +15,17 @@ import vitrim
 from made_subjects import PATCHES, reduced, subject
 from made_tables import rows
 from tiny import HOSTS, configs
-from vitrim.analysis.families.throughput import Aligned, align, draw_throughput, one_fewer, throughput
+from vitrim.analysis.families.throughput import (
+    Aligned,
+    _variants,
+    align,
+    draw_one_token_less,
+    draw_throughput,
+    throughput,
+    without_last,
+)
 from vitrim.analysis.family import Tables
+from vitrim.core.registry import host_of
 from vitrim.core.schedule import KEEP_RULES, Amount, Keep, Remove
 from vitrim.errors import VitrimError
 from vitrim.measure.latency import Budget
@@ -34,8 +43,8 @@ def test_speed_of_all_combinations(model: nn.Module, data: TensorDataset) -> Non
     result = throughput(own, QUICK)
     found = rows(result, "throughput")
     settings = {(r["method"], r["size"], r["precision"], r["kernel"], r["tokens"]) for r in found}
-    kinds = [("dense", t) for t in ("M", "M-1")] + [("tome:r=2", t) for t in ("M", "M-1", "aligned")]
-    kinds += [("mctf:r=2", t) for t in ("M", "M-1")]
+    kinds = [(m, t) for m in ("dense", "tome:r=2", "mctf:r=2") for t in ("own", "M", "M-1")]
+    kinds += [("tome:r=2", "aligned")]
     assert settings == {
         (method, size, precision, kernel, tokens)
         for method, tokens in kinds
@@ -47,7 +56,7 @@ def test_speed_of_all_combinations(model: nn.Module, data: TensorDataset) -> Non
     for row in found:
         assert row["images_per_second"] == pytest.approx(2000 / row["latency_ms"])
         assert row["peak_memory_mib"] > 0
-        if (row["method"], row["tokens"]) == ("dense", "M"):
+        if (row["method"], row["tokens"]) == ("dense", "own"):
             assert (row["speedup"], row["speedup_q1"], row["speedup_q3"]) == (1, 1, 1)
     assert result.notes == ["mctf:r=2 is left out of aligned counts: its counts do not follow from plain amounts"]
     assert model.patch_embed.img_size == (24, 24)
@@ -68,12 +77,25 @@ def test_a_model_of_one_size(data: TensorDataset) -> None:
 @torch.no_grad()
 def test_one_patch_fewer(model: nn.Module, data: TensorDataset) -> None:
     images = data.tensors[0][:2]
-    x = model._pos_embed(model.patch_embed(images))[:, :-1]
-    expected = model.head(model.norm(model.blocks(x))[:, 0])
-    assert torch.allclose(one_fewer(copy.deepcopy(model))(images), expected, atol=1e-6)
+    for number in (1, 2):
+        x = model._pos_embed(model.patch_embed(images))[:, :-number]
+        expected = model.head(model.norm(model.blocks(x))[:, 0])
+        assert torch.allclose(without_last(copy.deepcopy(model), number)(images), expected, atol=1e-6)
     reduction = reduced(model, "topk:keep_rate=0.5")
-    one_fewer(reduction.model)(images)
+    without_last(reduction.model, 1)(images)
     assert reduction.tokens_per_block == [36, 18, 9, 5]
+
+
+@torch.no_grad()
+def test_m_tokens_are_as_many_as_patches_with_the_class_token(model: nn.Module) -> None:
+    """The paper ignores the class token: with it, timm's model of 1,024 patches would run on 1,025 tokens."""
+    seen: list[int] = []
+    for variant in _variants(model, [], []):
+        host_of(variant.model).blocks(variant.model)[1].register_forward_pre_hook(
+            lambda module, args: seen.append(args[0].shape[1])
+        )
+        variant.model(torch.zeros(1, 3, 24, 24))
+    assert seen == [PATCHES + 1, PATCHES, PATCHES - 1] * 2
 
 
 @pytest.mark.parametrize("config", configs(), ids=lambda config: config.describe())
@@ -99,16 +121,37 @@ def test_aligned_counts(model: nn.Module, data: TensorDataset, config: vitrim.Me
 
 def test_bars_of_one_size_and_lines_over_several() -> None:
     columns = ("method", "size", "precision", "kernel", "tokens", "images_per_second", "speedup")
-    one = [("dense", 32, "fp32", "fused", "M", 10.0, 1.0), ("tome", 32, "fp32", "fused", "M", 15.0, 1.5)]
+    one = [("dense", 32, "fp32", "fused", "own", 10.0, 1.0), ("tome", 32, "fp32", "fused", "own", 15.0, 1.5)]
     one.append(("tome", 32, "fp32", "fused", "aligned", 16.0, 1.6))
     bars = draw_throughput(Tables({"throughput": Table("throughput", "", columns, one)})).axes[0]
     assert [bar.get_height() for bar in bars.patches] == [10, 15, 16]
     assert [text.get_text() for text in bars.texts] == ["1.00", "1.50", "1.60"]
-    assert [label.get_text() for label in bars.get_xticklabels()] == ["M", "M", "x 8"]
-    two = [*one, ("tome", 64, "fp32", "fused", "M", 8.0, 2.0), ("dense", 64, "fp32", "fused", "M", 4.0, 1.0)]
+    assert [label.get_text() for label in bars.get_xticklabels()] == ["own", "own", "x 8"]
+    two = [*one, ("tome", 64, "fp32", "fused", "own", 8.0, 2.0), ("dense", 64, "fp32", "fused", "own", 4.0, 1.0)]
     axis = draw_throughput(Tables({"throughput": Table("throughput", "", columns, two)})).axes[0]
     assert [line.get_ydata().tolist() for line in axis.lines] == [[1, 1], [1.5, 2]]
     assert [label.get_text() for label in axis.get_xticklabels()] == ["32 px\n10/s", "64 px\n4/s"]
+
+
+def test_one_token_less_is_dotted_over_several_sizes() -> None:
+    columns = ("method", "size", "precision", "kernel", "tokens", "images_per_second", "speedup")
+    made = [
+        ("dense", size, "fp32", "fused", tokens, rate / size, rate / 100)
+        for size in (64, 32)
+        for tokens, rate in (("own", 80.0), ("M", 100.0), ("M-1", 70.0))
+    ]
+    axis = draw_one_token_less(Tables({"throughput": Table("throughput", "", columns, made)})).axes[0]
+    assert [(line.get_linestyle(), line.get_xdata().tolist(), line.get_ydata().tolist()) for line in axis.lines] == [
+        ("-", [32, 64], [100 / 32, 100 / 64]),
+        (":", [32, 64], [70 / 32, 70 / 64]),
+    ]
+    assert (axis.get_xscale(), axis.get_yscale()) == ("log", "log")
+    assert [text.get_text() for text in axis.texts] == ["1.00", "1.00", "0.70", "0.70"]
+    alone = [row for row in made if row[1] == 32]
+    assert draw_one_token_less(Tables({"throughput": Table("throughput", "", columns, alone)})) is None
+    bare = [row for row in made if row[4] != "M"]  # a model without a class token
+    axis = draw_one_token_less(Tables({"throughput": Table("throughput", "", columns, bare)})).axes[0]
+    assert [line.get_ydata().tolist() for line in axis.lines] == [[80 / 32, 80 / 64], [70 / 32, 70 / 64]]
 
 
 @settings(deadline=None, max_examples=50)

@@ -1,13 +1,14 @@
 """The families of an analysis. A new one is a file here, and a line in `FAMILIES`.
 
 results_of(records)                   every family that one pass over the images gives
-results_of(None, ["router"], subject) families that run the model once more
+results_of(None, ["router"], {name: subject}) families that run the model once more
 across(analyses)                      records of several analyses, which may be of different images
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -21,10 +22,11 @@ from vitrim.analysis.families.router import router
 from vitrim.analysis.families.sensitivity import sensitivity
 from vitrim.analysis.families.throughput import throughput
 from vitrim.analysis.families.tsne import tsne
-from vitrim.analysis.family import FamilyResult
+from vitrim.analysis.family import NAMES, FamilyResult
 from vitrim.analysis.record import Record, titled
 from vitrim.analysis.subject import Subject
 from vitrim.errors import VitrimError, check_known
+from vitrim.report import Table
 
 __all__ = ["DEFAULT", "FAMILIES", "Family", "across", "chosen", "results_of"]
 
@@ -89,7 +91,7 @@ def chosen(only: str | Sequence[str] | None, sizes: Sequence[int] = ()) -> list[
 
 
 def results_of(
-    records: Sequence[Record] | None, names: Sequence[str] = (), subject: Subject | None = None
+    records: Sequence[Record] | None, names: Sequence[str] = (), subjects: Mapping[str, Subject] | None = None
 ) -> dict[str, FamilyResult]:
     """The tables of the families of ``names``, of `DEFAULT` for none, in the order of a report.
 
@@ -98,7 +100,8 @@ def results_of(
     Args:
         records: of one pass; None leaves out what records give.
         names: of families.
-        subject: for families of ``names`` that run the model once more; None leaves these out.
+        subjects: by the names of their models, for families of ``names`` that run them once more; None leaves these
+            out.
 
     Raises:
         VitrimError: an unknown family, one that was asked for and cannot be had, or a record twice.
@@ -111,8 +114,10 @@ def results_of(
         if family.of_records is not None and stored is not None:
             few = min(map(len, stored), default=0)
             parts.append(_tried(name, partial(family.of_records, stored), few, asked=bool(named)))
-        if family.of_model is not None and subject is not None and named:
-            parts.append(_tried(name, partial(family.of_model, subject), FEW, asked=True))
+        if family.of_model is not None and subjects is not None and named:
+            make = family.of_model
+            own = {model: _tried(name, partial(make, one), FEW, asked=True) for model, one in subjects.items()}
+            parts += own.values() if len(own) == 1 else [beside(own)]
         if parts:
             found[name] = FamilyResult(
                 [table for part in parts for table in part.tables],
@@ -120,6 +125,26 @@ def results_of(
                 {key: array for part in parts for key, array in part.arrays.items()},
             )
     return found
+
+
+def beside(results: Mapping[str, FamilyResult]) -> FamilyResult:
+    """The results of one family of several models, by their names, in one: methods are called METHOD on MODEL."""
+    rows: dict[str, Table] = {}
+    every = FamilyResult(arrays={})
+    for model, result in results.items():
+        for table in result.tables:
+            places = [place for place, column in enumerate(table.columns) if column in NAMES]
+            own = [
+                tuple(f"{cell} on {model}" if place in places else cell for place, cell in enumerate(row))
+                for row in table.rows
+            ]
+            rows[table.name] = replace(table, rows=[*rows[table.name].rows, *own] if table.name in rows else own)
+        every.notes += [f"{model}: {note}" for note in result.notes]
+        for key, array in result.arrays.items():
+            method, slash, rest = key.partition("/")
+            every.arrays[f"{method} on {model}{slash}{rest}" if slash else key] = array
+    every.tables = list(rows.values())
+    return every
 
 
 def across(analyses: Sequence[Sequence[Record]], names: Sequence[str] = ()) -> dict[str, FamilyResult]:

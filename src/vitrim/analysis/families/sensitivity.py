@@ -15,7 +15,9 @@ from vitrim.measure.records import Batch
 from vitrim.plots.style import TEXT
 from vitrim.report import Table
 
-IMAGES = 1024
+IMAGES = 8192
+LARGEST = 1024
+"""The largest batch of the paper's table; of so many images alone it would be one batch."""
 SHUFFLES = 3
 SPLITTING = "splitting_layer"
 """The option of a method that is a number of blocks, after which it matches in another way."""
@@ -29,7 +31,10 @@ def sensitivity(subject: Subject) -> FamilyResult:
     scores = (subject.task.selects_by, "agreement", "gmacs")
     dependent = [method for method in subject.methods if method.batch_dependent]
     if dependent:
-        by_size = [(2**power, subject.batches(IMAGES, batch_size=2**power)) for power in range(images.bit_length())]
+        by_size = [
+            (2**power, subject.batches(IMAGES, batch_size=2**power))
+            for power in range(min(images, LARGEST).bit_length())
+        ]
         generators = (np.random.default_rng((subject.seed, shuffle)) for shuffle in range(SHUFFLES))
         shuffled = [subject.batches(IMAGES, order=generator.permutation(images)) for generator in generators]
         for name, title, column, runs in (

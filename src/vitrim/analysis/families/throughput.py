@@ -30,6 +30,8 @@ from vitrim.report import Table
 from vitrim.speed.bench import random_images
 
 MULTIPLE = 8
+OWN = "own"
+"""The rows in which every model has its own number of tokens."""
 BUDGET = Budget(min_rounds=10, min_seconds=0.5, warmup_rounds=2)
 COLUMNS = (
     *("method", "size", "precision", "kernel", "tokens", "batch_size", "images_per_second", "latency_ms"),
@@ -44,8 +46,9 @@ def throughput(subject: Subject, budget: Budget = BUDGET) -> FamilyResult:
     """Images per second of the dense model and the methods, on fused and unfused attention.
 
     A float32 model is timed under autocast, too.
-    ``tokens`` says how many: those of the model ("M"), one patch less in the first block ("M-1"), or counts after every
-    block rounded up to multiples of 8, prefix included ("aligned"). All of one size and precision are timed in turn.
+    ``tokens`` says how many: those of the model ("own"), as many as there are patches ("M": a class token then takes
+    the place of the last one), one less ("M-1"), or counts after every block rounded up to multiples of 8, prefix
+    included ("aligned"). All of one size and precision are timed in turn.
     ``speedup`` is over the dense model of that size, precision and kernel with all its tokens: median and quartiles of
     the ratios within rounds. Memory is the peak of one forward beyond weights and images. Images are random.
     """
@@ -89,16 +92,21 @@ def _variants(model: nn.Module, methods: Sequence[MethodConfig], notes: list[str
     """Every method with every kernel and choice of tokens that it can have, the dense model first."""
     for number, (kernel, dense) in enumerate(dense_copies(model).items()):
         left_out = notes if number == 0 else []
-        yield _Variant(DENSE, kernel, "M", dense)
+        fewer: dict[str, int] = {}
         if has_trunk(model):
-            yield _Variant(DENSE, kernel, "M-1", one_fewer(shared_copy(dense)))
+            prefix = host_of(dense).facts(dense).num_prefix
+            fewer = {"M": prefix, "M-1": prefix + 1} if prefix else {"M-1": 1}
+        yield _Variant(DENSE, kernel, OWN, dense)
+        for tokens, number in fewer.items():
+            yield _Variant(DENSE, kernel, tokens, without_last(shared_copy(dense), number))
         for method in methods:
             name = method.describe()
-            yield _Variant(name, kernel, "M", reduced_copy(dense, method))
+            yield _Variant(name, kernel, OWN, reduced_copy(dense, method))
             if method.needs().grid:
-                left_out.append(f"{name} is left out of M-1 tokens: it needs the whole grid")
+                left_out.append(f"{name} is left out of M and M-1 tokens: it needs the whole grid")
             else:
-                yield _Variant(name, kernel, "M-1", one_fewer(reduced_copy(dense, method)))
+                for tokens, number in fewer.items():
+                    yield _Variant(name, kernel, tokens, without_last(reduced_copy(dense, method), number))
             reduced = reduced_copy(dense, method)
             if align(get_reduction(reduced), MULTIPLE):
                 yield _Variant(name, kernel, "aligned", reduced)
@@ -121,7 +129,7 @@ def _timed(
     dense = {
         variant.kernel: times[place]
         for place, variant in enumerate(variants)
-        if (variant.method, variant.tokens) == (DENSE, "M")
+        if (variant.method, variant.tokens) == (DENSE, OWN)
     }
     rows: list[tuple[object, ...]] = []
     for variant, measured, peak in zip(variants, times, peaks, strict=True):
@@ -132,17 +140,17 @@ def _timed(
     return rows
 
 
-def one_fewer(model: nn.Module) -> nn.Module:
-    """``model`` itself, without the last patch from its first block on. It must be a private copy.
+def without_last(model: nn.Module, number: int) -> nn.Module:
+    """``model`` itself, without the last ``number`` patches from its first block on. It must be a private copy.
 
     Raises:
-        VitrimError: it has one patch only.
+        VitrimError: it has no more patches than that.
     """
     host = host_of(model)
     rows, columns = host.facts(model).grid_size
-    if rows * columns < 2:
-        raise VitrimError("a model of one patch cannot have one fewer")
-    host.blocks(model)[0].register_forward_pre_hook(lambda module, args: (args[0][:, :-1], *args[1:]))
+    if rows * columns <= number:
+        raise VitrimError(f"a model of {rows * columns} patches cannot have {number} fewer")
+    host.blocks(model)[0].register_forward_pre_hook(lambda module, args: (args[0][:, :-number], *args[1:]))
     return model
 
 
@@ -198,8 +206,6 @@ def align(reduction: Reduction, multiple: int) -> bool:
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
-OWN = "M"
-"""The rows in which every model has its own number of tokens."""
 WIDE = 0.3
 """Width of a bar; its speed-up is written above it."""
 
@@ -208,7 +214,8 @@ WIDE = 0.3
 def draw_throughput(tables: Tables) -> Any:
     """One panel per precision and attention kernel. Of several sizes: the speed-up over the dense model, a line per
     method, with the images per second of the dense model below each size. Of one size: images per second as bars
-    for the model's own number of tokens M, one less, and multiples of 8, with the speed-up above each."""
+    for the model's own number of tokens, as many as patches (M), one less, and multiples of 8, with the speed-up above
+    each."""
     rows, names = tables["throughput"].records(), names_of(tables["throughput"])
     groups = list(dict.fromkeys((row["precision"], row["kernel"]) for row in rows))
     sizes = sorted({row["size"] for row in rows})
@@ -243,3 +250,41 @@ def draw_throughput(tables: Tables) -> Any:
     axes[0].set_ylabel("speed-up" if len(sizes) > 1 else "images per second", fontsize=TEXT)
     names_below(figure, axes)
     return figure
+
+
+@draws("throughput", "throughput", "Speed of M tokens and of one less")
+def draw_one_token_less(tables: Tables) -> Any:
+    """Images per second over the size of the images, on logarithmic axes, one panel per precision and attention
+    kernel: solid with as many tokens as there are patches, dotted with one less. The speed-up over the dense model
+    stands beside each point."""
+    rows, names = tables["throughput"].records(), names_of(tables["throughput"])
+    groups = list(dict.fromkeys((row["precision"], row["kernel"]) for row in rows))
+    if len({row["size"] for row in rows}) < 2:  # as bars already
+        return None
+    most = "M" if any(row["tokens"] == "M" for row in rows) else OWN  # without a class token they are the same
+    colour, marker = styles(tables)
+    figure, axes = panels(len(groups), across=2, size=(4.2, 3.0), above=0.2 + 0.2 * -(-len(names) // 3))
+    for axis, group in zip(axes, groups, strict=True):
+        axis.set_title(" ".join(map(str, group)), fontsize=TEXT)
+        for name in names:
+            for tokens in (most, "M-1"):
+                wanted = (*group, name, tokens)
+                own = [row for row in rows if tuple(row[key] for key in KEYS) == wanted]
+                own.sort(key=lambda row: row["size"])
+                label = name if tokens == most else f"_{name}, one token less"
+                given = Line([row["size"] for row in own], [row["images_per_second"] for row in own])
+                drawn = line(axis, given, colour=colour[name], marker=marker[name], label=label)
+                drawn.set_linestyle("-" if tokens == most else ":")
+                for row in own:
+                    beside = {"textcoords": "offset points", "xytext": (4, 3), "fontsize": SMALL}
+                    axis.annotate(f"{row['speedup']:.2f}", (row["size"], row["images_per_second"]), **beside)
+        sizes = sorted({row["size"] for row in rows})
+        axis.set(xscale="log", yscale="log")
+        axis.set_xticks(sizes, [f"{size} px" for size in sizes], fontsize=SMALL)
+        axis.minorticks_off()
+    axes[0].set_ylabel("images per second", fontsize=TEXT)
+    names_below(figure, axes)
+    return figure
+
+
+KEYS = ("precision", "kernel", "method", "tokens")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vitrim.analysis.family import FamilyResult, Tables, draws, methods_with
 from vitrim.analysis.subject import Observer, Subject, Watch, reduced_blocks
 from vitrim.core.method import MethodConfig
+from vitrim.core.saving import read_reduction
 from vitrim.measure.contestants import Contestant, Output
 from vitrim.measure.records import Batch
 from vitrim.plots.charts import colour_bar, short
@@ -50,7 +51,7 @@ def tsne(subject: Subject) -> FamilyResult:
     for method in subject.methods:
         if not isinstance(method, Rejoins):
             continue
-        forms = method.rejoining()
+        forms = own_forms(subject, method) if subject.beside else method.rejoining()
         if not method.training_free and subject.learned is None:
             result.notes.append(f"{method.describe()} has not learned its routers: it prunes at random")
         blocks = sum(amount is not None for amount in method.amounts(subject.num_layers)) - 1  # less the return
@@ -79,6 +80,16 @@ def tsne(subject: Subject) -> FamilyResult:
     if not result.tables and not result.notes:
         result.notes.append("tsne skipped: it needs a method whose pruned tokens come back, such as cropr")
     return result
+
+
+def own_forms(subject: Subject, method: Rejoins) -> dict[str, MethodConfig]:
+    """The form in which the run of ``subject`` learned to bring pruned tokens back, or that of ``method``: what
+    separately trained models are compared by, as in the paper."""
+    assert isinstance(method, MethodConfig)
+    learned = {} if subject.learned is None else read_reduction(subject.learned)
+    options = learned["options"] if learned.get("method") == method.name else {}
+    wanted = options.get("fusion", getattr(method, "fusion", None))
+    return {name: form for name, form in method.rejoining().items() if name == wanted} or dict(method.rejoining())
 
 
 def silhouettes(points: ArrayLike, labels: ArrayLike) -> list[float]:
