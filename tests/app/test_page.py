@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from app_files import EXAMPLES, MODEL, Here
-from vitrim.app.messages import Choice, Limits
+from vitrim.app.messages import Limits, Settings
 from vitrim.app.service import Service
 from vitrim.app.serving import UploadsOnly, check_port, names_address
 from vitrim.errors import VitrimError
@@ -91,7 +91,7 @@ def test_a_model_that_takes_the_place_of_another_shows_what_it_knows(answers: Ev
 
 def test_the_text_to_copy_is_of_this_model(service: Service, ship: bytes) -> None:
     python_of, command_of, html = (getattr(page_file(), name) for name in ("python_of", "command_of", "html"))
-    result = service.run(ship, Choice(MODEL, "tome", 8, ""))
+    result = service.run(ship, Settings(MODEL, "tome", 8, ""))
     assert "create_model('vitrim:cifar10_vit')" in python_of(result)
     own = replace(result, model="test_vit", checkpoint=True, options={"img_size": [64, 32], "global_pool": "avg"})
     assert (

@@ -17,7 +17,7 @@ from PIL import Image
 
 from made_tables import tables
 from vitrim.analysis.family import Tables, drawn
-from vitrim.app.messages import FrontPoint
+from vitrim.app.messages import PlottedPoint
 from vitrim.app.uploads import _picture
 from vitrim.plots.charts import plot_accuracy_over_macs
 from vitrim.plots.dense import Column, compare
@@ -146,7 +146,7 @@ WRITTEN: dict[str, Callable[[Path], Any]] = {
     "compare": lambda path: compare(
         PICTURE, [Column(BAD, PICTURE, note=BAD)], classes=[(BAD, (0.0, 0.0, 1.0)), ("_b", (0.0, 1.0, 0.0))], title=BAD
     ).savefig(path),
-    "page": lambda path: path.write_bytes(_picture([FrontPoint(BAD, BAD, BAD, 0.5, 0.5, True, True)], BAD, BAD)),
+    "page": lambda path: path.write_bytes(_picture([PlottedPoint(BAD, BAD, BAD, 0.5, 0.5, True, True)], BAD, BAD)),
 }
 
 

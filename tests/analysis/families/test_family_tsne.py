@@ -15,7 +15,7 @@ from made_tables import rows
 from vitrim.analysis.families.tsne import _Pruned, silhouettes, tsne
 from vitrim.analysis.subject import Watch
 from vitrim.core.registry import parse_method
-from vitrim.measure.contestants import Contestant, Output
+from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.records import Batch
 
 
@@ -51,7 +51,7 @@ def test_concatenated_tokens_are_as_they_were_when_pruned(model: nn.Module, data
             super().__init__(contestant)
             self.other = Watch(self.reduction, scores=True)
 
-        def see(self, batch: Batch, output: Output, dense: Output) -> None:
+        def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
             decisions.extend(self.other.take())
             super().see(batch, output, dense)
 
