@@ -16,7 +16,7 @@ from full_matrix import FULL_MATRIX
 from golden_files import Reference, using_up
 
 # no test asserts a time, and a machine that is shared is slow now and then
-hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.register_profile("untimed", deadline=None, max_examples=100 if FULL_MATRIX else 20)
 hypothesis.settings.load_profile("untimed")
 
 for device, seeds in ((torch.cuda, torch.cuda.random), (torch.xpu, torch.xpu.random), (torch.mtia, torch.mtia)):

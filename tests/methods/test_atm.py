@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -252,7 +252,6 @@ def test_thresholds_may_change_between_forwards() -> None:
         reduction.set(granularity="image")
 
 
-@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), batch=st.integers(2, 5), prefix=st.sampled_from(["vit", "map", "registers"]))
 def test_image_granularity_equals_single_images(seed: int, batch: int, prefix: str) -> None:
     model = tiny.HOSTS[prefix]().double()

@@ -9,7 +9,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -90,7 +90,6 @@ def any_size() -> Segmenter:
     return segmenter("dynamic_img_size")
 
 
-@settings(max_examples=20, deadline=None)
 @given(height=st.integers(9, 40), width=st.integers(9, 40))
 def test_logits_are_as_large_as_the_images(any_size: Segmenter, height: int, width: int) -> None:
     images = torch.randn(2, 3, height, width)
