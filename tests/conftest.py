@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,13 +47,23 @@ def pytest_unconfigure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is marked ``full``, except under ``VITRIM_FULL_MATRIX=1``, and give each group to one worker.
 
+    Of the cases of a test that is marked ``sampled(n)``, every n-th stays. In a table of hosts and methods, host by host,
+    that is a diagonal: it meets all hosts and all methods where n divides neither number.
+
     Tests that share a fixture of their module are a group: in two workers the fixture would be made twice. Large groups
     come first by themselves, so that the workers end with single tests, and at about the same time.
     """
-    left_out = [] if FULL_MATRIX else [item for item in items if item.get_closest_marker("full")]
-    if left_out:
+    if not FULL_MATRIX:
+        left_out = [item for item in items if item.get_closest_marker("full")]
+        places = Counter[str]()
+        for item in items:
+            mark, test = item.get_closest_marker("sampled"), item.nodeid.partition("[")[0]
+            if mark is not None and not item.get_closest_marker("full"):
+                left_out += [item] if places[test] % mark.args[0] else []
+                places[test] += 1
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        unwanted = set(left_out)
+        items[:] = [item for item in items if item not in unwanted]
     if not hasattr(config, "workerinput"):
         return
     for item in items:
