@@ -17,6 +17,7 @@ HOSTS = [*tiny.LIBRARIES, "distilled", "avg_fc_norm", "hf_eomt", "hf_yolos", "lv
 
 
 # every method on the plain host of each library; what else there is to hosts is the same for all methods of a kind
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("host", "config"), tiny.matrix(tiny.static_configs(), HOSTS, thorough=["vit"], once=tiny.LIBRARIES)
 )
@@ -86,6 +87,7 @@ def deit() -> nn.Module:
     return model
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "method",
     [
