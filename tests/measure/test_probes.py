@@ -80,6 +80,7 @@ def _filled(boxes: torch.Tensor) -> torch.Tensor:
 
 
 # with 27 images groups are of one and of two; the groups of masks are those of boxes
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "count"),
     [

@@ -130,6 +130,7 @@ def test_probes_may_be_any():
 # ---- processes
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("processes", "several"), [(2, True), (3, False), others(2, False), others(3, True)])
 def test_rows_are_the_same_however_many_processes_share_the_batches(processes: int, several: bool):
     alone = started(several)
@@ -176,6 +177,7 @@ def test_batches_without_processes_are_numbered():
 # ---- partial results
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("stop", "several"), [(1, False), (3, True), others(1, True), others(3, False)])
 def test_a_measurement_that_was_stopped_goes_on_to_the_same_rows(tmp_path: Path, stop: int, several: bool):
     whole = started(several)
