@@ -142,6 +142,7 @@ def test_hosts_that_interpolate_their_positions_take_other_sizes(host: str) -> N
 # ---- places ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("host", tiny.BACKBONES)
 @pytest.mark.parametrize("method", [None, "tome:r=0"])
 def test_row_i_of_the_tokens_is_patch_i(host: str, method: str | None) -> None:
@@ -163,6 +164,7 @@ def test_row_i_of_the_tokens_is_patch_i(host: str, method: str | None) -> None:
             assert away <= (2 if host.startswith(("lv_vit", "t2t_vit")) else 0)  # whose stems overlap
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("decoder", ["linear", "mask_transformer"])
 @pytest.mark.parametrize("config", tiny.configs(), ids=lambda config: config.describe())
 def test_every_method_gives_logits_at_every_place_or_is_refused(config: vitrim.MethodConfig, decoder: str) -> None:
@@ -321,6 +323,7 @@ TRUNKS = [
 """Backbone, image size, its options, and GMACs of the trunk by method: linear, attention and matching, no norms."""
 
 
+@pytest.mark.full  # `measure/test_macs.py` has the counts of ViTs
 @pytest.mark.parametrize(("name", "size", "options", "expected"), TRUNKS)
 def test_macs_of_trunks_to_the_printed_digits(name: str, size: int, options, expected: dict[str, float]) -> None:
     model = create_model(f"segmenter:{name}", options={"img_size": size, **options}, device="meta")
