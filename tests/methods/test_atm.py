@@ -174,6 +174,7 @@ def acts_after_the_last_block(config: vitrim.MethodConfig) -> bool:
     return model.blocks[-1].reducer.site == "after"
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("host", "config"), tiny.matrix(tiny.configs(), CLASS_TOKENS, ["vit"], full=CLASS_TOKENS))
 def test_last_block_on_the_class_token_equals_the_full_computation(host: str, config: vitrim.MethodConfig) -> None:
     if config.name == "random":
