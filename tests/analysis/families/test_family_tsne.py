@@ -19,6 +19,7 @@ from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.records import Batch
 
 
+@pytest.mark.full  # scikit-learn's t-SNE takes seconds; its points are checked above
 def test_pruned_tokens_before_the_head(model: nn.Module, data: TensorDataset) -> None:
     torch.manual_seed(0)
     result = tsne(subject(model, data, "cropr:r=4", "tome:r=4", limit=40))
