@@ -52,6 +52,7 @@ SHOWN = ("topk", "l2", "random", "evit", "ats", "tome", "mctf", "atm", "gtp", "d
 """Others differ from one of these in a score alone, or in which pairs they merge or drop."""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("method", cells(FREE, SHOWN))
 def test_every_method_shows_its_pictures(method: str, service: Service, ship: bytes) -> None:
     slide = service.offer(MODEL).slides[method]
@@ -199,6 +200,7 @@ def test_users_share_nothing_but_weights(service: Service, ship: bytes) -> None:
     assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
 
 
+@pytest.mark.full  # loads five models
 def test_few_models_stay_loaded_and_one_that_comes_back_is_the_same_one() -> None:
     names = ["test_vit", "test_vit2", "test_vit3", "test_vit4"]
     service = Service([ModelSource(name) for name in names])
