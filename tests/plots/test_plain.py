@@ -67,6 +67,7 @@ def set_everywhere(axis: Any, name: str) -> None:
     figure.colorbar(axis.imshow(np.zeros((2, 2))), label=name)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_a_name_is_no_mathematics_wherever_it_stands(name: str) -> None:
     figure = sheet(5, 4)
@@ -127,6 +128,7 @@ def drawn_of_records() -> list[Any]:
     return [figure for family in families for _, figure in drawn(family, hostile)]
 
 
+@pytest.mark.full  # every kind of figure is drawn above
 def test_figures_of_an_analysis_are_such_sheets() -> None:
     figures = drawn_of_records()
     assert len(figures) > 8
@@ -150,6 +152,7 @@ WRITTEN: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_other_figures_are_written_with_hostile_names(name: str, tmp_path: Path) -> None:
     with warnings.catch_warnings():
