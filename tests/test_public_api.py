@@ -69,14 +69,21 @@ def test_every_method_is_public_and_shows_an_example(name: str) -> None:
     assert ">>>" in config.__doc__
 
 
+SLOW = ("analysis.analyze", "app.service", "exporting.writing", "speed.engines", "tuning.search", "tuning.tune")
+
+
 def with_examples() -> Iterator[Any]:
-    """The modules that have any, those that write ONNX in the process of the tests of that (`tests/exporting`)."""
+    """The modules that have any, those that write ONNX in the process of the tests of that (`tests/exporting`).
+
+    Examples of `SLOW` take seconds: those functions have a file of tests each.
+    """
     for name in MODULES:
         found = find_spec(name)
         assert found is not None
         assert found.origin is not None
         if ">>>" in Path(found.origin).read_text(encoding="utf-8"):
             marks = [pytest.mark.xdist_group("onnx")] if name == "vitrim.exporting.exported" else []
+            marks += [pytest.mark.full] if name.removeprefix("vitrim.") in SLOW else []
             yield pytest.param(name, marks=marks)
 
 
