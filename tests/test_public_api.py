@@ -140,7 +140,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 WRONG: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (tuple(CALLS), {"model": 5}, "expected a model or its name"),
     (tuple(CALLS), {"methods": 5}, "expected (methods|a method) such as"),
-    (tuple(CALLS), {"methods": vitrim.ToMe}, "expected (methods|a method) such as .*, got ToMe|MethodClass"),
+    (tuple(CALLS), {"methods": vitrim.ToMe}, "expected (methods|a method) such as .*, got ToMe|ModelMetaclass"),
     (tuple(CALLS), {"methods": [None]}, "expected a method as text"),
     (tuple(CALLS), {"methods": ["tome:r=1", "tome:r=1"]}, "given twice"),
     (("bench", "compare", "tune"), {"methods": []}, "name at least one method"),

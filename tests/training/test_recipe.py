@@ -75,9 +75,6 @@ def test_a_base_may_be_a_recipe_of_the_study(write) -> None:
     assert (origin["method"], origin["mix.mixup"], origin["augment.hflip"]) == (
         "study/nabirds/topk@90", "study/nabirds", "study/imagenet",
     )  # fmt: skip
-    assert message(load_recipe, write("mine", "base: study_nabirds_topk")) == (
-        "study_nabirds_topk is now called study/nabirds/topk@70"
-    )
     assert "base is the name of a recipe" in message(load_recipe, write("mine", "base: study/nabirds/topk"))
 
 

@@ -299,8 +299,7 @@ OWN = "vitrim"
 """The folder of hosts that answers for models of no library: users' models are treated like vitrim's own."""
 
 MOVED = {name for name in vars(Library) if not name.startswith("_")} - {"name"}
-MOVED |= {"find_classifiers", "classifier_names", "classes_in", "compared", "named_part", "task", "front_name"}
-"""Members that a `Host` of vitrim 0.1 had, and a `Library` has now."""
+"""Members of a `Library`, which nobody asks a `Host` for."""
 
 
 def register_host(*model_classes: str) -> Callable[[type[H]], type[H]]:
