@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -284,13 +285,19 @@ def test_nothing_is_resumed_from_a_folder_that_is_not_there(tmp_path: Path):
     assert not (tmp_path / "part").exists()
 
 
-@pytest.fixture
-def kept(tmp_path: Path) -> Path:
-    """A folder with a partial measurement of one batch."""
+@pytest.fixture(scope="module")
+def of_one_batch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a partial measurement of one batch; tests take copies."""
+    folder = tmp_path_factory.mktemp("kept") / "part"
     measurement = started()
     measurement.update(next(read(dataset(), 3)))
-    Partial(tmp_path / "part", SETTINGS, Processes()).keep(measurement, now=True)
-    return tmp_path / "part"
+    Partial(folder, SETTINGS, Processes()).keep(measurement, now=True)
+    return folder
+
+
+@pytest.fixture
+def kept(of_one_batch: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(of_one_batch, tmp_path / "part"))
 
 
 @pytest.mark.parametrize(
