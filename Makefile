@@ -1,23 +1,22 @@
-# Two commands: `make demo` and `make test`. Each sets up what it needs on a machine that has only Python >= 3.11.
+# Three commands: `make demo`, `make test` and `make lint`. Each sets up what it needs on a machine that has only Python >= 3.11.
 PYTHON ?= python3
 VENV   := .venv
 CONSTRAINTS ?= constraints.txt
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-full test-oldest test-vllm lint types pytest docs clean
+.PHONY: demo test test-full test-oldest test-vllm lint pytest docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitrim demo $(if $(CIFAR10),--cifar10 $(CIFAR10))
 
-# The types are checked while the first tests run.
-test: lint
-	$(MAKE) --no-print-directory --jobs 2 types pytest
+test: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(MAKE) --no-print-directory pytest
 
+# Types take 80 s the first time, seconds with the cache that mypy keeps.
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-
-types: $(VENV)/.installed
 	$(BIN)/mypy
 
 # One torch thread per worker: as many workers as cores already use every core. Bytecode is kept even where the
@@ -26,8 +25,8 @@ types: $(VENV)/.installed
 pytest: $(VENV)/.installed
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup --max-worker-restart 0 $(TESTS)
 
-# The whole suite, with every method on every host and what is marked `full`: takes hours on two cores.
-test-full: lint types
+# Everything: every method on every host, all cases of every table, and what is marked `full`. Takes hours on two cores.
+test-full: lint
 	VITRIM_FULL_MATRIX=1 $(MAKE) --no-print-directory pytest
 
 # The lower bounds of pyproject.toml, in an environment of their own; `tests/older.py` says what is left out and why.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -18,7 +19,7 @@ from golden_files import Reference, using_up
 from older import left_out
 
 # no test asserts a time, and a machine that is shared is slow now and then
-hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.register_profile("untimed", deadline=None, max_examples=100 if FULL_MATRIX else 20)
 hypothesis.settings.load_profile("untimed")
 
 for device, seeds in ((torch.cuda, torch.cuda.random), (torch.xpu, torch.xpu.random), (torch.mtia, torch.mtia)):
@@ -54,6 +55,9 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is marked ``full``, except under ``VITRIM_FULL_MATRIX=1``, and give each group to one worker.
 
+    Of the cases of a test that is marked ``sampled(n)``, every n-th stays. In a table of hosts and methods, host by
+    host, that is a diagonal: it meets all hosts and all methods where n divides neither number.
+
     Tests that share a fixture of their module are a group: in two workers the fixture would be made twice. Large groups
     come first by themselves, so that the workers end with single tests, and at about the same time.
     """
@@ -61,10 +65,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if fnmatch(item.nodeid, f"*{name.replace('[', '[[]')}*"):
                 item.add_marker(pytest.mark.skip(reason=reason))
-    unasked = [] if FULL_MATRIX else [item for item in items if item.get_closest_marker("full")]
-    if unasked:
+    if not FULL_MATRIX:
+        unasked = [item for item in items if item.get_closest_marker("full")]
+        places = Counter[str]()
+        for item in items:
+            mark, test = item.get_closest_marker("sampled"), item.nodeid.partition("[")[0]
+            if mark is not None and not item.get_closest_marker("full"):
+                unasked += [item] if places[test] % mark.args[0] else []
+                places[test] += 1
         config.hook.pytest_deselected(items=unasked)
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        unwanted = set(unasked)
+        items[:] = [item for item in items if item not in unwanted]
     if not hasattr(config, "workerinput"):
         return
     for item in items:

@@ -1,7 +1,8 @@
 """Which tests and which of their cases run in `make test`, and which in `make test-full` alone.
 
 A test, or a case of one, that is marked ``full`` runs under ``VITRIM_FULL_MATRIX=1`` alone: beside each of them stands
-what still sees a mistake of its kind in `make test`.
+what still sees a mistake of its kind in `make test`. Of a table marked ``sampled`` the cases that stay see those of
+its other cases (`conftest.py`).
 """
 
 from __future__ import annotations

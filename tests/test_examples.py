@@ -49,7 +49,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
-SLOW = ("export_for_web", "onnx_pipeline")
+SLOW = ("export_for_web", "onnx_pipeline", "export_onnx", "dense_pictures")
 """Those that export to ONNX as `export_onnx` does; `make test-full` runs them."""
 REGISTERING = ("own_host", "own_method", "own_vit")
 """They register what they add."""
@@ -74,6 +74,7 @@ def test_an_example_that_registers_something(name: str, capsys: pytest.CaptureFi
     assert SAYS[name] in capsys.readouterr().out
 
 
+@pytest.mark.full  # `hosts/test_selecting.py` shortens prompts
 def test_tokens_that_another_process_encodes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,6 +106,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModuleType, list[A
     return serve, serve.tiny(tmp_path_factory.mktemp("served"))
 
 
+@pytest.mark.full  # exports and serves; `exporting/test_writing.py` runs its files
 def test_answers_of_a_server(
     served: tuple[ModuleType, list[Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,6 +118,7 @@ def test_answers_of_a_server(
     assert not closed
 
 
+@pytest.mark.full  # shares the files of the test above
 def test_a_served_file_runs_on_the_threads_asked_for(
     served: tuple[ModuleType, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +143,7 @@ def test_dense_features_are_close_to_those_of_the_dense_model(capsys: pytest.Cap
     assert all(float(line.split()[-1]) > 0.5 for line in lines)
 
 
+@pytest.mark.full  # `plots/test_dense_plots.py` draws boxes
 def test_pictures_of_boxes_from_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A random detector, one method, two images of a file: `--limit` and the options of model and data are heard."""
     rows = [{"bbox": [[4.0, 4.0, 20.0, 16.0]], "category": [row % 2]} for row in range(3)]

@@ -93,6 +93,7 @@ def printed() -> list[str]:
     return done.stdout.split("----\n")[:-1]
 
 
+@pytest.mark.full  # `test_public_api.py` starts a process that imports vitrim; rooms are read from the sources below
 def test_importing_and_using_vitrim_adds_no_library_to_torch_and_timm(printed: list[str]) -> None:
     """Nor do the public names, which are resolved on first use, nor reducing a timm model.
 
@@ -104,6 +105,7 @@ def test_importing_and_using_vitrim_adds_no_library_to_torch_and_timm(printed: l
     assert files == str([f"vitrim.hosts.transformers.{file}" for file in ("common", "library", "vit")])
 
 
+@pytest.mark.full  # starts a process that imports every library; see above
 def test_everything_else_works_without_transformers(printed: list[str]) -> None:
     out = printed[1]
     assert "timm VisionTransformer" in out

@@ -69,14 +69,21 @@ def test_every_method_is_public_and_shows_an_example(name: str) -> None:
     assert ">>>" in config.__doc__
 
 
+SLOW = ("analysis.analyze", "app.service", "exporting.writing", "speed.engines", "tuning.search", "tuning.tune")
+
+
 def with_examples() -> Iterator[Any]:
-    """The modules that have any, those that write ONNX in the process of the tests of that (`tests/exporting`)."""
+    """The modules that have any, those that write ONNX in the process of the tests of that (`tests/exporting`).
+
+    Examples of `SLOW` take seconds: those functions have a file of tests each.
+    """
     for name in MODULES:
         found = find_spec(name)
         assert found is not None
         assert found.origin is not None
         if ">>>" in Path(found.origin).read_text(encoding="utf-8"):
             marks = [pytest.mark.xdist_group("onnx")] if name == "vitrim.exporting.exported" else []
+            marks += [pytest.mark.full] if name.removeprefix("vitrim.") in SLOW else []
             yield pytest.param(name, marks=marks)
 
 
@@ -133,7 +140,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 WRONG: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (tuple(CALLS), {"model": 5}, "expected a model or its name"),
     (tuple(CALLS), {"methods": 5}, "expected (methods|a method) such as"),
-    (tuple(CALLS), {"methods": vitrim.ToMe}, "expected (methods|a method) such as .*, got ToMe|MethodClass"),
+    (tuple(CALLS), {"methods": vitrim.ToMe}, "expected (methods|a method) such as .*, got ToMe|ModelMetaclass"),
     (tuple(CALLS), {"methods": [None]}, "expected a method as text"),
     (tuple(CALLS), {"methods": ["tome:r=1", "tome:r=1"]}, "given twice"),
     (("bench", "compare", "tune"), {"methods": []}, "name at least one method"),

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from full_matrix import cells
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 UNTRACKED = ("docs/api/", "docs/changelog.md", "docs/design/measures.md")
@@ -72,7 +74,12 @@ def test_the_drawing_is_what_its_script_draws() -> None:
     assert drawing.FILE.read_text() == drawing.drawing()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if "```python" in (ROOT / page).read_text()])
+WITH_PYTHON = [page for page in PAGES if "```python" in (ROOT / page).read_text()]
+SLOW = ("docs/show.md", "docs/compare.md")
+"""Pages whose examples `plots/test_show.py` and `speed/test_compare.py` have, too."""
+
+
+@pytest.mark.parametrize("page", cells(WITH_PYTHON, set(WITH_PYTHON) - set(SLOW)))
 def test_python_in_pages_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fence after fence, as a reader would; random weights do where a page downloads those of timm."""
     import timm

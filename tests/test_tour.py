@@ -19,6 +19,7 @@ def test_it_is_kept_without_outputs() -> None:
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells())
 
 
+@pytest.mark.full  # its cells are those of `docs/start.md`, which `test_site.py` runs
 def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """In this process, which spares the start of a kernel and another import of torch."""
     matplotlib = pytest.importorskip("matplotlib")

@@ -58,6 +58,7 @@ def refusal(call: Any, *arguments: Any, **options: Any) -> str:
     return text
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", OTHERS)
 @pytest.mark.parametrize("name", ["head.weight", "blocks.1.mlp.fc1.bias"])
 @pytest.mark.parametrize("classes", [3, 5])
@@ -134,6 +135,7 @@ CONTENTS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("kind", CONTENTS)
 def test_pickled_weights_are_those_that_were_saved(kind: str, zipped: bool, tmp_path: Path) -> None:
@@ -162,6 +164,7 @@ def test_a_pickled_encoder_is_found(tmp_path: Path) -> None:
     assert torch.equal(model.cls_token, weights["encoder.cls_token"])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("place", ["alone", "beside", "within", "name", "tensor"])
 @pytest.mark.parametrize("form", ["zip", "legacy", "pickle 0", "pickle 5"])
 @pytest.mark.parametrize("suffix", [".pth", ".bin"])

@@ -121,6 +121,34 @@ def matrix(
     ]
 
 
+AVERAGING = ("hf_beit", "hf_dinov2", "hf_dinov3", "hf_eomt", "hf_siglip")
+"""Plain hosts whose head averages patches: what `fits` refuses there, `covering` leaves out."""
+
+
+def covering(number: int, hosts: Iterable[str] = PLAIN) -> list[Any]:
+    """(host, config) parameters of the test ``number``: a row of a covering array over methods, hosts and tests.
+
+    Every method runs once in each test, and so does, twice or more, every host of ``hosts``; from one test to the next
+    each method moves on to another host. Ten tests so have most pairs of a method and a host, where every test on all
+    pairs would take as long as the rest of the suite. Under ``VITRIM_FULL_MATRIX=1``: all pairs.
+    """
+    first = list({config.name: config for config in reversed(configs())}.values())[::-1]
+    if FULL_MATRIX:
+        return matrix(configs(), PLAIN, thorough=[])
+    rows = []
+    for place, config in enumerate(first):
+        choice = [host for host in hosts if host not in AVERAGING or _suits_averages(config, host)]
+        host = choice[(place + 3 * number) % len(choice)]
+        rows.append(pytest.param(host, config, id=f"{host}-{config.describe()}"))
+    return rows
+
+
+def _suits_averages(config: vitrim.MethodConfig, host: str) -> bool:
+    if host in OWN_HEAD and config.kind == "soft":
+        return False
+    return not (config.kind == "prune" and config.is_adaptive()) and (config.kind != "mixed" or host in OWN_HEAD)
+
+
 def fits(config: vitrim.MethodConfig, model: nn.Module) -> vitrim.MethodConfig:
     """``config``, with the documented substitute where it needs a class token and ``model`` has none.
 

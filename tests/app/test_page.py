@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from app_files import EXAMPLES, MODEL, Here
-from vitrim.app.messages import Choice, Limits
+from vitrim.app.messages import Limits, Settings
 from vitrim.app.service import Service
-from vitrim.app.serving import UploadsOnly, check_port, names_address
+from vitrim.app.serving import check_port
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def test_a_model_that_takes_the_place_of_another_shows_what_it_knows(answers: Ev
 
 def test_the_text_to_copy_is_of_this_model(service: Service, ship: bytes) -> None:
     python_of, command_of, html = (getattr(page_file(), name) for name in ("python_of", "command_of", "html"))
-    result = service.run(ship, Choice(MODEL, "tome", 8, ""))
+    result = service.run(ship, Settings(MODEL, "tome", 8, ""))
     assert "create_model('vitrim:cifar10_vit')" in python_of(result)
     own = replace(result, model="test_vit", checkpoint=True, options={"img_size": [64, 32], "global_pool": "avg"})
     assert (
@@ -191,39 +191,6 @@ def test_inputs_have_labels_and_the_camera_is_off(config: dict[str, Any]) -> Non
 def test_a_page_holds_no_state(config: dict[str, Any]) -> None:
     """Nothing on the server that one user's event could leave for another's."""
     assert [part for part in config["components"] if part["type"] in ("state", "browserstate")] == []
-
-
-@pytest.mark.parametrize(
-    "path", ["http://host/x.png", "HTTPS://host/x", "ftp://host/x", "data:image/png;base64,", 3, ["a"]]
-)
-def test_events_name_uploads_only(path: Any) -> None:
-    assert names_address(json.dumps({"data": [[{"a": {"path": path}}]]}).encode())
-    escaped = json.dumps({"path": path}).replace("/", "\\u002f")
-    assert names_address(escaped.encode())
-    assert not names_address(json.dumps({"data": [{"path": "/tmp/a/x.png", "url": "http://host/x.png"}, 3]}).encode())
-    assert names_address(b"{") and not names_address(b"")  # noqa: PT018
-
-
-def test_what_the_guard_lets_through() -> None:
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import PlainTextResponse
-    from starlette.routing import Route
-    from starlette.testclient import TestClient
-
-    async def echo(request: Request) -> PlainTextResponse:
-        return PlainTextResponse((await request.body()).decode())
-
-    app = Starlette(routes=[Route("/{path:path}", echo, methods=["GET", "POST"])])
-    client = TestClient(UploadsOnly(app))  # type: ignore[arg-type]
-    good, bad = '{"data": [{"path": "/tmp/x.png"}]}', '{"data": [{"path": "http://host/x.png"}]}'
-    assert client.post("/gradio_api/queue/join", content=good).text == good
-    assert client.post("/gradio_api/queue/join", content=bad).status_code == 400
-    assert client.post("/gradio_api/queue/join", content="[" + " " * 200_000 + "]").status_code == 400
-    assert client.post("/gradio_api/upload", content=bad).text == bad
-    for path in ("/gradio_api/run/upload", "/gradio_api/api/upload", "/upload"):  # names of events are the caller's
-        assert client.post(path, content=bad).status_code == 400
-    assert client.get("/").status_code == 200
 
 
 def test_an_address_that_cannot_be_served_at() -> None:

@@ -16,7 +16,7 @@ from app_files import EXAMPLES as FOLDER
 from app_files import MODEL
 from full_matrix import cells
 from vitrim.app import service as service_file
-from vitrim.app.messages import Choice, ModelSource
+from vitrim.app.messages import ModelSource, Settings
 from vitrim.app.photographs import EXAMPLES
 from vitrim.app.service import KEPT_MODELS, ROUNDS, Service, _reduced
 from vitrim.app.sliders import slide_of
@@ -52,10 +52,11 @@ SHOWN = ("topk", "l2", "random", "evit", "ats", "tome", "mctf", "atm", "gtp", "d
 """Others differ from one of these in a score alone, or in which pairs they merge or drop."""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("method", cells(FREE, SHOWN))
 def test_every_method_shows_its_pictures(method: str, service: Service, ship: bytes) -> None:
     slide = service.offer(MODEL).slides[method]
-    result = service.run(ship, Choice(MODEL, method, slide.value))
+    result = service.run(ship, Settings(MODEL, method, slide.value))
     (reduced,) = result.reduced
     assert len(reduced.pictures) == 6
     pixels = [np.asarray(Image.open(io.BytesIO(one.webp))) for one in (result.image, *reduced.pictures)]
@@ -75,20 +76,20 @@ def test_every_method_shows_its_pictures(method: str, service: Service, ship: by
 
 def test_methods_stand_side_by_side_at_the_same_macs(service: Service, ship: bytes) -> None:
     """Each alone at the setting that is shown gives what is shown beside the first; all are timed against one dense."""
-    result = service.run(ship, Choice(MODEL, "tome", 8, beside=("topk", "tome", "atm", "topk")))
+    result = service.run(ship, Settings(MODEL, "tome", 8, beside=("topk", "tome", "atm", "topk")))
     first, topk, atm = result.reduced
     assert [one.name for one in result.reduced] == ["tome", "topk", "atm"]
     for one in (topk, atm):
         assert one.saved == pytest.approx(first.saved, abs=0.03)
         assert one.timing is not None and first.timing is not None  # noqa: PT018
         assert one.timing.dense_ms == first.timing.dense_ms
-    alone = service.run(ship, Choice(MODEL, "topk", float(topk.method.rpartition("=")[2]))).reduced[0]
+    alone = service.run(ship, Settings(MODEL, "topk", float(topk.method.rpartition("=")[2]))).reduced[0]
     assert (alone.method, alone.side, alone.pictures) == (topk.method, topk.side, topk.pictures)
 
 
 def test_numbers_are_those_of_the_other_commands(service: Service, ship: bytes) -> None:
     """MACs and tokens of `vitrim profile`, and the probability that the reduced model itself gives."""
-    result = service.run(ship, Choice(MODEL, "tome", 9))
+    result = service.run(ship, Settings(MODEL, "tome", 9))
     model = create_model(MODEL)
     image = eval_transform(model)(Image.open(FOLDER / "ship.png"))
     known = profile_of(model, "tome:r=9", image[None])
@@ -146,7 +147,7 @@ def test_a_slider_stands_between_its_ends_on_small_models_too(method: str) -> No
 
 
 def test_a_slider_at_its_mild_end_changes_nothing(service: Service, ship: bytes) -> None:
-    result = service.run(ship, Choice(MODEL, "topk", 1.0))
+    result = service.run(ship, Settings(MODEL, "topk", 1.0))
     (reduced,) = result.reduced
     assert reduced.same
     assert reduced.side.gmacs == pytest.approx(result.dense.gmacs)
@@ -155,30 +156,30 @@ def test_a_slider_at_its_mild_end_changes_nothing(service: Service, ship: bytes)
 
 def test_what_a_reduction_cannot_do_is_noted(service: Service, ship: bytes) -> None:
     """Ten blocks of 32 patches cannot lose 32 in each."""
-    notes = service.run(ship, Choice(MODEL, "tome", 32)).notes
+    notes = service.run(ship, Settings(MODEL, "tome", 32)).notes
     assert any("tome" in note or "removes" in note or "fewer" in note for note in notes), notes
 
 
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        (Choice("deit_small_patch16_224", "tome", 8), "unknown model 'deit_small_patch16_224'"),
-        (Choice("run:/etc", "tome", 8), "unknown model 'run:/etc'"),
-        (Choice(MODEL, "tomme", 8), "unknown method 'tomme'; did you mean 'tome'?"),
-        (Choice(MODEL, "@/etc/passwd", 8), "unknown method '@/etc/passwd'"),
-        (Choice(MODEL, "dynamicvit", 0.5), "unknown method 'dynamicvit'"),
-        (Choice(MODEL, "tome", -1), "r must not be negative"),
-        (Choice(MODEL, "topk", 7.0), "keep_rate=7"),
-        (Choice(MODEL, "tome", float("nan")), "r=nan is no number"),
-        (Choice(MODEL, "tome", "8"), "r=8 is no number"),  # type: ignore[arg-type]
-        (Choice(MODEL, "tome", 8, "r=9"), "'r' is given twice"),
-        (Choice(MODEL, "tome", 8, "q=9"), "unknown option of tome 'q'"),
-        (Choice(MODEL, "tome", 8, "nonsense"), "cannot read 'nonsense'"),
-        (Choice(MODEL, "tome", 8, "inflect=" + "9" * 400), "at most 300 are read"),
-        (Choice(MODEL, "tome", 8, "@/etc/passwd"), "cannot read '@/etc/passwd'"),
+        (Settings("deit_small_patch16_224", "tome", 8), "unknown model 'deit_small_patch16_224'"),
+        (Settings("run:/etc", "tome", 8), "unknown model 'run:/etc'"),
+        (Settings(MODEL, "tomme", 8), "unknown method 'tomme'; did you mean 'tome'?"),
+        (Settings(MODEL, "@/etc/passwd", 8), "unknown method '@/etc/passwd'"),
+        (Settings(MODEL, "dynamicvit", 0.5), "unknown method 'dynamicvit'"),
+        (Settings(MODEL, "tome", -1), "r must not be negative"),
+        (Settings(MODEL, "topk", 7.0), "keep_rate=7"),
+        (Settings(MODEL, "tome", float("nan")), "r=nan is no number"),
+        (Settings(MODEL, "tome", "8"), "r=8 is no number"),  # type: ignore[arg-type]
+        (Settings(MODEL, "tome", 8, "r=9"), "'r' is given twice"),
+        (Settings(MODEL, "tome", 8, "q=9"), "unknown option of tome 'q'"),
+        (Settings(MODEL, "tome", 8, "nonsense"), "cannot read 'nonsense'"),
+        (Settings(MODEL, "tome", 8, "inflect=" + "9" * 400), "at most 300 are read"),
+        (Settings(MODEL, "tome", 8, "@/etc/passwd"), "cannot read '@/etc/passwd'"),
     ],
 )
-def test_choices_that_are_not_on_offer(choice: Choice, message: str, service: Service, ship: bytes) -> None:
+def test_choices_that_are_not_on_offer(choice: Settings, message: str, service: Service, ship: bytes) -> None:
     with pytest.raises(VitrimError) as error:
         service.run(ship, choice)
     assert message in str(error.value)
@@ -188,7 +189,7 @@ def test_choices_that_are_not_on_offer(choice: Choice, message: str, service: Se
 def test_users_share_nothing_but_weights(service: Service, ship: bytes) -> None:
     """Jobs in turn are what they are alone, and the model is as it was."""
     before = {name: weight.clone() for name, weight in service._load(MODEL).model.state_dict().items()}
-    choices = [Choice(MODEL, "tome", 9), Choice(MODEL, "random", 0.4)]
+    choices = [Settings(MODEL, "tome", 9), Settings(MODEL, "random", 0.4)]
     first, second, again, second_again = (service.run(ship, choices[place]) for place in (0, 1, 0, 1))
     for one, other in ((first, again), (second, second_again)):
         for name in ("method", "side", "pictures"):
@@ -199,6 +200,7 @@ def test_users_share_nothing_but_weights(service: Service, ship: bytes) -> None:
     assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
 
 
+@pytest.mark.full  # loads five models
 def test_few_models_stay_loaded_and_one_that_comes_back_is_the_same_one() -> None:
     names = ["test_vit", "test_vit2", "test_vit3", "test_vit4"]
     service = Service([ModelSource(name) for name in names])
@@ -218,7 +220,7 @@ def test_few_models_stay_loaded_and_one_that_comes_back_is_the_same_one() -> Non
 
 def test_what_would_take_too_long_is_left_out_and_noted(service: Service, ship: bytes) -> None:
     service.offer(MODEL)
-    result = another(service, seconds=1e-6).run(ship, Choice(MODEL, "tome", 8, beside=("topk",)))
+    result = another(service, seconds=1e-6).run(ship, Settings(MODEL, "tome", 8, beside=("topk",)))
     (reduced,) = result.reduced
     assert reduced.timing is None
     assert any("too long to be timed" in note for note in result.notes)
@@ -236,7 +238,7 @@ def test_timing_takes_what_is_left_of_the_time(
     dense = service_file._dense
     monkeypatch.setattr(service_file, "_dense", lambda *given: (dense(*given)[0], seconds))
     monkeypatch.setattr(service_file, "_timings", lambda *_: ["timed"])
-    result = known.run(ship, Choice(MODEL, "tome", 8))
+    result = known.run(ship, Settings(MODEL, "tome", 8))
     assert (result.reduced[0].timing == "timed") is timed
 
 
@@ -252,7 +254,7 @@ def test_whether_the_answer_is_the_same(
         "_reduced",
         lambda *given: (replace(reduced(*given)[0], prediction=logits[reduced_class][None]), reduced(*given)[1]),
     )
-    result = service.run(ship, Choice(MODEL, "tome", 8))
+    result = service.run(ship, Settings(MODEL, "tome", 8))
     assert result.reduced[0].same is (reduced_class == 0)
     names = ["airplane", "automobile", "bird", "cat"]
     assert (result.dense.best[0][0], result.reduced[0].side.best[0][0]) == (names[0], names[reduced_class])

@@ -51,6 +51,7 @@ def photographs(tmp_path: Path) -> Path:
     return tmp_path / "photographs"
 
 
+@pytest.mark.full  # the demo runs above, and `test_reference.py` scores the model
 def test_demo_shows_the_reference_model_on_your_copy_of_cifar10(monkeypatch, capsys, photographs, tmp_path) -> None:
     """The digits have the test above: of them a few are evaluated, and none is drawn."""
     digits, draw = run.digits(), run.draw

@@ -71,6 +71,7 @@ def test_dense_for_one_batch_timed(run_shallow: Run, monkeypatch: pytest.MonkeyP
     assert [(row["engine"], row["batch_size"]) for row in rows] == [("eager", 7)] * 2 + [("torch.export", 7)] * 2
 
 
+@pytest.mark.full  # the command calls the function, `test_commands.py`
 def test_the_function_does_what_the_command_does(run_shallow: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrim.measure.latency.Budget.spent", lambda self, rounds, *_: rounds >= 2)
     given = ["-m", "tome:r=2", "--out", "m.pt2", "--check", "5", "--images", "images", "--bench"]

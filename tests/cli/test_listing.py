@@ -156,6 +156,7 @@ def test_a_family_lists_the_heads_of_its_models(host: str) -> None:
     assert family.facts(model).head in family.heads
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.filterwarnings("ignore::vitrim.ReductionWarning")  # some defaults ask for more than 36 patches allow
 @pytest.mark.parametrize("method", registered())
 @pytest.mark.parametrize("host", ["vit", "avg_fc_norm", "no_class_token_avg"])
@@ -191,6 +192,7 @@ def test_models_are_those_of_the_modules_with_a_host_class() -> None:
     assert not {"resnet50", "swin_tiny_patch4_window7_224", "cait_s24_224", "hiera_tiny_224"} & set(names)
 
 
+@pytest.mark.full  # `hosts/test_host_tables.py` has every module
 def test_a_listed_model_of_every_module_is_a_host() -> None:
     own = [f"vitrim:{name}" for name in references()]
     first = {row["module"]: row["name"] for row in listing.models() if row["name"] not in own}

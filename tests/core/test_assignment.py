@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -21,7 +21,6 @@ from vitrim.core.assignment import Hard, Soft, merge, prune
 from vitrim.core.tokens import TokenState, take, unmerge
 from vitrim.errors import VitrimError
 
-FAST = settings(deadline=None, max_examples=30)
 CHANNELS = 3
 
 
@@ -131,7 +130,6 @@ def group_counts(state: TokenState) -> Tensor:
 # ---- merge ---------------------------------------------------------------------------------------------------------
 
 
-@FAST
 @given(case=cases)
 def test_a_merge_accounts_for_every_token(case: Case) -> None:
     x = case.tokens()
@@ -149,7 +147,6 @@ def test_a_merge_accounts_for_every_token(case: Case) -> None:
     assert torch.equal(pooled[:, : case.prefix], x[:, : case.prefix])  # the prefix, bit for bit
 
 
-@FAST
 @given(case=cases)
 def test_pooling_is_the_weighted_mean_of_each_group_and_unmerge_repeats_it(case: Case) -> None:
     x = case.tokens()
@@ -167,7 +164,6 @@ def test_pooling_is_the_weighted_mean_of_each_group_and_unmerge_repeats_it(case:
     torch.testing.assert_close((pooled * after.size[..., None]).sum(1), (x * size[..., None]).sum(1))
 
 
-@FAST
 @given(case=cases, steps=st.lists(st.sampled_from(["merge", "prune"]), min_size=2, max_size=4))
 def test_chains_compose(case: Case, steps: list[str]) -> None:
     """After any merges and prunings a token is the plain mean of the input tokens that point at it."""
@@ -191,7 +187,6 @@ def test_chains_compose(case: Case, steps: list[str]) -> None:
             assert x[image, group].tolist() == pytest.approx(mean, abs=1e-12)
 
 
-@FAST
 @given(case=cases, normalise=st.booleans())
 def test_weights_other_than_size(case: Case, normalise: bool) -> None:
     x = case.tokens()
@@ -204,7 +199,6 @@ def test_weights_other_than_size(case: Case, normalise: bool) -> None:
     assert (after.size.sum(1) == case.n).all()  # sizes count tokens, whatever they weigh
 
 
-@FAST
 @given(case=cases)
 def test_target_and_expand_invert_the_order_of_the_output(case: Case) -> None:
     x = case.tokens()
@@ -301,7 +295,6 @@ def ragged_merge(case: Case, state: TokenState) -> Hard:
     )
 
 
-@FAST
 @given(case=cases)
 def test_padding_owns_nothing_and_real_slots_account_for_everything(case: Case) -> None:
     x0 = x = case.tokens()
@@ -347,7 +340,6 @@ def test_a_ragged_selection_forgets_what_is_not_valid() -> None:
     assert later.source.tolist() == [[0, 1, -1, -1, -1], [0, -1, -1, -1, -1]]
 
 
-@FAST
 @given(case=cases)
 def test_the_maximum_of_a_group_is_per_channel(case: Case) -> None:
     x = case.tokens()
@@ -362,7 +354,6 @@ def test_the_maximum_of_a_group_is_per_channel(case: Case) -> None:
 # ---- prune and the bank --------------------------------------------------------------------------------------------
 
 
-@FAST
 @given(case=cases)
 def test_pruning_keeps_the_order_asked_for_and_marks_the_rest(case: Case) -> None:
     x = case.tokens()
@@ -379,7 +370,6 @@ def test_pruning_keeps_the_order_asked_for_and_marks_the_rest(case: Case) -> Non
     assert torch.equal(unmerge(pooled, after), x * kept[..., None])
 
 
-@FAST
 @given(case=cases, rounds=st.integers(1, 4))
 def test_refill_brings_every_banked_token_back(case: Case, rounds: int) -> None:
     x0 = x = case.tokens()
@@ -452,7 +442,6 @@ def test_refill_refuses_what_it_cannot_bring_back(what: str) -> None:
 # ---- soft ----------------------------------------------------------------------------------------------------------
 
 
-@FAST
 @given(case=cases, own_values=st.booleans(), merged_before=st.booleans())
 def test_soft_mixes_patches_keeps_the_prefix_and_the_sum_of_sizes(
     case: Case, own_values: bool, merged_before: bool
@@ -479,7 +468,6 @@ def test_soft_mixes_patches_keeps_the_prefix_and_the_sum_of_sizes(
     assert after.reduced
 
 
-@FAST
 @given(case=cases)
 def test_soft_with_one_place_per_token_is_the_merge(case: Case) -> None:
     x = case.tokens()
@@ -544,7 +532,6 @@ def test_gradients_of_a_soft_assignment() -> None:
     assert torch.autograd.gradcheck(lambda v, m: Soft(m.softmax(-1), v).apply(x, state)[0], (values, logits))
 
 
-@FAST
 @given(case=cases)
 def test_bfloat16_pools_close_to_float32(case: Case) -> None:
     x = case.tokens(torch.bfloat16)

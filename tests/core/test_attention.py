@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -127,7 +127,6 @@ def test_other_values_come_flat_with_heads_side_by_side() -> None:
 
 @every_bias
 @pytest.mark.parametrize("fused", [True, False])
-@settings(deadline=None, max_examples=20)
 @given(count=st.integers(1, N))
 def test_rows_are_the_first_rows_of_the_full_output(bias: str, fused: bool, count: int) -> None:
     attention = make(bias, fused=fused)
@@ -138,7 +137,6 @@ def test_rows_are_the_first_rows_of_the_full_output(bias: str, fused: bool, coun
 
 @every_bias
 @pytest.mark.parametrize("fused", [True, False])
-@settings(deadline=None, max_examples=20)
 @given(count=st.integers(1, N), seed=st.integers(0, 1000))
 def test_select_gives_the_rows_asked_for(bias: str, fused: bool, count: int, seed: int) -> None:
     random = torch.Generator().manual_seed(seed)

@@ -76,6 +76,7 @@ def test_the_hosts_own_forward_runs_where_it_does_the_same(
     assert depths_of_own_forwards(model, monkeypatch, tiny.images()) == expected
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("config", tiny.configs(), ids=lambda config: config.describe())
 def test_the_hosts_own_forward_changes_nothing(
@@ -149,6 +150,7 @@ def large() -> tuple[nn.Module, float]:
     return model, peak(model)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", [*methods(), "cropr:r=40", "gtp:num_prop=40", "mctf:r=40", "pitome:keep_rate=0.8"])
 def test_no_method_needs_more_memory_than_the_dense_model(method: str, large: tuple[nn.Module, float]) -> None:
     model, dense = large

@@ -64,6 +64,7 @@ def test_amounts_set_on_meta_are_those_of_the_tables(monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(model(tiny.images()), dense(tiny.images()), atol=0, rtol=0)
 
 
+@pytest.mark.sampled(4)
 @CONFIGS
 def test_a_model_reduced_in_inference_mode_is_trained(config: vitrim.MethodConfig) -> None:
     model = tiny.HOSTS["vit"]()

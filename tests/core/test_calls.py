@@ -85,6 +85,7 @@ def calls(model: nn.Module, host: str) -> Counter[tuple[int, str]]:
     return seen
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("host", EVERYWHERE)
 def test_a_reduced_block_calls_what_the_dense_block_calls(host: str) -> None:
     model = EVERYWHERE[host]().eval()
@@ -157,6 +158,7 @@ def put_parametrisation(model: nn.Module) -> None:
 CHANGES: list[Callable[[nn.Module], None]] = [put_forward, put_hook, put_pre_hook, put_parametrisation]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("host", FAMILIES)
 def test_what_is_put_on_a_layer_acts_on_the_reduced_model_too(host: str, change: Callable[[nn.Module], None]) -> None:
@@ -452,6 +454,7 @@ def other_class(model: nn.Module) -> None:
 LATER = [swap, cut, replace_first, replace_last, copied, hooked, backward_hooked, own_forward, other_class]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("host", FAMILIES)
 def test_blocks_that_are_changed_after_reducing_are_refused(host: str) -> None:
     whole = EVERYWHERE[host]().eval()

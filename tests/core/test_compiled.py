@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -24,7 +24,6 @@ from vitrim.core.matching import alternate_split, match_alternate, match_both_wa
 from vitrim.core.registry import parse_method
 from vitrim.core.tokens import TokenState
 
-FAST = settings(max_examples=40)
 DTYPES = (torch.float32, torch.float64)
 
 
@@ -64,7 +63,6 @@ def test_numba_is_installed_where_tests_run() -> None:
     assert compiled.INSTALLED
 
 
-@FAST
 @given(prefix=st.integers(0, 5), patches=st.integers(2, 40), batch=st.integers(1, 3), data=st.data())
 def test_pairs_of_one_direction(prefix: int, patches: int, batch: int, data: st.DataObject) -> None:
     state = TokenState.start(torch.zeros(batch, prefix + patches, 4), prefix)
@@ -75,7 +73,6 @@ def test_pairs_of_one_direction(prefix: int, patches: int, batch: int, data: st.
     same(*both(lambda: match_alternate(state, similarity, r, by_position=by_position)))
 
 
-@FAST
 @given(prefix=st.integers(0, 5), patches=st.integers(2, 40), batch=st.integers(1, 3), data=st.data())
 def test_pairs_of_both_directions(prefix: int, patches: int, batch: int, data: st.DataObject) -> None:
     state = TokenState.start(torch.zeros(batch, prefix + patches, 4), prefix)
@@ -86,7 +83,6 @@ def test_pairs_of_both_directions(prefix: int, patches: int, batch: int, data: s
     same(*both(lambda: match_both_ways(state, attraction, r, bidirectional)))
 
 
-@FAST
 @given(
     patches=st.integers(1, 20),
     batch=st.integers(1, 3),
@@ -115,7 +111,6 @@ def test_merged_tokens_and_their_sizes(
         x = expected
 
 
-@FAST
 @given(patches=st.integers(1, 20), prefix=st.integers(0, 3), batch=st.integers(1, 3), data=st.data())
 def test_copies_of_merged_tokens_at_the_old_places(patches: int, prefix: int, batch: int, data: st.DataObject) -> None:
     seed, kept = data.draw(st.integers(0, 999)), data.draw(st.integers(1, patches))

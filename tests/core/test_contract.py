@@ -44,44 +44,29 @@ every_pair = pytest.mark.parametrize(
 gradient_pair = pytest.mark.parametrize(
     PAIR, tiny.matrix(CONFIGS, tiny.HOSTS, thorough=["vit"], others=["mctf", "cropr"], variants=["mctf"])
 )
-# mctf is the one that takes its keys, its map and its values from the host; other settings of a method are other
-# numbers for what `every_pair`, `gradient_pair` and `every_method` run whole
-plain_pair = pytest.mark.parametrize(
-    PAIR, tiny.matrix(CONFIGS, tiny.PLAIN, thorough=[], once=["vit"], others=tiny.FEW, variants=["mctf"])
-)
+# other settings of a method are other numbers for what `every_pair`, `gradient_pair` and `every_method` run whole
+
+
+def covering_pair(number: int, *, without: tuple[str, ...] = ()) -> pytest.MarkDecorator:
+    """Row ``number`` of the covering array over methods, hosts and tests, less hosts that lack what is tested."""
+    hosts = [host for host in tiny.PLAIN if host not in without]
+    return pytest.mark.parametrize(PAIR, tiny.covering(number, hosts))
+
+
 ALIKE = ("hf_clip", "hf_siglip", "hf_dinov2", "hf_eomt", "hf_yolos", "naflex")
 """Plain hosts whose attention is the code of another one. YOLOS is compiled in its own tests."""
 DIFFERENT = [host for host in tiny.PLAIN if host not in ALIKE]
-COMPILED = DIFFERENT if FULL_MATRIX else [*tiny.LIBRARIES, "eva"]
-"""Hosts that one method is compiled on: `make test` takes one of each library, and one with rotary positions."""
-# compiling and exporting take seconds each: all methods on ViT, one on every kind of attention, and even in the full
-# matrix all methods on every kind of attention and not on every form of it; EoMT, which reads in every forward whether
-# attention is masked, is no one graph itself
-ONE_SCORE = (
-    *("l1", "l2", "linf", "none", "random", "topk", "tofu", "bat", "dpc_knn", "patchmerger", "sinkhorn", "sit"),
-    *("pitome", "diffrate", "zero_tprune"),
-)
-"""Static methods that are another one but for lines without control flow: `evit`, `tome`, `kmedoids` and `dynamicvit`
-are compiled, and a dense model; `l2` in `test_grid.py`. `zero_tprune` is exported below, as one graph, too."""
+# compiling and exporting take seconds each: in `make test` a merge and a selection at the query on timm's ViT, and a
+# merge on a model of transformers; code that reads a value, which breaks a graph, fails for every method on meta
+# tensors (`test_block_on_meta.py`). Even the full matrix has all methods on every kind of attention only and not on
+# every form of it; EoMT, which reads in every forward whether attention is masked, is no one graph itself
 static_pair = pytest.mark.parametrize(
     PAIR,
-    tiny.matrix(
-        STATIC if FULL_MATRIX else [config for config in STATIC if config.name not in ONE_SCORE],
-        COMPILED,
-        thorough=[],
-        once=["vit"],
-        others=["tome"],
-        full=DIFFERENT,
-    ),
+    tiny.matrix(STATIC, ["vit"], thorough=[], others=["tome", "evit"], full=DIFFERENT)
+    + ([] if FULL_MATRIX else tiny.matrix(STATIC, ["hf_vit"], thorough=[], others=["tome"])),
 )
-# `test_compile_fullgraph` has all of these, some with a batch of any size: export traces the same operations, so that
-# one host of timm and one whose output is no tensor stand for the others, and ToMe for Cropr; zero_tprune takes some
-# images of a batch at a time, and all of them in a graph
-BY_PARTS = [] if FULL_MATRIX else tiny.matrix(STATIC, ["vit"], thorough=[], others=["zero_tprune"])
-export_pair = pytest.mark.parametrize(
-    PAIR, tiny.matrix(STATIC, ["vit", "hf_vit"], thorough=[], others=["tome"], full=DIFFERENT) + BY_PARTS
-)
-# what a kind of attention does to a compiled model shows without training; Cropr learns, and has a loss of its own
+# export traces the operations that compiling does
+export_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, ["vit"], thorough=[], others=["tome"], full=DIFFERENT))
 training_pair = pytest.mark.parametrize(PAIR, tiny.matrix(STATIC, ["vit"], thorough=[], others=["cropr"], full=["vit"]))
 every_method = pytest.mark.parametrize("config", CONFIGS, ids=describe)
 
@@ -145,6 +130,20 @@ def check_prefix(reduction: vitrim.Reduction) -> None:
         assert torch.equal(state.position[:, : len(prefix)], prefix.expand(2, -1))
         assert torch.equal(state.source[:, : len(prefix)], prefix.expand(2, -1))
         assert (state.size[:, : len(prefix)] == 1).all()
+
+
+def test_the_covering_array_has_every_method_every_host_and_most_pairs() -> None:
+    """Each test once with every method, and on every host; none of its rows is refused."""
+    models = {host: tiny.HOSTS[host]() for host in tiny.PLAIN}
+    pairs = set()
+    for number in range(9):
+        rows = [row.values for row in tiny.covering(number)]
+        assert {config.name for _, config in rows} == {config.name for config in CONFIGS}
+        assert {host for host, _ in rows} == set(tiny.PLAIN), number
+        pairs |= {(host, config.name) for host, config in rows}
+        for host, config in rows:
+            tiny.fits(config, models[host])
+    assert len(pairs) > 0.4 * len(tiny.PLAIN) * len({config.name for config in CONFIGS})
 
 
 GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
@@ -223,7 +222,7 @@ def test_reducing_nothing_equals_dense(host: str, config: vitrim.MethodConfig) -
         torch.testing.assert_close(run(model, images), dense, atol=1e-6, rtol=1e-6)
 
 
-@plain_pair
+@covering_pair(0, without=("torchvision_vit",))
 def test_fused_and_unfused_attention_agree(host: str, config: vitrim.MethodConfig) -> None:
     model, _ = reduced(host, config)
     images = tiny.images()
@@ -257,7 +256,7 @@ def test_gradients_flow(host: str, config: vitrim.MethodConfig) -> None:
     assert "embed" in first or "conv_proj" in first or "cls_token" in first or "class_token" in first
 
 
-@plain_pair
+@covering_pair(1)
 def test_autocast_bfloat16(host: str, config: vitrim.MethodConfig) -> None:
     model, reduction = reduced(host, config, record=True)
     images = tiny.images()
@@ -274,13 +273,13 @@ def test_autocast_bfloat16(host: str, config: vitrim.MethodConfig) -> None:
     # decisions are taken in float32 but on bfloat16 keys: an image that decides alike differs by rounding
     alike = torch.stack([(one == other).all(1) for one, other in zip(decided, again, strict=True)]).all(0)
     assert (torch.cosine_similarity(full.flatten(1), half.float().flatten(1))[alike] > 0.98).all()
-    # the others are close, too; among all cells of the full matrix some hosts, untrained, are nearly tied
-    if alike.all() or not FULL_MATRIX:
+    # the others are close, too; some other hosts, untrained, are nearly tied
+    if alike.all() or host == "vit":
         assert torch.nn.functional.cosine_similarity(full.flatten(), half.float().flatten(), dim=0) > 0.9
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-@plain_pair
+@covering_pair(2)
 def test_other_dtypes(dtype: torch.dtype, host: str, config: vitrim.MethodConfig) -> None:
     model = tiny.HOSTS[host]().to(dtype)
     reduction = vitrim.reduce_(model, tiny.fits(config, model))
@@ -290,7 +289,7 @@ def test_other_dtypes(dtype: torch.dtype, host: str, config: vitrim.MethodConfig
     assert reduction.state.size.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
-@plain_pair
+@covering_pair(3)
 def test_copies_are_independent(host: str, config: vitrim.MethodConfig) -> None:
     model, reduction = reduced(host, config)
     images = tiny.images()
@@ -318,7 +317,7 @@ def test_copies_are_independent(host: str, config: vitrim.MethodConfig) -> None:
             assert torch.equal(run(model, images), expected), name
 
 
-@plain_pair
+@covering_pair(4)
 def test_ema_follows_a_training_step(host: str, config: vitrim.MethodConfig) -> None:
     model, _ = reduced(host, config)
     model.train()
@@ -342,7 +341,7 @@ def _gradients(model: torch.nn.Module, *batches: torch.Tensor) -> list[torch.Ten
 
 # the second forward's state is there when the first one's blocks run again: what one forward shows, two do
 @pytest.mark.parametrize("forwards", cells([1, 2], [2]))
-@plain_pair
+@covering_pair(5, without=("torchvision_vit", "hf_eomt"))
 def test_gradient_checkpointing_equals_plain(forwards: int, host: str, config: vitrim.MethodConfig) -> None:
     model, _ = reduced(host, config)
     switch_on = tiny.checkpoints(model.double())
@@ -391,6 +390,7 @@ def test_compile_fullgraph(host: str, config: vitrim.MethodConfig) -> None:
         torch.testing.assert_close(run(compiled, other), run(model, other), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.full  # the graph of the forward is the one above, its gradients those of `test_gradients_flow`
 @training_pair
 def test_compile_fullgraph_in_training(host: str, config: vitrim.MethodConfig) -> None:
     model = traced(host, config)
@@ -401,6 +401,8 @@ def test_compile_fullgraph_in_training(host: str, config: vitrim.MethodConfig) -
     assert trained(model)
 
 
+# `atm` breaks no more graphs than its eager forward has reads, and those are in `test_block_on_meta.py`
+@pytest.mark.full
 @pytest.mark.parametrize(
     PAIR,
     tiny.matrix(
@@ -423,7 +425,7 @@ def test_compile_runs_what_is_no_one_graph_too(host: str, config: vitrim.MethodC
             torch.testing.assert_close(run(compiled, images), run(model, images), atol=1e-5, rtol=1e-5)
 
 
-@plain_pair
+@covering_pair(6, without=("torchvision_vit",))
 def test_dense_outputs_are_the_reduced_tokens_unmerged(host: str, config: vitrim.MethodConfig) -> None:
     model = tiny.shaken(tiny.HOSTS[host]())
     config = tiny.fits(config, model).model_copy(update={"last_block": "full"})
@@ -444,6 +446,7 @@ def test_dense_outputs_are_the_reduced_tokens_unmerged(host: str, config: vitrim
         torch.testing.assert_close(grid, vitrim.unmerge(tokens, state), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.sampled(4)
 @every_method
 def test_feature_maps_cover_the_full_grid(config: vitrim.MethodConfig) -> None:
     model, _ = reduced("vit", config)
@@ -461,7 +464,7 @@ def test_feature_maps_cover_the_full_grid(config: vitrim.MethodConfig) -> None:
         assert prefix.shape == (2, 1, 32)
 
 
-@plain_pair
+@covering_pair(7)
 def test_save_and_load(host: str, config: vitrim.MethodConfig, tmp_path) -> None:
     model, reduction = reduced(host, config)
     images = tiny.images()
@@ -473,6 +476,7 @@ def test_save_and_load(host: str, config: vitrim.MethodConfig, tmp_path) -> None
         assert torch.equal(run(twin, images), run(model, images))
 
 
+@pytest.mark.sampled(4)
 @every_method
 def test_other_image_sizes(config: vitrim.MethodConfig) -> None:
     model, reduction = reduced("dynamic_img_size", config)
@@ -490,7 +494,7 @@ def test_other_image_sizes(config: vitrim.MethodConfig) -> None:
                 assert reduction.state.num_patches == counts[-1]
 
 
-@plain_pair
+@covering_pair(8)
 def test_an_image_alone_gives_what_it_gives_in_a_batch(host: str, config: vitrim.MethodConfig) -> None:
     """Unless the method says otherwise, an image's result does not depend on its batch mates."""
     if config.name == "random" or (config.batch_dependent and "image" not in config.describe()):
@@ -504,6 +508,7 @@ def test_an_image_alone_gives_what_it_gives_in_a_batch(host: str, config: vitrim
     torch.testing.assert_close(together, alone, atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.sampled(4)
 @every_method
 def test_an_image_that_is_not_finite_spoils_itself_only(config: vitrim.MethodConfig) -> None:
     if config.batch_dependent and "image" not in config.describe():
@@ -521,6 +526,7 @@ def test_an_image_that_is_not_finite_spoils_itself_only(config: vitrim.MethodCon
     torch.testing.assert_close(out[1:], expected[1:])
 
 
+@pytest.mark.sampled(5)
 @every_method
 def test_stochastic_depth_and_dropout_run_in_training(config: vitrim.MethodConfig) -> None:
     model = tiny.vit(drop_path_rate=0.5, attn_drop_rate=0.2, proj_drop_rate=0.2)().train()
@@ -531,6 +537,7 @@ def test_stochastic_depth_and_dropout_run_in_training(config: vitrim.MethodConfi
     assert torch.equal(run(model, tiny.images()), run(model, tiny.images()))
 
 
+@pytest.mark.full  # a minute of the C++ compiler; what comes before it, the graphs, is compiled above
 def test_compile_to_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The backend that people use, once: it asks the C++ compiler, which takes a while. The others stop at graphs."""
     if not any(which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if name):

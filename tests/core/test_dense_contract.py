@@ -97,6 +97,7 @@ def refusal(model: nn.Module, name: str, options: dict[str, Any]) -> str:
     return ""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", methods())
 def test_whatever_the_options_every_patch_has_a_value_or_the_model_is_refused(name: str) -> None:
     """One option at a time has each of its values, besides those that make the method act."""
@@ -115,6 +116,7 @@ def test_whatever_the_options_every_patch_has_a_value_or_the_model_is_refused(na
             vitrim.restore_(model)
 
 
+@pytest.mark.sampled(4)
 @every_cell
 def test_copies_are_independent_and_restoring_gives_the_dense_model_back(cell: str) -> None:
     kind, host, method = CELLS[cell]
@@ -137,6 +139,7 @@ def test_copies_are_independent_and_restoring_gives_the_dense_model_back(cell: s
     assert equal(everything(model, images), everything(dense, images))
 
 
+@pytest.mark.sampled(4)
 @every_cell
 def test_gradient_checkpointing_equals_plain(cell: str) -> None:
     kind, host, method = CELLS[cell]
@@ -155,6 +158,7 @@ def test_gradient_checkpointing_equals_plain(cell: str) -> None:
         torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.full  # `test_contract.py` compiles the blocks
 @traced_cell
 def test_compile_fullgraph(cell: str) -> None:
     kind, host, method = CELLS[cell]
@@ -166,6 +170,7 @@ def test_compile_fullgraph(cell: str) -> None:
         torch.testing.assert_close(front(compiled, given), front(model, given), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.full  # `test_contract.py` exports the blocks
 @export_cell
 def test_export_with_what_was_pruned_back_in_its_place(cell: str) -> None:
     _, host, method = CELLS[cell]

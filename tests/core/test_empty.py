@@ -45,6 +45,7 @@ class Empty(TorchDispatchMode):
         return out
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("config", STATIC, ids=lambda config: config.describe())
 def test_no_step_without_rows(config: vitrim.MethodConfig) -> None:
     model = tiny.vit(depth=12)()

@@ -46,6 +46,7 @@ def hooks(model: nn.Module) -> list[GridHook]:
     return [hook for module in model.modules() for hook in module._forward_hooks.values() if isinstance(hook, GridHook)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("host", tiny.HOSTS)
 def test_every_host_shows_the_grid_of_its_own_images(host: str) -> None:
     model = tiny.HOSTS[host]()
@@ -197,6 +198,7 @@ GRID_METHODS = ("gtp:num_prop=4", "l1", "l2:float32_rings=true", "linf:contiguou
 
 
 # the other way to use a grid is a graph: `gtp` is compiled in `test_contract.py`
+@pytest.mark.full  # eager models are compared above
 @pytest.mark.parametrize("method", cells(GRID_METHODS, ("l2:float32_rings=true",)))
 def test_compiled_and_exported_models_have_the_grid_of_their_images(method: str) -> None:
     model = tiny.vit(dynamic_img_size=True, depth=2)()

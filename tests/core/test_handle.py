@@ -54,6 +54,7 @@ def says_what_runs(model: nn.Module, config: vitrim.MethodConfig | str, host: st
 
 
 # every method on the plain host of each library; what else there is to hosts is the same for all methods of a kind
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("host", "config"), tiny.matrix(tiny.static_configs(), tiny.LIBRARIES, thorough=["vit"], once=tiny.LIBRARIES)
 )
@@ -220,6 +221,7 @@ def counted(model: nn.Module, run: Callable[[], Any]) -> int:
     return sum(part["linear"] + part["attention"] for part in parts)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("host", "methods"),
     [

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -25,14 +25,11 @@ from vitrim.core.matching import (
 )
 from vitrim.core.tokens import TokenState, unmerge
 
-FAST = settings(deadline=None, max_examples=40)
-
 
 def draw(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@FAST
 @given(prefix=st.integers(0, 5), patches=st.integers(2, 200))
 def test_split_is_even_and_odd_places_of_the_whole_sequence(prefix: int, patches: int) -> None:
     places = torch.arange(prefix, prefix + patches)  # the prefix counts
@@ -42,7 +39,6 @@ def test_split_is_even_and_odd_places_of_the_whole_sequence(prefix: int, patches
     assert len(places[sources]) + len(places[destinations]) == patches
 
 
-@FAST
 @given(batch=st.integers(1, 3), sources=st.integers(1, 20), destinations=st.integers(1, 20), seed=st.integers(0, 10**6))
 def test_best_partner_is_the_nearest_by_cosine(batch: int, sources: int, destinations: int, seed: int) -> None:
     a, b = draw(seed, batch, sources, 5), draw(seed + 1, batch, destinations, 5)
@@ -57,7 +53,6 @@ def test_best_partner_is_the_nearest_by_cosine(batch: int, sources: int, destina
             assert cosine[int(partner[image, source])] == pytest.approx(max(cosine), abs=1e-12)
 
 
-@FAST
 @given(batch=st.integers(1, 3), count=st.integers(1, 12), padding=st.integers(1, 12), seed=st.integers(0, 10**6))
 def test_padding_is_nobodys_partner(batch: int, count: int, padding: int, seed: int) -> None:
     a, b = draw(seed, batch, 7, 5), draw(seed + 1, batch, count, 5)
@@ -94,7 +89,6 @@ def test_equally_similar_sources_merge_in_order() -> None:
     assert kept.tolist() == [[3, 4]]
 
 
-@FAST
 @given(batch=st.integers(1, 3), count=st.integers(1, 60), data=st.data())
 def test_most_similar_splits_the_sources(batch: int, count: int, data: st.DataObject) -> None:
     r = data.draw(st.integers(0, count))
@@ -109,7 +103,6 @@ def test_most_similar_splits_the_sources(batch: int, count: int, data: st.DataOb
 
 
 @pytest.mark.parametrize("by_position", [False, True])
-@FAST
 @given(prefix=st.integers(0, 3), patches=st.integers(2, 40), data=st.data())
 def test_merging_alternate_tokens_puts_each_where_the_list_says(
     by_position: bool, prefix: int, patches: int, data: st.DataObject
@@ -134,7 +127,6 @@ def test_merging_alternate_tokens_puts_each_where_the_list_says(
 
 
 @pytest.mark.parametrize("per_image", [False, True])
-@FAST
 @given(prefix=st.integers(0, 3), patches=st.integers(2, 60), data=st.data())
 def test_merge_puts_kept_sources_first_and_then_every_destination(
     per_image: bool, prefix: int, patches: int, data: st.DataObject

@@ -158,6 +158,7 @@ def merged(create: Callable[[], nn.Module], images: Tensor, originals: Tensor, *
     return outputs
 
 
+@pytest.mark.sampled(5)
 @every_host
 @torch.no_grad()
 def test_merged_copies_give_what_all_copies_give(host: str) -> None:
@@ -174,6 +175,7 @@ def test_merged_copies_give_what_all_copies_give(host: str) -> None:
     assert (without[0] - expected[0]).abs().max() > 1e-5  # the sizes are what makes them equal
 
 
+@pytest.mark.sampled(5)
 @every_host
 @torch.no_grad()
 def test_the_rows_the_head_reads_are_enough(host: str) -> None:

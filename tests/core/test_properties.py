@@ -178,6 +178,7 @@ def test_no_property_is_timed() -> None:
     assert settings.default.deadline is None
 
 
+@pytest.mark.sampled(3)
 @every_method
 @FEW
 @given(case=plain_cases)
@@ -198,6 +199,7 @@ def unless_refused(call: Callable[[], T]) -> T | None:
     return None
 
 
+@pytest.mark.sampled(3)
 @every_method
 @FEW
 @given(case=cases)
@@ -211,6 +213,7 @@ def test_every_method_works_or_refuses_before_it_runs(config: vitrim.MethodConfi
         assert_invariants(config, case.patches, run(model, reduction, case.images()))
 
 
+@pytest.mark.sampled(3)
 @every_method
 @FEW
 @given(case=plain_cases, other=rectangles)

@@ -149,7 +149,7 @@ vitrim.reduces(Mixed)(Idle)
         ("vit", "tome:r=-3", "r must not be negative"),
         ("vit", 13, r"expected a method such as vitrim.ToMe\(r=13\) or 'tome:r=13', got int"),
         ("vit", None, "expected a method such as .* got NoneType"),
-        ("vit", vitrim.ToMe, "expected a method such as .* got MethodClass"),
+        ("vit", vitrim.ToMe, "expected a method such as .* got ModelMetaclass"),
         ("vit", "tome:r=[1,1,1,1,1]", "the list has 5 amounts but the model has 4 blocks"),
         ("vit", "topk:blocks=[9]", r"blocks \[9\] do not exist: the model has blocks 0 to 3"),
         ("vit", "evit:blocks=[]", "no blocks are given"),

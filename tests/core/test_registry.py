@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
@@ -170,7 +170,6 @@ def parse_or_message(text: str) -> vitrim.MethodConfig | str:
 options = st.text(string.digits + 'rkbname_[]=,.-+eNul "{}', max_size=24)
 
 
-@settings(deadline=None, max_examples=200)
 @given(
     text=st.one_of(
         st.text(string.printable.strip(), max_size=24),

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tiny
@@ -26,8 +26,6 @@ from vitrim.core.schedule import (
     per_layer,
     quarter_blocks,
 )
-
-FAST = settings(deadline=None, max_examples=50)
 
 amounts = st.one_of(
     st.builds(Remove, st.integers(0, 1000)),
@@ -62,7 +60,6 @@ def test_rules(rule: str, rate: float, stage: int, initial: int, current: int, k
     assert Keep(rate, stage, rule).keep(initial, current) == kept
 
 
-@FAST
 @given(percent=st.integers(1, 100), initial=st.integers(1, 1024))
 def test_rules_round_the_exact_product_not_its_last_bits(percent: int, initial: int) -> None:
     rate = percent / 100
@@ -71,7 +68,6 @@ def test_rules_round_the_exact_product_not_its_last_bits(percent: int, initial: 
     assert Keep(rate, 2, "floor_initial_power").keep(initial, initial) == percent**2 * initial // 100**2
 
 
-@FAST
 @given(r=st.integers(0, 60), inflect=st.floats(-1.0, 1.0), num_layers=st.integers(2, 40))
 def test_linear_removes_r_on_average_less_what_truncation_takes(r: int, inflect: float, num_layers: int) -> None:
     removed = counts(linear(r, inflect, num_layers))
@@ -132,7 +128,6 @@ def test_quarter_blocks_exist_and_differ(num_layers: int, blocks: tuple[int, ...
     check_blocks(blocks, num_layers)
 
 
-@FAST
 @given(amount=amounts, least=st.integers(0, 400), sizes=st.tuples(*[st.integers(1, 700)] * 2))
 def test_effective_keep_stays_within_its_bounds(amount: Amount, least: int, sizes: tuple[int, int]) -> None:
     current, initial = sorted(sizes)
@@ -143,7 +138,6 @@ def test_effective_keep_stays_within_its_bounds(amount: Amount, least: int, size
         assert kept == asked  # limited only where it must be
 
 
-@FAST
 @given(r=st.integers(0, 200), initial=st.integers(1, 700), num_layers=st.integers(1, 24))
 def test_counts_of_a_merging_method_never_lose_more_than_half(r: int, initial: int, num_layers: int) -> None:
     left = [initial, *(vitrim.ToMe(r=r).counts(initial, num_layers) or [])]
@@ -151,7 +145,6 @@ def test_counts_of_a_merging_method_never_lose_more_than_half(r: int, initial: i
         assert after == before - min(r, before // 2)
 
 
-@FAST
 @given(rate=st.floats(0.01, 1.0), initial=st.integers(1, 700), rule=st.sampled_from(sorted(get_args(KeepRule))))
 def test_counts_of_a_pruning_method_fall_and_never_reach_zero(rate: float, initial: int, rule: str) -> None:
     left = vitrim.TopK(keep_rate=rate, rule=rule).counts(initial, 12)
@@ -170,7 +163,6 @@ def test_tome_of_the_study_does_not_make_up_for_a_stage_that_fell_short() -> Non
         vitrim.TopK(rule="floor_initial_power_steps")  # always reaches its target
 
 
-@FAST
 @given(percent=st.integers(50, 100), patches=st.integers(1, 700))
 def test_the_class_token_counts_as_in_the_repository_of_pitome(percent: int, patches: int) -> None:
     tokens = patches + 1

@@ -60,11 +60,13 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
         return [future.result(SECONDS) for future in [pool.submit(call) for call in calls]]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(PAIR, STAMPED)
 def test_threads_get_what_they_get_alone(host: str, config: vitrim.MethodConfig) -> None:
     check_threads(host, config, new_tensors=False)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(PAIR, NEW_TENSORS)
 def test_threads_get_what_they_get_alone_where_hooks_return_new_tensors(host: str, config: vitrim.MethodConfig) -> None:
     check_threads(host, config, new_tensors=True)
@@ -204,6 +206,7 @@ def test_a_forward_that_failed_does_not_count_as_running() -> None:
         reduction.set(r=2)  # its thread is still alive
 
 
+@pytest.mark.full  # eager models are in every row above
 def test_a_compiled_model_leaves_its_state_in_the_thread_that_called_it() -> None:
     model = tiny.vit(depth=1)()
     reduction = vitrim.reduce_(model, "tome:r=4")

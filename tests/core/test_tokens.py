@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -31,7 +31,6 @@ def merged(batch: int = 2, dtype: torch.dtype = torch.float32) -> tuple[Tensor, 
 # ---- take ----------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     batch=st.integers(1, 4),
     n=st.integers(1, 300),

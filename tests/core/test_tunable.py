@@ -88,6 +88,7 @@ def outcome(model: nn.Module, config: vitrim.MethodConfig, **changes: object) ->
         vitrim.restore_(model)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [name for name, option in WITH_LIST.items() if option in methods()[name].runtime])
 def test_a_list_at_run_time_does_as_from_the_start_or_is_refused(name: str) -> None:
     one, model, done = TUNABLES[name], tiny.HOSTS["vit"](), 0

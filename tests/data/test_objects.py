@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pycocotools import mask as library
 
@@ -23,7 +23,6 @@ def message(outline: Any, size: tuple[int, int] = SIZE) -> str:
     return str(caught.value).removeprefix("it ")
 
 
-@settings(max_examples=200)
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=3000), st.integers(1, 50))
 def test_compressed_run_lengths_of_the_library_are_decoded(pixels: list[int], height: int) -> None:
     filled = np.resize(np.array(pixels, dtype=np.uint8), (height, -(-len(pixels) // height)))
@@ -37,7 +36,6 @@ def test_compressed_run_lengths_of_the_library_are_decoded(pixels: list[int], he
         assert f"has runs of {filled.size} pixels in all" in examine(other).problem
 
 
-@settings(max_examples=50)
 @given(st.text(st.characters(codec="utf-8", max_codepoint=130), max_size=12))
 def test_no_text_at_all_ends_the_process(text: str) -> None:
     encoding = json.dumps({"counts": text, "size": list(SIZE)}).encode()

@@ -63,6 +63,7 @@ def model_for(host: str, method: str) -> nn.Module:
 PAIRS = [(host, method) for host in HOSTS for method in static_methods()]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("pair", cells(PAIRS, SHORT), ids="-".join)
 def test_onnxruntime_computes_what_the_model_does(pair: tuple[str, str], tmp_path: Path) -> None:
     host, method = pair

@@ -131,6 +131,7 @@ def test_openvino_quantises_products_with_weights_and_no_decision(
     assert {kind for _, kind, given in nodes if "FakeQuantize" in given} <= {"MatMul", "Convolution"}
 
 
+@pytest.mark.full  # OpenVINO's is compared below, and the choice of products is one function
 @needs_nncf
 @pytest.mark.parametrize("name", cells([name for name in METHODS if name != "evit"], ("mctf", "dynamicvit")))
 def test_onnx_quantises_products_with_weights_and_no_decision(
@@ -151,6 +152,7 @@ def test_onnx_quantises_products_with_weights_and_no_decision(
     assert np.isfinite(Exported.open(made.path).run(images(2, 2)[0])).all()
 
 
+@pytest.mark.full  # quantises twice; what is quantised is checked above
 @needs_nncf
 @pytest.mark.skipif(not DATA.exists(), reason="no photographs here")
 def test_int8_agrees_on_photographs(tmp_path: Path) -> None:
@@ -356,6 +358,7 @@ print(len(seen), len(forks))
 """
 
 
+@pytest.mark.full  # starts a process that imports OpenVINO
 @needs_openvino
 def test_signals_are_handled_after_files_came_and_went(openvino_files: Any, tmp_path: Path) -> None:
     """OpenVINO's plugin leaves a thread without a stack for signals where the lives of two cores overlap.

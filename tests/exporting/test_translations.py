@@ -88,6 +88,7 @@ def test_attention_scales_queries_alone() -> None:
     assert kinds["Mul"] == kinds["Transpose"] == len(cases)
 
 
+@pytest.mark.full  # `test_parity.py` runs the files
 def test_other_attention_is_written_as_torch_writes_it() -> None:
     """Each in a graph of its own: one of another kind decides for all in it."""
     q, k, v = torch.randn(3, 2, 4, 6, 8)
@@ -110,6 +111,7 @@ def test_opset_23_has_an_operator_of_attention() -> None:
     assert attention not in translations(Graph(program, "out", "", 23, torch.float32))
 
 
+@pytest.mark.full  # counts what OpenVINO makes of a graph
 def test_a_block_that_merges_takes_37_operations_of_openvino_more(tmp_path: Path) -> None:
     """Those of the file, since what a plugin executes depends on the processor: 20 or 21 of them, with what it fuses.
 

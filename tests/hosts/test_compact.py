@@ -56,6 +56,7 @@ class Prefill:
         self.lengths.append(kwargs["inputs_embeds"].shape[1])
 
 
+@pytest.mark.sampled(4)
 @every_model
 def test_reducing_nothing_is_the_unreduced_model_and_merging_shortens_the_prompt(name: str) -> None:
     """Logits to 1e-5 and 6 greedy tokens; then as many image tokens less as were asked for; then back, bit for bit."""
@@ -88,6 +89,7 @@ def test_reducing_nothing_is_the_unreduced_model_and_merging_shortens_the_prompt
     assert torch.equal(greedy(model, given), spoken)
 
 
+@pytest.mark.sampled(4)
 @every_model
 def test_a_prompt_alone_gives_what_it_gives_in_a_batch(name: str) -> None:
     """Images of different sizes and rows of different lengths: padding and other images play no part."""
@@ -140,6 +142,7 @@ def features(model: Any, given: dict[str, Tensor]) -> list[Tensor]:
     return [image for part in output.pooler_output for image in (part if part.dim() == 3 else part[None])]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", ["tome:r=1", "topk:keep_rate=0.6,score=column_mean"])
 @pytest.mark.parametrize("name", [name for name in VLMS if name not in ("llava_layers", "vipllava")])
 def test_the_language_model_gets_what_the_connector_makes_of_the_anchors(name: str, method: str) -> None:
@@ -172,6 +175,7 @@ def test_the_language_model_gets_what_the_connector_makes_of_the_anchors(name: s
             place = later[0]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("config", tiny.configs(), ids=lambda config: config.describe())
 def test_a_tower_without_a_class_token_keeps_some_tokens_or_refuses(config: vitrim.MethodConfig) -> None:
     model, given = VLMS["paligemma"].create(), prompt("paligemma")
@@ -184,6 +188,7 @@ def test_a_tower_without_a_class_token_keeps_some_tokens_or_refuses(config: vitr
     assert min(reduction.image_tokens) > 0
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("config", tiny.configs(), ids=lambda config: config.describe())
 def test_every_method_shortens_the_prompt_or_is_refused(config: vitrim.MethodConfig) -> None:
     """Projectors read tokens one by one: methods that need a weighted pool, or counts per image, work as well."""
@@ -218,6 +223,7 @@ def test_counts_that_differ_per_image_pad_the_rows() -> None:
             assert torch.equal(greedy(model, alone, 3)[0], spoken[row])
 
 
+@pytest.mark.full  # generates; prompts of a batch are compared above
 def test_beams_and_several_sequences_per_prompt() -> None:
     for name in ("llava", "paligemma", "qwen3_vl"):
         model, given = VLMS[name].create(), prompt(name)
@@ -276,6 +282,7 @@ def test_rows_are_never_padded_with_places_for_images(placeholder: int) -> None:
     assert out.shape[1] == max(reduction.image_tokens) + 3
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["llava", "internvl", "qwen3_vl"])
 def test_copies_files_and_changes(name: str, tmp_path: Path) -> None:
     model, given = VLMS[name].create(), prompt(name)

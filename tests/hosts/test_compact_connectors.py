@@ -61,6 +61,7 @@ def prompt(places: int) -> dict[str, Tensor]:
     return {"input_ids": ids, "pixel_values": tiny.images().double()}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TOWERS)
 def test_reducing_nothing_is_the_library_whatever_default_leaves_out(name: str) -> None:
     vision, layer, more = TOWERS[name]
@@ -72,6 +73,7 @@ def test_reducing_nothing_is_the_library_whatever_default_leaves_out(name: str) 
         torch.testing.assert_close(model(**given).logits, dense, atol=1e-7, rtol=1e-7)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TOWERS)
 def test_merged_features_are_those_of_the_anchors_behind_the_first_token(name: str) -> None:
     """Beside the features that the same tower gives with ``compact=False``: there is one for every place."""
@@ -185,6 +187,7 @@ CONTAINERS: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_what_follows_a_tower_gets_every_patch_under_pruning(name: str) -> None:
     create, run = CONTAINERS[name]
@@ -242,6 +245,7 @@ def test_a_loaded_reduction_hands_out_what_the_saved_one_did(module: str, tmp_pa
 EAGER = ["hf_vit", "hf_beit", "hf_clip", "hf_dinov3", "hf_siglip", "hf_yolos"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("host", EAGER)
 def test_gradients_of_hidden_states_and_maps_are_those_of_the_library(host: str) -> None:
     model: Any = tiny.shaken(tiny.HOSTS[host]().double())

@@ -93,6 +93,7 @@ WITH_MAPS = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("host", WITH_MAPS)
 def test_normed_maps_have_zeros_where_patches_went_and_normed_tokens_elsewhere(host: str) -> None:
     model: Any = tiny.shaken(CREATE[host]().double())
@@ -115,6 +116,7 @@ def test_normed_maps_have_zeros_where_patches_went_and_normed_tokens_elsewhere(h
 HUGGING_FACE = [host for host in CREATE if host.startswith("hf_") and pools_or_hands_out(host)]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("method", [METHOD, "patchmerger:keep_rate=0.5,blocks=[1]"])
 @pytest.mark.parametrize("host", HUGGING_FACE)
 def test_hidden_states_are_full_grids_beside_the_output_of_an_ordinary_call(host: str, method: str) -> None:

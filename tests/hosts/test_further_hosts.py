@@ -84,6 +84,7 @@ def reduce(model: nn.Module, config: vitrim.MethodConfig, **kwargs: Any) -> vitr
     return vitrim.reduce_(model, config, **kwargs)
 
 
+@pytest.mark.sampled(2)
 @every_host
 def test_reducing_nothing_gives_what_the_library_gives(host: str) -> None:
     """Hidden states, maps and pooled outputs, to 1e-6 (in float64, as some libraries take their softmax in float32)."""
@@ -97,6 +98,7 @@ def test_reducing_nothing_gives_what_the_library_gives(host: str) -> None:
             assert all(torch.equal(*pair) for pair in zip(call(model, images), dense, strict=True))
 
 
+@pytest.mark.sampled(3)
 @every_pair
 def test_reduced_hosts_keep_the_contract(host: str, config: vitrim.MethodConfig) -> None:
     """Fewer tokens, full grids of hidden states, equal copies, gradients everywhere, and back bit for bit."""
@@ -149,6 +151,7 @@ def check_gradients(model: nn.Module, host: str, images: Tensor) -> None:
     assert trained(model) - own == trained(tiny.FURTHER[host]())
 
 
+@pytest.mark.sampled(3)
 @every_host
 def test_an_image_alone_gives_what_it_gives_in_a_batch(host: str) -> None:
     model, images = tiny.FURTHER[host]().double(), given(host, 3).double()
@@ -189,6 +192,7 @@ def without_positions(model: nn.Module) -> nn.Module:
     return model
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "host", [host for host in tiny.FURTHER if host not in (*ROTARY, *SHUFFLED, *FIXED, *OVERLAPPING)]
 )
@@ -205,6 +209,7 @@ def test_merging_equal_patches_changes_nothing(host: str) -> None:
     assert reduction.state.size.unique().tolist() == [1.0, 2.0]
 
 
+@pytest.mark.sampled(5)
 @every_host
 def test_a_saved_reduction_is_found_again(host: str, tmp_path: Any) -> None:
     model, images = tiny.FURTHER[host](), given(host)

@@ -91,7 +91,7 @@ def _own_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("mixed_in", [False, True])
-@pytest.mark.parametrize("name", ["preprocessing", "roles", "find_classifiers", "parts", "task"])
+@pytest.mark.parametrize("name", ["preprocessing", "roles", "parts"])
 def test_a_host_of_before_says_what_moved_where(name: str, mixed_in: bool) -> None:
     own: dict[str, Any] = {name: None}
     old = type("OldHost", (type("Mixin", (), own), Host) if mixed_in else (Host,), {} if mixed_in else own)

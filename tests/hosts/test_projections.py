@@ -18,6 +18,7 @@ from vitrim.core.tokens import TokenState
 CREATE = {**tiny.HOSTS, **tiny.FURTHER}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("host", CREATE)
 def test_values_alone_and_keys_for_matching(host: str) -> None:
     """`values` gives those of `project`; tokens that are equal have equal keys for matching, wherever they stand."""

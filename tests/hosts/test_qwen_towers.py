@@ -59,6 +59,7 @@ def test_reducing_nothing_gives_what_the_library_gives(name: str) -> None:
         assert all(torch.equal(*pair) for pair in zip(run(model, patches()), dense, strict=True))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "config", list({config.name: config for config in reversed(tiny.configs())}.values()), ids=lambda c: c.name
 )

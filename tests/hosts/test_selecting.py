@@ -139,6 +139,7 @@ def masks(name: str, model: Any, given: dict[str, Tensor], selector: str) -> lis
     return [config.mask(image) for image in features(name, model, given, encode(model, given))]
 
 
+@pytest.mark.sampled(4)
 @every_model
 def test_nothing_selected_is_the_library_and_a_selection_is_a_prompt_shortened_by_hand(name: str) -> None:
     """Logits to 1e-5 and 6 greedy tokens; several images of several sizes, padding on the left; back, bit for bit."""
@@ -173,6 +174,7 @@ SELECTORS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("selector", SELECTORS)
 @pytest.mark.parametrize("method", [None, "tome:r=2", "evit:keep_rate=0.8,blocks=[1]"])
 def test_every_selector_on_a_tower_as_it_is_and_reduced(selector: str, method: str | None) -> None:
@@ -351,6 +353,7 @@ FORMS = ("llava", "internvl", "qwen2_5_vl", "qwen3_vl_moe", "idefics2", "llama4"
 """One family for every form in which features are handed on."""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FORMS)
 def test_labels_give_the_loss_and_the_gradients_of_the_shorter_prompt(name: str) -> None:
     model, given = ALL[name].create(), prompt(name)
@@ -373,6 +376,7 @@ def given_gradient(parameter: Tensor) -> bool:
     return parameter.grad is not None and bool(parameter.grad.abs().sum() > 0)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FORMS)
 def test_half_precision_is_that_of_the_shorter_prompt(name: str) -> None:
     for dtype in (torch.float16, torch.bfloat16):

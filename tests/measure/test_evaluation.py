@@ -77,6 +77,7 @@ def by_name(rows: list[Row]) -> dict[str, Row]:
 # ---- the numbers
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", ["tome:r=4", "evit:keep_rate=0.6", ATM, f"{ATM},granularity=image"])
 def test_numbers_are_those_of_a_plain_recomputation(method):
     model = classifier().double()
@@ -177,6 +178,7 @@ def read_by_classifier(model, batches):
         return torch.cat([model.forward_head(model.forward_features(x), pre_logits=True) for x, _ in batches])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("host", cells([name for name in HOSTS if name not in ("headless", "no_pool")], HEADS))
 def test_every_host_form(host):
     model = HOSTS[host]()
@@ -258,6 +260,7 @@ def test_dtype_is_that_of_the_computation_also_under_autocast():
 # ---- the model is left as it was
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("dtype", "training"), [(None, True), (torch.bfloat16, False)])
 def test_the_model_is_left_as_it_was(dtype, training):
     model = classifier().train(training)

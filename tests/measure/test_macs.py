@@ -52,6 +52,7 @@ def counted(method: Any, host: str = "vit", images: Tensor | None = None) -> Pro
 # ---- published figures --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("size", "total"), [("tiny", "1.26"), ("small", "4.61"), ("base", "17.58")])
 def test_deit_with_attention_and_norms(size: str, total: str) -> None:
     found = profile_of(on_meta(f"deit_{size}_patch16_224"), "none", IMAGE)
@@ -60,6 +61,7 @@ def test_deit_with_attention_and_norms(size: str, total: str) -> None:
     assert found.macs.matching == 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "row"),
     [
@@ -78,6 +80,7 @@ def test_vittm_dense_rows_leave_attention_out(name: str, row: str) -> None:
 TOME_ROWS = [row for row in table("vittm_table8") if row["class"] == "Token Merging"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("row", cells(TOME_ROWS, TOME_ROWS[::4]), ids=lambda row: row["model"])
 @pytest.mark.filterwarnings("ignore::vitrim.errors.ReductionWarning")  # r=16: the last block can merge 10
 def test_vittm_tome_rows(row: dict[str, str]) -> None:
@@ -111,6 +114,7 @@ def test_ppt_as_its_code_counts_without_norms() -> None:
     assert found.matching == sum(384 * n + 64 * ((n - 1) // 2) * (n // 2) for n in (197, 147, 97))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("linkage", ["single", "average"])
 def test_atc_compares_all_pairs_of_mean_keys(linkage: str) -> None:
     found = profile_of(on_meta("deit_small_patch16_224"), f"atc:linkage={linkage}", IMAGE)
@@ -260,6 +264,7 @@ def test_learned_layers_of_a_method_are_linear_and_its_comparisons_matching() ->
     assert found.macs.attention == dense.macs.attention
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("host", cells(tiny.HOSTS, tiny.PLAIN))
 def test_none_is_the_model_itself(host: str) -> None:
     model, images = tiny.HOSTS[host](), tiny.images(1)
@@ -286,6 +291,7 @@ def test_fused_and_unfused_attention_count_the_same(method: str | None) -> None:
     assert fused.macs.attention > 0
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("host", "config"),
     tiny.matrix(tiny.static_configs(), ["vit", "map"], ["vit"], others=tiny.FEW, full=["vit", "map"]),

@@ -35,6 +35,7 @@ def flops(model: Any, inputs: dict[str, Any]) -> float:
     return counter.get_total_flops() / 2
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [name for name in VLMS if name != "qwen2_vl"])  # its image has 1024 patches
 def test_macs_of_a_prompt_are_those_that_torch_counts(name: str) -> None:
     """Dense: all of a prompt that is made here by hand. Reduced: what falls, and in which share."""
@@ -79,6 +80,7 @@ def test_rows_of_bench_are_those_of_the_engine() -> None:
         measure(model, methods, images, engines=["compile"])
 
 
+@pytest.mark.full  # `cli/test_profile.py` and `test_bench.py` run the commands
 def test_the_command_line(tmp_path: Path) -> None:
     """A folder with the config alone: random weights, as for other models, and the language model's head."""
     VLMS["llava"].create().config.save_pretrained(tmp_path)  # type: ignore[union-attr, operator]

@@ -11,7 +11,7 @@ import timm
 import torch
 
 import vitrim
-from vitrim.measure.contestants import Output, contestants
+from vitrim.measure.contestants import ModelOutput, contestants
 from vitrim.measure.probes import PairedAP, PairedIoU, TaskMetrics
 from vitrim.measure.records import Batch
 from vitrim.measure.run import run
@@ -26,12 +26,12 @@ def test_the_error_of_a_change_of_miou_is_that_of_leaving_images_out() -> None:
     noise = [torch.rand(count, 12, 12, generator=generator) < share for share in (0.2, 0.3)]
     guesses = [torch.where(where, (labels + 1) % classes, labels).clamp_max(classes - 1) for where in noise]
     task = make_task("segmentation", classes)
-    dense, reduced = (Output(torch.nn.functional.one_hot(each, classes).permute(0, 3, 1, 2)) for each in guesses)
+    dense, reduced = (ModelOutput(torch.nn.functional.one_hot(each, classes).permute(0, 3, 1, 2)) for each in guesses)
     gauge = PairedIoU(task)
     for start in range(0, count, 8):
         part = slice(start, start + 8)
         batch = Batch(torch.zeros(8, 3, 12, 12), labels[part], torch.arange(count)[part], start // 8)
-        gauge.see(batch, Output(reduced.prediction[part]), Output(dense.prediction[part]))
+        gauge.see(batch, ModelOutput(reduced.prediction[part]), ModelOutput(dense.prediction[part]))
 
     def change(without: int) -> float:
         rest = [place for place in range(count) if place != without]
@@ -80,6 +80,7 @@ def _filled(boxes: torch.Tensor) -> torch.Tensor:
 
 
 # with 27 images groups are of one and of two; the groups of masks are those of boxes
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "count"),
     [
@@ -95,7 +96,7 @@ def test_the_error_of_a_change_of_ap_is_that_of_leaving_images_out(name: str, co
     for start in range(0, count, 7):
         part = slice(start, start + 7)
         batch = Batch(torch.zeros(len(labels[part]), 3, 40, 40), labels[part], torch.arange(count)[part], start // 7)
-        gauge.see(batch, Output(reduced[part]), Output(dense[part]))
+        gauge.see(batch, ModelOutput(reduced[part]), ModelOutput(dense[part]))
     groups = min(20, count)
 
     def change(without: int) -> float:
@@ -119,7 +120,7 @@ def test_the_error_of_a_change_of_ap_is_that_of_leaving_images_out(name: str, co
 def test_the_change_of_ap_of_one_image_has_no_error(name: str) -> None:
     task, (reduced, dense), labels = _ranked(name, 1)
     gauge = PairedAP(task)
-    gauge.see(Batch(torch.zeros(1, 3, 40, 40), labels, torch.arange(1), 0), Output(reduced), Output(dense))
+    gauge.see(Batch(torch.zeros(1, 3, 40, 40), labels, torch.arange(1), 0), ModelOutput(reduced), ModelOutput(dense))
     assert gauge.result() == {}
 
 

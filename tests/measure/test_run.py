@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -130,6 +131,7 @@ def test_probes_may_be_any():
 # ---- processes
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("processes", "several"), [(2, True), (3, False), others(2, False), others(3, True)])
 def test_rows_are_the_same_however_many_processes_share_the_batches(processes: int, several: bool):
     alone = started(several)
@@ -176,6 +178,7 @@ def test_batches_without_processes_are_numbered():
 # ---- partial results
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("stop", "several"), [(1, False), (3, True), others(1, True), others(3, False)])
 def test_a_measurement_that_was_stopped_goes_on_to_the_same_rows(tmp_path: Path, stop: int, several: bool):
     whole = started(several)
@@ -282,13 +285,19 @@ def test_nothing_is_resumed_from_a_folder_that_is_not_there(tmp_path: Path):
     assert not (tmp_path / "part").exists()
 
 
-@pytest.fixture
-def kept(tmp_path: Path) -> Path:
-    """A folder with a partial measurement of one batch."""
+@pytest.fixture(scope="module")
+def of_one_batch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a partial measurement of one batch; tests take copies."""
+    folder = tmp_path_factory.mktemp("kept") / "part"
     measurement = started()
     measurement.update(next(read(dataset(), 3)))
-    Partial(tmp_path / "part", SETTINGS, Processes()).keep(measurement, now=True)
-    return tmp_path / "part"
+    Partial(folder, SETTINGS, Processes()).keep(measurement, now=True)
+    return folder
+
+
+@pytest.fixture
+def kept(of_one_batch: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(of_one_batch, tmp_path / "part"))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -174,6 +174,7 @@ def acts_after_the_last_block(config: vitrim.MethodConfig) -> bool:
     return model.blocks[-1].reducer.site == "after"
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("host", "config"), tiny.matrix(tiny.configs(), CLASS_TOKENS, ["vit"], full=CLASS_TOKENS))
 def test_last_block_on_the_class_token_equals_the_full_computation(host: str, config: vitrim.MethodConfig) -> None:
     if config.name == "random":
@@ -252,7 +253,6 @@ def test_thresholds_may_change_between_forwards() -> None:
         reduction.set(granularity="image")
 
 
-@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), batch=st.integers(2, 5), prefix=st.sampled_from(["vit", "map", "registers"]))
 def test_image_granularity_equals_single_images(seed: int, batch: int, prefix: str) -> None:
     model = tiny.HOSTS[prefix]().double()

@@ -245,6 +245,7 @@ def test_segmentation_reference(ref: golden.Reference, whole: str) -> None:
         ref.check("logits_tokens_f32", segmented(model.float(), golden.images(ref).float())[0])
 
 
+@pytest.mark.sampled(2)
 @golden.cases(SEGMENTING, "whole", arrays=TRAINING)
 def test_segmentation_training(ref: golden.Reference, whole: str) -> None:
     model, reduction, routers = segmenting(ref, whole)

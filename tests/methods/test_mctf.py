@@ -176,6 +176,7 @@ def test_a_step_has_the_losses_and_gradients_of_the_reference() -> None:
     learned.check_gradients(ref, model, {})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("r", "teacher_r", "amounts"),
     [(4, None, range(4)), (4, (1, 2), (1, 2)), (4, 0.1, None), (0.2, 0.1, None), (0.2, None, range(8))],
@@ -264,6 +265,7 @@ def test_what_cannot_be_trained_so_is_refused() -> None:
 # ---- rules -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("pooling", ["attention_size", "size", "mean", "max"])
 @pytest.mark.parametrize("attention", ["one_step_ahead", "precise", "after"])
 def test_both_maps_and_the_class_token_only_agree(pooling: str, attention: str) -> None:
@@ -387,6 +389,7 @@ def published(r: int, dim: int, **options: Any) -> int:
     return total + 5 * n * dim
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", GEOMETRY)
 def test_tables_c_and_d(name: str, models: dict[str, VisionTransformer]) -> None:
     """The formula gives every row to its printed digits, and the profiler what the formula gives, up to two trifles:

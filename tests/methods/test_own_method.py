@@ -72,29 +72,7 @@ def test_a_name_is_registered_once_and_nothing_is_left_of_a_second() -> None:
     assert Other not in registry._REDUCERS
 
 
-# ---- written for an earlier version ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("old", sorted(method.RENAMED))
-def test_a_class_of_an_earlier_version_is_told_what_its_words_are_now(old: str) -> None:
-    def body(value: Any) -> dict[str, Any]:
-        return {"__module__": __name__, "name": "test_old", old: value}
-
-    for value in (True, "r", lambda self: True, staticmethod(lambda: 1)):
-        with pytest.raises(vitrim.VitrimError) as caught:
-            type("Old", (vitrim.StagedConfig,), body(value))
-        assert str(caught.value) == f"Old has {old}, which is now {method.RENAMED[old]}: see docs/deprecation.md"
-    text = (Path(__file__).parents[2] / "docs" / "deprecation.md").read_text()
-    assert re.search(rf"\b{old}\b", text)
-
-
-def test_knobs_cannot_be_imported_and_the_line_says_what_can() -> None:
-    with pytest.raises(vitrim.VitrimError, match="Knob is now Tunable"):
-        from vitrim.core.method import Knob  # noqa: F401
-    assert not hasattr(method, "Nob")
-
-
-def test_own_forms_of_adaptive_methods_are_no_old_words() -> None:
+def test_a_method_of_ones_own_may_have_a_frozen_form() -> None:
     class Frozen(method.Adaptive):
         name = "test_frozen"
         r: int | None = None

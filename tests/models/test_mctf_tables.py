@@ -40,6 +40,7 @@ def class_token(model: torch.nn.Module, method: vitrim.MCTF) -> int:
 
 
 # a deeper one of a kind has more of the same blocks
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", cells(MODELS, ("T2T-ViT_t-14", "LV-ViT-S")))
 def test_table_e(name: str) -> None:
     architecture, options = MODELS[name]

@@ -9,7 +9,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -90,7 +90,6 @@ def any_size() -> Segmenter:
     return segmenter("dynamic_img_size")
 
 
-@settings(max_examples=20, deadline=None)
 @given(height=st.integers(9, 40), width=st.integers(9, 40))
 def test_logits_are_as_large_as_the_images(any_size: Segmenter, height: int, width: int) -> None:
     images = torch.randn(2, 3, height, width)
@@ -143,6 +142,7 @@ def test_hosts_that_interpolate_their_positions_take_other_sizes(host: str) -> N
 # ---- places ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("host", tiny.BACKBONES)
 @pytest.mark.parametrize("method", [None, "tome:r=0"])
 def test_row_i_of_the_tokens_is_patch_i(host: str, method: str | None) -> None:
@@ -164,6 +164,7 @@ def test_row_i_of_the_tokens_is_patch_i(host: str, method: str | None) -> None:
             assert away <= (2 if host.startswith(("lv_vit", "t2t_vit")) else 0)  # whose stems overlap
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("decoder", ["linear", "mask_transformer"])
 @pytest.mark.parametrize("config", tiny.configs(), ids=lambda config: config.describe())
 def test_every_method_gives_logits_at_every_place_or_is_refused(config: vitrim.MethodConfig, decoder: str) -> None:
@@ -322,6 +323,7 @@ TRUNKS = [
 """Backbone, image size, its options, and GMACs of the trunk by method: linear, attention and matching, no norms."""
 
 
+@pytest.mark.full  # `measure/test_macs.py` has the counts of ViTs
 @pytest.mark.parametrize(("name", "size", "options", "expected"), TRUNKS)
 def test_macs_of_trunks_to_the_printed_digits(name: str, size: int, options, expected: dict[str, float]) -> None:
     model = create_model(f"segmenter:{name}", options={"img_size": size, **options}, device="meta")

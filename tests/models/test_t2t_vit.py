@@ -53,6 +53,7 @@ def test_fixed_table_is_that_of_the_reference(name: str) -> None:
     np.testing.assert_allclose(sinusoid_table(17, 96).numpy(), stored, atol=1e-7)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "params", "trained", "gmacs"),
     [

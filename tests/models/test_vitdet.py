@@ -155,6 +155,7 @@ def test_soft_nms_against_the_rule_in_plain_lines() -> None:
     assert lowered[kept].tolist() == pytest.approx([score for _, score in expected], rel=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_forward_is_the_same_in_training_mode(kind: str) -> None:
     model = detector(**KINDS[kind])
@@ -175,6 +176,7 @@ def test_a_forward_is_the_same_in_training_mode(kind: str) -> None:
             assert one["masks"].dtype == torch.bool
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["masks", "cascade"])
 def test_boxes_are_computed_in_float32_where_the_model_is_in_half_precision(kind: str, dtype: torch.dtype) -> None:
@@ -261,6 +263,7 @@ def test_anchors_of_maps_in_half_precision_are_those_of_float32() -> None:
 # ---- losses ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_losses_reach_every_parameter_images_without_objects_included(kind: str) -> None:
     model = detector(**KINDS[kind]).train()
@@ -331,7 +334,7 @@ def test_labels_are_shifted_inside_only_and_targets_are_left_as_they_are() -> No
     assert model._target(targets[0])["labels"].tolist() == [1, 3]
 
 
-@pytest.mark.full  # in `make test` a detector with masks memorises scenes, trained by a recipe: `test_dense_tasks.py`
+@pytest.mark.full  # `make test-full` also has a detector with masks that memorises scenes, in `test_dense_tasks.py`
 @pytest.mark.parametrize("kind", ["boxes", "cascade"])
 def test_it_memorises_a_scene(kind: str) -> None:
     model = detector(**{**KINDS[kind], "masks": False}).train()

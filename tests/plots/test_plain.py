@@ -17,7 +17,7 @@ from PIL import Image
 
 from made_tables import tables
 from vitrim.analysis.family import Tables, drawn
-from vitrim.app.messages import FrontPoint
+from vitrim.app.messages import PlottedPoint
 from vitrim.app.uploads import _picture
 from vitrim.plots.charts import plot_accuracy_over_macs
 from vitrim.plots.dense import Column, compare
@@ -67,6 +67,7 @@ def set_everywhere(axis: Any, name: str) -> None:
     figure.colorbar(axis.imshow(np.zeros((2, 2))), label=name)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_a_name_is_no_mathematics_wherever_it_stands(name: str) -> None:
     figure = sheet(5, 4)
@@ -127,6 +128,7 @@ def drawn_of_records() -> list[Any]:
     return [figure for family in families for _, figure in drawn(family, hostile)]
 
 
+@pytest.mark.full  # every kind of figure is drawn above
 def test_figures_of_an_analysis_are_such_sheets() -> None:
     figures = drawn_of_records()
     assert len(figures) > 8
@@ -146,10 +148,11 @@ WRITTEN: dict[str, Callable[[Path], Any]] = {
     "compare": lambda path: compare(
         PICTURE, [Column(BAD, PICTURE, note=BAD)], classes=[(BAD, (0.0, 0.0, 1.0)), ("_b", (0.0, 1.0, 0.0))], title=BAD
     ).savefig(path),
-    "page": lambda path: path.write_bytes(_picture([FrontPoint(BAD, BAD, BAD, 0.5, 0.5, True, True)], BAD, BAD)),
+    "page": lambda path: path.write_bytes(_picture([PlottedPoint(BAD, BAD, BAD, 0.5, 0.5, True, True)], BAD, BAD)),
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_other_figures_are_written_with_hostile_names(name: str, tmp_path: Path) -> None:
     with warnings.catch_warnings():

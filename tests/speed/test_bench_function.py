@@ -48,6 +48,7 @@ def without_seconds(record: dict[str, Any]) -> dict[str, Any]:
     return {**record, "rows": [{**row, "prepare_seconds": 0.0} for row in record["rows"]]}
 
 
+@pytest.mark.full  # the command calls the function, `cli/test_commands.py`
 @pytest.mark.usefixtures("timed")
 def test_record_and_text_are_those_of_the_command(tmp_path: Path) -> None:
     import json

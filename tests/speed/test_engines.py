@@ -106,6 +106,7 @@ def test_the_baseline_is_the_fastest_engine_and_kernel(monkeypatch: pytest.Monke
     assert not any(folder.exists() for folder in other.folders)
 
 
+@pytest.mark.full  # `exporting/test_writing.py` runs files beside the model
 def test_a_file_engine_runs_beside_eager() -> None:
     """For real, on the engine that takes least: torch.export."""
     rows = by_place(
@@ -119,6 +120,7 @@ def test_a_file_engine_runs_beside_eager() -> None:
     assert 1.0 in (rows["dense", "eager"]["speedup"], rows["dense", "torch.export"]["speedup"])
 
 
+@pytest.mark.full  # `exporting/test_writing.py` runs files beside the model
 def test_what_is_timed_on_an_engine_of_files_is_the_model_itself(tmp_path: Path) -> None:
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     reduced = reduced_copy(model(), "dynamicvit:blocks=[1],keep_rate=0.5")  # its scores are drawn anew in every copy

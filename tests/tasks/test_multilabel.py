@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -45,7 +45,6 @@ def average_precision(scores: Tensor, targets: Tensor) -> float:
     return sum(precisions) / len(precisions)
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**31 - 1), st.integers(2, 12), st.integers(1, 5), st.floats(0.1, 100.0))
 def test_the_mean_of_average_precisions(seed: int, images: int, classes: int, spread: float) -> None:
     generator = torch.Generator().manual_seed(seed)

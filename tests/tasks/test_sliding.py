@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor, nn
@@ -28,7 +28,6 @@ def blur() -> nn.Module:
     return nn.Conv2d(3, 4, 5, padding=2).eval().requires_grad_(False)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 30), st.data())
 def test_windows_cover_everything(length: int, window: int, data: st.DataObject) -> None:
     stride = data.draw(st.integers(1, window))
@@ -50,7 +49,6 @@ def test_one_window_is_the_whole(blur: nn.Module, average: str, flip: bool) -> N
         torch.testing.assert_close(slide, expected if average == "logits" else expected.softmax(dim=0))
 
 
-@settings(max_examples=20, deadline=None)
 @given(SIDES, SIDES, st.sampled_from([(1.0,), (0.5, 1.0, 1.75)]))
 def test_flipping_twice_changes_nothing(blur: nn.Module, height: int, width: int, scales: tuple[float, ...]) -> None:
     """Of whole images: windows lie at other pixels of a mirrored one."""
@@ -60,7 +58,6 @@ def test_flipping_twice_changes_nothing(blur: nn.Module, height: int, width: int
     torch.testing.assert_close(predict(blur, image.flip(-1), protocol), found.flip(-1), rtol=1e-4, atol=1e-5)
 
 
-@settings(max_examples=20, deadline=None)
 @given(SIDES, SIDES, st.integers(4, 20))
 def test_windows_of_what_sees_one_pixel_change_nothing(height: int, width: int, window: int) -> None:
     image = images(height, width)

@@ -79,6 +79,7 @@ def test_a_share_is_held_out_and_the_test_images_are_scored_once(
     assert result["test"]["weights"] == "average"
 
 
+@pytest.mark.full  # `test_loop.py` resumes to the same bits
 @pytest.mark.parametrize("stop", cells([3, 6, 8], [3, 8]))
 def test_it_is_resumed_exactly(stop: int, images: Path, tmp_path: Path) -> None:
     resolved = recipe(**WATCHED, batch_size=6)
@@ -108,6 +109,7 @@ def test_a_share_that_leaves_nothing(count: int, share: float, left: str) -> Non
         hold_out(count, share)
 
 
+@pytest.mark.full  # `test_checkpoint.py` refuses other images
 def test_a_run_under_another_share_is_not_resumed(images: Path, tmp_path: Path) -> None:
     trainer(recipe(**WATCHED, batch_size=6), images, tmp_path, max_updates=2).run()
     with pytest.raises(VitrimError, match="differs in eval_split"):

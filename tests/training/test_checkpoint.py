@@ -127,17 +127,12 @@ def test_digests_are_those_of_sha256sum(images: Path, tmp_path: Path) -> None:
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
 
 
-def test_checkpoints_of_versions_without_digests_are_resumed(images: Path, tmp_path: Path) -> None:
+def test_checkpoints_of_another_version_are_refused(images: Path, tmp_path: Path) -> None:
     trainer(recipe(**RECIPE), images, tmp_path, max_updates=2).run()
     folder = checkpoint.latest(tmp_path / "checkpoints")
-    (folder / "SHA256SUMS").unlink()
-    assert checkpoint.latest(tmp_path / "checkpoints") is None
     state = json.loads((folder / "state.json").read_text())
-    del state["data"]["fingerprints"], state["recipe"]["test_split"], state["recipe"]["augment"]["shuffle"]
     (folder / "state.json").write_text(json.dumps({**state, "format": 2}))
-    assert trainer(recipe(**RECIPE), images, tmp_path, resume=True).update == 2
-    (folder / "model.safetensors").write_bytes(b"short")
-    with pytest.raises(VitrimError, match=r"damaged \(model.safetensors is missing or not as long"):
+    with pytest.raises(VitrimError, match="has format 2, this version of vitrim reads 3"):
         trainer(recipe(**RECIPE), images, tmp_path, resume=True)
 
 

@@ -68,6 +68,7 @@ def without_gradient(objective: Objective) -> set[str]:
     return {name for name, parameter in objective.named_parameters() if parameter.grad is None}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("config", CONFIGS, ids=describe)
 def test_one_update_reaches_every_parameter(config: vitrim.MethodConfig | None) -> None:
     model = tiny.HOSTS["vit"]()
@@ -99,6 +100,7 @@ def test_one_update_of_lv_vit(method: str) -> None:
     assert without_gradient(objective) == set()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("host", ["eva", "torchvision_vit", "hf_vit"])
 @pytest.mark.parametrize("method", ["tome:r=4", "cropr", "dynamicvit", "ia_red2"])
 def test_one_update_on_every_library(host: str, method: str) -> None:
@@ -119,6 +121,7 @@ TIMM_HOSTS = [
 LEARNED_CONFIGS = [config for config in CONFIGS if config is not None and not config.training_free]
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("host", "config"),
     tiny.matrix(LEARNED_CONFIGS, TIMM_HOSTS, ["vit"], others=["cropr", "dynamicvit"], full=TIMM_HOSTS),

@@ -216,6 +216,7 @@ def test_what_is_evaluated_without_an_average_is_the_model(images: Path, tmp_pat
     assert run.run()["last"]["weights"] == "model"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("scores", "best"),
     [([math.nan, 10.0, 20.0, 15.0], 20.0), ([10.0, math.nan, 5.0], 10.0), ([30.0, 30.0], 30.0)],

@@ -120,6 +120,7 @@ def one_of_each_size() -> list[str]:
 
 
 # a recipe of another size says the same names; a method that does not parse fails below for every recipe
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", cells(KINDS, one_of_each_size()))
 def test_model_method_and_parameter_names_fit(name: str) -> None:
     found = recipe(name)
@@ -131,6 +132,7 @@ def test_model_method_and_parameter_names_fit(name: str) -> None:
         assert trained(model, found.trainable)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [name for name in NAMES if recipe(name).ramps or recipe(name).switches])
 def test_what_changes_over_the_epochs_can_be_set(name: str) -> None:
     found = recipe(name)
@@ -159,6 +161,7 @@ def test_options_of_the_loss_are_those_of_the_method() -> None:
         inspect.signature(loss.losses).bind(None, None, **found.objective)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", [name for name in KINDS if recipe(name).task in DENSE])
 def test_dense_recipes_fit_their_crops(name: str) -> None:
     """What a run checks before its first update, without the data."""

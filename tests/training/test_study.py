@@ -85,15 +85,11 @@ def test_imagenets_settings_are_those_of_imagenet(rows: list[dict[str, str]]) ->
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("study_imagenet", "study_imagenet is now called study/imagenet"),
-        ("study_imagenet_topk", "study_imagenet_topk is now called study/imagenet/topk@70"),
-        ("study_imagenet_topk_25", "study_imagenet_topk_25 is now called study/imagenet/topk@25"),
-        ("study_coco_dpc_knn", "study_coco_dpc_knn is now called study/coco/dpc_knn@70"),
         ("study/coco/topk", "study/coco/topk is a recipe for each keep rate: study/coco/topk@25, @50, @70 or @90"),
         ("study/coco/tome@25", "study/coco/tome is a recipe for each keep rate: study/coco/tome@50, @70 or @90"),
     ],
 )
-def test_an_earlier_name_is_refused_with_the_one_it_has_now(name: str, said: str) -> None:
+def test_a_name_without_its_rate_is_refused_with_those_it_has(name: str, said: str) -> None:
     with pytest.raises(VitrimError) as caught:
         load_recipe(name)
     assert str(caught.value) == said

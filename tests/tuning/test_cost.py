@@ -29,6 +29,7 @@ def model() -> VisionTransformer:
 
 
 # a count each, stages, and tokens that are kept aside: what differs in the sums that are fitted
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", cells(SOME, ("tome", "topk", "evo_vit")))
 def test_macs_are_those_of_the_engine_and_the_quick_ones_are_near(model: VisionTransformer, name: str) -> None:
     assert name in methods()

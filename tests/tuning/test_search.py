@@ -158,6 +158,7 @@ def test_every_search_comes_near_the_planted_optimum(search: str) -> None:
     assert all(trial.share <= LIMIT for trial in seen)
 
 
+@pytest.mark.full  # `test_race.py` never drops the best
 def test_racing_keeps_the_best_of_a_generation() -> None:
     """Under noise of a fifth of the gaps: in at most 2 of 100 searches the best start is left behind."""
     lost = 0
@@ -175,6 +176,7 @@ def test_a_gain_beyond_noise_is_found_under_noise() -> None:
     assert planted(result.best.config) < planted(result.constant.config)
 
 
+@pytest.mark.full  # searches twenty times; `test_the_planted_optimum_is_found_and_returned` sees the choice
 def test_pure_noise_gives_the_constant_schedule() -> None:
     """All settings do the same damage: at least 95 % of the searches return the constant one."""
     searches = 100 if FULL_MATRIX else 20
@@ -315,6 +317,7 @@ def test_a_limit_out_of_reach_names_the_one_that_is_within() -> None:
         Search(SPACE, TokenCost(), Evaluator(Simulated(planted, 0.0), Study(None, {})), low).run(10)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("limit", [0.5, 0.62, 0.8, 0.95])
 def test_a_point_gives_the_mildest_setting_within_the_limit(limit: float) -> None:
     """Against a walk over all scales."""

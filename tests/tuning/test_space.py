@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import vitrim
@@ -121,7 +121,6 @@ def test_where_a_method_acts_is_searched_unless_it_is_said() -> None:
     assert space("kmedoids").blocks == (1, 2, 3, 4, 5)
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from(["tome", "topk", "mctf", "gtp"]),
     st.lists(st.floats(0.0, 1.0), min_size=6, max_size=6),

@@ -16,7 +16,7 @@ import vitrim
 from vitrim.errors import VitrimError
 from vitrim.tuning import Result, search
 from vitrim.tuning.space import Space, normal, slope
-from vitrim.tuning.strategy import Curves, Observation, Random, Slopes, bend_of, curve, make_strategy
+from vitrim.tuning.strategy import Curves, Observation, RandomSearch, Slopes, bend_of, curve, make_strategy
 
 SPACE = Space(vitrim.ToMe(), num_layers=6, grid=(8, 8), num_prefix=1)
 IMAGES = torch.randn(6, 2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -64,7 +64,7 @@ def test_curves_lead_to_curves_and_follow_from_the_seed(bred: bool) -> None:
 
 def test_a_free_search_is_what_it_was() -> None:
     strategy = make_strategy("random")
-    assert isinstance(strategy, Random)
+    assert isinstance(strategy, RandomSearch)
     assert strategy.starts(SPACE) == SPACE.starts()
 
 

@@ -50,6 +50,7 @@ def files(folder: str) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("methods", "arguments", "options"),
     [

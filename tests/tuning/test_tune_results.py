@@ -77,6 +77,7 @@ def test_every_trial_meets_the_target_by_the_engines_count(model: VisionTransfor
     check_target(model, found.result)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", ["topk", "atm"])
 def test_so_it_does_where_stages_or_a_threshold_are_searched(model: VisionTransformer, method: str) -> None:
     check_target(model, find(model, method, evaluations=3))

@@ -19,7 +19,7 @@ from vitrim.core.schedule import quarter_blocks
 from vitrim.core.tokens import TokenState
 from vitrim.data import DataError, spread
 from vitrim.errors import VitrimError
-from vitrim.measure.contestants import Contestant, Output
+from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.decisions import whereabouts
 from vitrim.measure.evaluation import num_classes
 from vitrim.measure.probes import Gauge, Lists, are_logits, divergence
@@ -114,7 +114,7 @@ class _Collected(Gauge):
         self.lists = Lists(*ARRAYS)
         super().__init__({"collected": self.lists})
 
-    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+    def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         found = {"ids": batch.ids, "batch": torch.full_like(batch.ids, batch.index)}
         if isinstance(batch.targets, Tensor) and batch.targets.ndim <= 2:
             found["targets"] = batch.targets
@@ -148,7 +148,7 @@ class _Collected(Gauge):
             )
         self.lists.update(**found)
 
-    def _patterns(self, images: int, output: Output) -> dict[str, Tensor]:
+    def _patterns(self, images: int, output: ModelOutput) -> dict[str, Tensor]:
         reduction = self.contestant.reduction
         facts = self.tap.facts
         if facts is None:
@@ -176,7 +176,7 @@ class _Collected(Gauge):
             found["kept"] = torch.from_numpy(np.packbits(torch.stack(kept, 1).cpu().numpy(), axis=-1))
         return found
 
-    def _features(self, images: int, output: Output, dense: Output) -> dict[str, Tensor]:
+    def _features(self, images: int, output: ModelOutput, dense: ModelOutput) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         assert self.probe.dense is not None
         own, other = self.tap.class_tokens(images), self.probe.dense.class_tokens(images)

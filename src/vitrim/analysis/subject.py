@@ -23,7 +23,7 @@ from vitrim.core.reduce import Reduction
 from vitrim.core.registry import host_of
 from vitrim.core.tokens import TokenState
 from vitrim.data import spread
-from vitrim.measure.contestants import Contestant, Output
+from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.probes import Gauge, Probe
 from vitrim.measure.records import Batch, read
 from vitrim.measure.run import Measurement
@@ -239,5 +239,5 @@ class Observer(Gauge):
         """The observer of one model; that of the dense one, which has no reduction, notes nothing."""
         return Observer(contestant) if contestant.reduction is None else cls(contestant)
 
-    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+    def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         """Called after every forward; by default nothing happens, as where hooks have seen it all."""

@@ -78,7 +78,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Settings:
     """The choices of a user.
 
     Attributes:
@@ -194,7 +194,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class FrontPoint:
+class PlottedPoint:
     """A setting of the front.
 
     Attributes:
@@ -228,6 +228,6 @@ class FrontFile:
     about: str
     cost: str
     measure: str
-    points: Sequence[FrontPoint]
+    points: Sequence[PlottedPoint]
     png: bytes
     words: str

@@ -18,7 +18,7 @@ import gradio as gr
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
-from vitrim.app.messages import MOST_BESIDE, Choice, Limits, Reply
+from vitrim.app.messages import MOST_BESIDE, Limits, Reply, Settings
 from vitrim.app.photographs import EXAMPLES
 from vitrim.errors import VitrimError
 
@@ -102,7 +102,7 @@ class Events:
 
         Args:
             image: the file as gradio hands it over, ``{"path": ...}``; None for none.
-            model, method, value, more, beside: see `vitrim.app.messages.Choice`.
+            model, method, value, more, beside: see `vitrim.app.messages.Settings`.
             block: the one that is looked at; the last one if there are not so many.
 
         Returns:
@@ -112,7 +112,7 @@ class Events:
             if image is None:
                 raise VitrimError("give an image: upload or paste one, or take an example")
             others = tuple(map(str, beside)) if isinstance(beside, list) else ()
-            choice = Choice(str(model), str(method), value, str(more or ""), others)
+            choice = Settings(str(model), str(method), value, str(more or ""), others)
             result: Reply = self.jobs.call("run", _content(image, self.limits), choice, first=("offer", choice.model))
         except VitrimError as error:
             return html("result", error=str(error)), gr.update(), "", "", ""

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from vitrim.app.messages import (
     MOST_BESIDE,
-    Choice,
     FrontFile,
     Limits,
     ModelSource,
     Offer,
     Reduced,
     Reply,
+    Settings,
     Side,
     Timing,
 )
@@ -38,7 +38,7 @@ from vitrim.data.transforms import eval_transform
 from vitrim.errors import ReductionWarning, VitrimError, check_known
 from vitrim.hosts.shared.classes import class_names
 from vitrim.loading import create_model
-from vitrim.measure.contestants import Contestant, Output
+from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
 from vitrim.measure.latency import Budget, fastest, time_interleaved
 from vitrim.measure.macs import profile_of
@@ -102,7 +102,7 @@ class Service:
         """The points of a ``front.json`` of ``vitrim tune``; see `read_front`."""
         return read_front(content)
 
-    def run(self, content: bytes, choice: Choice) -> Reply:
+    def run(self, content: bytes, choice: Settings) -> Reply:
         """Run a model on an image, dense and reduced.
 
         Args:
@@ -201,7 +201,7 @@ def _task(model: nn.Module) -> Task:
     return make_task("classification", host_of(model).facts(model).num_classes)
 
 
-def _dense(model: nn.Module, images: Tensor) -> tuple[Output, float]:
+def _dense(model: nn.Module, images: Tensor) -> tuple[ModelOutput, float]:
     """The dense model's output with its MACs, and the seconds of a forward."""
     dense = Contestant(shared_copy(model), _task(model), watched=True)
     with torch.no_grad():
@@ -211,7 +211,7 @@ def _dense(model: nn.Module, images: Tensor) -> tuple[Output, float]:
         return output, time.perf_counter() - start
 
 
-def _reduced(model: nn.Module, config: MethodConfig, images: Tensor) -> tuple[Output, NDArray[np.int64]]:
+def _reduced(model: nn.Module, config: MethodConfig, images: Tensor) -> tuple[ModelOutput, NDArray[np.int64]]:
     """The output of the reduced model, which shares the weights of ``model`` and nothing else, with its MACs; and the
     token of every patch after every block."""
     copy = shared_copy(model)
@@ -232,7 +232,7 @@ def _as_cheap(model: nn.Module, name: str, images: Tensor, wanted: float) -> Met
         return matched(name, rows * columns, lambda config: profile_of(model, config, images).macs.total, wanted)
 
 
-def _macs(output: Output) -> float:
+def _macs(output: ModelOutput) -> float:
     return float(sum((output.macs or {}).values()))
 
 
@@ -240,7 +240,7 @@ def _slow(seconds: float) -> str:
     return f"the models take {seconds:.1f} s a forward: too long"
 
 
-def _side(output: Output, classes: Sequence[str]) -> Side:
+def _side(output: ModelOutput, classes: Sequence[str]) -> Side:
     shares = output.prediction[0].double().softmax(-1)
     values, places = shares.topk(min(BEST, len(shares)))
     best = [(classes[place], value) for place, value in zip(places.tolist(), values.tolist(), strict=True)]

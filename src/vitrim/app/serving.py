@@ -1,12 +1,11 @@
-"""The server of the page: on this machine alone unless told otherwise, without a request to anywhere."""
+"""The server of the page, which only this machine can reach unless ``host`` says otherwise."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,20 +17,10 @@ from vitrim.app.worker import Worker, service
 from vitrim.errors import MissingPackageError, VitrimError
 from vitrim.loading import check_name, weights_of
 
-__all__ = ["UploadsOnly", "check_port", "names_address", "serve"]
+__all__ = ["check_port", "serve"]
 
 QUIET = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "GRADIO_SSR_MODE": "False"}
 """gradio reads these when it is imported."""
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
-UPLOAD = "/gradio_api/upload"
-"""The end of the path of uploads. Of events, which gradio also takes under names of the caller's choice
-(``/gradio_api/run/upload``), none ends so: names have no slash."""
-LARGEST_EVENT = 100_000
-"""Bytes: a few names and numbers, and where its upload lies."""
-REFUSED = b'{"detail": "an event is a short JSON that names uploads, no addresses"}'
 
 
 def check_port(host: str, port: int) -> None:
@@ -96,8 +85,6 @@ def serve(
     worker = Worker(partial(service, sources, limits, threads))
     with worker, TemporaryDirectory(prefix="vitrim-app-") as folder:
         os.environ.update(QUIET, GRADIO_TEMP_DIR=folder)
-        from starlette.middleware import Middleware
-
         from vitrim.app.page import CSS, make_page, theme
 
         page = make_page(worker, limits, Path(folder))
@@ -117,7 +104,6 @@ def serve(
             enable_monitoring=False,
             mcp_server=False,
             pwa=False,
-            app_kwargs={"middleware": [Middleware(UploadsOnly)]},
         )
         on_progress(f"the page is at {address}; Ctrl-C ends it")
         try:
@@ -125,63 +111,3 @@ def serve(
                 time.sleep(3600)
         finally:
             page.close(verbose=False)
-
-
-# ---- events name uploads, never addresses: gradio would fetch a file from an address that a request names ----------
-
-
-class UploadsOnly:
-    """Middleware that refuses events of another form; uploads, which are large, pass.
-
-    Args:
-        app: the server behind it, by ASGI.
-    """
-
-    def __init__(self, app: App) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Refuse a request, or pass it on."""
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"].endswith(UPLOAD):
-            await self.app(scope, receive, send)
-            return
-        body, more = b"", True
-        while more and len(body) <= LARGEST_EVENT:
-            message = await receive()
-            body, more = body + message.get("body", b""), message.get("more_body", False)
-        if len(body) > LARGEST_EVENT or names_address(body):
-            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(REFUSED)).encode())]
-            await send({"type": "http.response.start", "status": 400, "headers": headers})
-            await send({"type": "http.response.body", "body": REFUSED})
-            return
-        read = iter([{"type": "http.request", "body": body, "more_body": False}])
-
-        async def again() -> Message:
-            return next(read, None) or await receive()
-
-        await self.app(scope, again, send)
-
-
-def names_address(body: bytes) -> bool:
-    """True if an entry ``path`` within a JSON holds an address, or a body that is not empty is no JSON.
-
-    Example:
-        >>> names_address(b'{"data": [{"path": "http://host/x.png"}]}'), names_address(b'{"path": "/tmp/x.png"}')
-        (True, False)
-    """
-    if not body:
-        return False
-    try:
-        todo = [json.loads(body)]
-    except (ValueError, RecursionError):
-        return True
-    while todo:
-        one = todo.pop()
-        if isinstance(one, dict):
-            path = one.get("path")
-            if path is not None and (not isinstance(path, str) or "://" in path or path.startswith("data:")):
-                return True
-            todo += one.values()
-        elif isinstance(one, list):
-            todo += one
-    return False

@@ -13,7 +13,7 @@ from typing import Any
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from vitrim.app.messages import FrontFile, FrontPoint, Limits
+from vitrim.app.messages import FrontFile, Limits, PlottedPoint
 from vitrim.data.decoding import decode
 from vitrim.errors import DataError, VitrimError, first_line
 from vitrim.plots.style import DENSE_COLOUR, OKABE_ITO, SMALL, encoded, panels
@@ -174,7 +174,7 @@ def read_front(content: bytes) -> FrontFile:
     return FrontFile("; ".join(about), cost, measure, points, png, words)
 
 
-def _point(row: Any, number: int, score: str) -> FrontPoint:
+def _point(row: Any, number: int, score: str) -> PlottedPoint:
     """One row of the file.
 
     Raises:
@@ -192,7 +192,7 @@ def _point(row: Any, number: int, score: str) -> FrontPoint:
         raise VitrimError(f"row {number} of the file: share and scores must be numbers")
     texts = [_short(row.get(key)) for key in ("target", "setting", "config")]
     shown = 100 * (1 - value) if score == AGREE else value
-    return FrontPoint(texts[0], texts[1], texts[2], share, shown, False, row.get("returned") is True)
+    return PlottedPoint(texts[0], texts[1], texts[2], share, shown, False, row.get("returned") is True)
 
 
 def _short(value: Any) -> str:
@@ -200,7 +200,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
-def _picture(points: Sequence[FrontPoint], cost: str, measure: str) -> bytes:
+def _picture(points: Sequence[PlottedPoint], cost: str, measure: str) -> bytes:
     """The points by kind, those of the front joined by a dotted line, the dense model as a star."""
     figure, (axis,) = panels(1, across=1, size=(5.6, 3.4), above=0.0)
     for setting, colour, marker in (("constant", OKABE_ITO[0], "o"), ("searched", OKABE_ITO[5], "D")):

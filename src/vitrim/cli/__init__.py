@@ -38,7 +38,7 @@ from vitrim.cli import (
     train,
     tune,
 )
-from vitrim.cli.help import Command, Group
+from vitrim.cli.help import Command, CommandGroup
 from vitrim.cli.options import flat
 from vitrim.errors import VitrimError, one_line, plain
 
@@ -74,7 +74,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 app = typer.Typer(
     help="Faster Vision Transformers by reducing their tokens.",
-    cls=Group,
+    cls=CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,

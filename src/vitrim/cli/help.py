@@ -44,7 +44,7 @@ class Command(TyperCommand):
             formatter.write(f"{line}\n")
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """The commands; each has one line."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

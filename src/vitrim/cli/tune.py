@@ -22,7 +22,7 @@ class AnyModel(Model):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search(Setup):
+class SearchSetup(Setup):
     """The search: what for, over what, and into which folder."""
 
     methods: Annotated[
@@ -68,7 +68,7 @@ class Search(Setup):
     resume: Annotated[bool, typer.Option("--resume", help="go on from the study in --out, if any")] = False
 
 
-def tune(*, model: AnyModel, data: Data, how: Search, machine: Machine, output: Output) -> None:
+def tune(*, model: AnyModel, data: Data, how: SearchSetup, machine: Machine, output: Output) -> None:
     """Search a value per block that damages a model least at a target. Compare it with one value for all blocks.
 
     A third of the images is for searching, one for selecting, one for checking. The searched setting is returned if it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
@@ -23,33 +23,6 @@ from vitrim.core.schedule import (
     square_of,
 )
 from vitrim.errors import VitrimError
-
-RENAMED: Mapping[str, str] = MappingProxyType(
-    {
-        "knob": "tunable = Tunable(option, mildest, strongest)",
-        "amounts_option": "tunable = Tunable(..., per_layer=...)",
-        "places_option": "tunable = Tunable(..., places=..., first_place=0)",
-        "first_place": "tunable = Tunable(..., first_place=...)",
-        "scheduled": "stages(num_layers)",
-        "only_at": "Tunable.alone",
-        "with_amounts": "tunable = Tunable(..., others=...)",
-        "needs_class_token": "needs(), which returns Needs(class_token=...)",
-        "requires_class_token": "needs(), which returns Needs(class_token=...)",
-        "requires_prefix": "needs(), which returns Needs(prefix=...)",
-        "needs_attention_map": "needs(), which returns Needs(attention_map=...)",
-        "needs_grid": "needs(), which returns Needs(grid=...)",
-        "adaptive": "is_adaptive()",
-        "fixed_by": "the base class Adaptive, which has fixed_by, frozen() and bounded()",
-        "frozen": "the base class Adaptive, which has fixed_by, frozen() and bounded()",
-        "bounded": "the base class Adaptive, which has fixed_by, frozen() and bounded()",
-        "check": "amounts(num_layers), which raises VitrimError where the options do not fit",
-        "restores_by": "a validator that refuses restore",
-        "alignable": "a validator that calls refuse_align(self)",
-        "may_fall_short": "amounts that inherit from schedule.Pattern, whose reaches(grid) says so",
-        "depth_option": "an option called splitting_layer",
-    }
-)
-"""Names of earlier versions that a method's class can no longer have, and what says the same now."""
 
 
 @dataclass(frozen=True)
@@ -172,24 +145,8 @@ class Flow(NamedTuple):
 Restore = Literal["end", "last_block", "zeros"]
 Kind = Literal["none", "prune", "merge", "mixed", "soft"]
 
-if TYPE_CHECKING:
-    from pydantic._internal._model_construction import ModelMetaclass
-else:
-    ModelMetaclass = type(BaseModel)
 
-
-class MethodClass(ModelMetaclass):
-    """Refuses classes that were written for an earlier version, where pydantic would speak of annotations."""
-
-    def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any], **kwargs: Any) -> Any:
-        own = str(body.get("__module__", "")).startswith("vitrim.")
-        for old in () if own else sorted(RENAMED.keys() & body.keys()):
-            if not any(hasattr(base, old) for base in bases):
-                raise VitrimError(f"{name} has {old}, which is now {RENAMED[old]}: see docs/deprecation.md")
-        return super().__new__(cls, name, bases, body, **kwargs)
-
-
-class MethodConfig(Options, metaclass=MethodClass):
+class MethodConfig(Options):
     """Options of a method: frozen, validated, versioned. A method subclasses it next to its reducer, in one file.
 
     Class attributes describe the method for `vitrim list methods`; the fields below are options every method has.
@@ -465,9 +422,3 @@ class StagedConfig(MethodConfig):
 
     def amounts(self, num_layers: int) -> list[Amount | None]:
         return keep_rate(self.keep_rate, self.stages(num_layers), self.rule, num_layers)
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Knob":  # or Python would say only that there is none
-        raise VitrimError("Knob is now Tunable, in vitrim.core.method: see docs/deprecation.md")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -253,7 +253,7 @@ def _load(library: str, place: str) -> Any:
 
 
 @dataclass
-class Table(Generic[T]):
+class Registry(Generic[T]):
     """A table over all libraries: what `_written` tables say, and what users register beside them.
 
     Attributes:
@@ -312,18 +312,17 @@ class Table(Generic[T]):
         return dict(sorted(self.entries.items()))
 
 
-_HOSTS: Table[type[Host]] = Table("HOSTS", "host")
-_VISION_LANGUAGE: Table[type[VisionLanguage]] = Table("VISION_LANGUAGE", "vision-language model")
-_SELECTED: Table[type[VisionLanguage]] = Table("SELECTED", "vision-language model")
-_REFUSED: Table[str] = Table("REFUSED", "refusal")
-_LIBRARIES: Table[type[Library]] = Table("LIBRARIES", "library")
+_HOSTS: Registry[type[Host]] = Registry("HOSTS", "host")
+_VISION_LANGUAGE: Registry[type[VisionLanguage]] = Registry("VISION_LANGUAGE", "vision-language model")
+_SELECTED: Registry[type[VisionLanguage]] = Registry("SELECTED", "vision-language model")
+_REFUSED: Registry[str] = Registry("REFUSED", "refusal")
+_LIBRARIES: Registry[type[Library]] = Registry("LIBRARIES", "library")
 
 OWN = "vitrim"
 """The folder of hosts that answers for models of no library: users' models are treated like vitrim's own."""
 
 MOVED = {name for name in vars(Library) if not name.startswith("_")} - {"name"}
-MOVED |= {"find_classifiers", "classifier_names", "classes_in", "compared", "named_part", "task", "front_name"}
-"""Members that a `Host` of vitrim 0.1 had, and a `Library` has now."""
+"""Members of a `Library`, which nobody asks a `Host` for."""
 
 
 def register_host(*model_classes: str) -> Callable[[type[H]], type[H]]:

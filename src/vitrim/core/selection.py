@@ -244,7 +244,7 @@ def as_grid(grid: Sequence[int] | int) -> Grid:
     return frames, rows, columns
 
 
-def unit(x: Tensor, least: float = 0.0) -> Tensor:
+def unit_rows(x: Tensor, least: float = 0.0) -> Tensor:
     """Rows of ``x`` (..., N, D) divided by their lengths, which count as ``least`` at least, in at least float32."""
     x = x.to(decision_dtype(x.dtype))
     length: Tensor = x.norm(dim=-1, keepdim=True)

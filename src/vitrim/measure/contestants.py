@@ -24,14 +24,14 @@ from vitrim.measure.macs import count_parts
 from vitrim.measure.records import DENSE
 from vitrim.tasks.base import Task
 
-__all__ = ["Contestant", "Output", "contestants"]
+__all__ = ["Contestant", "ModelOutput", "contestants"]
 
 TOO_MUCH = "asks for more than"
 """Words of the warning of `check_amounts`."""
 
 
 @dataclass(frozen=True)
-class Output:
+class ModelOutput:
     """The output of one model for a batch.
 
     Attributes:
@@ -74,7 +74,7 @@ class Contestant:
         self.watched = watched
         self.sizes: set[tuple[int, int]] = set()
 
-    def run(self, images: Tensor, targets: Any = None, *, count: bool = False) -> Output:
+    def run(self, images: Tensor, targets: Any = None, *, count: bool = False) -> ModelOutput:
         """One forward of images (B, C, H, W).
 
         Args:
@@ -112,7 +112,7 @@ class Contestant:
             self._check_amounts(self.reduction)
             tokens = tuple(round(len(images) * count) for count in self.reduction.mean_tokens_per_block)
             left = round(len(images) * self.reduction.state.mean_tokens())
-        return Output(self.forward.prediction, feature, tokens, left, macs, counted)
+        return ModelOutput(self.forward.prediction, feature, tokens, left, macs, counted)
 
     def _check_amounts(self, reduction: Reduction) -> None:
         """Warn once per size, or refuse if the method is strict, where these images have too few patches for it."""

@@ -22,7 +22,7 @@ from vitrim.core.reduce import Reduction
 from vitrim.core.registry import host_of
 from vitrim.errors import VitrimError, first_line
 from vitrim.files import safe_name, written
-from vitrim.measure.contestants import Contestant, Output
+from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.probes import Gauge, Lists
 from vitrim.measure.records import Batch
 
@@ -102,7 +102,7 @@ class DecisionsProbe(Gauge):
         """The decisions of one model; of the dense one there are none."""
         return DecisionsProbe(contestant)
 
-    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+    def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         if self.contestant is not None and self.contestant.reduction is not None:
             self.lists.update(ids=batch.ids, **whereabouts(self.contestant.reduction, len(batch)))
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from vitrim.measure.contestants import Contestant, Output
+from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.macs import PARTS, tidy
 from vitrim.measure.records import Batch
 from vitrim.tasks.base import Task
@@ -77,7 +77,7 @@ class Gauge(ABC):
         return copy.deepcopy(self)
 
     @abstractmethod
-    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+    def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         """Take in what the model, and what the dense model, made of a batch."""
 
     def result(self) -> Mapping[str, Any]:
@@ -163,7 +163,7 @@ class TaskMetrics(Gauge):
         self.collection = task.metrics()
         super().__init__({str(name): metric for name, metric in self.collection.items(keep_base=True)})
 
-    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+    def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         self.collection.to(batch.images.device)
         self.task.update(self.collection, output.prediction, batch.targets)
 
@@ -211,7 +211,7 @@ class Agreement(Gauge):
         self.agreement, self.cosine = Values(), Values()
         super().__init__({"agreement": self.agreement, "cosine": self.cosine})
 
-    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+    def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         self.agreement.update(self.task.agreement(output.prediction, dense.prediction, batch.targets))
         feature, other = output.feature, dense.feature
         if feature is not None and other is not None and feature.shape == other.shape:
@@ -318,7 +318,7 @@ class MacsProbe(Gauge):
         self.sums, self.shapes = _Sums(len(PARTS)), Lists("shapes")
         super().__init__({"macs": self.sums, "shapes": self.shapes})
 
-    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+    def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         assert output.macs is not None
         self.sums.update((output.macs[part] for part in PARTS), len(batch))
         if output.counted is not None and output.counted not in self._shapes():
@@ -350,7 +350,7 @@ class Tokens(Gauge):
         """The tokens of one model."""
         return Tokens(contestant.forward.num_blocks)
 
-    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+    def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         self.sums.update((*output.tokens_per_block, output.tokens_at_end), len(batch))
 
     def result(self) -> Mapping[str, Any]:
@@ -375,7 +375,7 @@ class PairedLoss(Gauge):
         self.loss, self.kl = Values(), Values()
         super().__init__({"loss": self.loss, "kl": self.kl})
 
-    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+    def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         found, like = output.prediction, dense.prediction
         if self.labels:
             right, wrong = like.argmax(1) == batch.targets, found.argmax(1) == batch.targets
@@ -407,7 +407,8 @@ class PairedIoU(Gauge):
         >>> from vitrim.tasks import make_task
         >>> gauge, labels = PairedIoU(make_task("segmentation", 2)), torch.tensor([[[0, 1]], [[0, 1]]])
         >>> wrong = torch.tensor([[[0, 1]], [[1, 1]]])
-        >>> one, other = (Output(torch.nn.functional.one_hot(each, 2).permute(0, 3, 1, 2)) for each in (wrong, labels))
+        >>> scores = (torch.nn.functional.one_hot(each, 2).permute(0, 3, 1, 2) for each in (wrong, labels))
+        >>> one, other = map(ModelOutput, scores)
         >>> gauge.see(Batch(torch.zeros(2, 3, 1, 2), labels, torch.arange(2), 0), one, other)
         >>> round(gauge.result()["loss_error"], 4)
         0.2553
@@ -418,7 +419,7 @@ class PairedIoU(Gauge):
         self.counts = Lists("right", "union", "dense_right", "dense_union")
         super().__init__({"counts": self.counts})
 
-    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+    def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         (right, union), (dense_right, dense_union) = (
             _overlaps(one.prediction.argmax(1), batch.targets, self.task.num_classes) for one in (output, dense)
         )
@@ -443,7 +444,8 @@ class PairedAP(Gauge):
     Example:
         >>> from vitrim.tasks import make_task
         >>> gauge, labels = PairedAP(make_task("multilabel", 1)), torch.tensor([[1.0], [0], [1], [0]])
-        >>> one, other = Output(torch.tensor([[3.0], [2], [1], [0]])), Output(torch.tensor([[3.0], [1], [2], [0]]))
+        >>> scores = torch.tensor([[3.0], [2], [1], [0]]), torch.tensor([[3.0], [1], [2], [0]])
+        >>> one, other = map(ModelOutput, scores)
         >>> gauge.see(Batch(torch.zeros(4, 3, 1, 1), labels, torch.arange(4), 0), one, other)
         >>> round(gauge.result()["loss_error"], 4)
         0.3536
@@ -458,7 +460,7 @@ class PairedAP(Gauge):
             dict(zip(("own", "dense"), (metric for own in self.pair for metric in own.values()), strict=True))
         )
 
-    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+    def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         for metrics, one in zip(self.pair, (output, dense), strict=True):
             metrics.to(batch.images.device)
             self.task.update(metrics, one.prediction, batch.targets)
@@ -504,7 +506,7 @@ class Predictions(Gauge):
         self.found = Lists("ids", "labels", "classes", "probabilities")
         super().__init__({"found": self.found})
 
-    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+    def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         probabilities, classes = output.prediction.detach().float().softmax(1).max(1)
         self.found.update(ids=batch.ids, labels=batch.targets, classes=classes, probabilities=probabilities)
 

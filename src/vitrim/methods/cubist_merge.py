@@ -162,7 +162,7 @@ def _reducer(config: CubistMerge, layer: Layer) -> type[Reducer[Any]] | None:
     return None if layer.amount is None else CubistMergeReducer
 
 
-class Line(NamedTuple):
+class ShortLine(NamedTuple):
     """Lines of tokens that have been shortened.
 
     Attributes:
@@ -176,7 +176,7 @@ class Line(NamedTuple):
     target: Tensor
 
 
-def shortened(x: Tensor, r: int, last: bool = False) -> Line:
+def shortened(x: Tensor, r: int, last: bool = False) -> ShortLine:
     """Merge ``r`` tokens of every line of ``x`` (L, n, C) into a neighbour, r at most n // 2.
 
     Args:
@@ -222,7 +222,7 @@ def shortened(x: Tensor, r: int, last: bool = False) -> Line:
     padded = torch.constant_pad_nd(odd, (0, 0, 0, evens - pairs))
     even = larger(even, padded, behind)
     tokens = torch.stack([even, padded], dim=2).flatten(1, 2)
-    return Line(take(tokens, kept), kept, target)
+    return ShortLine(take(tokens, kept), kept, target)
 
 
 def larger(x: Tensor, other: Tensor, joins: Tensor) -> Tensor:

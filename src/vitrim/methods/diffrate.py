@@ -30,11 +30,11 @@ Count = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)
-class Tokens:
+class KeepTokens:
     """Keep a fixed number of tokens, a class token included.
 
     Example:
-        >>> Tokens(57).keep(64, 64)
+        >>> KeepTokens(57).keep(64, 64)
         56
     """
 
@@ -129,7 +129,7 @@ class DiffRate(MethodConfig):
             return per_layer(self.r, num_layers)
         if len(kept) != num_layers:
             raise VitrimError(f"the lists have {len(kept)} amounts but the model has {num_layers} blocks")
-        return [Tokens(count) for count in kept]
+        return [KeepTokens(count) for count in kept]
 
     def pruned(self, depth: int, num_layers: int, current: int, left: int) -> int:
         return current - max(min(self.prune_kept[depth] - 1, current), left) if self.prune_kept else 0

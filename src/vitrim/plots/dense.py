@@ -18,7 +18,7 @@ from torch import Tensor
 from vitrim.core.registry import ask
 from vitrim.data.dense import IGNORED
 from vitrim.errors import VitrimError
-from vitrim.measure.contestants import Contestant, Output
+from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.machine import drawing
 from vitrim.plots.patches import Image, draw_kept, enlarged, groups_of, in_colour, sources_of
 from vitrim.plots.style import sheet
@@ -407,7 +407,7 @@ def draw_comparison(
     return compare(draw.background, columns, truth=truth, classes=draw.legend(), title=title)
 
 
-def _note(task: Task, output: Output, dense: Output, agreement: Tensor) -> str:
+def _note(task: Task, output: ModelOutput, dense: ModelOutput, agreement: Tensor) -> str:
     """The cost of a reduced model, and the share of the dense prediction that it keeps."""
     macs, full = (sum((one.macs or {}).values()) for one in (output, dense))
     share = f"{100 * macs / full:.0f}% of the MACs" if full else ""

@@ -29,7 +29,7 @@ from vitrim.files import check_folder
 from vitrim.hosts.shared.classes import class_names as names_of
 from vitrim.hosts.shared.classes import described
 from vitrim.loading import Loaded, Options, load
-from vitrim.measure.contestants import Contestant, Output, contestants
+from vitrim.measure.contestants import Contestant, ModelOutput, contestants
 from vitrim.measure.evaluation import EMBEDDING, open_task, task_name
 from vitrim.measure.machine import drawing, environment, select_device, set_threads
 from vitrim.measure.prefill import Prefill, as_measured
@@ -501,7 +501,7 @@ def rows_of(
     return rows, _prediction(dense, class_names)[0]
 
 
-def _prediction(output: Output, class_names: Sequence[str] | None) -> tuple[str, int]:
+def _prediction(output: ModelOutput, class_names: Sequence[str] | None) -> tuple[str, int]:
     """The first class in words, and its number."""
     shares = output.prediction[0].double().softmax(-1)
     chosen = int(shares.argmax())

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitrim.core.registry import register_selector
-from vitrim.core.selection import Choice, Seen, Selector, SelectorNeeds, descending, first_largest, unit
+from vitrim.core.selection import Choice, Seen, Selector, SelectorNeeds, descending, first_largest, unit_rows
 from vitrim.core.tokens import decision_dtype
 
 LEAST = 1e-6
@@ -22,7 +22,7 @@ def relevance(images: Tensor, text: Tensor, opposed: bool = False) -> Tensor:
     Args:
         opposed: with a minus, as released: patches of CLIP lie opposite to the texts that they go with.
     """
-    mean = (unit(images, LEAST**2) @ unit(text, LEAST**2).to(images.device).T).mean(dim=2)
+    mean = (unit_rows(images, LEAST**2) @ unit_rows(text, LEAST**2).to(images.device).T).mean(dim=2)
     return -mean if opposed else mean
 
 
@@ -53,7 +53,7 @@ def determinantal(features: Tensor, weights: Tensor, count: int) -> Tensor:
         count: T, at most N.
     """
     batch, total, _ = features.shape
-    normed = unit(features)
+    normed = unit_rows(features)
     weights = weights.to(normed)
     kernel = (normed @ normed.transpose(1, 2)) * weights[:, :, None] * weights[:, None]
     gain = weights.square()  # the diagonal, without the rounding of cos(x, x): equal weights are to tie

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vitrim.core.registry import register_selector
-from vitrim.core.selection import Choice, Seen, Selector, first_largest, unit
+from vitrim.core.selection import Choice, Seen, Selector, first_largest, unit_rows
 
 
 @torch.no_grad()
@@ -20,7 +20,7 @@ def farthest_first(features: Tensor, count: int) -> Tensor:
         features: (B, N, D).
         count: T, at most N.
     """
-    normed = unit(features)
+    normed = unit_rows(features)
     distance = 1 - normed @ normed.transpose(1, 2)
     own = distance.diagonal(dim1=1, dim2=2)  # a view
     own.fill_(torch.inf)

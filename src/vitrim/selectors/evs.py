@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitrim.core.registry import register_selector
-from vitrim.core.selection import Choice, Grid, Seen, Selector, as_grid, descending, unit
+from vitrim.core.selection import Choice, Grid, Seen, Selector, as_grid, descending, unit_rows
 from vitrim.errors import VitrimError
 
 FIRST = 255.0
@@ -17,7 +17,7 @@ FIRST = 255.0
 
 def change(features: Tensor, frames: int) -> Tensor:
     """(B, N) 1 - cosine of every token and that at its place in the frame before, of ``features`` (B, N, D)."""
-    x = unit(features.unflatten(1, (frames, -1)), 1e-8)
+    x = unit_rows(features.unflatten(1, (frames, -1)), 1e-8)
     moved = 1 - (x[:, 1:] * x[:, :-1]).sum(dim=-1)
     return torch.cat([torch.full_like(x[:, :1, :, 0], FIRST), moved], dim=1).flatten(1)
 

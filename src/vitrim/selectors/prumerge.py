@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from vitrim.core.registry import register_selector
-from vitrim.core.selection import Choice, Seen, Selector, SelectorNeeds, descending, unit
+from vitrim.core.selection import Choice, Seen, Selector, SelectorNeeds, descending, unit_rows
 from vitrim.core.tokens import decision_dtype
 from vitrim.errors import VitrimError
 
@@ -73,7 +73,7 @@ def merged(
     if plus and ratio > 0 and (step := int(int(1 / ratio) / 3)) > 0:
         sample = torch.arange(0, total - 1, step, device=kept.device)
         kept = torch.cat([kept, sample[~torch.isin(sample, kept)]])
-    normed = unit(keys, 1e-12)
+    normed = unit_rows(keys, 1e-12)
     alike = normed[kept] @ normed.T
     alike = alike.scatter(1, kept[:, None], -torch.inf)
     near = descending(alike)[:, : min(NEIGHBOURS, total - 1)]

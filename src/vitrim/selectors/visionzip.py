@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from vitrim.core.registry import register_selector
-from vitrim.core.selection import Choice, Seen, Selector, SelectorNeeds, complement, unit
+from vitrim.core.selection import Choice, Seen, Selector, SelectorNeeds, complement, unit_rows
 from vitrim.errors import VitrimError
 from vitrim.selectors.fastervlm import most_attended
 
@@ -58,7 +58,7 @@ def zipped(scores: Tensor, keys: Tensor, features: Tensor, dominant: int, contex
     step = max(1, left // contextual)
     is_anchor = torch.zeros(left, dtype=torch.bool, device=rest.device)
     is_anchor[: step * contextual : step] = True
-    metric = unit(keys.gather(1, rest[:, :, None].expand(-1, -1, keys.shape[2])))
+    metric = unit_rows(keys.gather(1, rest[:, :, None].expand(-1, -1, keys.shape[2])))
     near = (metric @ metric[:, is_anchor].transpose(1, 2)).max(dim=2).indices  # (B, left)
     near[:, is_anchor] = torch.arange(contextual, device=rest.device)
     anchors, members = rest[:, is_anchor], rest[:, ~is_anchor]

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitrim.core.registry import register_selector
-from vitrim.core.selection import Choice, Seen, Selector, SelectorNeeds, descending, unit
+from vitrim.core.selection import Choice, Seen, Selector, SelectorNeeds, descending, unit_rows
 
 PER_ROUND = 8
 """Tokens that a round drops."""
@@ -41,7 +41,7 @@ def important_and_diverse(
     if wanted == 0:
         rest = rest[:, :0]
     elif rest.shape[1] > wanted:
-        normed = unit(features)
+        normed = unit_rows(features)
         alike = normed @ normed.transpose(1, 2)
         images = torch.arange(len(rest), device=rest.device)[:, None, None]
         while (drop := min(PER_ROUND, rest.shape[1] - wanted, rest.shape[1] // 2)) > 0:

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from vitrim.training.learner import Learner
 
 FORMAT = 3
-OLD_FORMAT = 2
-"""Format of versions without digests: still read, and checked by file sizes alone."""
 STATE = "state.json"
 DIGESTS = "SHA256SUMS"
 LEAST_KEPT = 2
@@ -186,7 +184,7 @@ def _damage(path: Path, _: tuple[tuple[str, int, int, int], ...]) -> str | None:
     for name, size in sizes.items():
         if not (path / name).is_file() or (path / name).stat().st_size != size:
             return f"{name} is missing or not as long as it was written"
-    if form != FORMAT and not (path / DIGESTS).exists():  # an older version's; of a newer one `load` says so
+    if form != FORMAT:  # another version's: `load` says so
         return None
     try:
         lines = [line.split("  ", 1) for line in (path / DIGESTS).read_text().splitlines()]
@@ -210,12 +208,10 @@ def load(path: Path) -> Snapshot:
     Raises:
         VitrimError: it cannot be read, or another version of vitrim wrote it.
     """
-    formats = (OLD_FORMAT, FORMAT)
     try:
         values = json.loads((path / STATE).read_text())
-        if values["format"] not in formats:
-            valid = " and ".join(map(str, formats))
-            raise VitrimError(f"{path} has format {values['format']}, this version of vitrim reads {valid}")
+        if values["format"] != FORMAT:
+            raise VitrimError(f"{path} has format {values['format']}, this version of vitrim reads {FORMAT}")
         tensors = {file.removesuffix(".safetensors"): load_file(path / file) for file in values["sizes"]}
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise VitrimError(f"cannot read the checkpoint {path}: {error}") from error

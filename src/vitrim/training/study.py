@@ -22,8 +22,6 @@ DATASETS = {"imagenet": "ImageNet", "nabirds": "NABirds", "coco": "COCO", "nuswi
 """The names of the data sets as printed; Table 5 has all but the first, in this order."""
 RATES = (25, 50, 70, 90)
 """The keep rates in percent, in the order of the tables."""
-UNNAMED_RATE = 70
-"""The keep rate of recipes whose names did not mention one while each recipe was a file."""
 SETTINGS = {"I": "ImageNet's settings", "D": "the dataset's baseline"}
 """The marks of Table 5."""
 
@@ -94,22 +92,12 @@ def study(name: str) -> dict[str, Any]:
 
 
 def hint(name: str) -> str | None:
-    """Suggest a replacement for ``name`` if it is an earlier name of a study recipe or lacks its keep rate.
+    """Suggest names where ``name`` is that of a study recipe without its keep rate.
 
     Example:
-        >>> hint("study_imagenet_topk_25")
-        'study_imagenet_topk_25 is now called study/imagenet/topk@25'
         >>> hint("study/imagenet/tome")
         'study/imagenet/tome is a recipe for each keep rate: study/imagenet/tome@50, @70 or @90'
     """
-    earlier = {f"study_{dataset}": f"study/{dataset}" for dataset in DATASETS}  # names while each was a file
-    for known, row in _rows().items():
-        one = f"study_{row['dataset']}_{row['method']}"
-        earlier[f"{one}_{row['rate']}"] = known
-        if int(row["rate"]) == UNNAMED_RATE:
-            earlier[one] = known
-    if name in earlier:
-        return f"{name} is now called {earlier[name]}"
     method, _, _ = name.partition("@")
     rates = [rate for known, _, rate in (known.partition("@") for known in names()) if known == method]
     if not rates:

@@ -17,7 +17,7 @@ from torch.utils.data import Subset
 from vitrim.core.method import MethodConfig
 from vitrim.data import spread
 from vitrim.errors import VitrimError, unknown
-from vitrim.measure.contestants import Contestant, Output, contestants
+from vitrim.measure.contestants import Contestant, ModelOutput, contestants
 from vitrim.measure.probes import Gauge, Values, are_logits, divergence
 from vitrim.measure.records import Batch, Processes, as_batches, read
 from vitrim.measure.run import Measurement
@@ -51,7 +51,7 @@ def check_proxy(name: str) -> Proxy:
 # ---- images ----------------------------------------------------------------------------------------------------------
 
 
-class Images(Protocol):
+class ImageParts(Protocol):
     """Images in three disjoint parts."""
 
     batch_size: int
@@ -150,9 +150,9 @@ class CachedDense(Contestant):
         super().__init__(model, task, watched=True)
         self.place: tuple[str, int] = ("", 0)
         self.room = CACHED_BYTES
-        self._outputs: dict[tuple[str, int, int], Output] = {}
+        self._outputs: dict[tuple[str, int, int], ModelOutput] = {}
 
-    def run(self, images: Tensor, targets: Any = None, *, count: bool = False) -> Output:
+    def run(self, images: Tensor, targets: Any = None, *, count: bool = False) -> ModelOutput:
         """The output for a batch, as `Contestant.run`; kept while there is room."""
         key = (*self.place, len(images))  # a piece may end within a batch
         if key in self._outputs and not count:
@@ -180,7 +180,7 @@ class ModelScorer:
     """
 
     def __init__(
-        self, model: nn.Module, task: Task, images: Images, *, seed: int = 0, processes: Processes | None = None
+        self, model: nn.Module, task: Task, images: ImageParts, *, seed: int = 0, processes: Processes | None = None
     ) -> None:
         self.model, self.task, self.source, self.seed = copy.deepcopy(model).eval(), task, images, seed
         self.dense = CachedDense(copy.deepcopy(self.model), task)
@@ -253,7 +253,7 @@ class Damage(Gauge):
         self.values = {name: Values() for name in get_args(Proxy)}
         super().__init__(self.values)
 
-    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+    def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         found = {"agree": 1.0 - self.task.agreement(output.prediction, dense.prediction, batch.targets).double()}
         one, other = output.feature, dense.feature
         if one is not None and other is not None and one.shape == other.shape:

@@ -38,7 +38,7 @@ from vitrim.speed.bench import check_engines
 from vitrim.speed.engines import engines_named
 from vitrim.tasks import Task, make_task
 from vitrim.tuning.cost import Cost, Fit, LatencyCost, MacsCost, Timer, timer_on, within
-from vitrim.tuning.proxy import PARTS, BatchImages, Images, ModelScorer, Scores, check_proxy
+from vitrim.tuning.proxy import PARTS, BatchImages, ImageParts, ModelScorer, Scores, check_proxy
 from vitrim.tuning.result import Difference, ParetoFront, Raced, Result, Target, Trial, difference
 from vitrim.tuning.space import Point, Space, quiet
 from vitrim.tuning.strategy import Evolution, Observation, Strategy, make_strategy
@@ -77,7 +77,7 @@ _Positive = Annotated[float, Field(gt=0)]
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Proposal:
     """A setting that is to be scored: where it is from, and the point it is of."""
 
     config: MethodConfig
@@ -187,7 +187,7 @@ class Search:
         chosen = self._first_within(finalists, limit)
         return self.trials[0], chosen
 
-    def starts(self, limit: float) -> list[Candidate]:
+    def starts(self, limit: float) -> list[Proposal]:
         """The candidates that a search begins with, the constant setting first.
 
         Raises:
@@ -197,7 +197,7 @@ class Search:
         if constant is None:
             raise VitrimError(self.out_of_reach(limit))
         seen = {self.space.key(constant)}
-        found = [Candidate(constant, self.space.point(constant), "constant")]
+        found = [Proposal(constant, self.space.point(constant), "constant")]
         for point in self.strategy.starts(self.space):
             candidate = self._candidate(point, limit, "start", seen)
             found += [] if candidate is None else [candidate]
@@ -247,9 +247,9 @@ class Search:
 
     # ---- candidates --------------------------------------------------------------------------------------------------
 
-    def _children(self, limit: float, number: int, seen: set[str]) -> list[Candidate]:
+    def _children(self, limit: float, number: int, seen: set[str]) -> list[Proposal]:
         """New candidates; they depend on the seed and on what was found, and on nothing else."""
-        found: list[Candidate] = []
+        found: list[Proposal] = []
         if self.space.size < 2:
             return found
         proposals = self.strategy.propose(self.space, self._observations(), self.seed)
@@ -274,17 +274,17 @@ class Search:
             found.append(Observation(trial.point, trial.config, self._score(trial) if full else mean + gap, full))
         return found
 
-    def _candidate(self, point: Point, limit: float, source: str, seen: set[str]) -> Candidate | None:
+    def _candidate(self, point: Point, limit: float, source: str, seen: set[str]) -> Proposal | None:
         """The setting of a point within the limit, unless there is none or it was there before."""
         config = within(self.space, point, self.cost, limit)
         if config is None or self.space.key(config) in seen:
             return None
         seen.add(self.space.key(config))
-        return Candidate(config, point, source)
+        return Proposal(config, point, source)
 
     # ---- scores ------------------------------------------------------------------------------------------------------
 
-    def _race(self, candidates: Sequence[Candidate], best: Trial | None) -> Trial:
+    def _race(self, candidates: Sequence[Proposal], best: Trial | None) -> Trial:
         """Score candidates on more and more images; those worse than the best beyond noise stop. Returns the best."""
         alive = list(range(len(candidates)))
         scores: list[Scores] = [{} for _ in candidates]
@@ -312,7 +312,7 @@ class Search:
                 kept.append(place)
         return kept
 
-    def _finish(self, candidate: Candidate, scores: Scores) -> Trial:
+    def _finish(self, candidate: Proposal, scores: Scores) -> Trial:
         share, images, number = self.cost.share(candidate.config), len(scores[self.proxy]), len(self.trials)
         trial = Trial(number, candidate.config, candidate.point, share, candidate.source, images, means(scores))
         self.trials.append(trial)
@@ -364,7 +364,7 @@ class Runner:
     """
 
     search: Search
-    best: Candidate
+    best: Proposal
     scores: Scores
     behind: Difference | None = None
 
@@ -481,7 +481,7 @@ def of_one_kind(targets: Sequence[Target]) -> list[Target]:
     return list(targets)
 
 
-class Options(TypedDict, total=False):
+class SearchOptions(TypedDict, total=False):
     """Options of `search` and `front`.
 
     Attributes:
@@ -524,11 +524,11 @@ class Options(TypedDict, total=False):
     on_trial: Callable[[Trial], None] | None
 
 
-Pictures = Images | Sequence[Tensor | tuple[Tensor, Any]]
+Pictures = ImageParts | Sequence[Tensor | tuple[Tensor, Any]]
 
 
 def search(
-    model: nn.Module, method: Methods, images: Pictures, *, target: Target | str, **options: Unpack[Options]
+    model: nn.Module, method: Methods, images: Pictures, *, target: Target | str, **options: Unpack[SearchOptions]
 ) -> Result:
     """Search the setting of a method, or of the best of several, that damages a model least at a target.
 
@@ -542,7 +542,7 @@ def search(
         method: config or text, or several; options other than the amount stay as they are.
         images: in three parts, or batches in memory (`vitrim.tuning.proxy.BatchImages`).
         target: ``Target`` or text such as ``"macs=0.5"``.
-        options: see `Options`.
+        options: see `SearchOptions`.
 
     Raises:
         VitrimError: a method has nothing to move, the target is out of reach, or the study is of another search.
@@ -565,7 +565,7 @@ def front(
     images: Pictures,
     *,
     targets: Sequence[Target | str],
-    **options: Unpack[Options],
+    **options: Unpack[SearchOptions],
 ) -> ParetoFront:
     """Search at several targets, one after the other, and compare what is found on the check images.
 
@@ -605,7 +605,7 @@ class Searches:
     Args:
         model, method, images: as of `search`.
         targets: of one kind.
-        options: see `Options`.
+        options: see `SearchOptions`.
 
     Attributes:
         evaluator: gives the damage of settings, from the study or by running them.
@@ -615,7 +615,12 @@ class Searches:
     """
 
     def __init__(
-        self, model: nn.Module, method: Methods, images: Pictures, targets: Sequence[Target | str], options: Options
+        self,
+        model: nn.Module,
+        method: Methods,
+        images: Pictures,
+        targets: Sequence[Target | str],
+        options: SearchOptions,
     ) -> None:
         self.targets = [Target.parse(one) if isinstance(one, str) else one for one in targets]
         self.model, self.options = model, options
@@ -645,7 +650,7 @@ class Searches:
         if not hasattr(images, "batches"):
             images = BatchImages(images)
         assert not isinstance(images, Sequence)
-        self.images: Images = images
+        self.images: ImageParts = images
         task = options.get("task") or make_task("classification", num_classes(model))
         self.seed, processes, file = options.get("seed", 0), options.get("processes"), options.get("study")
         self.about = {

@@ -111,7 +111,7 @@ class Evolution(Strategy):
                 yield "mutation", space.mutate(one.config, random)
 
 
-class Random(Strategy):
+class RandomSearch(Strategy):
     """Points at random, a fifth of the weights 0."""
 
     def propose(self, space: Space, seen: Sequence[Observation], seed: int) -> Iterator[tuple[str, Point]]:
@@ -272,4 +272,4 @@ def make_strategy(search: str = "evolution", shape: str = "free") -> Strategy:
         return Slopes()
     if shape == "curve":
         return Curves(bred=search == "evolution")
-    return Evolution() if search == "evolution" else Random()
+    return Evolution() if search == "evolution" else RandomSearch()

@@ -31,7 +31,7 @@ from vitrim.speed.engines import engines_named, listed
 from vitrim.tasks import Task
 from vitrim.tuning.proxy import DatasetImages, check_proxy
 from vitrim.tuning.result import ParetoFront, Result, Target, Trial, saving
-from vitrim.tuning.search import EVALUATIONS, Methods, Options, Searches, of_one_kind
+from vitrim.tuning.search import EVALUATIONS, Methods, Searches, SearchOptions, of_one_kind
 from vitrim.tuning.space import Space, quiet, training_free
 from vitrim.tuning.strategy import make_strategy
 from vitrim.tuning.sweep import SweepResult, parse_grid, sweep, train_sweep
@@ -238,7 +238,7 @@ def tune(
     held_out = None if check is None else _open_check(check, loaded, data, dataset, {"task": task, **reading})
     images = DatasetImages(dataset, max((limit or IMAGES) // 3, 1), size, workers=workers, collate=own.collate)
     tried = EVALUATIONS if evaluations is None else evaluations
-    how: Options = {
+    how: SearchOptions = {
         "task": own, "proxy": proxy, "evaluations": tried, "strategy": search, "shape": shape, "engine": names,
         "precision": precisions,
         "seconds": None if minutes is None else 60.0 * minutes,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import entropy
 
@@ -77,7 +77,6 @@ def test_constant_maps_have_no_correlation() -> None:
     assert js_bits(flat, flat) == 0
 
 
-@settings(deadline=None, max_examples=25)
 @given(st.integers(1, 4), st.integers(2, 5), st.integers(0, 99))
 def test_the_earth_movers_distance_is_a_metric(rows: int, columns: int, seed: int) -> None:
     a, b, c = np.random.default_rng(seed).random((3, rows, columns))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.distance import cosine
 from torch import nn
@@ -37,7 +37,6 @@ def test_distances_are_those_of_scipy() -> None:
     assert np.isnan(cosine_distance(np.zeros(3), np.ones(3)))
 
 
-@settings(max_examples=40)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 999))
 def test_the_error_of_a_pair_is_definition_2_within_theorem_1(n_i: int, n_j: int, seed: int) -> None:
     x_i, x_j = (x / np.linalg.norm(x) for x in np.random.default_rng(seed).normal(size=(2, 5)))
@@ -49,7 +48,6 @@ def test_the_error_of_a_pair_is_definition_2_within_theorem_1(n_i: int, n_j: int
     assert found.most == pytest.approx(2 * n_i * n_j / (n_i + n_j) * distance, abs=1e-9)
 
 
-@settings(max_examples=25)
 @given(st.integers(1, 3), st.integers(1, 12), st.integers(1, 5), st.integers(0, 999))
 def test_errors_of_groups_are_sums_over_their_members(images: int, tokens: int, groups: int, seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 from sklearn.metrics import (
@@ -80,7 +80,6 @@ def test_sets_of_other_patches_are_refused() -> None:
         iou(np.ones(4, bool), np.ones(5, bool))
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(4, 200), st.floats(0, 1), st.floats(0, 1), st.integers(1, 4), st.integers(0, 99))
 def test_no_static_pruning_is_below_the_bounds(patches: int, r1: float, r2: float, stage: int, seed: int) -> None:
     counts = tuple(kept(patches, rate, stage) for rate in (r1, r2))
@@ -136,7 +135,6 @@ def test_the_reference_clusters(ref: Reference) -> None:
             ref.check("clus/0/hcv_code_true_b_pred_a", torch.tensor(turned, dtype=torch.float64))
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(1, 4), st.integers(1, 30), st.integers(1, 6), st.integers(1, 6), st.integers(0, 99))
 def test_measures_are_those_of_scikit_learn(images: int, patches: int, ka: int, kb: int, seed: int) -> None:
     generator = np.random.default_rng(seed)

@@ -31,6 +31,7 @@ SAMPLES = ("ats", "zero_tprune")
 """They draw by their scores, or drop what is alike afterwards."""
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("config", configs(), ids=lambda config: config.describe())
 @torch.no_grad()
 def test_patches_that_stay_rank_above_those_that_go(

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -154,7 +154,6 @@ def test_one_token_less_is_dotted_over_several_sizes() -> None:
     assert [line.get_ydata().tolist() for line in axis.lines] == [[80 / 32, 80 / 64], [70 / 32, 70 / 64]]
 
 
-@settings(deadline=None, max_examples=50)
 @given(
     amount=AMOUNTS, multiple=st.integers(1, 64), prefix=st.integers(0, 5), sizes=st.tuples(*[st.integers(1, 700)] * 2)
 )

@@ -15,10 +15,11 @@ from made_tables import rows
 from vitrim.analysis.families.tsne import _Pruned, silhouettes, tsne
 from vitrim.analysis.subject import Watch
 from vitrim.core.registry import parse_method
-from vitrim.measure.contestants import Contestant, Output
+from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.records import Batch
 
 
+@pytest.mark.full  # scikit-learn's t-SNE takes seconds; its points are checked above
 def test_pruned_tokens_before_the_head(model: nn.Module, data: TensorDataset) -> None:
     torch.manual_seed(0)
     result = tsne(subject(model, data, "cropr:r=4", "tome:r=4", limit=40))
@@ -51,7 +52,7 @@ def test_concatenated_tokens_are_as_they_were_when_pruned(model: nn.Module, data
             super().__init__(contestant)
             self.other = Watch(self.reduction, scores=True)
 
-        def see(self, batch: Batch, output: Output, dense: Output) -> None:
+        def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
             decisions.extend(self.other.take())
             super().see(batch, output, dense)
 

@@ -66,6 +66,7 @@ def test_padding_of_the_dense_model_is_what_alone_means(host: str) -> None:
         assert torch.equal(model(batch), dense)
 
 
+@pytest.mark.sampled(7)
 @PAIRS
 def test_every_image_of_a_padded_batch_equals_itself_alone(host: str, config: vitrim.MethodConfig) -> None:
     model = tiny.HOSTS[host]().double()
@@ -142,6 +143,7 @@ def test_traced_and_exported_models_refuse_padded_batches() -> None:
         torch.export.export(model, (batch,), strict=False)
 
 
+@pytest.mark.full  # eager batches are split above
 def test_a_compiled_model_splits_padded_batches_outside_of_its_graphs() -> None:
     model, batch = tiny.HOSTS["naflex"]().double(), padded(SHAPES[:2])
     vitrim.reduce_(model, "tome:r=4")

@@ -51,6 +51,7 @@ NAMED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMED)
 def test_models_by_name(name: str) -> None:
     """Reducing nothing is the dense model, merging changes it a little, and it comes back bit for bit."""

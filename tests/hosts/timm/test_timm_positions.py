@@ -107,6 +107,7 @@ def test_a_few_query_rows_are_rows_of_all(given_block) -> None:
 NEW = [name for family in ("timm_eva", "timm_beit", "timm_relpos", "timm_naflexvit") for name in tiny.FAMILIES[family]]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [*NEW, "post_norm", "parallel", "parallel_fused_out", "parallel_things"])
 def test_a_token_of_size_s_is_s_equal_tokens_at_its_position(name: str) -> None:
     block, x, host_args = entering(reduced(name), depth=1)
@@ -129,6 +130,7 @@ TAKES_MASK = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", TAKES_MASK)
 def test_pruning_before_the_first_block_equals_masking_in_the_dense_model(name: str) -> None:
     model = tiny.HOSTS[name]().double()

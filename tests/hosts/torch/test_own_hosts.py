@@ -190,6 +190,7 @@ def made(name: str) -> nn.Module:
     return model
 
 
+@pytest.mark.sampled(4)
 @torch.no_grad()
 @pytest.mark.parametrize("name", MODELS)
 def test_reducing_nothing_is_the_model_and_the_last_block_has_two_forms(name: str) -> None:
@@ -225,6 +226,7 @@ def test_merging_equal_patches_changes_nothing(name: str) -> None:
     assert reduction.state.size.unique().tolist() == [1.0, 2.0]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("config", tiny.REPRESENTATIVE)
 @pytest.mark.parametrize("name", ["encoder", "encoder_norm_first", "block", "multihead"])
 def test_methods_of_every_mechanism(name: str, config: str) -> None:

@@ -57,6 +57,7 @@ def everything(model: Any, images: Tensor) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("method", ["none", "tome:r=0", "topk:keep_rate=1.0", "cropr:r=0,first_extra=0", "mctf:r=0"])
 @pytest.mark.parametrize("masked", MASKED)
 @pytest.mark.parametrize("layers", CLASSES)

@@ -66,6 +66,7 @@ def test_logits_and_tokens_agree(method: str) -> None:
     assert torch.equal(a.state.source, b.state.source)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", ["none", "tome:r=13,last_block=class_token"])
 def test_macs_and_tokens_of_a_base_model_agree(method: str) -> None:
     with torch.device("meta"):

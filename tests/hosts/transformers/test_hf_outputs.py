@@ -104,6 +104,7 @@ def test_attention_maps_are_those_of_the_dense_model_where_nothing_is_reduced(ho
         assert len(model(images).attentions) == len(dense)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("config", tiny.configs(), ids=lambda config: config.describe())
 def test_an_attention_map_is_what_the_layer_attends_by(config: vitrim.MethodConfig) -> None:
     """The map times the values is what the output projection gets; a selection takes only some of its rows."""

@@ -41,6 +41,7 @@ def reduced(host: str, method: str) -> tuple[Any, vitrim.Reduction]:
     return model, vitrim.reduce_(model, tiny.fits(parse_method(method), model))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("host", ["hf_vit", "hf_dinov3", "hf_clip"])
 def test_the_round_trip_is_clean(host: str, method: str, tmp_path: Path) -> None:
@@ -127,6 +128,7 @@ HOLDERS: dict[str, tuple[Callable[[], Any], str, Callable[[Any], Tensor]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_a_model_with_a_reduced_part_is_saved_with_the_reduction(holder: str, method: str, tmp_path: Path) -> None:

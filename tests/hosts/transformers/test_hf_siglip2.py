@@ -134,6 +134,7 @@ def test_padding_of_the_dense_model_is_what_alone_means(make: Any) -> None:
 
 
 # the tower has the same layers: it differs in its head
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("make", "config"),
     [

@@ -201,6 +201,7 @@ def test_it_is_saved_and_loaded_as_other_models_are(tmp_path: Path) -> None:
         assert torch.equal(copy.deepcopy(model)(images).logits, expected)
 
 
+@pytest.mark.full  # `core/test_contract.py` compiles a model of transformers
 def test_it_compiles_whole() -> None:
     model, images = detector(num_hidden_layers=2), tiny.images()
     vitrim.reduce_(model, "tome:r=4")

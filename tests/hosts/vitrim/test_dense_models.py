@@ -116,6 +116,7 @@ HEADS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", HEADS)
 def test_weights_of_other_classes_bring_their_head(kind: str, tmp_path: Path) -> None:
     library, options = HEADS[kind]
@@ -141,6 +142,7 @@ def test_routers_learn_one_output_per_class_and_patch() -> None:
     assert reduction.config.counts(16, 4) == [16, 13, 11, 16]
 
 
+@pytest.mark.full  # `cli/test_profile.py` and `test_bench.py` run the commands
 @pytest.mark.parametrize("make", [lambda: create_model("segmenter:vit_tiny_patch16_224", options=TINY), detector])
 def test_profile_and_bench_run_on_whole_models(make) -> None:
     model = make()
@@ -178,6 +180,7 @@ def test_copies_and_pickles_are_reduced_alike() -> None:
 
 
 # patches come back in lines that all hosts share; `test_dense_contract.py` compiles and exports other cells
+@pytest.mark.full  # `core/test_contract.py` compiles and exports
 @pytest.mark.parametrize("host", cells(["vit", "hf_vit", "torchvision_vit"], ["vit"]))
 def test_export_and_compile_with_what_comes_back(host: str) -> None:
     model = segmenter(host)

@@ -20,7 +20,7 @@ from vitrim.analysis.subject import Observer, Subject, Watch
 from vitrim.core.method import MethodConfig
 from vitrim.core.plan import plan
 from vitrim.errors import VitrimError
-from vitrim.measure.contestants import Contestant, Output
+from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.probes import are_logits, divergence
 from vitrim.measure.records import Batch
 from vitrim.plots.charts import Line, line, short
@@ -253,7 +253,7 @@ class _Distances(Observer):
         super().__init__(contestant)
         self.found: list[NDArray[Any]] = []
 
-    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+    def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         distance = kl = np.full(len(batch), np.nan)
         if output.feature is not None and dense.feature is not None and output.feature.shape == dense.feature.shape:
             pair = (feature.detach().double().cpu().flatten(1).numpy() for feature in (output.feature, dense.feature))
@@ -272,7 +272,7 @@ class _Errors(Observer):
         self.watch = Watch(self.reduction)
         self.found: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
 
-    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+    def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         for decision in self.watch.take():
             x, state, assignment = decision.x, decision.state, decision.assignment
             if assignment is None:  # every token stays

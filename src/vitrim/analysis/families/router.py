@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from vitrim.analysis.family import FamilyResult, Tables, draws, fullest, methods_with
 from vitrim.analysis.statistics import columns_of, summary
 from vitrim.analysis.subject import EXAMPLES, Observer, Subject, Watch
-from vitrim.measure.contestants import Contestant, Output
+from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.records import Batch
 from vitrim.plots.charts import short
 from vitrim.plots.patches import gallery, grid_of, in_colour, overlay
@@ -105,7 +105,7 @@ class _Scores(Observer):
         self.scores: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
         self.stays: dict[int, list[NDArray[np.bool_]]] = defaultdict(list)
 
-    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+    def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         for decision in self.watch.take():
             if decision.scores is not None:
                 scores, stays = decision.on_grid()

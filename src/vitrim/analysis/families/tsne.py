@@ -14,7 +14,7 @@ from vitrim.analysis.family import FamilyResult, Tables, draws, methods_with
 from vitrim.analysis.subject import Observer, Subject, Watch, reduced_blocks
 from vitrim.core.method import MethodConfig
 from vitrim.core.saving import read_reduction
-from vitrim.measure.contestants import Contestant, Output
+from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.records import Batch
 from vitrim.plots.charts import colour_bar, short
 from vitrim.plots.style import SMALL, panels
@@ -129,7 +129,7 @@ class _Pruned(Observer):
     def _note(self, module: nn.Module, args: object, output: Tensor) -> None:
         self.tokens = output.detach()
 
-    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+    def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         assert self.tokens is not None
         state, images = self.reduction.state, np.arange(len(batch))
         p, feature = state.num_prefix, output.feature

@@ -266,10 +266,10 @@ class OwnHost(Host):
         first = next(model.parameters())
         if not first.is_meta:
             with torch.inference_mode(), running(False, *model.modules()):
-                Trial(cls, model, first).run()
+                TrialRun(cls, model, first).run()
 
 
-class Trial:
+class TrialRun:
     """A run of a dense model, described by ``host``, on one image of noise."""
 
     def __init__(self, host: type[OwnHost], model: nn.Module, like: Tensor) -> None:
