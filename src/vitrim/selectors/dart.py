@@ -112,7 +112,7 @@ def in_language_model(
         states: (S, D) outputs of the layer before, behind the final norm of the model.
         keys: (H, S, d) keys of that layer, rotated.
         image: first position of the image, and the one behind its last.
-        per_pivot: tokens for each pivot, see `per_pivot`.
+        per_pivot: tokens that each pivot keeps besides.
         pivot_image: pivots of the image.
         pivot_text: pivots of the text behind it.
         order: in which the pivots act; by default image, then text, each by descending strength. The release takes the

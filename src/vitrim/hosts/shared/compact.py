@@ -6,7 +6,7 @@ patches. A `VisionLanguage` family says where these are; what stays and what bec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from typing import Any
@@ -171,17 +171,23 @@ def trimmed(
     """The inputs of a language model without the tokens that went: rows keep their order, and get equally long.
 
     Rows that lose different numbers are padded on the side that is padded already, by default the left, and get an
-    ``attention_mask``.
+    ``attention_mask``. So do rows whose positions get gaps: without one the library takes a gap for the start of
+    another prompt packed in the row. Prompts that are packed stay apart, or are refused.
 
     Args:
-        given: the inputs; those called ``names`` have one entry per token, in their last axis.
+        given: the inputs; those called ``names`` have one entry per token, in their last axis; ``logits_to_keep`` may
+            count them.
         names: among them ``input_ids`` (B, L).
         kept: (B, L) bool.
         filler: stands in the padding of ``input_ids``; no placeholder.
-        close: positions (B, L) close up; otherwise they stay as they are.
+        close: positions (B, L) close up; otherwise they stay as they are. Of four rows (4, B, L) the first one, which
+            numbers the tokens, always does, and the others stay.
 
     Returns:
         ``given`` with these changed.
+
+    Raises:
+        VitrimError: packed prompts that could not be told apart; ``logits_to_keep`` asks for a token that went.
     """
     ids: Tensor = given["input_ids"]
     if bool(kept.all()):
@@ -195,21 +201,111 @@ def trimmed(
     right = padded and mask is not None and not bool(mask[:, -1].all())
     spread = torch.arange(longest, device=ids.device)
     real = spread < counts[:, None] if right else spread >= longest - counts[:, None]
+
+    def shortened(value: Tensor, fill: int) -> Tensor:
+        rows = value.new_full((*value.shape[:-2], *real.shape), fill)
+        rows[..., real] = value.expand(*value.shape[:-2], *ids.shape)[..., stays]
+        return rows
+
     out = dict(given)
+    packed = packed_prompts(given)
     for name in names:
         value = given.get(name)
         if not isinstance(value, Tensor) or name == "attention_mask":
             continue
-        if close and name == "position_ids" and value.dim() == 2:
-            value = value - (~kept).long().cumsum(dim=1)
-        fill = filler if name == "input_ids" else FILL.get(name, 0)
-        rows = value.new_full((*value.shape[:-2], *real.shape), fill)
-        rows[..., real] = value.expand(*value.shape[:-2], *ids.shape)[..., stays]
-        out[name] = rows
+        if name == "position_ids":
+            value = _closed(value, kept, packed, close)
+        out[name] = shortened(value, filler if name == "input_ids" else FILL.get(name, 0))
     if mask is not None or not bool(real.all()):
         own = real.to(torch.long if mask is None else mask.dtype)
         out["attention_mask"] = own if past is None else torch.cat([past, own], dim=1)
+    if packed is not None and bool(packed.any()):
+        found = packed_prompts(out)
+        if found is None or not torch.equal(found, shortened(packed, 0)):
+            raise VitrimError(
+                "prompts packed in one row cannot be told apart when their images lose tokens (positions=original, or "
+                "rows that lose different numbers): give one prompt a row, with an attention_mask"
+            )
+    elif packed is not None and (found := packed_prompts(out)) is not None and bool(found.any()):
+        out["attention_mask"] = real.long()
+    if isinstance(given.get("logits_to_keep"), Tensor):
+        places = stays.long().cumsum(dim=1) - 1 + (0 if right else longest - counts[:, None])
+        out["logits_to_keep"] = _asked(given["logits_to_keep"], places, kept, stays, shortened)
     return out
+
+
+def cache_of(given: Mapping[str, Any]) -> Any:
+    """The cache of a language model among its inputs or outputs; transformers 5.24 calls it ``cache``."""
+    found = given.get("past_key_values")
+    return given.get("cache") if found is None else found
+
+
+def packed_prompts(given: Mapping[str, Any]) -> Tensor | None:
+    """(B, L) int64 the number of the prompt in its row that each token belongs to; None where rows are not read so.
+
+    Hugging Face's rule: without mask and cache another prompt begins wherever positions (B, L), or the first of four
+    rows of them, do not go on by one.
+
+    Example:
+        >>> ids = torch.zeros(1, 5, dtype=torch.long)
+        >>> packed_prompts({"input_ids": ids, "position_ids": torch.tensor([[0, 1, 2, 0, 1]])})
+        tensor([[0, 0, 0, 1, 1]])
+    """
+    positions = given.get("position_ids")
+    told = given.get("attention_mask") is not None or cache_of(given) is not None
+    if told or not isinstance(positions, Tensor) or (positions.dim() == 3 and positions.shape[0] != 4):
+        return None
+    own = (positions[0] if positions.dim() == 3 else positions).expand(given["input_ids"].shape)
+    return (own.diff(dim=1, prepend=own[:, :1] - 1) != 1).long().cumsum(dim=1)
+
+
+def _closed(positions: Tensor, kept: Tensor, packed: Tensor | None, close: bool) -> Tensor:
+    """Positions without the gaps of what went, prompt by prompt; see `trimmed`."""
+    numbered = positions.dim() == 3 and positions.shape[0] == 4
+    if not numbered and (not close or positions.dim() != 2):
+        return positions
+    gone = (~kept).long().cumsum(dim=1)
+    if packed is not None:  # what went in prompts in front does not count
+        begins = packed.diff(dim=1, prepend=packed[:, :1] - 1) > 0
+        gone = gone - torch.where(begins, gone - (~kept).long(), 0).cummax(dim=1).values
+    return torch.cat([positions[:1] - gone, positions[1:].expand(-1, *gone.shape)]) if numbered else positions - gone
+
+
+def _asked(
+    asked: Tensor, places: Tensor, kept: Tensor, stays: Tensor, shortened: Callable[[Tensor, int], Tensor]
+) -> Tensor:
+    """The ``logits_to_keep`` of a shorter prompt: (n,) places in every row, (B, n) row by row, or (B, L) bool.
+
+    Args:
+        asked: those of the whole prompt, or (L,) bool.
+        places: (B, L) of its tokens in the shorter one.
+        kept, stays: (B, L) bool: it is no token of an image that went; it is no padding, besides.
+        shortened: makes (B, L) values of the whole prompt those of the shorter one.
+    """
+    length, rows = kept.shape[1], asked.to(kept.device)
+    if asked.dtype == torch.bool and asked.dim() == 1:
+        rows = rows.nonzero().squeeze(1)
+    fits = rows.shape == kept.shape if rows.dtype == torch.bool else rows.dim() == 1 or len(rows) == len(kept)
+    if not fits or (rows.dtype != torch.bool and not bool(((rows >= -length) & (rows < length)).all())):
+        raise VitrimError(f"expected logits_to_keep among the {length} tokens of input_ids, got {tuple(asked.shape)}")
+    if rows.dtype == torch.bool:
+        lost, found = bool((rows & ~kept).any()), shortened(rows, False)
+    else:
+        every = (rows % length).expand(len(kept), -1)
+        lost = not bool(kept.gather(1, every).all())
+        found = places.gather(1, every).clamp_min(0)
+    if lost:
+        raise VitrimError("logits_to_keep asks for image tokens that went: ask for tokens of the text")
+    if rows.dim() == 2:
+        return found
+    real = stays.gather(1, every)  # padding has no logits to ask for
+    same = found.where(real, 0).amax(dim=0)
+    if not bool((found.where(real, same) == same).all()):
+        raise VitrimError(
+            "logits_to_keep (n,) names tokens that stand at different places in rows that lost different numbers of "
+            "image tokens: give (B, n), one row for each prompt"
+        )
+    return same
 
 
 def check_prompt(given: Mapping[str, Any], names: Sequence[str]) -> None:

@@ -29,6 +29,7 @@ from vitrim.core.tokens import Handed, TokenState, Trace
 from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.hosts.shared.compact import (
     Survivors,
+    cache_of,
     check_prompt,
     holders,
     kept_in_prompt,
@@ -41,8 +42,21 @@ from vitrim.hosts.shared.selecting import Candidates, Taken, attended, by_image,
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 """The input that brings each kind of what is encoded."""
 
-PER_TOKEN = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids", "labels")
+PER_TOKEN = (
+    *("input_ids", "attention_mask", "position_ids", "labels"),
+    *("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"),
+)
 """Inputs that have one entry for every token of a prompt."""
+
+COUNTING = {
+    "shift_labels": "labels",
+    "cache_position": "position_ids",
+    "per_layer_inputs": "input_ids alone",
+    **dict.fromkeys(
+        ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"), "position_ids of packed prompts"
+    ),
+}
+"""Inputs that count the tokens of the whole prompt in another way, and what to give in their place."""
 
 
 @dataclass(eq=False, repr=False)
@@ -53,15 +67,74 @@ class PromptHook(Installed):
     """
 
     family: type[HuggingFaceVLM]
+    model: nn.Module
     trace: Trace
     choosing: Choosing | None = None
 
-    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        positional = tuple(inspect.signature(type(model).forward).parameters)[1:]
-        given = {**dict(zip(positional, args, strict=False)), **kwargs}
-        if not self.family.follows(model, given):
+    def __call__(self, called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Shorten the inputs of ``called``: the whole model, or what it is without its head."""
+        given = _named(called, args, kwargs)
+        if self.family.follows(self.model, given):
+            return (), self.family.compact(self.model, given, self.trace, self.choosing, called)[0]
+        cache = cache_of(given)
+        behind: Tensor | None = getattr(cache, BEHIND, None)
+        if behind is None or given.get("position_ids") is not None:
             return None
-        return (), self.family.compact(model, given, self.trace, self.choosing)[0]
+        tokens = next(given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None)
+        if len(behind) != len(tokens):
+            raise VitrimError(
+                f"the cache is of {len(behind)} prompts whose tokens kept their positions, and there are {len(tokens)} "
+                "rows now: give position_ids, which go on from those of the prompts"
+            )
+        places = torch.arange(tokens.shape[1], device=tokens.device) + cache.get_seq_length()
+        return (), {**given, "position_ids": places + behind.to(tokens.device)}
+
+
+BEHIND = "vitrim_behind"
+"""The name under which a cache has (B, 1) by how much positions go on behind the number of tokens that it holds."""
+
+
+@dataclass(eq=False, repr=False)
+class CacheHook(Installed):
+    """Notes on a cache where positions go on: a user who decodes by hand gives none, and the library counts tokens."""
+
+    choosing: Choosing
+
+    def __call__(self, called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self.choosing.selector.positions != "original":
+            return
+        cache, positions = cache_of(vars(output) if hasattr(output, "__dict__") else {}), kwargs.get("position_ids")
+        if cache is not None and isinstance(positions, Tensor) and positions.dim() == 2:
+            setattr(cache, BEHIND, positions.amax(dim=1, keepdim=True) + 1 - cache.get_seq_length())
+
+
+def _named(called: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of a call by their names."""
+    return {**dict(zip(tuple(inspect.signature(type(called).forward).parameters)[1:], args, strict=False)), **kwargs}
+
+
+class OnePromptARow:
+    """Within, forwards without mask and cache get a mask, so gaps in positions start no packed prompts.
+
+    In this thread, like `Early`: ``generate`` drops a mask of ones.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __enter__(self) -> None:
+        thread = threading.get_ident()
+
+        def whole(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+            told = kwargs.get("attention_mask") is not None or cache_of(kwargs) is not None
+            if told or threading.get_ident() != thread or kwargs.get("input_ids") is None:
+                return None
+            return args, {**kwargs, "attention_mask": torch.ones_like(kwargs["input_ids"])}
+
+        self.hook = self.model.register_forward_pre_hook(whole, with_kwargs=True)
+
+    def __exit__(self, *error: object) -> None:
+        self.hook.remove()
 
 
 @dataclass(eq=False, repr=False)
@@ -83,7 +156,7 @@ class CompactGenerate(Installed):
         given = kwargs if inputs is None or "input_ids" in kwargs else {**kwargs, "input_ids": inputs}
         if not self.family.follows(self.model, given):
             return generate(self.model, inputs, *args, **kwargs)
-        cache = given.get("past_key_values")
+        cache = cache_of(given)
         if cache is not None and cache.get_seq_length() > 0:
             raise VitrimError(
                 "a compact model generates from whole conversations: the cache holds fewer tokens than the prompt, so "
@@ -103,7 +176,9 @@ class CompactGenerate(Installed):
             whole = self._asked(f"{name}_length", given)
             if whole is not None and self._asked(f"{name}_new_tokens", given) is None:
                 given[f"{name}_length"] = whole - shorter
-        out = self.family.generate(self.model, given, *args)
+        kept = self.choosing is not None and self.choosing.selector.positions == "original"
+        with OnePromptARow(self.model) if kept else nullcontext():
+            out = self.family.generate(self.model, given, *args)
         sequences: Tensor = out if isinstance(out, Tensor) else out.sequences
         if shorter > 0:  # put the prompt as it was given in front
             new = sequences[:, prompt.shape[1] - shorter :]
@@ -216,17 +291,20 @@ class HuggingFaceVLM(VisionLanguage):
     @classmethod
     def install(cls, model: nn.Module, trace: Trace, choosing: Choosing | None = None) -> None:
         cls.uninstall(model)
-        hook = PromptHook(cls, trace, choosing)
         holder: Any = model
         if choosing is not None:
             holder.vitrim_choosing = choosing
-        model.register_forward_pre_hook(hook, with_kwargs=True)
+        for called in {id(part): part for part in (model, holder.base_model)}.values():
+            called.register_forward_pre_hook(PromptHook(cls, model, trace, choosing), with_kwargs=True)
+        if choosing is not None and not cls.has_axes(model):  # which note it themselves
+            holder.base_model.register_forward_hook(CacheHook(choosing), with_kwargs=True)
         if hasattr(model, "generate"):
             holder.generate = CompactGenerate(cls, model, trace, choosing)
 
     @classmethod
     def uninstall(cls, model: nn.Module) -> None:
-        take_off(model)
+        for part in (model, cast(Any, model).base_model):
+            take_off(part)
         if hasattr(model, "vitrim_choosing"):
             del model.vitrim_choosing
 
@@ -262,16 +340,27 @@ class HuggingFaceVLM(VisionLanguage):
                 "images; inputs_embeds do not say"
             )
         check_prompt(given, PER_TOKEN)
+        for name, instead in COUNTING.items():
+            if given.get(name) is not None:
+                raise VitrimError(f"{name} counts the tokens of the whole prompt, which gets shorter: give {instead}")
         if any(not len(given[name]) for name in brought):
             raise VitrimError("pixel_values holds no image: leave it out where a prompt has none")
         return True
 
     @classmethod
     def compact(
-        cls, model: Any, given: Mapping[str, Any], trace: Trace, choosing: Choosing | None = None
+        cls,
+        model: Any,
+        given: Mapping[str, Any],
+        trace: Trace,
+        choosing: Choosing | None = None,
+        called: nn.Module | None = None,
     ) -> tuple[dict[str, Any], bool]:
-        """The inputs with features in place of images, and without the tokens that went; and whether images differ."""
-        ids, cache, mask = given["input_ids"], given.get("past_key_values"), given.get("attention_mask")
+        """The inputs with features in place of images, and without the tokens that went; and whether images differ.
+
+        They are those of ``called``, by default the whole ``model``.
+        """
+        ids, cache, mask = given["input_ids"], cache_of(given), given.get("attention_mask")
         held = 0 if cache is None else cache.get_seq_length()
         if held and isinstance(mask, Tensor) and mask.shape[1] != held + ids.shape[1]:
             raise VitrimError(
@@ -309,7 +398,7 @@ class HuggingFaceVLM(VisionLanguage):
         given = cls.positioned(model, given, kept, original)
         left = {name: value for name, value in given.items() if name not in encoded}
         out = trimmed(left, PER_TOKEN, kept, filler, close=not original)
-        arguments = inspect.signature(type(model).forward).parameters
+        arguments = inspect.signature(type(called or model).forward).parameters
         # some must be given whether they are needed or not
         out |= dict.fromkeys(
             name for name in encoded if name in arguments and arguments[name].default is Parameter.empty
@@ -631,11 +720,11 @@ class HuggingFaceVLM(VisionLanguage):
             own = {name: given[name] for name in arguments if given.get(name) is not None}
             places, deltas = base.get_rope_index(ids, attention_mask=mask, **own)
             base.rope_deltas = deltas + (real & ~kept).sum(dim=1, keepdim=True)
-            order = (kept & real).long().cumsum(dim=1) - 1
+            order = real.long().cumsum(dim=1) - 1
             return {**given, "position_ids": torch.cat([order.clamp_min(0).unsqueeze(0), places])}
         if not original:
             return given
-        cache = given.get("past_key_values")
+        cache = cache_of(given)
         if cache is not None and cache.get_seq_length() > 0:
             raise VitrimError("positions=original on a cache: give position_ids, which go on from those of the prompt")
         return {**given, "position_ids": (real.long().cumsum(dim=1) - 1).clamp_min(0)}

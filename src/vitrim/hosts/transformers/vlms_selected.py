@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, ClassVar, cast
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 from vitrim.core.plan import HostFacts
@@ -28,6 +29,7 @@ FOUR_ROWS = frozenset(
         "Glm4vTextModel",
         "GlmImageTextModel",
         "GlmOcrTextModel",
+        "HYV4VLTextModel",
         "PaddleOCRTextModel",
         "Qwen2VLTextModel",
         "Qwen2_5OmniThinkerTextModel",
@@ -136,6 +138,15 @@ class Idefics2(AnyVLM):
 
 class Llama4(AnyVLM):
     """The language model's side takes what the tower hands out, and projects it itself."""
+
+    @classmethod
+    def check_selector(cls, model: Any, selector: Selector, facts: HostFacts | None) -> None:
+        if transformers.__version__.startswith("5.24."):
+            raise UnsupportedModelError(
+                f"the forward of Llama 4 fails by itself in transformers {transformers.__version__} (image_outputs), "
+                "with images and without: take another version"
+            )
+        super().check_selector(model, selector, facts)
 
     @classmethod
     def pooled(cls, model: Any, output: Any) -> Any:
