@@ -15,7 +15,7 @@ import vitrim
 from golden_files import Reference
 from vitrim.core.registry import selectors
 from vitrim.core.selection import Seen, Selector
-from vitrim.selectors import cdpruner, dart, divprune, fastervlm, prumerge, visionzip, vispruner
+from vitrim.selectors import cdpruner, dart, divprune, fastervlm, pool, prumerge, visionzip, vispruner
 
 
 def operands(ref: Reference) -> dict[str, Tensor]:
@@ -331,7 +331,68 @@ def test_evs_keeps_the_first_frame_whatever_the_budget() -> None:
     assert config.mask(features[0], (4, 3, 4)).tolist() == [True] * 12 + [False] * 36
 
 
-@pytest.mark.parametrize("selector", ["visionzip:tokens=9", "visionzip:tokens=9,order=appended", "prumerge:tokens=9"])
+def test_pool_averages_a_grid_of_four_by_six_to_two_by_three() -> None:
+    """By hand: tokens 0 to 23 in rows of six; cells of 2 x 2 have means 3.5, 5.5, 7.5 and twelve more below."""
+    what = Seen(torch.arange(24.0).view(1, 24, 1), (1, 4, 6))
+    (choice,) = vitrim.parse_selector("pool:tokens=6").select(what)
+    assert choice.of(what.features[0]).squeeze(1).tolist() == [3.5, 5.5, 7.5, 15.5, 17.5, 19.5]
+    assert choice.kept.tolist() == [0, 2, 4, 12, 14, 16]  # the upper left of the four in the middle
+    assert choice.merged is not None
+    assert choice.merged.all()
+
+
+def test_pool_cells_are_disjoint_and_nearly_equal() -> None:
+    """By hand: five columns in two cells are 3 and 2, a row of three frames in two cells is 2 and 1 frames."""
+    own, middle = pool.cells((1, 1, 5), (1, 1, 2))
+    assert (own.tolist(), middle.tolist()) == ([0, 0, 0, 1, 1], [1, 3])
+    own, middle = pool.cells((3, 1, 2), (2, 1, 1))
+    assert (own.tolist(), middle.tolist()) == ([0, 0, 0, 0, 1, 1], [0, 4])
+    plain = torch.nn.functional.avg_pool2d(random(1, 7, 12, 9), 3)
+    what = Seen(random(1, 7, 12, 9).flatten(2).transpose(1, 2), (1, 12, 9))
+    (choice,) = vitrim.parse_selector("pool:tokens=12").select(what)
+    torch.testing.assert_close(choice.of(what.features[0]), plain.flatten(2).transpose(1, 2)[0])
+
+
+@pytest.mark.parametrize(
+    ("grid", "tokens", "coarse"),
+    [
+        ((24, 24), 64, (1, 8, 8)),
+        ((24, 24), 63, (1, 8, 7)),
+        (576, 144, (1, 12, 12)),
+        ((12, 48), 144, (1, 6, 24)),
+        ((4, 6, 6), 36, (4, 3, 3)),
+        ((4, 6, 6), 3, (3, 1, 1)),
+        ((24, 24), 900, (1, 24, 24)),
+        ((1, 7), 3, (1, 1, 3)),
+    ],
+)
+def test_pool_takes_the_nearest_rectangle(grid: Any, tokens: int, coarse: tuple[int, int, int]) -> None:
+    config = pool.Pool(tokens=tokens)
+    assert config.grids(grid)[1] == coarse
+    assert config.count(grid) == coarse[0] * coarse[1] * coarse[2]
+
+
+def test_pool_of_videos_never_mixes_frames_while_each_gets_a_token() -> None:
+    features = torch.arange(3.0).repeat_interleave(8).view(1, 24, 1)
+    (choice,) = vitrim.parse_selector("pool:tokens=6").select(Seen(features, (3, 2, 4)))
+    assert choice.of(features[0]).squeeze(1).tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_random_draws_evenly_and_repeats() -> None:
+    """Each of 12 tokens stays in a quarter of 2,000 draws, within five deviations; one seed draws one set."""
+    counts = torch.zeros(12)
+    for seed in range(2000):
+        counts += vitrim.parse_selector(f"random:tokens=3,seed={seed}").mask(torch.zeros(12, 1))
+    assert (counts - 500).abs().max() < 5 * (2000 * 0.25 * 0.75) ** 0.5
+    config = vitrim.parse_selector("random:tokens=3")
+    first = config.select(Seen(random(2, 12, 4)))
+    assert torch.equal(first[0].kept, config.select(Seen(random(1, 12, 4, seed=8)))[0].kept)
+    assert torch.equal(first[0].kept, first[1].kept)
+
+
+@pytest.mark.parametrize(
+    "selector", ["visionzip:tokens=9", "visionzip:tokens=9,order=appended", "prumerge:tokens=9", "pool:tokens=9"]
+)
 def test_tokens_that_are_made_of_several_are_marked(selector: str) -> None:
     """Those that differ from what stood at their place."""
     what = seen()

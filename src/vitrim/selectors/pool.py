@@ -1,0 +1,97 @@
+"""Pooling: means over the cells of a coarser grid, the baseline that a selector must beat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isqrt, prod, sqrt
+
+import torch
+from torch import Tensor
+
+from vitrim.core.registry import register_selector
+from vitrim.core.selection import Choice, Grid, Seen, Selector, as_grid
+from vitrim.core.tokens import decision_dtype
+
+
+def nearest_rectangle(rows: int, columns: int, cells: int) -> tuple[int, int]:
+    """Rows and columns of at most ``cells`` cells, nearest to those of the grid scaled to that area.
+
+    Of equally near ones that with more cells, then with more rows.
+
+    Example:
+        >>> nearest_rectangle(24, 24, 64), nearest_rectangle(24, 24, 63)
+        ((8, 8), (8, 7))
+    """
+    scale = min(sqrt(cells / (rows * columns)), 1.0)
+    fitting = [(r, c) for r in range(1, min(rows, cells) + 1) for c in range(1, min(columns, cells // r) + 1)]
+    far = {(r, c): round((r - rows * scale) ** 2 + (c - columns * scale) ** 2, 9) for r, c in fitting}
+    return min(far, key=lambda size: (far[size], -prod(size), -size[0]))
+
+
+def coarser(grid: Grid, tokens: int) -> Grid:
+    """The grid of at most so many cells: every frame alike; where there are more frames than tokens, these join, too.
+
+    Example:
+        >>> coarser((1, 24, 24), 144), coarser((4, 6, 6), 36), coarser((4, 6, 6), 2)
+        ((1, 12, 12), (4, 3, 3), (2, 1, 1))
+    """
+    frames = min(grid[0], tokens)
+    return (frames, *nearest_rectangle(grid[1], grid[2], tokens // frames))
+
+
+def cells(grid: Grid, coarse: Grid) -> tuple[Tensor, Tensor]:
+    """(N,) the cell of every token, and (n,) the token in the middle of every cell.
+
+    Cells are disjoint, and their sides differ by one token at most.
+    """
+    cell, middle = torch.zeros(grid, dtype=torch.long), torch.zeros(coarse, dtype=torch.long)
+    for axis, (fine, few) in enumerate(zip(grid, coarse, strict=True)):
+        shape = [-1 if other == axis else 1 for other in range(3)]
+        own = torch.arange(fine) * few // fine
+        first = torch.searchsorted(own, torch.arange(few))
+        centre = (first + torch.cat([first[1:], torch.tensor([fine])]) - 1) // 2
+        cell = cell * few + own.view(shape)
+        middle = middle * fine + centre.view(shape)
+    return cell.flatten(), middle.flatten()
+
+
+@register_selector
+class Pool(Selector):
+    """Means over the cells of a coarser grid: the baseline that costs nothing and looks at nothing.
+
+    The grid is the nearest rectangle of at most so many cells, so fewer tokens than asked may go on (56 of 63, of 24 x
+    24). A mean stands at the middle of its cell. Every frame of a video is pooled by itself. Tokens whose rows and
+    columns are not known count as a square where they fill one, else as one row: so do those that a reduced tower left.
+
+    Example:
+        >>> import vitrim
+        >>> vitrim.parse_selector("pool:tokens=64").count((24, 24))
+        64
+    """
+
+    name = "pool"
+    paper = "a baseline; VTC-Bench (2510.07143) shows that down-sampling beats many selectors"
+    merges = True
+    published_with = "LLaVA-1.5, LLaVA-OneVision, Qwen2-VL"
+
+    def grids(self, grid: Sequence[int] | int) -> tuple[Grid, Grid]:
+        """The grid of the tokens, and that of their cells."""
+        frames, rows, columns = as_grid(grid)
+        side = isqrt(columns)
+        if rows == 1 and side * side == columns:
+            rows, columns = side, side
+        fine = (frames, rows, columns)
+        return fine, coarser(fine, self.budget(prod(fine)))
+
+    def count(self, grid: Sequence[int] | int) -> int:
+        return prod(self.grids(grid)[1])
+
+    def select(self, seen: Seen) -> list[Choice]:
+        x = seen.features
+        fine, coarse = self.grids(x.shape[1] if seen.grid is None else seen.grid)
+        own, middle = (places.to(x.device) for places in cells(fine, coarse))
+        sizes = own.bincount(minlength=len(middle))
+        wide = x.to(decision_dtype(x.dtype))
+        sums = wide.new_zeros(len(x), len(middle), x.shape[2]).index_add(1, own, wide)
+        means = (sums / sizes[:, None].to(wide.dtype)).to(x.dtype)
+        return [Choice(middle, tokens, merged=sizes > 1) for tokens in means]

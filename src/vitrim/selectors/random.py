@@ -1,0 +1,45 @@
+"""Random choice: the baseline that a selector must beat."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vitrim.core.registry import register_selector
+from vitrim.core.selection import Choice, Seen, Selector
+
+
+def drawn(total: int, count: int, seed: int) -> Tensor:
+    """(``count``,) places below ``total``, ascending: a uniform draw without replacement, the same for one seed.
+
+    Example:
+        >>> len(set(drawn(9, 4, seed=0).tolist()))
+        4
+    """
+    return torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count].sort().values
+
+
+@register_selector
+class RandomTokens(Selector):
+    """A uniform draw of tokens: the baseline that every other selector must beat on your task.
+
+    Seed and number of tokens alone decide, so an image keeps the same places in every batch, process and device, and
+    images of one size keep the same ones. Average over several seeds.
+
+    Example:
+        >>> import vitrim
+        >>> vitrim.parse_selector("random:tokens=64,seed=1").count((24, 24))
+        64
+    """
+
+    name = "random"
+    paper = "a baseline; VTC-Bench (2510.07143) shows that it beats many selectors"
+    published_with = "LLaVA-1.5, LLaVA-OneVision, Qwen2-VL"
+
+    seed: int = Field(0, ge=0, description="of the draw")
+
+    def select(self, seen: Seen) -> list[Choice]:
+        total = seen.features.shape[1]
+        kept = drawn(total, self.budget(total), self.seed).to(seen.features.device)
+        return [Choice(kept) for _ in seen.features]
