@@ -25,7 +25,9 @@ import tiny
 import vitrim
 from tiny_other_vlms import OTHERS, SMALLER
 from tiny_vlms import IMAGE, SECOND, TEXT, VLMS
-from vitrim.core.selection import Seen
+from vitrim.core.selection import Choice, Seen
+from vitrim.hosts.shared.compact import trimmed
+from vitrim.hosts.shared.selecting import Candidates
 from vitrim.hosts.transformers.vlms_selected import FOUR_ROWS
 
 TEXTS = [[7, 11, 13], [17, 19]]
@@ -446,14 +448,23 @@ def test_logits_are_those_of_the_tokens_asked_for() -> None:
     texts = logits(model, {**given, "logits_to_keep": words})
     assert len(texts) == int(words.sum())
     near(texts[-1], full[1, -1])
-    for wrong, message in (
-        (torch.tensor([length]), "expected logits_to_keep among"),
-        (torch.tensor([length - 5]), "stand at different places|image tokens that went"),
-    ):
-        with pytest.raises(vitrim.VitrimError, match=message):
-            logits(model, {**given, "logits_to_keep": wrong})
+    with pytest.raises(vitrim.VitrimError, match="expected logits_to_keep among"):
+        logits(model, {**given, "logits_to_keep": torch.tensor([length])})
+    ids = torch.tensor([[IMAGE, IMAGE, 6, 7], [6, 7, IMAGE, IMAGE]])
+    kept = torch.tensor([[False, True, True, True], [True, True, False, True]])
+    with pytest.raises(vitrim.VitrimError, match="stand at different places"):
+        trimmed({"input_ids": ids, "logits_to_keep": torch.tensor([1])}, ["input_ids"], kept, 0)
     with pytest.raises(vitrim.VitrimError, match=r"^cu_seq_lens_q counts the tokens of the whole prompt"):
         model(**given, cu_seq_lens_q=torch.tensor([0, length]))
+
+
+def test_tokens_in_front_have_the_first_places() -> None:
+    """A class token and four patches, of which the second and the last go on."""
+    features = torch.arange(10.0).view(5, 2)
+    taken = Candidates(features, torch.ones(5, dtype=torch.bool), front=1).chosen(Choice(torch.tensor([1, 3])))
+    assert torch.equal(taken.features, features[[0, 2, 4]])
+    assert taken.rows.tolist() == [0, 2, 4]
+    assert taken.flags.tolist() == taken.handed.kept.tolist() == [True, False, True, False, True]
 
 
 def test_an_error_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -533,8 +544,11 @@ def test_images_of_a_batch_are_chosen_from_as_each_alone(name: str) -> None:
         assert torch.equal(reduction.image_places[0].kept, kept)
 
 
-FORMS = ("llava", "internvl", "qwen2_5_vl", "qwen3_vl_moe", "idefics2", "llama4", "glm4v", "llava_next")
-FORMS = tuple(name for name in FORMS if name in ALL)
+FORMS = [
+    name
+    for name in ("llava", "internvl", "qwen2_5_vl", "qwen3_vl_moe", "idefics2", "llama4", "glm4v", "llava_next")
+    if name in ALL
+]
 """One family for every form in which features are handed on."""
 
 
