@@ -25,7 +25,9 @@ import tiny
 import vitrim
 from tiny_other_vlms import OTHERS, SMALLER
 from tiny_vlms import IMAGE, SECOND, TEXT, VLMS
-from vitrim.core.selection import Seen
+from vitrim.core.selection import Choice, Seen
+from vitrim.hosts.shared.compact import trimmed
+from vitrim.hosts.shared.selecting import Candidates
 from vitrim.hosts.transformers.vlms_selected import FOUR_ROWS
 
 TEXTS = [[7, 11, 13], [17, 19]]
@@ -353,7 +355,7 @@ def test_original_positions_are_those_of_the_whole_prompt(name: str) -> None:
     assert torch.equal(greedy(model, hand.inputs(), 5), new)
 
 
-@every_model
+@pytest.mark.parametrize("name", [name for name in ALL if name != "molmo2"])  # which refuses them
 def test_kept_positions_cut_no_prompt_in_pieces(name: str) -> None:
     """Without a mask and a cache the library takes a gap in positions for the start of another prompt in the row: in a
     forward, in generation, and in what a user decodes by hand on a cache. And logits are those of the tokens asked for,
@@ -391,8 +393,164 @@ def test_kept_positions_cut_no_prompt_in_pieces(name: str) -> None:
             near(step.logits[:, -1], spoken[:, place + 1])
 
 
-FORMS = ("llava", "internvl", "qwen2_5_vl", "qwen3_vl_moe", "idefics2", "llama4", "glm4v", "llava_next")
-FORMS = tuple(name for name in FORMS if name in ALL)
+def packed_row(name: str) -> dict[str, Tensor]:
+    """Two prompts of one image each, packed in one row: positions begin again."""
+    tokens = VLMS[name].tokens
+    rows = [[7, *[IMAGE] * tokens, 8, 9, 10], [11, 12, *[IMAGE] * tokens, 13]]
+    positions = [place for row in rows for place in range(len(row))]
+    ids = torch.tensor([[token for row in rows for token in row]])
+    return {"input_ids": ids, "position_ids": torch.tensor([positions]), "pixel_values": tiny.images(2)}
+
+
+@pytest.mark.parametrize("name", ["llava", "internvl"])
+@pytest.mark.parametrize("options", [("tome:r=2", None), (None, "divprune:tokens=4")])
+def test_packed_prompts_give_what_each_gives_alone(name: str, options: tuple[str | None, str | None]) -> None:
+    model, given = VLMS[name].create(), packed_row(name)
+    half = VLMS[name].tokens + 4
+    vitrim.reduce_(model, options[0], select=options[1], compact=True)
+    together = logits(model, {**given, "use_cache": False})
+    parts = zip(given["input_ids"].split([half, half - 1], dim=1), given["pixel_values"].split(1), strict=True)
+    alone = [logits(model, {"input_ids": ids, "pixel_values": image}) for ids, image in parts]
+    torch.testing.assert_close(together, torch.cat(alone, dim=1), atol=1e-5, rtol=1e-5)
+    vitrim.reduce_(model, select="divprune:tokens=4,positions=original")
+    with pytest.raises(vitrim.VitrimError, match=r"^prompts packed in one row cannot be told apart"):
+        logits(model, {**given, "use_cache": False})
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_four_rows_of_positions_give_what_the_model_counts_itself(name: str) -> None:
+    """Without mask and cache, where the first row says which prompts are packed."""
+    model, given = ALL[name].create(), prompt(name, [[7, 11]])
+    own = {key: given[key] for key in ("mm_token_type_ids", "image_grid_thw")}
+    three = model.model.get_rope_index(given["input_ids"], **own)[0]
+    four = torch.cat([torch.arange(three.shape[2]).view(1, 1, -1), three])
+    vitrim.reduce_(model, select="divprune:tokens=4")
+    expected = logits(model, given)
+    bare = {key: value for key, value in given.items() if key != "attention_mask"} | {"use_cache": False}
+    for positions in (three, four):
+        found = logits(model, {**bare, "position_ids": positions})
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_logits_are_those_of_the_tokens_asked_for() -> None:
+    """Places in every row, row by row, or a mask, of a batch whose rows lose different numbers of tokens."""
+    model, given = VLMS["llava"].create(), prompt("llava")
+    vitrim.reduce_(model, select="divprune:tokens=4")
+    full, mask, length = logits(model, given), given["attention_mask"].bool(), given["input_ids"].shape[1]
+    near = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)
+    near(logits(model, {**given, "logits_to_keep": torch.tensor([length - 1, -2])}), full[:, [-1, -2]])
+    first = mask.long().argmax(dim=1, keepdim=True)
+    rows = torch.cat([first, torch.full_like(first, length - 1)], dim=1)
+    starts = full.shape[1] - torch.tensor([7 + 6, 3 + 4])  # text and images of each row
+    near(
+        logits(model, {**given, "logits_to_keep": rows}),
+        torch.stack([full[row, [int(start), -1]] for row, start in enumerate(starts)]),
+    )
+    words = mask & (given["input_ids"] != IMAGE)
+    texts = logits(model, {**given, "logits_to_keep": words})
+    assert len(texts) == int(words.sum())
+    near(texts[-1], full[1, -1])
+    with pytest.raises(vitrim.VitrimError, match="expected logits_to_keep among"):
+        logits(model, {**given, "logits_to_keep": torch.tensor([length])})
+    ids = torch.tensor([[IMAGE, IMAGE, 6, 7], [6, 7, IMAGE, IMAGE]])
+    kept = torch.tensor([[False, True, True, True], [True, True, False, True]])
+    with pytest.raises(vitrim.VitrimError, match="stand at different places"):
+        trimmed({"input_ids": ids, "logits_to_keep": torch.tensor([1])}, ["input_ids"], kept, 0)
+    with pytest.raises(vitrim.VitrimError, match=r"^cu_seq_lens_q counts the tokens of the whole prompt"):
+        model(**given, cu_seq_lens_q=torch.tensor([0, length]))
+
+
+def test_tokens_in_front_have_the_first_places() -> None:
+    """A class token and four patches, of which the second and the last go on."""
+    features = torch.arange(10.0).view(5, 2)
+    taken = Candidates(features, torch.ones(5, dtype=torch.bool), front=1).chosen(Choice(torch.tensor([1, 3])))
+    assert torch.equal(taken.features, features[[0, 2, 4]])
+    assert taken.rows.tolist() == [0, 2, 4]
+    assert taken.flags.tolist() == taken.handed.kept.tolist() == [True, False, True, False, True]
+
+
+def test_an_error_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A selector in front of the connector fails in one forward; the next one, and the model restored, are right."""
+    model, given = VLMS["llava"].create(), prompt("llava")
+    dense = logits(model, given)
+    vitrim.reduce_(model, select="visionzip:tokens=9")
+    expected = logits(model, given)
+    with monkeypatch.context() as failing:
+        failing.setattr("vitrim.selectors.visionzip.VisionZip.select", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            logits(model, given)
+    assert not model.model.multi_modal_projector._forward_pre_hooks
+    assert torch.equal(logits(model, given), expected)
+    vitrim.restore_(model)
+    assert torch.equal(logits(model, given), dense)
+
+
+def shown(model: Any, given: dict[str, Tensor]) -> list[Seen]:
+    """What selectors see in a forward."""
+    seen: list[Seen] = []
+    kind = type(vitrim.get_reduction(model).select)
+
+    def select(self: Any, one: Seen) -> Any:
+        seen.append(one)
+        return original(self, one)
+
+    original = kind.select
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "select", select)
+        logits(model, given)
+    return seen
+
+
+def test_a_selector_sees_rows_and_columns_of_a_wide_image_in_that_order() -> None:
+    model, given = OTHERS["qwen2_5_vl"].create(), prompt("qwen2_5_vl", [[7, 11, 13]])
+    vitrim.reduce_(model, select="divprune:tokens=3")
+    # 6 x 6 and 4 x 6 patches, cells of 2 x 2
+    assert sorted(one.grid for one in shown(model, given) if one.grid) == [(1, 2, 3), (1, 3, 3)]
+
+
+def test_two_videos_of_one_size_have_their_own_grids() -> None:
+    """4 frames of 3 x 3 cells, and 2 of 3 x 6: 36 tokens each, and another choice by frames."""
+    model = OTHERS["qwen2_5_vl"].create()
+    grids = torch.tensor([[4, 6, 6], [2, 6, 12]])
+    patches = torch.randn(int(grids.prod(-1).sum()), 3 * 2 * 4 * 4, generator=torch.Generator().manual_seed(5))
+    ids = torch.tensor([[7, *[3] * 36, 8, *[3] * 36, 9]])
+    given = {"input_ids": ids, "mm_token_type_ids": 2 * (ids == 3).long(), "pixel_values_videos": patches}
+    vitrim.reduce_(model, select="evs:keep=0.4")
+    seen = shown(model, {**given, "video_grid_thw": grids})
+    assert sorted(one.grid for one in seen if one.grid) == [(2, 3, 6), (4, 3, 3)]
+
+
+@pytest.mark.parametrize("name", ["llava_full", "qwen2_vl"])
+def test_images_of_a_batch_are_chosen_from_as_each_alone(name: str) -> None:
+    """Attention and places are those of the image itself: of two sizes, and with a class token in front."""
+    model, given = VLMS[name].create().double(), prompt(name, [[7, 11, 13, 17]])
+    given["pixel_values"] = given["pixel_values"].double()
+    reduction = vitrim.reduce_(model, "tome:r=1", select="fastervlm:tokens=5")
+    logits(model, given)
+    together = [image.kept for image in reduction.image_places]
+    assert [int(kept.sum()) for kept in together] == [5 + (name == "llava_full")] * 3
+    first = 0
+    for number, kept in enumerate(together):
+        one = prompt(name, [[7, 11]])
+        one["input_ids"] = torch.tensor([[7, *[IMAGE] * len(kept), 11]])
+        one["attention_mask"] = torch.ones_like(one["input_ids"])
+        if "image_grid_thw" in one:
+            grid = given["image_grid_thw"][number : number + 1]
+            patches = int(grid.prod())
+            one |= {"image_grid_thw": grid, "mm_token_type_ids": (one["input_ids"] == IMAGE).long()}
+            one["pixel_values"] = given["pixel_values"][first : first + patches]
+            first += patches
+        else:
+            one["pixel_values"] = given["pixel_values"][number : number + 1]
+        logits(model, one)
+        assert torch.equal(reduction.image_places[0].kept, kept)
+
+
+FORMS = [
+    name
+    for name in ("llava", "internvl", "qwen2_5_vl", "qwen3_vl_moe", "idefics2", "llama4", "glm4v", "llava_next")
+    if name in ALL
+]
 """One family for every form in which features are handed on."""
 
 
@@ -659,6 +817,7 @@ def test_a_saved_selection_is_loaded(method: str | None, tmp_path: Path) -> None
         ("llava", None, "divprun", "unknown selector 'divprun'"),
         ("paligemma", None, "prumerge", "needs the attention of a class token"),
         ("qwen2_vl", None, "divprune:positions=closed", "have three axes"),
+        ("molmo2", None, "divprune:positions=original", "takes gaps in positions for the starts of packed prompts"),
         ("qwen2_vl", None, "visionzip:order=appended", "no original positions"),
         ("qwen2_5_vl", "tome:r=1", "visionzip", "Qwen2.5-VL attends within windows"),
         ("qwen2_5_vl", None, "prumerge", "no original positions"),

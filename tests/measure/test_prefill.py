@@ -66,6 +66,16 @@ def test_macs_of_a_prompt_are_those_that_torch_counts(name: str) -> None:
     assert not reduced_parts(model)
 
 
+def test_the_cache_is_counted_by_prompt() -> None:
+    """Two layers, keys and values of two heads of 8 numbers, 4 bytes each: of every token of a prompt of 4 and 2 x 36;
+    the same for one prompt, three, and more images than prompts."""
+    model = Prefill(VLMS["llava"].create(), text=TEXT, images=2)
+    for prompts in (1, 3):
+        with torch.no_grad():
+            model(random_images(model, prompts))
+        assert model.cache_bytes == (TEXT + 72) * 2 * 2 * 2 * 8 * 4
+
+
 def test_rows_of_bench_are_those_of_the_engine() -> None:
     model = Prefill(VLMS["llava"].create(), text=TEXT, images=2)
     methods = {"tome:r=4": parse_method("tome:r=4")}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from itertools import combinations
+from math import ceil, floor
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import golden_files as golden
 import vitrim
 from golden_files import Reference
 from vitrim.core.registry import selectors
-from vitrim.core.selection import Seen, Selector
+from vitrim.core.selection import Seen, Selector, descending, largest
 from vitrim.selectors import cdpruner, dart, divprune, fastervlm, pool, prumerge, visionzip, vispruner
 
 
@@ -323,6 +325,63 @@ def test_vispruner_takes_one_more_by_attention_where_an_odd_number_is_left() -> 
         kept, best = vispruner.important_and_diverse(scores, features, 11, 0.5)
         assert best[0].tolist() == scores[0].argsort(descending=True)[:important].tolist()
         assert len(set(kept[0].tolist())) == 11
+
+
+def test_vispruner_drops_what_pairs_one_by_one_would_drop() -> None:
+    """In plain loops: every second of the others against those between, eight a round."""
+    scores, features = random(1, 90).softmax(dim=1), random(1, 90, 6, seed=1)
+    unit = torch.nn.functional.normalize(features[0], dim=1)
+    order = scores[0].argsort(descending=True).tolist()
+    important, rest = order[:10], order[10:]
+    while (drop := min(8, len(rest) - 10, len(rest) // 2)) > 0:
+        even, odd = rest[0::2], rest[1::2]
+        nearest = {place: max(float(unit[place] @ unit[other]) for other in odd) for place in even}
+        rest = sorted(even, key=lambda place: -nearest[place])[drop:] + odd
+    kept, _ = vispruner.important_and_diverse(scores, features, 20, 0.5)
+    assert kept[0].tolist() == sorted(important + rest)
+
+
+def test_exponential_weights_of_cdpruner_have_the_alpha_of_theta() -> None:
+    """exp(alpha relevance), alpha = theta / (2 (1 - theta)): 1.5 of 0.75; relevance between 0 and 1."""
+    features, text = random(1, 40, 8), random(5, 8, seed=3)
+    unit = torch.nn.functional.normalize
+    rel = (unit(features[0], dim=1) @ unit(text, dim=1).T).mean(dim=1)
+    rel = (rel - rel.min() + 1e-6) / (rel.max() - rel.min())
+    found = []
+    for alpha in (1.5, 0.5, 3.0):
+        expected = cdpruner.determinantal(features, (alpha * rel).exp()[None], 12)[0].sort().values
+        config = vitrim.parse_selector(f"cdpruner:tokens=12,weights=exponential,theta={2 * alpha / (1 + 2 * alpha)}")
+        (choice,) = config.select(Seen(features, None, text=[text]))
+        assert torch.equal(choice.kept, expected)
+        found.append(expected.tolist())
+    assert len({tuple(kept) for kept in found}) == 3
+
+
+def test_the_sample_of_prumerge_plus_leaves_the_last_token_out() -> None:
+    """As released: every third of 0 to N - 2, of a ratio of 0.1."""
+    attention = torch.zeros(31)
+    attention[[4, 8, 1]] = torch.tensor([0.5, 0.3, 0.2])
+    kept, _, _ = prumerge.merged(random(31, 4), attention, random(31, 4, seed=1), 0.1, plus=True)
+    assert kept.tolist() == [4, 8, 1, *range(0, 30, 3)]
+
+
+def test_a_share_is_that_of_the_number_as_written() -> None:
+    """All shares of two digits, of all numbers to 120, by fractions: 29 of 100 at 0.29, though 0.29 * 100 < 29."""
+    for selector, rounding in (("evs", floor), ("dart", ceil), ("divprune", round)):
+        for percent in range(1, 101):
+            config = vitrim.parse_selector(f"{selector}:keep={percent / 100}")
+            for tokens in range(1, 121, 7):
+                share = Fraction(percent, 100)
+                assert config.budget(tokens) == max(rounding(share * tokens), 1), (selector, percent, tokens)
+        assert vitrim.parse_selector(f"{selector}:keep=0.29").budget(100) == 29
+
+
+def test_of_many_equal_scores_the_first_win() -> None:
+    """5,000 ties, more than a sort that is not stable leaves in order by chance."""
+    scores = torch.zeros(2, 5000)
+    scores[1, 4000:] = 1.0
+    assert largest(scores, 7).tolist() == [list(range(7)), list(range(4000, 4007))]
+    assert descending(scores)[0].tolist() == list(range(5000))
 
 
 def test_evs_keeps_the_first_frame_whatever_the_budget() -> None:

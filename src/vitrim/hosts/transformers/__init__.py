@@ -81,6 +81,7 @@ SELECTED: dict[str, str] = {"transformers": "vlms_selected:AnyVLM"} | of_modules
     {
         "idefics2": "vlms_selected:Idefics2 Idefics2Model Idefics2ForConditionalGeneration",
         "llama4": "vlms_selected:Llama4 Llama4ForConditionalGeneration",
+        "molmo2": "vlms_selected:Molmo2 Molmo2Model Molmo2ForConditionalGeneration",
         "glm4v": "vlms_selected:Glm4V Glm4vModel Glm4vForConditionalGeneration",
         "glm4v_moe": "vlms_selected:Glm4V Glm4vMoeModel Glm4vMoeForConditionalGeneration",
         "glm46v": "vlms_selected:Glm4V Glm46VModel Glm46VForConditionalGeneration",

@@ -158,6 +158,19 @@ class Llama4(AnyVLM):
         output.last_hidden_state = torch.cat([image.index_select(0, own.rows) for image, own in images]).unsqueeze(0)
 
 
+class Molmo2(AnyVLM):
+    """The model makes a mask, which is none where nothing is padded, and its language model makes another of that."""
+
+    @classmethod
+    def check_selector(cls, model: Any, selector: Selector, facts: HostFacts | None) -> None:
+        if selector.positions == "original":
+            raise UnsupportedModelError(
+                f"{type(model).__name__} takes gaps in positions for the starts of packed prompts, with a mask, too: "
+                "leave positions=original out"
+            )
+        super().check_selector(model, selector, facts)
+
+
 class Glm4V(AnyVLM):
     """Frames of videos have the placeholder of images."""
 
