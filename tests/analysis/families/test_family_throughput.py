@@ -90,7 +90,7 @@ def test_one_patch_fewer(model: nn.Module, data: TensorDataset) -> None:
 def test_m_tokens_are_as_many_as_patches_with_the_class_token(model: nn.Module) -> None:
     """The paper ignores the class token: with it, timm's model of 1,024 patches would run on 1,025 tokens."""
     seen: list[int] = []
-    for variant in _variants(model, [], []):
+    for variant in list(_variants(model, [], [])):  # all first: copies take hooks along
         host_of(variant.model).blocks(variant.model)[1].register_forward_pre_hook(
             lambda module, args: seen.append(args[0].shape[1])
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dense_files import SIDE, photo, save
 from vitrim.data import DataError, DetectionDataset, load_data
@@ -120,3 +121,22 @@ def test_nothing_there(tmp_path: Path) -> None:
     (tmp_path / "val2017" / "3.jpg").unlink()
     with pytest.raises(DataError, match=r"^1 of the 4 images of coco:.* are missing"):
         load(source)
+
+
+def test_a_train_image_with_a_crowd_and_an_object_stays(tmp_path: Path) -> None:
+    """Only images of crowds alone, and empty ones, are left out of training."""
+    made = content()
+    made["annotations"].append(annotation(5, 9, 90, [0, 0, 1, 32], 32.0, RUNS) | {"iscrowd": 1})
+    data = load(write(tmp_path, made, split="train"))
+    assert [path.name for path in data.images] == ["0.jpg", "1.jpg"]
+    assert [data[row][1]["iscrowd"].tolist() for row in range(2)] == [[0, 1], [0]]
+
+
+def test_a_crowd_without_an_outline_has_its_whole_box(tmp_path: Path) -> None:
+    made = content()
+    made["annotations"][2] = annotation(3, 7, 90, [4, 6, 10, 8], 80.0, None) | {"iscrowd": 1}
+    del made["annotations"][2]["segmentation"]
+    [mask] = load(write(tmp_path, made), task="instances")[2][1]["masks"]
+    expected = torch.zeros(SIDE, SIDE, dtype=torch.bool)
+    expected[6:14, 4:14] = True
+    assert torch.equal(mask.bool(), expected)
