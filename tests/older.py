@@ -11,7 +11,8 @@ from vitrim.core.versions import is_older
 TESTS: tuple[tuple[str, str, str, str], ...] = (
     ("timm", "1.0.31", "padded patches end in an error of timm's own", "timm/test_naflex_padding.py"),
     ("timm", "1.0.31", "mixed tables are float32 whatever the model is", "test_timm_positions.py::*[mixed_patch_drop]"),
-    ("timm", "1.0.31", "mixed tables are float32 whatever the model is", "test_timm_positions.py::*[eva_rope_mixed]"),
+    ("timm", "1.0.31", "EfficientViM is not there", "test_the_head_of_any_model_of_a_library_is_new[timm several]"),
+    ("timm", "1.0.30", "queries are not grouped", "parts_of_the_projection_are_those_of_the_whole[eva_grouped"),
     ("timm", "1.0.30", "encoders of language models are not there", "timm/test_timm_encoders.py"),
     ("timm", "1.0.26", "Eva takes no attn_mask", "test_timm_families.py::test_a_mask_is_refused"),
     ("timm", "1.0.25", "bias=False is refused in parallel blocks", "test_models_by_name[vit_base_patch16_xp_224]"),
@@ -45,6 +46,7 @@ TESTS: tuple[tuple[str, str, str, str], ...] = (
 HOSTS: dict[str, tuple[str, str]] = {
     "parallel_fused_out": ("timm", "1.0.25"),  # before, parallel blocks without a bias of q, k, v are refused
     "eva_grouped": ("timm", "1.0.30"),
+    "eva_rope_mixed": ("timm", "1.0.30"),
     "lv_vit_narrow_heads": ("timm", "1.0.23"),
 }
 """Tiny hosts that need an option of a newer library."""

@@ -45,8 +45,7 @@ from vitrim.errors import VitrimError, one_line, plain
 INTERRUPTED = 130
 TERMINATED = 143
 """Exit codes of Ctrl-C and SIGTERM, as shells use them."""
-ERRORS: Any = getattr(typer, "TyperException", None) or import_module("click").ClickException
-"""What is raised for wrong arguments; before 0.28 typer has no error of its own."""
+ERRORS: Any = getattr(typer, "TyperException", None) or import_module("click").ClickException  # typer's since 0.28
 OF_THE_SYSTEM = {
     *(errno.EACCES, errno.EPERM, errno.EROFS),  # no permission
     *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE),  # no room

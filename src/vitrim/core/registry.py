@@ -556,7 +556,7 @@ def _refuse_older(kind: type, table: str = "") -> None:
         key = f"{base.__module__}.{base.__qualname__}"
         listed = not table or {key, _library_of(key)} & _written(_library_of(key), table).keys()
         if listed and (version := _needed(key, table)) is not None:
-            require(*version.split(), f"reducing {kind.__name__}", UnsupportedModelError)
+            require(_library_of(key), version.split()[1], f"reducing {kind.__name__}", UnsupportedModelError)
 
 
 def supported_parts(model: nn.Module) -> list[tuple[str, nn.Module]]:

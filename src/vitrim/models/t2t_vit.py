@@ -258,7 +258,7 @@ class T2TViT(VisionTransformer):
             for block in self.blocks:
                 block.attn.q_norm = Scaled(qk_scale / block.attn.scale)
 
-    def init_weights(self, mode: str = "", **options: Any) -> None:
+    def init_weights(self, mode: str = "", **options: Any) -> None:  # type: ignore[override]
         """As timm's, with the fixed table of positions."""
         super().init_weights(mode, **options)
         with torch.no_grad():

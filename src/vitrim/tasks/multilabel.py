@@ -71,7 +71,7 @@ class MultiLabel(Task):
             raise VitrimError(f"loss asl has no smoothing (got loss.smoothing={loss.smoothing:g}): set it to 0")
         criterion = AsymmetricLossMultiLabel(loss.gamma_neg, loss.gamma_pos, loss.clip)
         criterion.reduction = "sum"  # an argument since timm 1.0.31; before, it sums anyway
-        return criterion  # type: ignore[no-any-return]
+        return criterion
 
     def check_targets(self, targets: Any, count: int) -> None:
         if targets.shape != (count, self.num_classes):

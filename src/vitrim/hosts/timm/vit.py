@@ -105,7 +105,7 @@ class ReducedParallelScalingBlock(TimmBlock, vit.ParallelScalingBlock):
         if (together := fused_projection(self)) is not None:
             update = together(torch.cat((out, hidden), dim=-1))
         else:
-            update = self.attn_out_proj(out) + self.mlp_out_proj(hidden)
+            update = self.attn_out_proj(out) + self.mlp_out_proj(hidden)  # type: ignore[misc]
         return x + self.drop_path(self.ls(update))  # type: ignore[no-any-return]
 
     def _part(self, y: Tensor, first: int, end: int) -> tuple[Tensor, ...]:

@@ -157,7 +157,7 @@ def refuse_mask(attention_mask: Tensor | None) -> None:
 class ReducedOlderLayer(ReducedLayer):
     """A layer of the library's older form: ``attention.attention`` projects, ``attention.output`` projects back."""
 
-    update_names = ()
+    update_names: ClassVar[tuple[str, ...]] = ()
     projections = ("query", "key", "value")
     head_dim_name = "attention_head_size"
     dropout_name = "dropout_prob"
