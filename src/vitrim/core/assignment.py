@@ -225,6 +225,8 @@ class Hard:
 
     def _sizes(self, state: TokenState, gained: Tensor | None = None) -> Tensor:
         if state.uniform and not self._merges():
+            if torch.compiler.is_exporting():  # a number that follows from the image is no end of a slice
+                return state.size.new_ones(self.anchor.shape)
             return state.size[:, : self.anchor.shape[1]]  # all are 1
         pooled = state.size.gather(1, self.anchor)
         if self.valid is not None:

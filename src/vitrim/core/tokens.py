@@ -284,7 +284,8 @@ def flagged(flags: Tensor) -> Tensor:
     The one operation of an exported graph whose shape depends on data: every call gives a size of its own, so that
     sizes do not nest from block to block.
     """
-    return flags[0].nonzero(as_tuple=True)[0].unsqueeze(0)
+    places: Tensor = flags[0].nonzero(as_tuple=True)[0]
+    return places.unsqueeze(0)
 
 
 def is_traced() -> bool:

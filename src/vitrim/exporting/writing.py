@@ -523,8 +523,9 @@ def _describe(
     reduction = getattr(model, HANDLE, None)
     dense = count_macs(_dense(model), images[:1]).total
     macs = [dense if reduction is None else count_macs(model, image).total for image in images.split(1)]
-    tokens, spread = _tokens(model, images), {}
-    if len(images) > 1:
+    tokens = _tokens(model, images)
+    spread: dict[str, Any] = {}
+    if tokens is not None and len(images) > 1:
         spread = {"gmacs_deviation": float(np.std(macs)) / GIGA, "counts_deviation": np.std(tokens, axis=0).tolist()}
     fields = {field.name: getattr(told, field.name) for field in dataclasses.fields(told) if field.name != "transform"}
     fields["resize"] = told.resize

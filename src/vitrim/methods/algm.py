@@ -172,11 +172,10 @@ class LocalReducer(_Merging):
         alike = mean_cosine(patches, windows)
         if self.config.r is None and sizes_follow(patches):
             chosen = windows.index_select(0, flagged(alike >= self.config.threshold)[0])
-            gone = torch.zeros(patches.shape[1], dtype=torch.int8, device=patches.device)
-            gone = gone.index_fill(0, chosen[:, 1:].flatten(), 1)
-            into = (1 - gone).cumsum(0)[chosen[:, 0]] - 1
-            moved = chosen[:, 1:].reshape(1, -1)
-            return merge(state, flagged(gone[None] == 0), moved, into.repeat_interleave(SIDE * SIDE - 1)[None])
+            moved, anchors = chosen[:, 1:].reshape(1, -1), chosen[:, :1].expand(-1, SIDE * SIDE - 1).reshape(1, -1)
+            gone = torch.zeros(patches.shape[:2], dtype=torch.int8, device=patches.device).scatter(1, moved, 1)
+            place = (1 - gone).cumsum(dim=1) - 1
+            return merge(state, flagged(gone == 0), moved, place.gather(1, anchors))
         if self.config.r is None:
             r = int((alike >= self.config.threshold).sum(1).amin())  # read back from the device
         else:
