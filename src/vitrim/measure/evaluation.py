@@ -185,7 +185,7 @@ def open_task(
     model = loaded.model
     rules, options = as_trained(loaded.name, protocol)
     name = task_name(model, task)
-    columns = {"image_column": image_column, "label_column": label_column}
+    columns: dict[str, Any] = {"image_column": image_column, "label_column": label_column}
     if isinstance(data, str | Path):
         how = {**options, **(data_options or {})}
         dataset: Any = open_data(data, task=name, split=split, **columns, options=how)
