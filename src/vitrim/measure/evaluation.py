@@ -97,6 +97,8 @@ def num_classes(model: nn.Module) -> int:
     if supported_parts(model):
         host_of(model)  # says which part to take
     count = ask(model).num_classes(model)
+    if count is None:
+        raise VitrimError(f"this {type(model).__name__} does not say how many classes it predicts: give it num_classes")
     if not count:
         raise VitrimError(f"this {type(model).__name__} has no classifier (num_classes=0), so it predicts nothing")
     return count
