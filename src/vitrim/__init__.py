@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from vitrim.hosts.torch.own import OwnBlock, OwnHost
     from vitrim.loading import create_model
     from vitrim.measure.evaluation import evaluate
+    from vitrim.measure.inputs import open_data
     from vitrim.measure.profile import profile
     from vitrim.plots.show import show
     from vitrim.report import Report
@@ -93,6 +94,7 @@ __all__ = [
     "export",
     "get_reduction",
     "merge",
+    "open_data",
     "optimize",
     "parse_method",
     "parse_selector",
@@ -138,6 +140,7 @@ _NAMES = {
     "vitrim.hosts.torch.own": ("OwnBlock", "OwnHost"),
     "vitrim.loading": ("create_model",),
     "vitrim.measure.evaluation": ("evaluate",),
+    "vitrim.measure.inputs": ("open_data",),
     "vitrim.measure.profile": ("profile",),
     "vitrim.plots.show": ("show",),
     "vitrim.report": ("Report",),

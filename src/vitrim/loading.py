@@ -102,7 +102,30 @@ def create_model(
 
         load_checkpoint(model, weights_file(Path(checkpoint)))
         model.class_names = class_names(Path(checkpoint))
+    weights = weights_of(name, pretrained=pretrained, checkpoint=None if checkpoint is None else Path(checkpoint))
+    learned = learned_reduction(name, None if checkpoint is None else Path(checkpoint))
+    model.vitrim_origin = Origin(name, weights, options, learned, _edits(model))
     return model.eval()  # type: ignore[no-any-return]
+
+
+class Origin(NamedTuple):
+    """The answers of `create_model` about a model, kept on it as ``vitrim_origin``; see `Loaded`.
+
+    Attributes:
+        edits: how often its parameters had been written to when it was made: weights that were written to since are
+            not those that it was made with.
+    """
+
+    name: str
+    weights: str
+    options: Options
+    learned: Path | None
+    edits: int
+
+
+def _edits(model: nn.Module) -> int:
+    """The number of times that parameters of ``model`` were written to in place."""
+    return sum(parameter._version for parameter in model.parameters())
 
 
 def _created(
@@ -422,6 +445,7 @@ def load_run(folder: str | Path, **options: Any) -> nn.Module:
     model: Any = create_model(recipe["model"], options={**given, **options}, device=torch.get_default_device())
     load = load_checkpoint if "num_classes" in options else load_host  # as asked, or not at all
     load(model, folder / WEIGHTS_FILE)
+    del model.vitrim_origin  # it is of the model without its run
     model.class_names = class_names(folder)
     return model  # type: ignore[no-any-return]
 
@@ -547,7 +571,7 @@ class Loaded(NamedTuple):
 
     Attributes:
         model: in eval mode where it was created here.
-        name: as on the command line; of a model that was handed over, its library's name.
+        name: as on the command line; of a model in hand that vitrim did not make, its library's name.
         weights: "random", "pretrained", "reference", the file or folder they are from, or "given".
         options: keyword arguments of the library's model.
         learned: the folder of the run that produced the weights, if a method learned parameters in it.
@@ -571,8 +595,8 @@ def load(
     """The model that a function of vitrim was given, itself or by name.
 
     Args:
-        model: is used where it is and as it is; a name, as of `create_model`, is created with the arguments that
-            follow.
+        model: is used where it is and as it is, and what `create_model` knows of it still holds, unless its weights
+            were changed since; a name, as of `create_model`, is created with the arguments that follow.
         pretrained, checkpoint, model_options, device: as of `create_model`; only with a name.
 
     Raises:
@@ -599,4 +623,10 @@ def load(
         raise VitrimError(f"expected a model or its name, e.g. deit_small_patch16_224, got {type(model).__name__}")
     if pretrained or checkpoint is not None or model_options:
         raise VitrimError("pretrained, checkpoint and model_options say how to create a model: give its name, too")
-    return Loaded(model, ask(model).architecture(model), "given", {}, None)
+    origin: Origin | None = getattr(model, "vitrim_origin", None)
+    if origin is None:
+        return Loaded(model, ask(model).architecture(model), "given", {}, None)
+    # of random weights in hand their owner knows, and may have made them so
+    same = origin.weights != "random" and origin.edits == _edits(model)
+    weights, learned = (origin.weights, origin.learned) if same else ("given", None)
+    return Loaded(model, origin.name, weights, origin.options, learned)

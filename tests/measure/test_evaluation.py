@@ -357,7 +357,7 @@ def test_models_and_methods_that_do_not_fit():
         evaluate(model, [], data())
     with pytest.raises(VitrimError, match="no classifier"):
         evaluate(HOSTS["headless"](), [], data())
-    with pytest.raises(UnsupportedModelError, match="not a supported host"):
+    with pytest.raises(VitrimError, match="this Linear does not say how many classes it predicts"):
         evaluate(nn.Linear(2, 2), [], data())
     with pytest.raises(VitrimError, match="unknown method 'tomme'; did you mean 'tome'"):
         evaluate(classifier(), ["tomme"], data())

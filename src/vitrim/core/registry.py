@@ -526,7 +526,7 @@ def host_of(model: nn.Module) -> type[Host]:
     Raises:
         UnsupportedModelError: naming the class, and the parts of ``model`` that are supported.
     """
-    host = find_host(model) if has_trunk(model) else None
+    host = find_host(model)
     if host is not None:
         if not host.blocks(model):
             raise UnsupportedModelError(f"this {type(model).__name__} has no blocks: there is nothing to reduce")

@@ -17,7 +17,7 @@ from torch import nn
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import saved_method
 from vitrim.core.registry import ask, host_of, parse_methods, supported_parts
-from vitrim.data import DataError, load_data
+from vitrim.data import DataError
 from vitrim.data.dataset import ImageDataset, MultiLabelDataset
 from vitrim.data.decoding import to_tensor
 from vitrim.data.dense import DetectionDataset, SegmentationDataset, plain
@@ -28,6 +28,7 @@ from vitrim.files import check_folder
 from vitrim.loading import Loaded, as_trained, load
 from vitrim.measure.contestants import contestants
 from vitrim.measure.decisions import DecisionsProbe, save_decisions
+from vitrim.measure.inputs import EMBEDDING, open_data, task_name
 from vitrim.measure.machine import drawing, environment, select_device, set_threads
 from vitrim.measure.neighbours import Neighbours
 from vitrim.measure.predictions import check_predictions, save_predictions
@@ -45,7 +46,7 @@ from vitrim.measure.probes import (
 from vitrim.measure.records import Processes, Row, read
 from vitrim.measure.run import Findings, Measurement, Partial, weights_fingerprint
 from vitrim.report import Report, Table
-from vitrim.tasks import Task, make_task, tasks
+from vitrim.tasks import Task, make_task
 
 __all__ = [
     "DTYPES",
@@ -56,16 +57,12 @@ __all__ = [
     "open_task",
     "spelled",
     "standard_probes",
-    "task_name",
     "task_of",
 ]
 
 DATASETS = (ImageDataset, MultiLabelDataset, SegmentationDataset, DetectionDataset)
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 """Names of the command line, and torch's."""
-
-EMBEDDING = "embedding"
-"""The task of a model without a classifier."""
 
 
 def standard_probes(task: Task) -> list[Probe]:
@@ -108,27 +105,11 @@ def num_classes(model: nn.Module) -> int:
     if supported_parts(model):
         host_of(model)  # says which part to take
     count = ask(model).num_classes(model)
+    if count is None:
+        raise VitrimError(f"this {type(model).__name__} does not say how many classes it predicts: give it num_classes")
     if not count:
         raise VitrimError(f"this {type(model).__name__} has no classifier (num_classes=0), so it predicts nothing")
     return count
-
-
-def task_name(model: nn.Module, wanted: str | None = None) -> str | None:
-    """The task that ``model`` is evaluated in: the ``wanted`` one, else that it is made for; None: labels of images.
-
-    A model without a classifier is evaluated by its embeddings, and any other one may be.
-
-    Raises:
-        VitrimError: the model is not for the wanted task.
-    """
-    own = ask(model).tasks(model)
-    if not own and (wanted == EMBEDDING or (wanted is None and ask(model).num_classes(model) == 0)):
-        return EMBEDDING
-    if wanted is None or wanted in own:
-        return wanted or (own[0] if own else None)
-    if not own:
-        raise VitrimError(f"this {type(model).__name__} predicts labels of whole images: leave task {wanted} out")
-    raise unknown(f"task of {type(model).__name__}", wanted, own)
 
 
 def task_of(model: nn.Module, dataset: Any, name: str | None = None) -> Task:
@@ -226,10 +207,10 @@ def open_task(
             f"this needs a classifier, and {type(model).__name__} is taken by its embeddings: vitrim eval and compare "
             "score those"
         )
-    columns = {"image_column": image_column, "label_column": label_column}
+    columns: dict[str, Any] = {"image_column": image_column, "label_column": label_column}
     if isinstance(data, str | Path):
-        reads = None if name is None else tasks()[name].reads
-        dataset: Any = load_data(data, task=reads, split=split, **columns, **{**options, **(data_options or {})})
+        how = {**options, **(data_options or {})}
+        dataset: Any = open_data(data, task=name, split=split, **columns, options=how)
     else:
         if split is not None or any(columns.values()) or data_options:
             raise VitrimError("split, columns and data_options say how to read a source, and a dataset is given")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,87 @@ import torch
 from torch import nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.data import ImageDataset, eval_transform, load_images, to_tensor
-from vitrim.errors import VitrimError
+from vitrim.core.registry import ask
+from vitrim.data import ImageDataset, eval_transform, load_data, load_images, spread, to_tensor
+from vitrim.errors import VitrimError, check_kinds, check_whole, unknown
+from vitrim.loading import as_trained, load
 from vitrim.measure.copies import reduced_copy
+from vitrim.tasks import tasks
+
+EMBEDDING = "embedding"
+"""The task of a model without a classifier."""
+
+
+def open_data(
+    source: str | Path,
+    *,
+    model: nn.Module | None = None,
+    task: str | None = None,
+    split: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    limit: int | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Open a source of images as a dataset, which every function of vitrim takes in place of the source.
+
+    Args:
+        source: a folder of classes, parquet files, ``hfds/OWNER/NAME``, or ``LAYOUT:ROOT``, such as
+            ``imagenet:ROOT``; see docs/data.md.
+        model: that the images are for: its task says whether masks or boxes are read, and the recipe of its run holds
+            where the options say nothing.
+        task: of a model that is made for several, or of the data where no model is given.
+        split: part of the data, such as ``val``.
+        image_column, label_column: of a table, where there are several.
+        limit: so many images only, spread evenly over the data.
+        options: of the layout's reader.
+
+    Returns:
+        A dataset of `vitrim.data`, whose images nothing has prepared yet: that follows from the model.
+
+    Raises:
+        VitrimError: the data cannot be read, or the model is not for the task.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> with tempfile.TemporaryDirectory() as root:
+        ...     for name in ("cat", "dog"):
+        ...         (Path(root) / name).mkdir()
+        ...         Image.new("RGB", (8, 8)).save(f"{root}/{name}/0.png")
+        ...     data = open_data(root, limit=1)
+        >>> len(data), data.class_names
+        (1, ['cat', 'dog'])
+    """
+    check_kinds(split=split, image_column=image_column, label_column=label_column, data_options=options)
+    check_whole(limit=(limit, 1))
+    trained: dict[str, Any] = {}
+    if model is not None:
+        loaded = load(model)
+        task = task_name(loaded.model, task)
+        _, trained = as_trained(loaded.name)
+    reads = None if task is None else tasks()[task].reads if task in tasks() else task
+    where = {"split": split, "image_column": image_column, "label_column": label_column}
+    dataset: Any = load_data(source, task=reads, **where, **{**trained, **(options or {})})
+    return dataset if limit is None else dataset.part(spread(len(dataset), limit).tolist())
+
+
+def task_name(model: nn.Module, wanted: str | None = None) -> str | None:
+    """The task that ``model`` is evaluated in: the ``wanted`` one, else that it is made for; None: labels of images.
+
+    A model without a classifier is evaluated by its embeddings, and any other one may be.
+
+    Raises:
+        VitrimError: the model is not for the wanted task.
+    """
+    own = ask(model).tasks(model)
+    if not own and (wanted == EMBEDDING or (wanted is None and ask(model).num_classes(model) == 0)):
+        return EMBEDDING
+    if wanted is None or wanted in own:
+        return wanted or (own[0] if own else None)
+    if not own:
+        raise VitrimError(f"this {type(model).__name__} predicts labels of whole images: leave task {wanted} out")
+    raise unknown(f"task of {type(model).__name__}", wanted, own)
 
 
 def open_images(

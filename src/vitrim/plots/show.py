@@ -21,7 +21,7 @@ from vitrim.core.block import ReducedBlock, Reducer
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask, host_of, parse_method, parse_methods
 from vitrim.core.selection import Selector
-from vitrim.data import ImageDataset, eval_transform, load_data, spread
+from vitrim.data import ImageDataset, eval_transform, spread
 from vitrim.data.folders import loose_images
 from vitrim.data.transforms import geometry_of
 from vitrim.errors import MissingPackageError, VitrimError, check_kinds, check_known, check_whole
@@ -30,7 +30,8 @@ from vitrim.hosts.shared.classes import class_names as names_of
 from vitrim.hosts.shared.classes import described
 from vitrim.loading import Loaded, Options, load
 from vitrim.measure.contestants import Contestant, ModelOutput, contestants
-from vitrim.measure.evaluation import EMBEDDING, open_task, task_name
+from vitrim.measure.evaluation import open_task
+from vitrim.measure.inputs import EMBEDDING, open_data, task_name
 from vitrim.measure.machine import drawing, environment, select_device, set_threads
 from vitrim.measure.prefill import Prefill, as_measured
 from vitrim.plots.charts import short
@@ -356,7 +357,7 @@ def _opened(images: Any, data: Any, reading: Mapping[str, Any]) -> Any:
         raise VitrimError(f"{name} says how to read a dataset: give its source as data")
     if isinstance(data, str | Path):
         columns = {name: value for name, value in reading.items() if name != "data_options"}
-        return load_data(data, task=None, **columns, **(reading["data_options"] or {}))
+        return open_data(data, **columns, options=reading["data_options"])
     if data is not None:
         if not hasattr(data, "read_image"):
             raise VitrimError(f"data is a source of images or a dataset of vitrim.data, not {type(data).__name__}")

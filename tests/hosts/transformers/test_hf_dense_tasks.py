@@ -17,7 +17,7 @@ import tiny
 from cli_runs import exit_code
 from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
-from vitrim.measure.evaluation import task_name
+from vitrim.measure.inputs import task_name
 from vitrim.tasks import make_task
 from vitrim.training.checks import check_model
 
