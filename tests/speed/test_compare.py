@@ -287,6 +287,7 @@ def test_every_method_has_its_point() -> None:
     assert labels == ["dense", "tome:r=8", "tome:r=4", "evit"]
 
 
+@pytest.mark.full  # `plots/test_comparison.py` draws it
 def test_the_picture_is_written(source: Path, tmp_path: Path) -> None:
     path = tmp_path / "new" / "loss.svg"
     report = compare(model(), METHODS, str(source), at=1, figure=path)

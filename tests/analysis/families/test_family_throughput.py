@@ -76,6 +76,7 @@ def test_one_patch_fewer(model: nn.Module, data: TensorDataset) -> None:
     assert reduction.tokens_per_block == [36, 18, 9, 5]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("config", configs(), ids=lambda config: config.describe())
 @torch.no_grad()
 def test_aligned_counts(model: nn.Module, data: TensorDataset, config: vitrim.MethodConfig) -> None:
