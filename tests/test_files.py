@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from vitrim.errors import VitrimError
-from vitrim.files import check_file, check_folder, json_text, save_file, whole_lines, write_text
+from vitrim.files import check_file, check_folder, json_text, safe_name, save_file, whole_lines, write_text
 from vitrim.measure.records import Row
 
 NOBODY = 65534
@@ -189,3 +189,10 @@ def test_a_log_is_read_to_its_damaged_end(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
     with pytest.raises(VitrimError, match=r"^cannot read .*: No such file"):
         whole_lines(tmp_path / "none", int)
+
+
+def test_long_names_are_cut_and_stay_different() -> None:
+    assert safe_name("a" * 120, "") == "a" * 120
+    first, second = (safe_name("a" * 121 + end, "") for end in "xy")
+    assert first != second
+    assert len(first) == len(second) == 109

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -18,9 +17,8 @@ FOR_CONTRIBUTORS += ["docs/design/libraries.md"]
 def test_no_two_classes_have_the_same_name() -> None:
     places = defaultdict(list)
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(path.relative_to(PACKAGE).as_posix())
+        for name in re.findall(r"^ *class (\w+)[(:]", path.read_text(encoding="utf-8"), re.MULTILINE):
+            places[name].append(path.relative_to(PACKAGE).as_posix())
     assert len(places) > 300
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
 

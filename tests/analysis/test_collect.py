@@ -252,12 +252,10 @@ CONFIGS = {
     "dpcknn": partial(vitrim.DPCKNN, epsilon=1e-6),
 }
 RUNS = [f"analysis/run_{method}_{rate}" for method in CONFIGS for rate in (50, 70)]
-OTHERS = [name for name in RUNS if name != "analysis/run_dpcknn_50"]
-"""`make test` has one that merges: what methods decide is compared in `tests/methods`."""
 
 
 @pytest.mark.filterwarnings("ignore::vitrim.ReductionWarning")  # of ToMe at 0.5, on purpose
-@golden.cases([*RUNS, "analysis/run_deit_100"], full=OTHERS)
+@golden.cases([*RUNS, "analysis/run_deit_100"], full=RUNS)  # what methods decide is compared in `tests/methods`
 def test_the_runs_of_the_study(ref: Reference) -> None:
     """Those were in float32, where an image or two decides otherwise by a last bit."""
     settings, task, x = ref["config"]["args"], make_task("classification", 10), golden.images(ref)

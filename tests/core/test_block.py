@@ -182,6 +182,7 @@ def test_hooks_that_hand_on_a_new_tensor_change_nothing(config: vitrim.MethodCon
         assert final.shape == (2, 37, 32)
 
 
+@pytest.mark.sampled(4)
 @every_method
 @pytest.mark.parametrize("forwards", [1, 2])
 def test_hooks_that_hand_on_a_new_tensor_survive_checkpointing(config: vitrim.MethodConfig, forwards: int) -> None:

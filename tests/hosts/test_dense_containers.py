@@ -113,6 +113,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_its_backbone_is_reduced(name: str) -> None:

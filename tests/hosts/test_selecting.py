@@ -684,6 +684,7 @@ def video(frames: int = 4) -> dict[str, Tensor]:
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 @pytest.mark.parametrize("selector", ["evs:keep=0.4", "divprune:keep=0.4"])
 def test_videos_of_qwen_are_cut_and_keep_time_rows_and_columns(name: str, selector: str) -> None:

@@ -353,6 +353,7 @@ def test_dtype_autocast_mode_and_gradients_do_not_matter() -> None:
     assert count_macs(model.bfloat16(), images.detach().bfloat16()) == expected
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", TRAINS_OTHERWISE)
 def test_a_model_in_training_is_counted_as_it_is_used(method: str) -> None:
     """These remove nothing in training, or compute something more."""

@@ -47,6 +47,7 @@ def relative(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     return max((found[n] - g).abs().max().item() / max(g.abs().max().item(), 1e-3) for n, g in expected.items())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("drops", [{}, DROPS], ids=["plain", "drop path and dropout"])
 def test_gradients_equal_the_plain_ones(drops: dict[str, float], dtype: torch.dtype, tolerance: float) -> None:

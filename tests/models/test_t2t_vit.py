@@ -134,6 +134,7 @@ def test_the_performer_has_half_as_many_features_as_channels(token_dim: int, fea
     assert module.attention1.w.shape == module.attention2.w.shape == (features, token_dim)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("method", ["none", "topk:blocks=[1]", "tome:r=3", "mctf:r=3"])
 @pytest.mark.parametrize("fused", [True, False])
 def test_qk_scale_is_the_factor_of_the_logits(method: str, fused: bool) -> None:

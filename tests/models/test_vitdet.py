@@ -368,6 +368,7 @@ def test_masks_are_learned_from_masks() -> None:
 # ---- reduced, and options --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", ["tome:r=8", "topk:blocks=[1],restore=last_block", "evit:blocks=[1]"])
 def test_reduced_detectors_detect_and_learn(method: str) -> None:
     model = detector().train()

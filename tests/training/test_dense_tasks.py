@@ -200,6 +200,7 @@ def test_the_number_of_queries_is_checked_before_anything_is_written(task: str, 
 # ---- nothing to learn from -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", [{}, {"masks": True}, {"masks": True, "cascade": True}], ids=str)
 def test_images_without_a_box_leave_no_parameter_without_gradient(options: dict[str, bool], tmp_path: Path) -> None:
     """Distributed runs wait for the gradient of every parameter."""

@@ -235,6 +235,7 @@ def test_other_libraries_are_normalised_as_in_evaluation() -> None:
     assert geometry_of(Own()) == Geometry((24, 24), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("policy", ["rand-m10-inc1", "rand-m0", "augmix-m0", "v0-mstd9"])
 def test_policies_run_at_every_magnitude(policy: str) -> None:
     """Pillow refuses to posterize to no bit at all, which timm asks for at the ends of the scale."""

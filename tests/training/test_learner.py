@@ -81,6 +81,7 @@ def test_one_update_reaches_every_parameter(config: vitrim.MethodConfig | None) 
     assert all(parameter.grad.any() for parameter in own if parameter.numel() > 1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", LEARNED)
 def test_one_update_with_a_teacher(method: str) -> None:
     model = tiny.HOSTS["vit"]()
@@ -93,6 +94,7 @@ def test_one_update_with_a_teacher(method: str) -> None:
     assert not any("teacher" in name for name, _ in objective.named_parameters())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("method", [*LEARNED, "tome:r=4", "ats"])
 def test_one_update_of_lv_vit(method: str) -> None:
     objective = objective_of(method, tiny.HOSTS["lv_vit"]())

@@ -98,6 +98,7 @@ def test_m_tokens_are_as_many_as_patches_with_the_class_token(model: nn.Module) 
     assert seen == [PATCHES + 1, PATCHES, PATCHES - 1] * 2
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("config", configs(), ids=lambda config: config.describe())
 @torch.no_grad()
 def test_aligned_counts(model: nn.Module, data: TensorDataset, config: vitrim.MethodConfig) -> None:

@@ -66,6 +66,7 @@ def given_block(request: pytest.FixtureRequest) -> tuple[Any, Tensor, tuple[Any,
 patterns = st.lists(st.permutations(range(PATCHES)), min_size=2, max_size=2)
 
 
+@pytest.mark.sampled(4)
 @settings(deadline=None, max_examples=10)
 @given(order=patterns, keep=st.integers(1, PATCHES), second=st.integers(1, PATCHES))
 def test_survivors_attend_to_each_other_as_before(given_block, order, keep: int, second: int) -> None:

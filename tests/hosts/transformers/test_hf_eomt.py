@@ -132,6 +132,7 @@ METHODS = (
 )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("layers", CLASSES)
 def test_the_last_layers_get_every_patch(layers: str, method: str) -> None:
@@ -170,6 +171,7 @@ def test_masked_attention_in_training(layers: str) -> None:
     assert model.query.weight.grad.abs().sum() > 0
 
 
+@pytest.mark.full  # logits of the same model are compared above
 @pytest.mark.parametrize(("share", "method"), [(0.75, "tome:r=4"), (0.5, "topk:blocks=[0],keep_rate=0.4")])
 def test_the_pipeline_segments_with_fewer_macs(share: float, method: str, tmp_path: Path) -> None:
     segmenter(num_hidden_layers=7).save_pretrained(tmp_path)

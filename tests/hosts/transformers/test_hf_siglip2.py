@@ -59,6 +59,7 @@ def test_reducing_nothing_equals_dense(make: Any, kind: str) -> None:
         assert torch.equal(model(**naflex())[0], dense[0])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["random", "topk", "evit", "tome", "mctf", "cropr", "patchmerger"])
 def test_methods(name: str) -> None:
     model = CLASSIFIER()
