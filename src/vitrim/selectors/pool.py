@@ -70,9 +70,9 @@ class Pool(Selector):
     """
 
     name = "pool"
-    paper = "a baseline; VTC-Bench (2510.07143) shows that down-sampling beats many selectors"
+    paper = "none, a baseline; see VTC-Bench (2510.07143) and UniPruneBench"
     merges = True
-    published_with = "LLaVA-1.5, LLaVA-OneVision, Qwen2-VL"
+    published_with = "no model: a baseline for any"
 
     def grids(self, grid: Sequence[int] | int) -> tuple[Grid, Grid]:
         """The grid of the tokens, and that of their cells."""

@@ -34,8 +34,8 @@ class RandomTokens(Selector):
     """
 
     name = "random"
-    paper = "a baseline; VTC-Bench (2510.07143) shows that it beats many selectors"
-    published_with = "LLaVA-1.5, LLaVA-OneVision, Qwen2-VL"
+    paper = "none, a baseline; see VTC-Bench (2510.07143) and UniPruneBench"
+    published_with = "no model: a baseline for any"
 
     seed: int = Field(0, ge=0, description="of the draw")
 
