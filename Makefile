@@ -4,7 +4,7 @@ VENV   := .venv
 CONSTRAINTS ?= constraints.txt
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-full test-oldest test-vllm lint pytest docs clean
+.PHONY: demo test test-full test-oldest test-pins lint pytest docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitrim demo $(if $(CIFAR10),--cifar10 $(CIFAR10))
@@ -36,8 +36,8 @@ test-oldest:
 	$(MAKE) --no-print-directory pytest VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt TESTS="$(OLDEST)"
 
 # Hosts and selectors beside vLLM's pins.
-test-vllm:
-	$(MAKE) --no-print-directory pytest VENV=.venv-vllm CONSTRAINTS=constraints-vllm.txt TESTS="tests/hosts tests/selectors"
+test-pins:
+	$(MAKE) --no-print-directory pytest VENV=.venv-pins CONSTRAINTS=constraints-vllm.txt TESTS="tests/hosts tests/selectors"
 
 # The site, in site/. Strict: a broken link or a page that is missing from the navigation ends it.
 docs: $(VENV)/.installed
@@ -51,4 +51,4 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-vllm .pytest_cache .mypy_cache .ruff_cache site docs/api docs/changelog.md docs/design/measures.md
+	rm -rf $(VENV) .venv-oldest .venv-pins .pytest_cache .mypy_cache .ruff_cache site docs/api docs/changelog.md docs/design/measures.md

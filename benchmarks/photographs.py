@@ -54,7 +54,7 @@ from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.exporting.formats.base import PRECISIONS
 from vitrim.loading import create_model
 from vitrim.measure import machine
-from vitrim.measure.contestants import Output
+from vitrim.measure.contestants import ModelOutput
 from vitrim.measure.evaluation import standard_probes, task_of
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile_of
@@ -86,7 +86,7 @@ class Paired(Gauge):
         self.change, self.kl = Values(), Values()
         super().__init__({"change": self.change, "kl": self.kl})
 
-    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+    def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         right, was = (one.prediction.argmax(1) == batch.targets for one in (output, dense))
         self.change.update(right.double() - was.double())
         self.kl.update(divergence(output.prediction, dense.prediction))

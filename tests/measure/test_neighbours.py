@@ -9,7 +9,7 @@ from sklearn.metrics import pairwise_distances
 from sklearn.neighbors import KNeighborsClassifier
 
 from vitrim.errors import VitrimError
-from vitrim.measure.contestants import Output
+from vitrim.measure.contestants import ModelOutput
 from vitrim.measure.neighbours import NEAREST, VOTERS, Neighbours, nearest, voted
 from vitrim.measure.records import Batch
 
@@ -38,7 +38,7 @@ def gauge(dense: torch.Tensor, own: torch.Tensor, labels: torch.Tensor, sizes: t
     for index, size in enumerate(sizes):
         part = slice(start, start + size)
         batch = Batch(torch.zeros(size, 3, 1, 1), labels[part], torch.arange(start, start + size), index)
-        found.see(batch, Output(own[part]), Output(dense[part]))
+        found.see(batch, ModelOutput(own[part]), ModelOutput(dense[part]))
         start += size
     return found
 

@@ -187,7 +187,7 @@ def export(
             check, calibration = (every[~calibrating] if check else 0), every[calibrating]
         compared = _images(check, shape, batch, preprocess)
         names = _classes(dataset, reduced) if classes is None else classes
-        counted = torch.zeros(1, *shape)
+        counted: Any = torch.zeros(1, *shape)
         if _follows(reduced):
             counted = _images(CHECKED, shape, batch, preprocess) if compared is None else compared[:CHECKED]
             counted = Program(reduced, told).normalised(counted) if preprocess else counted

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitrim.errors import VitrimError
-from vitrim.measure.contestants import Output
+from vitrim.measure.contestants import ModelOutput
 from vitrim.measure.probes import Gauge, Lists
 from vitrim.measure.records import Batch
 
@@ -77,7 +77,8 @@ def voted(neighbours: Tensor, cosines: Tensor, labels: Tensor) -> Tensor:
     classes, places = labels.unique(return_inverse=True)
     votes = torch.zeros(len(neighbours), len(classes), dtype=cosines.dtype)
     votes.scatter_add_(1, places[neighbours], (cosines / TEMPERATURE).exp())
-    return classes[votes.argmax(1)]  # the first maximum
+    first: Tensor = votes.argmax(1)  # the first maximum
+    return torch.take(classes, first)
 
 
 def shared(neighbours: Tensor, others: Tensor) -> Tensor:
@@ -114,7 +115,7 @@ class Neighbours(Gauge):
         self.found = Lists("own", "dense", "labels")
         super().__init__({"found": self.found})
 
-    def see(self, batch: Batch, output: Output, dense: Output) -> None:
+    def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         self.found.update(own=output.prediction.float(), dense=dense.prediction.float())
         if self.labelled:
             self.found.update(labels=batch.targets)
@@ -132,8 +133,8 @@ class Neighbours(Gauge):
             for end, rows in (("", found), ("_dense", among)):
                 right = _right(*rows, labels)
                 numbers |= {f"{name}{end}": values.mean().item() for name, values in right.items()}
-        for end, (rows, _) in (("", found), ("_dense", among)):
-            numbers[f"neighbours{end}"] = shared(rows[:, :NEAREST], like[0][:, :NEAREST]).mean().item()
+        for end, (places, _) in (("", found), ("_dense", among)):
+            numbers[f"neighbours{end}"] = shared(places[:, :NEAREST], like[0][:, :NEAREST]).mean().item()
         numbers["cosine"] = cosine
         if labels is not None:
             lost = _right(*like, labels)["recall1"] - _right(*found, labels)["recall1"]

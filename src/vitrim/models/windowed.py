@@ -37,15 +37,15 @@ class _InWindows:
         return window_unpartition(out, side, grid, whole)
 
 
-class WindowedAttention(_InWindows, Attention):
+class WindowedAttention(_InWindows, Attention):  # type: ignore[misc]
     """timm's `Attention` within windows or across them."""
 
 
-class WindowedAttentionRope(_InWindows, AttentionRope):
+class WindowedAttentionRope(_InWindows, AttentionRope):  # type: ignore[misc]
     """timm's `AttentionRope`, likewise."""
 
 
-class WindowedEvaAttention(_InWindows, EvaAttention):
+class WindowedEvaAttention(_InWindows, EvaAttention):  # type: ignore[misc]
     """timm's `EvaAttention`, likewise."""
 
 
@@ -70,11 +70,11 @@ class _Map:
         return super().forward_features(x, **given).flatten(1, 2)  # type: ignore[misc, no-any-return]
 
 
-class WindowedViT(_Map, VisionTransformer):
+class WindowedViT(_Map, VisionTransformer):  # type: ignore[misc]
     """timm's `VisionTransformer` with windows."""
 
 
-class WindowedEva(_Map, Eva):
+class WindowedEva(_Map, Eva):  # type: ignore[misc]
     """timm's `Eva` with windows."""
 
 

@@ -50,13 +50,13 @@ class ReducedInWindows(WindowBlock, TimmBlock):
         return self.window_attention(state, attn, q, k, v, k_raw=k_raw, **kernel(attn))
 
 
-class ReducedWindowedBlock(PreNorm, ReducedInWindows, Block):
+class ReducedWindowedBlock(PreNorm, ReducedInWindows, Block):  # type: ignore[misc]
     """timm's pre-norm `Block` with windows, under reduction."""
 
     attention_classes = (WindowedAttention,)
 
 
-class ReducedWindowedEvaBlock(PreNormGamma, ReducedInWindows, EvaBlock):
+class ReducedWindowedEvaBlock(PreNormGamma, ReducedInWindows, EvaBlock):  # type: ignore[misc]
     """timm's pre-norm `EvaBlock` with windows, under reduction."""
 
     attention_classes = (WindowedEvaAttention, WindowedAttentionRope)
