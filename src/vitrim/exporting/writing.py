@@ -64,9 +64,9 @@ MAX_SIDE = 4096
 CALIBRATED = 64
 """Images that the ranges of activations are found on, for int8."""
 
-AGREES = 0.8
-"""Share of real images in which a file in bf16 or int8 must give the top-1 of the model: below, something is wrong. Of
-methods that merge in every block 91.7 % agree, of 1,000 photographs (`tome:r=13`), and no top-1 is lost."""
+AGREES = 0.9
+"""Share of real images in which a file in bf16 or int8 must give the top-1 of the model: below, something is wrong.
+Of `tome:r=13` 91.7 % of 1,000 photographs agree (ViT-Ti, all products with weights in int8), and no top-1 is lost."""
 
 
 def export(
