@@ -125,7 +125,8 @@ class Origin(NamedTuple):
 
 def _edits(model: nn.Module) -> int:
     """The number of times that parameters of ``model`` were written to in place."""
-    return sum(parameter._version for parameter in model.parameters())
+    # parameters that were made in inference mode do not count
+    return sum(parameter._version for parameter in model.parameters() if not parameter.is_inference())
 
 
 def _created(

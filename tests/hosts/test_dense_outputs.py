@@ -86,7 +86,7 @@ def maps(model: Any, images: Tensor, norm: bool) -> list[Tensor]:
     return model.forward_intermediates(images, norm=norm, output_fmt="NLC", intermediates_only=True)  # type: ignore[no-any-return]
 
 
-DENSE = ("samvit", "qwen3", "deepseek", "gemma4", "volo")
+DENSE = ("samvit", "qwen3", "deepseek", "gemma4", "volo", "windowed")
 """Hosts in which every patch is read: pruned ones come back (`tests/hosts/timm/test_timm_encoders.py`)."""
 WITH_MAPS = [
     host for host in CREATE if host.partition("_")[0] not in ("hf", "torchvision", *DENSE) and host != "open_clip_coca"

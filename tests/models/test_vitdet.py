@@ -383,7 +383,7 @@ def test_reduced_detectors_detect_and_learn(method: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"windows": 14}, "attention of a vitdet: model is global in every block"),
+        ({"windows": 14}, "windows: unknown option; windows of S x S patches are window_size=S"),
         ({"masks": 1}, "masks=1 must be true or false"),
         ({"maskness": 0.5}, "it goes with masks=true"),
         ({"soft_nms": 2}, "soft_nms=2 must be a number from 0 to 1"),

@@ -85,8 +85,7 @@ def plain_loop(model: nn.Module, images: Path, parts: int) -> tuple[dict[str, Te
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
         optimizer.step()
         optimizer.zero_grad()
-        decay = DECAY if update > 1 else 0.0  # timm's average is the model itself for two updates
-        average = {name: decay * average[name] + (1 - decay) * value for name, value in model.state_dict().items()}
+        average = {name: DECAY * average[name] + (1 - DECAY) * value for name, value in model.state_dict().items()}
     return model.state_dict(), average, norms
 
 

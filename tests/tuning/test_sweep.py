@@ -42,7 +42,7 @@ def test_some_points_of_a_large_grid_are_drawn_by_the_seed() -> None:
 @pytest.mark.parametrize("name", paper_grids())
 def test_the_sweeps_of_the_papers_are_valid(name: str) -> None:
     """Every value of every option is one that the method or the recipe takes; the sizes are those of the papers."""
-    sizes = {"atm": 2880, "study": 72, "study_imagenet": 8, "cropr_r": 9}
+    sizes = {"atm": 2880, "study": 72, "study_imagenet": 8, "cropr_r": 9, "mctf_temperatures": 1 + 3 * 5}
     recipe = paper_grids()[name].get("train")
     grid = parse_grid([name], recipe=recipe is not None)
     assert len(grid) == sizes[name]

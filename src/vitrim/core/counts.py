@@ -16,7 +16,7 @@ from vitrim.core.plan import Grid, HostFacts
 from vitrim.core.tokens import Call, Entered
 
 
-class Run(NamedTuple):
+class TokenRun(NamedTuple):
     """The way of images of one size through the blocks; tokens are those of one window, prefix included.
 
     Attributes:
@@ -45,7 +45,9 @@ def units_of(entered: Entered, facts: HostFacts) -> Grid:
     return rows // facts.cell, columns // facts.cell
 
 
-def planned(config: MethodConfig, facts: HostFacts, blocks: Sequence[ReducedBlock], entered: Entered) -> Run | None:
+def planned(
+    config: MethodConfig, facts: HostFacts, blocks: Sequence[ReducedBlock], entered: Entered
+) -> TokenRun | None:
     """The run of what ``entered`` by the plan of ``config``; None where that depends on the images."""
     area, prefix, last = facts.cell**2, facts.num_prefix, blocks[-1]
     flow = config.flow(entered.patches // area, len(blocks), units_of(entered, facts), prefix, last.restore)
@@ -54,10 +56,10 @@ def planned(config: MethodConfig, facts: HostFacts, blocks: Sequence[ReducedBloc
     ways = [[prefix + count * area for count in way] for way in zip(*flow, strict=True)]
     if last.head_rows is not None:
         ways[1][-1] = ways[2][-1] = last.head_rows
-    return Run(entered.rows // entered.windows, entered.windows, *map(tuple, ways))
+    return TokenRun(entered.rows // entered.windows, entered.windows, *map(tuple, ways))
 
 
-def recorded(call: Call, blocks: Sequence[ReducedBlock]) -> list[Run]:
+def recorded(call: Call, blocks: Sequence[ReducedBlock]) -> list[TokenRun]:
     """The runs of the last forward of a ``call`` whose states were kept."""
     states, (first, *others) = call.states, call.entered
     if others:
@@ -68,12 +70,12 @@ def recorded(call: Call, blocks: Sequence[ReducedBlock]) -> list[Run]:
     runs = []
     for number, windows, counts in images:
         left = (*counts[1:-1], rows or counts[-1])
-        runs.append(Run(number, windows, tuple(counts[:-1]), left, left))
+        runs.append(TokenRun(number, windows, tuple(counts[:-1]), left, left))
     return runs
 
 
-def mean(runs: Sequence[Run], way: str) -> list[float]:
-    """`Run.of_images`, the mean over all images."""
+def mean(runs: Sequence[TokenRun], way: str) -> list[float]:
+    """`TokenRun.of_images`, the mean over all images."""
     if len(runs) == 1:
         return list(map(float, runs[0].of_images(way)))
     total = sum(run.images for run in runs)
@@ -81,7 +83,7 @@ def mean(runs: Sequence[Run], way: str) -> list[float]:
     return [sum(counts) / total for counts in blocks]
 
 
-def saved_share(runs: Sequence[Run], blocks: Sequence[ReducedBlock], dim: int, kind: Kind) -> float:
+def saved_share(runs: Sequence[TokenRun], blocks: Sequence[ReducedBlock], dim: int, kind: Kind) -> float:
     """The share of the MACs of all ``blocks`` that ``runs`` save: of projections, attention and MLPs alone."""
     dense = spent = 0.0
     for block, weights in [(block, _mlp_weights(block, dim)) for block in blocks]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitrim.core import checks
 from vitrim.core.block import ReducedBlock, Reducer, access, class_of, reduced_in
 from vitrim.core.cells import build_reducer
-from vitrim.core.counts import Run, mean, planned, recorded, saved_share, units_of
+from vitrim.core.counts import TokenRun, mean, planned, recorded, saved_share, units_of
 from vitrim.core.host import (
     FormOfModel,
     GridHook,
@@ -516,7 +516,7 @@ class Reduction:
         once for every size of images."""
         return [units_of(entered, self._facts) for entered in self._trace.call.entered]
 
-    def _runs(self) -> list[Run] | None:
+    def _runs(self) -> list[TokenRun] | None:
         """The runs through the blocks of this thread's last forward, or of one of the model's own images before one;
         None where nothing says how many tokens there are."""
         facts, blocks, call = self._facts, self._blocks(), self._trace.call

@@ -514,8 +514,7 @@ def input_size_of(model: nn.Module) -> tuple[int, int, int]:
         if has_trunk(model) or supported_parts(model):
             host_of(model)  # says why not
         raise UnsupportedModelError(
-            f"{type(model).__name__} does not say what images it takes: give it an image_size, one number of pixels or "
-            "height and width"
+            f"{type(model).__name__} does not say what images it takes: see vitrim.core.library.Library.input_size"
         )
     return found
 

@@ -72,7 +72,6 @@ class ALGM(Adaptive):
         "Transformers (CVPR 2024)"
     )
     kind = "merge"
-    single_images = True
     batch_dependent = True
     runtime: ClassVar[frozenset[str]] = frozenset({"threshold"})
     tunable = Tunable("threshold", 1.0, 0.05, digits=4, similarity=True)

@@ -413,7 +413,7 @@ CLUSTERS_SHOWN = (*PAIR[:3], "homogeneity", "completeness", *columns_of("v_measu
 
 def _clusters(a: Record, b: Record) -> list[tuple[object, ...]]:
     """Rows of a pair; the record that keeps more tokens is the truth of homogeneity (Eq. 3), first as in `_overlap`."""
-    a, b = _milder_first(a, b, lambda record: float(record.tokens()[:, -1].sum()))
+    a, b = _milder_first(a, b, lambda record: float(sum(len(np.unique(image)) for image in record.labels()[:, -1])))
     of_a, of_b = a.labels(), b.labels()
     rows: list[tuple[object, ...]] = []
     blocks, measures = sorted({*a.blocks, *b.blocks}), (homogeneity, completeness, v_measure)
