@@ -96,7 +96,7 @@ class Engine(ABC):
         """
 
     def remark(self) -> str | None:
-        """What the user should know of how it computes here, in a sentence; None if nothing."""
+        """A sentence on how it computes here, for the user; None if there is nothing to say."""
         return None
 
     @abstractmethod

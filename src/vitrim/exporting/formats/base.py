@@ -124,7 +124,7 @@ class Format:
 
     @classmethod
     def facts(cls, precision: str) -> Mapping[str, str]:
-        """What else the metadata of a file say that this machine makes in ``precision``, one of `makes`."""
+        """Further metadata of a file that this machine makes in ``precision``, one of `makes`."""
         return {"processors": ANY} if precision == "int8" else {}
 
     @classmethod
