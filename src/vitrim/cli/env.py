@@ -11,7 +11,7 @@ from vitrim import __version__
 from vitrim.cli.output import Output
 
 TRIED = """
-torch 2.9.0 2.15.0, torchvision 0.24.0 0.29.2, timm 1.0.22 1.0.31, transformers 5.2.0 5.24.0,
+torch 2.9.0 2.15.0, torchvision 0.24.0 0.29.2, timm 1.0.22 1.0.31, transformers 5.2.0 5.23.0,
 open_clip_torch 3.2.0 3.3.0, numpy any 2.4.6, safetensors any 0.8.0, pydantic 2.10.0 2.14.4, PyYAML any 6.0.4,
 typer 0.20.0 0.29.2, rich any 15.0.0, filelock 4.0.0 4.3.1, datasets 4.0.0 5.2.0, pillow any 12.3.0,
 accelerate 1.12.0 1.15.0, torchmetrics any 1.9.0, tensorboard any 2.21.0, scikit-learn any 1.9.1,
