@@ -13,8 +13,8 @@ NAMED = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|pyi|yaml|toml|css|js|html))`")
 PLACEHOLDERS = re.compile(r"NAME|LIBRARY|MODEL|RECIPE")
 OTHERS = {"tests/test_modeling_common.py", "tests/test_models.py", "mine.py"}
 """Files of the host libraries, and of a reader."""
-EARLIER = {"CHANGELOG.md"}
-"""Documents that name files of earlier versions."""
+EARLIER = {"CHANGELOG.md", "changelog.md"}
+"""Documents that name files of earlier versions: the changelog, and its copy in the site."""
 
 
 def files() -> list[str]:
