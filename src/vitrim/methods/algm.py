@@ -14,19 +14,12 @@ from torch import Tensor
 from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.matching import (
-    alternate_split,
-    best_partners,
-    merge_alternate,
-    merge_flagged,
-    most_similar_first,
-    unit,
-)
+from vitrim.core.matching import alternate_split, best_partners, merge_alternate, most_similar_first, unit
 from vitrim.core.method import Adaptive, MethodConfig, Needs, Tunable, refuse_align
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Limited, Pattern, Remove, half
-from vitrim.core.tokens import TokenState, decision_dtype, flagged, is_traced, sizes_follow
+from vitrim.core.tokens import TokenState, decision_dtype, is_traced
 from vitrim.errors import VitrimError
 
 SIDE = 2
@@ -57,9 +50,8 @@ class ALGM(Adaptive):
     even sides: the last row or column of an odd number of them merges in the global step alone. Models of other depths
     do the global merge in block 3 + L / 6, counted from 1.
 
-    Counts depend on the images, so this method cannot be compiled without graph breaks, and is exported as it is for
-    single images alone. With ``r``, windows and pairs to be merged, it can: these are then the same for all images, and
-    no threshold counts.
+    Counts depend on the images, so this method cannot be exported or compiled without graph breaks. With ``r``, windows
+    and pairs to be merged, it can: these are then the same for all images, and no threshold counts.
 
     Example:
         >>> ALGM(threshold=0.9).stages(12), ALGM().stages(24)
@@ -154,8 +146,7 @@ class _Merging(Reducer[ALGM]):
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         if is_traced() and self.config.is_adaptive():
             raise VitrimError("torch.jit.trace cannot trace algm: how many tokens it merges depends on the images")
-        follows = sizes_follow(x) and self.config.is_adaptive()
-        if x.shape[0] == 0 or (not follows and state.num_patches < SIDE * SIDE):
+        if x.shape[0] == 0 or state.num_patches < SIDE * SIDE:
             return None
         return self.merging(unit(x[:, state.num_prefix :].to(decision_dtype(x.dtype))), state)
 
@@ -169,12 +160,6 @@ class LocalReducer(_Merging):
         rows, columns = state.known_grid(ALGM.name)
         windows = window_patches(rows, columns, patches.device)
         alike = mean_cosine(patches, windows)
-        if self.config.r is None and sizes_follow(patches):
-            chosen = windows.index_select(0, flagged(alike >= self.config.threshold)[0])
-            moved, anchors = chosen[:, 1:].reshape(1, -1), chosen[:, :1].expand(-1, SIDE * SIDE - 1).reshape(1, -1)
-            gone = torch.zeros(patches.shape[:2], dtype=torch.int8, device=patches.device).scatter(1, moved, 1)
-            place = (1 - gone).cumsum(dim=1) - 1
-            return merge(state, flagged(gone == 0), moved, place.gather(1, anchors))
         if self.config.r is None:
             r = int((alike >= self.config.threshold).sum(1).amin())  # read back from the device
         else:
@@ -196,9 +181,6 @@ class GlobalReducer(_Merging):
         best, partner = best_partners(patches[:, sources], patches[:, destinations])
         least = best.mean(1).mean() + best.std(1).mean() / (self.layer.depth + 1)
         fixed = self.config.r
-        if fixed is None and sizes_follow(patches):
-            index = torch.arange(patches.shape[1], device=patches.device)
-            return merge_flagged(state, index[sources], index[destinations], best > least, partner)
         # read back from the device
         r = int((best > least).sum(1).amin()) if fixed is None else self.num_removed(state)
         if r == 0:
