@@ -41,7 +41,7 @@ class Other(Eager):
         self.label, self.refuses = label, refuses
         self.folders: list[Path] = []
 
-    def obstacle(self, config: MethodConfig) -> str | None:
+    def obstacle(self, config: MethodConfig, batch: int) -> str | None:
         return "it is not made for it" if config.name in self.refuses else None
 
     def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
