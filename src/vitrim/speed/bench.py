@@ -451,7 +451,7 @@ def measure(
         for part, take in parts.items():
             # counted on the very copies that are timed: learned reducers are drawn anew for every copy
             reduced = {name: take(copies[name, ""]) for name in methods}
-            promised = promised_speedups(take(base), reduced, torch.cat(ring).to(dtype))
+            promised = promised_speedups(take(base), reduced, [batch.to(dtype) for batch in ring])
             entries += [
                 Entry(name, kernel, engine, part, take(copied), promised.get(name, 1.0))
                 for engine in chosen
@@ -682,20 +682,20 @@ def _numbers(
     }
 
 
-def promised_speedups(dense: nn.Module, reduced: Mapping[str, nn.Module], images: Tensor) -> dict[str, float]:
+def promised_speedups(dense: nn.Module, reduced: Mapping[str, nn.Module], ring: Sequence[Tensor]) -> dict[str, float]:
     """Dense MACs over the MACs of every ``reduced`` model: the speed-up if time were proportional to MACs.
 
-    Counted on all of ``images`` (B, C, H, W) where counts depend on them, else on one.
+    Counted on all batches (B, C, H, W) of ``ring`` where counts depend on the images, else on one image.
     """
     found: dict[str, float] = {}
-    of_dense: dict[int, int] = {}  # by how many images they are counted on
+    of_dense: dict[bool, int] = {}  # by whether all are counted
     for name, taken in reduced.items():
         model = taken.model if isinstance(taken, Front) else taken
         varies = get_reduction(model).config.is_adaptive() or (taken is model and cost_varies(model))
-        sample = images if varies else images[:1]
-        if len(sample) not in of_dense:
-            of_dense[len(sample)] = count_macs(dense, sample).total
-        found[name] = of_dense[len(sample)] / count_macs(taken, sample).total
+        sample = ring if varies else [ring[0][:1]]
+        if varies not in of_dense:
+            of_dense[varies] = sum(count_macs(dense, batch).total for batch in sample)
+        found[name] = of_dense[varies] / sum(count_macs(taken, batch).total for batch in sample)
     return found
 
 
