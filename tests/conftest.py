@@ -56,8 +56,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what is marked ``full``, except under ``VITRIM_FULL_MATRIX=1``, and give each group to one worker.
 
     Of the cases of a test that is marked ``sampled(n)``, every n-th stays. In a table of hosts and methods, host by
-    host, that is a diagonal: it meets all hosts and all methods where n divides neither number. Under ``VITRIM_EVERY=n``
-    every n-th case of every test stays, and all that have a reference file.
+    host, that is a diagonal: it meets all hosts and all methods where n divides neither number. `VITRIM_EVERY=n` keeps
+    every n-th case of every test, and all that have a reference file.
 
     Tests that share a fixture of their module are a group: in two workers the fixture would be made twice. Large groups
     come first by themselves, so that the workers end with single tests, and at about the same time.

@@ -17,7 +17,7 @@ FULL_MATRIX = os.environ.get("VITRIM_FULL_MATRIX") == "1"
 """Everything runs: every method on every host in every test."""
 
 EVERY = int(os.environ.get("VITRIM_EVERY", "1"))
-"""Of a test's cases every n-th runs, beside those against reference vectors: `make test-oldest` asks for every third."""
+"""Every n-th case of a test runs, and all that have reference vectors; `make test-oldest` asks for every third."""
 
 
 def cells(values: Iterable[Any], short: Container[Any]) -> list[Any]:
