@@ -94,7 +94,7 @@ def reduce_(
 
     Warns:
         ReductionWarning: a layer cannot remove as much as asked; an error with ``strict=True`` in the config. Or the
-            method is from a file that was made for another model.
+            method is from a file that was made for another model, or adds sizes to the attention of an MAE.
 
     Example:
         >>> import timm, torch, vitrim
@@ -226,6 +226,7 @@ def _reduce(
         cell = family.cell(outer)
     facts = checks.facts_for_reader(config, host, model, holder, cell)
     checks.check_origin(config, host, model)
+    checks.check_proportional(config, model)
     checks.check_head(config, facts, within=facts.dense and not own.dense)
     head_rows, restore = checks.at_the_end(config, facts, len(blocks))
     checks.patch_maker(config, host, model)

@@ -107,8 +107,8 @@ def _original(root: Path, source: str) -> list[_Row]:
             if wrong is not None:
                 raise DataError(f"line {wrong} of {file} is {values[wrong - 1]!r}; expected 0 or 1")
             columns.append(values)
-        for path, values in zip(paths, zip(*columns, strict=True), strict=True):
-            names = tuple(concept for concept, value in zip(concepts, values, strict=True) if value == "1")
+        for path, marks in zip(paths, zip(*columns, strict=True), strict=True):
+            names = tuple(concept for concept, mark in zip(concepts, marks, strict=True) if mark == "1")
             rows.append(_Row(f"{images}/{path}" if images else path, names, split))
     return rows
 
