@@ -261,6 +261,7 @@ def _reduce(
         )
     reduction = Reduction(model, config, trace, None if facts == own else facts, compact, selector)
     _install(reduction, None if outer is None or family is None else (outer, family))
+    support_libraries(holder or outer or model)  # a model of one of them may hold this one, and save it
     return reduction
 
 
@@ -271,6 +272,7 @@ def _select_only(outer: nn.Module, family: type[VisionLanguage], config: MethodC
     reduction = Selection(outer, config, Trace(), None, True, selector)
     family.install(outer, reduction._trace, reduction._choosing)
     setattr(outer, HANDLE, reduction)
+    support_libraries(outer)
     return reduction
 
 
@@ -388,7 +390,6 @@ def _install(reduction: Reduction, within: tuple[nn.Module, type[VisionLanguage]
     if config.kind in ("prune", "mixed"):
         for norm in norms_behind(model, host.blocks(model)[-1]):
             norm.register_forward_hook(ZeroHook(trace, always=blocks[-1].restore == "zeros"))
-    support_libraries()  # a model of one of them may hold this one, and save it
     if within is not None:
         outer, family = within
         family.install(outer, trace, reduction._choosing)
