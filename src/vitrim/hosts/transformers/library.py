@@ -169,6 +169,9 @@ class TransformersLibrary(Library):
         mean, std = tuple(processed.processor.image_mean), tuple(processed.processor.image_std)
         return Preprocessing(own.channels, size, mean, std, transform=processed)
 
+    def masked_autoencoder(self, model: Any) -> bool:
+        return model.config.model_type in ("vit_mae", "videomae")
+
     def checkpoint_gradients(self, model: Any, on: bool = True) -> None:
         if not getattr(model, "supports_gradient_checkpointing", False):
             super().checkpoint_gradients(model, on)
