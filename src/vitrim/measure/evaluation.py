@@ -27,6 +27,7 @@ from vitrim.errors import VitrimError, check_kinds, check_whole, one_line_errors
 from vitrim.files import check_folder
 from vitrim.loading import Loaded, as_trained, load
 from vitrim.measure.contestants import contestants
+from vitrim.measure.copies import apart
 from vitrim.measure.decisions import DecisionsProbe, save_decisions
 from vitrim.measure.inputs import EMBEDDING, open_data, task_name
 from vitrim.measure.machine import drawing, environment, select_device, set_threads
@@ -280,9 +281,10 @@ def evaluate(
     batches, and all return the same rows.
 
     Args:
-        model: a dense model, which is left as it was, or a name as on the command line
-            (`vitrim.loading.create_model`).
-        methods: one or several, as configs or texts such as ``"tome:r=13"``; None for the dense model alone.
+        model: is left as it was; or a name as on the command line (`vitrim.loading.create_model`). A reduced one is
+            evaluated as it is, beside its dense self.
+        methods: one or several, as configs or texts such as ``"tome:r=13"``; None for the dense model alone, or for
+            what a reduced one is reduced by.
         data: a source, as of `vitrim.data.load_data`, a dataset of `vitrim.data`, or batches: pairs of images
             (B, C, H, W) and targets, labels (B,) for classification, (B, K) of 0 and 1 for several labels; read once.
         task: of a model that is made for several, such as EoMT; with batches also multilabel, or a task itself.
@@ -366,10 +368,12 @@ def evaluate(
             else:  # of batches, a classifier may be given several labels, too
                 free = task is not None and not ask(loaded.model).tasks(loaded.model)
                 job = task_of(loaded.model, None, task if free else task_name(loaded.model, task))
-        saved = loaded.learned if learned is None else Path(learned)
-        models = contestants(
-            loaded.model, configs, job, device=processes.device or selected, dtype=precision, learned=saved
-        )
+        with apart(loaded.model) as own:
+            configs = own.with_own(configs)
+            place = processes.device or selected
+            saved = (own.learned or loaded.learned) if learned is None else Path(learned)
+            models = contestants(own.model, configs, job, device=place, dtype=precision, learned=saved)
+            untrained = untrained_methods(configs, saved)
     if predictions is not None and job.selects_by != "top1":
         raise VitrimError(f"predictions are classes of whole images, one each, and this is {job.name}: leave them out")
     probes = [*standard_probes(job), *paired_probes(job)]
@@ -385,7 +389,7 @@ def evaluate(
         "environment": {**machine, "processes": processes.count},
         "weights": loaded.weights,
         "model_options": loaded.options,
-        "untrained": untrained_methods(configs, saved),
+        "untrained": untrained,
         "task": job.name,
         "data": facts,
     }

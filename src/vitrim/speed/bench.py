@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.reduce import get_reduction
+from vitrim.core.reduce import handle_of
 from vitrim.core.registry import ask, fitting, input_size_of, parse_method, parse_methods, parse_selector
 from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, batches, spread
@@ -27,7 +27,7 @@ from vitrim.exporting.formats.base import PRECISIONS
 from vitrim.exporting.program import Program
 from vitrim.files import check_file
 from vitrim.loading import load
-from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
+from vitrim.measure.copies import apart, dense_copies, reduced_copy, shared_copy
 from vitrim.measure.inputs import open_images, untrained_counts, untrained_notes
 from vitrim.measure.latency import (
     Budget,
@@ -79,7 +79,7 @@ def place_of(model: nn.Module | str, device: str) -> torch.device:
 
 def bench(
     model: nn.Module | str,
-    methods: MethodConfig | str | Sequence[MethodConfig | str],
+    methods: MethodConfig | str | Sequence[MethodConfig | str] | None = None,
     *,
     batch_size: int | Sequence[int] = (1, 8, 32),
     engine: str | Engine | Sequence[str | Engine] = "eager",
@@ -114,9 +114,10 @@ def bench(
     that are gone; on request with an answer.
 
     Args:
-        model: not reduced, or its name, as on the command line. A model stays as it is, and runs where it is.
-        methods: one or several, configs or texts. Of a model that nothing reduces, such as Swin, ``none`` alone: it is
-            timed as it is.
+        model: or its name, as on the command line. A model stays as it is, and runs where it is; a reduced one is timed
+            as it is, beside its dense self.
+        methods: one or several, configs or texts; of a reduced model, behind its own. Of a model that nothing
+            reduces, such as Swin, ``none`` alone: it is timed as it is.
         batch_size: images per batch, one number or several.
         engine: of `vitrim.speed.engines`, by name or made, or several: eager, compile (with frozen weights and
             without), onnxruntime, openvino, aoti, torch.export.
@@ -159,20 +160,23 @@ def bench(
     """
     sizes = batch_sizes(batch_size)
     selector = None if select is None else parse_selector(select)
-    given = parse_methods(methods) or ([] if selector is None else [parse_method("none")])
-    behind = "" if selector is None else f" + {selector.describe()}"
-    if not given:
-        raise VitrimError("there is nothing to compare with dense: name at least one method")
+    given = parse_methods(methods)
     check_whole(repeats=(repeats, 1), new_tokens=(new_tokens, 0))
     check_figure(figure)
     budget = Budget(min_rounds=repeats, min_seconds=min_seconds, max_rounds=max(repeats, Budget.max_rounds))
     place = place_of(model, device)
     engines, lacking = chosen_engines(engine, precision, place, compiled)
     set_threads(threads)
-    with drawing(place, seed):
+    with drawing(place, seed), ExitStack() as kept:
         loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options, device=place)
+        own = kept.enter_context(apart(loaded.model))
+        selector = selector or own.select
+        given = own.with_own(given) or ([] if selector is None else [parse_method("none")])
+        if not given:
+            raise VitrimError("there is nothing to compare with dense: name at least one method")
+        behind = "" if selector is None else f" + {selector.describe()}"
         prompt = {"text": text_tokens, "images": prompt_images, "new_tokens": new_tokens}
-        host = as_measured(loaded.model, **prompt, select=selector)
+        host = as_measured(own.model, **prompt, select=selector)
         if images is not None and isinstance(host, Prefill):
             raise VitrimError("images are for models of images alone: prompts are made of random images and text")
         if not isinstance(host, Prefill):
@@ -180,12 +184,12 @@ def bench(
         configs = {config.describe() + behind: config for config in given}
         check_engines(engines, configs, host)
         for config in configs.values():
-            reduced_copy(host, config)
+            reduced_copy(host, config, own.learned)
         dataset = open_images(host, images, split=split, image_column=image_column, label_column=label_column)
         source = "random" if dataset is None else images if isinstance(images, str | Path) else dataset.source
         if dataset is not None:
             check_enough(dataset, max(sizes))
-        untrained = untrained_counts(host, configs.values())
+        untrained = untrained_counts(host, configs.values(), own.learned)
         precisions = list(dict.fromkeys(one.precision for one in engines))
         where = device if isinstance(model, str) else str(place)
         facts = {
@@ -203,7 +207,16 @@ def bench(
             setting = {"model": loaded.name, "batch_size": size}
             report.add(
                 measure_setting(
-                    host, configs, dataset, setting, engines, budget, seed=seed, scored=True, on_progress=on_progress
+                    host,
+                    configs,
+                    dataset,
+                    setting,
+                    engines,
+                    budget,
+                    seed=seed,
+                    learned=own.learned,
+                    scored=True,
+                    on_progress=on_progress,
                 )
             )
             tell(report)
@@ -665,7 +678,7 @@ def promised_speedups(dense: nn.Module, reduced: Mapping[str, nn.Module], images
     of_dense: dict[int, int] = {}  # by how many images they are counted on
     for name, taken in reduced.items():
         model = taken.model if isinstance(taken, Front) else taken
-        varies = get_reduction(model).config.is_adaptive() or (taken is model and cost_varies(model))
+        varies = handle_of(model).config.is_adaptive() or (taken is model and cost_varies(model))
         sample = images if varies else images[:1]
         if len(sample) not in of_dense:
             of_dense[len(sample)] = count_macs(dense, sample).total
