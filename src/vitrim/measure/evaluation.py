@@ -25,6 +25,7 @@ from vitrim.data.fingerprint import fingerprint
 from vitrim.data.transforms import eval_transform, geometry_of
 from vitrim.errors import VitrimError, check_kinds, check_whole, one_line_errors, unknown
 from vitrim.files import check_folder
+from vitrim.hosts.shared.classes import strange
 from vitrim.loading import Loaded, as_trained, load
 from vitrim.measure.contestants import contestants
 from vitrim.measure.copies import apart
@@ -61,6 +62,8 @@ __all__ = [
     "task_of",
 ]
 
+BY_NUMBER = "by_number"
+"""The option of data whose labels are the numbers of the model's classes, whatever these are called."""
 DATASETS = (ImageDataset, MultiLabelDataset, SegmentationDataset, DetectionDataset)
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 """Names of the command line, and torch's."""
@@ -159,6 +162,24 @@ def check_dataset(dataset: Any, task: Task, model: str) -> None:
         )
 
 
+def check_names(dataset: Any, task: Task, model: nn.Module) -> None:
+    """Check that the classes of whole images have names of the model's classes, where both have names.
+
+    Raises:
+        VitrimError: none of them has: a score by number would be that of other classes.
+    """
+    if not dataset.class_names or task.reads is not None or task.name == EMBEDDING or task.places is not None:
+        return
+    known = strange(dataset.class_names, model)
+    if known is not None:
+        one, other = (", ".join([*names[:3], *(["..."] * (len(names) > 3))]) for names in (dataset.class_names, known))
+        raise VitrimError(
+            f"the classes of {dataset.source} ({one}) are none of the model's ({other}): take a model of these, "
+            f"score without them (--task {EMBEDDING}; optimize --no-labels), or say that every label is the number of "
+            f"the model's class: --data-option {BY_NUMBER}=true"
+        )
+
+
 def open_task(
     loaded: Loaded,
     data: Any,
@@ -179,7 +200,8 @@ def open_task(
             transform that somebody has set on it is kept.
         task: for models that are made for several.
         split, image_column, label_column: as of `vitrim.data.load_data`; only with a source.
-        data_options: of the reader, over those that the model was trained with; only with a source.
+        data_options: of the reader, over those that the model was trained with; only with a source. With a dataset,
+            too: ``by_number``, true where labels are the numbers of the model's classes, whatever these are called.
         protocol: values of the protocol (`vitrim.tasks.sliding.Protocol`) that replace those of the training.
         embeddings: a model may be taken by its embeddings.
 
@@ -202,6 +224,10 @@ def open_task(
     check_kinds(data_options=data_options, protocol=protocol)
     model = loaded.model
     rules, options = as_trained(loaded.name, protocol)
+    data_options = dict(data_options or {})
+    by_number = data_options.pop(BY_NUMBER, False)
+    if not isinstance(by_number, bool):
+        raise VitrimError(f"data option {BY_NUMBER}={by_number!r} must be true or false")
     name = task_name(model, task)
     if name == EMBEDDING and not embeddings:
         raise VitrimError(
@@ -210,7 +236,7 @@ def open_task(
         )
     columns: dict[str, Any] = {"image_column": image_column, "label_column": label_column}
     if isinstance(data, str | Path):
-        how = {**options, **(data_options or {})}
+        how = {**options, **data_options}
         dataset: Any = open_data(data, task=name, split=split, **columns, options=how)
     else:
         if split is not None or any(columns.values()) or data_options:
@@ -222,6 +248,8 @@ def open_task(
     found.follow(rules)
     found.meet(model, dataset.class_names)
     check_dataset(dataset, found, loaded.name)
+    if not by_number:
+        check_names(dataset, found, model)
     if dataset.transform in (to_tensor, plain):
         own = None if found.reads is None else found.eval_transform(geometry_of(model))
         dataset.transform = own or eval_transform(model)
