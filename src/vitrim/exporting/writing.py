@@ -526,7 +526,8 @@ def _describe(
     """
     reduction = get_reduction(model)
     dense = count_macs(_dense(model), images[:1]).total
-    macs = [dense if reduction is None else count_macs(model, image).total for image in images.split(1)]
+    counts = [count_macs(model, image) for image in (images[:1] if reduction is None else images).split(1)]
+    macs = [each.total for each in counts]
     tokens = _tokens(model, images)
     spread: dict[str, Any] = {}
     if tokens is not None and len(images) > 1:
@@ -546,6 +547,7 @@ def _describe(
         if len(tokens) == 1
         else np.mean(tokens, 0).tolist(),
         "gmacs": statistics.fmean(macs) / GIGA,
+        "gmacs_parts": {part: statistics.fmean(each.gmacs()[part] for each in counts) for part in counts[0].gmacs()},
         "dense_gmacs": dense / GIGA,
         **spread,
     }

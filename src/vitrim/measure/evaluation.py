@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import saved_method
-from vitrim.core.registry import ask, host_of, parse_methods, supported_parts
+from vitrim.core.registry import ask, fitting, host_of, parse_methods, supported_parts
 from vitrim.data import DataError
 from vitrim.data.dataset import ImageDataset, MultiLabelDataset
 from vitrim.data.decoding import to_tensor
@@ -27,9 +28,10 @@ from vitrim.errors import VitrimError, check_kinds, check_whole, one_line_errors
 from vitrim.files import check_folder
 from vitrim.hosts.shared.classes import strange
 from vitrim.loading import Loaded, as_trained, load
-from vitrim.measure.contestants import contestants
+from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.copies import apart
 from vitrim.measure.decisions import DecisionsProbe, save_decisions
+from vitrim.measure.in_files import FileModel, InFile, OnFile, check_alike, file_words
 from vitrim.measure.inputs import EMBEDDING, open_data, task_name
 from vitrim.measure.machine import drawing, environment, select_device, set_threads
 from vitrim.measure.neighbours import Neighbours
@@ -275,7 +277,7 @@ def data_facts(dataset: Any, source: str, limit: int | None, batch_size: int) ->
 
 
 def evaluate(
-    model: nn.Module | str,
+    model: nn.Module | InFile | str,
     methods: MethodConfig | str | Sequence[MethodConfig | str] | None,
     data: Any,
     *,
@@ -296,6 +298,7 @@ def evaluate(
     device: str | torch.device | None = None,
     threads: int | None = None,
     seed: int = 0,
+    files: Sequence[InFile] = (),
     out: str | Path | None = None,
     resume: bool = False,
     decisions: str | Path | None = None,
@@ -310,7 +313,7 @@ def evaluate(
 
     Args:
         model: is left as it was; or a name as on the command line (`vitrim.loading.create_model`). A reduced one is
-            evaluated as it is, beside its dense self.
+            evaluated as it is, beside its dense self. Or an exported file, `vitrim.Exported`, as it runs.
         methods: one or several, as configs or texts such as ``"tome:r=13"``; None for the dense model alone, or for
             what a reduced one is reduced by.
         data: a source, as of `vitrim.data.load_data`, a dataset of `vitrim.data`, or batches: pairs of images
@@ -328,6 +331,7 @@ def evaluate(
         device: where to compute; default: where a given model is, the processor for one given by name.
         threads: CPU threads; default: as torch chooses.
         seed: of random weights and of methods that draw at random; the global generators stay as they are.
+        files: exported files, scored beside the model on the same images.
         out: a folder where what is gathered is kept, every half minute.
         resume: go on from what is in ``out``.
         decisions: a folder for the way of every token (`vitrim.measure.decisions.Decisions`), a file per method.
@@ -379,8 +383,14 @@ def evaluate(
     dataset: Any = None
     facts: dict[str, Any] = dict.fromkeys(("source", "split", "images", "classes", "batch_size"))
     with drawing(selected or torch.device("cpu"), seed):
-        given = getattr(model, "_orig_mod", model)  # a compiled model predicts what the model in it does
+        # a compiled model predicts what the model in it does
+        given = getattr(model, "_orig_mod", model) if isinstance(model, str | nn.Module) else FileModel(model)
         loaded = load(given, pretrained=pretrained, checkpoint=checkpoint, model_options=dict(model_options or {}))
+        if isinstance(given, FileModel):
+            loaded = loaded._replace(name=str(given.file.path), weights=str(given.file.path))
+        beside = [FileModel(file) for file in files]
+        if beside:
+            check_alike(loaded.model, ask(loaded.model).preprocessing(loaded.model), beside)
         if isinstance(data, (str, Path, *DATASETS)):
             if isinstance(task, Task):
                 raise VitrimError("a task with its classes goes with batches; of a source or a dataset give its name")
@@ -400,8 +410,15 @@ def evaluate(
             configs = own.with_own(configs)
             place = processes.device or selected
             saved = (own.learned or loaded.learned) if learned is None else Path(learned)
-            models = contestants(own.model, configs, job, device=place, dtype=precision, learned=saved)
+            models: list[Contestant] = []
+            if isinstance(given, FileModel):
+                configs = fitting(given, configs)
+            else:
+                models = contestants(own.model, configs, job, device=place, dtype=precision, learned=saved)
             untrained = untrained_methods(configs, saved)
+        models += [OnFile(file, job) for file in ([given] if isinstance(given, FileModel) else []) + beside]
+    if decisions is not None and any(isinstance(one, OnFile) for one in models):
+        raise VitrimError("decisions are of models, and files do not tell theirs: leave them out")
     if predictions is not None and job.selects_by != "top1":
         raise VitrimError(f"predictions are classes of whole images, one each, and this is {job.name}: leave them out")
     probes = [*standard_probes(job), *paired_probes(job)]
@@ -421,12 +438,16 @@ def evaluate(
         "task": job.name,
         "data": facts,
     }
+    if words := file_words([one.model for one in models if isinstance(one, OnFile)]):
+        facts["files"] = words
     if job.name == EMBEDDING:
         facts["embedding"] = ask(loaded.model).embedding_name(loaded.model)
     partial = None
     if out is not None:
         settings = {"model": loaded.name, "methods": [config.describe() for config in configs], **facts}
+        given_files = [one.model.file for one in models if isinstance(one, OnFile)]
         contents = {"parameters": weights_fingerprint(loaded.model), "images": fingerprint(dataset)}
+        contents |= {f"file {file.path}": sha256(file.path.read_bytes()).hexdigest() for file in given_files}
         partial = Partial(Path(out), {**settings, **contents}, processes, resume=resume)
     share = None if dataset is None else -(-facts["data"]["images"] // processes.count)
     progress = None if on_progress is None else lambda seen: on_progress(seen, share)
@@ -501,6 +522,8 @@ def _report(
         f"points{error}; cosine of what the head reads; tokens left at the end, class token included",
         *weight_and_class_notes(facts, task, "agree and cosine still say"),
     ]
+    if "files" in facts:
+        notes.append(facts["files"])
     if task.name == EMBEDDING:
         notes.append(
             f"embedding: {facts['embedding']}. Each image is a query, all others the database: recall@1 by the same "

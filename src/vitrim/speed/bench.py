@@ -28,6 +28,7 @@ from vitrim.exporting.program import Program
 from vitrim.files import check_file
 from vitrim.loading import load
 from vitrim.measure.copies import apart, dense_copies, reduced_copy, shared_copy
+from vitrim.measure.in_files import FileModel, InFile, file_words
 from vitrim.measure.inputs import open_images, untrained_counts, untrained_notes
 from vitrim.measure.latency import (
     Budget,
@@ -44,7 +45,7 @@ from vitrim.measure.prefill import Prefill, as_measured
 from vitrim.measure.records import DENSE, Row
 from vitrim.measure.stopwatch import Stopwatch
 from vitrim.plots import style
-from vitrim.speed.engines import Compiled, Eager, Engine, Run, compilation, engines_named, listed
+from vitrim.speed.engines import Compiled, Eager, Engine, Opened, Run, compilation, engines_named, listed
 from vitrim.speed.words import SpeedReport
 from vitrim.tasks import tasks
 
@@ -78,9 +79,10 @@ def place_of(model: nn.Module | str, device: str) -> torch.device:
 
 
 def bench(
-    model: nn.Module | str,
+    model: nn.Module | InFile | str,
     methods: MethodConfig | str | Sequence[MethodConfig | str] | None = None,
     *,
+    files: Sequence[InFile] = (),
     batch_size: int | Sequence[int] = (1, 8, 32),
     engine: str | Engine | Sequence[str | Engine] = "eager",
     precision: str | Sequence[str] = "fp32",
@@ -115,9 +117,10 @@ def bench(
 
     Args:
         model: or its name, as on the command line. A model stays as it is, and runs where it is; a reduced one is timed
-            as it is, beside its dense self.
+            as it is, beside its dense self. Or an exported file, `vitrim.Exported`, which the others are compared with.
         methods: one or several, configs or texts; of a reduced model, behind its own. Of a model that nothing
             reduces, such as Swin, ``none`` alone: it is timed as it is.
+        files: exported files, timed in the same rounds, each on its own engine.
         batch_size: images per batch, one number or several.
         engine: of `vitrim.speed.engines`, by name or made, or several: eager, compile (with frozen weights and
             without), onnxruntime, openvino, aoti, torch.export.
@@ -164,15 +167,23 @@ def bench(
     check_whole(repeats=(repeats, 1), new_tokens=(new_tokens, 0))
     check_figure(figure)
     budget = Budget(min_rounds=repeats, min_seconds=min_seconds, max_rounds=max(repeats, Budget.max_rounds))
-    place = place_of(model, device)
+    given_model = model if isinstance(model, str | nn.Module) else FileModel(model)
+    place = place_of(given_model, device)
+    if isinstance(given_model, FileModel):
+        engine = Opened(given_model)
     engines, lacking = chosen_engines(engine, precision, place, compiled)
     set_threads(threads)
     with drawing(place, seed), ExitStack() as kept:
-        loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options, device=place)
+        beside = {str(file.path): FileModel(file) for file in files}
+        loaded = load(
+            given_model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options, device=place
+        )
         own = kept.enter_context(apart(loaded.model))
         selector = selector or own.select
         given = own.with_own(given) or ([] if selector is None else [parse_method("none")])
-        if not given:
+        if isinstance(given_model, FileModel):
+            loaded = loaded._replace(name=str(given_model.file.path), weights=str(given_model.file.path))
+        elif not given and not beside:
             raise VitrimError("there is nothing to compare with dense: name at least one method")
         behind = "" if selector is None else f" + {selector.describe()}"
         prompt = {"text": text_tokens, "images": prompt_images, "new_tokens": new_tokens}
@@ -199,7 +210,11 @@ def bench(
             "images": str(source),
             "split": None if dataset is None else dataset.split,
         }
-        notes = [*_notes(host, configs, engines, None if dataset is None else str(source), seed), *lacking]
+        files_note = file_words([*([given_model] if isinstance(given_model, FileModel) else []), *beside.values()])
+        if isinstance(given_model, FileModel):
+            files_note += "; the row dense is the first of them"
+        notes = [files_note] if files_note else []
+        notes += [*_notes(host, configs, engines, None if dataset is None else str(source), seed), *lacking]
         report = SpeedReport("bench", facts, notes=[*notes, *untrained_notes(untrained)])
         tell = on_setting or (lambda _: None)
         tell(report)
@@ -215,6 +230,7 @@ def bench(
                     budget,
                     seed=seed,
                     learned=own.learned,
+                    files=beside,
                     scored=True,
                     on_progress=on_progress,
                 )
@@ -260,6 +276,7 @@ def measure_setting(
     *,
     seed: int,
     learned: Path | None = None,
+    files: Mapping[str, FileModel] | None = None,
     scored: bool = False,
     on_progress: Tell | None = None,
 ) -> list[Row]:
@@ -267,7 +284,7 @@ def measure_setting(
 
     Args:
         host: dense.
-        methods, engines, budget, learned: as of `measure`.
+        methods, engines, budget, learned, files: as of `measure`.
         dataset: prepared for the host; None: random images.
         setting: ``batch_size`` and what else the rows shall have in front.
         seed: of random images.
@@ -294,8 +311,8 @@ def measure_setting(
                 held_out = list(batches(Subset(dataset, kept[: len(kept) // size * size].tolist()), size))
         like = next(host.parameters())
         rows = measure(
-            host, methods, batch.to(like.device), engines=engines, budget=budget, learned=learned, calibration=given,
-            held_out=held_out if scored else None, on_progress=tell,
+            host, methods, batch.to(like.device), engines=engines, budget=budget, learned=learned, files=files,
+            calibration=given, held_out=held_out if scored else None, on_progress=tell,
         )  # fmt: skip
     return [Row(row.method, {**setting, **row}) for row in rows]
 
@@ -370,6 +387,7 @@ def measure(
     compiled: bool = False,
     budget: Budget | None = None,
     learned: Path | None = None,
+    files: Mapping[str, FileModel] | None = None,
     calibration: Tensor | None = None,
     held_out: Sequence[tuple[Tensor, Any]] | None = None,
     on_progress: Tell | None = None,
@@ -389,6 +407,7 @@ def measure(
         compiled: in place of ``engines``, torch.compile in its default mode alone.
         budget: how long to time.
         learned: folder of a saved reduction, whose parameters the methods of that name get.
+        files: exported files by the name that the rows should carry, each on its own engine.
         calibration: (N, C, H, W) for int8; None: ``images``.
         held_out: batches of B images (B, C, H, W) with their targets, to compare dense models on.
         on_progress: called with a few words before a model is made ready, and between rounds.
@@ -448,6 +467,10 @@ def measure(
                 for (name, kernel), copied in copies.items()
                 if name == DENSE or engine.obstacle(methods[name]) is None
             ]
+    for name, file in (files or {}).items():
+        known = file.file.metadata
+        promise = known["dense_gmacs"] / known["gmacs"] if known.get("gmacs") else 1.0
+        entries.append(Entry(name, "", Opened(file), None if front is None else WHOLE, file, promise))
     with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in chosen)):
         models: dict[int, int] = {}
         for number, entry in enumerate(entries):
@@ -463,7 +486,7 @@ def measure(
                 for entry in entries:
                     entry.watch(watching, images.device)
                 times = time_interleaved({entry.key: entry.call for entry in entries}, images.device, budget)
-            return _rows(entries, times, [DENSE, *methods], images, model, held_out, on_progress)
+            return _rows(entries, times, [DENSE, *methods, *(files or {})], images, model, held_out, on_progress)
 
 
 @dataclass(frozen=True)
@@ -590,10 +613,11 @@ def _rows(
             facts["parts_ms"] = entry.parts.medians(len(times[entry.key]))
         if prompt is not None and prompt.select is not None and entry.name != DENSE:
             facts["select"] = prompt.select.describe()
-        facts["dense_p50_ms"] = {one.kernel: summarise(times[one.key]).p50_ms for one in kernels[place]}
+        # a file may be on an engine that the dense model does not run on
+        facts["dense_p50_ms"] = {one.kernel: summarise(times[one.key]).p50_ms for one in kernels.get(place, ())}
         peak = entry.engine.peak_mib(entry.model, entry.run, images.to(entry.engine.dtype))
         count = len(images) * (1 if prompt is None else prompt.shape[0])
-        numbers = _numbers(times, entry, base, dense[place], count)
+        numbers = _numbers(times, entry, base, dense.get(place, base), count)
         if held_out and entry.name == DENSE and entry.part is None:
             if on_progress is not None:
                 on_progress(f"comparing {entry.key} with fp32")

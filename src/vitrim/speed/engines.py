@@ -24,6 +24,7 @@ from vitrim.exporting.formats.base import PRECISIONS, Format, as_array, check_qu
 from vitrim.exporting.formats.pt2 import compiler_lack
 from vitrim.exporting.writing import export
 from vitrim.measure.copies import shared_copy
+from vitrim.measure.in_files import FileModel
 from vitrim.measure.memory import peak_memory_mib
 
 Run: TypeAlias = Callable[[Tensor], Any]
@@ -189,6 +190,33 @@ def engines_named(
     if twice is not None:
         raise VitrimError(f"engine {twice} is given twice")
     return found, lacking
+
+
+class Opened(Engine):
+    """The engine of a file that was exported before.
+
+    Args:
+        file: as it runs.
+    """
+
+    def __init__(self, file: FileModel) -> None:
+        self.label, self.precisions = file.file.engine, (file.file.precision,)
+        super().__init__(file.file.precision)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32  # of its input
+
+    def check(self, device: torch.device) -> None:
+        if device.type != "cpu":
+            raise VitrimError(f"files run on the CPU, not on {device.type}")
+
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
+        model(images)  # the first run opens it
+        return model
+
+    def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
+        return None
 
 
 # ---- of torch --------------------------------------------------------------------------------------------------------
