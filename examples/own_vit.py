@@ -1,4 +1,4 @@
-"""Two ViTs of one's own and what vitrim has to be told of them: one of PyTorch's layers, one written like nanoGPT.
+"""Three ViTs of one's own and what vitrim has to be told of them: PyTorch's layers, nanoGPT's, vit-pytorch's pairs.
 
 python examples/own_vit.py
 """
@@ -117,10 +117,104 @@ class NanoViTHost(vitrim.OwnHost):
     blocks_name, patches_name, head_name = "transformer.h", "transformer.wte", "lm_head"
 
 
+# ---- a model whose blocks are pairs in lists, as vit-pytorch's -------------------------------------------------------
+
+
+class PairAttention(nn.Module):
+    """Attention with its norm within."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.norm = heads, nn.LayerNorm(dim)
+        self.to_qkv, self.to_out = (
+            nn.Linear(dim, 3 * dim, bias=False),
+            nn.Sequential(nn.Linear(dim, dim), nn.Dropout(0.1)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.to_qkv(self.norm(x)).chunk(3, -1)
+        )
+        update: Tensor = self.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return update
+
+
+class Transformer(nn.Module):
+    """Pairs in lists, which nothing calls as one."""
+
+    def __init__(self, dim: int, depth: int, heads: int) -> None:
+        super().__init__()
+        self.norm, self.layers = nn.LayerNorm(dim), nn.ModuleList()
+        for _ in range(depth):
+            mlp = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
+            self.layers.append(nn.ModuleList([PairAttention(dim, heads), mlp]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for attention, mlp in self.layers:  # type: ignore[misc]
+            x = attention(x) + x
+            x = mlp(x) + x
+        normed: Tensor = self.norm(x)
+        return normed
+
+
+class PairViT(EncoderViT):
+    """The first model with these layers."""
+
+    def __init__(self, dim: int = 96, depth: int = 4, heads: int = 4) -> None:
+        super().__init__(dim, depth, heads)
+        self.encoder = Transformer(dim, depth, heads)  # type: ignore[assignment]
+
+
+class Pair(nn.ModuleList):
+    """A pair as a block: the same list, and the same names of weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        attention, mlp = self
+        x = attention(x) + x
+        update: Tensor = mlp(x)
+        return update + x
+
+
+class Layers(Transformer):
+    """The layers, run block by block."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.layers:
+            x = block(x)
+        normed: Tensor = self.norm(x)
+        return normed
+
+
+def with_blocks(model: PairViT) -> PairViT:
+    """The same model, with the same weights, whose pairs are blocks."""
+    model.encoder.__class__ = Layers
+    for pair in model.encoder.layers:
+        pair.__class__ = Pair
+    return model
+
+
+class ReducedPair(vitrim.OwnBlock, Pair):
+    """`Pair` under reduction: names with dots are parts of parts."""
+
+    norm_name, attention_name, mlp_names = "0.norm", "0", ("1",)
+    qkv_names, heads_name, output_names = ("to_qkv",), "heads", ("to_out",)
+
+
+@vitrim.register_host(f"{__name__}.PairViT")
+class PairViTHost(vitrim.OwnHost):
+    """The model above."""
+
+    name, reduced_blocks = "my pairs", (ReducedPair,)
+    blocks_name, image_size, patch_size, patches_name = "encoder.layers", 64, 8, "patches"
+
+
 def main() -> None:
     torch.manual_seed(0)
     images = torch.randn(2, 3, 64, 64)
-    for model in (EncoderViT().eval(), NanoViT().eval()):
+    pairs = PairViT().eval()
+    expected = pairs(images)
+    torch.testing.assert_close(with_blocks(pairs)(images), expected)
+    for model in (EncoderViT().eval(), NanoViT().eval(), pairs):
         with torch.no_grad():
             dense = model(images)
             vitrim.reduce_(model, "none")

@@ -30,7 +30,8 @@ SAYS = {
     "dinov2_dense_features": "every feature map: (1, 64, 8, 8)",
     "own_method": "[101, 51, 51, 26, 13, 13]",
     "own_host": "tokens after each block: [57, 49, 41, 33]",
-    "own_vit": "tokens after each block [57, 49, 41, 33]\nNanoViT: tokens after each block [56, 48, 40, 32]",
+    "own_vit": "tokens after each block [57, 49, 41, 33]\nNanoViT: tokens after each block [56, 48, 40, 32]\n"
+    "PairViT: tokens after each block [57, 49, 41, 33]",
     "export_onnx": "tome:r=4: tokens after every block [13, 9]",
     "serve": "tome:r=4: 64 of 64 answers right",
     "export_for_web": "tome:r=4: ",

@@ -493,11 +493,33 @@ def test_a_class_that_the_run_does_not_have_is_one_line(folder, tmp_path, monkey
     )
 
 
-def test_classes_without_a_name_in_common_are_numbers_and_a_note_says_so(folder, tmp_path, monkeypatch, capsys):
+def test_classes_without_a_name_in_common_are_numbers_only_where_that_is_said(folder, tmp_path, monkeypatch, capsys):
     model = run_folder(tmp_path / "run", [f"n0{number}" for number in range(6)], [0.0, 1.0, 0.0, 0.0, 0.0, 0.0])
-    assert run(monkeypatch, f"run:{model}", "--data", folder, "--json", tmp_path / "out.json") == 0
+    given = [f"run:{model}", "--data", folder, "--json", tmp_path / "out.json"]
+    assert run(monkeypatch, *given) == 2
+    assert "(ant, bee, cat, ...) are none of the model's (n00, n01, n02, ...): " in the_error(capsys)
+    assert run(monkeypatch, *given, "--data-option", "by_number=true") == 0
     assert read(tmp_path / "out.json")["rows"][0]["top1"] == pytest.approx(2 / 12)  # class 1 is bee
     assert "the classes of data and model have different names" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("names", "known"), [
+    (("tulip", "oak"), False),
+    (("n01440764", "n01443537"), True),  # tench and goldfish
+    (("Gold fish", "Goldfish"), True),
+    (("Tinca tinca", "sofa bed"), True),  # a synonym of the first class
+    (("0", "1"), True),
+])  # fmt: skip
+def test_photographs_of_other_things_than_imagenets_are_refused(
+    folder, tmp_path, monkeypatch, capsys, names: tuple[str, str], known: bool
+) -> None:
+    for name, old in zip(names, CLASSES, strict=False):
+        (tmp_path / "things" / name).mkdir(parents=True)
+        (tmp_path / "things" / name / "0.png").symlink_to(next((folder / old).iterdir()))
+    code = run(monkeypatch, MODEL, "--data", tmp_path / "things", "--model-option", "img_size=64")
+    assert code == (0 if known else 2)
+    if not known:
+        assert "(oak, tulip) are none of the model's (tench, goldfish, great white shark, ...)" in the_error(capsys)
 
 
 # ---- the same from Python

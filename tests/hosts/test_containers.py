@@ -321,7 +321,7 @@ def test_of_several_reduced_parts_one_must_be_given() -> None:
     model = nn.ModuleDict({"a": tiny.HOSTS["vit"](), "b": tiny.HOSTS["vit"]()})
     for part in model.values():
         vitrim.reduce_(part, "tome:r=4")
-    with pytest.raises(vitrim.VitrimError, match=r"is not reduced: model.a and model.b in it are: give one of them$"):
+    with pytest.raises(vitrim.VitrimError, match=r"ModuleDict are reduced, model.a and model.b: give one of them$"):
         vitrim.restore_(model)
 
 

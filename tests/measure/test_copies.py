@@ -8,7 +8,7 @@ from torch import nn
 import tiny
 import vitrim
 from vitrim.core.block import ReducedBlock
-from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
+from vitrim.measure.copies import apart, dense_copies, reduced_copy, shared_copy
 
 
 def model(**options):
@@ -66,3 +66,21 @@ def test_copies_are_made_of_dense_models() -> None:
     vitrim.reduce_(model, "topk")
     with pytest.raises(vitrim.VitrimError, match=r"reduced already: call vitrim.restore_\(model\) first"):
         reduced_copy(model, "tome:r=4")
+
+
+def test_a_reduced_model_comes_apart_and_stays_as_it_is() -> None:
+    model = tiny.HOSTS["vit"]()
+    with torch.no_grad():
+        dense = model(tiny.images())
+        reduction = vitrim.reduce_(model, "dynamicvit:keep_rate=0.5")  # learns
+        expected = model(tiny.images())
+        with apart(model) as own:
+            assert own.method is reduction.config
+            torch.testing.assert_close(own.model(tiny.images()), dense, rtol=0, atol=0)
+            assert own.with_own([vitrim.ToMe(r=2), reduction.config]) == [reduction.config, vitrim.ToMe(r=2)]
+            again = reduced_copy(own.model, own.method, own.learned)
+        torch.testing.assert_close(again(tiny.images()), expected, rtol=0, atol=0)
+        torch.testing.assert_close(model(tiny.images()), expected, rtol=0, atol=0)
+    assert vitrim.get_reduction(model) is reduction
+    with apart(again) as other:
+        assert other.learned != own.learned

@@ -351,10 +351,6 @@ def test_no_images():
 
 
 def test_models_and_methods_that_do_not_fit():
-    model = classifier()
-    vitrim.reduce_(model, "tome:r=4")
-    with pytest.raises(VitrimError, match=r"reduced already: call vitrim\.restore_"):
-        evaluate(model, [], data())
     assert "recall1" in evaluate(HOSTS["headless"](), [], data())[0]  # it has an embedding
     with pytest.raises(VitrimError, match="this Linear does not say how many classes it predicts"):
         evaluate(nn.Linear(2, 2), [], data())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrim.cli.options import MAX_REPEATS, MAX_SECONDS, Images, Machine, Model, Prompt
+from vitrim.cli.options import MAX_REPEATS, MAX_SECONDS, Files, Images, Machine, Model, Prompt
 from vitrim.cli.output import SECONDS_BETWEEN_LINES, Output, is_first_process
 from vitrim.errors import VitrimError
 
@@ -62,6 +62,7 @@ def bench(
     repeats: Repeats = 10,
     min_seconds: MinSeconds = 1.0,
     figure: Figure = None,
+    files: Files,
     prompt: Prompt,
     images: Images,
     machine: Machine,
@@ -77,7 +78,8 @@ def bench(
     if compiled and engine is not None:
         raise VitrimError("--compile is torch.compile and nothing else: leave it out, and give --engine compile")
     counts = sizes(batch_size, "--batch-size")
-    if not method and prompt.select is None:
+    given_model = files.model(model.name)
+    if not method and not files.file and prompt.select is None and isinstance(given_model, str):
         raise VitrimError(
             "-m METHOD is missing: say what to time next to the dense model, e.g. -m tome:keep_rate=0.7; "
             "`vitrim list methods` names all"
@@ -102,8 +104,9 @@ def bench(
     try:
         with progress() as tell:
             report = time_(
-                model.name,
+                given_model,
                 method or (),
+                **files.arguments,
                 **given,
                 compiled=compiled,
                 repeats=repeats,

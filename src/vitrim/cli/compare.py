@@ -9,7 +9,7 @@ import typer
 
 from vitrim.cli.bench import Engines, MinSeconds, Precisions, Repeats, progress, sizes, words
 from vitrim.cli.evaluate import ProtocolChanges
-from vitrim.cli.options import BatchSize, Data, Machine, Methods, Model, Workers, parse_options
+from vitrim.cli.options import BatchSize, Data, Files, Machine, MethodsBesideDense, Model, Workers, parse_options
 from vitrim.cli.output import Output
 from vitrim.report import show
 
@@ -28,7 +28,8 @@ def compare(
     *,
     model: Model,
     data: Data,
-    method: Methods,
+    method: MethodsBesideDense = None,
+    files: Files,
     batch_size: BatchSize = 32,
     at: At = None,
     engine: Engines = None,
@@ -65,6 +66,7 @@ def compare(
                 model.name,
                 method,
                 data.source,
+                **files.arguments,
                 batch_size=batch_size,
                 **given,
                 repeats=repeats,

@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from vitrim.cli.options import BatchSize, Data, Dtype, Machine, MethodsBesideDense, Model, Setup, Workers, parse_options
+from vitrim.cli.options import (
+    BatchSize,
+    Data,
+    Dtype,
+    Files,
+    Machine,
+    MethodsBesideDense,
+    Model,
+    Setup,
+    Workers,
+    parse_options,
+)
 from vitrim.cli.output import Output, is_first_process, progress_bar
 
 ProtocolChanges = Annotated[
@@ -47,12 +58,16 @@ def evaluate(
     model: Model,
     data: Data,
     methods: MethodsBesideDense = None,
+    files: Files,
     how: Evaluating,
     protocol: ProtocolChanges = None,
     machine: Machine,
     output: Output,
 ) -> None:
     """Score reduced models next to the dense one on labelled images. Accuracy, agreement, cosine, MACs, tokens.
+
+    MODEL may be an exported file, which is scored as it runs; --file scores files beside their model, with the error of
+    the difference on the same images.
 
     All methods see the same batches, in one pass over the data. If it stops half-way, what was gathered is kept. Many
     processes share the batches: accelerate launch -m vitrim eval ...
@@ -64,12 +79,13 @@ def evaluate(
     try:
         with progress_bar() as progress:
             report = evaluation.evaluate(
-                model.name,
+                files.model(model.name),
                 methods,
                 data.source,
                 **data.arguments,
                 protocol=parse_options(protocol, "protocol option"),
                 **model.arguments,
+                **files.arguments,
                 **how.arguments,
                 **machine.arguments,
                 on_progress=progress,

@@ -23,6 +23,7 @@ from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
     from vitrim.core.method import MethodConfig
+    from vitrim.exporting.exported import Exported
 
 METHOD = typer.Option("--method", "-m", metavar="METHOD", help="e.g. tome:r=13, or @FILE; may repeat")
 Methods = Annotated[list[str], METHOD]
@@ -232,6 +233,37 @@ class Data(Reading):
     limit: Limit = None
     data_option: DataOptions = None
     task: TaskName = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files(Setup):
+    """Exported files beside the model, or in its place."""
+
+    file: Annotated[
+        list[Path] | None, typer.Option("--file", help="an exported file to measure beside the model; may repeat")
+    ] = None
+    trust: Annotated[bool, typer.Option("--trust", help="run .pt2 files, which are code: you know who wrote them")] = (
+        False
+    )
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The files, opened."""
+        return {"files": [self.opened(path) for path in self.file]} if self.file else {}
+
+    def opened(self, path: str | Path) -> Exported:
+        """One file."""
+        from vitrim.exporting.exported import Exported
+
+        return Exported.open(path, trust=self.trust)
+
+    def model(self, name: str) -> Exported | str:
+        """The name of a model, or the file that it is."""
+        from vitrim.exporting.formats import formats
+
+        path = Path(name)
+        suffixes = {kind.suffix for kind in formats().values()}
+        return self.opened(path) if path.suffix in suffixes and (path.is_file() or len(path.parts) > 1) else name
 
 
 @dataclass(frozen=True, kw_only=True)

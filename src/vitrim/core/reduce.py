@@ -108,7 +108,7 @@ def reduce_(
     parts = reduced_parts(model)
     if len(parts) != 1:
         return _reduce(model, model, config, record, compact, selector)
-    old = get_reduction(parts[0][1])
+    old = handle_of(parts[0][1])
     if any(True for block in old._blocks() for _ in block.reducer.parameters()):
         raise VitrimError(
             f"{access(parts[0][0])} is reduced by {old.config.name}, whose learned parameters would be lost: keep them "
@@ -151,7 +151,7 @@ def reduced(
     """
     config, selector = _config(method, select), None if select is None else parse_selector(select)
     parts = reduced_parts(model)
-    put_back = _take_off(get_reduction(parts[0][1]), model) if len(parts) == 1 else None
+    put_back = _take_off(handle_of(parts[0][1]), model) if len(parts) == 1 else None
     try:
         reduction = _reduce(model, model, config, record, compact, selector)
         try:
@@ -299,7 +299,7 @@ def restore_(model: nn.Module) -> None:
                 "vitrim.reduce_ was given"
             )
         return
-    _take_off(get_reduction(model), model)
+    _take_off(handle_of(model), model)
 
 
 def refuse_while_running(model: nn.Module) -> None:
@@ -397,21 +397,37 @@ def _install(reduction: Reduction, within: tuple[nn.Module, type[VisionLanguage]
     trace.changing = False
 
 
-def get_reduction(model: nn.Module) -> Reduction:
+def get_reduction(model: nn.Module) -> Reduction | None:
     """The handle of a reduced model, or of the one reduced part in it; also of a copy (EMA, deepcopy, unpickled).
 
+    None of a dense model.
+
     Raises:
-        VitrimError: the model is not reduced.
+        VitrimError: several parts of the model are reduced.
+
+    Example:
+        >>> import timm, vitrim
+        >>> model = timm.create_model("test_vit")
+        >>> vitrim.get_reduction(model) is None
+        True
+        >>> vitrim.reduce_(model, "tome:r=8") is vitrim.get_reduction(model)
+        True
     """
     reduction = getattr(model, HANDLE, None)
     if isinstance(reduction, Reduction):
         return reduction
     parts = reduced_parts(model)
-    if len(parts) == 1:
-        return get_reduction(parts[0][1])
-    inside = " and ".join(access(name) for name, _ in parts)
-    hint = f"{inside} in it are: give one of them" if parts else "call vitrim.reduce_(model, method) first"
-    raise VitrimError(f"this {type(model).__name__} is not reduced: {hint}")
+    if len(parts) > 1:
+        inside = " and ".join(access(name) for name, _ in parts)
+        raise VitrimError(f"several parts of this {type(model).__name__} are reduced, {inside}: give one of them")
+    return get_reduction(parts[0][1]) if parts else None
+
+
+def handle_of(model: nn.Module) -> Reduction:
+    """`get_reduction` of a model that is known to be reduced."""
+    reduction = get_reduction(model)
+    assert reduction is not None, f"this {type(model).__name__} is not reduced"
+    return reduction
 
 
 def reduced_parts(model: nn.Module) -> list[tuple[str, nn.Module]]:

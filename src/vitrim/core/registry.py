@@ -545,9 +545,37 @@ def host_of(model: nn.Module) -> type[Host]:
             raise UnsupportedModelError(
                 f"{name} is not a supported host itself, and {access(where)} is refused: {reason}"
             )
+    own = (
+        "; it looks like a ViT: if it is your own, say so in a few lines, vitrim.OwnHost, as 'A model of your own' in "
+        "docs/hosts.md does"
+        if looks_like_vit(model)
+        else ""
+    )
     raise UnsupportedModelError(
         f"{name} (from {type(model).__module__}) is not a supported host; `vitrim list hosts` prints those that are"
+        + own
     )
+
+
+def looks_like_vit(model: nn.Module) -> bool:
+    """True of a model of images with a list of like blocks, each with a layer or three of queries, keys and values.
+
+    Example:
+        >>> from torch import nn
+        >>> blocks = nn.ModuleList(nn.MultiheadAttention(8, 2) for _ in range(2))
+        >>> looks_like_vit(nn.ModuleList([nn.Conv2d(3, 8, 4, 4), blocks])), looks_like_vit(nn.Linear(2, 2))
+        (True, False)
+    """
+
+    def attends(block: nn.Module) -> bool:
+        parts = dict(block.named_modules())
+        linear = {name.split(".")[-1]: part for name, part in parts.items() if isinstance(part, nn.Linear)}
+        packed = any(part.out_features == 3 * part.in_features or "qkv" in name for name, part in linear.items())
+        apart = all(any(name.startswith(letter) or f"to_{letter}" in name for name in linear) for letter in "qkv")
+        return packed or apart or any(isinstance(part, nn.MultiheadAttention) for part in parts.values())
+
+    lists = [part for part in model.modules() if isinstance(part, nn.ModuleList | nn.Sequential) and len(part) > 1]
+    return any(len({type(block) for block in blocks}) == 1 and all(map(attends, blocks)) for blocks in lists)
 
 
 def _refuse_older(kind: type, table: str = "") -> None:

@@ -8,7 +8,7 @@ import os
 import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from vitrim.core.method import Adaptive, MethodConfig
 from vitrim.core.plan import Preprocessing
-from vitrim.core.reduce import HANDLE, get_reduction, reduce_, refuse_reduced, restore_
+from vitrim.core.reduce import get_reduction, handle_of, reduce_, restore_
 from vitrim.core.registry import ask, fitting, input_size_of, parse_method
 from vitrim.data import ImageDataset, batches
 from vitrim.errors import ReductionWarning, VitrimError, check_known, first_line
@@ -34,7 +34,7 @@ from vitrim.exporting.program import check as compare
 from vitrim.files import as_path, check_file, json_text
 from vitrim.hosts.shared.classes import class_names
 from vitrim.loading import load
-from vitrim.measure.copies import dense_copies, shared_copy, take_learned
+from vitrim.measure.copies import apart, dense_copies, shared_copy, take_learned
 from vitrim.measure.inputs import open_images
 from vitrim.measure.latency import Budget, fastest, images_per_second, paired_speedup, summarise, time_interleaved
 from vitrim.measure.machine import drawing, environment, set_threads
@@ -107,9 +107,9 @@ def export(
     metadata say how often it gives the same top-1. A JSON file beside it repeats the metadata in it.
 
     Args:
-        model: dense or, if ``method`` is None, reduced already, with learned parameters for instance; or its name, as
-            on the command line. One that nothing reduces takes ``none`` or None. Of a run that learned parameters for
-            the method, the file gets those.
+        model: dense or reduced, with learned parameters for instance, which goes as it is where ``method`` is None; or
+            its name, as on the command line. One that nothing reduces takes ``none`` or None. Of a run that learned
+            parameters for the method, the file gets those.
         method: config or text. One whose counts depend on the images needs fixed ones: ``freeze`` or ``capacity``.
         path: of the file; the names of those beside it begin with its own.
         to: format, by default that of the suffix: onnx, pt2, openvino (.xml), aoti (.pt2 too).
@@ -153,6 +153,8 @@ def export(
     """
     config = parse_method(method) if isinstance(method, str) else method
     fixing = freeze or capacity is not None
+    if fixing and config is None and isinstance(model, nn.Module) and (reduction := get_reduction(model)):
+        config = reduction.config
     _check_fixing(config, freeze, capacity, images, limit)
     path = as_path(path)
     wanted = _Wanted(path, format_named(to, path), batch, opset, precision, preprocess)
@@ -160,20 +162,23 @@ def export(
         raise VitrimError("int8 finds the ranges of activations on images: give images too")
     tell = on_progress or (lambda _: None)
     set_threads(threads)
-    with drawing(torch.device("cpu"), seed):
+    with drawing(torch.device("cpu"), seed), ExitStack() as kept:
         loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options)
-        plain = _plain(loaded.model)
+        plain, learned = _plain(loaded.model), loaded.learned
+        if config is not None:  # in place of what reduces the model now
+            apart_from = kept.enter_context(apart(plain))
+            plain, learned = apart_from.model, apart_from.learned or learned
         config = next(iter(fitting(plain, [] if config is None else [config])), None)
         dataset = open_images(plain, images, split=split, image_column=image_column, label_column=label_column)
         if dataset is not None and (fixing or not isinstance(check, int) or check):
             _check_images(dataset, plain, size, check, batch)
         if fixing and config is not None:
             tell("finding counts")
-            config = _fixed(plain, config, dataset, limit or FITTED, capacity, loaded.learned)
-        reduced = _reduced(plain, config, loaded.learned, batch)
+            config = _fixed(plain, config, dataset, limit or FITTED, capacity, learned)
+        reduced = _reduced(plain, config, learned, batch)
         if bench and _follows(reduced):
             raise VitrimError(
-                f"--bench times random images, and how long {get_reduction(reduced).config.name} takes depends on the "
+                f"--bench times random images, and how long {handle_of(reduced).config.name} takes depends on the "
                 "images: leave --bench out, or fix its counts by --freeze"
             )
         shape = _shape(reduced, size)
@@ -395,14 +400,13 @@ def _reduced(plain: nn.Module, method: MethodConfig | None, learned: Path | None
     """A copy reduced by ``method``, with the parameters for it that are in the folder ``learned``.
 
     Raises:
-        VitrimError: the method has no fixed graph or does not fit, or the model is reduced already, by another one.
+        VitrimError: the method has no fixed graph or does not fit.
     """
     reduced = shared_copy(plain)
     if method is not None:
-        refuse_reduced(plain)
         take_learned(reduce_(reduced, method), learned)
-    if hasattr(reduced, HANDLE):
-        config = get_reduction(reduced).config
+    if (reduction := get_reduction(reduced)) is not None:
+        config = reduction.config
         if (obstacle := config.in_graph(batch)) is not None:
             way_out = "; for single images it can as it is: --batch 1" if config.single_images else ""
             if isinstance(config, Adaptive):
@@ -415,14 +419,14 @@ def _reduced(plain: nn.Module, method: MethodConfig | None, learned: Path | None
 
 def _follows(model: nn.Module) -> bool:
     """True of a reduced model whose graph for single images has sizes that follow from the image."""
-    return hasattr(model, HANDLE) and get_reduction(model).config.obstacle() is not None
+    reduction = get_reduction(model)
+    return reduction is not None and reduction.config.obstacle() is not None
 
 
 def _dense(model: nn.Module) -> nn.Module:
     """A copy that is not reduced."""
     dense = shared_copy(model)
-    if hasattr(dense, HANDLE):
-        restore_(dense)
+    restore_(dense)
     return dense
 
 
@@ -484,10 +488,10 @@ def _images(wanted: int | Tensor, shape: tuple[int, int, int], batch: int | None
 
 def _tokens(reduced: nn.Module, images: Tensor) -> list[list[int]] | None:
     """Tokens of every image left after each block, prefix included; None for a dense model."""
-    if not hasattr(reduced, HANDLE):
+    reduction = get_reduction(reduced)
+    if reduction is None:
         return None
-    config, counted = get_reduction(reduced).config, shared_copy(reduced)
-    restore_(counted)
+    config, counted = reduction.config, _dense(reduced)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ReductionWarning)  # said when the model itself was reduced
         reduction = reduce_(counted, config, record=True)
@@ -520,9 +524,10 @@ def _describe(
         name: of the model.
         classes: names of the classes.
     """
-    reduction = getattr(model, HANDLE, None)
+    reduction = get_reduction(model)
     dense = count_macs(_dense(model), images[:1]).total
-    macs = [dense if reduction is None else count_macs(model, image).total for image in images.split(1)]
+    counts = [count_macs(model, image) for image in (images[:1] if reduction is None else images).split(1)]
+    macs = [each.total for each in counts]
     tokens = _tokens(model, images)
     spread: dict[str, Any] = {}
     if tokens is not None and len(images) > 1:
@@ -542,6 +547,7 @@ def _describe(
         if len(tokens) == 1
         else np.mean(tokens, 0).tolist(),
         "gmacs": statistics.fmean(macs) / GIGA,
+        "gmacs_parts": {part: statistics.fmean(each.gmacs()[part] for each in counts) for part in counts[0].gmacs()},
         "dense_gmacs": dense / GIGA,
         **spread,
     }
@@ -625,7 +631,7 @@ def dense_file(model: nn.Module, exported: Exported) -> Iterator[Exported]:
         VitrimError: the model is reduced.
     """
     known = exported.metadata
-    if hasattr(model, HANDLE):
+    if get_reduction(model) is not None:
         raise VitrimError("timing starts from the dense model: call vitrim.restore_(model) first")
     shape = known["input"]["shape"]
     in_graph = known["input"]["dtype"] == "uint8"

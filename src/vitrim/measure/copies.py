@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from torch import nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.reduce import Reduction, reduce_, refuse_reduced, saved_method
+from vitrim.core.reduce import Reduction, get_reduction, reduce_, refuse_reduced, restore_, saved_method
 from vitrim.core.registry import ask
+from vitrim.core.selection import Selector
 from vitrim.measure.prefill import Prefill
 
 
@@ -53,6 +58,56 @@ def reduced_copy(model: nn.Module, method: MethodConfig | str, learned: Path | N
     select = model.select if isinstance(model, Prefill) else None
     take_learned(reduce_(reduced, method, compact=isinstance(model, Prefill), select=select), learned)
     return reduced
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A model as it was before it was reduced, and how it is reduced.
+
+    Attributes:
+        model: dense.
+        method: what reduces it; None if nothing does.
+        select: the selector of image tokens behind it, likewise.
+        learned: a folder with the parameters of the method, for `take_learned`.
+    """
+
+    model: nn.Module
+    method: MethodConfig | None = None
+    select: Selector | None = None
+    learned: Path | None = None
+
+    def with_own(self, methods: Sequence[MethodConfig]) -> list[MethodConfig]:
+        """``methods`` behind the model's own one, each once."""
+        every = [*([] if self.method is None else [self.method]), *methods]
+        return list({config.describe(): config for config in every}.values())
+
+
+@contextmanager
+def apart(model: nn.Module) -> Iterator[Apart]:
+    """``model`` and its reduction, one beside the other: of a reduced model a dense copy that shares its weights.
+
+    The folder of learned parameters is there as long as the ``with`` statement.
+
+    Raises:
+        VitrimError: several parts of the model are reduced.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("test_vit")
+        >>> _ = reduce_(model, "tome:r=8")
+        >>> with apart(model) as found:
+        ...     print(found.method.describe(), get_reduction(found.model))
+        tome:r=8 None
+    """
+    reduction = get_reduction(model)
+    if reduction is None:
+        yield Apart(model)
+        return
+    dense = shared_copy(model)
+    restore_(dense)
+    with TemporaryDirectory() as folder:
+        reduction.save(folder)
+        yield Apart(dense, reduction.config, reduction.select, Path(folder))
 
 
 def dense_copies(model: nn.Module) -> dict[str, nn.Module]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import saved_method
-from vitrim.core.registry import ask, host_of, parse_methods, supported_parts
+from vitrim.core.registry import ask, fitting, host_of, parse_methods, supported_parts
 from vitrim.data import DataError
 from vitrim.data.dataset import ImageDataset, MultiLabelDataset
 from vitrim.data.decoding import to_tensor
@@ -25,9 +26,12 @@ from vitrim.data.fingerprint import fingerprint
 from vitrim.data.transforms import eval_transform, geometry_of
 from vitrim.errors import VitrimError, check_kinds, check_whole, one_line_errors, unknown
 from vitrim.files import check_folder
+from vitrim.hosts.shared.classes import strange
 from vitrim.loading import Loaded, as_trained, load
-from vitrim.measure.contestants import contestants
+from vitrim.measure.contestants import Contestant, contestants
+from vitrim.measure.copies import apart
 from vitrim.measure.decisions import DecisionsProbe, save_decisions
+from vitrim.measure.in_files import FileModel, InFile, OnFile, check_alike, file_words
 from vitrim.measure.inputs import EMBEDDING, open_data, task_name
 from vitrim.measure.machine import drawing, environment, select_device, set_threads
 from vitrim.measure.neighbours import Neighbours
@@ -60,6 +64,8 @@ __all__ = [
     "task_of",
 ]
 
+BY_NUMBER = "by_number"
+"""The option of data whose labels are the numbers of the model's classes, whatever these are called."""
 DATASETS = (ImageDataset, MultiLabelDataset, SegmentationDataset, DetectionDataset)
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 """Names of the command line, and torch's."""
@@ -158,6 +164,24 @@ def check_dataset(dataset: Any, task: Task, model: str) -> None:
         )
 
 
+def check_names(dataset: Any, task: Task, model: nn.Module) -> None:
+    """Check that the classes of whole images have names of the model's classes, where both have names.
+
+    Raises:
+        VitrimError: none of them has: a score by number would be that of other classes.
+    """
+    if not dataset.class_names or task.reads is not None or task.name == EMBEDDING or task.places is not None:
+        return
+    known = strange(dataset.class_names, model)
+    if known is not None:
+        one, other = (", ".join([*names[:3], *(["..."] * (len(names) > 3))]) for names in (dataset.class_names, known))
+        raise VitrimError(
+            f"the classes of {dataset.source} ({one}) are none of the model's ({other}): take a model of these, "
+            f"score without them (--task {EMBEDDING}; optimize --no-labels), or say that every label is the number of "
+            f"the model's class: --data-option {BY_NUMBER}=true"
+        )
+
+
 def open_task(
     loaded: Loaded,
     data: Any,
@@ -178,7 +202,8 @@ def open_task(
             transform that somebody has set on it is kept.
         task: for models that are made for several.
         split, image_column, label_column: as of `vitrim.data.load_data`; only with a source.
-        data_options: of the reader, over those that the model was trained with; only with a source.
+        data_options: of the reader, over those that the model was trained with; only with a source. With a dataset,
+            too: ``by_number``, true where labels are the numbers of the model's classes, whatever these are called.
         protocol: values of the protocol (`vitrim.tasks.sliding.Protocol`) that replace those of the training.
         embeddings: a model may be taken by its embeddings.
 
@@ -201,6 +226,10 @@ def open_task(
     check_kinds(data_options=data_options, protocol=protocol)
     model = loaded.model
     rules, options = as_trained(loaded.name, protocol)
+    data_options = dict(data_options or {})
+    by_number = data_options.pop(BY_NUMBER, False)
+    if not isinstance(by_number, bool):
+        raise VitrimError(f"data option {BY_NUMBER}={by_number!r} must be true or false")
     name = task_name(model, task)
     if name == EMBEDDING and not embeddings:
         raise VitrimError(
@@ -209,7 +238,7 @@ def open_task(
         )
     columns: dict[str, Any] = {"image_column": image_column, "label_column": label_column}
     if isinstance(data, str | Path):
-        how = {**options, **(data_options or {})}
+        how = {**options, **data_options}
         dataset: Any = open_data(data, task=name, split=split, **columns, options=how)
     else:
         if split is not None or any(columns.values()) or data_options:
@@ -221,6 +250,8 @@ def open_task(
     found.follow(rules)
     found.meet(model, dataset.class_names)
     check_dataset(dataset, found, loaded.name)
+    if not by_number:
+        check_names(dataset, found, model)
     if dataset.transform in (to_tensor, plain):
         own = None if found.reads is None else found.eval_transform(geometry_of(model))
         dataset.transform = own or eval_transform(model)
@@ -246,7 +277,7 @@ def data_facts(dataset: Any, source: str, limit: int | None, batch_size: int) ->
 
 
 def evaluate(
-    model: nn.Module | str,
+    model: nn.Module | InFile | str,
     methods: MethodConfig | str | Sequence[MethodConfig | str] | None,
     data: Any,
     *,
@@ -267,6 +298,7 @@ def evaluate(
     device: str | torch.device | None = None,
     threads: int | None = None,
     seed: int = 0,
+    files: Sequence[InFile] = (),
     out: str | Path | None = None,
     resume: bool = False,
     decisions: str | Path | None = None,
@@ -280,9 +312,10 @@ def evaluate(
     batches, and all return the same rows.
 
     Args:
-        model: a dense model, which is left as it was, or a name as on the command line
-            (`vitrim.loading.create_model`).
-        methods: one or several, as configs or texts such as ``"tome:r=13"``; None for the dense model alone.
+        model: is left as it was; or a name as on the command line (`vitrim.loading.create_model`). A reduced one is
+            evaluated as it is, beside its dense self. Or an exported file, `vitrim.Exported`, as it runs.
+        methods: one or several, as configs or texts such as ``"tome:r=13"``; None for the dense model alone, or for
+            what a reduced one is reduced by.
         data: a source, as of `vitrim.data.load_data`, a dataset of `vitrim.data`, or batches: pairs of images
             (B, C, H, W) and targets, labels (B,) for classification, (B, K) of 0 and 1 for several labels; read once.
         task: of a model that is made for several, such as EoMT; with batches also multilabel, or a task itself.
@@ -298,6 +331,7 @@ def evaluate(
         device: where to compute; default: where a given model is, the processor for one given by name.
         threads: CPU threads; default: as torch chooses.
         seed: of random weights and of methods that draw at random; the global generators stay as they are.
+        files: exported files, scored beside the model on the same images.
         out: a folder where what is gathered is kept, every half minute.
         resume: go on from what is in ``out``.
         decisions: a folder for the way of every token (`vitrim.measure.decisions.Decisions`), a file per method.
@@ -349,8 +383,14 @@ def evaluate(
     dataset: Any = None
     facts: dict[str, Any] = dict.fromkeys(("source", "split", "images", "classes", "batch_size"))
     with drawing(selected or torch.device("cpu"), seed):
-        given = getattr(model, "_orig_mod", model)  # a compiled model predicts what the model in it does
+        # a compiled model predicts what the model in it does
+        given = getattr(model, "_orig_mod", model) if isinstance(model, str | nn.Module) else FileModel(model)
         loaded = load(given, pretrained=pretrained, checkpoint=checkpoint, model_options=dict(model_options or {}))
+        if isinstance(given, FileModel):
+            loaded = loaded._replace(name=str(given.file.path), weights=str(given.file.path))
+        beside = [FileModel(file) for file in files]
+        if beside:
+            check_alike(loaded.model, ask(loaded.model).preprocessing(loaded.model), beside)
         if isinstance(data, (str, Path, *DATASETS)):
             if isinstance(task, Task):
                 raise VitrimError("a task with its classes goes with batches; of a source or a dataset give its name")
@@ -366,10 +406,19 @@ def evaluate(
             else:  # of batches, a classifier may be given several labels, too
                 free = task is not None and not ask(loaded.model).tasks(loaded.model)
                 job = task_of(loaded.model, None, task if free else task_name(loaded.model, task))
-        saved = loaded.learned if learned is None else Path(learned)
-        models = contestants(
-            loaded.model, configs, job, device=processes.device or selected, dtype=precision, learned=saved
-        )
+        with apart(loaded.model) as own:
+            configs = own.with_own(configs)
+            place = processes.device or selected
+            saved = (own.learned or loaded.learned) if learned is None else Path(learned)
+            models: list[Contestant] = []
+            if isinstance(given, FileModel):
+                configs = fitting(given, configs)
+            else:
+                models = contestants(own.model, configs, job, device=place, dtype=precision, learned=saved)
+            untrained = untrained_methods(configs, saved)
+        models += [OnFile(file, job) for file in ([given] if isinstance(given, FileModel) else []) + beside]
+    if decisions is not None and any(isinstance(one, OnFile) for one in models):
+        raise VitrimError("decisions are of models, and files do not tell theirs: leave them out")
     if predictions is not None and job.selects_by != "top1":
         raise VitrimError(f"predictions are classes of whole images, one each, and this is {job.name}: leave them out")
     probes = [*standard_probes(job), *paired_probes(job)]
@@ -385,16 +434,20 @@ def evaluate(
         "environment": {**machine, "processes": processes.count},
         "weights": loaded.weights,
         "model_options": loaded.options,
-        "untrained": untrained_methods(configs, saved),
+        "untrained": untrained,
         "task": job.name,
         "data": facts,
     }
+    if words := file_words([one.model for one in models if isinstance(one, OnFile)]):
+        facts["files"] = words
     if job.name == EMBEDDING:
         facts["embedding"] = ask(loaded.model).embedding_name(loaded.model)
     partial = None
     if out is not None:
         settings = {"model": loaded.name, "methods": [config.describe() for config in configs], **facts}
+        given_files = [one.model.file for one in models if isinstance(one, OnFile)]
         contents = {"parameters": weights_fingerprint(loaded.model), "images": fingerprint(dataset)}
+        contents |= {f"file {file.path}": sha256(file.path.read_bytes()).hexdigest() for file in given_files}
         partial = Partial(Path(out), {**settings, **contents}, processes, resume=resume)
     share = None if dataset is None else -(-facts["data"]["images"] // processes.count)
     progress = None if on_progress is None else lambda seen: on_progress(seen, share)
@@ -469,6 +522,8 @@ def _report(
         f"points{error}; cosine of what the head reads; tokens left at the end, class token included",
         *weight_and_class_notes(facts, task, "agree and cosine still say"),
     ]
+    if "files" in facts:
+        notes.append(facts["files"])
     if task.name == EMBEDDING:
         notes.append(
             f"embedding: {facts['embedding']}. Each image is a query, all others the database: recall@1 by the same "

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from vitrim.core.method import MethodConfig
+from vitrim.core.reduce import saved_method
 from vitrim.core.registry import ask
 from vitrim.data import ImageDataset, eval_transform, load_data, load_images, spread, to_tensor
 from vitrim.errors import VitrimError, check_kinds, check_whole, unknown
@@ -138,8 +139,10 @@ def open_images(
     return dataset
 
 
-def untrained_counts(host: nn.Module, configs: Iterable[MethodConfig]) -> list[str]:
+def untrained_counts(host: nn.Module, configs: Iterable[MethodConfig], learned: Path | None = None) -> list[str]:
     """The methods whose counts in ``host`` depend on parameters of their own, which are random here.
+
+    Those that are in the folder ``learned`` (`vitrim.measure.copies.take_learned`) are not.
 
     Example:
         >>> import timm, vitrim
@@ -149,8 +152,9 @@ def untrained_counts(host: nn.Module, configs: Iterable[MethodConfig]) -> list[s
         ['ia_red2']
     """
     found, own = [], len(list(host.parameters()))
+    trained = None if learned is None else saved_method(learned)
     for config in configs:
-        if config.is_adaptive() and not config.training_free:
+        if config.is_adaptive() and not config.training_free and config.name != trained:
             with torch.random.fork_rng(devices=[]):  # a look changes nothing that is drawn later
                 reduced = reduced_copy(host, config)
             if len(list(reduced.parameters())) > own:  # a_vit learns with weights of the host, and those are given

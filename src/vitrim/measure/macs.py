@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from vitrim.core.registry import ask, has_trunk, parse_method
 from vitrim.core.scoring import EarlyScorer
 from vitrim.core.selection import Choosing
 from vitrim.errors import VitrimError
+from vitrim.measure.copies import take_learned
 from vitrim.measure.prefill import Prefill
 from vitrim.measure.records import DENSE
 
@@ -388,6 +390,7 @@ def profile_of(
     *,
     name: str | None = None,
     dense: bool = False,
+    learned: Path | None = None,
 ) -> Profile:
     """Parameters, MACs and tokens per block of ``model`` under ``method``. The model is restored afterwards.
 
@@ -403,6 +406,7 @@ def profile_of(
             `Prefill`.
         name: what the result calls the model; default timm's name of the architecture, else the class name.
         dense: leave out the selector of a `Prefill` that has one.
+        learned: folder with parameters of the method, as of `vitrim.measure.copies.take_learned`.
 
     Raises:
         VitrimError: the method does not exist or does not fit the model; no images; a method that adapts to the images
@@ -428,6 +432,7 @@ def profile_of(
     whole_tower = model.dense_tokens() if isinstance(model, Prefill) and select is not None else ()
     reduction = reduce_(model, config, record=True, compact=isinstance(model, Prefill), select=select)
     try:
+        take_learned(reduction, learned)
         params = sum(parameter.numel() for parameter in model.parameters())
         macs, tokens, cost = _measure(model, reduction, batches, whole_tower)
     finally:

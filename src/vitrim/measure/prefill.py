@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.reduce import get_reduction, reduce_, reduced_parts, restore_
+from vitrim.core.reduce import handle_of, reduce_, reduced_parts, restore_
 from vitrim.core.registry import find_host, find_vision_language, host_of, parse_selector, vision_language
 from vitrim.core.selection import Selector
 from vitrim.errors import VitrimError
@@ -104,7 +104,7 @@ class Prefill(nn.Module):
         parts = reduced_parts(self.model)
         if not parts:
             return self.places * self.shape[0]
-        return sum(get_reduction(parts[0][1]).image_tokens) / len(images)
+        return sum(handle_of(parts[0][1]).image_tokens) / len(images)
 
     def dense_tokens(self) -> tuple[float, ...]:
         """Tokens after every block of the unreduced tower, for one image, prefix included; none of an unknown one."""

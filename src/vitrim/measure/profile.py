@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
+from vitrim.core.reduce import get_reduction
 from vitrim.core.registry import ask, has_trunk, input_size_of, parse_methods, reads_prompts
 from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, batches, eval_transform, load_images
 from vitrim.data.decoding import to_tensor
 from vitrim.errors import VitrimError, check_kinds, check_known, check_whole, one_line_errors
 from vitrim.loading import Loaded, load
+from vitrim.measure.copies import apart
 from vitrim.measure.inputs import untrained_counts, untrained_notes
 from vitrim.measure.machine import drawing, environment, set_threads
 from vitrim.measure.macs import CONVENTIONS, Profile, profile_of
@@ -60,9 +63,10 @@ def profile(
     weights. Of a vision-language model the prefill of a prompt is counted: tower, connector and language model.
 
     Args:
-        models: one or several, each a dense model or a name as on the command line (`vitrim.loading.create_model`).
-            Models are left as they were.
-        methods: one or several, as configs or texts such as ``"tome:r=13"``; the dense model always comes first.
+        models: one or several, each a model or a name as on the command line (`vitrim.loading.create_model`). Models
+            are left as they were; a reduced one is counted as it is, too.
+        methods: one or several, as configs or texts such as ``"tome:r=13"``; the dense model always comes first, and
+            behind it what a reduced one is reduced by.
         convention: the parts that the total of the table adds up: all, no-attention or no-norm.
         batch_size: of the images for methods that adapt to them.
         limit: so many images for such methods; default 32.
@@ -106,7 +110,9 @@ def profile(
     if checkpoint is not None and len(given) > 1:
         raise VitrimError(f"a checkpoint holds the weights of one model; {len(given)} models are given")
     check_known("convention", convention, CONVENTIONS)
-    adaptive = [config.describe() for config in configs if config.is_adaptive()]
+    whole = [getattr(model, "_orig_mod", model) for model in given]  # counts are those of a compiled model, too
+    own = [found.config for model in whole if isinstance(model, nn.Module) and (found := get_reduction(model))]
+    adaptive = [name for name, each in {one.describe(): one for one in [*own, *configs]}.items() if each.is_adaptive()]
     if limit is not None and not adaptive:
         raise VitrimError("limit says how many images to run, and none are: no method here adapts to its images")
     if not isinstance(images, str | Path) and any(value is not None for value in columns.values()):
@@ -120,12 +126,14 @@ def profile(
     set_threads(threads)
     rows: list[Profile] = []
     origins, untrained = dict[str, None](), dict[str, None]()
-    for model in given:
-        own = torch.device(device) if isinstance(model, str) else next(model.parameters(), torch.empty(0)).device
-        with drawing(own, seed):
+    for model in whole:
+        place = torch.device(device) if isinstance(model, str) else next(model.parameters(), torch.empty(0)).device
+        with drawing(place, seed), ExitStack() as kept:
             loaded = _created(model, device, weights)
+            made = kept.enter_context(apart(loaded.model))
+            chosen = select or made.select
             prompt = {"text": text_tokens, "images": prompt_images, "new_tokens": new_tokens}
-            host = as_measured(loaded.model, **prompt, select=select)
+            host = as_measured(made.model, **prompt, select=chosen)
             if has_trunk(host) and getattr(host, "main_input_name", "pixel_values") == "input_ids":
                 towers = (name for name, part in host.named_children() if has_trunk(part))
                 raise VitrimError(
@@ -137,11 +145,12 @@ def profile(
             read = _batches(host, dataset if isinstance(dataset, ImageDataset) else None, batch_size, count, seed)
             with one_line_errors(loaded.name, kept=""):
                 rows.append(profile_of(host, None, read, name=loaded.name, dense=True))
-                others: list[MethodConfig | None] = [*configs] or ([] if select is None else [None])
-                rows += [profile_of(host, config, read, name=loaded.name) for config in others]
-                untrained |= dict.fromkeys(untrained_counts(host, configs))
+                every = [one for one in made.with_own(configs) if one.describe() != "none"]
+                others: list[MethodConfig | None] = [*every] or ([] if chosen is None else [None])
+                rows += [profile_of(host, one, read, name=loaded.name, learned=made.learned) for one in others]
+                untrained |= dict.fromkeys(untrained_counts(host, every, made.learned))
             origins["random" if isinstance(model, str) and device == "meta" else loaded.weights] = None
-            device_name = device if isinstance(model, str) else str(own)
+            device_name = device if isinstance(model, str) else str(place)
     of = ", ".join(origins)
     prompts = [row for row in rows if row.prefill is not None]
     facts = {
@@ -163,7 +172,7 @@ def profile(
 def _created(model: nn.Module | str, device: str, weights: Mapping[str, Any]) -> Loaded:
     """The model, on the processor instead of the meta ``device`` if it is made here and does not run there."""
     if not isinstance(model, str):
-        return load(getattr(model, "_orig_mod", model), **weights)  # counts are those of a compiled model, too
+        return load(model, **weights)
     loaded = load(model, **weights, device=device)
     # which tokens of a prompt stay is read from values, so those are needed
     shapes_alone = ask(loaded.model).runs_on_meta and not reads_prompts(type(loaded.model))

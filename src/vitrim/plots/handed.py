@@ -13,7 +13,7 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.reduce import get_reduction, reduced_parts
+from vitrim.core.reduce import handle_of, reduced_parts
 from vitrim.core.registry import ask
 from vitrim.measure.copies import reduced_copy
 from vitrim.measure.prefill import Prefill
@@ -70,7 +70,7 @@ def handed_rows(prefill: Prefill, models: Mapping[str, nn.Module], image: Tensor
     for name, model in models.items():
         assert isinstance(model, Prefill)
         model(image[None, None].to(like.device, like.dtype))
-        reduction = get_reduction(reduced_parts(model.model)[0][1])
+        reduction = handle_of(reduced_parts(model.model)[0][1])
         (held,), (own,) = model.family.held(model.model), reduction.image_places
         front = len(held) - isqrt(len(held)) ** 2  # a class token that goes on stands in front of a square
         sources = torch.where(held >= 0, held - front, -1)[front:].numpy()

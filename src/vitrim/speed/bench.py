@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.reduce import get_reduction
+from vitrim.core.reduce import handle_of
 from vitrim.core.registry import ask, fitting, input_size_of, parse_method, parse_methods, parse_selector
 from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, batches, spread
@@ -26,7 +26,8 @@ from vitrim.exporting.formats.base import PRECISIONS
 from vitrim.exporting.program import Program
 from vitrim.files import check_file
 from vitrim.loading import load
-from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
+from vitrim.measure.copies import apart, dense_copies, reduced_copy, shared_copy
+from vitrim.measure.in_files import FileModel, InFile, file_words
 from vitrim.measure.inputs import open_images, untrained_counts, untrained_notes
 from vitrim.measure.latency import (
     Budget,
@@ -44,7 +45,7 @@ from vitrim.measure.prefill import Prefill, as_measured
 from vitrim.measure.records import DENSE, Row
 from vitrim.measure.stopwatch import Stopwatch
 from vitrim.plots import style
-from vitrim.speed.engines import Compiled, Eager, Engine, Run, compilation, engines_named, listed
+from vitrim.speed.engines import Compiled, Eager, Engine, Opened, Run, compilation, engines_named, listed
 from vitrim.speed.words import SpeedReport
 from vitrim.tasks import tasks
 
@@ -81,9 +82,10 @@ def place_of(model: nn.Module | str, device: str) -> torch.device:
 
 
 def bench(
-    model: nn.Module | str,
-    methods: MethodConfig | str | Sequence[MethodConfig | str],
+    model: nn.Module | InFile | str,
+    methods: MethodConfig | str | Sequence[MethodConfig | str] | None = None,
     *,
+    files: Sequence[InFile] = (),
     batch_size: int | Sequence[int] = (1, 8, 32),
     engine: str | Engine | Sequence[str | Engine] = "eager",
     precision: str | Sequence[str] = "fp32",
@@ -117,9 +119,11 @@ def bench(
     that are gone; on request with an answer.
 
     Args:
-        model: not reduced, or its name, as on the command line. A model stays as it is, and runs where it is.
-        methods: one or several, configs or texts. Of a model that nothing reduces, such as Swin, ``none`` alone: it is
-            timed as it is.
+        model: or its name, as on the command line. A model stays as it is, and runs where it is; a reduced one is timed
+            as it is, beside its dense self. Or an exported file, `vitrim.Exported`, which the others are compared with.
+        methods: one or several, configs or texts; of a reduced model, behind its own. Of a model that nothing
+            reduces, such as Swin, ``none`` alone: it is timed as it is.
+        files: exported files, timed in the same rounds, each on its own engine.
         batch_size: images per batch, one number or several.
         engine: of `vitrim.speed.engines`, by name or made, or several: eager, compile (with frozen weights and
             without), onnxruntime, openvino, aoti, torch.export.
@@ -162,20 +166,31 @@ def bench(
     """
     sizes = batch_sizes(batch_size)
     selector = None if select is None else parse_selector(select)
-    given = parse_methods(methods) or ([] if selector is None else [parse_method("none")])
-    behind = "" if selector is None else f" + {selector.describe()}"
-    if not given:
-        raise VitrimError("there is nothing to compare with dense: name at least one method")
+    given = parse_methods(methods)
     check_whole(repeats=(repeats, 1), new_tokens=(new_tokens, 0))
     check_figure(figure)
     budget = Budget(min_rounds=repeats, min_seconds=min_seconds, max_rounds=max(repeats, Budget.max_rounds))
-    place = place_of(model, device)
+    given_model = model if isinstance(model, str | nn.Module) else FileModel(model)
+    place = place_of(given_model, device)
+    if isinstance(given_model, FileModel):
+        engine = Opened(given_model)
     engines, lacking = chosen_engines(engine, precision, place, compiled)
     set_threads(threads)
-    with drawing(place, seed):
-        loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options, device=place)
+    with drawing(place, seed), ExitStack() as kept:
+        beside = {str(file.path): FileModel(file) for file in files}
+        loaded = load(
+            given_model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options, device=place
+        )
+        own = kept.enter_context(apart(loaded.model))
+        selector = selector or own.select
+        given = own.with_own(given) or ([] if selector is None else [parse_method("none")])
+        if isinstance(given_model, FileModel):
+            loaded = loaded._replace(name=str(given_model.file.path), weights=str(given_model.file.path))
+        elif not given and not beside:
+            raise VitrimError("there is nothing to compare with dense: name at least one method")
+        behind = "" if selector is None else f" + {selector.describe()}"
         prompt = {"text": text_tokens, "images": prompt_images, "new_tokens": new_tokens}
-        host = as_measured(loaded.model, **prompt, select=selector)
+        host = as_measured(own.model, **prompt, select=selector)
         if images is not None and isinstance(host, Prefill):
             raise VitrimError("images are for models of images alone: prompts are made of random images and text")
         if not isinstance(host, Prefill):
@@ -189,12 +204,12 @@ def bench(
                 f"{adaptive} takes as long as the images ask for, and random ones are not like real ones: give --images"
             )
         for config in configs.values():
-            reduced_copy(host, config)
+            reduced_copy(host, config, own.learned)
         dataset = open_images(host, images, split=split, image_column=image_column, label_column=label_column)
         source = "random" if dataset is None else images if isinstance(images, str | Path) else dataset.source
         if dataset is not None:
             check_enough(dataset, max(sizes))
-        untrained = untrained_counts(host, configs.values())
+        untrained = untrained_counts(host, configs.values(), own.learned)
         precisions = list(dict.fromkeys(one.precision for one in engines))
         where = device if isinstance(model, str) else str(place)
         facts = {
@@ -204,7 +219,11 @@ def bench(
             "images": str(source),
             "split": None if dataset is None else dataset.split,
         }
-        notes = [*_notes(host, configs, engines, sizes, None if dataset is None else str(source), seed), *lacking]
+        files_note = file_words([*([given_model] if isinstance(given_model, FileModel) else []), *beside.values()])
+        if isinstance(given_model, FileModel):
+            files_note += "; the row dense is the first of them"
+        notes = [files_note] if files_note else []
+        notes += [*_notes(host, configs, engines, sizes, None if dataset is None else str(source), seed), *lacking]
         report = SpeedReport("bench", facts, notes=[*notes, *untrained_notes(untrained)])
         tell = on_setting or (lambda _: None)
         tell(report)
@@ -212,7 +231,17 @@ def bench(
             setting = {"model": loaded.name, "batch_size": size}
             report.add(
                 measure_setting(
-                    host, configs, dataset, setting, engines, budget, seed=seed, scored=True, on_progress=on_progress
+                    host,
+                    configs,
+                    dataset,
+                    setting,
+                    engines,
+                    budget,
+                    seed=seed,
+                    learned=own.learned,
+                    files=beside,
+                    scored=True,
+                    on_progress=on_progress,
                 )
             )
             tell(report)
@@ -256,6 +285,7 @@ def measure_setting(
     *,
     seed: int,
     learned: Path | None = None,
+    files: Mapping[str, FileModel] | None = None,
     scored: bool = False,
     on_progress: Tell | None = None,
 ) -> list[Row]:
@@ -263,7 +293,7 @@ def measure_setting(
 
     Args:
         host: dense.
-        methods, engines, budget, learned: as of `measure`.
+        methods, engines, budget, learned, files: as of `measure`.
         dataset: prepared for the host; None: random images.
         setting: ``batch_size`` and what else the rows shall have in front.
         seed: of random images.
@@ -292,7 +322,7 @@ def measure_setting(
         like = next(host.parameters())
         rows = measure(
             host, methods, [images.to(like.device) for images in ring],
-            engines=engines, budget=budget, learned=learned, calibration=given,
+            engines=engines, budget=budget, learned=learned, files=files, calibration=given,
             held_out=held_out if scored else None, on_progress=tell,
         )  # fmt: skip
     return [Row(row.method, {**setting, **row}) for row in rows]
@@ -374,6 +404,7 @@ def measure(
     compiled: bool = False,
     budget: Budget | None = None,
     learned: Path | None = None,
+    files: Mapping[str, FileModel] | None = None,
     calibration: Tensor | None = None,
     held_out: Sequence[tuple[Tensor, Any]] | None = None,
     on_progress: Tell | None = None,
@@ -394,6 +425,7 @@ def measure(
         compiled: in place of ``engines``, torch.compile in its default mode alone.
         budget: how long to time.
         learned: folder of a saved reduction, whose parameters the methods of that name get.
+        files: exported files by the name that the rows should carry, each on its own engine.
         calibration: (N, C, H, W) for int8; None: ``images``.
         held_out: batches of B images (B, C, H, W) with their targets, to compare dense models on.
         on_progress: called with a few words before a model is made ready, and between rounds.
@@ -459,6 +491,10 @@ def measure(
                 for (name, kernel), copied in copies.items()
                 if name == DENSE or engine.obstacle(methods[name], len(images)) is None
             ]
+    for name, file in (files or {}).items():
+        known = file.file.metadata
+        promise = known["dense_gmacs"] / known["gmacs"] if known.get("gmacs") else 1.0
+        entries.append(Entry(name, "", Opened(file), None if front is None else WHOLE, file, promise))
     with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in chosen)):
         models: dict[int, int] = {}
         for number, entry in enumerate(entries):
@@ -474,7 +510,7 @@ def measure(
                 for entry in entries:
                     entry.watch(watching, images.device)
                 times = time_interleaved({entry.key: entry.call for entry in entries}, images.device, budget)
-            return _rows(entries, times, [DENSE, *methods], images, model, held_out, on_progress)
+            return _rows(entries, times, [DENSE, *methods, *(files or {})], images, model, held_out, on_progress)
 
 
 @dataclass(frozen=True)
@@ -603,10 +639,11 @@ def _rows(
             facts["parts_ms"] = entry.parts.medians(len(times[entry.key]))
         if prompt is not None and prompt.select is not None and entry.name != DENSE:
             facts["select"] = prompt.select.describe()
-        facts["dense_p50_ms"] = {one.kernel: summarise(times[one.key]).p50_ms for one in kernels[place]}
+        # a file may be on an engine that the dense model does not run on
+        facts["dense_p50_ms"] = {one.kernel: summarise(times[one.key]).p50_ms for one in kernels.get(place, ())}
         peak = entry.engine.peak_mib(entry.model, entry.run, images.to(entry.engine.dtype))
         count = len(images) * (1 if prompt is None else prompt.shape[0])
-        numbers = _numbers(times, entry, base, dense[place], count)
+        numbers = _numbers(times, entry, base, dense.get(place, base), count)
         if held_out and entry.name == DENSE and entry.part is None:
             if on_progress is not None:
                 on_progress(f"comparing {entry.key} with fp32")
@@ -691,7 +728,7 @@ def promised_speedups(dense: nn.Module, reduced: Mapping[str, nn.Module], ring: 
     of_dense: dict[bool, int] = {}  # by whether all are counted
     for name, taken in reduced.items():
         model = taken.model if isinstance(taken, Front) else taken
-        varies = get_reduction(model).config.is_adaptive() or (taken is model and cost_varies(model))
+        varies = handle_of(model).config.is_adaptive() or (taken is model and cost_varies(model))
         sample = ring if varies else [ring[0][:1]]
         if varies not in of_dense:
             of_dense[varies] = sum(count_macs(dense, batch).total for batch in sample)

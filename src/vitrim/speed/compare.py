@@ -21,7 +21,7 @@ from vitrim.core.reduce import Reduction, reduce_
 from vitrim.core.registry import ask, fitting, parse_methods
 from vitrim.errors import ReductionWarning, VitrimError, check_whole, one_line_errors
 from vitrim.loading import load
-from vitrim.measure.contestants import Contestant
+from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.copies import reduced_copy, shared_copy, take_learned
 from vitrim.measure.evaluation import (
     change_cell,
@@ -33,11 +33,13 @@ from vitrim.measure.evaluation import (
     untrained_methods,
     weight_and_class_notes,
 )
+from vitrim.measure.in_files import FileModel, InFile, OnFile, check_alike, file_words
+from vitrim.measure.inputs import EMBEDDING
 from vitrim.measure.latency import Budget
 from vitrim.measure.machine import drawing, environment, set_threads
 from vitrim.measure.probes import Agreement, TaskMetrics
 from vitrim.measure.records import DENSE, Batch, Row, read
-from vitrim.measure.run import Measurement, run
+from vitrim.measure.run import Measurement
 from vitrim.plots import style
 from vitrim.report import Report, Table
 from vitrim.speed.bench import (
@@ -95,6 +97,7 @@ def compare(
     methods: MethodConfig | str | Sequence[MethodConfig | str],
     data: Any,
     *,
+    files: Sequence[InFile] = (),
     batch_size: int = 32,
     at: int | Sequence[int] = (1, 8),
     engine: str | Engine | Sequence[str | Engine] = "eager",
@@ -131,6 +134,7 @@ def compare(
         methods: one or several, configs or texts; several settings of one method are joined in the picture. Of a model
             that nothing reduces, such as Swin, ``none`` alone.
         data: images with labels: a source, as ``--data`` of the command, or a dataset of `vitrim.data`.
+        files: exported files, scored and timed as they run, a row each.
         batch_size: images per batch of the evaluation.
         at: batch sizes to time.
         engine: of `vitrim.speed.engines`, by name or made, or several.
@@ -176,7 +180,7 @@ def compare(
     sizes = batch_sizes(at)
     check_figure(figure)
     given = parse_methods(methods)
-    if not given:
+    if not given and not files:
         raise VitrimError("there is nothing to compare with dense: name at least one method")
     check_whole(repeats=(repeats, 1), batch_size=(batch_size, 1), limit=(limit, 1), workers=(workers, 0))
     budget = Budget(min_rounds=repeats, min_seconds=min_seconds, max_rounds=max(repeats, Budget.max_rounds))
@@ -196,6 +200,12 @@ def compare(
             loaded, data, task=task, split=split, image_column=image_column, label_column=label_column,
             data_options=data_options, protocol=protocol, embeddings=True,
         )  # fmt: skip
+        beside = {str(file.path): FileModel(file) for file in files}
+        check_alike(loaded.model, ask(loaded.model).preprocessing(loaded.model), list(beside.values()))
+        if beside and goal.name not in (*SCORED_ON_ENGINES, EMBEDDING):
+            raise VitrimError(
+                f"files are compared for {' and '.join(SCORED_ON_ENGINES)} or embeddings, not {goal.name}"
+            )
         if lower and goal.name not in SCORED_ON_ENGINES:
             raise VitrimError(
                 f"{lower[0].precision} is compared for {' and '.join(SCORED_ON_ENGINES)}, not {goal.name}"
@@ -209,11 +219,18 @@ def compare(
         batches = partial(read, dataset, batch_size, limit=limit, workers=workers, collate=goal.collate)
         progress = None if on_progress is None else lambda seen: on_progress(f"{seen} of {about_data['images']} images")
         with one_line_errors(f"batch {batch_size}", kept=""):
-            found = run(
-                loaded.model, list(configs.values()), batches(), [*standard_probes(goal), *paired_probes(goal)],
-                task=goal, dtype=torch.float32,
-                seed=seed, learned=loaded.learned, on_progress=progress,
-            )  # fmt: skip
+            models = [
+                *contestants(loaded.model, list(configs.values()), goal, dtype=torch.float32, learned=loaded.learned),
+                *(OnFile(file, goal) for file in beside.values()),
+            ]
+            measurement = Measurement(models, [*standard_probes(goal), *paired_probes(goal)], goal, seed=seed)
+            measurement.follow(batches(), progress)
+            found = [
+                Row(row.method, {**row, "engine": own.file.engine, "precision": own.file.precision})
+                if (own := beside.get(row.method)) is not None
+                else row
+                for row in measurement.rows()
+            ]
             scores: list[tuple[Sequence[Row], Engine | None]] = [(found, None)]
             if lower:
                 rows_of = score_on_engines(
@@ -234,7 +251,7 @@ def compare(
             "data": about_data,
             "at": sizes,
             "timed_on": "random images" if timed_on is None else "the data",
-            "lacking": lacking,
+            "lacking": [*([file_words(list(beside.values()))] if beside else []), *lacking],
         }
         report = Comparison("compare", facts)
         timed: list[list[Row]] = []
@@ -245,7 +262,7 @@ def compare(
             timed.append(
                 measure_setting(
                     loaded.model, configs, timed_on, {"batch_size": size}, engines, budget,
-                    seed=seed, learned=loaded.learned, on_progress=on_progress,
+                    seed=seed, learned=loaded.learned, files=beside, on_progress=on_progress,
                 )
             )  # fmt: skip
             _fill(report, loaded.name, goal, scores, timed)
@@ -372,13 +389,13 @@ def _fill(
         label, precision = (None, "fp32") if engine is None else (engine.label, engine.precision)
         for row in rows:
             # what a lower precision does not change was counted in fp32
-            whole = {**exact[row.method], **row}
+            whole = {"precision": precision, "engine": label, **exact[row.method], **row}
             speeds = []
             for setting in timed:
                 own = [
                     one
                     for one in setting
-                    if one.method == row.method and one["precision"] == precision
+                    if one.method == row.method and one["precision"] == whole["precision"]
                     if label in (None, one["engine"]) and one.get("part", WHOLE) == WHOLE
                 ]
                 if own:
@@ -388,8 +405,6 @@ def _fill(
             report.rows.append(
                 {
                     "model": model,
-                    "precision": precision,
-                    "engine": label,
                     **whole,
                     "saved": 1 - sum(whole["gmacs"].values()) / sum(dense["gmacs"].values()),
                     "loss": dense[main] - whole[main],

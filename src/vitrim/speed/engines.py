@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.reduce import HANDLE, get_reduction
+from vitrim.core.reduce import get_reduction
 from vitrim.errors import MissingPackageError, VitrimError, check_known, unknown
 from vitrim.exporting.exported import Exported
 from vitrim.exporting.formats import engines as runnable
@@ -25,6 +25,7 @@ from vitrim.exporting.formats.base import PRECISIONS, Format, as_array, check_qu
 from vitrim.exporting.formats.pt2 import compiler_lack
 from vitrim.exporting.writing import export
 from vitrim.measure.copies import shared_copy
+from vitrim.measure.in_files import FileModel
 from vitrim.measure.memory import peak_memory_mib
 
 Run: TypeAlias = Callable[[Tensor], Any]
@@ -192,6 +193,33 @@ def engines_named(
     return found, lacking
 
 
+class Opened(Engine):
+    """The engine of a file that was exported before.
+
+    Args:
+        file: as it runs.
+    """
+
+    def __init__(self, file: FileModel) -> None:
+        self.label, self.precisions = file.file.engine, (file.file.precision,)
+        super().__init__(file.file.precision)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32  # of its input
+
+    def check(self, device: torch.device) -> None:
+        if device.type != "cpu":
+            raise VitrimError(f"files run on the CPU, not on {device.type}")
+
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
+        model(images)  # the first run opens it
+        return model
+
+    def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
+        return None
+
+
 # ---- of torch --------------------------------------------------------------------------------------------------------
 
 
@@ -350,8 +378,8 @@ def on_engine(
         images: (B, C, H, W) float32.
         folder: the file is written there; the engine may read it for as long as it runs. Of one model and method only.
         precision: fp32, or what the engine makes of it.
-        calibration: (N, C, H, W) float32 for int8; None: ``images``. A file whose counts depend on the image is compared
-            with the model on these, too, and its metadata count on them.
+        calibration: (N, C, H, W) float32 for int8; None: ``images``. A file whose counts depend on the image is
+            compared with the model on these, too, and its metadata count on them.
 
     Raises:
         VitrimError: an engine that is unknown or not installed, or as `vitrim.export`.
@@ -373,7 +401,8 @@ def on_engine(
         file = Exported.open(place, trust=True)
     else:
         height, width = images.shape[2:]
-        follows = hasattr(model, HANDLE) and get_reduction(model).config.is_adaptive()
+        reduction = get_reduction(model) if isinstance(model, nn.Module) else None
+        follows = reduction is not None and reduction.config.is_adaptive()
         check = calibration if follows and calibration is not None else 0  # what depends on images is compared on some
         file = export(model, method, place, to=kind.name, batch=size, size=(height, width), check=check)
     if precision != "fp32":

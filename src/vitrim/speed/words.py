@@ -124,7 +124,8 @@ def in_words(rows: Sequence[Row]) -> list[str]:
     """Advice for one setting: which engine to use, or which method does not pay."""
     dense, several = [row for row in rows if row["method"] == rows[0]["method"]], _several(rows)
     own = {(engine_of(row), row.get("part")): row for row in dense}
-    against = [(row, own[engine_of(row), row.get("part")]) for row in rows]
+    # a file may be on an engine that no dense model runs on
+    against = [(row, own.get((engine_of(row), row.get("part")), rows[0])) for row in rows]
     return [
         *([prepared(rows)] if {row["engine"] for row in rows} != {ALONE[0]} else []),
         *(advice(rows) if several else []),
@@ -221,7 +222,7 @@ def _advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     base = f"dense on {engine_of(first)} ({first['dense_kernel']})"
     slower = [f"{1 / row['speedup']:.2f}x on {engine_of(row)}" for row in by_method[dense] if row is not first]
     where = f"at {setting_text(rows[0], several=True)}"
-    lines = [f"fastest {base}{part} {where}; it takes {', '.join(slower)}"]
+    lines = [f"fastest {base}{part} {where}" + (f"; it takes {', '.join(slower)}" if slower else "")]
     if first["precision"] != "fp32" and "agreement" in first:
         right = f"; top-1 {100 * first['top1']:.1f} %" if "top1" in first else ""
         agrees = f"{100 * first['agreement']:.1f} % of {first['scored']} images"

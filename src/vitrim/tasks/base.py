@@ -251,8 +251,8 @@ def places_of(names: Sequence[str] | None, known: Sequence[str] | None, *, numbe
     spelt: dict[str, list[int]] = {}
     for place, name in enumerate(known):
         exact.setdefault(name, []).append(place)
-        spelt.setdefault(_spelling(name), []).append(place)
-    found = [exact.get(name) or spelt.get(_spelling(name)) or [] for name in names]
+        spelt.setdefault(spelling(name), []).append(place)
+    found = [exact.get(name) or spelt.get(spelling(name)) or [] for name in names]
     if not any(found):
         return None
     own_places = len(names) == len(known) and all(place in each for place, each in enumerate(found) if each)
@@ -276,11 +276,11 @@ def places_of(names: Sequence[str] | None, known: Sequence[str] | None, *, numbe
     return places
 
 
-def _spelling(name: str) -> str:
+def spelling(name: str) -> str:
     """The part of a name that its spelling does not change.
 
     Example:
-        >>> _spelling("Traffic_Light "), _spelling("traffic light")
+        >>> spelling("Traffic_Light "), spelling("traffic light")
         ('traffic light', 'traffic light')
     """
     return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())

@@ -19,7 +19,7 @@ from accelerate.utils import broadcast
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
-from vitrim.core.reduce import REDUCERS_FILE, Reduction, get_reduction, reduce_
+from vitrim.core.reduce import REDUCERS_FILE, Reduction, handle_of, reduce_
 from vitrim.core.registry import ask, find_host, parse_method
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task
@@ -273,7 +273,7 @@ class Learner:
                 continue
             wanted = list(value) if isinstance(value, list | tuple) else value  # a config has tuples, YAML has lists
             for model in (self.model, self.learned):
-                reduction = get_reduction(model)
+                reduction = handle_of(model)
                 now = getattr(reduction.config, option)
                 if (list(now) if isinstance(now, list | tuple) else now) != wanted:
                     reduction.set(**{option: value})

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from vitrim.core.checks import described
-from vitrim.core.reduce import get_reduction
+from vitrim.core.reduce import handle_of
 from vitrim.core.registry import host_of
 from vitrim.core.saving import BEST_FILE, entries
 from vitrim.errors import VitrimError
@@ -126,7 +126,7 @@ class RunFolder:
         try:
             save_file(host, self.path / WEIGHTS_FILE, metadata={"recipe": recipe})
             if learner.reduction is not None:
-                reduction = get_reduction(learner.learned)
+                reduction = handle_of(learner.learned)
                 reduction.save(self.path, state=state)
                 config = found(reduction)
                 if config is not None:  # settings that the run looked for, as a file that -m @FILE names

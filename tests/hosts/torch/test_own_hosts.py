@@ -134,6 +134,65 @@ class Multihead(nn.Module):
         return x + update
 
 
+class PairAttention(nn.Module):
+    """vit-pytorch's: the norm within, heads wider than the tokens' share, no bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.norm = 2, nn.LayerNorm(DIM)
+        self.to_qkv = nn.Linear(DIM, 3 * 2 * 24, bias=False)
+        self.to_out = nn.Sequential(nn.Linear(2 * 24, DIM), nn.Dropout(0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (split_heads(part, self.heads) for part in self.to_qkv(self.norm(x)).chunk(3, dim=-1))
+        update: Tensor = self.to_out(
+            (q @ k.transpose(-2, -1) / 24**0.5).softmax(-1).matmul(v).transpose(1, 2).flatten(2)
+        )
+        return update
+
+
+class Pair(nn.ModuleList):
+    """Attention and MLP in a list, as a block."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        attention, mlp = self
+        x = x + attention(x)
+        update: Tensor = mlp(x)
+        return x + update
+
+
+def pair() -> Pair:
+    mlp = nn.Sequential(nn.LayerNorm(DIM), nn.Linear(DIM, 64), nn.GELU(), nn.Linear(64, DIM))
+    return Pair([PairAttention(), mlp])
+
+
+class Deep(nn.Module):
+    """A block whose attention lies two parts deep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.ModuleDict({"norm": nn.LayerNorm(DIM), "core": SelfAttention(separate=False)})
+        self.feed = nn.ModuleDict({"norm": nn.LayerNorm(DIM), "mlp": nn.Linear(DIM, DIM)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.branch["core"](self.branch["norm"](x))
+        update: Tensor = self.feed["mlp"](self.feed["norm"](x))
+        return x + update
+
+
+class ReducedPair(vitrim.OwnBlock, Pair):
+    host_class = Pair
+    norm_name, attention_name, mlp_names = "0.norm", "0", ("1",)
+    qkv_names, heads_name, output_names = ("to_qkv",), "heads", ("to_out",)
+
+
+class ReducedDeep(vitrim.OwnBlock, Deep):
+    host_class = Deep
+    norm_name, attention_name, mlp_names = "branch.norm", "branch", ("feed.norm", "feed.mlp")
+    qkv_names, heads_name = ("core.c_attn",), "core.n_head"
+    output_names = ("core.c_proj", "core.resid_dropout")
+
+
 class ReducedBlock(vitrim.OwnBlock, Block):
     host_class = Block
     norm_name, mlp_names = "ln_1", ("ln_2", "mlp")
@@ -172,6 +231,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], type[vitrim.OwnHost], dict[str,
     "registers": (lambda: ViT(Block, extra=2), ViTHost, {"num_prefix": "prefix"}),
     "mean": (lambda: ViT(Block, "patches"), ViTHost, {"heads": ("patches",)}),
     "bare": (lambda: ViT(Bare), ViTHost, {"reduced_blocks": (ReducedBare,)}),
+    "pairs": (lambda: ViT(pair), ViTHost, {"reduced_blocks": (ReducedPair,)}),
+    "dots": (lambda: ViT(Deep), ViTHost, {"reduced_blocks": (ReducedDeep,)}),
     "multihead": (lambda: ViT(Multihead), ViTHost, {"reduced_blocks": (ReducedMultihead,)}),
 }
 
@@ -468,3 +529,33 @@ def test_a_model_on_meta_and_in_half_precision() -> None:
     model = ViT(Block).eval().bfloat16()
     vitrim.reduce_(model, "tome:r=4")
     assert model(tiny.images().bfloat16()).isfinite().all()
+
+
+def test_lists_that_do_not_run_are_refused_with_the_way_to_blocks() -> None:
+    class Lists(ViT):
+        def run_blocks(self, x: Tensor) -> Tensor:
+            for attention, mlp in self.stack["h"]:  # type: ignore[union-attr,misc]
+                x = attention(x) + x
+                x = mlp(x) + x
+            return x
+
+    model = Lists(lambda: nn.ModuleList(pair()))
+    registry.register_host(f"{Lists.__module__}.{Lists.__qualname__}")(type("ListsHost", (ViTHost,), {}))
+    try:
+        with pytest.raises(
+            vitrim.UnsupportedModelError, match="a list does not run: make blocks of them, as 'Blocks as"
+        ):
+            vitrim.reduce_(model, "tome:r=2")
+    finally:
+        registry._HOSTS.entries.pop(f"{Lists.__module__}.{Lists.__qualname__}")
+
+
+@pytest.mark.parametrize("make", [Block, pair, Multihead, lambda: Block(separate=True)])
+def test_an_unknown_vit_is_told_how_to_be_known(make: Callable[[], nn.Module]) -> None:
+    class Unknown(ViT):
+        pass
+
+    with pytest.raises(
+        vitrim.UnsupportedModelError, match=r"looks like a ViT: .* vitrim\.OwnHost, as 'A model of your own'"
+    ):
+        vitrim.reduce_(Unknown(make), "tome:r=2")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitrim.analysis.family import FamilyResult, Tables, draws, names_of, styles
 from vitrim.analysis.subject import Subject, reduced_blocks
 from vitrim.core.method import MethodConfig
-from vitrim.core.reduce import Reduction, get_reduction
+from vitrim.core.reduce import Reduction, handle_of
 from vitrim.core.registry import ask, has_trunk, host_of, input_size_of
 from vitrim.core.schedule import Amount, BringBack, Keep, Remove
 from vitrim.errors import VitrimError, one_line_errors
@@ -108,7 +108,7 @@ def _variants(model: nn.Module, methods: Sequence[MethodConfig], notes: list[str
                 for tokens, number in fewer.items():
                     yield _Variant(name, kernel, tokens, without_last(reduced_copy(dense, method), number))
             reduced = reduced_copy(dense, method)
-            if align(get_reduction(reduced), MULTIPLE):
+            if align(handle_of(reduced), MULTIPLE):
                 yield _Variant(name, kernel, "aligned", reduced)
             else:
                 left_out.append(f"{name} is left out of aligned counts: its counts do not follow from plain amounts")

@@ -22,8 +22,8 @@ SEPARATE = ("q_proj", "k_proj", "v_proj")
 class NamedBlock(ReducedBlock):
     """The reduced form of a block whose family says by name where its norms, attention and MLP are.
 
-    Parts are called as modules, so adapters and hooks on them keep working; a scale per channel, which is a parameter
-    or None, may stand among them.
+    Names may have dots. Parts are called as modules, so adapters and hooks on them keep working; a scale per channel,
+    which is a parameter or None, may stand among them.
     """
 
     attention_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
@@ -41,7 +41,7 @@ class NamedBlock(ReducedBlock):
     @classmethod
     def attentions(cls, block: Any) -> list[Any]:
         """The attention modules of a block, reduced or not; most have one."""
-        return [getattr(block, cls.attention_name)]
+        return [named(block, cls.attention_name)]
 
     @classmethod
     def bypassed(cls, block: Any) -> list[nn.Module]:
@@ -49,11 +49,11 @@ class NamedBlock(ReducedBlock):
 
     def pre_norm(self, x: Tensor) -> Tensor:
         """The norm before attention, (B, N, C)."""
-        return x if self.norm_name is None else getattr(self, self.norm_name)(x)
+        return x if self.norm_name is None else named(self, self.norm_name)(x)
 
     def project_output(self, out: Tensor) -> Tensor:
         """The output of attention (B, M, C) from that of its heads, side by side (B, M, H*d)."""
-        return through(getattr(self, self.attention_name), self.output_names, out)
+        return through(named(self, self.attention_name), self.output_names, out)
 
     def attention_branch(self, out: Tensor) -> Tensor:
         return through(self, self.update_names, self.project_output(out))
@@ -78,10 +78,17 @@ class JointBlock(NamedBlock):
         return project_values(attn, self.pre_norm(x), self.linear_classes)
 
 
+def named(owner: Any, name: str) -> Any:
+    """The part of ``owner`` of this name, with dots where it is a part of a part."""
+    for each in name.split("."):
+        owner = getattr(owner, each)
+    return owner
+
+
 def through(owner: nn.Module, names: tuple[str, ...], x: Tensor) -> Tensor:
     """``x`` after the parts of ``owner`` in turn: modules are called, parameters are factors, None is left out."""
     for name in names:
-        part = getattr(owner, name)
+        part = named(owner, name)
         if part is not None:
             x = part * x if isinstance(part, FACTORS) else part(x)
     return x

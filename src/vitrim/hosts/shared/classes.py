@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from vitrim.core.registry import ask
+from vitrim.tasks.base import spelling
 
 WORDNET = re.compile(r"(n\d{8})\s*(.*)")
 
@@ -39,6 +40,34 @@ def class_names(model: nn.Module) -> list[str] | None:
         return None
     imagenet = ImageNetInfo(subset)
     return [imagenet.index_to_description(number).partition(",")[0] for number in range(count)]
+
+
+def strange(names: Sequence[str], model: nn.Module) -> list[str] | None:
+    """The names of the classes of ``model`` if none of ``names``, those of the data, is one of them; else None.
+
+    Synonyms count, and WordNet ids. Names that are numbers, on either side, say nothing.
+
+    Example:
+        >>> from vitrim.loading import create_model
+        >>> model = create_model("vit_tiny_patch16_224")
+        >>> strange(["Granny_Smith", "sofa"], model), strange(["n02099601"], model), strange(["0", "1"], model)
+        (None, None, None)
+        >>> strange(["daisy flower", "rose"], model)[:2]
+        ['tench', 'goldfish']
+    """
+    from timm.data import ImageNetInfo, infer_imagenet_subset
+
+    known = class_names(model)
+    if not known or all(name.strip().isdecimal() for name in names) or all(name.isdecimal() for name in known):
+        return None
+    every = [*known, *(ask(model).class_names(model) or ())]
+    subset = infer_imagenet_subset({"num_classes": len(known)})
+    if subset is not None:
+        imagenet = ImageNetInfo(subset)
+        every += [*imagenet.label_names(), *map(imagenet.index_to_description, range(len(known)))]
+    spelt = {spelling(part) for name in every for part in (name, *name.split(","))}
+    found = {spelling(part) for name in (*names, *described(names)) for part in (name, *name.split(","))}
+    return None if found & spelt else known
 
 
 def described(names: Sequence[str]) -> list[str]:

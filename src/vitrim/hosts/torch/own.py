@@ -24,7 +24,7 @@ from vitrim.core.plan import Head, HostFacts, plan
 from vitrim.core.registry import make_method
 from vitrim.core.tokens import TokenState, Trace
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.blocks import NamedBlock, hand_stamp
+from vitrim.hosts.shared.blocks import NamedBlock, hand_stamp, named
 from vitrim.hosts.shared.multihead import MultiheadBlock, check_options, packed_part
 
 UNDESCRIBED = (
@@ -36,7 +36,8 @@ UNDESCRIBED = (
 class OwnBlock(NamedBlock):
     """The reduced form of a block of one's own, x + attention(norm(x)) and then x + MLP(norm(x)), by names.
 
-    ``class ReducedBlock(vitrim.OwnBlock, Block)``, Block being the model's own, says the names that differ from these:
+    ``class ReducedBlock(vitrim.OwnBlock, Block)``, Block being the model's own, says the names that differ from these,
+    with dots where a part is in a part:
 
     Attributes:
         norm_name: in the block, the norm before attention; None without one.
@@ -57,7 +58,7 @@ class OwnBlock(NamedBlock):
 
     @classmethod
     def attentions(cls, block: Any) -> list[Any]:
-        return [block if cls.attention_name is None else getattr(block, cls.attention_name)]
+        return [block if cls.attention_name is None else named(block, cls.attention_name)]
 
     @classmethod
     def bypassed(cls, block: Any) -> list[nn.Module]:
@@ -80,7 +81,7 @@ class OwnBlock(NamedBlock):
         (attn,) = self.attentions(self)
         if isinstance(attn, nn.MultiheadAttention) or len(self.qkv_names) > 1:
             return True
-        return is_bare(getattr(attn, self.qkv_names[0]))
+        return is_bare(named(attn, self.qkv_names[0]))
 
     def values(self, x: Tensor) -> Tensor:
         return self.part(self.pre_norm(x), 2, 3)[0]
@@ -90,7 +91,7 @@ class OwnBlock(NamedBlock):
         (attn,) = self.attentions(self)
         if isinstance(attn, nn.MultiheadAttention):
             return packed_part(attn, y, first, end)
-        heads, layers = getattr(attn, self.heads_name), [getattr(attn, name) for name in self.qkv_names]
+        heads, layers = named(attn, self.heads_name), [named(attn, name) for name in self.qkv_names]
         if len(layers) > 1:
             return tuple(split_heads(layer(y), heads) for layer in layers[first:end])
         if not self.comes_apart():
@@ -105,7 +106,7 @@ class OwnBlock(NamedBlock):
         if isinstance(attn, nn.MultiheadAttention):
             return MultiheadBlock.project_output(cast(Any, self), out)
         for name in self.output_names:
-            out = getattr(attn, name)(out)
+            out = named(attn, name)(out)
         return out
 
 
@@ -259,6 +260,11 @@ class OwnHost(Host):
         blocks = cls.blocks(model)
         if not blocks:
             return
+        if type(blocks[0]) is nn.ModuleList:
+            raise UnsupportedModelError(
+                f"{cls.__name__} names lists of parts in {cls.blocks_name!r}, and a list does not run: make blocks of "
+                "them, as 'Blocks as pairs' in docs/hosts.md does"
+            )
         for block in blocks:
             for attn in cls.kind_of(block).attentions(block):
                 if isinstance(attn, nn.MultiheadAttention) and not isinstance(block, nn.TransformerEncoderLayer):
@@ -414,4 +420,4 @@ def width_and_heads(block: nn.Module, kind: type[NamedBlock]) -> tuple[int, int]
     if isinstance(attn, nn.MultiheadAttention):
         return attn.embed_dim, attn.num_heads
     own = cast("type[OwnBlock]", kind)
-    return getattr(attn, own.qkv_names[0]).in_features, getattr(attn, own.heads_name)
+    return named(attn, own.qkv_names[0]).in_features, named(attn, own.heads_name)

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from transformers.utils import output_capturing
 
 from vitrim.core.block import access
-from vitrim.core.reduce import get_reduction, reduced_parts
+from vitrim.core.reduce import handle_of, reduced_parts
 from vitrim.errors import VitrimError
 
 WHOLE: Any = object()
@@ -60,7 +60,7 @@ def with_reduction(save_pretrained: Callable[..., Any]) -> Callable[..., Any]:
         if is_main_process:
             own = {key.removeprefix(prefix): value for key, value in whole.items() if key.startswith(prefix)}
             complete = all(key in own for key in part.state_dict() if ".reducer." in key)
-            get_reduction(part).save(save_directory, state=own if complete else None, module=name)
+            handle_of(part).save(save_directory, state=own if complete else None, module=name)
         return saved
 
     save.vitrim_dense = save_pretrained  # type: ignore[attr-defined]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from vitrim.core.host import Installed, VisionLanguage, take_off
 from vitrim.core.plan import HostFacts
-from vitrim.core.reduce import HANDLE, Selection, get_reduction, reduced_parts
+from vitrim.core.reduce import HANDLE, Selection, handle_of, reduced_parts
 from vitrim.core.registry import host_of
 from vitrim.core.selection import Choosing, Grid, Selector
 from vitrim.core.tokens import Handed, TokenState, Trace
@@ -314,7 +314,7 @@ class HuggingFaceVLM(VisionLanguage):
         if isinstance(vars(model).get(HANDLE), Selection):
             return False
         parts = reduced_parts(cls.tower(model))
-        return bool(parts) and get_reduction(parts[0][1]).compact
+        return bool(parts) and handle_of(parts[0][1]).compact
 
     @classmethod
     def follows(cls, model: nn.Module, given: Mapping[str, Any]) -> bool:
@@ -523,7 +523,7 @@ class HuggingFaceVLM(VisionLanguage):
     @classmethod
     def held(cls, model: nn.Module) -> list[Tensor]:
         whole = isinstance(vars(model).get(HANDLE), Selection)
-        reduction = get_reduction(model if whole else cls.tower(model))
+        reduction = handle_of(model if whole else cls.tower(model))
         handed = reduction.image_places
         every = [torch.arange(len(image.kept)) for image in handed]
         if not whole:

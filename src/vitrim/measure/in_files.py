@@ -1,0 +1,167 @@
+"""Exported files as models that are measured: what is deployed, beside what it was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitrim.errors import VitrimError
+from vitrim.measure.contestants import Contestant, ModelOutput
+from vitrim.measure.macs import PARTS
+from vitrim.tasks.base import Task
+
+
+class InFile(Protocol):
+    """What is asked of a file: `vitrim.Exported` has it."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+    @property
+    def shape(self) -> tuple[int | str, ...]: ...
+    @property
+    def batch(self) -> int | None: ...
+    @property
+    def engine(self) -> str: ...
+    @property
+    def precision(self) -> str: ...
+    def run(self, images: Any) -> Any: ...
+
+
+class FileModel(nn.Module):
+    """An exported file as a model: images (B, C, H, W), normalised as its metadata say, to what it gives, as a tensor.
+
+    Batches are cut and filled up to the size that the file takes, and given as bytes where it normalises itself.
+
+    Args:
+        file: opened, trusted if it is code.
+
+    Raises:
+        VitrimError: it cannot be run, or its metadata do not say how images are prepared.
+
+    Example:
+        >>> import vitrim
+        >>> from tempfile import TemporaryDirectory
+        >>> options = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 3}
+        >>> with TemporaryDirectory() as folder:
+        ...     model = FileModel(vitrim.export("test_vit", None, f"{folder}/m.onnx", check=0, model_options=options))
+        ...     model(torch.zeros(2, 3, 32, 32)).shape, model.num_classes
+        (torch.Size([2, 3]), 3)
+    """
+
+    def __init__(self, file: InFile) -> None:
+        super().__init__()
+        self.file = file
+        self.place = nn.Parameter(torch.zeros(()), requires_grad=False)  # says that it takes float32 on the CPU
+        self.as_bytes = file.metadata["input"].get("dtype") == "uint8"
+        sides = [int(side) for side in file.shape[1:]]
+        channels, height, width = (sides[2], *sides[:2]) if self.as_bytes else sides
+        known = file.metadata.get("preprocessing") or {}
+        told = {"mean": known.get("mean"), "std": known.get("std"), "interpolation": known.get("interpolation")}
+        missing = [name for name, value in told.items() if not value]
+        if missing:
+            raise VitrimError(f"the metadata of {file.path} do not say how images are prepared (no {missing[0]})")
+        self.img_size = (height, width)
+        self.pretrained_cfg: dict[str, Any] = {
+            "input_size": (channels, height, width),
+            **told,
+            "crop_pct": known.get("crop_share") or 1.0,
+            "crop_mode": known.get("crop_mode") or "center",
+            "label_names": file.metadata.get("classes"),
+        }
+        with torch.no_grad():
+            found = self(torch.zeros(1, channels, height, width))
+        named = (file.metadata.get("output") or {}).get("name", "logits")
+        self.num_classes = found.shape[1] if named == "logits" and found.ndim == 2 else 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FileModel:
+        """Itself: an opened file cannot be copied, and nothing changes it."""
+        return self
+
+    def forward(self, images: Tensor) -> Tensor:
+        size = self.file.batch or len(images)
+        found = []
+        for part in self._given(images).split(size):
+            full = torch.cat([part, part[:1].expand(size - len(part), *part.shape[1:])])
+            found.append(torch.from_numpy(self.file.run(full.numpy())[: len(part)]))
+        return torch.cat(found)
+
+    def _given(self, images: Tensor) -> Tensor:
+        if not self.as_bytes:
+            return images.float().contiguous()
+        mean, std = (torch.tensor(self.pretrained_cfg[name])[:, None, None] for name in ("mean", "std"))
+        return ((images * std + mean) * 255.0).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+
+
+class OnFile(Contestant):
+    """A file as one that is compared: its predictions, with the counts that its metadata say.
+
+    Args:
+        model: the file.
+        task: makes the prediction.
+    """
+
+    def __init__(self, model: FileModel, task: Task) -> None:
+        super().__init__(model, task)
+        self.model, known = model, model.file.metadata
+        self.name = str(model.file.path)
+        self.tokens = [float(count) for count in known.get("tokens_per_block") or ()]
+        self.forward.num_blocks = len(self.tokens)
+        # older files say the sum alone
+        self.counts = dict.fromkeys(PARTS, 0.0) | (known.get("gmacs_parts") or {"linear": known.get("gmacs") or 0})
+
+    def run(self, images: Tensor, targets: Any = None, *, count: bool = False) -> ModelOutput:
+        found = super().run(images, targets)
+        many = len(images)
+        return ModelOutput(
+            found.prediction,
+            None,
+            tuple(round(many * each) for each in self.tokens),
+            round(many * self.tokens[-1]) if self.tokens else 0,
+            {part: round(many * each * 1e9) for part, each in self.counts.items()},
+            (images.shape[2], images.shape[3]),
+        )
+
+
+def check_alike(model: nn.Module, told: Any, files: Sequence[FileModel]) -> None:
+    """Check that ``files`` take the images that are prepared for ``model``.
+
+    Args:
+        model: the first of the comparison.
+        told: its `vitrim.core.plan.Preprocessing`.
+        files: beside it.
+
+    Raises:
+        VitrimError: naming the file, and what differs.
+    """
+    for file in files:
+        own: dict[str, Any] = {"size": file.img_size, **{name: file.pretrained_cfg[name] for name in ("mean", "std")}}
+        for name, value in own.items():
+            other = getattr(told, name)
+            if other is not None and not np.allclose(other, value, atol=1e-6):
+                raise VitrimError(
+                    f"{file.file.path} takes images with {name} {tuple(value)}, and this {type(model).__name__} with "
+                    f"{tuple(other)}: they cannot be compared on the same batches"
+                )
+
+
+def file_words(files: Sequence[FileModel]) -> str:
+    """A note on what the files are.
+
+    Example:
+        >>> file_words([])
+        ''
+    """
+    texts = [
+        f"{one.file.path} is {known.get('method', 'none')} of {known.get('model', 'a model')} on {one.file.engine} in "
+        f"{one.file.precision}"
+        for one in files
+        for known in [one.file.metadata]
+    ]
+    return "; ".join(texts)

@@ -1,0 +1,163 @@
+"""Files scored as they run: the oracle is a loop of one's own with the engine."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from PIL import Image
+from timm.data.transforms_factory import create_transform
+
+import vitrim
+from cli_runs import exit_code
+from vitrim.data import ImageDataset
+from vitrim.errors import VitrimError
+
+OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 3}
+
+
+def photograph(seed: int) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (5, 6, 3), dtype=np.uint8)
+    Image.fromarray(pixels).resize((60, 44)).save(file := io.BytesIO(), "png")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def data() -> ImageDataset:
+    return ImageDataset([photograph(seed) for seed in range(13)], [seed % 3 for seed in range(13)])
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.manual_seed(0)
+    found: Any = vitrim.create_model("test_vit", options=OPTIONS).eval()
+    torch.nn.init.normal_(found.head.weight)  # classes differ between images
+    return found
+
+
+@pytest.fixture(scope="module")
+def file(model: Any, tmp_path_factory: pytest.TempPathFactory) -> vitrim.Exported:
+    return vitrim.export(model, "tome:r=3", tmp_path_factory.mktemp("files") / "m.onnx", check=0)
+
+
+def own_loop(file: vitrim.Exported, data: ImageDataset) -> np.ndarray:
+    """Logits of every image, as somebody without vitrim computes them: timm's transform, and onnxruntime."""
+    known = file.metadata["preprocessing"]
+    transform = create_transform(
+        (3, 32, 32), interpolation=known["interpolation"], mean=known["mean"], std=known["std"],
+        crop_pct=known["crop_share"],
+    )  # fmt: skip
+    session = onnxruntime.InferenceSession(str(file.path))
+    images = [transform(Image.open(io.BytesIO(png)).convert("RGB")).numpy() for png in map(photograph, range(13))]
+    return np.concatenate([session.run(None, {"image": image[None]})[0] for image in images])
+
+
+def test_a_file_alone_scores_as_a_loop_of_ones_own(file: vitrim.Exported, data: ImageDataset) -> None:
+    row = vitrim.evaluate(file, None, data, batch_size=5).rows[0]
+    right = own_loop(file, data).argmax(1) == np.array(data.labels)
+    assert (row["method"], row["images"], row["top1"]) == (str(file.path), 13, right.mean())
+    assert row["tokens_per_block"] == file.metadata["tokens_per_block"]
+    assert sum(row["gmacs"].values()) == pytest.approx(file.metadata["gmacs"], rel=1e-6)
+
+
+def test_beside_its_model_with_the_error_of_the_difference(
+    model: Any, file: vitrim.Exported, data: ImageDataset
+) -> None:
+    report = vitrim.evaluate(model, "tome:r=3", data, files=[file], batch_size=4)
+    dense, reduced, own = report.rows
+    loop = own_loop(file, data).argmax(1)
+    transform = vitrim.data.eval_transform(model)
+    images = torch.stack([transform(Image.open(io.BytesIO(png))) for png in map(photograph, range(13))])
+    with torch.no_grad():
+        plain = model(images).argmax(1).numpy()
+    labels = np.array(data.labels)
+    losses = (plain == labels).astype(float) - (loop == labels)
+    assert own["loss"] == pytest.approx(losses.mean())
+    assert own["loss_error"] == pytest.approx(max(losses.std() / 13**0.5, 1 / 13))
+    assert own["agreement"] == (plain == loop).mean()
+    assert {name: own[name] for name in ("top1", "gmacs", "tokens_per_block")} == {
+        name: pytest.approx(reduced[name]) if name == "gmacs" else reduced[name]
+        for name in ("top1", "gmacs", "tokens_per_block")
+    }
+    assert dense["method"] == "dense"
+    assert f"{file.path} is tome:r=3 of test_vit on onnxruntime in fp32" in report.notes
+
+
+def test_a_file_for_a_batch_that_reads_bytes_scores_alike(model: Any, data: ImageDataset, tmp_path: Path) -> None:
+    made = vitrim.export(model, "tome:r=3", tmp_path / "m.onnx", check=0, batch=4, preprocess=True)
+    rows = vitrim.evaluate(model, "tome:r=3", data, files=[made], batch_size=5).rows
+    assert rows[2]["top1"] == rows[1]["top1"]
+    assert rows[2]["agreement"] == rows[1]["agreement"]
+
+
+def test_a_file_for_other_images_is_refused(model: Any, data: ImageDataset, tmp_path: Path) -> None:
+    other = vitrim.create_model("test_vit", options={**OPTIONS, "img_size": 40})
+    made = vitrim.export(other, None, tmp_path / "m.onnx", check=0)
+    with pytest.raises(
+        VitrimError, match=r"takes images with size \(40, 40\), and this VisionTransformer with \(32, 32\)"
+    ):
+        vitrim.evaluate(model, None, data, files=[made])
+
+
+def test_code_is_not_run_without_trust(model: Any, data: ImageDataset, tmp_path: Path) -> None:
+    vitrim.export(model, None, tmp_path / "m.pt2", check=0)
+    with pytest.raises(VitrimError, match="files are code"):
+        vitrim.evaluate(vitrim.Exported.open(tmp_path / "m.pt2"), None, data)
+    row = vitrim.evaluate(vitrim.Exported.open(tmp_path / "m.pt2", trust=True), None, data).rows[0]
+    assert row["top1"] == vitrim.evaluate(model, None, data).rows[0]["top1"]
+
+
+def test_bench_times_files_beside_their_model_and_alone(model: Any, file: vitrim.Exported) -> None:
+    short: dict[str, Any] = {"batch_size": 2, "repeats": 1, "min_seconds": 0}
+    rows = vitrim.bench(model, "tome:r=3", files=[file], **short).rows
+    assert [(row["method"], row["engine"]) for row in rows] == [
+        ("dense", "eager"), ("tome:r=3", "eager"), (str(file.path), "onnxruntime"),
+    ]  # fmt: skip
+    assert rows[2]["promised_speedup"] == pytest.approx(rows[1]["promised_speedup"])
+    report = vitrim.bench(file, **short)
+    assert [(row["method"], row["engine"]) for row in report.rows] == [("dense", "onnxruntime")]
+    assert (
+        report.notes[0]
+        == f"{file.path} is tome:r=3 of test_vit on onnxruntime in fp32; the row dense is the first of them"
+    )
+
+
+def test_compare_holds_files_and_models_in_one_table(model: Any, file: vitrim.Exported, data: ImageDataset) -> None:
+    report = vitrim.compare(model, "tome:r=3", data, files=[file], at=2, repeats=1, min_seconds=0)
+    alone = vitrim.evaluate(model, "tome:r=3", data, files=[file]).rows
+    for row, own in zip(report.rows, alone, strict=True):
+        assert (row["method"], row["top1"], row.get("loss_error")) == (own["method"], own["top1"], own["loss_error"])
+        assert [speed["batch_size"] for speed in row["speeds"]] == [2]
+    assert (report.rows[2]["engine"], report.rows[2]["precision"]) == ("onnxruntime", "fp32")
+    assert len(report.tables[0].cells()[1]) == 3
+
+
+def run(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> int:
+    return exit_code(monkeypatch, *arguments)
+
+
+def test_the_command_takes_files(
+    file: vitrim.Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "abc":
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "0.png").write_bytes(photograph(ord(name)))
+    assert (
+        run(monkeypatch, ["eval", str(file.path), "--data", str(tmp_path / "data"), "--json", str(tmp_path / "a.json")])
+        == 0
+    )
+    options = [f"--model-option={name}={value}" for name, value in OPTIONS.items()]
+    given = ["eval", "test_vit", *options, "--data", str(tmp_path / "data"), "--file", str(file.path)]
+    assert run(monkeypatch, [*given, "--json", str(tmp_path / "b.json")]) == 0
+    alone, beside = (json.loads((tmp_path / name).read_text())["rows"] for name in ("a.json", "b.json"))
+    assert [row["method"] for row in beside] == ["dense", str(file.path)]
+    assert alone[0]["top1"] == beside[1]["top1"]
+    capsys.readouterr()
+    assert run(monkeypatch, ["eval", str(tmp_path / "no.onnx"), "--data", str(tmp_path / "data")]) == 2
+    assert "no exported model at" in capsys.readouterr().err
