@@ -42,15 +42,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--checkpoint")
-    parser.add_argument("--model-option", action="append", default=[], help="NAME=NUMBER, e.g. img_size=384")
+    parser.add_argument("--image-size", type=int, help="default: the model's own; timm resamples its positions")
     parser.add_argument("--images", required=True)
     parser.add_argument("-m", "--method", action="append", help="may repeat; default: ATM, ATM in three blocks, ToMe")
     parser.add_argument("--engine", nargs="+", default=["openvino", "onnxruntime"])
     parser.add_argument("--limit", type=int, default=60)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    options = {name: int(value) for name, _, value in (each.partition("=") for each in arguments.model_option)}
-    loaded = load(arguments.model, checkpoint=arguments.checkpoint, model_options=options)
+    loaded = load(arguments.model, checkpoint=arguments.checkpoint)
+    if arguments.image_size is not None:
+        loaded.model.set_input_size(arguments.image_size)
     dataset = load_images(arguments.images)
     dataset.transform = eval_transform(loaded.model)
     given, labels = next(iter(batches(dataset, arguments.limit, limit=arguments.limit)))
@@ -92,7 +93,7 @@ def main() -> None:
                     *(ratios, f"{row['gmacs']:.2f}", f"{row['same_top1']} of {len(images)}", f"{row['largest']:.0e}"),
                 )
                 print(f"| {' | '.join(cells)} |", flush=True)
-    facts = {"environment": place, "model": arguments.model, "options": options, "images": Path(arguments.images).name}
+    facts = {"environment": place, "model": arguments.model, "size": height, "images": Path(arguments.images).name}
     write_json(arguments.json, {**facts, "labels": labels.tolist(), "rows": rows})
 
 
