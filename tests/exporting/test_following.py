@@ -27,6 +27,7 @@ SETTINGS = {
     "atm by image": "atm:alpha=0.9,beta=0.2,theta_min=0.1,granularity=image,splitting_layer=1",
     "ia_red2": "ia_red2:blocks=[0,1]",
     "saint": "saint:threshold=0.3,neighbours=2,blocks=[0,1]",
+    "algm": "algm:threshold=0.2,local_block=0,global_block=1",
     "a_vit": "a_vit:gate_scale=1.0,gate_center=1.0",
 }
 

@@ -14,12 +14,19 @@ from torch import Tensor
 from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.matching import alternate_split, best_partners, merge_alternate, most_similar_first, unit
+from vitrim.core.matching import (
+    alternate_split,
+    best_partners,
+    merge_alternate,
+    merge_flagged,
+    most_similar_first,
+    unit,
+)
 from vitrim.core.method import Adaptive, MethodConfig, Needs, Tunable, refuse_align
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Limited, Pattern, Remove, half
-from vitrim.core.tokens import TokenState, decision_dtype, is_traced
+from vitrim.core.tokens import TokenState, decision_dtype, flagged, is_traced, sizes_follow
 from vitrim.errors import VitrimError
 
 SIDE = 2
@@ -50,8 +57,9 @@ class ALGM(Adaptive):
     even sides: the last row or column of an odd number of them merges in the global step alone. Models of other depths
     do the global merge in block 3 + L / 6, counted from 1.
 
-    Counts depend on the images, so this method cannot be exported or compiled without graph breaks. With ``r``, windows
-    and pairs to be merged, it can: these are then the same for all images, and no threshold counts.
+    Counts depend on the images, so this method is exported for single images, and compiled with graph breaks. With
+    ``r``, windows and pairs to be merged, it can be for any batch: these are then the same for all images, and no
+    threshold counts.
 
     Example:
         >>> ALGM(threshold=0.9).stages(12), ALGM().stages(24)
@@ -59,6 +67,7 @@ class ALGM(Adaptive):
     """
 
     name = "algm"
+    single_images = True
     paper = (
         "ALGM: Adaptive Local-then-Global Token Merging for Efficient Semantic Segmentation with Plain Vision "
         "Transformers (CVPR 2024)"
@@ -144,6 +153,8 @@ class _Merging(Reducer[ALGM]):
     site = "between"
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
+        if sizes_follow(x) and self.config.is_adaptive():  # too few patches merge nothing there, either
+            return self.merging_single(unit(x[:, state.num_prefix :].to(decision_dtype(x.dtype))), state)
         if is_traced() and self.config.is_adaptive():
             raise VitrimError("torch.jit.trace cannot trace algm: how many tokens it merges depends on the images")
         if x.shape[0] == 0 or state.num_patches < SIDE * SIDE:
@@ -152,6 +163,10 @@ class _Merging(Reducer[ALGM]):
 
     def merging(self, patches: Tensor, state: TokenState) -> Hard | None:
         """Decide from the ``patches`` (B, P, C), of length 1."""
+        raise NotImplementedError
+
+    def merging_single(self, patches: Tensor, state: TokenState) -> Hard | None:
+        """The same of the single image of a graph that is exported, where no count is read."""
         raise NotImplementedError
 
 
@@ -166,10 +181,18 @@ class LocalReducer(_Merging):
             r = min(self.config.r[0], len(windows))
         if r == 0:
             return None
-        best = windows[alike.argsort(dim=1, descending=True, stable=True)[:, :r]]  # (B, r, 4)
+        return self.merged(state, windows[alike.argsort(dim=1, descending=True, stable=True)[:, :r]])
+
+    def merging_single(self, patches: Tensor, state: TokenState) -> Hard | None:
+        windows = window_patches(*state.known_grid(ALGM.name), patches.device)
+        return self.merged(state, windows[flagged(mean_cosine(patches, windows) >= self.config.threshold)])
+
+    @staticmethod
+    def merged(state: TokenState, best: Tensor) -> Hard:
+        """Merge the windows (B, r, 4) of patches, in any order."""
         anchors, moved = best[..., 0], best[..., 1:].flatten(1)
-        gone = torch.zeros(patches.shape[:2], dtype=torch.int8, device=patches.device).scatter(1, moved, 1)
-        keep = gone.sort(dim=1, stable=True).indices[:, : patches.shape[1] - moved.shape[1]]
+        gone = torch.zeros(len(moved), state.num_patches, dtype=torch.int8, device=moved.device).scatter(1, moved, 1)
+        keep = gone.sort(dim=1, stable=True).indices[:, : gone.shape[1] - moved.shape[1]]
         place = (1 - gone).cumsum(dim=1) - 1  # of every patch among those that are kept
         into = place.gather(1, anchors.repeat_interleave(SIDE * SIDE - 1, dim=1))
         return merge(state, keep, moved, into)
@@ -179,7 +202,7 @@ class GlobalReducer(_Merging):
     def merging(self, patches: Tensor, state: TokenState) -> Hard | None:
         sources, destinations = alternate_split(state.num_prefix)
         best, partner = best_partners(patches[:, sources], patches[:, destinations])
-        least = best.mean(1).mean() + best.std(1).mean() / (self.layer.depth + 1)
+        least = self.least(best)
         fixed = self.config.r
         # read back from the device
         r = int((best > least).sum(1).amin()) if fixed is None else self.num_removed(state)
@@ -187,6 +210,16 @@ class GlobalReducer(_Merging):
             return None
         order = most_similar_first(best)
         return merge_alternate(state, order, partner.gather(1, order[:, :r]))
+
+    def least(self, best: Tensor) -> Tensor:
+        """The similarity above which pairs merge, from those of all sources (B, S)."""
+        return best.mean(1).mean() + best.std(1).mean() / (self.layer.depth + 1)
+
+    def merging_single(self, patches: Tensor, state: TokenState) -> Hard | None:
+        even, odd = alternate_split(state.num_prefix)
+        index = torch.arange(state.num_patches, device=patches.device)
+        best, partner = best_partners(patches[:, even], patches[:, odd])
+        return merge_flagged(state, index[even], index[odd], best > self.least(best), partner)
 
 
 @register(ALGM)
