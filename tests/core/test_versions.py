@@ -37,7 +37,15 @@ def older(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("found", "older"),
-    [("5.2.0", True), ("5.20.1", False), ("5.19.9", True), ("5.20.0.dev0", False), ("6.0", False), (None, False)],
+    [
+        ("5.2.0", True),
+        ("5.20", False),
+        ("5.20.1", False),
+        ("5.19.9", True),
+        ("5.20.0.dev0", False),
+        ("6.0", False),
+        (None, False),
+    ],
 )
 def test_versions_are_compared_as_numbers(monkeypatch: pytest.MonkeyPatch, found: str | None, older: bool) -> None:
     monkeypatch.setattr(versions, "installed", lambda package: found)
