@@ -25,6 +25,7 @@ TESTS: tuple[tuple[str, str, str, str], ...] = (
     ("timm", "1.0.26", "Eva takes no attn_mask", "test_pruning_before_the_first_block_equals_masking_*[eva"),
     ("timm", "1.0.23", "there is no differential attention", "test_differential_attention_is_refused"),
     ("timm", "1.0.23", "there is no differential attention", "test_blocks_and_attention_of_other_classes_are_refused"),
+    ("typer", "0.29", "click 8.5 takes away the help of arguments", "test_no_argument_is_hidden_and_every_option_says"),
     ("transformers", "5.9", "LW-DETR is refused", "transformers/test_hf_detr.py"),
     ("transformers", "5.9", "parts have other names", "test_hf_matches_timm.py::test_logits_and_tokens_agree"),
     ("transformers", "5.9", "parts have other names", "test_an_attention_map_is_what_the_layer_attends_by"),

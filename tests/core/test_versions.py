@@ -62,6 +62,16 @@ def test_capabilities_are_those_that_torch_says_whatever_its_version(monkeypatch
         assert before["amx_bf16"] == bool(known.get("amx_tile"))
 
 
+@pytest.mark.parametrize(("tiles", "bf16"), [(True, False), (False, True)])
+def test_capabilities_of_older_torch_by_their_newer_names(
+    monkeypatch: pytest.MonkeyPatch, tiles: bool, bf16: bool
+) -> None:
+    monkeypatch.setattr(versions, "installed", lambda package: "2.9.0")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles, raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16, raising=False)
+    assert versions.cpu_capabilities() == {"amx_bf16": tiles, "avx512_bf16": bf16}
+
+
 @pytest.mark.parametrize(("library", "key"), KEYS)
 def test_what_is_newer_is_above_the_lower_bound_is_a_family_and_is_written_down(library: str, key: str) -> None:
     since = registry._since(library)[key]
