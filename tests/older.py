@@ -17,6 +17,7 @@ from vitrim.core.versions import is_older
 TESTS: tuple[tuple[str, str, str, str], ...] = (
     ("timm", "1.0.31", "padded patches end in an error of timm's own", "timm/test_naflex_padding.py"),
     ("timm", "1.0.31", "mixed tables are float32 whatever the model is", "test_timm_positions.py::*[mixed_patch_drop]"),
+    ("timm", "1.0.31", "forward takes no is_causal", "test_reduce.py::test_a_mask_is_refused_not_dropped"),
     ("timm", "1.0.31", "EfficientViM is not there", "test_the_head_of_any_model_of_a_library_is_new[timm several]"),
     ("timm", "1.0.30", "queries are not grouped", "parts_of_the_projection_are_those_of_the_whole[eva_grouped"),
     ("timm", "1.0.30", "encoders of language models are not there", "timm/test_timm_encoders.py"),
@@ -24,6 +25,7 @@ TESTS: tuple[tuple[str, str, str, str], ...] = (
     ("timm", "1.0.26", "Eva takes no attn_mask", "test_pruning_before_the_first_block_equals_masking_*[eva"),
     ("timm", "1.0.23", "there is no differential attention", "test_differential_attention_is_refused"),
     ("timm", "1.0.23", "there is no differential attention", "test_blocks_and_attention_of_other_classes_are_refused"),
+    ("typer", "0.29", "click 8.5 takes away the help of arguments", "test_no_argument_is_hidden_and_every_option_says"),
     ("transformers", "5.9", "LW-DETR is refused", "transformers/test_hf_detr.py"),
     ("transformers", "5.9", "parts have other names", "test_hf_matches_timm.py::test_logits_and_tokens_agree"),
     ("transformers", "5.9", "parts have other names", "test_an_attention_map_is_what_the_layer_attends_by"),
@@ -51,6 +53,7 @@ TESTS: tuple[tuple[str, str, str, str], ...] = (
         "test_pruned_tokens_leave_the_others_their_own_mid",
     ),
     ("transformers", "5.19", "mid positions lie elsewhere", "test_the_library_computes_its_loss_on_the_reduced_model"),
+    ("transformers", "5.9", "made for all hosts", "test_the_covering_array_has_every_method_every_host_and_most_pairs"),
     ("transformers", "5.13", "C-RADIO is not there", "transformers/test_hf_radio.py"),
     ("transformers", "5.18", "whole vision-language models are refused", "hosts/test_compact.py"),
     ("transformers", "5.18", "whole vision-language models are refused", "hosts/test_compact_connectors.py"),

@@ -37,7 +37,15 @@ def older(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("found", "older"),
-    [("5.2.0", True), ("5.20.1", False), ("5.19.9", True), ("5.20.0.dev0", False), ("6.0", False), (None, False)],
+    [
+        ("5.2.0", True),
+        ("5.20", False),
+        ("5.20.1", False),
+        ("5.19.9", True),
+        ("5.20.0.dev0", False),
+        ("6.0", False),
+        (None, False),
+    ],
 )
 def test_versions_are_compared_as_numbers(monkeypatch: pytest.MonkeyPatch, found: str | None, older: bool) -> None:
     monkeypatch.setattr(versions, "installed", lambda package: found)
@@ -52,6 +60,16 @@ def test_capabilities_are_those_that_torch_says_whatever_its_version(monkeypatch
     if known is not None:
         assert before["avx512_bf16"] == bool(known.get("avx512_bf16"))
         assert before["amx_bf16"] == bool(known.get("amx_tile"))
+
+
+@pytest.mark.parametrize(("tiles", "bf16"), [(True, False), (False, True)])
+def test_capabilities_of_older_torch_by_their_newer_names(
+    monkeypatch: pytest.MonkeyPatch, tiles: bool, bf16: bool
+) -> None:
+    monkeypatch.setattr(versions, "installed", lambda package: "2.9.0")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles, raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16, raising=False)
+    assert versions.cpu_capabilities() == {"amx_bf16": tiles, "avx512_bf16": bf16}
 
 
 @pytest.mark.parametrize(("library", "key"), KEYS)

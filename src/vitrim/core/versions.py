@@ -68,3 +68,9 @@ def cpu_capabilities() -> Mapping[str, bool]:
         names = {"amx_bf16": "_is_amx_tile_supported", "avx512_bf16": "_is_avx512_bf16_supported"}
         return {name: getattr(torch.cpu, query)() for name, query in names.items()}
     return torch.cpu.get_capabilities()
+
+
+def forget_casts() -> None:
+    """Have autocast forget weights that it cast without gradients: before 2.13 the next forward would get them, too."""
+    if is_older("torch", "2.13"):
+        torch.clear_autocast_cache()

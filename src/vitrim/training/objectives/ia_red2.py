@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitrim.core.block import running
 from vitrim.core.reduce import Reduction
+from vitrim.core.versions import forget_casts
 from vitrim.errors import VitrimError
 from vitrim.methods.ia_red2 import IARED2, KEPT, LOG_PROBABILITY
 from vitrim.tasks.step import Step
@@ -31,6 +32,7 @@ def losses(step: Step, reduction: Reduction, *, tau: float = 0.5) -> dict[str, T
     _check_targets(step.targets)
     with torch.no_grad(), running(False, *step.model.modules()):
         baseline = reward(step.logits(), step.targets, reduction.aux(KEPT), tau)
+    forget_casts()
     return objective(reduction, step.logits(), step.targets, criterion=step.criterion, baseline=baseline, tau=tau)
 
 
