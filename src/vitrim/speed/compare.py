@@ -94,7 +94,7 @@ class Comparison(Report):
 
 def compare(
     model: nn.Module | str,
-    methods: MethodConfig | str | Sequence[MethodConfig | str],
+    methods: MethodConfig | str | Sequence[MethodConfig | str] | None,
     data: Any,
     *,
     files: Sequence[InFile] = (),
