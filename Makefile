@@ -29,15 +29,16 @@ pytest: $(VENV)/.installed
 test-full: lint
 	VITRIM_FULL_MATRIX=1 $(MAKE) --no-print-directory pytest
 
-# The lower bounds of pyproject.toml, in an environment of their own; `tests/older.py` says what is left out and why.
+# The lower bounds of pyproject.toml, in an environment of their own: all tests, and every third of the cases of each, but
+# all reference vectors. `tests/older.py` says what else is left out and why.
 OLDEST := tests/core tests/methods tests/selectors tests/hosts tests/tasks tests/cli tests/demo tests/test_bounds.py
 
 test-oldest:
-	$(MAKE) --no-print-directory pytest VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt TESTS="$(OLDEST)"
+	VITRIM_EVERY=3 $(MAKE) --no-print-directory pytest VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt TESTS="$(OLDEST)"
 
 # Hosts and selectors beside vLLM's pins.
 test-pins:
-	$(MAKE) --no-print-directory pytest VENV=.venv-pins CONSTRAINTS=constraints-vllm.txt TESTS="tests/hosts tests/selectors"
+	VITRIM_EVERY=3 $(MAKE) --no-print-directory pytest VENV=.venv-pins CONSTRAINTS=constraints-vllm.txt TESTS="tests/hosts tests/selectors"
 
 # The site, in site/. Strict: a broken link or a page that is missing from the navigation ends it.
 docs: $(VENV)/.installed

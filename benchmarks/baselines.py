@@ -179,7 +179,7 @@ def compare(
     """A row per method, timed in one interleaved run; with ``operators`` also without compiled loops."""
     dense = {f"dense ({kernel})": copy_ for kernel, copy_ in dense_copies(model).items()}
     subjects = [replace(subject(model, config, images), operators=operators) for config in configs]
-    promised = promised_speedups(model, {one.name: one.reduced for one in subjects}, images)
+    promised = promised_speedups(model, {one.name: one.reduced for one in subjects}, [images])
     whole = count_macs(model, images[:1]).total
     runs: dict[str, Forward] = dict(dense)
     for one in subjects:

@@ -218,7 +218,7 @@ class Cell:
         """What MACs say of a method."""
         macs = profile_of(self.model, config, self.images if config.is_adaptive() else self.images[:1]).macs
         row: Row = {"setting": config.describe(), "adaptive": config.is_adaptive(), "macs": macs.total}
-        row["promised_speedup"] = promised_speedups(self.model, {"": model}, self.images)[""]
+        row["promised_speedup"] = promised_speedups(self.model, {"": model}, [self.images])[""]
         return {**row, "matching_macs": macs.matching / macs.total}
 
 

@@ -96,7 +96,7 @@ def dense_engines() -> list[Engine]:
 def engine_of(method: str) -> Engine:
     """OpenVINO in fp32, in which losses are known, or PyTorch for a method without a fixed graph."""
     (openvino, eager), _ = engines_named(["openvino", "eager"], ["fp32"])
-    return openvino if openvino.obstacle(parse_method(method)) is None else eager
+    return openvino if openvino.obstacle(parse_method(method), 8) is None else eager
 
 
 def read(source: str, model: nn.Module, limit: int | None, size: int) -> list[tuple[Tensor, Tensor]]:

@@ -76,7 +76,7 @@ class Graph(Engine):
         if device.type != "cuda":
             raise VitrimError("CUDA graphs need a CUDA device")
 
-    def obstacle(self, config: MethodConfig) -> str | None:
+    def obstacle(self, config: MethodConfig, batch: int) -> str | None:
         return config.obstacle()
 
     def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
@@ -243,7 +243,7 @@ def fill(lines: Lines, key: Row, options: argparse.Namespace) -> None:
 def one(cell: Cell, method: str, pair: Tensor, kernel: str) -> Row:
     """The row of one method at half the MACs."""
     config = matched(cell.model, method, pair, SHARE)
-    obstacle = cell.engine.obstacle(config)
+    obstacle = cell.engine.obstacle(config, len(pair))
     return {"skipped": obstacle} if obstacle is not None else cell.reduced(config, kernel)
 
 

@@ -62,7 +62,7 @@ def measure(model: nn.Module, configs: list[MethodConfig], images: Tensor, budge
     reduced = {config.describe(): copy.deepcopy(model) for config in configs}
     for config in configs:
         reduce_(reduced[config.describe()], config)
-    promised = promised_speedups(model, reduced, images)
+    promised = promised_speedups(model, reduced, [images])
     runs = {name: runner(candidate, images, labels) for name, candidate in (kernels | reduced).items()}
     times = time_interleaved(runs, images.device, budget)
     dense = fastest(times, list(kernels))

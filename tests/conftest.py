@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ import pytest
 import torch
 import yaml
 
-from full_matrix import FULL_MATRIX
+from full_matrix import EVERY, FULL_MATRIX
 from golden_files import Reference, using_up
-from older import left_out
+from older import left_out, refusal
 
 # no test asserts a time, and a machine that is shared is slow now and then
 hypothesis.settings.register_profile("untimed", deadline=None, max_examples=100 if FULL_MATRIX else 20)
@@ -56,7 +56,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what is marked ``full``, except under ``VITRIM_FULL_MATRIX=1``, and give each group to one worker.
 
     Of the cases of a test that is marked ``sampled(n)``, every n-th stays. In a table of hosts and methods, host by
-    host, that is a diagonal: it meets all hosts and all methods where n divides neither number.
+    host, that is a diagonal: it meets all hosts and all methods where n divides neither number. `VITRIM_EVERY=n` keeps
+    every n-th case of every test, and all that have a reference file.
 
     Tests that share a fixture of their module are a group: in two workers the fixture would be made twice. Large groups
     come first by themselves, so that the workers end with single tests, and at about the same time.
@@ -70,8 +71,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         places = Counter[str]()
         for item in items:
             mark, test = item.get_closest_marker("sampled"), item.nodeid.partition("[")[0]
-            if mark is not None and not item.get_closest_marker("full"):
-                unasked += [item] if places[test] % mark.args[0] else []
+            if not item.get_closest_marker("full"):
+                step = (mark.args[0] if mark else 1) * (1 if "ref" in getattr(item, "fixturenames", ()) else EVERY)
+                unasked += [item] if places[test] % step else []
                 places[test] += 1
         config.hook.pytest_deselected(items=unasked)
         unwanted = set(unasked)
@@ -87,6 +89,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         }
         if shared and not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Skip a test in which the installed library is too old for what it asks for."""
+    report: Any = yield
+    if report.failed and call.excinfo is not None and (reason := refusal(call.excinfo.value)) is not None:
+        report.outcome, report.longrepr = "skipped", (*item.location[:2], reason)
+    return report
 
 
 @pytest.fixture(autouse=True)

@@ -16,20 +16,16 @@ from torch import Tensor, nn
 
 import vitrim
 from full_matrix import FULL_MATRIX
-from tiny_hosts import families, inputs
+from tiny_hosts import Hosts, families, inputs
 from tiny_hosts.timm_vit import GEOMETRY, vit
 from vitrim.core.registry import host_of, make_method, make_reducer, methods
 
 __all__ = ["GEOMETRY", "vit"]
 
 FAMILIES = families()
-HOSTS: dict[str, Callable[[], nn.Module]] = {
-    name: create for hosts in FAMILIES.values() for name, create in hosts.items()
-}
+HOSTS = Hosts({name: create for hosts in FAMILIES.values() for name, create in hosts.items()})
 INPUTS = inputs()
-FURTHER: dict[str, Callable[[], nn.Module]] = {
-    name: create for hosts in families(further=True).values() for name, create in hosts.items()
-}
+FURTHER = Hosts({name: create for hosts in families(further=True).values() for name, create in hosts.items()})
 """Hosts on which `make test` runs a few methods (`tests/hosts/test_further_hosts.py`)."""
 PLAIN = [next(iter(hosts)) for hosts in FAMILIES.values()]
 """One host of each family."""

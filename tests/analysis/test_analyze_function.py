@@ -161,6 +161,11 @@ def test_what_was_gathered_is_kept(
             {"only": ["counts"], "sizes": (64,)},
             "sizes are those of the family throughput, which runs only if it is named",
         ),
+        (
+            {"only": ["counts"], "blocks": (1,)},
+            "blocks are those of the families attention and router, which run only if they are named",
+        ),
+        ({"only": "router", "blocks": (0, 6)}, "there is no block 6 to draw; valid: 0 to 5"),
         ({"formats": "jpg"}, "unknown format 'jpg'"),
         ({"formats": ()}, "unknown format"),
         ({"device": "nowhere"}, "unknown device 'nowhere'"),

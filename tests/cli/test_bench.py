@@ -147,7 +147,8 @@ def test_json_on_standard_output_is_nothing_but_the_record():
 def test_batch_sizes(monkeypatch, arguments, sizes):
     seen = []
 
-    def fake(model, methods, images, **_):
+    def fake(model, methods, ring, **_):
+        (images,) = ring
         seen.append(len(images))
         return [made_up()]
 
@@ -166,7 +167,7 @@ def test_measure_gets_what_was_asked_for(monkeypatch):
     seen = []
     monkeypatch.setattr(profiling, "measure", lambda *args, **kwargs: seen.append((args, kwargs)) or [made_up()])
     run("-m", "tome:r=1", "-m", "none", "--dtype=bf16", "-b2", "--compile", "--repeats=1500", "--min-seconds=7")
-    [((host, methods, images), options)] = seen
+    [((host, methods, (images,)), options)] = seen
     assert list(methods) == ["tome:r=1", "none"]
     assert {parameter.dtype for parameter in host.parameters()} == {images.dtype} == {torch.float32}
     assert images.shape == (2, 3, 32, 32)
@@ -187,7 +188,15 @@ def test_measure_gets_what_was_asked_for(monkeypatch):
         (["-m", "tome", "--engine", ","], "--engine is empty"),
         (["-m", "tome", "--engine", "eager,tensorrt"], "unknown engine 'tensorrt'.*valid: aoti, compile, eager, onnx"),
         (["-m", "tome", "--engine", "eager", "--compile"], "--compile is torch.compile and nothing else"),
-        (["-m", "atm", "--engine", "onnxruntime"], "atm runs on none of these engines: .*; give eager too"),
+        (["-m", "algm", "--engine", "onnxruntime"], "algm runs on none of these engines: .*; give eager too"),
+        (
+            ["-m", "atm", "-b", "2", "--engine", "onnxruntime"],
+            "its file is for single images: --batch-size 1; give eager",
+        ),
+        (
+            ["-m", "atm"],
+            "atm takes as long as the images ask for, and random ones are not like real ones: give --images",
+        ),
         (
             ["-m", "tome", "--engine", "onnxruntime", "--precision", "bf16"],
             "onnxruntime runs fp32 and int8 here",
@@ -212,10 +221,10 @@ def test_bad_input_is_found_before_anything_is_timed(monkeypatch, arguments, mes
 def test_settings_finished_before_a_failure_are_kept(monkeypatch, tmp_path, to_file):
     real = measure
 
-    def fails_at_four(model, methods, images, **options):
-        if len(images) == 4:
+    def fails_at_four(model, methods, ring, **options):
+        if len(ring[0]) == 4:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.\nlong story")
-        return real(model, methods, images, **options)
+        return real(model, methods, ring, **options)
 
     monkeypatch.setattr(profiling, "measure", fails_at_four)
     target = str(tmp_path / "bench.json") if to_file else "-"
@@ -244,10 +253,13 @@ def test_real_images(tmp_path, monkeypatch):
 
     monkeypatch.setattr(profiling, "measure", fake)
     text = run("-m", "atm", "--images", str(tmp_path), "-b", "1,3")
-    assert [images.shape for images in seen] == [(1, 3, 32, 32), (3, 3, 32, 32)]
-    red = seen[1][:, 0].mean(dim=(1, 2))
-    assert red[0] < red[1] < red[2]
-    assert f"atm: token counts depend on the images; speed and promise are those of images of {tmp_path}" in text
+    assert [[images.shape for images in ring] for ring in seen] == [[(1, 3, 32, 32)] * 3, [(3, 3, 32, 32)]]
+    for ring in seen:  # every image once
+        red = torch.cat(ring)[:, 0].mean(dim=(1, 2))
+        assert red[0] < red[1] < red[2]
+    assert f"atm: token counts depend on the images; speed and promise are those of 32 images of {tmp_path}" in text
+    run("-m", "tome:r=1", "--images", str(tmp_path), "-b", "1")
+    assert [images.shape for images in seen[2]] == [(1, 3, 32, 32)]  # one says all
     with pytest.raises(VitrimError, match="has 3 images, too few for a batch of 4"):
         run("-m", "tome:r=1", "--images", str(tmp_path), "-b", "2,4")
 
@@ -264,18 +276,15 @@ def test_real_images_of_one_of_several_splits(tmp_path, monkeypatch):
         run("-m", "atm", "--images", str(tmp_path), "-b", "1")
 
 
-def test_random_images_are_named_only_where_they_matter(monkeypatch):
-    monkeypatch.setattr(profiling, "measure", lambda *_, **__: [made_up()])
-    assert "atm: token counts depend on the images; speed and promise are those of random images" in run("-m", "atm")
-    assert "depend on the images" not in run("-m", "tome:r=1")
-
-
 def test_parameters_that_nobody_learned_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(profiling, "measure", lambda *_, **__: [made_up()])
+    (tmp_path / "class").mkdir()
+    Image.new("RGB", (40, 50)).save(tmp_path / "class" / "0.png")
     target, note = tmp_path / "record.json", "counts depend on parameters of its own, and those are random here"
-    assert f"ia_red2: {note}" in run("-m", "ia_red2", "--json", str(target))
+    given = ("-b1", "--images", str(tmp_path))
+    assert f"ia_red2: {note}" in run("-m", "ia_red2", "--json", str(target), *given)
     assert json.loads(target.read_text())["untrained"] == ["ia_red2"]
-    assert note not in run("-m", "ia_red2:r=[1,1,1]", "-m", "atm")
+    assert note not in run("-m", "ia_red2:r=[1,1,1]", "-m", "atm", *given)
 
 
 def test_the_command_line_starts_without_torch():
@@ -330,7 +339,7 @@ def test_promise_is_the_ratio_of_macs():
     host, images = model(), torch.zeros(3, 3, 32, 32)
     tome = parse_method("tome:r=2")
     dense, reduced = (profile_of(host, method, images).macs.total for method in ("none", tome))
-    promised = promised_speedups(host, {"tome": reduced_copy(host, tome), "none": reduced_copy(host, "none")}, images)
+    promised = promised_speedups(host, {"tome": reduced_copy(host, tome), "none": reduced_copy(host, "none")}, [images])
     assert promised["tome"] == dense / reduced > 1.1
     assert promised["none"] == 1.0
 
@@ -346,7 +355,7 @@ def test_promise_of_an_adaptive_method_is_that_of_the_images():
     method = parse_method("atm:alpha=0.999,beta=0.0,theta_min=0.999,last_block=full")
     mixed = torch.cat([flat, noise])
     reduced = {"atm": reduced_copy(host, method)}
-    promises = [promised_speedups(host, reduced, images)["atm"] for images in (flat, mixed, noise)]
+    promises = [promised_speedups(host, reduced, [images])["atm"] for images in (flat, mixed, noise)]
     assert promises[0] > promises[1] > promises[2]
 
 
@@ -505,10 +514,14 @@ def test_tables_of_several_engines_have_a_column_for_them(monkeypatch):
     assert [row[:2] for row in cells] == [[row["method"], row["engine"]] for row in rows]
 
 
-def test_methods_without_a_fixed_graph_are_not_timed_on_engines_of_files(monkeypatch):
+def test_methods_without_a_fixed_graph_are_not_timed_on_engines_of_files(tmp_path, monkeypatch):
     monkeypatch.setattr(profiling, "measure", lambda *_, **__: [made_up()])
-    text = run("-m", "atm", "-m", "tome:r=1", "-b1", "--engine=eager,onnxruntime")
-    assert "atm is not timed on onnxruntime: " in text
+    (tmp_path / "class").mkdir()
+    for number in range(2):
+        Image.new("RGB", (40, 50)).save(tmp_path / "class" / f"{number}.png")
+    text = run("-m", "atm", "-m", "tome:r=1", "-b1,2", "--engine=eager,onnxruntime", "--images", str(tmp_path))
+    assert "atm is not timed on onnxruntime at batch 2: how many tokens it keeps depends on the images" in text
+    assert "onnxruntime at batch 1" not in text
     assert "tome:r=1 is not timed" not in text
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import timm
 import torch
 from safetensors.torch import load_file, save_file
 from timm.models import vision_transformer as timm_vit
@@ -411,6 +412,24 @@ def test_tokens_that_come_back_are_told_as_such() -> None:
     message = r"the blocks remove \[0, 31, 4, -35\], 0 in all; a negative number is of tokens that come back"
     with pytest.warns(vitrim.ReductionWarning, match=message):
         vitrim.reduce_(vit(), "cropr:r=30")
+
+
+@pytest.mark.parametrize("host", ["timm", "transformers"])
+def test_sizes_in_the_attention_of_a_masked_autoencoder_are_told(host: str) -> None:
+    def model() -> nn.Module:
+        if host == "transformers":
+            return tiny.FURTHER["hf_vit_mae"]()
+        return timm.create_model("vit_base_patch16_224.mae", embed_dim=24, depth=2, num_heads=2, img_size=32)
+
+    for method in ("tome:r=1", "atm:alpha=0.9"):
+        with pytest.warns(vitrim.ReductionWarning, match=f"^{method} adds log.size. to the att") as caught:
+            vitrim.reduce_(model(), method)
+        assert [one.filename for one in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", vitrim.ReductionWarning)
+        for method in ("tome:r=1,proportional=false", "tome:r=1,proportional=true", "topk:keep_rate=0.9"):
+            vitrim.reduce_(model(), method)
+        vitrim.reduce_(vit(), "tome:r=1")  # no masked autoencoder
 
 
 def test_strict_refuses_what_would_be_capped() -> None:

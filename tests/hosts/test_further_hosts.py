@@ -111,12 +111,7 @@ def test_reduced_hosts_keep_the_contract(host: str, config: vitrim.MethodConfig)
     if config.kind != "none" and not config.is_adaptive():  # random weights may leave a threshold nothing to remove
         assert min(counts) < counts[0]
     check_states(reduction, len(images))
-    twins = [copy.deepcopy(model)]
-    if not host.startswith(
-        ("hf_vitpose", "hf_lw_detr", "hf_rf_detr")
-    ):  # the library's own hooks, which it always puts there, cannot be pickled
-        twins.append(pickle.loads(pickle.dumps(model)))
-    for twin in twins:
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert all(torch.equal(*pair) for pair in zip(run(twin, images), out, strict=True))
     check_gradients(model, host, images)
     hidden = [part.shape for part in with_hidden(tiny.FURTHER[host](), images)]

@@ -28,6 +28,12 @@ KINDS: dict[str, Any] = {
 }
 
 
+def written(library: str, table: str) -> dict[str, str]:
+    """A table of a library, without what the installed version is too old for."""
+    entries = registry._written(library, table)
+    return {key: place for key, place in entries.items() if registry._needed(key, table) is None}
+
+
 def resolved(library: str, place: str) -> Any:
     file, _, name = place.partition(":")
     return getattr(importlib.import_module(f".{file}", f"vitrim.hosts.{library}"), name)
@@ -43,7 +49,7 @@ def modules(library: str) -> list[Any]:
 @pytest.mark.parametrize("library", INSTALLED)
 def test_every_entry_is_there(library: str) -> None:
     for table, kind in KINDS.items():
-        for key, place in registry._written(library, table).items():
+        for key, place in written(library, table).items():
             assert issubclass(resolved(library, place), kind), key
             where, _, name = key.rpartition(".")
             assert key == library or isinstance(getattr(importlib.import_module(where), name), type), key
@@ -55,23 +61,25 @@ def test_every_entry_is_there(library: str) -> None:
 @pytest.mark.parametrize("library", INSTALLED)
 def test_every_family_is_in_its_table(library: str) -> None:
     """What has a name of its own, beside bases that several families share."""
+    if any(key.startswith(f"{library}.") for key in registry.not_yet()):
+        pytest.skip("some files of the folder cannot be imported")
     for table, kind in KINDS.items():
         places = [*registry._written(library, table).values()]
         if kind is VisionLanguage:  # which are in either of two tables
             places += [*registry._written(library, "VISION_LANGUAGE").values()]
             places += [*registry._written(library, "SELECTED").values()]
-        written = {resolved(library, place) for place in places}
+        named = {resolved(library, place) for place in places}
         for module in modules(library):
             for value in vars(module).values():
                 own = inspect.isclass(value) and issubclass(value, kind) and value.__module__ == module.__name__
                 if own and "name" in vars(value) and not value.__name__.startswith("_"):
-                    assert value in written or library == "dinov2", value
+                    assert value in named or library == "dinov2", value
 
 
 def test_hosts_and_families_of_vision_language_models_are_listed() -> None:
     for library in INSTALLED:
-        assert set(registry._written(library, "HOSTS")) <= set(hosts())
-        assert set(registry._written(library, "VISION_LANGUAGE")) <= set(vision_languages())
+        assert set(written(library, "HOSTS")) <= set(hosts())
+        assert set(written(library, "VISION_LANGUAGE")) <= set(vision_languages())
 
 
 # ---- hosts and libraries of users ------------------------------------------------------------------------------------

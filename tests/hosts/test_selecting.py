@@ -780,6 +780,16 @@ def test_the_handle_says_what_is_selected_and_goes_with_copies() -> None:
     assert torch.equal(logits(model, given), expected)
 
 
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_selecting_model_is_pickled_after_a_forward(name: str) -> None:
+    model, given = OTHERS[name].create(), prompt(name)
+    logits(model, given)
+    vitrim.reduce_(model, select="divprune:tokens=4")
+    out = logits(model, given)
+    assert torch.equal(logits(pickle.loads(pickle.dumps(model)), given), out)
+
+
 @pytest.mark.parametrize("method", [None, "tome:r=2"])
 def test_a_selector_is_replaced_between_forwards(method: str | None) -> None:
     """Also with options of the method; one that asks other things of the model is refused, and nothing changes."""

@@ -15,6 +15,7 @@ from torch import Tensor
 import golden_files as golden
 import vitrim
 from golden_files import Reference
+from vitrim.core import compiled
 from vitrim.core.registry import selectors
 from vitrim.core.selection import Seen, Selector, descending, largest
 from vitrim.selectors import cdpruner, dart, divprune, fastervlm, pool, prumerge, visionzip, vispruner
@@ -327,8 +328,10 @@ def test_vispruner_takes_one_more_by_attention_where_an_odd_number_is_left() -> 
         assert len(set(kept[0].tolist())) == 11
 
 
-def test_vispruner_drops_what_pairs_one_by_one_would_drop() -> None:
+@pytest.mark.parametrize("by", ["a compiled loop", "operators"])
+def test_vispruner_drops_what_pairs_one_by_one_would_drop(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In plain loops: every second of the others against those between, eight a round."""
+    monkeypatch.setattr(compiled, "INSTALLED", by != "operators")
     scores, features = random(1, 90).softmax(dim=1), random(1, 90, 6, seed=1)
     unit = torch.nn.functional.normalize(features[0], dim=1)
     order = scores[0].argsort(descending=True).tolist()

@@ -322,7 +322,7 @@ def test_the_picture_is_written(source: Path, tmp_path: Path) -> None:
         ({"engine": "tensorrt"}, "unknown engine 'tensorrt'"),
         ({"methods": ["tome:r=1", "tome:r=1"]}, "method tome:r=1 is given twice"),
         ({"methods": "tomme"}, "unknown method 'tomme'"),
-        ({"methods": "atm", "engine": "torch.export"}, "atm runs on none of these engines"),
+        ({"methods": "atm", "at": 2, "engine": "torch.export"}, "atm runs on none of these engines"),
         ({"pretrained": True}, "pretrained, checkpoint and model_options say how to create a model"),
         ({"repeats": 0}, "repeats is a whole number of at least 1, not 0"),
         ({"task": "segmentation"}, "leave task segmentation out"),

@@ -41,7 +41,7 @@ class Other(Eager):
         self.label, self.refuses = label, refuses
         self.folders: list[Path] = []
 
-    def obstacle(self, config: MethodConfig) -> str | None:
+    def obstacle(self, config: MethodConfig, batch: int) -> str | None:
         return "it is not made for it" if config.name in self.refuses else None
 
     def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
@@ -104,6 +104,40 @@ def test_the_baseline_is_the_fastest_engine_and_kernel(monkeypatch: pytest.Monke
     assert found["tome:r=2", "other"]["peak_memory_mib"] is None
     assert len(set(other.folders)) == 3
     assert not any(folder.exists() for folder in other.folders)
+
+
+def test_every_round_takes_the_next_of_several_batches() -> None:
+    """All models see the same one, each batch comes equally often, and what MACs promise is a mean over them."""
+    ring = [torch.full((1, 3, 32, 32), float(number)) for number in range(3)]
+    ring[1][:, :, 16:] = torch.randn(1, 3, 16, 32, generator=torch.Generator().manual_seed(0))
+    seen: dict[str, list[float]] = {}
+
+    class Seeing(Eager):
+        def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
+            own = seen.setdefault(str(len(seen)), [])
+            return lambda images: own.append(images[0, 0, 0, 0].item())
+
+        def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
+            return None
+
+    config = parse_method("atm:alpha=0.999,beta=0.0,theta_min=0.9,last_block=full")
+    budget = Budget(min_rounds=4, min_seconds=0.0, max_rounds=4, warmup_rounds=0)
+    rows = measure(model(), {"atm": config}, ring, engines=[Seeing()], budget=budget)
+    assert list(seen.values()) == [[0.0, 1.0, 2.0] * 3] * 3  # once to be ready, six rounds; two dense kernels
+    assert [row["rounds"] for row in rows] == [6, 6]
+    single = [measure(model(), {"atm": config}, each, budget=ONCE)[1]["promised_speedup"] for each in ring]
+    assert len(set(single)) > 1
+    assert rows[1]["promised_speedup"] == pytest.approx(3 / sum(1 / each for each in single))
+
+
+@pytest.mark.full  # exports, twice
+def test_an_adaptive_method_runs_on_an_engine_image_by_image() -> None:
+    ring = list(torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0)).split(1))
+    methods = {"atm": parse_method("atm:alpha=0.9,beta=0.2,theta_min=0.1")}
+    rows = measure(model(), methods, ring, engines=["eager", "torch.export"], budget=ONCE)
+    assert [(row["method"], row["engine"], row["rounds"]) for row in rows] == [
+        (name, engine, 3) for name in ("dense", "atm") for engine in ("eager", "torch.export")
+    ]
 
 
 @pytest.mark.full  # `exporting/test_writing.py` runs files beside the model
@@ -181,7 +215,7 @@ def test_wrong_engines(names: list[str | Engine], message: str) -> None:
 def test_what_an_engine_cannot_run_is_refused_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "dense_copies", lambda model: pytest.fail("made"))
     with pytest.raises(VitrimError, match=r"atm runs on none of these engines: .*; give eager too"):
-        measure(model(), {"atm": parse_method("atm")}, IMAGES, engines=["torch.export"])
+        measure(model(), {"atm": parse_method("atm")}, torch.zeros(2, 3, 32, 32), engines=["torch.export"])
     with pytest.raises(VitrimError, match=r"torch.export runs fp32 here: torch.export cannot run in bf16"):
         measure(model().bfloat16(), METHODS, IMAGES, engines=["torch.export"])
     with pytest.raises(VitrimError, match=r"torch.export is timed on the CPU, and the model is on meta: leave it out"):

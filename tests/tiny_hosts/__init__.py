@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torch import Tensor, nn
 
 from older import has_host
@@ -28,6 +29,15 @@ Create = Callable[[], nn.Module]
 RECREATED = str(Path(__file__).parents[1] / "recreated")
 if RECREATED not in sys.path:  # processes that tests start do not read pytest's `pythonpath`
     sys.path.append(RECREATED)
+
+
+class Hosts(dict[str, Create]):
+    """Hosts by name; a test that asks for one that the installed libraries are too old for is skipped."""
+
+    def __missing__(self, name: str) -> Create:
+        if not not_yet():
+            raise KeyError(name)
+        pytest.skip(f"the installed libraries are too old for {name}")
 
 
 def families(further: bool = False) -> dict[str, dict[str, Create]]:

@@ -45,7 +45,8 @@ def test_every_row_has_a_name_of_its_own(rows: list[dict[str, str]]) -> None:
         ),
         (
             "study/nuswide/topk@90",
-            "Which Tokens to Use? Table 5, Top-K on NUS-WIDE, r = 0.9 (D: the dataset's baseline)",
+            "Which Tokens to Use? Table 5, Top-K on NUS-WIDE, r = 0.9 (D: the dataset's baseline, extended from a "
+            "row that is cut short)",
             'Table 5 marks I or D for every rate; in the text at hand its row ends after "D" (rates 25, 50, 70, 90 of '
             "NABirds, then COCO, then NUS-WIDE), and the last mark is taken for the rest. See study/nuswide for all "
             "else.",

@@ -37,7 +37,7 @@ class Graph(Eager):
         super().__init__()
         self.label, self.factor, self.together = label, factor, together
 
-    def obstacle(self, config: MethodConfig) -> str | None:
+    def obstacle(self, config: MethodConfig, batch: int) -> str | None:
         return "no" if config.is_adaptive() else None
 
     def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:

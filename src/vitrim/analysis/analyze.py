@@ -54,6 +54,7 @@ def analyze(
     more_models: Sequence[nn.Module | str] = (),
     only: str | Sequence[str] | None = None,
     sizes: Sequence[int] = (),
+    blocks: Sequence[int] = (),
     formats: str | Sequence[str] = ("png",),
     split: str | None = None,
     image_column: str | None = None,
@@ -89,6 +90,8 @@ def analyze(
             counts, features, loss. The others run the model once more: sensitivity, attention, router, tsne,
             throughput, and loss where it is named.
         sizes: pixels a side of the images that the family throughput times; none for the model's own.
+        blocks: whose maps the families attention and router draw over an image, from 0; none for four or five over the
+            depth.
         formats: of the files in ``figures/``: png, svg.
         split, image_column, label_column, data_options: of the source, see `vitrim.data.load_data`.
         limit: so many images only, spread evenly.
@@ -126,13 +129,13 @@ def analyze(
     reading["data_options"] = data_options
     how: dict[str, Any] = {"checkpoint": checkpoint, "model_options": model_options}
     check_kinds(**reading, **how, dtype=dtype, on_progress=on_progress, on_stop=on_stop)
-    _check_lists(more_models=more_models, sizes=sizes)
+    _check_lists(more_models=more_models, sizes=sizes, blocks=blocks)
     configs = parse_methods(methods)
     check_whole(batch_size=(batch_size, 1), limit=(limit, 1), workers=(workers, 0))
     if not isinstance(seed, int):
         raise VitrimError(f"seed is a whole number, not {seed!r:.60}")
     check_known("dtype", dtype, DTYPES)
-    folder, families, kinds = _checked(out, only, formats, sizes)
+    folder, families, kinds = _checked(out, only, formats, sizes, blocks)
     alone = [name for name in families if FAMILIES[name].of_records is None]
     models = [model, *more_models]
     names = [one if isinstance(one, str) else load(one).name for one in models]
@@ -161,7 +164,8 @@ def analyze(
         }
         own = (loaded.model if named else copy.deepcopy(loaded.model)).to(device=place, dtype=precision).eval()
         suited = fitting(own, configs)
-        subject = Subject(own, suited, task, dataset, size, limit, seed, workers, loaded.learned, sizes)
+        subject = Subject(own, suited, task, dataset, size, limit, seed, workers, loaded.learned, sizes, blocks)
+        _check_blocks(blocks, subject)
         scoring = [TaskMetrics(task)] if task.name == "multilabel" else []  # of one label, records say it
         measurement = subject.measurement(suited, [Collect(num_images=facts["images"]), MacsProbe(), *scoring])
         passes.append(_Pass(measurement, subject, found))
@@ -314,6 +318,7 @@ LISTS: dict[str, tuple[str, Any]] = {
     "analyses": ("a list of folders", (str, Path)),
     "more_models": ("a list of models", (nn.Module, str)),
     "sizes": ("a list of whole numbers of pixels", int),
+    "blocks": ("a list of whole numbers of blocks", int),
 }
 """Arguments that are lists: what each is in words, and the types of its entries."""
 
@@ -327,24 +332,31 @@ def _check_lists(**given: object) -> None:
             raise VitrimError(f"{name} is {words}, not {value!r:.60}")
 
 
+def _check_blocks(blocks: Sequence[int], subject: Subject) -> None:
+    beyond = next((one for one in blocks if not 0 <= one < subject.num_layers), None)
+    if beyond is not None:
+        raise VitrimError(f"there is no block {beyond} to draw; valid: 0 to {subject.num_layers - 1}")
+
+
 def _checked(
     out: str | Path,
     only: str | Sequence[str] | None,
     formats: str | Sequence[str],
     sizes: Sequence[int] = (),
+    blocks: Sequence[int] = (),
     *,
     stored: bool = False,
 ) -> tuple[Path, list[str], list[str]]:
     """The folder, the families that were named and the formats, before any work.
 
     Args:
-        out, only, formats, sizes: as of `analyze`.
+        out, only, formats, sizes, blocks: as of `analyze`.
         stored: there are records alone, and no model.
     """
     if not isinstance(out, str | Path):
         raise VitrimError(f"out is a folder, not {out!r:.60}")
     _check_lists(only=() if only is None else only, formats=formats)
-    families = chosen(only, sizes)
+    families = chosen(only, sizes, blocks)
     alone = next((name for name in families if stored and FAMILIES[name].of_records is None), None)
     if alone is not None:
         raise VitrimError(f"{alone} runs the model, which stored records do not hold: give a model and its images")

@@ -205,6 +205,41 @@ def fullest(blocks: Iterable[int], most: int) -> list[int]:
     return sorted(found)
 
 
+def drawn_blocks(arrays: Mapping[str, NDArray[Any]], name: str, most: int) -> dict[int, int]:
+    """The blocks of a record whose maps are drawn, each with its place among those that have maps.
+
+    Args:
+        arrays: with ``NAME/blocks``, and with ``drawn`` where blocks were asked for.
+        name: of the record.
+        most: blocks, where none were asked for.
+
+    Example:
+        >>> arrays = {"mctf/blocks": np.arange(1, 12)}
+        >>> drawn_blocks(arrays, "mctf", 3), drawn_blocks({**arrays, "drawn": np.array([0, 2, 5])}, "mctf", 3)
+        ({4: 3, 8: 7, 11: 10}, {2: 1, 5: 4})
+    """
+    blocks: list[int] = arrays[f"{name}/blocks"].tolist()
+    wanted = arrays["drawn"].tolist() if "drawn" in arrays else fullest(blocks, most)
+    return {block: blocks.index(block) for block in wanted if block in blocks}
+
+
+def note_blocks(result: FamilyResult, asked: Sequence[int], found: Mapping[str, Iterable[int]]) -> None:
+    """Enter the blocks that were asked for, with a note on each record that has no maps of one.
+
+    Args:
+        result: of a family.
+        asked: blocks; none for the family's choice.
+        found: the blocks that have maps, by the name of the record.
+    """
+    if not asked:
+        return
+    result.arrays["drawn"] = np.array(sorted(set(asked)))
+    for name, blocks in found.items():
+        missing = [str(block) for block in sorted(set(asked)) if block not in set(blocks)]
+        if missing:
+            result.notes.append(f"{name} has no map of block {', '.join(missing)} to draw")
+
+
 class PairMap(NamedTuple):
     """A heat map of all pairs of records.
 

@@ -144,6 +144,7 @@ class Subject:
         workers: processes that decode images, 0 for this one.
         learned: folder of a saved reduction, whose parameters the methods of that name get.
         sizes: pixels a side of the images to time; none for the model's own.
+        blocks: that are drawn over an image, from 0; none for some over the depth.
         beside: it is one of several models that are analysed side by side.
 
     Example:
@@ -168,6 +169,7 @@ class Subject:
     workers: int = 0
     learned: Path | None = None
     sizes: Sequence[int] = ()
+    blocks: Sequence[int] = ()
     beside: bool = False
 
     @property

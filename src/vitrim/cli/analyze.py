@@ -39,6 +39,10 @@ Only = Annotated[
 Sizes = Annotated[
     str | None, typer.Option("--sizes", help="throughput: pixels a side, with commas; default: the model's own")
 ]
+Blocks = Annotated[
+    str | None,
+    typer.Option("--blocks", help="attention, router: blocks to draw, from 0, with commas, e.g. 2,5,8,11"),
+]
 Formats = Annotated[str, typer.Option("--format", help="of the files in figures/: png, svg, or both with a comma")]
 Compare = Annotated[
     bool,
@@ -85,6 +89,7 @@ def analyze(
     out: Out,
     only: Only = None,
     sizes: Sizes = None,
+    blocks: Blocks = None,
     formats: Formats = "png",
     batch_size: BatchSize = 32,
     dtype: Dtype = "fp32",
@@ -105,7 +110,8 @@ def analyze(
 
     takes = "--sizes takes whole numbers of pixels with commas, e.g. 224,384"
     pixels = () if sizes is None else tuple(whole_numbers(sizes, takes, least=1))
-    chosen(only, pixels)
+    drawn = () if blocks is None else tuple(whole_numbers(blocks, "--blocks takes whole numbers with commas, e.g. 2,5"))
+    chosen(only, pixels, drawn)
 
     if compare or stored:
         given = {
@@ -140,6 +146,7 @@ def analyze(
                 out=out,
                 only=only,
                 sizes=pixels,
+                blocks=drawn,
                 formats=formats,
                 **images.arguments,
                 batch_size=batch_size,

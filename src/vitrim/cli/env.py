@@ -11,9 +11,9 @@ from vitrim import __version__
 from vitrim.cli.output import Output
 
 TRIED = """
-torch 2.9.0 2.15.0, torchvision 0.24.0 0.29.2, timm 1.0.22 1.0.31, transformers 5.2.0 5.23.0,
-open_clip_torch 3.2.0 3.3.0, numpy any 2.4.6, safetensors any 0.8.0, pydantic 2.10.0 2.14.3, PyYAML any 6.0.3,
-typer 0.20.0 0.29.2, rich any 15.0.0, filelock 4.0.0 4.2.12, datasets 4.0.0 5.2.0, pillow any 12.3.0,
+torch 2.9.0 2.15.0, torchvision 0.24.0 0.29.2, timm 1.0.22 1.0.31, transformers 5.2.0 5.24.0,
+open_clip_torch 3.2.0 3.3.0, numpy any 2.4.6, safetensors any 0.8.0, pydantic 2.10.0 2.14.4, PyYAML any 6.0.4,
+typer 0.20.0 0.29.2, rich any 15.0.0, filelock 4.0.0 4.3.1, datasets 4.0.0 5.2.0, pillow any 12.3.0,
 accelerate 1.12.0 1.15.0, torchmetrics any 1.9.0, tensorboard any 2.21.0, scikit-learn any 1.9.1,
 matplotlib any 3.11.2, onnx 1.23.2 1.23.2, onnxscript 0.7.2 0.7.2, onnxruntime 1.32.0 1.32.0,
 openvino 2026.4.1 2026.4.1, nncf 3.4.0 3.4.0, optuna any 5.0.0, gradio 6.31.0 6.31.0, numba 0.63.0 0.68.1

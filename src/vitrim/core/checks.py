@@ -86,7 +86,25 @@ def check_origin(config: MethodConfig, host: type[Host], model: nn.Module) -> No
         message = f"{config.describe()} was found for another model ({'; '.join(other)})"
         if config.made_for.get("blocks") != here["blocks"]:
             raise VitrimError(f"{message}: its amounts do not fit these blocks")
-        warnings.warn(f"{message}: search anew for this one", ReductionWarning, stacklevel=5)
+        warnings.warn(f"{message}: search anew for this one", ReductionWarning, stacklevel=4)
+
+
+def check_proportional(config: MethodConfig, model: nn.Module) -> None:
+    """Say where sizes would weigh the attention of a masked autoencoder, unless ``proportional`` itself was given.
+
+    ToMe, ATM and PPT were published without that for MAE. A model that was fine-tuned from one and pools its patches
+    looks like any other; this sees only what the library says.
+
+    Warns:
+        ReductionWarning: naming the option.
+    """
+    if config.proportional and "proportional" not in config.model_fields_set and ask(model).masked_autoencoder(model):
+        warnings.warn(
+            f"{config.describe()} adds log(size) to the attention of a masked autoencoder (MAE), which the papers "
+            "leave out: give proportional=false, or proportional=true to have it so",
+            ReductionWarning,
+            stacklevel=4,
+        )
 
 
 def misfit(config: MethodConfig, head: Head) -> str | None:

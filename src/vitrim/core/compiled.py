@@ -476,3 +476,24 @@ def _agglomerate(distance: Any, linkage: int, merges: int, stands: Any) -> None:
 
 
 AGGLOMERATE = Loop(_agglomerate)
+
+
+def _diverse(alike: Any, step: int, left: Any) -> None:
+    """Fill ``left`` (B, T) as `vitrim.selectors.vispruner.diverse` does, from ``alike`` (B, S, S), as a loop."""
+    wanted = left.shape[1]
+    for b in range(len(alike)):
+        own = np.arange(alike.shape[1])
+        while len(own) > wanted:
+            drop = min(step, len(own) - wanted, len(own) // 2)
+            even, odd = own[0::2].copy(), own[1::2].copy()
+            nearest = np.empty(len(even), alike.dtype)
+            for i in range(len(even)):
+                row, best = alike[b, even[i]], -alike.dtype.type(np.inf)
+                for other in odd:
+                    best = max(best, row[other])
+                nearest[i] = -best
+            own = np.concatenate((even[np.argsort(nearest, kind="mergesort")][drop:], odd))
+        left[b] = own
+
+
+DIVERSE = Loop(_diverse)

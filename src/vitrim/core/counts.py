@@ -111,5 +111,6 @@ def _macs(block: ReducedBlock, kind: Kind, dim: int, mlp: int, entering: int, le
     asked = keys if rows is None or site == "query" else rows  # queries that are projected: a reducer there sees all
     attending = rows or (left if site == "before" or (site == "query" and kind == "prune") else entering)
     projected = rows or (left if site in ("before", "query") else entering)
-    linear = dim * dim * (asked + 2 * keys + projected) + mlp * (rows or (entering if site == "after" else left))
+    valued = left if site == "query" and block.reducer.fresh_values and rows is None else keys
+    linear = dim * dim * (asked + keys + valued + projected) + mlp * (rows or (entering if site == "after" else left))
     return linear + 2 * dim * attending * keys * crossed

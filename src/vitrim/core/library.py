@@ -330,6 +330,10 @@ class Library:
         """Let attention run fused or written out; return whether the family has that choice."""
         return False
 
+    def masked_autoencoder(self, model: nn.Module) -> bool:
+        """True if the library itself says that the weights were trained as a masked autoencoder (MAE)."""
+        return False
+
     def architecture(self, model: nn.Module) -> str:
         """The library's name of the model, else its class."""
         return type(model).__name__

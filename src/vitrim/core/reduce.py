@@ -94,7 +94,7 @@ def reduce_(
 
     Warns:
         ReductionWarning: a layer cannot remove as much as asked; an error with ``strict=True`` in the config. Or the
-            method is from a file that was made for another model.
+            method is from a file that was made for another model, or adds sizes to the attention of an MAE.
 
     Example:
         >>> import timm, torch, vitrim
@@ -226,6 +226,7 @@ def _reduce(
         cell = family.cell(outer)
     facts = checks.facts_for_reader(config, host, model, holder, cell)
     checks.check_origin(config, host, model)
+    checks.check_proportional(config, model)
     checks.check_head(config, facts, within=facts.dense and not own.dense)
     head_rows, restore = checks.at_the_end(config, facts, len(blocks))
     checks.patch_maker(config, host, model)
@@ -260,6 +261,7 @@ def _reduce(
         )
     reduction = Reduction(model, config, trace, None if facts == own else facts, compact, selector)
     _install(reduction, None if outer is None or family is None else (outer, family))
+    support_libraries(holder or outer or model)  # a model of one of them may hold this one, and save it
     return reduction
 
 
@@ -270,6 +272,7 @@ def _select_only(outer: nn.Module, family: type[VisionLanguage], config: MethodC
     reduction = Selection(outer, config, Trace(), None, True, selector)
     family.install(outer, reduction._trace, reduction._choosing)
     setattr(outer, HANDLE, reduction)
+    support_libraries(outer)
     return reduction
 
 
@@ -387,7 +390,6 @@ def _install(reduction: Reduction, within: tuple[nn.Module, type[VisionLanguage]
     if config.kind in ("prune", "mixed"):
         for norm in norms_behind(model, host.blocks(model)[-1]):
             norm.register_forward_hook(ZeroHook(trace, always=blocks[-1].restore == "zeros"))
-    support_libraries()  # a model of one of them may hold this one, and save it
     if within is not None:
         outer, family = within
         family.install(outer, trace, reduction._choosing)

@@ -412,12 +412,13 @@ def refused_module(name: str) -> str:
     return _REFUSED.entry(name) or ""
 
 
-def support_libraries() -> None:
-    """Let libraries that are in use know of reduced models: runs what their tables name, where the module is loaded."""
+def support_libraries(model: nn.Module) -> None:
+    """Let libraries that are in use know of reduced models, of which one is in ``model``: runs what their tables name,
+    where the module is loaded."""
     for library in libraries():
         for module, place in _written(library, "ON_REDUCE").items():
             if module in sys.modules:
-                _load(library, place)()
+                _load(library, place)(model)
 
 
 def reads_prompts(kind: type) -> bool:

@@ -194,12 +194,12 @@ def export(
         names = _classes(dataset, reduced) if classes is None else classes
         counted: Any = torch.zeros(1, *shape)
         if _follows(reduced):
-            counted = _images(CHECKED, shape, batch, preprocess) if compared is None else compared[:CHECKED]
+            counted = _images(1, shape, batch, preprocess) if compared is None else compared[:CHECKED]
             counted = Program(reduced, told).normalised(counted) if preprocess else counted
         facts = _describe(reduced, counted, told, name or loaded.name, names)
         if _follows(reduced):
-            seen = "images" if compared is not None and dataset is not None else "random images"
-            facts["counted_on"] = f"{len(counted)} {seen}"
+            real = dataset is not None or isinstance(check, Tensor)
+            facts["counted_on"] = f"{len(counted)} {'images' if real and compared is not None else 'random images'}"
         tell("exporting")
         with staged(wanted.path) as place:
             written = _write(wanted, reduced, shape, told, facts, place)

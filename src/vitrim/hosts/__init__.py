@@ -11,5 +11,5 @@ is not used. The tables:
 * ``REFUSED``: the reason why models of a class, or of a whole module, cannot be reduced, and what to use instead,
 * ``LIBRARIES``: the `vitrim.core.library.Library` that answers what training and measuring ask, for all models of the
   library by its name, or for those of a class,
-* ``ON_REDUCE``: a function that `vitrim.reduce_` calls where a module of the library, the key, is loaded.
+* ``ON_REDUCE``: a function of the model that `vitrim.reduce_` calls where a module of the library, the key, is loaded.
 """

@@ -7,12 +7,15 @@ moment hits all of them alike, and what is compared is the ratio within a round.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from vitrim.errors import VitrimError
 
@@ -109,6 +112,28 @@ def time_interleaved(
         seconds += sum(rounds[-1])
     times = np.array(rounds) * 1e3
     return {name: times[:, column] for column, name in enumerate(candidates)}
+
+
+def in_turn(run: Callable[[Tensor], object], batches: Sequence[Tensor]) -> Callable[[], object]:
+    """A call that runs the next of ``batches``, each of any shape, and begins again after the last.
+
+    The time of a method whose counts depend on the image is that of many images. Calls that are timed in turn over the
+    same batches see the same one in every round. Several batches are all run once first: an engine makes kernels for
+    every shape that it has not seen.
+
+    Example:
+        >>> seen = []
+        >>> call = in_turn(lambda batch: seen.append(int(batch)), [torch.tensor(1), torch.tensor(2)])
+        >>> _ = call(), call(), call()
+        >>> seen
+        [1, 2, 1, 2, 1]
+    """
+    if len(batches) == 1:
+        return partial(run, batches[0])
+    for batch in batches:
+        run(batch)
+    ring = cycle(batches)
+    return lambda: run(next(ring))
 
 
 def _synchronise(device: torch.device) -> None:

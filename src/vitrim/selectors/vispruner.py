@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from vitrim.core import compiled
 from vitrim.core.registry import register_selector
 from vitrim.core.selection import Choice, Seen, Selector, SelectorNeeds, descending, unit_rows
 
@@ -43,19 +44,33 @@ def important_and_diverse(
     elif rest.shape[1] > wanted:
         images = torch.arange(len(rest), device=rest.device)[:, None]
         normed = unit_rows(features)[images, rest]
-        alike = normed @ normed.transpose(1, 2)
-        own, left = rest, torch.arange(rest.shape[1], device=rest.device).expand_as(rest)  # rows of `alike`
-        while (drop := min(PER_ROUND, left.shape[1] - wanted, left.shape[1] // 2)) > 0:
-            if 4 * left.shape[1] < 3 * own.shape[1]:  # a round costs rows times columns
-                own = own.gather(1, left)
-                alike = alike[images[:, :, None], left[:, :, None], left[:, None]]
-                left = torch.arange(left.shape[1], device=rest.device).expand_as(left)
-            even, odd = left[:, 0::2], left[:, 1::2]
-            # maxima of whole rows, column by column: at 2,304 tokens four times as fast as pairs one by one
-            nearest = alike[images, odd].amax(dim=1).gather(1, even)
-            left = torch.cat([even.gather(1, descending(nearest)[:, drop:]), odd], dim=1)
-        rest = own.gather(1, left)
+        rest = rest.gather(1, diverse(normed @ normed.transpose(1, 2), wanted))
     return torch.cat([important, rest], dim=1).sort(dim=1).values, important
+
+
+def diverse(alike: Tensor, tokens: int) -> Tensor:
+    """(B, T) places of the tokens that are left when the rounds of `important_and_diverse` are over.
+
+    Args:
+        alike: (B, S, S) cosines, the first row of the token with the highest score.
+        tokens: T, from 1 to S.
+    """
+    if compiled.suit(alike[:1, :1]):  # whatever its size: one round waits for the other
+        left = torch.empty(len(alike), tokens, dtype=torch.int64)
+        compiled.DIVERSE(alike, PER_ROUND, left)
+        return left
+    images = torch.arange(len(alike), device=alike.device)[:, None]
+    own = left = torch.arange(alike.shape[1], device=alike.device).expand(alike.shape[:2])
+    while (drop := min(PER_ROUND, left.shape[1] - tokens, left.shape[1] // 2)) > 0:
+        if 4 * left.shape[1] < 3 * own.shape[1]:  # a round costs rows times columns
+            own = own.gather(1, left)
+            alike = alike[images[:, :, None], left[:, :, None], left[:, None]]
+            left = torch.arange(left.shape[1], device=left.device).expand_as(left)
+        even, odd = left[:, 0::2], left[:, 1::2]
+        # maxima of whole rows, column by column: at 2,304 tokens four times as fast as pairs one by one
+        nearest = alike[images, odd].amax(dim=1).gather(1, even)
+        left = torch.cat([even.gather(1, descending(nearest)[:, drop:]), odd], dim=1)
+    return own.gather(1, left)
 
 
 @register_selector

@@ -6,8 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
@@ -35,6 +34,7 @@ from vitrim.measure.latency import (
     FloatArray,
     fastest,
     images_per_second,
+    in_turn,
     paired_speedup,
     summarise,
     time_interleaved,
@@ -51,6 +51,9 @@ from vitrim.tasks import tasks
 
 CALIBRATED, SCORED = 64, 256
 """Images that int8 finds the ranges of activations on, and that dense models are compared on."""
+
+RING = 32
+"""Images, or one batch if that is more, on which models are timed in turn if counts depend on the images."""
 
 MAX_BATCH = 2**20
 """Far above any useful batch: typing errors are reported at once, not by the library that fails on them."""
@@ -193,7 +196,13 @@ def bench(
         if not isinstance(host, Prefill):
             given = fitting(host, given)
         configs = {config.describe() + behind: config for config in given}
-        check_engines(engines, configs, host)
+        for size in sizes:
+            check_engines(engines, configs, host, size)
+        adaptive = None if isinstance(host, Prefill) else adaptive_one(configs)
+        if adaptive is not None and images is None:
+            raise VitrimError(
+                f"{adaptive} takes as long as the images ask for, and random ones are not like real ones: give --images"
+            )
         for config in configs.values():
             reduced_copy(host, config, own.learned)
         dataset = open_images(host, images, split=split, image_column=image_column, label_column=label_column)
@@ -214,7 +223,7 @@ def bench(
         if isinstance(given_model, FileModel):
             files_note += "; the row dense is the first of them"
         notes = [files_note] if files_note else []
-        notes += [*_notes(host, configs, engines, None if dataset is None else str(source), seed), *lacking]
+        notes += [*_notes(host, configs, engines, sizes, None if dataset is None else str(source), seed), *lacking]
         report = SpeedReport("bench", facts, notes=[*notes, *untrained_notes(untrained)])
         tell = on_setting or (lambda _: None)
         tell(report)
@@ -299,9 +308,10 @@ def measure_setting(
     with one_line_errors(f"batch {size}"):
         held_out, given = None, None
         if dataset is None:
-            batch = random_images(host, size, seed)
+            ring = [random_images(host, size, seed)]
         else:
-            batch, _ = next(iter(batches(dataset, size, limit=size)))
+            many = size if adaptive_one(methods) is None else max(RING, size)
+            ring = [images for images, _ in batches(dataset, size, limit=many) if len(images) == size]
             if len({str(engine) for engine in engines}) > 1 or engines[0].precision != "fp32":
                 # every third image is for the ranges of activations, the others to compare on
                 places = spread(len(dataset), min(len(dataset), SCORED + CALIBRATED))
@@ -311,8 +321,9 @@ def measure_setting(
                 held_out = list(batches(Subset(dataset, kept[: len(kept) // size * size].tolist()), size))
         like = next(host.parameters())
         rows = measure(
-            host, methods, batch.to(like.device), engines=engines, budget=budget, learned=learned, files=files,
-            calibration=given, held_out=held_out if scored else None, on_progress=tell,
+            host, methods, [images.to(like.device) for images in ring],
+            engines=engines, budget=budget, learned=learned, files=files, calibration=given,
+            held_out=held_out if scored else None, on_progress=tell,
         )  # fmt: skip
     return [Row(row.method, {**setting, **row}) for row in rows]
 
@@ -344,10 +355,16 @@ def batch_sizes(given: int | Sequence[int]) -> list[int]:
     return sizes
 
 
+def adaptive_one(methods: Mapping[str, MethodConfig]) -> str | None:
+    """The first of the methods whose counts depend on the images; None where none do."""
+    return next((name for name, config in methods.items() if config.is_adaptive()), None)
+
+
 def _notes(
     host: nn.Module,
     methods: Mapping[str, MethodConfig],
     engines: Sequence[Engine],
+    sizes: Sequence[int],
     images: str | None,
     seed: int,
 ) -> Iterator[str]:
@@ -363,15 +380,15 @@ def _notes(
         yield f"prefill: batches are prompts of {what}{answer}; methods leave out the image tokens that are gone"
     adaptive = [name for name, config in methods.items() if config.is_adaptive()]
     if adaptive:
-        given = f"images of {images}" if images else "random images (give real ones as images)"
+        given = f"{RING} images of {images}, or one batch if that is more, in turn" if images else "random images"
         yield f"{', '.join(adaptive)}: token counts depend on the images; speed and promise are those of {given}"
     if images is None and any(engine.precision == "int8" for engine in engines):
         yield "int8: ranges of activations are those of random images, so only its times mean something"
     for name, config in methods.items():
-        refused = {engine.label: engine.obstacle(config) for engine in engines}
-        labels = [label for label, obstacle in refused.items() if obstacle is not None]
-        if labels:
-            yield f"{name} is not timed on {', '.join(labels)}: {refused[labels[0]]}"
+        refused = {f"{one.label} at batch {size}": one.obstacle(config, size) for one in engines for size in sizes}
+        places = [place for place, obstacle in refused.items() if obstacle is not None]
+        if places:
+            yield f"{name} is not timed on {', '.join(places)}: {refused[places[0]]}"
 
 
 # ---- one setting -----------------------------------------------------------------------------------------------------
@@ -380,7 +397,7 @@ def _notes(
 def measure(
     model: nn.Module,
     methods: Mapping[str, MethodConfig],
-    images: Tensor,
+    images: Tensor | Sequence[Tensor],
     *,
     engines: Sequence[str | Engine] = ("eager",),
     precisions: Sequence[str] | None = None,
@@ -400,7 +417,8 @@ def measure(
     Args:
         model: an unreduced host in eval mode, or the `Prefill` of a vision-language model; it is not changed.
         methods: configs by the name that the rows should carry.
-        images: (B, C, H, W) on the device of the model; (B, n, C, H, W) for a `Prefill`.
+        images: (B, C, H, W) on the device of the model; (B, n, C, H, W) for a `Prefill`. Or several such batches, of
+            which every round takes the next: where counts depend on the images, one says little.
         engines: names (`vitrim.speed.engines.engines`: eager, compile, onnxruntime, openvino, aoti, torch.export) or
             engines. Every model runs on each, but for methods without a fixed graph on those that need one.
         precisions: of engines that are given by name; None: that of the model's parameters.
@@ -442,10 +460,16 @@ def measure(
         >>> [(row["method"], row["engine"]) for row in rows]
         [('dense', 'eager'), ('tome:r=1', 'eager')]
     """
+    ring = [images] if isinstance(images, Tensor) else list(images)
+    images = ring[0]
+    if len(ring) > 1:  # every batch counts alike
+        budget = budget or Budget()
+        whole = -(-budget.min_rounds // len(ring)) * len(ring)
+        budget = replace(budget, min_rounds=whole, max_rounds=max(whole, budget.max_rounds))
     own = next(model.parameters()).dtype
     names = precisions or [next(name for name, dtype in PRECISIONS.items() if dtype == own)]
     chosen, _ = chosen_engines(list(engines), names, images.device, compiled)
-    check_engines(chosen, methods, model)
+    check_engines(chosen, methods, model, len(images))
     entries: list[Entry] = []
     # the parts that are timed each by itself, by how they are taken from a model; None: there is only one
     front = ask(model).front(model)
@@ -459,13 +483,13 @@ def measure(
         for part, take in parts.items():
             # counted on the very copies that are timed: learned reducers are drawn anew for every copy
             reduced = {name: take(copies[name, ""]) for name in methods}
-            promised = promised_speedups(take(base), reduced, images.to(dtype))
+            promised = promised_speedups(take(base), reduced, [batch.to(dtype) for batch in ring])
             entries += [
                 Entry(name, kernel, engine, part, take(copied), promised.get(name, 1.0))
                 for engine in chosen
                 if engine.dtype == dtype
                 for (name, kernel), copied in copies.items()
-                if name == DENSE or engine.obstacle(methods[name]) is None
+                if name == DENSE or engine.obstacle(methods[name], len(images)) is None
             ]
     for name, file in (files or {}).items():
         known = file.file.metadata
@@ -478,7 +502,7 @@ def measure(
                 on_progress(f"making {entry.key} ready, {number + 1} of {len(entries)}")
             # a folder for every model: precisions of one engine are made of one file
             place = Path(folder) / str(models.setdefault(id(entry.model), len(models)))
-            entry.prepare(images, place, calibration)
+            entry.prepare(ring, place, calibration)
         if on_progress is not None:
             budget = _Watched(**vars(budget or Budget()), tell=on_progress)
         with torch.inference_mode():
@@ -536,13 +560,14 @@ class Entry:
         on = "" if str(self.engine) == Eager.label else f" on {self.engine}"
         return self.name + kernel + on + ("" if self.part is None else f" [{self.part}]")
 
-    def prepare(self, images: Tensor, folder: Path, calibration: Tensor | None) -> None:
-        """Compile or export the model for ``images``; files go to ``folder``."""
+    def prepare(self, ring: Sequence[Tensor], folder: Path, calibration: Tensor | None) -> None:
+        """Compile or export the model for batches like those of ``ring``; files go to ``folder``."""
         folder.mkdir(exist_ok=True)
         start = time.perf_counter()
-        given = images.to(self.engine.dtype)
-        self.run = self.engine.prepare(self.model, given, folder, calibration)
-        self.call = partial(self.run, given)
+        given = [images.to(self.engine.dtype) for images in ring]
+        self.run = self.engine.prepare(self.model, given[0], folder, calibration)
+        with torch.inference_mode():
+            self.call = in_turn(self.run, given)
         self.seconds = time.perf_counter() - start
 
     def watch(self, within: ExitStack, device: torch.device) -> None:
@@ -556,6 +581,7 @@ def check_engines(
     engines: Sequence[Engine],
     methods: Mapping[str, MethodConfig],
     model: nn.Module,
+    batch: int,
 ) -> None:
     """Refuse engines that cannot run this model, and methods that run on none of them.
 
@@ -569,7 +595,7 @@ def check_engines(
         if part is not None and engine.whole_models_only:
             raise VitrimError(f"engine {engine.label} runs whole models only, and the {part} is timed by itself here")
     for name, config in methods.items():
-        obstacles = [engine.obstacle(config) for engine in engines]
+        obstacles = [engine.obstacle(config, batch) for engine in engines]
         if None not in obstacles:
             raise VitrimError(f"{name} runs on none of these engines: {obstacles[0]}; give eager too")
 
@@ -693,20 +719,20 @@ def _numbers(
     }
 
 
-def promised_speedups(dense: nn.Module, reduced: Mapping[str, nn.Module], images: Tensor) -> dict[str, float]:
+def promised_speedups(dense: nn.Module, reduced: Mapping[str, nn.Module], ring: Sequence[Tensor]) -> dict[str, float]:
     """Dense MACs over the MACs of every ``reduced`` model: the speed-up if time were proportional to MACs.
 
-    Counted on all of ``images`` (B, C, H, W) where counts depend on them, else on one.
+    Counted on all batches (B, C, H, W) of ``ring`` where counts depend on the images, else on one image.
     """
     found: dict[str, float] = {}
-    of_dense: dict[int, int] = {}  # by how many images they are counted on
+    of_dense: dict[bool, int] = {}  # by whether all are counted
     for name, taken in reduced.items():
         model = taken.model if isinstance(taken, Front) else taken
         varies = handle_of(model).config.is_adaptive() or (taken is model and cost_varies(model))
-        sample = images if varies else images[:1]
-        if len(sample) not in of_dense:
-            of_dense[len(sample)] = count_macs(dense, sample).total
-        found[name] = of_dense[len(sample)] / count_macs(taken, sample).total
+        sample = ring if varies else [ring[0][:1]]
+        if varies not in of_dense:
+            of_dense[varies] = sum(count_macs(dense, batch).total for batch in sample)
+        found[name] = of_dense[varies] / sum(count_macs(taken, batch).total for batch in sample)
     return found
 
 

@@ -191,7 +191,8 @@ def compare(
     with drawing(place, seed), warnings.catch_warnings():
         loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options, device=place)
         configs = {config.describe(): config for config in fitting(loaded.model, given)}
-        check_engines(engines, configs, loaded.model)
+        for size in sizes:
+            check_engines(engines, configs, loaded.model, size)
         for config in configs.values():
             reduced_copy(loaded.model, config)
         warnings.simplefilter("ignore", ReductionWarning)  # it was said of these copies
@@ -336,7 +337,7 @@ def score_on_engines(
         for engine in engines:
             own: list[OnEngine] = []
             for config in (None, *methods.values()):
-                if config is not None and engine.obstacle(config) is not None:
+                if config is not None and engine.obstacle(config, size) is not None:
                     continue
                 copied = in_dtype(model, engine.dtype)
                 reduction = None if config is None else reduce_(copied, config)

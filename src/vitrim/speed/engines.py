@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
+from vitrim.core.reduce import get_reduction
 from vitrim.errors import MissingPackageError, VitrimError, check_known, unknown
 from vitrim.exporting.exported import Exported
 from vitrim.exporting.formats import engines as runnable
@@ -80,8 +81,8 @@ class Engine(ABC):
             return None
         return f"{self.label} runs {' and '.join(self.precisions)} here"
 
-    def obstacle(self, config: MethodConfig) -> str | None:
-        """The reason why a model reduced by ``config`` does not run on this engine; None if it does."""
+    def obstacle(self, config: MethodConfig, batch: int) -> str | None:
+        """The reason why a model reduced by ``config`` does not run batches of so many images here; None if it does."""
         return None
 
     @abstractmethod
@@ -336,8 +337,11 @@ class FileEngine(Engine):
         beside = self.kind.facts(self.precision).get("beside_int8")
         return None if beside is None else f"{self}: what is not in int8 runs in {beside}, which is the faster here"
 
-    def obstacle(self, config: MethodConfig) -> str | None:
-        return config.obstacle()
+    def obstacle(self, config: MethodConfig, batch: int) -> str | None:
+        why = config.in_graph(batch)
+        if why is None or not config.single_images:
+            return why
+        return f"{why}; its file is for single images: --batch-size 1"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -374,7 +378,8 @@ def on_engine(
         images: (B, C, H, W) float32.
         folder: the file is written there; the engine may read it for as long as it runs. Of one model and method only.
         precision: fp32, or what the engine makes of it.
-        calibration: (N, C, H, W) float32 for int8; None: ``images``.
+        calibration: (N, C, H, W) float32 for int8; None: ``images``. A file whose counts depend on the image is
+            compared with the model on these, too, and its metadata count on them.
 
     Raises:
         VitrimError: an engine that is unknown or not installed, or as `vitrim.export`.
@@ -396,7 +401,10 @@ def on_engine(
         file = Exported.open(place, trust=True)
     else:
         height, width = images.shape[2:]
-        file = export(model, method, place, to=kind.name, batch=size, size=(height, width), check=0)
+        reduction = get_reduction(model) if isinstance(model, nn.Module) else None
+        follows = reduction is not None and reduction.config.is_adaptive()
+        check = calibration if follows and calibration is not None else 0  # what depends on images is compared on some
+        file = export(model, method, place, to=kind.name, batch=size, size=(height, width), check=check)
     if precision != "fp32":
         made = place.with_stem(f"{place.stem}-{precision}")
         if made.exists():

@@ -66,11 +66,12 @@ def study(name: str) -> dict[str, Any]:
     # Table 5 has four rates for each data set but ImageNet, and a mark for some of them
     place = len(RATES) * (list(DATASETS).index(row["dataset"]) - 1) + RATES.index(rate)
     mark = marks[min(place, len(marks) - 1)] if marks else ""
-    setting = f" ({mark}: {SETTINGS[mark]})" if mark else ""
+    extended = ", extended from a row that is cut short" if marks and place >= len(marks) else ""
+    setting = f" ({mark}: {SETTINGS[mark]}{extended})" if mark else ""
     notes = f"See {base}."
     if marks and row["teacher"]:
         notes = f"The teacher is DeiT-S trained with {base}: teacher_checkpoint=PATH. See there for the rest."
-    elif marks and place >= len(marks):
+    elif extended:
         notes = (
             f'Table 5 marks I or D for every rate; in the text at hand its row ends after "{" ".join(marks)}" (rates '
             "25, 50, 70, 90 of NABirds, then COCO, then NUS-WIDE), and the last mark is taken for the rest. "

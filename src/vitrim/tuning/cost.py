@@ -271,7 +271,7 @@ def timer_on(names: Sequence[str | Engine], precisions: Sequence[str] = ("fp32",
     ) -> tuple[FloatArray, float]:
         methods = {config.describe(): config for config in configs}
         for engine in engines:  # each must take all of them: which is the fastest is known only later
-            check_engines([engine], methods, model)
+            check_engines([engine], methods, model, len(images))
         with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in engines)):
 
             def ready(engine: Engine, model: nn.Module) -> Callable[[], object]:

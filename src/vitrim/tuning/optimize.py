@@ -16,7 +16,6 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -38,14 +37,14 @@ from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.copies import reduced_copy, shared_copy
 from vitrim.measure.evaluation import num_classes, open_task, weight_and_class_notes
 from vitrim.measure.inputs import open_images
-from vitrim.measure.latency import Budget, paired_speedup, summarise, time_interleaved
+from vitrim.measure.latency import Budget, in_turn, paired_speedup, summarise, time_interleaved
 from vitrim.measure.machine import drawing, environment, set_threads
 from vitrim.measure.probes import PairedLoss
 from vitrim.measure.records import DENSE, read
 from vitrim.measure.run import Measurement, weights_fingerprint
 from vitrim.plots import style
 from vitrim.report import Report, Table
-from vitrim.speed.bench import CALIBRATED
+from vitrim.speed.bench import CALIBRATED, RING
 from vitrim.speed.compare import SCORED_ON_ENGINES, OnEngine
 from vitrim.speed.engines import Eager, Engine, Run, engines_named, listed
 from vitrim.speed.words import engine_of
@@ -78,6 +77,9 @@ TIMED = 12
 
 FINALISTS = 4
 """Files that are scored on the images of the second third, at most."""
+
+COUNTED = 8
+"""Images that MACs are counted on where they depend on the images."""
 
 MILD = 0.3
 """Nats of divergence from the dense model up to which the loss is in proportion to it."""
@@ -241,8 +243,8 @@ def optimize(
         if len(dataset) < LEAST:
             raise VitrimError(f"{dataset.source} has {len(dataset)} images, and {LEAST} are needed: ten for each third")
         for config in wanted or ():
-            if (why := config.obstacle()) is not None:
-                raise VitrimError(f"{config.describe()} has no fixed graph: {why}")
+            if (why := engines[0].obstacle(config, batch_size)) is not None:
+                raise VitrimError(f"{config.describe()} does not run on {engines[0]}: {why}")
             Space.of(host, config)
             reduced_copy(host, config)
         parts = DatasetImages(dataset, (limit or IMAGES) // 3, SEARCHED_AT, collate=task.collate)
@@ -394,10 +396,13 @@ class Race:
         """``p50_ms`` of files, and ``speedup, speedup_q1, speedup_q3`` over the first of them, timed in turn."""
 
         def timed() -> list[dict[str, float]]:
-            calls = {str(place): partial(self.ready(*pair), self.batch) for place, pair in enumerate(pairs)}
-            self.tell(f"timing {len(calls)} files")
+            adaptive = any(config is not None and config.is_adaptive() for config, _ in pairs)
+            ring = self.calibration[:RING].split(1) if adaptive else [self.batch]
             with torch.inference_mode():
-                times = time_interleaved(calls, budget=Budget(min_rounds=15, min_seconds=1.0))
+                calls = {str(place): in_turn(self.ready(*pair), ring) for place, pair in enumerate(pairs)}
+                self.tell(f"timing {len(calls)} files")
+                rounds = max(15, len(ring))
+                times = time_interleaved(calls, budget=Budget(min_rounds=rounds, min_seconds=1.0))
             found = []
             for own in times.values():
                 found.append({"p50_ms": summarise(own).p50_ms, **paired_speedup(times["0"], own).row})
@@ -480,7 +485,7 @@ class Race:
         found: list[Ladder] = []
         for config in configs:
             space = Space.of(self.model, config)
-            cost = MacsCost(self.model, space, [self.calibration[:1]])
+            cost = MacsCost(self.model, space, [self.calibration[: COUNTED if space.adaptive else 1]])
             found.append(Ladder(space, cost, None, "every block" if space.placing is None else "its own stages"))
             if space.size > 3:
                 for words, depths in FEW.items():
@@ -497,7 +502,8 @@ class Race:
         """
         configs = wanted
         if configs is None:
-            configs = [config for config in training_free(self.model, counted=True) if config.obstacle() is None]
+            configs = training_free(self.model, counted=self.batch_size > 1)
+            configs = [one for one in configs if self.engines[0].obstacle(one, self.batch_size) is None]
         self.tell(f"counting MACs of {len(configs)} methods")
         raced = {one.name: (one, config) for one in self.ladders(configs) if (config := one.at(RACED_AT)) is not None}
         running = list({config.describe(): (one, config) for one, config in raced.values()}.values())

@@ -641,7 +641,7 @@ class Searches:
                 raise VitrimError("give an engine or a timer, not both")
             if any(target.kind != "speedup" for target in self.targets):
                 raise VitrimError(f"an engine is for speedup targets: {self.targets[0]} does not depend on it")
-            check_engines(engines, {}, model)
+            check_engines(engines, {}, model, 1)
         self.timer = options.get("timer") or timer_on(engine, precision)
         methods = [method] if isinstance(method, str | MethodConfig) else list(method)
         self.spaces = [Space.of(model, one, placed=shape != "free") for one in methods]

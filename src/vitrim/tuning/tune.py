@@ -234,7 +234,7 @@ def tune(
 
     if configs is None:
         configs = training_free(loaded.model, counted=targets[0].kind == "speedup")
-        configs = [one for one in configs if all(each.obstacle(one) is None for each in engines)]
+        configs = [one for one in configs if all(each.obstacle(one, size) is None for each in engines)]
     held_out = None if check is None else _open_check(check, loaded, data, dataset, {"task": task, **reading})
     images = DatasetImages(dataset, max((limit or IMAGES) // 3, 1), size, workers=workers, collate=own.collate)
     tried = EVALUATIONS if evaluations is None else evaluations

@@ -11,7 +11,9 @@ from torch.utils.data import TensorDataset
 
 from made_subjects import PATCHES, class_row, reduced, subject
 from made_tables import rows
-from vitrim.analysis.families.attention import attention, kl_nats
+from vitrim.analysis.families.attention import attention, draw_attention_maps, kl_nats
+from vitrim.analysis.families.router import draw_router, router
+from vitrim.analysis.family import Tables
 from vitrim.analysis.subject import Watch
 
 
@@ -53,3 +55,29 @@ def test_methods_that_compute_their_attention_are_left_out(model: nn.Module, dat
     result = attention(subject(model, data, method))
     assert not result.tables
     assert result.notes == ["attention skipped: it needs a method that fuses its attention map, such as mctf"]
+
+
+def titles(figure) -> list[str]:
+    """The titles of the pictures that are of one block, in order."""
+    return [title for axis in figure.axes if (title := axis.get_title()).startswith("block")]
+
+
+def test_the_maps_are_of_the_blocks_that_were_asked_for(model: nn.Module, data: TensorDataset) -> None:
+    topk = "topk:keep_rate=0.7,blocks=[2,3]"
+    for family, draw, method in ((attention, draw_attention_maps, "mctf:r=6"), (router, draw_router, topk)):
+        result = family(subject(model, data, method, limit=4, batch_size=4, blocks=(3, 0, 2)))
+        place = result.arrays[f"{method}/blocks"].tolist()
+        assert [block in place for block in (0, 2, 3)] == [False, True, True]
+        assert result.notes == [f"{method} has no map of block 0 to draw"]
+        shown = titles(draw(Tables.of({family.__name__: result})))
+        assert list(dict.fromkeys(shown)) == ["block 2", "block 3"]
+
+
+def test_a_picture_is_of_the_block_that_it_names(model: nn.Module, data: TensorDataset) -> None:
+    """The map of one block asked for alone is drawn as the map of that block among all."""
+    pictures = []
+    for blocks in ((), (2,)):
+        result = attention(subject(model, data, "mctf:r=6", limit=4, batch_size=4, blocks=blocks))
+        axes = draw_attention_maps(Tables.of({"attention": result})).axes
+        pictures.append(next(axis.images[0].get_array() for axis in axes if axis.get_title() == "block 2"))
+    assert np.array_equal(*pictures)

@@ -47,7 +47,7 @@ def test_the_empty_class_of_the_comparative_study(tmp_path):
         (HEADER + ROWS + "images/a.jpg,['sky'],test\n", r"line 6 of .*csv is .*; expected path, label .* train or val"),
         (HEADER + "images/a.jpg,sky,train\n", r"the label in line 2 of .*csv is 'sky'; expected a list such as"),
         (HEADER + "images/a.jpg,[1],train\n", r"the label in line 2 of .*csv is '\[1\]'; expected a list such as"),
-        (HEADER + "images/a.jpg,[],train\n", r"no row of .*csv has a label"),
+        (HEADER + "images/a.jpg,[],train\n", r"^no image of nus_wide:.* has a label$"),
         (HEADER + "images/a.jpg,['a'],train\nimages/e.jpg,['a'],train\n", r"1 of the 2 images of nus_wide:.*e.jpg$"),
     ],
 )
@@ -65,10 +65,67 @@ def test_not_text(tmp_path):
 
 
 def test_no_csv_file(tmp_path):
-    with pytest.raises(DataError, match=r"^nus_wide:.* has no nus_wid_data.csv: expected it at"):
+    with pytest.raises(DataError, match=r"^nus_wide:.* has neither nus_wid_data.csv nor ImageList/TrainImag"):
         load_data(f"nus_wide:{tmp_path}")
 
 
 def test_an_option_that_is_neither_true_nor_false(tmp_path):
     with pytest.raises(DataError, match=r"^empty_class is true or false, not 'no'$"):
         load_data(write_nus_wide(tmp_path), split="train", empty_class="no")
+
+
+def write_original(root: Path, folder: str = "Groundtruth/TrainTestLabels", images: str = "Flickr") -> str:
+    """Three images to train on and two to test on, of the concepts sky and bear."""
+    files = {
+        "ImageList/TrainImagelist.txt": "sky\\\\a.jpg\r\nbear\\\\b.jpg\r\nsky\\\\c.jpg\r\n",
+        "ImageList/TestImagelist.txt": "bear\\\\d.jpg\r\nsky\\\\e.jpg\r\n",
+        f"{folder}/Labels_sky_Train.txt": "1\n0\n0\n",
+        f"{folder}/Labels_bear_Train.txt": "1 \n1 \n0 \n",
+        f"{folder}/Labels_sky_Test.txt": "0\n1\n",
+        f"{folder}/Labels_bear_Test.txt": "1\n0\n",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text.replace("\\\\", "\\"), newline="")
+    write_tree(root / images, "sky/a.jpg", "bear/b.jpg", "sky/c.jpg", "bear/d.jpg", "sky/e.jpg")
+    return f"nus_wide:{root}"
+
+
+@pytest.mark.parametrize(
+    ("folder", "images"),
+    [("Groundtruth/TrainTestLabels", "Flickr"), ("TrainTestLabels", "images"), ("TrainTestLabels", "")],
+)
+def test_the_original_distribution(tmp_path, folder, images):
+    source = write_original(tmp_path, folder, images)
+    train = load_data(source, split="train")
+    assert train.class_names == ["bear", "sky"]
+    assert [target.tolist() for _, target in train] == [[1, 1], [1, 0], [0, 0]]
+    assert train.images[1] == tmp_path / images / "bear" / "b.jpg"
+    for spelling in ("test", "val", "validation"):
+        test = load_data(source, split=spelling, empty_class=True)
+        assert test.class_names == ["", "bear", "sky"]  # of both splits
+        assert [target.tolist() for _, target in test] == [[0, 1, 0], [0, 0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        (
+            "Groundtruth/TrainTestLabels/Labels_sky_Test.txt",
+            "1\n",
+            r"sky_Test.txt has 1 lines for the 2 images of TestI",
+        ),
+        (
+            "Groundtruth/TrainTestLabels/Labels_sky_Test.txt",
+            "1\n01",
+            r"^line 2 of .*Test.txt is '01'; expected 0 or 1$",
+        ),
+        ("Groundtruth/TrainTestLabels/Labels_sea_Test.txt", "1\n0", r"has no Labels_sea_Train.txt: expected it at"),
+        ("ImageList/TestImagelist.txt", "a.jpg\nb.jpg", r"^2 of the 2 images of nus_wide:.* are missing"),
+    ],
+)
+def test_an_original_distribution_that_does_not_serve(tmp_path, file, text, message):
+    source = write_original(tmp_path)
+    (tmp_path / file).write_text(text)
+    with pytest.raises(DataError, match=message):
+        load_data(source, split="test")

@@ -66,15 +66,16 @@ DEFAULT = tuple(name for name, family in FAMILIES.items() if family.of_records i
 """Those that one pass over the images gives."""
 
 
-def chosen(only: str | Sequence[str] | None, sizes: Sequence[int] = ()) -> list[str]:
+def chosen(only: str | Sequence[str] | None, sizes: Sequence[int] = (), blocks: Sequence[int] = ()) -> list[str]:
     """The families that were asked for by name, in the order of a report; none for None.
 
     Args:
         only: names, as a sequence or a text with commas; "all" for all.
         sizes: of images that are timed.
+        blocks: that are drawn over an image.
 
     Raises:
-        VitrimError: there is no such family, or sizes are given and nothing is timed.
+        VitrimError: there is no such family, or sizes are given and nothing is timed, or blocks and none is drawn.
 
     Example:
         >>> chosen("counts,depth"), chosen(None), len(chosen("all"))
@@ -87,6 +88,8 @@ def chosen(only: str | Sequence[str] | None, sizes: Sequence[int] = ()) -> list[
         check_known("family", name, FAMILIES)
     if sizes and "throughput" not in names:
         raise VitrimError("sizes are those of the family throughput, which runs only if it is named")
+    if blocks and not {"attention", "router"} & set(names):
+        raise VitrimError("blocks are those of the families attention and router, which run only if they are named")
     return [name for name in FAMILIES if name in names]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from vitrim.analysis.family import FamilyResult, Tables, draws, fullest, line_panels, methods_with
+from vitrim.analysis.family import FamilyResult, Tables, drawn_blocks, draws, line_panels, methods_with, note_blocks
 from vitrim.analysis.statistics import BAND, columns_of, summary
 from vitrim.analysis.subject import EXAMPLES, Observer, Subject, reduced_blocks
 from vitrim.core.assignment import Hard
@@ -77,6 +77,7 @@ def attention(subject: Subject) -> FamilyResult:
         result.arrays[f"{watch.name}/blocks"] = np.array(blocks)
         result.arrays[f"{watch.name}/given"] = maps[:, 0]
         result.arrays[f"{watch.name}/precise"] = maps[:, 1]
+    note_blocks(result, subject.blocks, {watch.name: watch.numbers for watch in found})
     title = "Attention given to fused tokens, against what they would compute, of the class token"
     result.tables.append(Table("attention", title, COLUMNS, rows, SHOWN))
     return result
@@ -146,8 +147,7 @@ def draw_attention_maps(tables: Tables) -> Any:
         return None
     rows: list[Any] = []
     for name in methods_with(arrays, "given")[:METHODS_DRAWN]:
-        blocks = arrays[f"{name}/blocks"].tolist()
-        shown = [(block, blocks.index(block)) for block in fullest(blocks, BLOCKS_DRAWN)]
+        shown = list(drawn_blocks(arrays, name, BLOCKS_DRAWN).items())
         for example in range(min(EXAMPLES_DRAWN, len(arrays["images"]))):
             image = arrays["images"][example]
             given, precise = (arrays[f"{name}/{kind}"][example] for kind in ("given", "precise"))

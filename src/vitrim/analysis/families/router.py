@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitrim.analysis.family import FamilyResult, Tables, draws, fullest, methods_with
+from vitrim.analysis.family import FamilyResult, Tables, drawn_blocks, draws, methods_with, note_blocks
 from vitrim.analysis.statistics import columns_of, summary
 from vitrim.analysis.subject import EXAMPLES, Observer, Subject, Watch
 from vitrim.measure.contestants import Contestant, ModelOutput
@@ -92,6 +92,7 @@ def router(subject: Subject) -> FamilyResult:
         result.arrays[f"{watch.name}/blocks"] = np.array(blocks)
         result.arrays[f"{watch.name}/scores"] = np.stack([own[:EXAMPLES] for own in scores], 1).astype(np.float32)
         result.arrays[f"{watch.name}/depth"] = depth
+    note_blocks(result, subject.blocks, {watch.name: watch.scores for watch in found})
     result.tables.append(Table("router", "Scores by which patches are kept", COLUMNS, rows, SHOWN))
     return result
 
@@ -127,13 +128,12 @@ def draw_router(tables: Tables) -> Any:
         return None
     rows = []
     for name in methods_with(arrays, "scores")[:METHODS_DRAWN]:
-        blocks = arrays[f"{name}/blocks"].tolist()
-        shown = fullest(blocks, BLOCKS_DRAWN)
+        shown = drawn_blocks(arrays, name, BLOCKS_DRAWN)
         for example in range(min(EXAMPLES_DRAWN, len(arrays["images"]))):
             image = arrays["images"][example]
             grid = grid_of(arrays[f"{name}/depth"].shape[-1], image)
             scores = arrays[f"{name}/scores"][example]
-            parts = [(f"block {block}", overlay(image, scores[blocks.index(block)], grid)) for block in shown]
+            parts = [(f"block {block}", overlay(image, scores[place], grid)) for block, place in shown.items()]
             depth = overlay(image, arrays[f"{name}/depth"][example], grid, cmap="cividis")
             rows.append((short(name), [("image", in_colour(image)), *parts, ("depth", depth)]))
     return gallery(rows)

@@ -1,49 +1,152 @@
-"""ImageNet: `imagenet:ROOT`, with ROOT/train/WNID/*.JPEG and ROOT/val/WNID/*.JPEG."""
+"""ImageNet: `imagenet:ROOT`, with ROOT/train/WNID/*.JPEG, and ROOT/val/WNID/*.JPEG or all of them in ROOT/val."""
 
 from __future__ import annotations
 
+import csv
 import re
+from io import StringIO
+from pathlib import Path
+from typing import Any
 
 from vitrim.data.dataset import ImageDataset
-from vitrim.data.folders import class_folders, has_images, read_classes
-from vitrim.data.paths import existing, listed, pick_split
+from vitrim.data.folders import class_folders, files_by_stem, has_images, read_classes
+from vitrim.data.paths import check_regular, existing, listed, pick_split, read_text
 from vitrim.data.readers import register_reader
-from vitrim.errors import DataError
+from vitrim.errors import DataError, MissingPackageError, first_line
 
 _SPLITS = ("train", "val", "validation")
 _WNID = re.compile(r"n\d{8}")
+_STEM = re.compile(r"ILSVRC2012_val_(\d{8})")
+_KAGGLE = "LOC_val_solution.csv"
+_DEVKIT = "ILSVRC2012_validation_ground_truth.txt"
+_SYNSETS = "imagenet_2012_validation_synset_labels.txt"
+_FORMS = (_KAGGLE, _SYNSETS, _DEVKIT)
 
 
 @register_reader("imagenet")
-def read_imagenet(path: str, *, split: str | None = None) -> ImageDataset:
+def read_imagenet(path: str, *, split: str | None = None, labels: str | None = None) -> ImageDataset:
     """ImageNet, or a subset of its classes, in folders named by WordNet ids.
 
     Labels are places in the sorted ids of the train split, or of the validation split where there is no other on disk.
     A folder with all 1000 classes thus has the labels of every published model; one with fewer has labels of its own.
     Other folders and files in the root (devkit, test, meta.bin) are left alone.
 
+    The validation images may also lie in one folder, as they are given out, beside a file that says their classes:
+
+    * `LOC_val_solution.csv` (Kaggle): the id of an image, and its boxes, each behind the WordNet id;
+    * `ILSVRC2012_validation_ground_truth.txt` (the devkit): in line i the number of the class of image i. These numbers
+      are not those of published models; `meta.mat` or `map_clsloc.txt` beside it says their WordNet ids;
+    * `imagenet_2012_validation_synset_labels.txt` (TensorFlow): in line i the WordNet id of image i.
+
+    It is looked for in the root, in the folder of the images, and in `data` of a folder in the root (the devkit). Not
+    all images that it names have to be there.
+
     Args:
         path: the root.
         split: `train` or `val` (also `validation`); may be left out where only one is on disk.
+        labels: a file of one of these names that lies elsewhere.
 
     Returns:
         A dataset whose class names are the WordNet ids.
 
     Raises:
-        DataError: no such folder or split, or class folders that are not named by WordNet ids.
+        DataError: no such folder or split, class folders that are not named by WordNet ids, or a validation image
+            whose class is not known.
+        MissingPackageError: `meta.mat` is to be read, and scipy is not installed.
     """
     root, source = existing(path), f"imagenet:{path}"
     present = [name for name in _SPLITS if (root / name).is_dir()]
     if not present:
         raise DataError(f"{source} has neither a folder train nor a folder val")
     name = pick_split(split, present, source)
-    for each in present:
-        folder = root / each
-        if has_images(folder):
-            raise DataError(
-                f"images lie directly in {folder}: sort them into one folder per class, named by WordNet ids"
-            )
-        strange = [entry.name for entry in class_folders(folder) if not _WNID.fullmatch(entry.name)]
+    folders = [root / each for each in present]
+    flat = [folder for folder in folders if has_images(folder)]
+    if "train" in [folder.name for folder in flat]:
+        raise DataError(f"images lie directly in {root / 'train'}: sort them into one folder per class, by WordNet ids")
+    for folder in folders:
+        inside = [entry.name for entry in class_folders(folder)]
+        if folder in flat and inside:
+            raise DataError(f"{folder} has images and folders ({listed(inside)}); expected one or the other")
+        strange = [name for name in inside if not _WNID.fullmatch(name)]
         if strange:
             raise DataError(f"folders in {folder} are not named by WordNet ids such as n01440764: {listed(strange)}")
-    return read_classes(root / name, [root / each for each in present], source, name)
+    if root / name not in flat:
+        return read_classes(root / name, [folder for folder in folders if folder not in flat], source, name)
+    return _flat(root, root / name, source, name, None if labels is None else existing(labels))
+
+
+def _flat(root: Path, folder: Path, source: str, split: str, file: Path | None) -> ImageDataset:
+    """The images that lie directly in a folder, in the order of their names."""
+    of_stem = _wnids(file or _label_file(root, folder), source)
+    images = files_by_stem(folder, source)
+    unknown = [images[stem].name for stem in images if stem not in of_stem]
+    if unknown:
+        raise DataError(f"{len(unknown)} of {len(images)} images in {folder} are in no line: {listed(unknown)}")
+    train = [entry.name for entry in class_folders(root / "train")] if (root / "train").is_dir() else []
+    class_names = sorted(train or set(of_stem.values()))
+    place = {wnid: number for number, wnid in enumerate(class_names)}
+    strange = sorted({of_stem[stem] for stem in images} - set(place))
+    if strange:
+        raise DataError(f"class {strange[0]!r} of {folder} is not among the {len(place)} of the train split")
+    labels = [place[of_stem[stem]] for stem in images]
+    return ImageDataset(list(images.values()), labels, class_names=class_names, source=source, split=split)
+
+
+def _label_file(root: Path, folder: Path) -> Path:
+    places = [root, folder, *(each / "data" for each in class_folders(root))]
+    found = [place / name for name in _FORMS for place in places if (place / name).is_file()]
+    if not found:
+        raise DataError(
+            f"images lie directly in {folder}: sort them into one folder per class, named by WordNet ids, or put "
+            f"{', '.join(_FORMS[:-1])} or {_FORMS[-1]} into {root}"
+        )
+    return found[0]
+
+
+def _wnids(file: Path, source: str) -> dict[str, str]:
+    """The WordNet id of each image by its name without suffix."""
+    if file.name not in _FORMS:
+        raise DataError(f"{file} is no known file of labels; valid: {', '.join(_FORMS)}")
+    lines = read_text(file, source).splitlines()
+    if file.name == _KAGGLE:
+        rows = list(csv.reader(StringIO("\n".join(lines))))[1:]
+        # the words are boxes: an id and four numbers each, all of one class
+        wnids = {row[0]: row[1].split(" ")[0] if len(row) == 2 else "" for row in rows if row}
+    else:
+        words = [line.strip() for line in lines]
+        if file.name == _DEVKIT:
+            ids = _ids_of_devkit(file.parent, source)
+            words = [ids.get(word, word) for word in words]
+        wnids = {f"ILSVRC2012_val_{number:08}": word for number, word in enumerate(words, start=1)}
+    for stem, wnid in wnids.items():
+        if not _STEM.fullmatch(stem) or not _WNID.fullmatch(wnid):
+            raise DataError(f"{file} says that {stem!r} is of class {wnid!r}; expected a WordNet id such as n01440764")
+    return wnids
+
+
+def _ids_of_devkit(folder: Path, source: str) -> dict[str, str]:
+    """The WordNet ids of the devkit's own numbers."""
+    mapped, meta = folder / "map_clsloc.txt", folder / "meta.mat"
+    if mapped.is_file():
+        words = [line.split() for line in read_text(mapped, source).splitlines() if line.strip()]
+        return {each[1]: each[0] for each in words if len(each) > 1}
+    if not meta.is_file():
+        raise DataError(f"{folder / _DEVKIT} has the devkit's own numbers: put its meta.mat beside it")
+    check_regular(meta, str(meta))
+    synsets = _matlab(meta)
+    return {str(number): str(wnid) for number, wnid in zip(synsets["ILSVRC2012_ID"], synsets["WNID"], strict=True)}
+
+
+def _matlab(meta: Path) -> Any:
+    try:
+        from scipy.io import loadmat
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(f"{meta} needs the package 'scipy': pip install 'vitrim[analysis]'") from error
+    try:
+        synsets = loadmat(str(meta), squeeze_me=True)["synsets"]
+    except Exception as error:  # a damaged file: scipy raises errors of many kinds
+        raise DataError(f"cannot read {meta}: {first_line(error)}") from error
+    names = getattr(synsets, "dtype", None) and synsets.dtype.names
+    if not names or not {"ILSVRC2012_ID", "WNID"} <= set(names):
+        raise DataError(f"{meta} has no table of synsets with ILSVRC2012_ID and WNID")
+    return synsets

@@ -1,9 +1,11 @@
-"""NUS-WIDE as given out by the asymmetric-loss authors: `nus_wide:ROOT`, with ROOT/nus_wid_data.csv and the images."""
+"""NUS-WIDE: `nus_wide:ROOT`, as given out by the asymmetric-loss authors, with ROOT/nus_wid_data.csv and the images it
+names, or as first distributed, with lists of images and a file of zeros and ones for each concept."""
 
 from __future__ import annotations
 
 import ast
 import csv
+import re
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -15,6 +17,9 @@ from vitrim.errors import DataError
 
 _FILE = "nus_wid_data.csv"
 _SPLITS = ("train", "val")
+_LISTS = {"train": "TrainImagelist.txt", "test": "TestImagelist.txt"}
+_LABELS = re.compile(r"Labels_(.+)_(Train|Test)\.txt")
+_EVALUATION = ("test", "val", "valid", "validation")
 _FORM = "path, label such as \"['clouds', 'sky']\", and train or val"
 _NONE = ""
 
@@ -35,34 +40,77 @@ def read_nus_wide(path: str, *, split: str | None = None, empty_class: bool = Fa
     that is not done here, as it is no concept, unless `empty_class` asks for it (to load their weights, or to compare
     with their mAP).
 
+    Without nus_wid_data.csv the original distribution (Chua et al., 2009) is expected:
+
+    * `ImageList/TrainImagelist.txt` and `TestImagelist.txt`: an image a line, as `actor\\0001_2124494179.jpg`;
+    * `Groundtruth/TrainTestLabels/Labels_CONCEPT_Train.txt` and `..._Test.txt` (or `TrainTestLabels/` in the root): 0
+      or 1 a line, for the images of the list in its order;
+    * the images in `Flickr/`, `images/` or the root.
+
     Args:
-        path: the root, with nus_wid_data.csv and the images it names, relative to the root.
-        split: `train` or `val` (also `validation`).
+        path: the root, with nus_wid_data.csv and the images it names, relative to the root; or the folders above.
+        split: `train` or `val` (also `validation`); of the original distribution `train` or `test` (also `val`).
         empty_class: count having no label as a class.
 
     Returns:
-        A dataset in the order of the csv file.
+        A dataset in the order of the csv file or of the list.
 
     Raises:
-        DataError: the csv file or an image is missing, a row of another form, or no such split.
+        DataError: a file of labels or an image is missing, a row of another form, or no such split.
     """
     if not isinstance(empty_class, bool):
         raise DataError(f"empty_class is true or false, not {empty_class!r:.60}")
     root, source = existing(path), f"nus_wide:{path}"
-    file = root / _FILE
-    rows = _read(file, source)
-    present = [name for name in _SPLITS if any(row.split == name for row in rows)]
-    name = pick_split(split, present, source)
+    if (root / _FILE).is_file():
+        rows = _read(root / _FILE, source)
+        name = pick_split(split, [each for each in _SPLITS if any(row.split == each for row in rows)], source)
+    elif (root / "ImageList").is_dir():
+        name = pick_split("test" if split in _EVALUATION else split, list(_LISTS), source)
+        rows = _original(root, source)
+    else:
+        raise DataError(f"{source} has neither {_FILE} nor ImageList/{_LISTS['train']}")
     labels = {row: (_NONE,) if empty_class and not row.names else row.names for row in rows}
     class_names = sorted({label for names in labels.values() for label in names})
     if not class_names:
-        raise DataError(f"no row of {file} has a label")
+        raise DataError(f"no image of {source} has a label")
     chosen = [row for row in rows if row.split == name]
     paths = [root / row.path for row in chosen]
     check_files(paths, source)
     place = {label: number for number, label in enumerate(class_names)}
     targets = multi_hot([[place[label] for label in labels[row]] for row in chosen], len(class_names))
     return MultiLabelDataset(paths, targets, class_names=class_names, source=source, split=name)
+
+
+def _original(root: Path, source: str) -> list[_Row]:
+    """The images of both lists, and the concepts whose files have a 1 in their line."""
+    folder = next(
+        (each for each in (root / "Groundtruth" / "TrainTestLabels", root / "TrainTestLabels") if each.is_dir()), None
+    )
+    if folder is None:
+        raise DataError(f"{source} has no folder Groundtruth/TrainTestLabels")
+    files = {tuple(found.groups()): each for each in folder.iterdir() if (found := _LABELS.fullmatch(each.name))}
+    concepts = sorted({concept for concept, _ in files})
+    if not concepts:
+        raise DataError(f"{folder} has no file such as Labels_sky_Train.txt")
+    images = next((name for name in ("Flickr", "images") if (root / name).is_dir()), "")
+    rows: list[_Row] = []
+    for split, name in _LISTS.items():
+        listed = [line.strip().replace("\\", "/") for line in read_text(root / "ImageList" / name, source).splitlines()]
+        paths = [line for line in listed if line]
+        columns = []
+        for concept in concepts:
+            file = files.get((concept, split.title()), folder / f"Labels_{concept}_{split.title()}.txt")
+            values = read_text(file, source).split()
+            if len(values) != len(paths):
+                raise DataError(f"{file} has {len(values)} lines for the {len(paths)} images of {name}")
+            wrong = next((number for number, value in enumerate(values, start=1) if value not in ("0", "1")), None)
+            if wrong is not None:
+                raise DataError(f"line {wrong} of {file} is {values[wrong - 1]!r}; expected 0 or 1")
+            columns.append(values)
+        for path, marks in zip(paths, zip(*columns, strict=True), strict=True):
+            names = tuple(concept for concept, mark in zip(concepts, marks, strict=True) if mark == "1")
+            rows.append(_Row(f"{images}/{path}" if images else path, names, split))
+    return rows
 
 
 def _read(file: Path, source: str) -> list[_Row]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from dinov3.layers.attention import SelfAttention
+from dinov3.layers.attention import LinearKMaskedBias, SelfAttention
 from dinov3.layers.block import SelfAttentionBlock
 from dinov3.models.vision_transformer import DinoVisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
 from vitrim.core.tokens import TokenState
@@ -19,6 +19,7 @@ class ReducedSelfAttentionBlock(ReducedDinoBlock, SelfAttentionBlock):
     """`SelfAttentionBlock` under reduction, on images of one size."""
 
     attention_classes = (SelfAttention,)
+    linear_classes = (nn.Linear, LinearKMaskedBias)
 
     def forward(self, x_or_x_list: Any, rope_or_rope_list: Any = None) -> Any:
         rope = rope_or_rope_list[0] if isinstance(rope_or_rope_list, list) else rope_or_rope_list

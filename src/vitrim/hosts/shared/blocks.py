@@ -65,14 +65,17 @@ class NamedBlock(ReducedBlock):
 class JointBlock(NamedBlock):
     """A block of one attention with q, k and v of one width per head, by timm's names; see `project_qkv`."""
 
+    linear_classes: ClassVar[tuple[type[nn.Linear], ...]] = (nn.Linear,)
+    """Classes of ``qkv`` that come apart: they compute with their weight, and their bias, times a ``bias_mask``."""
+
     def project_all(self, x: Tensor, rows: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Queries, keys and values of tokens ``x`` (B, N, C), as `project_qkv`; no values if the method has its own."""
         (attn,) = self.attentions(self)
-        return project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
+        return project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values, self.linear_classes)
 
     def values(self, x: Tensor) -> Tensor:
         (attn,) = self.attentions(self)
-        return project_values(attn, self.pre_norm(x))
+        return project_values(attn, self.pre_norm(x), self.linear_classes)
 
 
 def named(owner: Any, name: str) -> Any:
@@ -121,26 +124,29 @@ def check_attentions(host: type[Host], model: nn.Module) -> None:
                 )
 
 
-def project_qkv(attn: Any, y: Tensor, rows: int | None, skip_values: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+def project_qkv(
+    attn: Any, y: Tensor, rows: int | None, skip_values: bool, kinds: tuple[type[nn.Linear], ...] = (nn.Linear,)
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Queries, keys and values of normed tokens ``y`` (B, N, C), each (B, H, N, d), before any norm of their own.
 
     ``attn`` is any attention with q, k and v of one width per head, by timm's names: together in ``qkv``, with its own
     bias or with ``q_bias`` and ``v_bias`` beside it, or separate. Queries of the first ``rows`` tokens only if given;
-    without that, no values if ``skip_values``. Where the layer comes apart, what is not asked for is not computed.
+    without that, no values if ``skip_values``. Where the layer comes apart, which is of one of ``kinds`` and nothing
+    more, what is not asked for is not computed.
     """
-    if _comes_apart(attn):
+    if _comes_apart(attn, kinds):
         return project_parts(partial(_part, attn), y, rows, skip_values)
     q, k, v = _part(attn, y, 0, 3)
     return q[:, :, :rows], k, v
 
 
-def project_values(attn: Any, y: Tensor) -> Tensor:
+def project_values(attn: Any, y: Tensor, kinds: tuple[type[nn.Linear], ...] = (nn.Linear,)) -> Tensor:
     """The values (B, H, N, d) alone; see `project_qkv`."""
-    return _part(attn, y, 2, 3)[0] if _comes_apart(attn) else _part(attn, y, 0, 3)[2]
+    return _part(attn, y, 2, 3)[0] if _comes_apart(attn, kinds) else _part(attn, y, 0, 3)[2]
 
 
-def _comes_apart(attn: Any) -> bool:
-    return attn.qkv is None or _calls_weight(attn) or is_bare(attn.qkv)
+def _comes_apart(attn: Any, kinds: tuple[type[nn.Linear], ...]) -> bool:
+    return attn.qkv is None or _calls_weight(attn) or any(is_bare(attn.qkv, kind) for kind in kinds)
 
 
 def _calls_weight(attn: Any) -> bool:
@@ -163,10 +169,13 @@ def _part(attn: Any, y: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
         width = attn.qkv.weight.shape[0] // 3
         rows = slice(first * width, end * width)
         bias = beside if _calls_weight(attn) else attn.qkv.bias
+        if bias is not None and getattr(attn.qkv, "bias_mask", None) is not None:
+            bias = bias * attn.qkv.bias_mask.to(bias.dtype)
         projected = F.linear(y, attn.qkv.weight[rows], bias if bias is None or bias is beside else bias[rows])
     if beside is not None and not _calls_weight(attn):
         projected += beside  # in place as in timm: keeps the dtype under autocast
-    return tuple(split_heads(part, attn.num_heads) for part in projected.chunk(end - first, dim=-1))
+    heads = getattr(attn, "num_heads", None) or attn.num_attention_heads  # so called by SAM
+    return tuple(split_heads(part, heads) for part in projected.chunk(end - first, dim=-1))
 
 
 def hand_stamp(source: Tensor, target: Tensor) -> None:

@@ -200,6 +200,10 @@ class TimmLibrary(Library):
                 module.fused_attn = fused
         return True
 
+    def masked_autoencoder(self, model: nn.Module) -> bool:
+        config = getattr(model, "pretrained_cfg", None)
+        return isinstance(config, dict) and str(config.get("tag")).partition("_")[0] == "mae"
+
     def architecture(self, model: nn.Module) -> str:
         config = getattr(model, "pretrained_cfg", None)
         named = config.get("architecture") if isinstance(config, dict) else None

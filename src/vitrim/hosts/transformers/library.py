@@ -13,8 +13,9 @@ from transformers import AutoImageProcessor
 
 from vitrim.core.library import Library, input_channels, no_embedding, no_tokens, pair
 from vitrim.core.plan import Part, Preprocessing
-from vitrim.core.registry import reads_prompts
-from vitrim.errors import VitrimError, first_line
+from vitrim.core.registry import find_host, reads_prompts
+from vitrim.core.versions import require
+from vitrim.errors import UnsupportedModelError, VitrimError, first_line
 from vitrim.hosts.transformers.common import CLASSIFIERS, TransformersHost, classifiers
 
 POOLERS = ("pooler", "head")
@@ -132,6 +133,8 @@ class TransformersLibrary(Library):
         trunk: nn.Module = family.trunk(model)
         if hasattr(trunk, "forward_with_filtered_kwargs"):  # an AutoBackbone: maps of some layers
             raise no_tokens(trunk)
+        if find_host(trunk) is None:  # a tower that is no model of its own
+            require("transformers", "5.6", f"a head on the tokens of {type(model).__name__}", UnsupportedModelError)
         return trunk
 
     def tokens(self, model: Any, images: Tensor) -> Tensor:
@@ -165,6 +168,9 @@ class TransformersLibrary(Library):
         processed = Processed(source)
         mean, std = tuple(processed.processor.image_mean), tuple(processed.processor.image_std)
         return Preprocessing(own.channels, size, mean, std, transform=processed)
+
+    def masked_autoencoder(self, model: Any) -> bool:
+        return model.config.model_type in ("vit_mae", "videomae")
 
     def checkpoint_gradients(self, model: Any, on: bool = True) -> None:
         if not getattr(model, "supports_gradient_checkpointing", False):

@@ -10,24 +10,22 @@ from transformers.models.sam import modeling_sam as sam
 from transformers.models.sam3 import modeling_sam3 as sam3
 from transformers.models.vitdet import modeling_vitdet as vitdet
 
-from vitrim.core.attention import Attention, split_heads
+from vitrim.core.attention import Attention
 from vitrim.core.plan import Part
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError
+from vitrim.hosts.shared.blocks import JointBlock
 from vitrim.hosts.shared.windows import AcrossWindows, WindowBlock, WindowedHost, WindowState
 from vitrim.hosts.transformers.common import ReducedLayer, TransformersHost
 from vitrim.hosts.transformers.library import TransformersLibrary
 
 
-class _ReducedWindowLayer(WindowBlock):
+class _ReducedWindowLayer(WindowBlock, JointBlock):
     """The attention SAM and ViTDet have in common: q, k and v of one projection, relative positions in two axes."""
-
-    heads_name: ClassVar[str] = "num_heads"
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         (attn,) = self.attentions(self)
-        heads = getattr(attn, self.heads_name)
-        q, k, v = (split_heads(part, heads) for part in attn.qkv(self.pre_norm(x)).chunk(3, dim=-1))
+        q, k, v = self.project_all(x, None)
         return self.window_attention(
             state,
             attn,
@@ -40,10 +38,6 @@ class _ReducedWindowLayer(WindowBlock):
             fused=isinstance(attn, sam.SamVisionSdpaAttention),
         )
 
-    def values(self, x: Tensor) -> Tensor:
-        (attn,) = self.attentions(self)
-        return split_heads(attn.qkv(self.pre_norm(x)).chunk(3, dim=-1)[2], getattr(attn, self.heads_name))
-
 
 class ReducedSamVisionLayer(_ReducedWindowLayer, sam.SamVisionLayer):
     """`SamVisionLayer` under reduction."""
@@ -51,7 +45,6 @@ class ReducedSamVisionLayer(_ReducedWindowLayer, sam.SamVisionLayer):
     attention_classes = (sam.SamVisionAttention, sam.SamVisionSdpaAttention)
     norm_name = "layer_norm1"
     mlp_names = ("layer_norm2", "mlp")
-    heads_name = "num_attention_heads"
 
     def forward(self, hidden_states: Tensor) -> Any:
         return self.run(hidden_states)

@@ -1,4 +1,4 @@
-"""``save_pretrained`` for Hugging Face models that are reduced or contain a reduced part.
+"""``save_pretrained`` and pickling of Hugging Face models that are reduced or contain a reduced part.
 
 The folder gets what the dense model's own call writes, and beside it the reduction, as ``reduction.save`` writes it. So
 ``from_pretrained`` finds no parameters it does not know, and ``Reduction.load(model, folder)`` finds them all. The
@@ -7,15 +7,22 @@ models without one get the library's own.
 
 Who names a ``state_dict`` decides what the weights file holds: `transformers.Trainer` always names it, and its
 checkpoints keep the learned parameters among the others, for training to resume.
+
+The first forward of a model that records outputs puts hooks on its layers, which are functions within a function of the
+library, and so cannot be pickled. Objects that can take their place.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel
+from transformers.utils import output_capturing
 
 from vitrim.core.block import access
 from vitrim.core.reduce import handle_of, reduced_parts
@@ -60,6 +67,48 @@ def with_reduction(save_pretrained: Callable[..., Any]) -> Callable[..., Any]:
     return save
 
 
-def support() -> None:
-    """Change the call in the class of all models of the library; done once."""
+INSTALL: Callable[..., None] = output_capturing.install_output_capuring_hook
+
+
+class CapturingHook:
+    """A hook of the library that records outputs, with what the library made it of: it is made anew of that.
+
+    Args:
+        given: the arguments of the library's function that puts the hook on a module, but for the module.
+    """
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.given = given
+        bearer = nn.Module()
+        INSTALL(bearer, **given)
+        (self.hook,) = bearer._forward_hooks.values()
+        self.__module__ = self.hook.__module__  # it counts as the library's own (`is_altered`)
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        return self.hook(module, args, output)
+
+    def __reduce__(self) -> tuple[type[CapturingHook], tuple[dict[str, Any]]]:
+        return CapturingHook, (self.given,)
+
+
+def capture_by_objects(module: nn.Module) -> None:
+    """Put a `CapturingHook` in the place of every hook of ``module`` by which the library records outputs."""
+    for number, hook in module._forward_hooks.items():
+        if isinstance(hook, FunctionType) and hook.__qualname__.startswith(f"{INSTALL.__name__}."):
+            made_of, wanted = inspect.getclosurevars(hook).nonlocals, inspect.signature(INSTALL).parameters
+            module._forward_hooks[number] = CapturingHook({name: made_of[name] for name in made_of if name in wanted})
+
+
+@functools.wraps(INSTALL)
+def install(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    INSTALL(module, *args, **kwargs)
+    capture_by_objects(module)
+
+
+def support(model: nn.Module) -> None:
+    """Change the call in the class of all models of the library, and its hooks: those of ``model``, which is to be
+    reduced, and all that will be made."""
     PreTrainedModel.save_pretrained = with_reduction(PreTrainedModel.save_pretrained)  # type: ignore[method-assign]
+    output_capturing.install_output_capuring_hook = install
+    for module in model.modules():
+        capture_by_objects(module)

@@ -14,6 +14,7 @@ OLDER_VIT, OLDER_DINO = is_older("transformers", "5.9"), is_older("transformers"
 MODULES = {
     "5.4": "altclip chinese_clip owlv2 owlvit pixtral vjepa2",  # before, layers give tuples
     "5.5.1": "videomae",  # attention has its biases beside it
+    "5.6": "siglip2",  # a tower within the model takes padding by another name
     "5.9": "beit lw_detr",  # layers are of another form
     "5.13": "radio",  # is not there
     "5.17": "sam3",  # layers have no position_ids

@@ -1,0 +1,1 @@
+"""Selectors of image tokens inside servers of language models: one folder per server."""

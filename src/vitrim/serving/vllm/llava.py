@@ -1,0 +1,12 @@
+"""LLaVA and its kin: all tokens of an image are one pool, also those of its tiles and those that end rows."""
+
+from __future__ import annotations
+
+from vllm.model_executor.models import llava
+
+from vitrim.serving.vllm.selecting import Selecting, selecting
+
+
+@selecting
+class Llava(Selecting, llava.LlavaForConditionalGeneration):
+    """LLaVA-1.5."""

@@ -1,0 +1,64 @@
+"""The plugin: a model's configuration names an architecture whose image tokens are selected, if that was asked for."""
+
+from __future__ import annotations
+
+import copy
+import os
+from functools import partial
+from typing import Any
+
+from vllm import ModelRegistry
+from vllm.config.multimodal import MultiModalConfig
+from vllm.engine.arg_utils import EngineArgs
+
+from vitrim.errors import VitrimError
+from vitrim.serving.vllm.setting import FAMILIES, PREFIX, asked, family_of
+
+LIBRARY = EngineArgs.create_model_config
+"""As vLLM has it."""
+
+
+class Pruned(MultiModalConfig):
+    """Embeddings bring positions with them: vLLM's own interface for pruned prompts, without its pruning of videos."""
+
+    def is_multimodal_pruning_enabled(self) -> bool:
+        return True
+
+
+def changed(given: Any, changes: dict[str, Any], config: Any) -> Any:
+    """The configuration of a model, with what the user overrides by a function, and then the ``changes``."""
+    config = given(config)
+    config.update(changes)
+    return config
+
+
+def create_model_config(self: Any) -> Any:
+    """The configuration as vLLM makes it; with a setting, of the architecture that selects.
+
+    Raises:
+        VitrimError: the setting is wrong, or does not fit the model.
+    """
+    selector = asked(self.additional_config, os.environ)
+    plain = LIBRARY(self)
+    if selector is None:
+        return plain
+    architecture, family = family_of(plain.architectures, plain.hf_config, selector)
+    args = copy.copy(self)
+    changes = {"architectures": [PREFIX + architecture], "vitrim_select": selector.describe()}
+    given = self.hf_overrides
+    args.hf_overrides = partial(changed, given, changes) if callable(given) else {**(given or {}), **changes}
+    if self.video_pruning_rate:
+        raise VitrimError("give --video-pruning-rate, or a selector of vitrim, not both")
+    config = LIBRARY(args)
+    if family.axes:
+        config.multimodal_config.__class__ = Pruned
+    return config
+
+
+def register() -> None:
+    """See `vitrim.serving.vllm.register`."""
+    known = ModelRegistry.get_supported_archs()
+    for architecture, family in FAMILIES.items():
+        if PREFIX + architecture not in known:
+            ModelRegistry.register_model(PREFIX + architecture, f"vitrim.serving.vllm.{family.target}")
+    EngineArgs.create_model_config = create_model_config

@@ -1,0 +1,151 @@
+"""Model and processor of a family: placeholders are cut to what a selector leaves, and embeddings are selected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache, partial
+from math import prod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.processing import PromptUpdateDetails
+
+from vitrim.core.registry import parse_selector
+from vitrim.core.selection import Choice, Grid
+from vitrim.hosts.shared.selecting import Candidates, choose
+from vitrim.serving.vllm.setting import mark, stay
+
+
+class Selecting:
+    """In front of a model class of vLLM: what that embeds is selected.
+
+    A family says how an image is divided where it is not one pool of tokens.
+    """
+
+    supports_encoder_cudagraph: ClassVar[bool] = False
+    """Recorded graphs would go round `embed_multimodal`."""
+    told: ClassVar[tuple[str, ...]] = ()
+    """What `grid` needs to know of an image, by the names of the processor's fields."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
+        model = vllm_config.model_config
+        self.vitrim_selector, self.vitrim_width = parse_selector(model.hf_config.vitrim_select), model.get_hidden_size()
+
+    @staticmethod
+    def tile(config: Any) -> int | None:
+        """The tokens of a tile, which is selected by itself; None: all of an image are one pool."""
+        return None
+
+    @staticmethod
+    def grid(config: Any, item: Mapping[str, Any]) -> Grid | None:
+        """Frames, rows and columns of the tokens of an image; None: unknown."""
+        return None
+
+    @classmethod
+    def units(cls, config: Any, item: Mapping[str, Any], total: int) -> list[Grid]:
+        """The grids of what is selected one by one in an image of ``total`` tokens."""
+        tile = cls.tile(config)
+        return [(1, 1, tile)] * (total // tile) if tile else [cls.grid(config, item) or (1, 1, total)]
+
+    def embed_multimodal(self: Any, **kwargs: Any) -> Any:
+        """The embeddings (n, C) of every image, of the tokens that are left."""
+        found = super().embed_multimodal(**kwargs)  # type: ignore[misc]
+        if found is None or not len(found):
+            return found
+        pieces: list[tuple[int, Tensor, Grid]] = []
+        for place, image in enumerate(found):
+            item = {name: kwargs[name][place] for name in self.told}
+            grids = self.units(self.config, item, len(image))
+            parts = image.split([prod(grid) for grid in grids])
+            pieces += [(place, part, grid) for part, grid in zip(parts, grids, strict=True)]
+        width = self.vitrim_width
+        images = [Candidates(part[:, :width], _all(part), grid=grid) for _, part, grid in pieces]
+        left: list[list[Tensor]] = [[] for _ in found]
+        for (place, part, grid), choice in zip(pieces, choose(self.vitrim_selector, images), strict=True):
+            left[place].append(self.left(part, choice, grid))
+        return [torch.cat(parts) for parts in left]
+
+    def left(self: Any, part: Tensor, choice: Choice, grid: Grid) -> Tensor:
+        """What goes on of ``part`` (n, C); features for further layers, behind the width, are those of the same places.
+
+        Args:
+            part: embeddings.
+            choice: among them.
+            grid: theirs.
+        """
+        width = self.vitrim_width
+        return torch.cat(
+            [choice.of(part[:, :width]).to(part.dtype), part[:, width:].index_select(0, choice.kept)], dim=1
+        )
+
+
+def _all(part: Tensor) -> Tensor:
+    return torch.ones(len(part), dtype=torch.bool)
+
+
+class Cutting:
+    """In front of a processor of vLLM: the prompt has a placeholder for every token that is left."""
+
+    kind: type[Selecting]
+
+    def _get_mm_prompt_updates(self: Any, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any) -> Any:
+        found = super()._get_mm_prompt_updates(mm_items, hf_processor_mm_kwargs, out_mm_kwargs)  # type: ignore[misc]
+        return {
+            modality: [
+                [self._cut(update, out_mm_kwargs[modality][place]) for update in updates]
+                for place, updates in enumerate(items)
+            ]
+            for modality, items in found.items()
+        }
+
+    def _cut(self: Any, update: Any, fields: Any) -> Any:
+        config, tokens = self.info.ctx.model_config.hf_config, torch.tensor(update.content.full)
+        embed = torch.ones_like(tokens, dtype=torch.bool)
+        if update.content.is_embed is not None:
+            embed = update.content.is_embed(update.content.full)
+        item = {name: fields[name].data for name in self.kind.told}
+        grids = self.kind.units(config, item, int(embed.sum()))
+        selector = parse_selector(config.vitrim_select)
+        keep = stay(embed, [prod(grid) for grid in grids], [selector.count(grid) for grid in grids])
+        details = PromptUpdateDetails(full=tokens[keep].tolist(), is_embed=partial(_same, embed[keep]))
+        return update.with_content(details)
+
+    def _get_mm_hashes(self: Any, inputs: Any) -> Any:
+        own = mark(parse_selector(self.info.ctx.model_config.hf_config.vitrim_select))
+        found = super()._get_mm_hashes(inputs)  # type: ignore[misc]
+        return {modality: [f"{item}-{own}" for item in items] for modality, items in found.items()}
+
+
+def _same(mask: Tensor, full: list[int]) -> Tensor:
+    return mask
+
+
+class Profiled:
+    """In front of what vLLM asks for sizes: the largest item is counted by processing one, so its cut length counts."""
+
+    def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> None:
+        return None
+
+
+@cache
+def _behind(front: type, kind: type) -> type:
+    return type(kind.__name__, (front, kind), {})
+
+
+def selecting(kind: Any) -> Any:
+    """Give a subclass of `Selecting` the processor of the vLLM model behind it, with what cuts in front."""
+    own = kind._processor_factory
+
+    # vLLM's factories may be functions that choose a class
+    def info(ctx: Any) -> Any:
+        return _behind(Profiled, type(own.info(ctx)))(ctx)
+
+    def processor(info: Any, dummy_inputs: Any) -> Any:
+        made = _behind(Cutting, type(own.processor(info, dummy_inputs)))(info, dummy_inputs)
+        made.kind = kind
+        return made
+
+    return MULTIMODAL_REGISTRY.register_processor(processor, info=info, dummy_inputs=own.dummy_inputs)(kind)

@@ -1,0 +1,145 @@
+"""The setting of a server: the selector, whether it can work there, and the placeholders that it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitrim.core.registry import parse_selector
+from vitrim.core.selection import Selector
+from vitrim.errors import UnsupportedModelError, VitrimError
+from vitrim.version import __version__
+
+VARIABLE = "VITRIM_SELECT"
+PREFIX = "Vitrim"
+"""In front of the name of an architecture whose image tokens are selected."""
+
+
+class Family(NamedTuple):
+    """Models of one architecture of vLLM.
+
+    Attributes:
+        name: as people call it.
+        target: module and class in this folder.
+        axes: positions have three axes, and tokens keep theirs.
+    """
+
+    name: str
+    target: str
+    axes: bool = False
+
+
+FAMILIES = {
+    "LlavaForConditionalGeneration": Family("LLaVA-1.5", "llava:Llava"),
+}
+"""What is covered, by the architecture that a model's configuration names."""
+
+
+def asked(additional: Mapping[str, Any] | None, environment: Mapping[str, str]) -> Selector | None:
+    """The selector that ``--additional-config``, or else the environment, asks for; None: there is no setting.
+
+    Raises:
+        VitrimError: it is no selector, or cannot work in a server.
+
+    Example:
+        >>> asked({"vitrim": {"select": "divprune:keep=0.25"}}, {}).count(64)
+        16
+        >>> asked({}, {}) is None
+        True
+    """
+    given = (additional or {}).get("vitrim")
+    if given is None:
+        text = environment.get(VARIABLE) or None
+    else:
+        if not isinstance(given, Mapping) or set(given) != {"select"}:
+            raise VitrimError(f'expected {{"vitrim": {{"select": "divprune:keep=0.25"}}}}, got {{"vitrim": {given!r}}}')
+        text = given["select"]
+    if text is None:
+        return None
+    selector = parse_selector(text)
+    needs = selector.needs()
+    if needs.attention != "none":
+        raise VitrimError(
+            f"{selector.describe()} needs the attention of the tower, which vLLM's kernels do not give: take random, "
+            "pool, divprune, dart:text_pivots=0 or cdpruner:text=none"
+        )
+    if needs.text:
+        raise VitrimError(
+            f"{selector.describe()} reads the question, but vLLM keeps the embeddings of an image for every prompt: "
+            "take random, pool, divprune, dart:text_pivots=0 or cdpruner:text=none"
+        )
+    selector.count(1)  # refuses one whose number depends on the image
+    return selector
+
+
+def family_of(architectures: Sequence[str] | None, config: Any, selector: Selector) -> tuple[str, Family]:
+    """The architecture that is covered, and its family.
+
+    Args:
+        architectures: as the configuration of the model names them.
+        config: that configuration.
+        selector: to fit the family.
+
+    Raises:
+        UnsupportedModelError: the model is not covered.
+        VitrimError: the selector does not fit it.
+    """
+    found = next((name for name in architectures or () if name in FAMILIES), None)
+    interrupted = getattr(getattr(config, "vision_config", None), "model_type", None) == "pixtral"
+    if found is None or interrupted:
+        what = f"{', '.join(architectures or ['no architecture'])}{' with the tower of Pixtral' * interrupted}"
+        covered = ", ".join(dict.fromkeys(family.name for family in FAMILIES.values()))
+        raise UnsupportedModelError(f"image tokens of {what} cannot be selected in vLLM; covered: {covered}")
+    family = FAMILIES[found]
+    if family.axes and selector.positions == "closed":
+        raise VitrimError(
+            f"{selector.describe()}: positions of {family.name} have three axes, so tokens keep theirs: leave "
+            "positions out"
+        )
+    if family.axes and not selector.keeps_places():
+        raise VitrimError(f"{selector.describe()}: what goes on has no places, and {family.name} is to keep those")
+    if not family.axes and selector.positions == "original":
+        raise VitrimError(
+            f"{selector.describe()}: vLLM counts the positions of {family.name}, so they close up: leave positions out"
+        )
+    return found, family
+
+
+def mark(selector: Selector) -> str:
+    """The part of a cache's key that says how image tokens were selected.
+
+    Example:
+        >>> mark(parse_selector("random")) == mark(parse_selector("random:seed=1"))
+        False
+    """
+    return sha256(f"vitrim {__version__} {selector.describe()}".encode()).hexdigest()[:16]
+
+
+def stay(embed: Tensor, sizes: Sequence[int], counts: Sequence[int]) -> Tensor:
+    """(Q,) bool: the tokens of an item's placeholder that stay: text, and as many for features as these are left.
+
+    Args:
+        embed: (Q,) bool, those that stand for features.
+        sizes: of the units that are selected one by one, such as tiles.
+        counts: that a selector leaves of each.
+
+    Raises:
+        VitrimError: the features of a unit do not stand one behind the other.
+
+    Example:
+        >>> stay(torch.tensor([False, True, True, True, False, True, True, True]), [3, 3], [1, 2]).int()
+        tensor([1, 1, 0, 0, 1, 1, 1, 0], dtype=torch.int32)
+    """
+    places = embed.nonzero().squeeze(1)
+    if sum(sizes) != len(places):
+        raise VitrimError(f"expected {sum(sizes)} placeholders for features of an image, got {len(places)}")
+    left = torch.ones_like(embed)
+    for own, count in zip(places.split(list(sizes)), counts, strict=True):
+        if len(own) and own[-1] - own[0] != len(own) - 1:
+            raise VitrimError("other tokens stand among the features of an image, so a selection has no places")
+        left[own[count:]] = False
+    return left
