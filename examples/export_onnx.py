@@ -3,8 +3,8 @@
     python examples/export_onnx.py                                     # a tiny random model, offline
     python examples/export_onnx.py deit_small_patch16_224 tome:r=13    # pretrained weights of timm (downloads them)
 
-Writes the model with its preprocessing in the graph, then reads the file as any program would: uint8 images in, logits
-out, and what it must know about resizing and classes from the file itself.
+Writes the model with its preprocessing in the graph, then reads the file as any program would: a photograph is resized
+and cropped as the file says, uint8 pixels go in, logits come out (docs/running.md has the same without vitrim).
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import json
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import timm
 import torch
+from PIL import Image
 
 import vitrim
 
@@ -31,6 +33,15 @@ def write(name: str | None, method: str, path: Path) -> vitrim.Exported:
     return vitrim.export(timm.create_model(name, pretrained=True), method, path, preprocess=True, name=name)
 
 
+def pixels_of(image: Image.Image, known: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """(H, W, 3) uint8 of a photograph, as timm resizes and crops it."""
+    (height, width), (side, _) = known["size"], known["resize"]
+    size = (side * image.width // min(image.size), side * image.height // min(image.size))
+    image = image.convert("RGB").resize(size, Image.Resampling[known["interpolation"].upper()])
+    left, top = round((size[0] - width) / 2), round((size[1] - height) / 2)
+    return np.asarray(image.crop((left, top, left + width, top + height)))
+
+
 def main(arguments: list[str]) -> None:
     """Export and run: ``arguments`` are a model and a method, both optional."""
     name, method = (*arguments, None, None)[:2]
@@ -38,8 +49,8 @@ def main(arguments: list[str]) -> None:
         file = write(name, method or "tome:r=4", Path(folder) / "model.onnx")
         session = onnxruntime.InferenceSession(str(file.path))  # from here on without vitrim
         known = json.loads(session.get_modelmeta().custom_metadata_map["vitrim"])
-        height, width = known["preprocessing"]["size"]
-        images = np.random.default_rng(0).integers(0, 256, (2, height, width, 3), dtype=np.uint8)
+        noise = np.random.default_rng(0).integers(0, 256, (2, 300, 451, 3), dtype=np.uint8)
+        images = np.stack([pixels_of(Image.fromarray(each), known["preprocessing"]) for each in noise])
         (logits,) = session.run(["logits"], {"image": images})
         print(f"{known['method']}: tokens after every block {known['tokens_per_block']}")
         print(f"{known['gmacs'] / known['dense_gmacs']:.0%} of the MACs; {file.metadata['parity']}")

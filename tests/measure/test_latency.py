@@ -168,3 +168,31 @@ def test_images_per_second():
 def test_fastest_is_by_median_and_among_the_named():
     times = {"fused": [5.0, 5.0, 5.0], "unfused": [1.0, 6.0, 6.0], "tome": [1.0, 1.0, 1.0]}
     assert fastest(times, ["fused", "unfused"]) == "fused"
+
+
+def test_a_restless_machine_is_measured_longer() -> None:
+    """A clock of its own: the second candidate is slow from the fifth round to the tenth."""
+    now, rounds = [0.0], [0]
+
+    def plain() -> None:
+        now[0] += 1.0
+
+    def disturbed() -> None:
+        rounds[0] += 1
+        now[0] += 2.0 if 5 <= rounds[0] <= 10 else 1.0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitrim.measure.latency.time.perf_counter", lambda: now[0])
+        budget = Budget(min_rounds=10, min_seconds=0.0, warmup_rounds=0)
+        times = time_interleaved({"plain": plain, "disturbed": disturbed}, budget=budget)
+        # of ten rounds the halves are 1 and 0.5, of twenty 0.5 and 1
+        assert len(times["plain"]) == 30
+        rounds[0] = 100
+        assert len(time_interleaved({"plain": plain, "other": disturbed}, budget=budget)["other"]) == 10
+
+
+def test_halves_are_medians_of_both_halves_of_the_rounds() -> None:
+    found = paired_speedup([4.0] * 4 + [2.0] * 4, [2.0] * 8)
+    assert found.halves == (2.0, 1.0)
+    assert found.row == {"speedup": 1.5, "speedup_q1": 1.0, "speedup_q3": 2.0, "speedup_halves": [2.0, 1.0]}
+    assert "speedup_halves" not in paired_speedup([2.0] * 7, [1.0] * 7).row

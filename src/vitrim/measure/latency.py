@@ -6,11 +6,15 @@ moment hits all of them alike, and what is compared is the ratio within a round.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
+from math import isnan, nan
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +24,13 @@ from torch import Tensor
 from vitrim.errors import VitrimError
 
 FloatArray = NDArray[np.float64]
+
+ENOUGH = 8
+"""Rounds whose halves are compared."""
+APART = 1.05
+"""Ratios of the medians of two halves beyond which something else ran."""
+STARVED = 0.8
+"""Seconds of processor in a second, below which this process was made to wait."""
 
 
 # ---- timing ----------------------------------------------------------------------------------------------------------
@@ -82,6 +93,7 @@ def time_interleaved(
 
     Returns:
         Per name the latency of every round, (R,) float64 in milliseconds. Entry i of all belongs to the same round.
+        Where the first and the last half of the rounds disagree (`restless`), the budget is spent up to three times.
 
     Raises:
         VitrimError: no candidates.
@@ -100,18 +112,22 @@ def time_interleaved(
         for run in candidates.values():
             run()
     rounds: list[list[float]] = []
-    seconds = 0.0
-    while not budget.spent(len(rounds), seconds, len(candidates)):
-        rounds.append([])
-        for run in candidates.values():
-            _synchronise(device)
-            start = time.perf_counter()
-            run()
-            _synchronise(device)
-            rounds[-1].append(time.perf_counter() - start)
-        seconds += sum(rounds[-1])
-    times = np.array(rounds) * 1e3
-    return {name: times[:, column] for column, name in enumerate(candidates)}
+    while True:
+        before, seconds = len(rounds), 0.0
+        while not budget.spent(len(rounds) - before, seconds, len(candidates)):
+            rounds.append([])
+            for run in candidates.values():
+                _synchronise(device)
+                start = time.perf_counter()
+                run()
+                _synchronise(device)
+                rounds[-1].append(time.perf_counter() - start)
+            seconds += sum(rounds[-1])
+        times = np.array(rounds) * 1e3
+        found = {name: times[:, column] for column, name in enumerate(candidates)}
+        # a disturbed machine is measured longer: three times at most
+        if before >= 2 * (len(rounds) - before) or not restless(found):
+            return found
 
 
 def in_turn(run: Callable[[Tensor], object], batches: Sequence[Tensor]) -> Callable[[], object]:
@@ -161,11 +177,81 @@ class Speedup:
     median: float
     q1: float
     q3: float
+    halves: tuple[float, float] = field(default=(nan, nan), repr=False, compare=False)
+    """The medians of the first and of the last half of the rounds; nan of fewer than `ENOUGH`."""
 
     @property
-    def row(self) -> dict[str, float]:
-        """The three numbers as rows of reports have them."""
-        return {"speedup": self.median, "speedup_q1": self.q1, "speedup_q3": self.q3}
+    def row(self) -> dict[str, Any]:
+        """These numbers as rows of reports have them."""
+        found: dict[str, Any] = {"speedup": self.median, "speedup_q1": self.q1, "speedup_q3": self.q3}
+        return found if isnan(self.halves[0]) else {**found, "speedup_halves": list(self.halves)}
+
+
+def restless(times_ms: Mapping[str, ArrayLike]) -> bool:
+    """True if the two halves of the rounds disagree on a ratio to the first candidate by more than `APART`: something
+    else ran on the machine for a while. Never of fewer rounds than `ENOUGH`.
+
+    Example:
+        >>> calm, slow = [10.0] * 8, [10.0] * 4 + [13.0] * 4
+        >>> restless({"a": calm, "b": calm}), restless({"a": calm, "b": slow})
+        (False, True)
+    """
+    first, *others = (np.asarray(each) for each in times_ms.values())
+    speedups = (paired_speedup(first, other) for other in others)
+    return any(max(one.halves) > APART * min(one.halves) for one in speedups)  # of few rounds nan, which is not above
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How much of the machine this process had while it timed.
+
+    Attributes:
+        wall: seconds on the clock.
+        own: seconds of processors that this process had, its threads together.
+        load: processes that wanted to run, the mean of the last minute, this one's threads among them.
+        cores: processors of the machine.
+    """
+
+    wall: float
+    own: float
+    load: float
+    cores: int
+
+    def disturbance(self) -> str | None:
+        """What else ran, in words; None where nothing much did.
+
+        One thread that is never made to wait has a second of processor in every second.
+
+        Example:
+            >>> Machine(10.0, 10.0, 1.2, 2).disturbance() is None
+            True
+            >>> Machine(10.0, 4.0, 5.0, 2).disturbance()
+            'something else ran on this machine (40 % of one core left, load 5.0 on 2 cores)'
+        """
+        starved, crowded = self.own < STARVED * self.wall, self.load > self.cores + 1.0
+        if not starved and not crowded:
+            return None
+        had = [f"{100 * self.own / self.wall:.0f} % of one core left"] if starved else []
+        return (
+            f"something else ran on this machine ({', '.join([*had, f'load {self.load:.1f} on {self.cores} cores'])})"
+        )
+
+
+@contextmanager
+def watched_machine() -> Iterator[list[Machine]]:
+    """Yield a list that holds at the end how much of the machine this process had within.
+
+    Example:
+        >>> with watched_machine() as found:
+        ...     _ = sum(range(1000))
+        >>> found[0].own >= 0.0
+        True
+    """
+    found: list[Machine] = []
+    wall, own = time.perf_counter(), time.process_time()
+    yield found
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # Windows has none
+    found.append(Machine(time.perf_counter() - wall, time.process_time() - own, load, os.cpu_count() or 1))
 
 
 def summarise(times_ms: ArrayLike) -> Latency:
@@ -195,8 +281,11 @@ def paired_speedup(baseline_ms: ArrayLike, times_ms: ArrayLike) -> Speedup:
     baseline, times = np.asarray(baseline_ms, dtype=np.float64), np.asarray(times_ms, dtype=np.float64)
     if baseline.shape != times.shape:
         raise ValueError(f"rounds of {baseline.shape} and {times.shape} are not paired")
-    q1, median, q3 = (float(value) for value in np.percentile(baseline / times, [25, 50, 75]))
-    return Speedup(median=median, q1=q1, q3=q3)
+    ratios = baseline / times
+    q1, median, q3 = (float(value) for value in np.percentile(ratios, [25, 50, 75]))
+    half = len(ratios) // 2
+    halves = (float(np.median(ratios[:half])), float(np.median(ratios[half:]))) if len(ratios) >= ENOUGH else (nan, nan)
+    return Speedup(median, q1, q3, halves)
 
 
 def images_per_second(batch_size: int, latency_ms: float) -> float:

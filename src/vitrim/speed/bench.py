@@ -38,6 +38,7 @@ from vitrim.measure.latency import (
     paired_speedup,
     summarise,
     time_interleaved,
+    watched_machine,
 )
 from vitrim.measure.machine import drawing, environment, select_device, set_threads
 from vitrim.measure.macs import count_macs
@@ -509,8 +510,12 @@ def measure(
             with ExitStack() as watching:
                 for entry in entries:
                     entry.watch(watching, images.device)
-                times = time_interleaved({entry.key: entry.call for entry in entries}, images.device, budget)
-            return _rows(entries, times, [DENSE, *methods, *(files or {})], images, model, held_out, on_progress)
+                calls = {entry.key: entry.call for entry in entries}
+                with watched_machine() as machine:
+                    times = time_interleaved(calls, images.device, budget)
+            rows = _rows(entries, times, [DENSE, *methods, *(files or {})], images, model, held_out, on_progress)
+        disturbed = machine[0].disturbance()
+        return rows if disturbed is None else [Row(row.method, {**row, "disturbed": disturbed}) for row in rows]
 
 
 @dataclass(frozen=True)

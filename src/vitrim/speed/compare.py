@@ -56,7 +56,7 @@ from vitrim.speed.bench import (
     place_of,
 )
 from vitrim.speed.engines import Engine, Run, compilation
-from vitrim.speed.words import engine_of, shows_only_cost
+from vitrim.speed.words import bounds, engine_of, shows_only_cost, unrest
 from vitrim.tasks import Task
 
 SCORED_ON_ENGINES = ("classification", "multilabel")
@@ -94,7 +94,7 @@ class Comparison(Report):
 
 def compare(
     model: nn.Module | str,
-    methods: MethodConfig | str | Sequence[MethodConfig | str],
+    methods: MethodConfig | str | Sequence[MethodConfig | str] | None,
     data: Any,
     *,
     files: Sequence[InFile] = (),
@@ -521,15 +521,20 @@ tome:r=8 (1.21x, loses 0.30)
             elif better:
                 winner = min(better, key=lambda other: (other["loss"], -other["speeds"][place]["speedup"]))
                 texts.append(f"{text}, dominated by {named(winner)} ({_in_short(winner, place)})")
-            elif speed["speedup_q1"] <= 1.0 and len(every) == 1:
+            elif bounds(speed)[0] <= 1.0 and len(every) == 1:
                 quartiles = f"{speed['speedup_q1']:.2f}-{speed['speedup_q3']:.2f}"
-                texts.append(f"{text}, no clear gain: its quartiles {quartiles} include 1")
+                why = f"its quartiles {quartiles} include 1"
+                if speed["speedup_q1"] > 1.0:
+                    why = "the halves of the rounds disagree"
+                texts.append(f"{text}, no clear gain: {why}")
             else:
                 best[size].append(row)
                 texts.append(f"{text}, and nothing here is clearly better")
         error = "" if row["loss_error"] is None else f" (standard error {100 * row['loss_error']:.2f})"
         yield f"{named(row)} {_change(row)} points of {spelled(metric)}{error}: {'; '.join(texts)}"
     for place, size in enumerate(sizes):
+        timed = [{"method": row["method"], **row["speeds"][place]} for row in own]
+        yield from (f"at batch {size} {line}" for line in unrest(timed))
         order = sorted((row for row in best[size] if row not in every), key=lambda row: row["loss"])
         texts = [f"{named(row)} ({_in_short(row, place)})" for row in order]
         yield f"least loss for the time at batch {size}: {', '.join(texts) or 'dense; no method here pays'}"

@@ -8,6 +8,7 @@ from html import escape
 from itertools import cycle
 from typing import Any
 
+from vitrim.measure.latency import APART
 from vitrim.measure.records import Row
 from vitrim.plots import style
 from vitrim.report import Report, Table
@@ -130,7 +131,37 @@ def in_words(rows: Sequence[Row]) -> list[str]:
         *([prepared(rows)] if {row["engine"] for row in rows} != {ALONE[0]} else []),
         *(advice(rows) if several else []),
         *(line for row, base in against if row is not base for line in verdicts(row, base, several=several)),
+        *unrest(rows),
     ]
+
+
+def bounds(row: Mapping[str, Any]) -> tuple[float, float]:
+    """The lowest and highest speed-up that a row allows: its quartiles, and the medians of both halves of its rounds.
+
+    Example:
+        >>> bounds({"speedup_q1": 1.1, "speedup_q3": 1.2, "speedup_halves": [1.15, 0.9]})
+        (0.9, 1.2)
+    """
+    found = [row["speedup_q1"], row["speedup_q3"], *row.get("speedup_halves", ())]
+    return min(found), max(found)
+
+
+def unrest(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line on what disturbed the times of one setting, if something did.
+
+    Example:
+        >>> rows = [{"method": "dense"}, {"method": "tome:r=8", "speedup_halves": [1.3, 0.9]}]
+        >>> list(unrest(rows))
+        ['disturbed: the two halves of the rounds disagree (tome:r=8 1.30x, then 0.90x); another run may say otherwise']
+    """
+    halves = [(row["method"], *row["speedup_halves"]) for row in rows if "speedup_halves" in row]
+    apart = [each for each in halves if max(each[1:]) > APART * min(each[1:])]
+    texts = [rows[0]["disturbed"]] if "disturbed" in rows[0] else []
+    if apart:
+        name, first, last = max(apart, key=lambda each: max(each[1:]) / min(each[1:]))
+        texts.append(f"the two halves of the rounds disagree ({name} {first:.2f}x, then {last:.2f}x)")
+    if texts:
+        yield f"disturbed: {'; '.join(texts)}; another run may say otherwise"
 
 
 def engine_of(row: Mapping[str, Any]) -> str:
@@ -233,8 +264,11 @@ def _advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         speed = f"{row['speedup']:.2f}x ({row['speedup_q1']:.2f}-{row['speedup_q3']:.2f})"
         if shows_only_cost(method):
             continue
-        if row["speedup_q1"] > 1.0:
+        low, high = bounds(row)
+        if low > 1.0:
             lines.append(f"{method}{part}: use {engine_of(row)}; reducing adds {speed} to {base}, {promise}")
+        elif high >= 1.0:
+            lines.append(f"{method}{part} shows no clear gain {where}: on {engine_of(row)} {speed} {base}, {promise}")
         else:
             at_best = f"at best, on {engine_of(row)}, {speed} the speed of {base}"
             lines.append(f"{method}{part} does not pay {where}: {at_best}, {promise}")
@@ -270,11 +304,13 @@ def verdicts(row: Mapping[str, Any], dense: Mapping[str, Any], *, several: bool 
     method = row["method"] + (f" ({row['part']})" if "part" in row else "")
     if several:
         pass
-    elif row["speedup"] < 1.0:
+    elif bounds(row)[1] < 1.0:
         speed = f"{row['speedup']:.2f}x the speed of dense ({row['dense_kernel']})"
         lines.append(f"{method} does not pay {where}: {speed}, {promise}")
-    elif row["speedup_q1"] <= 1.0:
-        spread = f"its quartiles {row['speedup_q1']:.2f}-{row['speedup_q3']:.2f} include 1"
+    elif bounds(row)[0] <= 1.0:
+        quartiles = f"{row['speedup_q1']:.2f}-{row['speedup_q3']:.2f}"
+        inside = row["speedup_q1"] <= 1.0 <= row["speedup_q3"]
+        spread = f"its quartiles {quartiles} include 1" if inside else "the halves of the rounds disagree"
         lines.append(f"{method} shows no clear gain {where}: {row['speedup']:.2f}x, but {spread}, {promise}")
     else:
         speed = f"{row['speedup']:.2f}x ({row['speedup_q1']:.2f}-{row['speedup_q3']:.2f}) the speed of dense"
