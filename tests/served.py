@@ -6,6 +6,7 @@ Weights are random. They are written by transformers, and are in fp32, so that b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +14,9 @@ import numpy
 import torch
 import transformers
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers.models.idefics3 import Idefics3VisionConfig
 
 import vitrim
 
@@ -51,16 +53,20 @@ def photograph(seed: int, width: int = 64, height: int = 64) -> Image.Image:
     return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
 
 
-def tokenizer(special: Sequence[str]) -> Any:
-    """Words w0, w1, ..., then special tokens from `WORDS` on; all a single token."""
+def tokenizer(special: Sequence[str], **named: str) -> Any:
+    """Words w0, w1, ..., then special tokens from `WORDS` on, some of which are ``named``; all a single token."""
     names = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{number}" for number in range(WORDS - 4))]
     made = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    found = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    made.add_special_tokens(list(special))
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        extra_special_tokens=named or list(special),
     )
-    found.add_special_tokens({"additional_special_tokens": list(special)})
-    return found
 
 
 class Served(NamedTuple):
@@ -79,27 +85,159 @@ class Served(NamedTuple):
     rename: tuple[tuple[str, str], ...] = ()
 
 
+LLAMA = transformers.LlamaConfig(**TEXT)
+PINPOINTS = [[64, 128], [128, 64], [128, 128]]
+
+
 def llava() -> tuple[Any, Any]:
     config = transformers.LlavaConfig(
         vision_config=transformers.CLIPVisionConfig(**VISION),
-        text_config=transformers.LlamaConfig(**TEXT),
+        text_config=LLAMA,
         image_token_index=WORDS,
         image_seq_length=64,
     )
-    size = {"shortest_edge": 64}
-    images = transformers.CLIPImageProcessor(size=size, crop_size={"height": 64, "width": 64})
-    processor = transformers.LlavaProcessor(
-        images,
-        tokenizer(["<image>"]),
-        patch_size=8,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
+    images = transformers.CLIPImageProcessor(size={"shortest_edge": 64}, crop_size={"height": 64, "width": 64})
+    how = {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    return config, transformers.LlavaProcessor(images, tokenizer(["<image>"]), **how)
+
+
+def llava_next() -> tuple[Any, Any]:
+    config = transformers.LlavaNextConfig(
+        vision_config=transformers.CLIPVisionConfig(**VISION),
+        text_config=LLAMA,
+        image_token_index=WORDS,
+        image_grid_pinpoints=PINPOINTS,
     )
-    return config, processor
+    sizes = {"size": {"shortest_edge": 64}, "crop_size": {"height": 64, "width": 64}}
+    images = transformers.LlavaNextImageProcessor(**sizes, image_grid_pinpoints=PINPOINTS)
+    how = {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    return config, transformers.LlavaNextProcessor(images, tokenizer(["<image>"]), **how)
+
+
+def llava_onevision() -> tuple[Any, Any]:
+    config = transformers.LlavaOnevisionConfig(
+        vision_config=transformers.SiglipVisionConfig(**VISION, vision_use_head=False),
+        text_config=transformers.Qwen2Config(**TEXT),
+        image_token_index=WORDS,
+        video_token_index=WORDS + 1,
+        image_grid_pinpoints=PINPOINTS,
+        vision_aspect_ratio="anyres_max_9",
+        vision_feature_select_strategy="full",
+        vision_feature_layer=-1,
+    )
+    size = {"height": 64, "width": 64}
+    images = transformers.LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=PINPOINTS)
+    videos = transformers.LlavaOnevisionVideoProcessor(size=size)
+    how = {"num_image_tokens": 64, "vision_feature_select_strategy": "full"}
+    words = tokenizer(["<image>", "<video>"])
+    return config, transformers.LlavaOnevisionProcessor(images, words, videos, **how)
+
+
+QWEN_TOKENS = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
+QWEN_IDS = {
+    "image_token_id": WORDS,
+    "video_token_id": WORDS + 1,
+    "vision_start_token_id": WORDS + 2,
+    "vision_end_token_id": WORDS + 3,
+}
+QWEN_VISION = {
+    "depth": 4,
+    "num_heads": 2,
+    "patch_size": 8,
+    "temporal_patch_size": 2,
+    "spatial_merge_size": 2,
+    "in_channels": 3,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "out_hidden_size": 64,
+}
+ROPE = {"rope_type": "default", "mrope_section": [6, 5, 5], "rope_theta": 10000.0}
+
+
+def qwen(config: Any, kind: str, videos: str, words: Sequence[str] = QWEN_TOKENS) -> tuple[Any, Any]:
+    sizes = {"shortest_edge": 16 * 16, "longest_edge": 128 * 128}
+    how = {"patch_size": 8, "merge_size": 2, "temporal_patch_size": 2, "size": sizes}
+    images = transformers.Qwen2VLImageProcessor(**how)
+    movies = getattr(transformers, videos)(**how)
+    return config, getattr(transformers, kind)(images, tokenizer(words), movies)
+
+
+def qwen2_vl() -> tuple[Any, Any]:
+    vision = {**QWEN_VISION, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2}
+    text = {**TEXT, "rope_parameters": ROPE}
+    config = transformers.Qwen2VLConfig(vision_config=vision, text_config=text, **QWEN_IDS)
+    return qwen(config, "Qwen2VLProcessor", "Qwen2VLVideoProcessor")
+
+
+def qwen2_5_vl() -> tuple[Any, Any]:
+    vision = {**QWEN_VISION, "window_size": 32, "fullatt_block_indexes": [1, 3]}
+    text = {**TEXT, "rope_parameters": ROPE}
+    config = transformers.Qwen2_5_VLConfig(vision_config=vision, text_config=text, **QWEN_IDS)
+    return qwen(config, "Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor")
+
+
+def qwen3_vl() -> tuple[Any, Any]:
+    vision = {**QWEN_VISION, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
+    text = {**TEXT, "rope_parameters": {**ROPE, "mrope_interleaved": True}}
+    config = transformers.Qwen3VLConfig(vision_config=vision, text_config=text, **QWEN_IDS)
+    return qwen(config, "Qwen3VLProcessor", "Qwen3VLVideoProcessor")
+
+
+def internvl() -> tuple[Any, Any]:
+    vision = {**VISION, "image_size": [64, 64], "patch_size": [8, 8]}
+    config = transformers.InternVLConfig(
+        vision_config=transformers.InternVLVisionConfig(**vision),
+        text_config=transformers.Qwen2Config(**TEXT),
+        image_token_id=WORDS,
+        image_seq_length=16,
+    )
+    size = {"height": 64, "width": 64}
+    images = transformers.GotOcr2ImageProcessor(size=size, crop_to_patches=True, max_patches=4)
+    words = tokenizer(
+        ["<IMG_CONTEXT>", "<img>", "</img>", "<video>"],
+        start_image_token="<img>",
+        end_image_token="</img>",
+        context_image_token="<IMG_CONTEXT>",
+        video_token="<video>",
+    )
+    videos = transformers.InternVLVideoProcessor(size=size)
+    return config, transformers.InternVLProcessor(images, words, videos, image_seq_length=16)
+
+
+def shuffled(family: str) -> tuple[Any, Any]:
+    """SmolVLM or Idefics 3: images are cut into tiles of 64 pixels, and a small whole image comes last."""
+    visions = transformers.SmolVLMVisionConfig if family == "SmolVLM" else Idefics3VisionConfig
+    config = getattr(transformers, f"{family}Config")(
+        vision_config=visions(**VISION),
+        text_config=LLAMA,
+        image_token_id=WORDS,
+        scale_factor=2,
+        pad_token_id=0,
+    )
+    sizes = {"size": {"longest_edge": 128}, "max_image_size": {"longest_edge": 64}}
+    images = getattr(transformers, f"{family}ImageProcessor")(**sizes)
+    rows = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
+    words = tokenizer(["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *rows])
+    if family == "Idefics3":
+        return config, transformers.Idefics3Processor(images, words, image_seq_len=16)
+    videos = transformers.SmolVLMVideoProcessor(**sizes, fps=1, num_frames=2)
+    return config, transformers.SmolVLMProcessor(images, words, videos, image_seq_len=16)
 
 
 CLIP = (("vision_tower.", "vision_tower.vision_model."),)
-FAMILIES = {"llava": Served(llava, rename=CLIP)}
+WIDE = ((64, 64), (128, 64), (64, 128), (112, 96))
+QWEN = "<|vision_start|><|image_pad|><|vision_end|>"
+FAMILIES = {
+    "llava": Served(llava, rename=CLIP),
+    "llava_next": Served(llava_next, rename=CLIP, sizes=WIDE),
+    "llava_onevision": Served(llava_onevision, rename=CLIP, sizes=WIDE),
+    "qwen2_vl": Served(qwen2_vl, QWEN, sizes=WIDE),
+    "qwen2_5_vl": Served(qwen2_5_vl, QWEN, sizes=WIDE),
+    "qwen3_vl": Served(qwen3_vl, QWEN, sizes=WIDE),
+    "internvl": Served(internvl, "<IMG_CONTEXT>", sizes=WIDE),
+    "smolvlm": Served(partial(shuffled, "SmolVLM"), sizes=WIDE),
+    "idefics3": Served(partial(shuffled, "Idefics3"), sizes=WIDE),
+}
 
 
 def folder(name: str, place: Path) -> Any:
@@ -107,21 +245,13 @@ def folder(name: str, place: Path) -> Any:
     served = FAMILIES[name]
     config, processor = served.make()
     torch.manual_seed(0)
-    kind = (
-        getattr(transformers, config.architectures[0])
-        if config.architectures
-        else transformers.AutoModelForImageTextToText
-    )
-    model = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
-    model = model.float().eval()
+    model = transformers.AutoModelForImageTextToText.from_config(config).float().eval()
     model.config.architectures = [type(model).__name__]
     model.generation_config.eos_token_id = None
     model.save_pretrained(place)
     processor.save_pretrained(place)
     if served.rename:
         path = place / "model.safetensors"
-        from safetensors.torch import load_file
-
         weights = {}
         for key, value in load_file(path).items():
             for old, new in served.rename:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,7 +56,7 @@ def test_what_needs_features_alone_is_taken(text: str) -> None:
 
 def test_a_model_that_is_not_covered_is_told_which_are() -> None:
     selector = vitrim.parse_selector("divprune")
-    with pytest.raises(UnsupportedModelError, match="LLaVA-1.5") as caught:
+    with pytest.raises(UnsupportedModelError, match="covered: LLaVA") as caught:
         family_of(["WhisperForConditionalGeneration"], PLAIN, selector)
     assert all(family.name in str(caught.value) for family in FAMILIES.values())
     pixtral = SimpleNamespace(vision_config=SimpleNamespace(model_type="pixtral"))
@@ -95,9 +96,12 @@ def test_placeholders_of_another_form_are_refused() -> None:
         stay(rows, [5], [2])
 
 
-def test_the_entry_point_is_the_plugin() -> None:
+def test_the_entry_point_and_the_families_are_there() -> None:
+    """Names that are looked up when vLLM runs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    module, name = project["entry-points"]["vllm.general_plugins"]["vitrim"].split(":")
-    import importlib
-
-    assert callable(getattr(importlib.import_module(module), name))
+    names = [project["entry-points"]["vllm.general_plugins"]["vitrim"]]
+    names += [f"vitrim.serving.vllm.{family.target}" for family in FAMILIES.values()]
+    for module, name in (text.split(":") for text in names):
+        file = ROOT / "src" / (module.replace(".", "/") + ".py")
+        body = ast.parse(file.read_text(encoding="utf-8")).body
+        assert name in {part.name for part in body if isinstance(part, ast.FunctionDef | ast.ClassDef)}

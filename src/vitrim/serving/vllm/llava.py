@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm.model_executor.models import llava
+from vllm.model_executor.models import llava, llava_next, llava_onevision
 
 from vitrim.serving.vllm.selecting import Selecting, selecting
 
@@ -10,3 +10,13 @@ from vitrim.serving.vllm.selecting import Selecting, selecting
 @selecting
 class Llava(Selecting, llava.LlavaForConditionalGeneration):
     """LLaVA-1.5."""
+
+
+@selecting
+class LlavaNext(Selecting, llava_next.LlavaNextForConditionalGeneration):
+    """LLaVA-NeXT."""
+
+
+@selecting
+class LlavaOneVision(Selecting, llava_onevision.LlavaOnevisionForConditionalGeneration):
+    """LLaVA-OneVision."""

@@ -47,8 +47,11 @@ def create_model_config(self: Any) -> Any:
     changes = {"architectures": [PREFIX + architecture], "vitrim_select": selector.describe()}
     given = self.hf_overrides
     args.hf_overrides = partial(changed, given, changes) if callable(given) else {**(given or {}), **changes}
-    if self.video_pruning_rate:
-        raise VitrimError("give --video-pruning-rate, or a selector of vitrim, not both")
+    if family.videos:
+        limits = dict(self.limit_mm_per_prompt or {})
+        if limits.get("video"):
+            raise VitrimError(f"videos of {family.name} cannot be selected in vLLM: leave their limit out")
+        args.limit_mm_per_prompt = {**limits, "video": 0}
     config = LIBRARY(args)
     if family.axes:
         config.multimodal_config.__class__ = Pruned
@@ -56,7 +59,10 @@ def create_model_config(self: Any) -> Any:
 
 
 def register() -> None:
-    """See `vitrim.serving.vllm.register`."""
+    """Register the families, and read the setting whenever vLLM makes a configuration.
+
+    vLLM calls it in every process, more than once in some.
+    """
     known = ModelRegistry.get_supported_archs()
     for architecture, family in FAMILIES.items():
         if PREFIX + architecture not in known:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
@@ -26,6 +26,8 @@ class Selecting:
 
     supports_encoder_cudagraph: ClassVar[bool] = False
     """Recorded graphs would go round `embed_multimodal`."""
+    supports_tower_connector_lora: ClassVar[bool] = False
+    """vLLM counts the tower's tokens by the placeholders."""
     told: ClassVar[tuple[str, ...]] = ()
     """What `grid` needs to know of an image, by the names of the processor's fields."""
 
@@ -103,14 +105,13 @@ class Cutting:
 
     def _cut(self: Any, update: Any, fields: Any) -> Any:
         config, tokens = self.info.ctx.model_config.hf_config, torch.tensor(update.content.full)
-        embed = torch.ones_like(tokens, dtype=torch.bool)
-        if update.content.is_embed is not None:
-            embed = update.content.is_embed(update.content.full)
+        told = update.content.is_embed
+        embed = torch.ones_like(tokens, dtype=torch.bool) if told is None else told(update.content.full)
         item = {name: fields[name].data for name in self.kind.told}
         grids = self.kind.units(config, item, int(embed.sum()))
         selector = parse_selector(config.vitrim_select)
         keep = stay(embed, [prod(grid) for grid in grids], [selector.count(grid) for grid in grids])
-        details = PromptUpdateDetails(full=tokens[keep].tolist(), is_embed=partial(_same, embed[keep]))
+        details = PromptUpdateDetails(full=tokens[keep].tolist(), is_embed=told and partial(_same, embed[keep]))
         return update.with_content(details)
 
     def _get_mm_hashes(self: Any, inputs: Any) -> Any:
@@ -130,8 +131,7 @@ class Profiled:
         return None
 
 
-@cache
-def _behind(front: type, kind: type) -> type:
+def _behind(front: type, kind: type) -> Any:
     return type(kind.__name__, (front, kind), {})
 
 

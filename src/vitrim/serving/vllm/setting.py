@@ -25,16 +25,26 @@ class Family(NamedTuple):
     Attributes:
         name: as people call it.
         target: module and class in this folder.
+        videos: the model takes videos; those are not selected, so they are refused.
         axes: positions have three axes, and tokens keep theirs.
     """
 
     name: str
     target: str
+    videos: bool = False
     axes: bool = False
 
 
 FAMILIES = {
     "LlavaForConditionalGeneration": Family("LLaVA-1.5", "llava:Llava"),
+    "LlavaNextForConditionalGeneration": Family("LLaVA-NeXT", "llava:LlavaNext"),
+    "LlavaOnevisionForConditionalGeneration": Family("LLaVA-OneVision", "llava:LlavaOneVision", videos=True),
+    "Qwen2VLForConditionalGeneration": Family("Qwen2-VL", "qwen:Qwen2VL", videos=True, axes=True),
+    "Qwen2_5_VLForConditionalGeneration": Family("Qwen2.5-VL", "qwen:Qwen25VL", videos=True, axes=True),
+    "Qwen3VLForConditionalGeneration": Family("Qwen3-VL", "qwen:Qwen3VL", videos=True, axes=True),
+    "InternVLForConditionalGeneration": Family("InternVL", "tiles:InternVL", videos=True),
+    "SmolVLMForConditionalGeneration": Family("SmolVLM", "tiles:SmolVLM"),
+    "Idefics3ForConditionalGeneration": Family("Idefics 3", "tiles:Idefics3"),
 }
 """What is covered, by the architecture that a model's configuration names."""
 

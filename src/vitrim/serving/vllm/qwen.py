@@ -1,0 +1,120 @@
+"""Qwen-VL: positions have three axes, and a token keeps its row and column.
+
+Which tokens are left, only the tower knows. So embeddings bring their places with them, in further channels, as vLLM's
+interface for pruned prompts has it (`recompute_mrope_positions`). All else is known before: text goes on as behind the
+whole image. So a prompt whose beginning is in the cache, images included, has the right positions behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from vllm.model_executor.models import qwen2_5_vl, qwen2_vl, qwen3_vl
+from vllm.model_executor.models.interfaces import supports_multimodal_pruning
+from vllm.platforms import current_platform
+
+from vitrim.core.selection import Choice, Grid
+from vitrim.serving.vllm.selecting import Selecting, selecting
+
+DIGIT = 128
+"""Places are written in digits below this, which bfloat16 and float16 have exactly."""
+
+
+def written(kept: Tensor, columns: int) -> Tensor:
+    """(n, 4) rows and columns of the places (n,) of a grid, each in two digits."""
+    places = [kept // columns, kept % columns]
+    return torch.stack([digit for place in places for digit in (place // DIGIT, place % DIGIT)], dim=1)
+
+
+def read(channels: Tensor) -> Tensor:
+    """(3, n) frame, row and column, of what `written` gave."""
+    digits = channels.long().T
+    rows, columns = digits[0] * DIGIT + digits[1], digits[2] * DIGIT + digits[3]
+    return torch.stack([torch.zeros_like(rows), rows, columns])
+
+
+def positions_follow(runner: Any) -> bool:
+    """True if a runner is to take positions from embeddings: what vLLM's runner for GPUs notes behind loading."""
+    config = runner.model_config.multimodal_config
+    return supports_multimodal_pruning(runner.model) and config is not None and config.is_multimodal_pruning_enabled()
+
+
+class Axes(Selecting):
+    """A family with positions of three axes."""
+
+    supports_multimodal_pruning: ClassVar[bool] = True
+    told = ("image_grid_thw",)
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.is_multimodal_pruning_enabled = False  # of the model behind, which would add channels of its own
+        if current_platform.is_cpu():  # vLLM's runner for CPUs loads models by itself, and forgets to note it
+            from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+            CPUModelRunner.is_multimodal_pruning_enabled = property(positions_follow, lambda runner, value: None)
+
+    @staticmethod
+    def grid(config: Any, item: Mapping[str, Any]) -> Grid:
+        frames, rows, columns = item["image_grid_thw"].tolist()
+        merge = config.vision_config.spatial_merge_size
+        return frames, rows // merge, columns // merge
+
+    def left(self, part: Tensor, choice: Choice, grid: Grid) -> Tensor:
+        own = super().left(part, choice, grid)
+        return torch.cat([own, written(choice.kept, grid[2]).to(own.dtype)], dim=1)
+
+    def get_mrope_input_positions(
+        self: Any, input_tokens: Sequence[int], mm_features: Sequence[Any]
+    ) -> tuple[Tensor, int]:
+        """(3, L) positions, of images the first place only, and by how much the next token's is behind their number."""
+        parts, done, position = [], 0, 0
+        for feature in sorted(mm_features, key=lambda feature: feature.mm_position.offset):
+            start, length = feature.mm_position.offset, feature.mm_position.length
+            _, rows, columns = self.grid(self.config, {name: feature.data[name].data for name in self.told})
+            parts.append(torch.arange(position, position + start - done))
+            position += start - done
+            parts.append(torch.full((length,), position))
+            position, done = position + max(rows, columns), start + length
+        parts.append(torch.arange(position, position + len(input_tokens) - done))
+        position += len(input_tokens) - done
+        return torch.cat(parts).expand(3, -1).clone(), position - len(input_tokens)
+
+    def recompute_mrope_positions(
+        self: Any,
+        input_ids: Sequence[int] | Tensor,
+        multimodal_embeddings: Sequence[Tensor],
+        mrope_positions: Tensor,
+        num_computed_tokens: int,
+    ) -> tuple[list[Tensor], Tensor, int]:
+        """The embeddings without their places, and the positions (3, L) with these, of the tokens that come next."""
+        positions = mrope_positions.clone()
+        ids = torch.as_tensor(input_ids, device=positions.device)
+        text = ids != self.config.image_token_id
+        # the text in front of every token says where its image begins
+        begins = torch.where(text, positions[0] + 1, 0).cummax(dim=0).values
+        coming = (~text).nonzero().squeeze(1)
+        coming = coming[coming >= num_computed_tokens]
+        embeddings = []
+        for own in multimodal_embeddings:
+            here, coming = coming[: len(own)], coming[len(own) :]
+            positions[:, here] = begins[here] + read(own[:, -4:]).to(positions.device)
+            embeddings.append(own[:, :-4])
+        return embeddings, positions, int(positions.max()) + 1 - len(ids)
+
+
+@selecting
+class Qwen2VL(Axes, qwen2_vl.Qwen2VLForConditionalGeneration):
+    """Qwen2-VL."""
+
+
+@selecting
+class Qwen25VL(Axes, qwen2_5_vl.Qwen2_5_VLForConditionalGeneration):
+    """Qwen2.5-VL."""
+
+
+@selecting
+class Qwen3VL(Axes, qwen3_vl.Qwen3VLForConditionalGeneration):
+    """Qwen3-VL: features for further layers (DeepStack) are selected along."""

@@ -1,0 +1,35 @@
+"""Families whose tiles are selected one by one: each has the same number of tokens, whatever the image."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.model_executor.models import idefics3, interns1, smolvlm
+
+from vitrim.serving.vllm.selecting import Selecting, selecting
+
+
+@selecting
+class InternVL(Selecting, interns1.InternS1ForConditionalGeneration):
+    """InternVL: tiles stand one behind the other."""
+
+    @staticmethod
+    def tile(config: Any) -> int:
+        return config.image_seq_length  # type: ignore[no-any-return]
+
+
+class _Shuffled(Selecting):
+    @staticmethod
+    def tile(config: Any) -> int:
+        side = config.vision_config.image_size // config.vision_config.patch_size // config.scale_factor
+        return side * side  # type: ignore[no-any-return]
+
+
+@selecting
+class Idefics3(_Shuffled, idefics3.Idefics3ForConditionalGeneration):
+    """Idefics 3."""
+
+
+@selecting
+class SmolVLM(_Shuffled, smolvlm.SmolVLMForConditionalGeneration):
+    """SmolVLM."""
