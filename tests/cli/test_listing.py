@@ -256,3 +256,27 @@ def test_recipes_that_differ_in_their_keep_rate_are_one_line(
     _, out, _ = run("recipes", "topk@25")
     assert "topk:keep_rate=0.25" in out
     assert "{" not in out.partition("┏")[2]
+
+
+# ---- presets ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_preset_is_a_setting_of_a_model_that_there_is() -> None:
+    rows = listing.presets()
+    assert len(rows) == 132  # Tables A2, A4 and A5 of ATM
+    assert len({(row["name"], row["model"]) for row in rows}) == 132
+    for row in rows:
+        config = registry.parse_method(row["name"])
+        assert registry.parse_method(config.describe()) == config
+        assert 0.5 < float(row["gflops"]) < 100
+        assert 50 < float(row["top1"]) < 90
+    assert {row["model"] for row in rows} <= {row["name"] for row in listing.models()}
+
+
+def test_presets_are_printed_as_text_to_paste(run: Run) -> None:
+    code, out, _ = run("presets", "deit_tiny")
+    own = [row for row in listing.presets() if "deit_tiny" in row["model"]]
+    assert code == 0
+    assert len(own) > 10
+    assert all(f" {row['name']} " in f" {out} ".replace("\n", " ") for row in own)  # on one line, not cut
+    assert "deit_small" not in out

@@ -120,6 +120,20 @@ def test_a_stopped_run_resumes_to_the_same_bits(name: str, images: Path, tmp_pat
 
 
 @pytest.mark.full  # `test_images.py` compares what workers read
+def test_times_in_updates_are_those_in_epochs(images: Path, tmp_path: Path) -> None:
+    """Two epochs of three updates, one of them warm-up, are six updates with three: to the bit, and in every rate."""
+    schedule = {"schedule": {"warmup_epochs": EPOCH}, "epochs": 2 * EPOCH, "unit": "updates", "eval_every": EPOCH}
+    in_updates = trainer(recipe(**schedule), images, tmp_path / "updates").run()
+    in_epochs = trainer(recipe(epochs=2), images, tmp_path / "epochs").run()
+    assert in_updates["updates"] == in_epochs["updates"] == 2 * EPOCH
+    assert in_updates["last"]["update"] == 2 * EPOCH
+    rates = [[float(row["lr"]) for row in rows(tmp_path / name)] for name in ("updates", "epochs")]
+    assert rates[0] == rates[1]
+    assert rates[0][EPOCH] == max(rates[0])  # behind the warm-up
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("updates", "epochs"))
+    assert all(torch.equal(one[key], other[key]) for key in other)
+
+
 def test_reading_in_other_processes_changes_nothing(images: Path, tmp_path: Path) -> None:
     resolved = recipe(**{**RECIPES["everything"], "epochs": 1})
     for workers in (0, 2):

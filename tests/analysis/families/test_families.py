@@ -12,11 +12,13 @@ from torch.utils.data import TensorDataset
 
 from made_subjects import subject
 from tiny import GEOMETRY
-from vitrim.analysis.families import across, results_of
+from vitrim.analysis.families import across, beside, results_of
 from vitrim.analysis.families.depth import depth_map, js_bits, mean_depth
 from vitrim.analysis.families.features import features
+from vitrim.analysis.family import FamilyResult
 from vitrim.analysis.record import Record, titled
 from vitrim.errors import VitrimError
+from vitrim.report import Table
 
 
 def test_experiments_run_where_they_are_named(model: nn.Module, data: TensorDataset) -> None:
@@ -128,3 +130,33 @@ def test_the_same_data_in_two_folders_is_told_apart_by_them(analyses: Sequence[S
     ]
     names = across(named)["counts"].tables[0].column("method")
     assert dict.fromkeys(names) == dict.fromkeys(f"{method} in {name}" for name in ("one", "two") for method in METHODS)
+
+
+def test_results_of_several_models_stand_beside_each_other() -> None:
+    def made(value: float, tables: tuple[str, ...]) -> FamilyResult:
+        found = [Table(name, name, ("method", "method_b", "value"), [("tome", "topk", value)]) for name in tables]
+        return FamilyResult(found, ["few images"], {"images": np.full(2, value), "tome/depth": np.full(3, value)})
+
+    found = beside({"small": made(1.0, ("one",)), "large": made(2.0, ("one", "two"))})
+    assert [(table.name, table.rows) for table in found.tables] == [
+        ("one", [("tome on small", "topk on small", 1.0), ("tome on large", "topk on large", 2.0)]),
+        ("two", [("tome on large", "topk on large", 2.0)]),
+    ]
+    assert found.notes == ["small: few images", "large: few images"]
+    assert {key: array.tolist() for key, array in found.arrays.items()} == {
+        "images": [2.0] * 2,  # both saw the same ones
+        "tome on small/depth": [1.0] * 3,
+        "tome on large/depth": [2.0] * 3,
+    }
+
+
+def test_a_family_that_runs_models_runs_each(model: nn.Module, data: TensorDataset) -> None:
+    subjects = {name: subject(model, data, "topk:keep_rate=0.5", limit=4) for name in ("a", "b")}
+    found = results_of(None, ["router"], subjects)["router"]
+    alone = results_of(None, ["router"], {"a": subjects["a"]})["router"]
+    (table,), (single,) = found.tables, alone.tables
+    rows = [[(f"{name} on {model}", *rest) for name, *rest in single.rows] for model in ("a", "b")]
+    assert [tuple(row) for row in table.rows] == [*rows[0], *rows[1]]
+    assert {key for key in found.arrays if "/" in key} == {
+        f"topk:keep_rate=0.5 on {name}/{kind}" for name in ("a", "b") for kind in ("blocks", "scores", "depth")
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from made_subjects import subject
+from made_subjects import reduced, subject
 from made_tables import rows
-from vitrim.analysis.families.tsne import _Pruned, silhouettes, tsne
+from vitrim.analysis.families import results_of
+from vitrim.analysis.families.tsne import _Pruned, own_forms, silhouettes, tsne
 from vitrim.analysis.subject import Watch
 from vitrim.core.registry import parse_method
 from vitrim.measure.contestants import Contestant, ModelOutput
@@ -39,6 +41,33 @@ def test_pruned_tokens_before_the_head(model: nn.Module, data: TensorDataset) ->
     assert [row["method"] for row in rows(several, "tsne")] == ["cropr:r=4"] * 6 + ["cropr:r=3"] * 6
     assert tsne(subject(model, data, "tome:r=4")).notes[0].startswith("tsne skipped: it needs a method whose pruned")
     assert any("more than 90 points" in note for note in tsne(subject(model, data, "cropr:r=4", limit=9)).notes)
+
+
+def test_a_trained_model_is_shown_with_the_fusion_that_it_learned(
+    model: nn.Module, data: TensorDataset, tmp_path: Path
+) -> None:
+    """Side by side, as in Cropr's Figure 4; what learned nothing has the method's own."""
+    method = parse_method("cropr:r=4")
+    assert list(own_forms(subject(model, data, "cropr:r=4"), method)) == ["last_layer"]
+    for fusion in ("concat", "last_layer"):
+        reduced(model, f"cropr:r=4,fusion={fusion}").save(tmp_path / fusion)
+        forms = own_forms(subject(model, data, "cropr:r=4", learned=tmp_path / fusion), method)
+        assert {name: form.describe() for name, form in forms.items()} == {
+            fusion: method.rejoining()[fusion].describe()
+        }
+
+
+@pytest.mark.full  # scikit-learn's t-SNE takes seconds; which model is shown in which form is seen above
+def test_several_models_side_by_side(model: nn.Module, data: TensorDataset, tmp_path: Path) -> None:
+    twice = TensorDataset(*(torch.cat([one, one]) for one in data.tensors))
+    subjects = {}
+    for fusion in ("last_layer", "concat"):
+        reduced(model, f"cropr:r=4,fusion={fusion}").save(tmp_path / fusion)
+        subjects[fusion] = subject(model, twice, "cropr:r=4", learned=tmp_path / fusion, beside=True)
+    found = results_of(None, ["tsne"], subjects)["tsne"]
+    assert [(row["method"], row["fusion"], row["block"]) for row in rows(found, "tsne")] == [
+        (f"cropr:r=4 on {fusion}", fusion, block) for fusion in ("last_layer", "concat") for block in ("all", 1, 2)
+    ]
 
 
 @torch.no_grad()
