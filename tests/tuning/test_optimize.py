@@ -32,7 +32,10 @@ METHODS = ["topk", "evit"]
 GIVEN: dict[str, Any] = {"methods": METHODS, "engine": "torch.export", "precision": "fp32", "max_loss": 100.0}
 FILES = ["best.json", "loss_over_time.png", "model.pt2", "model.pt2.json", "report.json", "study.jsonl"]
 
-pytestmark = pytest.mark.usefixtures("macs_counted_once")
+pytestmark = [
+    pytest.mark.usefixtures("macs_counted_once"),
+    pytest.mark.filterwarnings("ignore:the loss is that of:UserWarning"),  # of few images, as all here are
+]
 
 EXPORTED: dict[tuple[str, str | None, int], tuple[str, bytes, bytes]] = {}
 """The name and content of every file that was made, and of the one beside it, by weights, method and batch size.
@@ -301,6 +304,23 @@ def test_times_of_methods_compare_with_those_of_dense(whole: Whole) -> None:
     dense = whole.report.rows[1]
     for row in whole.report.rows[2:]:
         assert row["p50_ms"] == pytest.approx(dense["p50_ms"] / row["speedup"])
+
+
+def test_the_table_has_one_baseline_per_column(whole: Whole) -> None:
+    columns, rows = whole.report.tables[0].cells()
+    cells = {row[0]: dict(zip(columns, row, strict=True)) for row in rows}
+    dense = next(row for row in whole.report.rows[1:] if row["method"] == "dense")
+    for row in whole.report.rows[2:]:
+        if row["method"] != "dense":
+            found = cells[row["method"]]
+            assert found["over PyTorch"] == f"{row['speedup'] * dense['speedup']:.2f}"
+            assert found["over dense"].startswith(f"{row['speedup']:.2f} ({row['speedup_q1']:.2f}-")
+
+
+def test_a_bound_that_few_images_cannot_show_is_said_at_the_start_and_in_the_report(whole: Whole) -> None:
+    count = whole.report.facts["images"]["check"]
+    assert any(note.startswith(f"the loss is that of {count} images: ") for note in whole.report.notes)
+    assert optimizing.few_images(40, 1.0).endswith("one image is 2.5 points, more than the bound of 1 point: give more images")
 
 
 @pytest.mark.parametrize(
