@@ -320,7 +320,8 @@ def test_the_table_has_one_baseline_per_column(whole: Whole) -> None:
 def test_a_bound_that_few_images_cannot_show_is_said_at_the_start_and_in_the_report(whole: Whole) -> None:
     count = whole.report.facts["images"]["check"]
     assert any(note.startswith(f"the loss is that of {count} images: ") for note in whole.report.notes)
-    assert optimizing.few_images(40, 1.0).endswith("one image is 2.5 points, more than the bound of 1 point: give more images")
+    few = optimizing.few_images(40, 1.0)
+    assert few.endswith("one image is 2.5 points, more than the bound of 1 point: give more images")
 
 
 @pytest.mark.parametrize(

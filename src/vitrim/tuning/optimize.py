@@ -276,7 +276,7 @@ def optimize(
             warnings.warn(f"{doubt}; --no-labels compares with the dense model alone", stacklevel=2)
         seen = few_images(parts.count("check"), bound if speedup is None else None)
         tell(seen)
-        if speedup is None and 100 > bound * parts.count("check"):
+        if speedup is None and bound * parts.count("check") < 100:
             warnings.warn(seen, stacklevel=2)
         study = Study(folder / "study.jsonl", settings, resume=resume)
         loss = PairedLoss(task, labels=labels and task.selects_by == "top1")
@@ -302,7 +302,8 @@ def few_images(count: int, bound: float | None) -> str:
         >>> few_images(32, 1.0).partition("; ")[2]
         'one image is 3.1 points, more than the bound of 1 point: give more images'
     """
-    text = f"the loss is that of {count} images: one that none of them shows is below {300 / count:.1f} points (at 95 %)"
+    least = f"{300 / count:.1f} points (at 95 %)"
+    text = f"the loss is that of {count} images: one that none of them shows is below {least}"
     if bound is None or bound * count >= 100:
         return text
     points = f"{bound:g} point{'' if bound == 1 else 's'}"
