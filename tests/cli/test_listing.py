@@ -270,7 +270,8 @@ def test_every_preset_is_a_setting_of_a_model_that_there_is() -> None:
         assert registry.parse_method(config.describe()) == config
         assert 0.5 < float(row["gflops"]) < 100
         assert 50 < float(row["top1"]) < 90
-    assert {row["model"] for row in rows} <= {row["name"] for row in listing.models()}
+    known = {row["name"] for row in listing.models()}
+    assert {row["model"].partition(".")[0] for row in rows} <= known  # without the tag of timm's weights, as .mae
 
 
 def test_presets_are_printed_as_text_to_paste(run: Run) -> None:
