@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -17,7 +18,7 @@ from tiny_training import recipe
 from vitrim.core import registry
 from vitrim.core.host import Host
 from vitrim.core.library import Library
-from vitrim.core.plan import Role
+from vitrim.core.plan import Layout, Role
 from vitrim.core.registry import ask, host_of
 from vitrim.data.transforms import geometry_of
 from vitrim.errors import VitrimError
@@ -226,3 +227,29 @@ def test_gradients_are_checkpointed_or_refused(name: str) -> None:
         library.checkpoint_gradients(model, on)
         switches = [vars(m)[key] for m in model.modules() for key in vars(m) if key.endswith("checkpointing")]
         assert on in switches
+
+
+@pytest.mark.parametrize(
+    ("maker", "expected"),
+    [
+        (nn.Conv2d(3, 8, 7, stride=4, padding=3), (4, 4)),  # patches overlap
+        (nn.Conv2d(3, 8, (8, 4), stride=(8, 4)), (8, 4)),
+        (nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.Conv2d(8, 8, 3, stride=2, padding=1)), (4, 4)),
+        (None, (4, 4)),
+    ],
+)
+def test_patches_are_as_far_apart_as_the_stride_of_one_convolution_or_else_as_the_grid_has_it(
+    maker: nn.Module | None, expected: tuple[int, int]
+) -> None:
+    rows = 32 // expected[0]
+
+    class Made(Host):
+        @classmethod
+        def facts(cls, model: Any) -> Any:
+            return SimpleNamespace(dim=8, num_prefix=1, grid_size=(rows, 8), input_size=(3, 35, 34))
+
+        @classmethod
+        def patch_maker(cls, model: Any) -> nn.Module | None:
+            return maker
+
+    assert Library(Made).layout(nn.Identity()) == Layout(8, 1, expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile_of
-from vitrim.measure.prefill import Prefill, as_measured
+from vitrim.measure.prefill import Prefill, as_measured, cache_bytes
 from vitrim.speed.bench import measure, random_images
 
 TEXT = 5
@@ -138,3 +139,10 @@ def test_images_of_qwen_are_packed_as_its_processor_packs_them() -> None:
     expected = processor(list(images[0]), return_tensors="pt", input_data_format="channels_first")
     assert torch.equal(given["pixel_values"], expected["pixel_values"].to(given["pixel_values"]))
     assert given["image_grid_thw"].tolist() == expected["image_grid_thw"].tolist() == [[1, 4, 6]] * 2
+
+
+def test_a_tensor_that_two_layers_share_is_counted_once() -> None:
+    keys, values = torch.zeros(2, 3, 5), torch.zeros(7)
+    layers = [SimpleNamespace(keys=keys, values={"own": [values]}), SimpleNamespace(keys=keys, length=3)]
+    assert cache_bytes(SimpleNamespace(layers=layers), 2) == (30 + 7) * 4 / 2
+    assert cache_bytes(SimpleNamespace(layers=[]), 2) is None

@@ -140,3 +140,33 @@ def test_a_crowd_without_an_outline_has_its_whole_box(tmp_path: Path) -> None:
     expected = torch.zeros(SIDE, SIDE, dtype=torch.bool)
     expected[6:14, 4:14] = True
     assert torch.equal(mask.bool(), expected)
+
+
+WIDE = (20, 44)
+"""Height and width of an image that is not square."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bbox": [26.0, 2.0, 16.0, 10.0]}, None),
+        ({"bbox": [2.0, 4.0, 10.0, 20.0]}, "valid: one within its image of 44 x 20 pixels$"),
+        ({"bbox": [26.0, 2.0, 22.0, 10.0]}, "valid: one within its image of 44 x 20 pixels$"),
+        ({"area": 20.0 * 44.0}, None),
+        ({"area": 24.0 * 48.0}, "has area 1152.0; valid: "),
+    ],
+)
+def test_boxes_and_areas_are_within_an_image_that_is_not_square(
+    tmp_path: Path, changes: dict[str, Any], message: str | None
+) -> None:
+    written = content()
+    written["images"][0] |= {"height": WIDE[0], "width": WIDE[1]}
+    written["annotations"][0] |= changes
+    source = write(tmp_path, written)
+    save(tmp_path / "val2017" / "0.jpg", photo(0, WIDE))
+    if message is not None:
+        with pytest.raises(DataError, match=message):
+            load(source)
+        return
+    x, y, width, height = written["annotations"][0]["bbox"]
+    assert load(source)[0][1]["boxes"].tolist() == [[x, y, x + width, y + height]]
