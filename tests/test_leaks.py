@@ -9,7 +9,7 @@ from pathlib import Path
 import vitrim
 
 SOURCE = Path(vitrim.__file__).parent
-ROOMS_OF_HOSTS = ("hosts", "models")
+ROOMS_OF_HOSTS = ("hosts", "models", "serving")
 
 TELLING = (
     *("reset_classifier", "get_classifier", "set_grad_checkpointing", "gradient_checkpointing_", "group_matcher"),
@@ -32,6 +32,7 @@ ALLOWED = {
         r"(from|import) timm\.models",
     },  # makes the demo's own model
     "cli/options.py": {"hf:", "img_size"},  # help texts: how a model and its options are written
+    "measure/in_files.py": {"img_size", "pretrained_cfg"},  # a file that is scored answers as models of timm do
     "exporting/writing.py": {"img_size"},  # an example in an error
     "training/recipe.py": {"hf:", "patch_drop_rate"},  # descriptions of keys, likewise
     "training/checks.py": {"patch_drop_rate"},  # says which option a recipe needs

@@ -21,6 +21,8 @@ MODULES = sorted(
     module.name
     for module in pkgutil.walk_packages(vitrim.__path__, "vitrim.")
     if not module.name.startswith("vitrim.cli")  # its docstrings are help texts
+    # what is loaded inside vLLM alone
+    if not module.name.startswith("vitrim.serving.vllm.") or module.name.endswith((".vllm", ".setting"))
 )
 
 SHOWN = {

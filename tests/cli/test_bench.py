@@ -188,7 +188,7 @@ def test_measure_gets_what_was_asked_for(monkeypatch):
         (["-m", "tome", "--engine", ","], "--engine is empty"),
         (["-m", "tome", "--engine", "eager,tensorrt"], "unknown engine 'tensorrt'.*valid: aoti, compile, eager, onnx"),
         (["-m", "tome", "--engine", "eager", "--compile"], "--compile is torch.compile and nothing else"),
-        (["-m", "algm", "--engine", "onnxruntime"], "algm runs on none of these engines: .*; give eager too"),
+        (["-m", "atc", "--engine", "onnxruntime"], "atc runs on none of these engines: .*; give eager too"),
         (
             ["-m", "atm", "-b", "2", "--engine", "onnxruntime"],
             "its file is for single images: --batch-size 1; give eager",

@@ -34,7 +34,12 @@ OWN = {
         "--engine",
         "--precision",
     },  # data, not a number of images; the engines of one clock
-    "analyze": {"--data", "--out", "--format"},  # no data where there are stored records
+    "analyze": {
+        "--data",
+        "--out",
+        "--format",
+        "--blocks",
+    },  # no data where there are stored records; blocks of two figures
     "show": {"--data", "--out", "--limit", "--format"},  # no data where there are files; few pictures; one kind
     "train": {
         *("--data", "--checkpoint", "--device", "--out", "--resume"),  # a recipe chooses, and accelerate

@@ -46,10 +46,10 @@ def test_record_table_and_picture(run: Run) -> None:
 def test_what_was_measured_before_a_failure_is_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     real = timing.measure
 
-    def fails_at_two(model, methods, images, **options):  # type: ignore[no-untyped-def]
-        if len(images) == 2:
+    def fails_at_two(model, methods, ring, **options):  # type: ignore[no-untyped-def]
+        if len(ring[0]) == 2:
             raise MemoryError
-        return real(model, methods, images, **options)
+        return real(model, methods, ring, **options)
 
     monkeypatch.setattr(timing, "measure", fails_at_two)
     code, out, err = run("-m", "tome:r=2", *DATA, "--at", "1,2", "--json", "-")
@@ -73,7 +73,7 @@ def test_what_was_measured_before_a_failure_is_kept(run: Run, monkeypatch: pytes
         (["-m", "tome", "--precision", "fp8"], "unknown precision 'fp8'"),
         (["-m", "tome", "--protocol", "mode"], "write key=value"),
         (["-m", "tome", "-m", "tome"], "method tome is given twice"),
-        ([], "--method"),
+        ([], "there is nothing to compare with dense: name at least one method"),
     ],
 )
 def test_bad_input_is_one_line(run: Run, arguments: list[str], message: str) -> None:

@@ -231,10 +231,8 @@ def counted(model: nn.Module, run: Callable[[], Any]) -> int:
         ("vit", ["cropr:r=4", "topk:restore=end", "cubist_merge", "none:last_block=auto"]),
         ("parallel", ["tome:r=4", "evit:keep_rate=0.6", "topk"]),
         *((host, ["tome:r=4", "topk:score=column_mean"]) for host in ("samvit", "hf_sam", "hf_vitdet", "hf_lw_detr")),
-        *(
-            (host, ["mctf:r=4", "mctf:r=8,attention=precise"])
-            for host in ("dinov3_storage", "hf_vitdet_backbone", "hf_vit")
-        ),
+        ("hf_vitdet_backbone", ["mctf:r=4"]),
+        *((host, ["mctf:r=4", "mctf:r=8,attention=precise"]) for host in ("dinov3_storage", "hf_vit")),
         *((host, ["tome:r=4", "random"]) for host in ("hf_rf_detr", "hf_vit", "torchvision_vit", "volo", "lv_vit")),
     ],
 )

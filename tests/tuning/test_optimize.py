@@ -338,7 +338,7 @@ def test_a_bound_that_few_images_cannot_show_is_said_at_the_start_and_in_the_rep
         ({"precision": "fp8"}, "unknown precision 'fp8'"),
         ({"precision": "int8"}, "torch.export runs fp32 here: torch.export cannot run in int8"),
         ({"methods": "tomme"}, "unknown method 'tomme'"),
-        ({"methods": "algm"}, "algm does not run on torch.export: "),
+        ({"methods": "atc"}, "atc does not run on torch.export: "),
         ({"methods": "atm", "batch_size": 2}, "atm does not run on torch.export: .*its file is for single images"),
         ({"methods": "none"}, "there is nothing to tune"),
         ({"methods": "topk:keep_rate=0.5,blocks=[7]"}, "block"),

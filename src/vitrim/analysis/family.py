@@ -216,7 +216,7 @@ def drawn_blocks(arrays: Mapping[str, NDArray[Any]], name: str, most: int) -> di
     Example:
         >>> arrays = {"mctf/blocks": np.arange(1, 12)}
         >>> drawn_blocks(arrays, "mctf", 3), drawn_blocks({**arrays, "drawn": np.array([0, 2, 5])}, "mctf", 3)
-        ({4: 3, 8: 7, 11: 10}, {2: 1, 5: 4})
+        ({3: 2, 7: 6, 11: 10}, {2: 1, 5: 4})
     """
     blocks: list[int] = arrays[f"{name}/blocks"].tolist()
     wanted = arrays["drawn"].tolist() if "drawn" in arrays else fullest(blocks, most)

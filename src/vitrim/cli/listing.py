@@ -6,7 +6,7 @@ import csv
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -300,7 +300,7 @@ def _shared(texts: Sequence[str]) -> str:
         >>> _shared(["ats:keep_rate=0.25,points=8", "ats:keep_rate=0.5,points=8"])
         'ats:keep_rate=...,points=8'
     """
-    parts = zip(*(text.split(",") for text in texts), strict=True)
+    parts = zip_longest(*(text.split(",") for text in texts), fillvalue=" ...")
     return ",".join(part[0] if len(set(part)) == 1 else re.sub("(= ?).*", r"\1...", part[0]) for part in parts)
 
 

@@ -106,6 +106,10 @@ NewTokens = Annotated[
 Split = Annotated[str | None, typer.Option("--split", help="part of the images: test, or 0.1 that train held out")]
 ImageColumn = Annotated[str | None, typer.Option("--image-column", help="column of images, if not the only one")]
 LabelColumn = Annotated[str | None, typer.Option("--label-column", help="column of labels, if not called label")]
+FilesBeside = Annotated[
+    list[Path] | None, typer.Option("--file", help="an exported file to measure beside the model; may repeat")
+]
+Trust = Annotated[bool, typer.Option("--trust", help="run .pt2 files, which are code")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="so many images only, spread evenly over all")]
 
 
@@ -239,12 +243,8 @@ class Data(Reading):
 class Files(Setup):
     """Exported files beside the model, or in its place."""
 
-    file: Annotated[
-        list[Path] | None, typer.Option("--file", help="an exported file to measure beside the model; may repeat")
-    ] = None
-    trust: Annotated[bool, typer.Option("--trust", help="run .pt2 files, which are code: you know who wrote them")] = (
-        False
-    )
+    file: FilesBeside = None
+    trust: Trust = False
 
     @property
     def arguments(self) -> dict[str, Any]:

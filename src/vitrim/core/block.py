@@ -41,11 +41,13 @@ class Reducer(nn.Module, Generic[C]):
             not run (a selection then computes only the query rows it keeps; a merge pools the output rows);
             ``between`` attention and MLP; ``after`` the block.
         fresh_values: its `attend_reduced` projects the values itself, from the reduced tokens: the block need not.
+        attends_anew: its `attend_reduced` projects and attends among the reduced tokens, besides what decides.
         everywhere: it has something to do in blocks without an amount, too; otherwise these get an `Idle` one.
     """
 
     site: ClassVar[Site] = "between"
     fresh_values: ClassVar[bool] = False
+    attends_anew: ClassVar[bool] = False
     everywhere: ClassVar[bool] = False
 
     config: C

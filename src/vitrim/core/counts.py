@@ -113,4 +113,6 @@ def _macs(block: ReducedBlock, kind: Kind, dim: int, mlp: int, entering: int, le
     projected = rows or (left if site in ("before", "query") else entering)
     valued = left if site == "query" and block.reducer.fresh_values and rows is None else keys
     linear = dim * dim * (asked + keys + valued + projected) + mlp * (rows or (entering if site == "after" else left))
+    if site == "query" and block.reducer.attends_anew:  # the map that decides is none of attention
+        return linear + 3 * dim * dim * left + 2 * dim * (rows or left) * left * crossed
     return linear + 2 * dim * attending * keys * crossed

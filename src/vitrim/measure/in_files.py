@@ -57,6 +57,10 @@ class FileModel(nn.Module):
 
     def __init__(self, file: InFile) -> None:
         super().__init__()
+        if not hasattr(file, "metadata"):
+            raise VitrimError(
+                f"expected a model or its name, e.g. deit_small_patch16_224, or a file, got {type(file).__name__}"
+            )
         self.file = file
         self.place = nn.Parameter(torch.zeros(()), requires_grad=False)  # says that it takes float32 on the CPU
         self.as_bytes = file.metadata["input"].get("dtype") == "uint8"

@@ -202,7 +202,7 @@ def restless(times_ms: Mapping[str, ArrayLike]) -> bool:
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineWatch:
     """How much of the machine this process had while it timed.
 
     Attributes:
@@ -223,9 +223,9 @@ class Machine:
         One thread that is never made to wait has a second of processor in every second.
 
         Example:
-            >>> Machine(10.0, 10.0, 1.2, 2).disturbance() is None
+            >>> MachineWatch(10.0, 10.0, 1.2, 2).disturbance() is None
             True
-            >>> Machine(10.0, 4.0, 5.0, 2).disturbance()
+            >>> MachineWatch(10.0, 4.0, 5.0, 2).disturbance()
             'something else ran on this machine (40 % of one core left, load 5.0 on 2 cores)'
         """
         starved, crowded = self.own < STARVED * self.wall, self.load > self.cores + 1.0
@@ -238,7 +238,7 @@ class Machine:
 
 
 @contextmanager
-def watched_machine() -> Iterator[list[Machine]]:
+def watched_machine() -> Iterator[list[MachineWatch]]:
     """Yield a list that holds at the end how much of the machine this process had within.
 
     Example:
@@ -247,11 +247,11 @@ def watched_machine() -> Iterator[list[Machine]]:
         >>> found[0].own >= 0.0
         True
     """
-    found: list[Machine] = []
+    found: list[MachineWatch] = []
     wall, own = time.perf_counter(), time.process_time()
     yield found
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # Windows has none
-    found.append(Machine(time.perf_counter() - wall, time.process_time() - own, load, os.cpu_count() or 1))
+    found.append(MachineWatch(time.perf_counter() - wall, time.process_time() - own, load, os.cpu_count() or 1))
 
 
 def summarise(times_ms: ArrayLike) -> Latency:

@@ -230,6 +230,7 @@ class Precise(MCTFReducer):
     """The fused tokens attend anew."""
 
     site = "query"
+    attends_anew = True
 
     def attend_reduced(
         self,

@@ -8,15 +8,15 @@ from vitrim.serving.vllm.selecting import Selecting, selecting
 
 
 @selecting
-class Llava(Selecting, llava.LlavaForConditionalGeneration):
+class ServedLlava(Selecting, llava.LlavaForConditionalGeneration):
     """LLaVA-1.5."""
 
 
 @selecting
-class LlavaNext(Selecting, llava_next.LlavaNextForConditionalGeneration):
+class ServedLlavaNext(Selecting, llava_next.LlavaNextForConditionalGeneration):
     """LLaVA-NeXT."""
 
 
 @selecting
-class LlavaOneVision(Selecting, llava_onevision.LlavaOnevisionForConditionalGeneration):
+class ServedLlavaOneVision(Selecting, llava_onevision.LlavaOnevisionForConditionalGeneration):
     """LLaVA-OneVision."""

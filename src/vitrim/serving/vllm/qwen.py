@@ -106,15 +106,15 @@ class Axes(Selecting):
 
 
 @selecting
-class Qwen2VL(Axes, qwen2_vl.Qwen2VLForConditionalGeneration):
+class ServedQwen2VL(Axes, qwen2_vl.Qwen2VLForConditionalGeneration):
     """Qwen2-VL."""
 
 
 @selecting
-class Qwen25VL(Axes, qwen2_5_vl.Qwen2_5_VLForConditionalGeneration):
+class ServedQwen25VL(Axes, qwen2_5_vl.Qwen2_5_VLForConditionalGeneration):
     """Qwen2.5-VL."""
 
 
 @selecting
-class Qwen3VL(Axes, qwen3_vl.Qwen3VLForConditionalGeneration):
+class ServedQwen3VL(Axes, qwen3_vl.Qwen3VLForConditionalGeneration):
     """Qwen3-VL: features for further layers (DeepStack) are selected along."""

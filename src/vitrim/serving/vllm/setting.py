@@ -19,7 +19,7 @@ PREFIX = "Vitrim"
 """In front of the name of an architecture whose image tokens are selected."""
 
 
-class Family(NamedTuple):
+class ServedFamily(NamedTuple):
     """Models of one architecture of vLLM.
 
     Attributes:
@@ -36,15 +36,17 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
-    "LlavaForConditionalGeneration": Family("LLaVA-1.5", "llava:Llava"),
-    "LlavaNextForConditionalGeneration": Family("LLaVA-NeXT", "llava:LlavaNext"),
-    "LlavaOnevisionForConditionalGeneration": Family("LLaVA-OneVision", "llava:LlavaOneVision", videos=True),
-    "Qwen2VLForConditionalGeneration": Family("Qwen2-VL", "qwen:Qwen2VL", videos=True, axes=True),
-    "Qwen2_5_VLForConditionalGeneration": Family("Qwen2.5-VL", "qwen:Qwen25VL", videos=True, axes=True),
-    "Qwen3VLForConditionalGeneration": Family("Qwen3-VL", "qwen:Qwen3VL", videos=True, axes=True),
-    "InternVLForConditionalGeneration": Family("InternVL", "tiles:InternVL", videos=True),
-    "SmolVLMForConditionalGeneration": Family("SmolVLM", "tiles:SmolVLM"),
-    "Idefics3ForConditionalGeneration": Family("Idefics 3", "tiles:Idefics3"),
+    "LlavaForConditionalGeneration": ServedFamily("LLaVA-1.5", "llava:ServedLlava"),
+    "LlavaNextForConditionalGeneration": ServedFamily("LLaVA-NeXT", "llava:ServedLlavaNext"),
+    "LlavaOnevisionForConditionalGeneration": ServedFamily(
+        "LLaVA-OneVision", "llava:ServedLlavaOneVision", videos=True
+    ),
+    "Qwen2VLForConditionalGeneration": ServedFamily("Qwen2-VL", "qwen:ServedQwen2VL", videos=True, axes=True),
+    "Qwen2_5_VLForConditionalGeneration": ServedFamily("Qwen2.5-VL", "qwen:ServedQwen25VL", videos=True, axes=True),
+    "Qwen3VLForConditionalGeneration": ServedFamily("Qwen3-VL", "qwen:ServedQwen3VL", videos=True, axes=True),
+    "InternVLForConditionalGeneration": ServedFamily("InternVL", "tiles:ServedInternVL", videos=True),
+    "SmolVLMForConditionalGeneration": ServedFamily("SmolVLM", "tiles:ServedSmolVLM"),
+    "Idefics3ForConditionalGeneration": ServedFamily("Idefics 3", "tiles:ServedIdefics3"),
 }
 """What is covered, by the architecture that a model's configuration names."""
 
@@ -86,7 +88,7 @@ def asked(additional: Mapping[str, Any] | None, environment: Mapping[str, str]) 
     return selector
 
 
-def family_of(architectures: Sequence[str] | None, config: Any, selector: Selector) -> tuple[str, Family]:
+def family_of(architectures: Sequence[str] | None, config: Any, selector: Selector) -> tuple[str, ServedFamily]:
     """The architecture that is covered, and its family.
 
     Args:

@@ -10,7 +10,7 @@ from vitrim.serving.vllm.selecting import Selecting, selecting
 
 
 @selecting
-class InternVL(Selecting, interns1.InternS1ForConditionalGeneration):
+class ServedInternVL(Selecting, interns1.InternS1ForConditionalGeneration):
     """InternVL: tiles stand one behind the other."""
 
     @staticmethod
@@ -26,10 +26,10 @@ class _Shuffled(Selecting):
 
 
 @selecting
-class Idefics3(_Shuffled, idefics3.Idefics3ForConditionalGeneration):
+class ServedIdefics3(_Shuffled, idefics3.Idefics3ForConditionalGeneration):
     """Idefics 3."""
 
 
 @selecting
-class SmolVLM(_Shuffled, smolvlm.SmolVLMForConditionalGeneration):
+class ServedSmolVLM(_Shuffled, smolvlm.SmolVLMForConditionalGeneration):
     """SmolVLM."""
