@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import yaml
 from full_matrix import EVERY, FULL_MATRIX
 from golden_files import Reference, using_up
 from older import left_out, refusal
+from vitrim.measure.latency import MachineWatch
+from vitrim.speed import bench
 
 # no test asserts a time, and a machine that is shared is slow now and then
 hypothesis.settings.register_profile("untimed", deadline=None, max_examples=100 if FULL_MATRIX else 20)
@@ -106,6 +109,17 @@ def _same_numbers_every_time() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(1)  # what a module's fixtures compute is made before this runs for its first test
+
+
+@pytest.fixture(autouse=True)
+def _a_calm_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests run beside each other, which reports of times would say."""
+
+    @contextmanager
+    def calm() -> Iterator[list[MachineWatch]]:
+        yield [MachineWatch(1.0, 1.0, 1.0, 2)]
+
+    monkeypatch.setattr(bench, "watched_machine", calm)
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 USUAL = ("--dtype", "float32", "--max-model-len", "512", "--limit-mm-per-prompt", '{"image": 3}', "--enforce-eager")
 REQUESTS = 200
 AT_ONCE = 32
-START = 1800
+START = 550
 """Seconds that a server may take to start."""
 KINDS = {
     # prompts are cut into pieces of 24 tokens, so most images are, too; multiprocessing and prefix caching are usual

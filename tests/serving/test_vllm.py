@@ -51,7 +51,13 @@ def engine(place: Path, select: str | None, **options: Any) -> Iterator[Any]:
 
     if select is not None:
         options["additional_config"] = {"vitrim": {"select": select}}
-    usual = {"max_model_len": 1024, "max_num_seqs": 8, "enforce_eager": True, "limit_mm_per_prompt": {"image": 3}}
+    usual = {
+        "max_model_len": 1024,
+        "max_num_seqs": 8,
+        "gpu_memory_utilization": 0.3,
+        "enforce_eager": True,
+        "limit_mm_per_prompt": {"image": 3},
+    }
     try:
         llm = LLM(model=str(place), dtype="float32", seed=0, **{**usual, **options})
         yield llm

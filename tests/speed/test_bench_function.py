@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from vitrim.cli import app
 from vitrim.cli import bench as command
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
-from vitrim.measure.latency import Budget
+from vitrim.measure.latency import Budget, MachineWatch
 from vitrim.report import Report, show
 from vitrim.speed import bench as timing
 from vitrim.speed.bench import bench
@@ -62,6 +63,20 @@ def test_record_and_text_are_those_of_the_command(tmp_path: Path) -> None:
     printed, said = ([line.rstrip() for line in text.rstrip().splitlines()] for text in (result.stdout, str(report)))
     assert printed == said
     assert report.words[0][0] in report._repr_html_()
+
+
+@pytest.mark.usefixtures("timed")
+def test_what_else_ran_on_the_machine_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def crowded() -> Iterator[list[MachineWatch]]:
+        yield [MachineWatch(10.0, 10.0, 5.5, 2)]
+
+    calm = bench(model(), "tome:r=2", batch_size=1, **QUICK)
+    monkeypatch.setattr(timing, "watched_machine", crowded)
+    report = bench(model(), "tome:r=2", batch_size=1, **QUICK)
+    line = "something else ran on this machine (load 5.5 on 2 cores)"
+    assert [row["disturbed"] for row in report.rows] == [line] * 2
+    assert (line in str(report), "disturbed" in str(calm)) == (True, False)
 
 
 @pytest.mark.usefixtures("timed")
