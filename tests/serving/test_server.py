@@ -31,7 +31,6 @@ START = 550
 KINDS = {
     # prompts are cut into pieces of 24 tokens, so most images are, too; multiprocessing and prefix caching are usual
     "chunks": ("--max-num-batched-tokens", "24", "--max-num-seqs", "8"),
-    "two": ("--tensor-parallel-size", "2", "--max-num-seqs", "8"),
 }
 
 
