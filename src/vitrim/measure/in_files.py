@@ -17,7 +17,7 @@ from vitrim.tasks.base import Task
 
 
 class InFile(Protocol):
-    """What is asked of a file: `vitrim.Exported` has it."""
+    """The parts of `vitrim.Exported` that measuring asks for."""
 
     @property
     def path(self) -> Path: ...

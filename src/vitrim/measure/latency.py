@@ -203,7 +203,7 @@ def restless(times_ms: Mapping[str, ArrayLike]) -> bool:
 
 @dataclass(frozen=True)
 class MachineWatch:
-    """How much of the machine this process had while it timed.
+    """The share of the machine that this process had while it timed.
 
     Attributes:
         wall: seconds on the clock.
@@ -218,7 +218,7 @@ class MachineWatch:
     cores: int
 
     def disturbance(self) -> str | None:
-        """What else ran, in words; None where nothing much did.
+        """A phrase on what else ran; None where nothing much did.
 
         One thread that is never made to wait has a second of processor in every second.
 

@@ -29,7 +29,7 @@ class Selecting:
     supports_tower_connector_lora: ClassVar[bool] = False
     """vLLM counts the tower's tokens by the placeholders."""
     told: ClassVar[tuple[str, ...]] = ()
-    """What `grid` needs to know of an image, by the names of the processor's fields."""
+    """The fields of the processor that `grid` needs of an image."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
@@ -71,7 +71,7 @@ class Selecting:
         return [torch.cat(parts) for parts in left]
 
     def left(self: Any, part: Tensor, choice: Choice, grid: Grid) -> Tensor:
-        """What goes on of ``part`` (n, C); features for further layers, behind the width, are those of the same places.
+        """The tokens of ``part`` (n, C) that go on; features for further layers, behind the width, are those of the same places.
 
         Args:
             part: embeddings.

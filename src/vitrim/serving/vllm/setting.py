@@ -48,7 +48,7 @@ FAMILIES = {
     "SmolVLMForConditionalGeneration": ServedFamily("SmolVLM", "tiles:ServedSmolVLM"),
     "Idefics3ForConditionalGeneration": ServedFamily("Idefics 3", "tiles:ServedIdefics3"),
 }
-"""What is covered, by the architecture that a model's configuration names."""
+"""The models that are covered, by the architecture that their configuration names."""
 
 
 def asked(additional: Mapping[str, Any] | None, environment: Mapping[str, str]) -> Selector | None:
