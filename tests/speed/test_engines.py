@@ -136,7 +136,7 @@ def test_an_adaptive_method_runs_on_an_engine_image_by_image() -> None:
     methods = {"atm": parse_method("atm:alpha=0.9,beta=0.2,theta_min=0.1")}
     rows = measure(model(), methods, ring, engines=["eager", "torch.export"], budget=ONCE)
     assert [(row["method"], row["engine"], row["rounds"]) for row in rows] == [
-        (name, engine, 3) for name in ("dense", "atm") for engine in ("eager", "torch.export")
+        (name, engine, 6) for name in ("dense", "atm") for engine in ("eager", "torch.export")
     ]
 
 

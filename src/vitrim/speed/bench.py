@@ -463,10 +463,10 @@ def measure(
     """
     ring = [images] if isinstance(images, Tensor) else list(images)
     images = ring[0]
-    if len(ring) > 1:  # every batch counts alike
+    if len(ring) > 1:  # every batch counts alike, in both halves of the rounds
         budget = budget or Budget()
-        whole = -(-budget.min_rounds // len(ring)) * len(ring)
-        budget = replace(budget, min_rounds=whole, max_rounds=max(whole, budget.max_rounds))
+        whole = -(-budget.min_rounds // (2 * len(ring))) * 2 * len(ring)
+        budget = replace(budget, min_rounds=whole, max_rounds=whole)
     own = next(model.parameters()).dtype
     names = precisions or [next(name for name, dtype in PRECISIONS.items() if dtype == own)]
     chosen, _ = chosen_engines(list(engines), names, images.device, compiled)
