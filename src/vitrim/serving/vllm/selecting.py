@@ -71,7 +71,7 @@ class Selecting:
         return [torch.cat(parts) for parts in left]
 
     def left(self: Any, part: Tensor, choice: Choice, grid: Grid) -> Tensor:
-        """The tokens of ``part`` (n, C) that go on; features for further layers, behind the width, are of the same places.
+        """The tokens of ``part`` (n, C) that go on; features for further layers, behind the width, go with them.
 
         Args:
             part: embeddings.
