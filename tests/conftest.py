@@ -18,6 +18,7 @@ import yaml
 from full_matrix import EVERY, FULL_MATRIX
 from golden_files import Reference, using_up
 from older import left_out, refusal
+from vitrim.cli import progress
 from vitrim.measure.latency import MachineWatch
 from vitrim.speed import bench
 
@@ -120,6 +121,12 @@ def _a_calm_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         yield [MachineWatch(1.0, 1.0, 1.0, 2)]
 
     monkeypatch.setattr(bench, "watched_machine", calm)
+
+
+@pytest.fixture(autouse=True)
+def _no_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is slow now and then would add lines on what a command is doing."""
+    monkeypatch.setattr(progress, "SILENT_SECONDS", 3600.0)
 
 
 @pytest.fixture(scope="session")

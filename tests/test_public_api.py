@@ -112,6 +112,20 @@ def test_the_package_is_imported_without_torch() -> None:
     assert loaded.strip() == "[]"
 
 
+@pytest.mark.full  # imports torch once more
+def test_the_list_of_methods_needs_no_library_of_models_and_no_compiler() -> None:
+    code = """
+import sys
+sys.argv = ["vitrim", "list", "methods"]
+from vitrim.cli import main
+main()
+print([name for name in ("timm", "transformers", "torchvision", "torch._dynamo") if name in sys.modules])
+"""
+    out = run(code)
+    assert "tome" in out
+    assert out.strip().splitlines()[-1] == "[]"
+
+
 def test_help_answers_without_torch() -> None:
     code = """
 import sys

@@ -296,6 +296,33 @@ class Report:
         return "".join(tables) + "".join(f"<p><small>{escape(note)}</small></p>" for note in self.notes)
 
 
+class Pace:
+    """The time that is left, by the pace so far.
+
+    Example:
+        >>> pace = Pace()
+        >>> [pace.left(done, 100, seconds) for done, seconds in ((1, 0.0), (26, 20.0), (50, 31.0), (100, 60.0))]
+        ['', ', about 1 min left', ', about 1 min left', '']
+    """
+
+    def __init__(self) -> None:
+        self.first: tuple[int, float] | None = None
+
+    def left(self, done: int, total: int | None, seconds: float) -> str:
+        """Words on it; none where it is not known.
+
+        Args:
+            done: of ``total``.
+            seconds: on any clock.
+        """
+        if self.first is None or done < self.first[0]:  # another count began
+            self.first = (done, seconds)
+        pace = (done - self.first[0]) / max(seconds - self.first[1], 1e-9)
+        if total is None or pace <= 0 or done >= total:
+            return ""
+        return f", about {max(1, round((total - done) / pace / 60))} min left"
+
+
 def show(out: Any, report: Report) -> None:
     """Print the tables and notes of ``report`` on a rich console: folded at words on a terminal, else whole lines."""
     for part in report.parts():

@@ -15,7 +15,6 @@ import vitrim
 import vitrim.cli
 from cli_runs import exit_code
 from vitrim.cli import COMMANDS, app
-from vitrim.cli.bench import progress
 from vitrim.cli.options import flat
 from vitrim.cli.output import resumable
 
@@ -144,14 +143,3 @@ def test_a_long_command_says_how_to_go_on_after_ctrl_c(tmp_path: Path, capsys: p
     with pytest.raises(KeyboardInterrupt), resumable(kept):
         raise KeyboardInterrupt
     assert capsys.readouterr().err == f"kept in {kept.parent}: the same command with --resume goes on from there\n"
-
-
-def test_without_a_terminal_progress_is_a_line_every_half_minute(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = iter([0.0, 10.0, 31.0, 31.0, 50.0, 62.0, 62.0])
-    monkeypatch.setattr("vitrim.cli.bench.time.monotonic", lambda: next(clock))
-    with progress() as tell:
-        for text in ("started", "half", "then", "end"):
-            tell(text)
-    assert capsys.readouterr().err == "half\nend\n"

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from image_files import write_noise
 from vitrim.cli import app
-from vitrim.cli import bench as command
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.measure.latency import Budget, MachineWatch
@@ -101,12 +100,12 @@ def test_every_setting_is_handed_over_and_the_rounds_are_told() -> None:
     bench(model(), "tome:r=2", batch_size=(1, 2), **QUICK, on_setting=on_setting, on_progress=told.append)
     assert seen == [(0, 0), (1, 2), (2, 4)]
     assert told[:4] == [
-        "batch 1: making dense (fused) ready, 1 of 3",
-        "batch 1: making dense (unfused) ready, 2 of 3",
-        "batch 1: making tome:r=2 ready, 3 of 3",
-        "batch 1: round 1, 0 %",
+        "1 of 2, batch 1: making dense (fused) ready, 1 of 3",
+        "1 of 2, batch 1: making dense (unfused) ready, 2 of 3",
+        "1 of 2, batch 1: making tome:r=2 ready, 3 of 3",
+        "1 of 2, batch 1: round 1, 0 %",
     ]
-    assert told[-1] == "batch 2: round 2, 100 %"
+    assert told[-1] == "2 of 2, batch 2: round 2, 100 %"
 
 
 def test_half_of_a_budget_is_half() -> None:
@@ -146,27 +145,6 @@ def test_images_of_a_dataset_are_taken_as_they_are(tmp_path: Path) -> None:
 def test_bad_input(given: dict[str, Any], message: str) -> None:
     with pytest.raises(VitrimError, match=message):
         bench(model(), "tome:r=2", **given)
-
-
-def test_a_line_of_progress_is_drawn_on_a_terminal_and_written_now_and_then_elsewhere(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = iter([0.0, 0.5, 31.0, 31.0, 40.0, 41.0, 41.1, 49.0, 49.1])
-    monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
-    with command.progress() as tell:
-        tell("unseen")
-        tell("every half minute")
-    assert capsys.readouterr().err == "every half minute\n"
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with command.progress() as tell:
-        tell("first")
-        tell("too soon")
-        tell("x" * 500)
-    lines = capsys.readouterr().err.split("\r\x1b[K")
-    assert lines[1] == "first"
-    assert set(lines[2]) == {"x"}
-    assert len(lines[2]) < 500
-    assert lines[3] == ""
 
 
 def test_a_report_is_shown_in_the_order_of_its_parts() -> None:

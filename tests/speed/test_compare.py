@@ -144,7 +144,7 @@ def test_what_is_known_is_handed_over_after_every_setting(source: Path) -> None:
     )  # fmt: skip
     assert seen == [(2, 0), (2, 1), (2, 2)]
     assert "10 of 10 images" in told
-    assert "batch 2: making tome:r=1 ready, 3 of 3" in told
+    assert "2 of 2, batch 2: making tome:r=1 ready, 3 of 3" in told
 
 
 def test_parameters_that_a_run_learned_are_timed_too(

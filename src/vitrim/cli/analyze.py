@@ -21,7 +21,8 @@ from vitrim.cli.options import (
     parse_methods,
     whole_numbers,
 )
-from vitrim.cli.output import Output, progress_bar
+from vitrim.cli.output import Output
+from vitrim.cli.progress import progress
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
@@ -102,11 +103,12 @@ def analyze(
     All methods see the same batches, in one pass over the data. The report is index.html in --out. It can be made again
     from the records, with --from, without model or data. If the pass stops half-way, what was gathered is analysed.
     """
-    configs = parse_methods(methods or ())
-    from vitrim.analysis.analyze import analyze as run
-    from vitrim.analysis.analyze import analyze_records, compare_analyses
-    from vitrim.analysis.families import chosen
-    from vitrim.measure.machine import set_threads
+    with progress("loading the analysis"):
+        configs = parse_methods(methods or ())
+        from vitrim.analysis.analyze import analyze as run
+        from vitrim.analysis.analyze import analyze_records, compare_analyses
+        from vitrim.analysis.families import chosen
+        from vitrim.measure.machine import set_threads
 
     takes = "--sizes takes whole numbers of pixels with commas, e.g. 224,384"
     pixels = () if sizes is None else tuple(whole_numbers(sizes, takes, least=1))
@@ -137,7 +139,7 @@ def analyze(
     set_threads(machine.threads)
     stopped: list[Report] = []
     try:
-        with progress_bar() as progress:
+        with progress(f"loading {models.names[0]}") as signs:
             report = run(
                 models.names[0],
                 configs,
@@ -155,7 +157,7 @@ def analyze(
                 **models.arguments,
                 seed=machine.seed,
                 device=machine.device,
-                on_progress=progress,
+                on_progress=signs.move,
                 on_stop=stopped.append,
             )
         stopped.append(report)

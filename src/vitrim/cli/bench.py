@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vitrim.cli.options import MAX_REPEATS, MAX_SECONDS, Files, Images, Machine, Model, Prompt
-from vitrim.cli.output import SECONDS_BETWEEN_LINES, Output, is_first_process
+from vitrim.cli.output import Output
+from vitrim.cli.progress import progress
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
     from vitrim.speed.words import SpeedReport
-
-REDRAWN_SECONDS = 0.2
 
 BatchSizes = Annotated[
     list[str] | None, typer.Option("--batch-size", "-b", help="e.g. 8, or 1,8,32; may repeat; default: 1,8,32")
@@ -85,8 +80,6 @@ def bench(
             "`vitrim list methods` names all"
         )
     precisions, engines = words(precision, "--precision"), words(engine, "--engine")
-    from vitrim.speed.bench import bench as time_
-
     given: dict[str, Any] = {
         name: value for name, value in (("batch_size", counts), ("precision", precisions), ("engine", engines)) if value
     }
@@ -95,14 +88,16 @@ def bench(
 
     def on_setting(report: SpeedReport) -> None:
         found[:] = [report]
-        tell("")
+        signs.clear()
         for part in report.setting(-1) if report.tables else report.notes:
             out.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str))
         if report.rows and not output.on_stdout:
             output.write(**report.record)  # after every setting: the next may exhaust the machine
 
     try:
-        with progress() as tell:
+        with progress(f"loading {model.name}") as signs:
+            from vitrim.speed.bench import bench as time_
+
             report = time_(
                 given_model,
                 method or (),
@@ -117,45 +112,12 @@ def bench(
                 **model.arguments,
                 **machine.arguments,
                 on_setting=on_setting,
-                on_progress=tell,
+                on_progress=signs.tell,
             )
         output.print(*(f"figure: {file}" for file in report.files))
     finally:
         if output.on_stdout and found and found[0].rows:
             output.write(**found[0].record)
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """Yield what shows a line of text in place of the one before, on standard error; without a terminal, a line every
-    half minute.
-
-    It draws when it is called, a few times a second at most, and never in between: what is timed runs undisturbed.
-    """
-    last = 0.0
-    written = time.monotonic()
-
-    def write(text: str) -> None:
-        nonlocal written
-        if text and is_first_process() and time.monotonic() - written >= SECONDS_BETWEEN_LINES:
-            written = time.monotonic()
-            print(text, file=sys.stderr, flush=True)
-
-    def tell(text: str) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if not text or now - last > REDRAWN_SECONDS:
-            last = now if text else 0.0
-            sys.stderr.write("\r\x1b[K" + text[: shutil.get_terminal_size().columns - 1])
-            sys.stderr.flush()
-
-    if not sys.stderr.isatty():
-        yield write
-        return
-    try:
-        yield tell
-    finally:
-        tell("")
 
 
 def words(texts: Sequence[str] | None, what: str) -> list[str]:

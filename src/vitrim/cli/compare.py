@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrim.cli.bench import Engines, MinSeconds, Precisions, Repeats, progress, sizes, words
+from vitrim.cli.bench import Engines, MinSeconds, Precisions, Repeats, sizes, words
 from vitrim.cli.evaluate import ProtocolChanges
 from vitrim.cli.options import BatchSize, Data, Files, Machine, MethodsBesideDense, Model, Workers, parse_options
 from vitrim.cli.output import Output
+from vitrim.cli.progress import progress
 from vitrim.report import show
 
 if TYPE_CHECKING:
@@ -51,8 +52,6 @@ def compare(
     given: dict[str, Any] = {name: values for name, values in lists.items() if values}
     every = data.arguments
     changes = parse_options(protocol, "protocol option")
-    from vitrim.speed.compare import compare as measure
-
     found: list[Comparison] = []
 
     def on_setting(report: Comparison) -> None:
@@ -61,7 +60,9 @@ def compare(
             output.write(**report.record)  # after every setting: the next may exhaust the machine
 
     try:
-        with progress() as tell:
+        with progress(f"loading {model.name}") as signs:
+            from vitrim.speed.compare import compare as measure
+
             measure(
                 model.name,
                 method,
@@ -78,7 +79,7 @@ def compare(
                 **model.arguments,
                 **machine.arguments,
                 on_setting=on_setting,
-                on_progress=tell,
+                on_progress=signs.tell,
             )
     finally:  # hours of work are not lost
         if found:

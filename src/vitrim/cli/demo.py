@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from vitrim.cli.bench import progress
 from vitrim.cli.options import Compute
 from vitrim.cli.output import Output
+from vitrim.cli.progress import progress
 from vitrim.errors import VitrimError
 
 Out = Annotated[Path, typer.Option("--out", help="folder for demo.json and the figures")]
@@ -26,10 +26,10 @@ def demo(*, out: Out = Path("vitrim-demo"), cifar10: Cifar10 = None, compute: Co
 
     A small ViT is reduced and scored, DeiT-S is timed on this machine, both are drawn.
     """
-    try:
-        from vitrim.demo import run
-    except ModuleNotFoundError as error:
-        raise VitrimError(f"the demo needs {error.name}: pip install 'vitrim[demo]'") from error
-    with progress() as tell:
-        report = run.demo(out, cifar10=cifar10, **compute.arguments, on_progress=tell)
+    with progress("loading the models of the demo") as signs:
+        try:
+            from vitrim.demo import run
+        except ModuleNotFoundError as error:
+            raise VitrimError(f"the demo needs {error.name}: pip install 'vitrim[demo]'") from error
+        report = run.demo(out, cifar10=cifar10, **compute.arguments, on_progress=signs.tell)
     output.finish(report)

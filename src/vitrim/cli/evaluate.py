@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +20,11 @@ from vitrim.cli.options import (
     Workers,
     parse_options,
 )
-from vitrim.cli.output import Output, is_first_process, progress_bar
+from vitrim.cli.output import Output
+from vitrim.cli.progress import is_first_process, progress
+
+if TYPE_CHECKING:
+    from vitrim.report import Report
 
 ProtocolChanges = Annotated[
     list[str] | None,
@@ -72,12 +76,11 @@ def evaluate(
     All methods see the same batches, in one pass over the data. If it stops half-way, what was gathered is kept. Many
     processes share the batches: accelerate launch -m vitrim eval ...
     """
-    from vitrim.measure import evaluation
-    from vitrim.report import Report
-
     reports: list[Report] = []
     try:
-        with progress_bar() as progress:
+        with progress(f"loading {model.name}") as signs:
+            from vitrim.measure import evaluation
+
             report = evaluation.evaluate(
                 files.model(model.name),
                 methods,
@@ -88,7 +91,7 @@ def evaluate(
                 **files.arguments,
                 **how.arguments,
                 **machine.arguments,
-                on_progress=progress,
+                on_progress=signs.move,
                 on_stop=reports.append,
             )
         reports.append(report)

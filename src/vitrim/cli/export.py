@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from vitrim.cli.bench import progress
 from vitrim.cli.options import MAX_BATCH, Compute, Images, Limit, Model, Setup
 from vitrim.cli.output import Output
+from vitrim.cli.progress import progress
 from vitrim.errors import VitrimError
 
 Method = Annotated[
@@ -87,11 +87,11 @@ def export(
     options = wanted.arguments
     if method is not None and len(method) > 1:
         raise VitrimError(f"a file holds one method, got {len(method)}: {', '.join(method)}")
-    from vitrim.exporting.exported import sidecar
-    from vitrim.exporting.writing import export as write
+    with progress(f"loading {model.name}") as signs:
+        from vitrim.exporting.exported import sidecar
+        from vitrim.exporting.writing import export as write
 
-    output.spare(sidecar(out))
-    with progress() as tell:
+        output.spare(sidecar(out))
         file = write(
             model.name,
             method[0] if method else None,
@@ -101,7 +101,7 @@ def export(
             limit=limit,
             **model.arguments,
             **compute.arguments,
-            on_progress=tell,
+            on_progress=signs.tell,
         )
     assert file.report is not None
     output.finish(file.report)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from vitrim.cli.output import Output
+from vitrim.cli.progress import progress
 from vitrim.errors import VitrimError, check_known, nearest
 from vitrim.report import Table
 
@@ -61,8 +62,9 @@ def list_(*, kind: Kind = None, text: Text = None, every: All = False, output: O
     if every and kind != "hosts":
         raise VitrimError(f"--all is for `vitrim list hosts`, not for {kind}")
     title, columns, collect, footnotes = TABLES[kind]
-    known = collect()
-    of_timm = modules() if every else []
+    with progress(f"collecting the list of {kind}"):
+        known = collect()
+        of_timm = modules() if every else []
     rows, refused = ([row for row in group if _contains(row, text)] for group in (known, of_timm))
     if not rows and not refused:
         near = nearest(text or "", [row["name"] for row in (*known, *of_timm)])

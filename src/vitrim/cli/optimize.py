@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from vitrim.cli.bench import Suggested, progress
+from vitrim.cli.bench import Suggested
 from vitrim.cli.options import Compute, Images, Limit, Model, Setup
 from vitrim.cli.output import Output, resumable
+from vitrim.cli.progress import progress
 from vitrim.errors import VitrimError
 
 
@@ -65,11 +66,11 @@ def optimize(
     The dense model is timed on every engine in every precision. Methods race on the fastest on a third of the images,
     a file is chosen on the next third and scored once on the last.
     """
-    from vitrim.tuning.optimize import optimize
-
     if images.source is None:
         raise VitrimError("--images is missing: methods are compared on images, best with labels")
-    with resumable(aim.out / "study.jsonl"), progress() as tell:
+    with resumable(aim.out / "study.jsonl"), progress(f"loading {model.name}") as signs:
+        from vitrim.tuning.optimize import optimize
+
         report = optimize(
             model.name,
             **images.arguments,
@@ -77,6 +78,6 @@ def optimize(
             **aim.arguments,
             **model.arguments,
             **compute.arguments,
-            on_progress=tell,
+            on_progress=signs.tell,
         )
     output.finish(report)

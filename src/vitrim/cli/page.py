@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from vitrim.cli.options import CLASSIFIERS, Threads, Weights
+from vitrim.cli.progress import progress
 
 DEFAULT_MODEL = "vitrim:cifar10_vit"
 LARGEST_UPLOAD = 1000.0
@@ -41,7 +42,8 @@ def app(
     It sends nothing anywhere, keeps nothing of its users, and ends with Ctrl-C. For classifiers, and methods that need
     no training.
     """
-    from vitrim.app.serving import serve
+    with progress("loading the page"):
+        from vitrim.app.serving import serve
 
     serve(
         models or (DEFAULT_MODEL,),

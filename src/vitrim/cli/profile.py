@@ -8,6 +8,7 @@ import typer
 
 from vitrim.cli.options import MAX_BATCH, MODEL_NAMES, BatchSize, Compute, Images, MethodsBesideDense, Prompt, Weights
 from vitrim.cli.output import Output
+from vitrim.cli.progress import progress
 
 Models = Annotated[list[str], typer.Argument(metavar="MODEL", help=f"models {MODEL_NAMES}")]
 Convention = Annotated[
@@ -38,17 +39,18 @@ def profile(
     Random weights are enough, unless the method adapts to the images: then give --pretrained and --images. Of a
     vision-language model the prefill of a prompt is counted: tower, connector and language model.
     """
-    from vitrim.measure.profile import profile as count
+    with progress(f"counting what {', '.join(models)} computes"):
+        from vitrim.measure.profile import profile as count
 
-    report = count(
-        models,
-        methods,
-        convention=convention,
-        batch_size=batch_size,
-        limit=limit,
-        **images.arguments,
-        **prompt.arguments,
-        **weights.arguments,
-        **compute.arguments,
-    )
+        report = count(
+            models,
+            methods,
+            convention=convention,
+            batch_size=batch_size,
+            limit=limit,
+            **images.arguments,
+            **prompt.arguments,
+            **weights.arguments,
+            **compute.arguments,
+        )
     output.finish(report)

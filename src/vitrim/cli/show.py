@@ -19,6 +19,7 @@ from vitrim.cli.options import (
     whole_numbers,
 )
 from vitrim.cli.output import Output
+from vitrim.cli.progress import progress
 
 Files = Annotated[list[Path] | None, typer.Argument(metavar="IMAGE", help="image files, or folders that images lie in")]
 Source = Annotated[str | None, typer.Option("--data", help="instead, images as for `vitrim eval`")]
@@ -57,24 +58,33 @@ def show(
     """
     takes = "--blocks takes numbers of blocks with commas, e.g. 0,3,11"
     columns = None if blocks is None else whole_numbers(blocks, takes)
-    from vitrim.plots import show as plots
+    with progress(f"loading {model.name}", "pictures") as signs:
+        from vitrim.plots import show as plots
 
-    report = plots.show(
-        model.name,
-        methods or (),
-        files,
-        data=source,
-        **reading.arguments,
-        data_options=parse_options(data_option, "data option"),
-        limit=limit,
-        blocks=columns,
-        select=select,
-        out=out,
-        format=format,
-        **model.arguments,
-        **machine.arguments,
-        on_progress=lambda row: output.print(*_lines(row)),
-    )
+        drawn: list[Mapping[str, Any]] = []
+
+        def on_progress(row: Mapping[str, Any]) -> None:
+            drawn.append(row)
+            signs.clear()
+            output.print(*_lines(row))
+            signs.move(len(drawn))
+
+        report = plots.show(
+            model.name,
+            methods or (),
+            files,
+            data=source,
+            **reading.arguments,
+            data_options=parse_options(data_option, "data option"),
+            limit=limit,
+            blocks=columns,
+            select=select,
+            out=out,
+            format=format,
+            **model.arguments,
+            **machine.arguments,
+            on_progress=on_progress,
+        )
     output.write(**report.record)
 
 

@@ -13,6 +13,7 @@ import typer
 from vitrim.cli import listing
 from vitrim.cli.options import MAX_BATCH, Setup, Threads, Workers
 from vitrim.cli.output import Output, resumable
+from vitrim.cli.progress import hearing, progress
 from vitrim.errors import VitrimError
 from vitrim.report import Table
 from vitrim.report import show as print_report
@@ -112,13 +113,14 @@ def train(
             raise VitrimError(f"--data is missing: {resolved.name} wants {wanted}")
         _show(resolved, output)
         return
-    from vitrim.training import train as training
-
     out = output.console()
     options = {**dataclasses.asdict(how), "log_with": how.log_with or ()}
-    options |= {"checkpoint": checkpoint, "dry_run": dry_run, "device": device, "threads": threads, "console": out}
-    with resumable(how.out / "checkpoints"):
-        report = training.train(recipe, data, changes=changes, **options)
+    options |= {"checkpoint": checkpoint, "dry_run": dry_run, "device": device, "threads": threads}
+    with resumable(how.out / "checkpoints"), progress(f"loading {model or recipe}") as signs:
+        from vitrim.training import train as training
+
+        told = hearing(out, lambda: signs.clear("training"))
+        report = training.train(recipe, data, changes=changes, **options, console=told)
     if report.is_first:
         print_report(out, report)
         output.print(*_next(report, data, how.out))

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from vitrim.cli.options import MODEL_NAMES, BatchSize, Data, Machine, Model, Setup, Workers
-from vitrim.cli.output import Output, progress_bar, resumable
+from vitrim.cli.output import Output, resumable
+from vitrim.cli.progress import progress
 
 Name = Annotated[str, typer.Argument(metavar="[MODEL]", help=f"{MODEL_NAMES}; none with --train")]
 
@@ -74,11 +75,11 @@ def tune(*, model: AnyModel, data: Data, how: SearchSetup, machine: Machine, out
     A third of the images is for searching, one for selecting, one for checking. The searched setting is returned if it
     beats the constant one beyond noise on the last. Use it as -m @tuned/best.json.
     """
-    from vitrim.measure.records import Processes
-    from vitrim.tuning.tune import tune
-
     unit = "settings" if how.grid is None else "points" if how.train is None else "runs"
-    with resumable(how.out / "study.jsonl"), progress_bar(unit) as on_progress:
+    with resumable(how.out / "study.jsonl"), progress(f"loading {model.name or how.train}", unit) as signs:
+        from vitrim.measure.records import Processes
+        from vitrim.tuning.tune import tune
+
         report = tune(
             model.name or None,
             data=data.source,
@@ -86,7 +87,7 @@ def tune(*, model: AnyModel, data: Data, how: SearchSetup, machine: Machine, out
             **data.arguments,
             **model.arguments,
             **machine.arguments,
-            on_progress=on_progress,
+            on_progress=signs.move,
         )
     if Processes.launched(machine.device).index == 0:
         output.finish(report)

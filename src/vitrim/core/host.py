@@ -10,13 +10,13 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from vitrim.core.block import ReducedBlock, class_of, is_altered, reduced_in
 from vitrim.core.plan import Head, HostFacts, Purpose
 from vitrim.core.selection import Choosing, Selector
 from vitrim.core.tokens import Trace
+from vitrim.core.versions import constant
 from vitrim.errors import UnsupportedModelError
 
 
@@ -315,7 +315,7 @@ class FormOfModel:
             raise UnsupportedModelError(self._changed("the pooling or the image size"))
 
     # a compiler asks once, and need not follow: it may come to the block that it compiles through what wraps it
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    @constant
     def _changed_blocks(self) -> str | None:
         """Say what is no longer as it was about the blocks; None where nothing is."""
         if self.kinds is None:

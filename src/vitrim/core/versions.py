@@ -8,13 +8,16 @@ says how bounds move.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar
 
 import torch
 
 from vitrim.errors import VitrimError
+
+F = TypeVar("F", bound=Callable[..., object])
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -60,6 +63,19 @@ def require(package: str, since: str, what: str, error: type[VitrimError] = Vitr
     """
     if is_older(package, since):
         raise error(f"{what} needs {package} {since} or newer, and {installed(package)} is installed")
+
+
+def constant(function: F) -> F:
+    """As `torch.compiler.assume_constant_result`, which imports the whole compiler where it marks: seconds.
+
+    Example:
+        >>> def marked() -> int: ...
+        >>> def others() -> int: ...
+        >>> vars(constant(marked)) == vars(torch.compiler.assume_constant_result(others))
+        True
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def cpu_capabilities() -> Mapping[str, bool]:

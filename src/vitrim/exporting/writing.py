@@ -223,8 +223,9 @@ def export(
         if bench:
             dense = _dense(reduced)
             with dense_file(dense, file) as other:
-                for images_at_once in (1, 8) if file.batch is None else (file.batch,):
-                    tell(f"timing at batch {images_at_once}")
+                sizes = (1, 8) if file.batch is None else (file.batch,)
+                for turn, images_at_once in enumerate(sizes):
+                    tell(f"timing at batch {images_at_once}, {turn + 1} of {len(sizes)}")
                     rows = time_exported(dense, reduced, other, file, _noise(file, images_at_once, seed))
                     report.rows = [*report.rows, *rows]
                     report.tables.append(_table(rows))

@@ -20,6 +20,7 @@ from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Keep, Pattern, check_blocks
 from vitrim.core.tokens import TokenState
+from vitrim.core.versions import constant
 
 Norm = Literal["l1", "l2", "linf"]
 
@@ -205,7 +206,7 @@ def _float32_distances(grid: tuple[int, int], norm: Norm) -> list[float]:
     return table
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant
 def _float32_table(height: int, width: int, norm: Norm) -> list[float]:
     a, b = _float32_axis(height)[:, None], _float32_axis(width)[None, :]
     distance = {"l1": a + b, "l2": np.sqrt(a * a + b * b), "linf": np.maximum(a, b)}[norm]

@@ -12,6 +12,7 @@ from vitrim.core.method import StagedConfig
 from vitrim.core.registry import register
 from vitrim.core.scoring import ScorerReducer
 from vitrim.core.tokens import TokenState
+from vitrim.core.versions import constant
 
 
 class Random(StagedConfig):
@@ -54,7 +55,7 @@ class RandomReducer(ScorerReducer[Random]):
         return None  # a draw says nothing about the image
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant
 def _drawn(seed: int, depth: int, patches: int) -> list[float]:
     """A random order of so many patches, by NumPy: a graph takes it for a constant."""
     return [float(rank) for rank in np.random.default_rng((seed, depth)).permutation(patches)]

@@ -228,7 +228,7 @@ def bench(
         report = SpeedReport("bench", facts, notes=[*notes, *untrained_notes(untrained)])
         tell = on_setting or (lambda _: None)
         tell(report)
-        for size in sizes:
+        for turn, size in enumerate(sizes):
             setting = {"model": loaded.name, "batch_size": size}
             report.add(
                 measure_setting(
@@ -242,7 +242,7 @@ def bench(
                     learned=own.learned,
                     files=beside,
                     scored=True,
-                    on_progress=on_progress,
+                    on_progress=among(on_progress, turn, len(sizes)),
                 )
             )
             tell(report)
@@ -250,6 +250,16 @@ def bench(
         style.save(report.figure, Path(figure))
         report.files.append(Path(figure))
     return report
+
+
+def among(tell: Tell | None, place: int, number: int) -> Tell | None:
+    """The teller of one of several settings: which of them it is comes first.
+
+    Example:
+        >>> among(print, 1, 3)("batch 8: round 2, 100 %")
+        2 of 3, batch 8: round 2, 100 %
+    """
+    return tell if tell is None or number == 1 else lambda text: tell(f"{place + 1} of {number}, {text}")
 
 
 def check_figure(path: str | Path | None) -> None:

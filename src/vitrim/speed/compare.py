@@ -46,6 +46,7 @@ from vitrim.speed.bench import (
     CALIBRATED,
     WHOLE,
     Tell,
+    among,
     batch_sizes,
     check_engines,
     check_enough,
@@ -258,11 +259,12 @@ def compare(
         tell = on_setting or (lambda _: None)
         _fill(report, loaded.name, goal, scores, timed)
         tell(report)
-        for size in sizes:
+        for turn, size in enumerate(sizes):
             timed.append(
                 measure_setting(
                     loaded.model, configs, timed_on, {"batch_size": size}, engines, budget,
-                    seed=seed, learned=loaded.learned, files=beside, on_progress=on_progress,
+                    seed=seed, learned=loaded.learned, files=beside,
+                    on_progress=among(on_progress, turn, len(sizes)),
                 )
             )  # fmt: skip
             _fill(report, loaded.name, goal, scores, timed)

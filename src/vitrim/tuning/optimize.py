@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ from vitrim.measure.probes import PairedLoss
 from vitrim.measure.records import DENSE, read
 from vitrim.measure.run import Measurement, weights_fingerprint
 from vitrim.plots import style
-from vitrim.report import Report, Table
+from vitrim.report import Pace, Report, Table
 from vitrim.speed.bench import CALIBRATED, RING
 from vitrim.speed.compare import SCORED_ON_ENGINES, OnEngine
 from vitrim.speed.engines import Eager, Engine, Run, engines_named, listed
@@ -77,6 +78,10 @@ TIMED = 12
 
 FINALISTS = 4
 """Files that are scored on the images of the second third, at most."""
+
+STEPS = 6
+"""Of a search, as its progress counts them: methods race, schedules race, dense files are timed and scored, reduced
+files are timed, the fastest of them scored, and the one that is chosen checked."""
 
 COUNTED = 8
 """Images that MACs are counted on where they depend on the images."""
@@ -355,7 +360,12 @@ class Candidate:
     @property
     def name(self) -> str:
         """The method, or "dense"."""
-        return DENSE if self.config is None else self.config.describe()
+        return named(self.config)
+
+
+def named(config: MethodConfig | None) -> str:
+    """The method, or "dense"."""
+    return DENSE if config is None else config.describe()
 
 
 class Race:
@@ -374,6 +384,7 @@ class Race:
 
     Attributes:
         rows: of everything that was timed.
+        step: of the search, from 1.
         known: by ladder, share of the MACs, setting and loss of all that was scored, mildest first.
         slope: top-1 lost per nat of divergence, over these.
     """
@@ -399,13 +410,17 @@ class Race:
         self.rows: list[dict[str, Any]] = []
         self.known: dict[str, list[tuple[float, MethodConfig, dict[str, float]]]] = {}
         self.slope = 1.0
+        self.step = 0
         self._ready: dict[tuple[str, str], Run] = {}
+
+    def say(self, text: str) -> None:
+        """Tell what is being done in this step."""
+        self.tell(f"step {self.step} of {STEPS}, {text}")
 
     def ready(self, config: MethodConfig | None, engine: Engine) -> Run:
         """A call that runs batches through the file of a method, or of the dense model, on an engine."""
-        name = DENSE if config is None else config.describe()
+        name = named(config)
         if (name, str(engine)) not in self._ready:
-            self.tell(f"making {name} ready on {engine}")
             model = shared_copy(self.model) if config is None else reduced_copy(self.model, config)
             place = self.file_folder(config)
             place.mkdir(parents=True, exist_ok=True)
@@ -414,7 +429,7 @@ class Race:
 
     def file_folder(self, config: MethodConfig | None) -> Path:
         """The folder with the files of a method."""
-        name = DENSE if config is None else config.describe()
+        name = named(config)
         return self.folder / hashlib.sha256(name.encode()).hexdigest()[:12]
 
     # ---- measuring ---------------------------------------------------------------------------------------------------
@@ -426,8 +441,11 @@ class Race:
             adaptive = any(config is not None and config.is_adaptive() for config, _ in pairs)
             ring = self.calibration[:RING].split(1) if adaptive else [self.batch]
             with torch.inference_mode():
-                calls = {str(place): in_turn(self.ready(*pair), ring) for place, pair in enumerate(pairs)}
-                self.tell(f"timing {len(calls)} files")
+                calls: dict[str, Callable[[], object]] = {}
+                for place, pair in enumerate(pairs):
+                    self.say(f"making {named(pair[0])} ready on {pair[1]}, {place + 1} of {len(pairs)}")
+                    calls[str(place)] = in_turn(self.ready(*pair), ring)
+                self.say(f"timing {len(calls)} files")
                 # of several images each comes equally often in both halves of the rounds
                 budget = Budget(15, 1.0) if len(ring) == 1 else Budget(2 * len(ring), 0.0, 2 * len(ring))
                 times = time_interleaved(calls, budget=budget)
@@ -443,15 +461,18 @@ class Race:
         """``loss, loss_error, kl`` of reduced models in PyTorch, on so many images of the first third."""
 
         rows: list[dict[str, float]] = []
+        pace, forwards = Pace(), len(configs) * count
         for start in range(0, len(configs), TOGETHER):  # kept group by group: all of them may take an hour
             group = configs[start : start + TOGETHER]
 
             def scored(group: Sequence[MethodConfig] = group, start: int = start) -> list[dict[str, float]]:
                 measurement = Measurement(contestants(self.model, group, self.task), [self.loss], self.task)
-                measurement.follow(
-                    self.images.batches("search", 0, count),
-                    lambda seen: self.tell(f"{start} of {len(configs)} settings scored, {seen} images"),
-                )
+
+                def seen(images: int) -> None:
+                    left = pace.left(start * count + images * len(group), forwards, time.monotonic())
+                    self.say(f"{start} of {len(configs)} settings scored on {count} images{left}")
+
+                measurement.follow(self.images.batches("search", 0, count), seen)
                 return [{key: row[key] for key in ("loss", "loss_error", "kl")} for row in measurement.rows()[1:]]
 
             texts = "; ".join(config.describe() for config in group)
@@ -470,10 +491,13 @@ class Race:
             measurement = Measurement(models, [self.loss], self.task)
             count = self.images.count(part)
             some = Subset(self.images.dataset, self.images.places[part])
-            measurement.follow(
-                read(some, self.batch_size, collate=self.task.collate),
-                lambda seen: self.tell(f"{len(candidates)} files scored on {seen} of {count} images"),
-            )
+            pace = Pace()
+
+            def seen(images: int) -> None:
+                left = pace.left(images, count, time.monotonic())
+                self.say(f"{len(candidates)} files scored on {images} of {count} images{left}")
+
+            measurement.follow(read(some, self.batch_size, collate=self.task.collate), seen)
             return [{key: row[key] for key in ("loss", "loss_error", "kl", "images")} for row in measurement.rows()[1:]]
 
         texts = "; ".join(f"{one.name} on {one.engine}" for one in candidates)
@@ -488,7 +512,7 @@ class Race:
         Raises:
             VitrimError: there is none.
         """
-        eager = Eager()
+        self.step, eager = 3, Eager()
         pairs: list[tuple[MethodConfig | None, Engine]] = [(None, one) for one in (eager, *self.engines)]
         found = [
             Candidate(None, engine, {"method": DENSE, "engine": engine.label, "precision": engine.precision, **row})
@@ -532,7 +556,8 @@ class Race:
         if configs is None:
             configs = training_free(self.model, counted=self.batch_size > 1)
             configs = [one for one in configs if self.engines[0].obstacle(one, self.batch_size) is None]
-        self.tell(f"counting MACs of {len(configs)} methods")
+        self.step = 1
+        self.say(f"counting MACs of {len(configs)} methods")
         raced = {one.name: (one, config) for one in self.ladders(configs) if (config := one.at(RACED_AT)) is not None}
         running = list({config.describe(): (one, config) for one, config in raced.values()}.values())
         whole = self.images.count("search")
@@ -544,6 +569,7 @@ class Race:
         cheap = [one for one in best_first if one.space.base.kind == "prune"]
         kept += [one for one in cheap[:1] if one not in kept]  # pruning may win by time where merging wins by MACs
         steps = [(one, share, config) for one in kept for share in SHARES if (config := one.at(share)) is not None]
+        self.step = 2
         scored = self.losses([config for _, _, config in steps], whole)
         for (one, share, config), score in zip(steps, scored, strict=True):
             self.known.setdefault(one.name, []).append((share, config, score))
@@ -580,6 +606,7 @@ class Race:
             return None
         chosen = sorted(chosen, key=lambda pick: pick[0])[:TIMED]
         # what they take, with the dense file in the same run
+        self.step = 4
         pairs: list[tuple[MethodConfig | None, Engine]] = [(None, engine), *((pick[1], engine) for pick in chosen)]
         timed = self.times(pairs, "reduced")[1:]
         found = []
@@ -602,6 +629,7 @@ class Race:
             finalists = sorted(able, key=lambda one: one.row["loss"])[:FINALISTS]
         if not finalists:
             return None
+        self.step = 5
         for one, own in zip(finalists, self.file_losses(finalists, "selection"), strict=True):
             one.row.update(own, scored_on="selection")
         if speedup is not None:
@@ -632,6 +660,7 @@ def _hand_over(
     """Score what was chosen on the last third, and leave it in the folder, with a report."""
     best = chosen or dense
     last = [dense, best] if chosen is not None else [dense]
+    race.step = STEPS
     score = race.file_losses(last, "check")[-1]
     report_rows = [*race.rows, {**best.row, **score, "scored_on": "check"}]
     sentence = in_words(race, dense, chosen, score)

@@ -1,0 +1,176 @@
+"""Signs of life of a command: what it is doing, and how much is left, on standard error."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+from typing import Any
+
+from vitrim.report import Pace
+
+SILENT_SECONDS = 2.0
+"""A command without a terminal that is done, or refuses its input, within this time says nothing of progress."""
+SECONDS_BETWEEN_LINES = 30.0
+REDRAWN_SECONDS = 0.2
+
+
+def is_first_process() -> bool:
+    """True in the process that prints and writes; others are those that ``accelerate launch`` started beside it."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def clock(seconds: float) -> str:
+    """A time as people read it.
+
+    Example:
+        >>> clock(5.4), clock(75), clock(3600)
+        ('0:05', '1:15', '1:00:00')
+    """
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+class Signs:
+    """One line on what a command is doing: redrawn in place on a terminal, else written every half minute.
+
+    A terminal's line is drawn when it changes, a few times a second at most, and never in between: what is timed runs
+    undisturbed. Lines elsewhere come whether or not the command has anything new to say.
+
+    Args:
+        text: what is done first.
+        unit: of what is counted.
+    """
+
+    def __init__(self, text: str, unit: str = "images") -> None:
+        from rich.console import Console
+
+        self.text, self.unit, self.pace = text, unit, Pace()
+        self.counted: tuple[int, int | None] = (0, None)
+        self.begun = time.monotonic()
+        self.written: float | None = None
+        self.drawn = -REDRAWN_SECONDS
+        self.ended = Event()
+        self.live: Any = None
+        self.console = Console(stderr=True)
+        if not is_first_process():
+            return
+        if self.console.is_terminal:
+            from rich.live import Live
+
+            # what goes to standard output stays there, and warnings stand above the line
+            self.live = Live(console=self.console, auto_refresh=False, transient=True, redirect_stdout=False)
+            self._draw()
+        else:
+            Thread(target=self._beat, daemon=True).start()
+
+    # ---- what a command says -----------------------------------------------------------------------------------------
+
+    def tell(self, text: str) -> None:
+        """Say what is being done now."""
+        self.text, self.counted = text, (0, None)
+        self._draw()
+
+    def move(self, done: int, total: int | None = None, line: str = "") -> None:
+        """Say how much is done, of a total if it is known, and perhaps a line that stays."""
+        of = "" if total is None else f" of {total}"
+        self.text = f"{done}{of} {self.unit}{self.pace.left(done, total, time.monotonic())}"
+        self.counted = (done, total)
+        if line and is_first_process():
+            self.clear()
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._draw()
+
+    def clear(self, text: str = "") -> None:
+        """Give way to other lines; the next word draws this one again.
+
+        Args:
+            text: what is done from now on, for the lines of half a minute.
+        """
+        self.text = text or self.text
+        self.written = time.monotonic()
+        self.drawn = -REDRAWN_SECONDS
+        if self.live is not None:
+            self.live.stop()
+
+    def end(self) -> None:
+        """Leave the terminal as it was."""
+        self.ended.set()
+        self.clear()
+
+    # ---- how it is shown ---------------------------------------------------------------------------------------------
+
+    def _draw(self) -> None:
+        if self.live is None or time.monotonic() - self.drawn < REDRAWN_SECONDS:
+            return
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        self.drawn = time.monotonic()
+        done, total = self.counted
+        shown: Any = Text(self.text, no_wrap=True, overflow="ellipsis")
+        if total:
+            line = Table.grid(padding=(0, 1))
+            line.add_row(ProgressBar(total, done, width=30), shown)
+            shown = line
+        self.live.start()
+        self.live.update(shown, refresh=True)
+
+    def _beat(self) -> None:
+        """Write the line whenever nothing was written for half a minute."""
+        while True:
+            now = time.monotonic()
+            due = self.begun + SILENT_SECONDS if self.written is None else self.written + SECONDS_BETWEEN_LINES
+            if self.ended.wait(max(0.0, due - now)):
+                return
+            if self.written is None or time.monotonic() - self.written >= SECONDS_BETWEEN_LINES:
+                first, self.written = self.written is None, time.monotonic()
+                spent = "" if first else f"[{clock(self.written - self.begun)}] "
+                print(f"{spent}{self.text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress(text: str, unit: str = "images") -> Iterator[Signs]:
+    """Say what is done until the end of a block.
+
+    Args:
+        text: what is done first, e.g. "loading vit_tiny_patch16_224".
+        unit: of what is counted.
+
+    Example:
+        >>> with progress("loading") as signs:
+        ...     signs.tell("counting")
+        ...     signs.move(1, 2)
+        >>> signs.text
+        '1 of 2 images'
+    """
+    signs = Signs(text, unit)
+    try:
+        yield signs
+    finally:
+        signs.end()
+
+
+def hearing(console: Any, heard: Callable[[], None]) -> Any:
+    """A copy of a rich console that calls ``heard`` before it prints.
+
+    Example:
+        >>> from io import StringIO
+        >>> from rich.console import Console
+        >>> seen = []
+        >>> hearing(Console(file=StringIO()), lambda: seen.append("heard")).print("text")
+        >>> seen
+        ['heard']
+    """
+    from rich.console import Console
+
+    class Heard(Console):
+        def print(self, *objects: Any, **how: Any) -> None:
+            heard()
+            super().print(*objects, **how)
+
+    return Heard(file=console.file, width=console.width, force_terminal=console.is_terminal)
