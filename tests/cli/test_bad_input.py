@@ -185,3 +185,9 @@ def test_files_have_the_mode_of_the_user(run: Run) -> None:
         os.umask(before)
     assert code == 0, err
     assert Path("record.json").stat().st_mode & 0o777 == 0o640
+
+
+def test_an_option_of_the_model_is_written_as_one(run: Run) -> None:
+    refused(run, "is written --model-option img_size=VALUE", *COMMANDS["eval"], "--img-size", 384)
+    code, _, err = run("list", "methods", "--img-size", 384)  # which makes no model
+    assert (code, "--model-option" in err) == (2, False)

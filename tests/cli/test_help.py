@@ -30,6 +30,8 @@ def test_help_is_one_screen_and_names_every_option(
     assert len(lines) <= 60
     assert max(map(len, lines)) <= 80
     assert "9223372036854775807" not in found[0]
+    assert lines[0].count("[") == lines[0].count("]")
+    assert lines[0].count("KEY=VALUE") == (command == "train")
     group = typer.main.get_command(app)
     for one in (group.commands[command] if command else group).params:
         if one.name != "help" and one.param_type_name == "option":

@@ -452,7 +452,7 @@ def test_a_file_that_is_too_coarse_is_not_written(tmp_path: Path, monkeypatch: p
 
 
 def test_int8_without_images_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(vitrim.VitrimError, match="int8 finds the ranges of activations on images: give images too"):
+    with pytest.raises(vitrim.VitrimError, match="activations on images: give them, with --images DATA"):
         vitrim.export(model(), None, tmp_path / "m.onnx", precision="int8")
     assert not list(tmp_path.iterdir())
 

@@ -111,7 +111,7 @@ def main() -> None:
         sys.exit(_fail(str(error)))
     except ERRORS as error:
         # without a subcommand typer prints the help and raises an error that says nothing
-        sys.exit(_fail(error.format_message()) if error.format_message() else 2)
+        sys.exit(_fail(error.format_message() + _of_the_model(error)) if error.format_message() else 2)
     except OSError as error:
         if error.errno not in OF_THE_SYSTEM:
             raise  # a defect, whose traceback is wanted
@@ -151,6 +151,15 @@ def _terminate(*_: object) -> None:
 def _warn(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
     """Print a warning as one line, without the place in the code that raised it."""
     print(f"warning: {one_line(str(message))}", file=sys.stderr)
+
+
+def _of_the_model(error: Any) -> str:
+    """A hint for an option that no command has: the library's model may have it."""
+    name = getattr(error, "option_name", None)
+    takes = [one.name for one in error.ctx.command.params] if name is not None and error.ctx is not None else []
+    if "model_option" not in takes:
+        return ""
+    return f"; an option of the library's model is written --model-option {name.strip('-').replace('-', '_')}=VALUE"
 
 
 def _fail(message: str) -> int:

@@ -64,7 +64,7 @@ class CommandGroup(TyperGroup):
 def _lines(command: Any, ctx: Any, width: int) -> Iterator[str]:
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     options = [one for one in command.params if one.param_type_name == "option"]
-    usage = [_named(one) if one.required else f"[{_named(one).strip('[]')}]" for one in arguments]
+    usage = [_named(one) if one.required or "[" in _named(one) else f"[{_named(one)}]" for one in arguments]
     usage += [" ".join(_names(one)).split(", ")[-1] for one in options if one.required]
     yield f"vitrim {command.name} {' '.join(usage)} [OPTION]...".replace("  ", " ")
     for paragraph in _paragraphs(command.help):
@@ -76,7 +76,7 @@ def _lines(command: Any, ctx: Any, width: int) -> Iterator[str]:
     if arguments:
         yield ""
         for one in arguments:
-            yield from _entry(_named(one).strip("[]"), _text(one), width)
+            yield from _entry(_named(one).replace("[", "").replace("]", ""), _text(one), width)
     for group in ORDER:
         own = [one for one in options if (getattr(one, "rich_help_panel", None) or OPTIONS) == group]
         if own:

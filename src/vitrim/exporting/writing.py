@@ -160,7 +160,7 @@ def export(
     path = as_path(path)
     wanted = _Wanted(path, format_named(to, path), batch, opset, precision, preprocess)
     if precision == "int8" and images is None:
-        raise VitrimError("int8 finds the ranges of activations on images: give images too")
+        raise VitrimError("int8 finds the ranges of activations on images: give them, with --images DATA or images=")
     tell = on_progress or (lambda _: None)
     set_threads(threads)
     with drawing(torch.device("cpu"), seed), ExitStack() as kept:
