@@ -210,7 +210,7 @@ def test_what_has_no_fixed_form_is_refused(function: Any, method: str, message: 
 
 
 def test_counts_need_images_and_a_share() -> None:
-    with pytest.raises(vitrim.VitrimError, match="give images"):
+    with pytest.raises(vitrim.VitrimError, match="give some to find them"):
         freeze(tiny.HOSTS["vit"](), ATM, [])
     with pytest.raises(vitrim.VitrimError, match=r"capacity=1\.5 must be above 0 and at most 1"):
         bound(tiny.HOSTS["vit"](), ATM, [tiny.images()], quantile=1.5)
