@@ -5,10 +5,10 @@
     python benchmarks/vittm.py --row ViTTM-S(28,28) --row ViT-S/16 --batch-size 1
 
 Random weights and images, at 224 px, of CrossViT at its own 240: no row's cost depends on them. Every model runs once
-in each round, so that ratios within a round compare; plain ViT runs with both attention kernels and its faster one
-stands for it. "published" is the latency of the paper (A100, batch 256). Last come the pairs of rows that are in
-another order here than there, with those apart whose published latencies are within 5 %. Run it on a machine that does
-nothing else; at batch 32, 5 rounds take about half an hour on two cores.
+in each round, in an order drawn anew, so that ratios within a round compare; plain ViT runs with both attention
+kernels and its faster one stands for it. "published" is the latency of the paper (A100, batch 256). Last come the pairs
+of rows that are in another order here than there, with those apart whose published latencies are within 5 %. Run it on
+a machine that does nothing else; at batch 32, 5 rounds take about half an hour on two cores.
 
 `--depth 1` makes all models but CrossViT one block deep, to try the script quickly.
 """

@@ -16,10 +16,12 @@ from vitrim.core.registry import host_of
 from vitrim.core.tokens import TokenState
 
 CREATE = {**tiny.HOSTS, **tiny.FURTHER}
+FIRST = sorted(CREATE, key="hf_sam3".__ne__)
+"""The one host that rotates keys by windows comes first, which `sampled` never leaves out."""
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("host", CREATE)
+@pytest.mark.parametrize("host", FIRST)
 def test_values_alone_and_keys_for_matching(host: str) -> None:
     """`values` gives those of `project`; tokens that are equal have equal keys for matching, wherever they stand."""
     model: Any = tiny.shaken(CREATE[host]().double())

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from tiny_other_vlms import OTHERS, SMALLER
 from tiny_vlms import IMAGE, SECOND, TEXT, VLMS
 from vitrim.core.selection import Choice, Seen
 from vitrim.hosts.shared.compact import trimmed
-from vitrim.hosts.shared.selecting import Candidates
+from vitrim.hosts.shared.selecting import Candidates, attended
 from vitrim.hosts.transformers.vlms_selected import FOUR_ROWS
 
 TEXTS = [[7, 11, 13], [17, 19]]
@@ -469,6 +470,51 @@ def test_tokens_in_front_have_the_first_places() -> None:
     assert taken.flags.tolist() == taken.handed.kept.tolist() == [True, False, True, False, True]
 
 
+def test_features_without_a_place_of_their_own_have_the_first_free_ones() -> None:
+    """Of six tokens behind a class token the third, a merged one, and one without a place go on."""
+    features = torch.arange(14.0).view(7, 2)
+    places = torch.tensor([True, False, True, True, False, True, True, True, True])
+    choice = Choice(torch.tensor([1, 3]), end=torch.zeros(1, 2), merged=torch.tensor([False, True]))
+    taken = Candidates(features, places, front=1).chosen(choice)
+    assert taken.rows.tolist() == [0, 2, 4, 1]
+    assert taken.flags.nonzero().flatten().tolist() == [0, 2, 3, 6]
+    assert taken.handed.kept.nonzero().flatten().tolist() == [0, 3, 6]
+    assert taken.handed.merged.nonzero().flatten().tolist() == [6]
+    assert taken.handed.extra == 1
+
+
+class Noted:
+    """What a block computed, of one image: a class token and patches."""
+
+    def __init__(self, scores: list[float], keys: list[float]) -> None:
+        self.scores = torch.tensor([scores])
+        self.k = torch.tensor([keys])[:, None, :, None]
+        self.q = self.k * 10
+
+    def class_mean(self) -> Tensor:
+        return self.scores
+
+
+def test_attention_is_the_mean_over_a_cell_s_patches_and_is_read_at_survivors() -> None:
+    """A grid of 4 x 4 in cells of 2 x 2: three patches stand in the first, one in the third, and one is padding."""
+    state: Any = SimpleNamespace(
+        num_prefix=1,
+        initial_patches=16,
+        position=torch.tensor([[0, 1, 2, 5, 9, 16]]),
+        mask=torch.tensor([[True, True, True, True, True, False]]),
+    )
+    note: Any = Noted([9.0, 1.0, 3.0, 8.0, 5.0, 70.0], [7.0, 2.0, 4.0, 9.0, 6.0, 50.0])
+    found = attended([(0, note, state, (3,))], class_token=True, wide=True, cell=2, raster=True)
+    assert list(found) == [3]
+    assert found[3].scores.tolist() == [4.0, 0.0, 5.0, 0.0]
+    assert found[3].keys.flatten().tolist() == [5.0, 0.0, 6.0, 0.0]
+    seen = found[3].at(torch.tensor([2, 0]))
+    assert seen["scores"].tolist() == [5.0, 4.0]
+    assert seen["keys"].flatten().tolist() == [6.0, 5.0]
+    assert seen["query"].tolist() == [70.0]
+    assert seen["wide_keys"].flatten().tolist() == [7.0, 6.0, 5.0]
+
+
 def test_an_error_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """A selector in front of the connector fails in one forward; the next one, and the model restored, are right."""
     model, given = VLMS["llava"].create(), prompt("llava")
@@ -634,6 +680,19 @@ def test_text_only_and_two_turns_on_a_cache(name: str) -> None:
         longer["mm_token_type_ids"] = (longer["input_ids"] == IMAGE).long()
     torch.testing.assert_close(second, logits(model, longer)[:, -2:], atol=1e-5, rtol=1e-5)
     assert logits(model, given).shape[0] == 2
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl"])
+def test_what_comes_next_has_the_next_position_in_a_padded_prompt_too(name: str) -> None:
+    """The library adds its deltas to the number of a row's real tokens: here 2 x 4 + 5, and 4 + 3 behind padding."""
+    model, seen = ALL[name].create(), []
+    vitrim.reduce_(model, select="divprune:tokens=4")
+    model.model.language_model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["position_ids"]), with_kwargs=True
+    )
+    logits(model, prompt(name, [[7, 11, 13], [17, 19]]))
+    following = seen[0][1:].amax(dim=(0, 2)) + 1  # of time, row and column
+    assert torch.equal(model.model.rope_deltas.flatten() + torch.tensor([13, 7]), following)
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "internvl"])

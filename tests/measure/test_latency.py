@@ -58,10 +58,22 @@ def model(**options):
 def test_candidates_run_in_turn_and_rounds_are_paired(clock):
     jobs = {"a": clock.job("a", 9.0, 1.0, 2.0, 3.0), "b": clock.job("b", 9.0, 0.5, 0.25)}
     times = time_interleaved(jobs, budget=Budget(min_rounds=3, min_seconds=0.0, warmup_rounds=1))
-    assert clock.calls == ["a", "b"] * 4
+    assert [sorted(clock.calls[first : first + 2]) for first in range(0, 8, 2)] == [["a", "b"]] * 4
     assert list(times) == ["a", "b"]
     np.testing.assert_allclose(times["a"], [1000.0, 2000.0, 3000.0])  # the warm-up of 9 s is not among them
     np.testing.assert_allclose(times["b"], [500.0, 250.0, 250.0])
+
+
+def test_every_round_has_an_order_of_its_own_that_no_other_run_changes(clock):
+    """None has always the same one before it, whose memory it would find."""
+    jobs = {name: clock.job(name, 1.0) for name in "abc"}
+    budget = Budget(min_rounds=24, min_seconds=0.0, max_rounds=24, warmup_rounds=0)
+    time_interleaved(jobs, budget=budget)
+    orders = ["".join(clock.calls[first : first + 3]) for first in range(0, 72, 3)]
+    assert len(set(orders)) > 4
+    first, clock.calls = clock.calls, []
+    time_interleaved(jobs, budget=budget)
+    assert clock.calls == first
 
 
 @pytest.mark.parametrize(

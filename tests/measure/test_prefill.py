@@ -77,6 +77,16 @@ def test_the_cache_is_counted_by_prompt() -> None:
         assert model.cache_bytes == (TEXT + 72) * 2 * 2 * 2 * 8 * 4
 
 
+def test_as_many_tokens_are_made_as_asked_for() -> None:
+    """Also where a prompt's first token would end it."""
+    model: Any = VLMS["llava"].create()
+    prefill = Prefill(model, text=TEXT, new_tokens=4)
+    images = random_images(prefill, 1)
+    with torch.no_grad():
+        model.generation_config.eos_token_id = int(prefill(images).sequences[0, -4])
+        assert prefill(images).sequences.shape[1] == TEXT + 36 + 4
+
+
 def test_rows_of_bench_are_those_of_the_engine() -> None:
     model = Prefill(VLMS["llava"].create(), text=TEXT, images=2)
     methods = {"tome:r=4": parse_method("tome:r=4")}

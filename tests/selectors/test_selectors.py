@@ -592,3 +592,9 @@ def test_a_selector_of_ones_own() -> None:
             vitrim.register_selector(First)
     finally:
         del _SELECTORS["first"]
+
+
+@pytest.mark.parametrize(("budget", "merged"), [(64, 10), (128, 20), (192, 30), (100, 16), (19, 3), (3, 0)])
+def test_visionzip_merges_ten_of_sixty_four_rounded(budget: int, merged: int) -> None:
+    """The first three as published."""
+    assert vitrim.parse_selector(f"visionzip:tokens={budget}").shares(budget) == (budget - merged, merged)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
 import tiny
 import vitrim
 from vitrim.core.registry import ask, host_of
+from vitrim.hosts.timm.eva import expand_groups
 
 ENCODERS = [name for name in tiny.FURTHER if name.startswith(("qwen3", "deepseek", "gemma4"))]
 
@@ -126,3 +128,37 @@ def test_matching_compares_what_the_library_projects() -> None:
     own, attention = seen
     torch.testing.assert_close(attention.keys, own)
     assert not torch.allclose(attention.keys, attention.k)
+
+
+def test_grouped_keys_are_those_that_pytorch_gives_each_head() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 6, 5, 4), torch.randn(2, 2, 5, 4), torch.randn(2, 2, 5, 4)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    found = torch.nn.functional.scaled_dot_product_attention(q, expand_groups(k, 6), expand_groups(v, 6))
+    torch.testing.assert_close(found, expected)
+
+
+def test_attention_drops_in_training_alone() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, attn_drop_rate=0.5, num_classes=5)
+    vitrim.reduce_(model, "tome:r=2")
+    images = torch.randn(2, 3, 64, 64)
+    assert model.blocks[0].attn.fused_attn
+    with torch.no_grad():
+        assert torch.equal(model.eval()(images), model(images))
+        assert not torch.equal(model.train()(images), model(images))
+
+
+@pytest.mark.parametrize(("pool", "rows"), [("token", 1), ("avg", None), ("max", None), ("map", None)])
+def test_a_head_that_reads_all_tokens_gets_them_all(pool: str, rows: int | None) -> None:
+    """The block's own steps, of which the last has queries for what the head reads alone, against the library."""
+    options = {"class_token": pool == "token", "global_pool": pool, "fc_norm": False}
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, num_classes=5, **options)
+    tiny.shaken(model).eval()
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        expected = model(images)
+        vitrim.reduce_(model, "none")
+        for block in model.blocks:
+            block.plain = False  # or the library's own forward would run
+        torch.testing.assert_close(model(images), expected, atol=1e-5, rtol=1e-5)
+    assert host_of(model).facts(model).head_rows == rows

@@ -719,7 +719,7 @@ class HuggingFaceVLM(VisionLanguage):
                 )
             own = {name: given[name] for name in arguments if given.get(name) is not None}
             places, deltas = base.get_rope_index(ids, attention_mask=mask, **own)
-            base.rope_deltas = deltas + (real & ~kept).sum(dim=1, keepdim=True)
+            base.rope_deltas = deltas + (~kept).sum(dim=1, keepdim=True)
             order = real.long().cumsum(dim=1) - 1
             return {**given, "position_ids": torch.cat([order.clamp_min(0).unsqueeze(0), places])}
         if not original:
