@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +20,7 @@ from image_files import write_noise
 from vitrim.cli import app
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
-from vitrim.measure.latency import Budget, MachineWatch
+from vitrim.measure.latency import Budget, MachineWatch, watched_machine
 from vitrim.report import Report, show
 from vitrim.speed import bench as timing
 from vitrim.speed.bench import bench
@@ -156,3 +159,24 @@ def test_a_report_is_shown_in_the_order_of_its_parts() -> None:
     show(out, SpeedReport("bench", notes=["a note"]))
     assert isinstance(SpeedReport("bench"), Report)
     assert out.file.getvalue() == "a note\n"  # type: ignore[attr-defined]
+
+
+@pytest.mark.full  # runs for seconds beside a process that does nothing; `test_latency.py` has the numbers behind it
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be kept on one core here")
+def test_beside_a_process_that_takes_the_core_every_run_says_that_another_may_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timing, "watched_machine", watched_machine)
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # which the other process inherits
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        reports = [bench(model(), "tome:r=2", batch_size=2, repeats=10, min_seconds=1.0) for _ in range(2)]
+    finally:
+        busy.kill()
+        busy.wait()
+        os.sched_setaffinity(0, cores)
+    for report in reports:
+        (line,) = [line for line in str(report).splitlines() if line.startswith("disturbed: ")]
+        assert line.startswith("disturbed: something else ran on this machine (")
+        assert line.endswith("; another run may say otherwise")

@@ -195,6 +195,7 @@ def row(method: str, loss: float, *speeds: float, error: float | None = 0.001, s
         "engine": None,
         "loss": loss,
         "loss_error": error,
+        "images": 1001,
         "speeds": [
             {
                 "batch_size": size,

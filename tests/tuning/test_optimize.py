@@ -321,8 +321,54 @@ def test_the_table_has_one_baseline_per_column(whole: Whole) -> None:
 def test_a_bound_that_few_images_cannot_show_is_said_at_the_start_and_in_the_report(whole: Whole) -> None:
     count = whole.report.facts["images"]["check"]
     assert any(note.startswith(f"the loss is that of {count} images: ") for note in whole.report.notes)
-    few = optimizing.few_images(40, 1.0)
-    assert few.endswith("one image is 2.5 points, more than the bound of 1 point: give more images")
+
+
+def test_a_bound_that_few_images_cannot_show_is_refused_unless_told(source: str, watch: Watch, tmp_path: Path) -> None:
+    said = (
+        r"a loss of 2 points cannot be seen on 12 images: even where none of them changes it is only known to be "
+        r"below 25.0 points \(at 95 %\); give 450 images, 150 for each third, allow more with --max-loss"
+    )
+    with pytest.raises(VitrimError, match=f"^{said}, or go on with --few-images "):
+        run(source, tmp_path / "out", max_loss=2.0)
+    assert not (tmp_path / "out").exists()
+    watch.fails_at = 0
+    with pytest.warns(UserWarning, match=said), pytest.raises(Stop):
+        run(source, tmp_path / "out", max_loss=2.0, few_images=True)
+    with pytest.raises(Stop):  # nothing is bounded
+        run(source, tmp_path / "fast", max_loss=None, speedup=1.5)
+
+
+def test_the_smallest_number_of_images_that_show_a_bound() -> None:
+    """By the binomial itself: the largest share at which n images without a change are still not unlikely."""
+    for bound in (0.5, 1.0, 2.0):
+        enough = next(n for n in range(10, 1000) if optimizing.cannot_show(bound, n) is None)
+        assert (1 - bound / 100) ** enough < 0.05
+        assert (1 - bound / 100) ** (0.97 * enough) > 0.05
+
+
+def test_a_loss_that_no_image_shows_has_an_interval() -> None:
+    row = {"loss": 0.0, "loss_error": 1 / 20, "images": 20}
+    assert optimizing._loss_cell(row) == "none; < 15.0"
+    assert optimizing._loss_cell({**row, "loss": 0.05}) == "5.0 ± 5.0"
+
+
+@pytest.mark.filterwarnings("ignore:the model has random weights:UserWarning")
+def test_the_file_may_take_images_as_they_are_read(whole: Whole, source: str, watch: Watch, tmp_path: Path) -> None:
+    report = run(source, tmp_path / "out", preprocess=True)
+    file = report.file
+    assert (file.metadata["input"]["dtype"], file.shape[1:]) == ("uint8", (32, 32, 3))
+    assert report.best is not None
+    host = model().eval()
+    images = np.random.default_rng(0).integers(0, 256, (1, 32, 32, 3), dtype=np.uint8)
+    mean, std = (np.array(file.metadata["preprocessing"][name], dtype=np.float32) for name in ("mean", "std"))
+    normal = torch.from_numpy(((images / 255 - mean) / std).astype(np.float32)).permute(0, 3, 1, 2)
+    with vitrim.reduced(host, report.best), torch.inference_mode():
+        expected = host(normal).numpy()
+    assert np.allclose(file.run(images), expected, atol=1e-4)
+    # what was measured is the same: only the way that images come in differs
+    assert report.best.describe() == whole.report.best.describe()
+    assert report.rows[-1]["loss"] == whole.report.rows[-1]["loss"]
+    assert any(note.startswith("the file takes uint8 images") for note in report.notes)
 
 
 @pytest.mark.parametrize(

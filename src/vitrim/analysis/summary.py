@@ -20,6 +20,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import methods, parse_method
 from vitrim.errors import VitrimError
 from vitrim.measure.copies import reduced_copy, shared_copy
+from vitrim.measure.evaluation import change_cell
 from vitrim.measure.latency import Budget, time_interleaved
 from vitrim.measure.records import DENSE
 from vitrim.plots.charts import Line, line
@@ -216,7 +217,7 @@ def sentences(table: Table) -> list[str]:
         return []
     best = max(methods, key=lambda row: (row["change"], row["MACs_saved %"] or 0.0))
     lead = " loses least" if len(methods) > 1 else ""
-    parts = [f"top-1 {best['change']:+.2f}±{best['error']:.2f} points"]
+    parts = [f"top-1 {change_cell(best['change'] / 100, best['error'] / 100, best['images'])} points"]
     if best["MACs_saved %"] is not None:
         parts.append(f"{best['MACs_saved %']:.1f} % of the MACs saved")
     if best["speed-up"] is not None:

@@ -156,7 +156,9 @@ def _warn(message: Warning | str, category: type[Warning], *where: Any, **more: 
 def _of_the_model(error: Any) -> str:
     """A hint for an option that no command has: the library's model may have it."""
     name = getattr(error, "option_name", None)
-    takes = [one.name for one in error.ctx.command.params] if name is not None and error.ctx is not None else []
+    if name is None or error.ctx is None:
+        return ""
+    takes = [one.name for one in error.ctx.command.params]
     if "model_option" not in takes:
         return ""
     return f"; an option of the library's model is written --model-option {name.strip('-').replace('-', '_')}=VALUE"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitrim.cli.options import MAX_BATCH, Compute, Images, Limit, Model, Setup
+from vitrim.cli.options import MAX_BATCH, Compute, Images, Limit, Model, Preprocess, Setup
 from vitrim.cli.output import Output
 from vitrim.cli.progress import progress
 from vitrim.errors import VitrimError
@@ -39,10 +39,7 @@ class File(Setup):
         str,
         typer.Option("--precision", "--dtype", help="fp32, fp16, bf16, or int8 with --images: as far as --to has it"),
     ] = "fp32"
-    preprocess: Annotated[
-        bool,
-        typer.Option("--preprocess", help="take uint8 images (batch, height, width, 3) and normalise in the graph"),
-    ] = False
+    preprocess: Preprocess = False
     check: Annotated[
         int, typer.Option("--check", min=0, max=MAX_BATCH, help="images to compare file and model on; 0: none")
     ] = 64

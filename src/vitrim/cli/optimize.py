@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vitrim.cli.bench import Suggested
-from vitrim.cli.options import Compute, Images, Limit, Model, Setup
+from vitrim.cli.options import Compute, Images, Limit, Model, Preprocess, Setup
 from vitrim.cli.output import Output, resumable
 from vitrim.cli.progress import progress
 from vitrim.errors import VitrimError
@@ -47,6 +47,10 @@ class Aim(Setup):
     out: Annotated[Path, typer.Option("--out", help="folder for the file, report.json and the picture")] = Path(
         "optimized"
     )
+    preprocess: Preprocess = False
+    few_images: Annotated[
+        bool, typer.Option("--few-images", help="go on where so few images cannot show that a loss is within the bound")
+    ] = False
     resume: Annotated[
         bool, typer.Option("--resume", help="go on from the study in --out; start one if there is none")
     ] = False

@@ -110,6 +110,9 @@ FilesBeside = Annotated[
     list[Path] | None, typer.Option("--file", help="an exported file to measure beside the model; may repeat")
 ]
 Trust = Annotated[bool, typer.Option("--trust", help="run .pt2 files, which are code")]
+Preprocess = Annotated[
+    bool, typer.Option("--preprocess", help="take uint8 images (batch, height, width, 3) and normalise in the graph")
+]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="so many images only, spread evenly over all")]
 
 

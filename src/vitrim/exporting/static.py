@@ -128,5 +128,7 @@ def patches_per_block(
                 reduced(image)
                 found.append([state.num_patches for state in reduction.states])
     if not found:
-        raise VitrimError(f"the counts of {config.name} depend on the images: give some to find them, with --images DATA or images=")
+        raise VitrimError(
+            f"the counts of {config.name} depend on the images: give some to find them, with --images DATA or images="
+        )
     return np.array(found)

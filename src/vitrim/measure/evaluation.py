@@ -67,6 +67,7 @@ __all__ = [
 BY_NUMBER = "by_number"
 """The option of data whose labels are the numbers of the model's classes, whatever these are called."""
 DATASETS = (ImageDataset, MultiLabelDataset, SegmentationDataset, DetectionDataset)
+NONE_CHANGED = ", or, where none of them changed, what it is below (at 95 %)"
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 """Names of the command line, and torch's."""
 
@@ -516,7 +517,7 @@ def _report(
         title = f"{model} on {data['source']}: {number} images in batches of {data['batch_size']}"
     facts = {**facts, "data": data, **ended}
     # what is needed to read the table correctly
-    error = " ± its standard error on the same images" if "loss_error" in rows[0] else ""
+    error = f" ± its standard error on the same images{NONE_CHANGED}" if "loss_error" in rows[0] else ""
     notes = [
         f"metrics, agree ({task.agreement_means}) and MACs saved in %; change of {spelled(task.selects_by)} in "
         f"points{error}; cosine of what the head reads; tokens left at the end, class token included",
@@ -546,7 +547,7 @@ def _table(title: str, rows: Sequence[Row], task: Task) -> Table:
             (
                 row.method,
                 *(f"{100 * row[metric]:.2f}" for metric in metrics),
-                change_cell(row[main] - dense[main], None if row is dense else row.get("loss_error")),
+                change_cell(row[main] - dense[main], None if row is dense else row.get("loss_error"), row["images"]),
                 f"{100 * row['agreement']:.1f}",
                 f"{row['cosine']:.4f}",
                 f"{total:.2f}" if full >= 1 else f"{total:.4f}",
@@ -557,13 +558,35 @@ def _table(title: str, rows: Sequence[Row], task: Task) -> Table:
     return Table("eval", title, columns, cells)
 
 
-def change_cell(change: float, error: float | None) -> str:
-    """A change of a share in points, and its standard error where that is known.
+def unseen(change: float, error: float | None, images: int) -> float | None:
+    """The largest change, in points, that n images allow of which none changes: 3/n, at 95 % (the rule of three).
+
+    Args:
+        change, error: of `PairedLoss` or `Neighbours`, shares.
+        images: n.
+
+    Returns:
+        None where some image changed, or the error is not known.
 
     Example:
-        >>> change_cell(-0.0123, 0.0041), change_cell(0.0, None)
-        ('-1.23±0.41', '+0.00')
+        >>> unseen(0.0, 1 / 20, 20), unseen(0.0, 0.07, 20), unseen(-0.05, 1 / 20, 20)
+        (15.0, None, None)
     """
+    # the error of images that change both ways is larger than one image's share
+    return 300.0 / images if change == 0.0 and error == 1.0 / images else None
+
+
+def change_cell(change: float, error: float | None, images: int) -> str:
+    """A change of a share in points, and its standard error where that is known; where no image changed, how much the
+    images allow (`unseen`).
+
+    Example:
+        >>> change_cell(-0.0123, 0.0041, 1000), change_cell(0.0, None, 20), change_cell(0.0, 1 / 20, 20)
+        ('-1.23±0.41', '+0.00', '+0.00 (none; <15.00)')
+    """
+    most = unseen(change, error, images)
+    if most is not None:
+        return f"+0.00 (none; <{most:.2f})"
     return f"{100 * change:+.2f}" + ("" if error is None else f"±{100 * error:.2f}")
 
 

@@ -24,12 +24,14 @@ from vitrim.loading import load
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.copies import reduced_copy, shared_copy, take_learned
 from vitrim.measure.evaluation import (
+    NONE_CHANGED,
     change_cell,
     data_facts,
     open_task,
     paired_probes,
     spelled,
     standard_probes,
+    unseen,
     untrained_methods,
     weight_and_class_notes,
 )
@@ -439,7 +441,7 @@ def _table(report: Comparison, metric: str) -> Table:
         (
             named(row),
             f"{100 * row[metric]:.2f}",
-            change_cell(0.0 - row["loss"], None if row is report.rows[0] else row["loss_error"]),
+            change_cell(0.0 - row["loss"], None if row is report.rows[0] else row["loss_error"], row["images"]),
             f"{100 * row['agreement']:.1f}",
             f"{100 * row['saved']:.1f}",
             *(
@@ -466,7 +468,7 @@ def _notes(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], task: Ta
     """Notes needed to read the table correctly."""
     yield (
         f"{spelled(task.selects_by)}, agree ({task.agreement_means}) and MACs saved in %; change in points"
-        f"{'' if rows[0]['loss_error'] is None else ' ± its standard error'}; ms per "
+        f"{'' if rows[0]['loss_error'] is None else f' ± its standard error{NONE_CHANGED}'}; ms per "
         "image, the median; speed-up over the fastest dense model at the same batch size, with its quartiles"
     )
     speeds = rows[0]["speeds"]
@@ -494,7 +496,7 @@ def in_words(rows: Sequence[Mapping[str, Any]], metric: str) -> Iterator[str]:
     Example:
         >>> def row(method, loss, median):
         ...     speed = {"speedup": median, "speedup_q1": median - 0.02, "speedup_q3": median + 0.02}
-        ...     own = {"method": method, "precision": "fp32", "engine": None, "loss": loss, "loss_error": 0.001}
+        ...     own = {"method": method, "precision": "fp32", "engine": None, "loss": loss, "loss_error": 0.001, "images": 99}
         ...     return {**own, "speeds": [{"batch_size": 8, **speed}]}
         >>> found = [row("dense", 0.0, 1.0), row("tome:r=8", 0.003, 1.21), row("evit", 0.009, 1.15)]
         >>> print("\\n".join(in_words(found, "top1")))
@@ -533,6 +535,8 @@ tome:r=8 (1.21x, loses 0.30)
                 best[size].append(row)
                 texts.append(f"{text}, and nothing here is clearly better")
         error = "" if row["loss_error"] is None else f" (standard error {100 * row['loss_error']:.2f})"
+        if (most := unseen(row["loss"], row["loss_error"], row["images"])) is not None:
+            error = f" (none of {row['images']} images changed: below {most:.2f}, at 95 %)"
         yield f"{named(row)} {_change(row)} points of {spelled(metric)}{error}: {'; '.join(texts)}"
     for place, size in enumerate(sizes):
         timed = [{"method": row["method"], **row["speeds"][place]} for row in own]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import math
 import shutil
 import time
 import warnings
@@ -32,11 +33,13 @@ from vitrim.errors import VitrimError, check_whole
 from vitrim.exporting.exported import Exported, sidecar, staged, weights_beside
 from vitrim.exporting.formats import formats
 from vitrim.exporting.formats.base import Format
+from vitrim.exporting.writing import export
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import load
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.copies import reduced_copy, shared_copy
-from vitrim.measure.evaluation import num_classes, open_task, weight_and_class_notes
+from vitrim.measure.evaluation import num_classes, open_task, unseen, weight_and_class_notes
+from vitrim.measure.in_files import FileModel
 from vitrim.measure.inputs import open_images
 from vitrim.measure.latency import Budget, in_turn, paired_speedup, summarise, time_interleaved
 from vitrim.measure.machine import drawing, environment, set_threads
@@ -165,6 +168,8 @@ def optimize(
     engine: str | Sequence[str] | None = None,
     precision: str | Sequence[str] | None = None,
     out: str | Path = "optimized",
+    preprocess: bool = False,
+    few_images: bool = False,
     resume: bool = False,
     limit: int | None = None,
     split: str | None = None,
@@ -197,6 +202,8 @@ def optimize(
             those that are installed, else torch.export.
         precision: fp32, bf16, int8; None: what the engines have here.
         out: folder for the file, ``best.json``, ``report.json``, ``loss_over_time.png`` and ``study.jsonl``.
+        preprocess: the file takes images as they are read, (B, H, W, C) uint8, and normalises them itself.
+        few_images: go on where the last third of the images cannot show that a loss is within ``max_loss``.
         resume: go on from the study in ``out``; nothing is measured twice.
         limit: so many images only, spread evenly over the data; default 1,536.
         split, image_column, label_column: how the source is read.
@@ -215,7 +222,8 @@ def optimize(
 
     Raises:
         VitrimError: an option is not valid, the model is none that a file engine runs, the data cannot be read or are
-            fewer than 30 images, or the study is of another search: nothing is written then.
+            fewer than 30 images, or too few to show ``max_loss``, or the study is of another search: nothing is written
+            then.
     """
     folder = Path(out)
     if max_loss is not None and speedup is not None:
@@ -272,6 +280,7 @@ def optimize(
             "methods": None if wanted is None else [one.describe() for one in wanted],
             "threads": torch.get_num_threads(),
             "seed": seed,
+            **({"preprocess": True} if preprocess else {}),
         }
         doubts: list[str] = []
         if labels:
@@ -279,40 +288,67 @@ def optimize(
             doubts = list(weight_and_class_notes(given, task, "only agreement says"))
         for doubt in doubts:  # now, not after hours
             warnings.warn(f"{doubt}; --no-labels compares with the dense model alone", stacklevel=2)
-        seen = few_images(parts.count("check"), bound if speedup is None else None)
+        seen = can_show(parts.count("check"))
         tell(seen)
-        if speedup is None and bound * parts.count("check") < 100:
-            warnings.warn(seen, stacklevel=2)
+        if speedup is None and (why := cannot_show(bound, parts.count("check"))) is not None:
+            if not few_images:
+                raise VitrimError(f"{why}, or go on with --few-images (few_images=True)")
+            warnings.warn(why, stacklevel=2)
         study = Study(folder / "study.jsonl", settings, resume=resume)
         loss = PairedLoss(task, labels=labels and task.selects_by == "top1")
         race = Race(host, task, loss, parts, engines, batch_size, study, folder / "files", tell)
         race.score(wanted)
         dense = race.dense(bound / 100)
         chosen = race.reduced(dense, bound / 100, speedup)
-        return _hand_over(race, dense, chosen, folder, facts, [*doubts, *lacking, seen])
+        notes = [*doubts, *lacking, seen]
+        if preprocess:
+            race.step = STEPS
+            race.say("making the file that takes images as they are read")
+            race.take_bytes(chosen or dense, dataset)
+            notes.append("the file takes uint8 images (batch, height, width, 3); its time is that without normalising")
+        return _hand_over(race, dense, chosen, folder, facts, notes)
 
 
-def few_images(count: int, bound: float | None) -> str:
+def can_show(count: int) -> str:
     """A sentence on what losses so many images can tell apart.
 
     By the rule of three a change that no image of n shows is below 3/n, at 95 %.
 
     Args:
         count: images that the result is scored on.
-        bound: points that may be lost; None where that is not the question.
 
     Example:
-        >>> few_images(500, 1.0)
+        >>> can_show(500)
         'the loss is that of 500 images: one that none of them shows is below 0.6 points (at 95 %)'
-        >>> few_images(32, 1.0).partition("; ")[2]
-        'one image is 3.1 points, more than the bound of 1 point: give more images'
     """
-    least = f"{300 / count:.1f} points (at 95 %)"
-    text = f"the loss is that of {count} images: one that none of them shows is below {least}"
-    if bound is None or bound * count >= 100:
-        return text
+    return (
+        f"the loss is that of {count} images: one that none of them shows is below {300 / count:.1f} points (at 95 %)"
+    )
+
+
+def cannot_show(bound: float, count: int) -> str | None:
+    """A sentence on a bound that so many images cannot show; None where they can.
+
+    Args:
+        bound: points that may be lost.
+        count: images that the result is scored on.
+
+    Example:
+        >>> cannot_show(1.0, 32)  # doctest: +NORMALIZE_WHITESPACE
+        'a loss of 1 point cannot be seen on 32 images: even where none of them changes it is only known to be below 9.4
+        points (at 95 %); give 900 images, 300 for each third, allow more with --max-loss'
+        >>> cannot_show(1.0, 300) is None
+        True
+    """
+    if bound * count >= 300:
+        return None
     points = f"{bound:g} point{'' if bound == 1 else 's'}"
-    return f"{text}; one image is {100 / count:.1f} points, more than the bound of {points}: give more images"
+    needed = math.ceil(300 / bound) if bound else 0
+    more = f"give {3 * needed:,} images, {needed:,} for each third, " if needed else ""
+    return (
+        f"a loss of {points} cannot be seen on {count} images: even where none of them changes it is only known to be "
+        f"below {300 / count:.1f} points (at 95 %); {more}allow more with --max-loss"
+    )
 
 
 def _engines(
@@ -426,6 +462,27 @@ class Race:
             place.mkdir(parents=True, exist_ok=True)
             self._ready[name, str(engine)] = engine.prepare(model, self.batch, place, self.calibration)
         return self._ready[name, str(engine)]
+
+    def take_bytes(self, one: Candidate, dataset: Any) -> None:
+        """Make the file of a candidate anew, with its preprocessing in the graph; it takes the place of the other.
+
+        Args:
+            one: dense or reduced.
+            dataset: as the model takes it, for int8.
+        """
+        place = self.made(one)
+        kind = formats_by_engine()[one.engine.label]
+        file = export(
+            self.model, one.config, place, to=kind.name, batch=self.batch_size, precision=one.engine.precision,
+            preprocess=True, images=dataset, check=0,
+        )  # fmt: skip
+        self._ready[one.name, str(one.engine)] = FileModel(file)
+
+    def made(self, one: Candidate) -> Path:
+        """The file of a candidate."""
+        precision = "" if one.engine.precision == "fp32" else f"-{one.engine.precision}"
+        suffix = formats_by_engine()[one.engine.label].suffix
+        return self.file_folder(one.config) / f"{one.engine.label}-{self.batch_size}{precision}{suffix}"
 
     def file_folder(self, config: MethodConfig | None) -> Path:
         """The folder with the files of a method."""
@@ -665,10 +722,7 @@ def _hand_over(
     report_rows = [*race.rows, {**best.row, **score, "scored_on": "check"}]
     sentence = in_words(race, dense, chosen, score)
     kind = formats_by_engine()[best.engine.label]
-    stem = f"{best.engine.label}-{race.batch_size}"
-    made = race.file_folder(best.config) / (
-        f"{stem}{kind.suffix}" if best.engine.precision == "fp32" else f"{stem}-{best.engine.precision}{kind.suffix}"
-    )
+    made = race.made(best)
     race.ready(best.config, best.engine)  # if what was known of it came from the study
     path = folder / f"model{kind.suffix}"
     with staged(path) as place:
@@ -717,7 +771,13 @@ def in_words(race: Race, dense: Candidate, chosen: Candidate | None, score: Mapp
         sentence += f"; {chosen.row['p50_ms']:.1f} with {chosen.name} ({100 * chosen.row['saved']:.0f} % of the MACs "
         sentence += f"saved): {ratio:.1f} times as fast, {change}"
         end = ""
-    images = f"{score['images']:.0f} images not searched on (standard error {100 * score['loss_error']:.1f})"
+    most = unseen(score["loss"], score["loss_error"], round(score["images"]))
+    known = (
+        f"standard error {100 * score['loss_error']:.1f}"
+        if most is None
+        else f"none changed: below {most:.1f}, at 95 %"
+    )
+    images = f"{score['images']:.0f} images not searched on ({known})"
     return f"{sentence} on {images}{end}"
 
 
@@ -747,7 +807,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
             f"{row['p50_ms']:.2f}",
             *speeds(row),
             f"{100 * row['saved']:.0f}",
-            f"{100 * row['loss']:.1f} ± {100 * row['loss_error']:.1f}",
+            _loss_cell(row),
             THIRDS[row["scored_on"]],
         )
         for row in [*sorted(timed, key=lambda row: row["p50_ms"]), last]
@@ -755,13 +815,18 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return Table("optimize", "", ("model", "ms", "over PyTorch", "over dense", "MACs saved %", "loss", "of"), cells)
 
 
+def _loss_cell(row: Mapping[str, Any]) -> str:
+    most = unseen(row["loss"], row["loss_error"], row["images"])
+    return f"{100 * row['loss']:.1f} ± {100 * row['loss_error']:.1f}" if most is None else f"none; < {most:.1f}"
+
+
 def _meaning(engine: Engine) -> list[str]:
     """The columns of the table."""
     return [
         "ms: median of a batch; over PyTorch: speed-up over the model in PyTorch in fp32; over dense: over the dense "
         f"file on {engine}, where methods run; in brackets quartiles, where both were timed in one run",
-        "loss: points and their standard error, on the third of the images under 'of'; the "
-        "last row is the file that is handed over",
+        "loss: points and their standard error, or, where no image changed, what it is below (at 95 %), on the third "
+        "of the images under 'of'; the last row is the file that is handed over",
     ]
 
 
