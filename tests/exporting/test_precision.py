@@ -439,6 +439,23 @@ def test_int8_is_calibrated_on_other_images_than_it_is_compared_on(
 
 @needs_nncf
 @pytest.mark.usefixtures("not_quantised")
+def test_embeddings_are_compared_by_their_cosine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitrim.exporting import writing
+
+    write_noise(tmp_path / "images", 10)
+    monkeypatch.setattr(writing, "CALIBRATED", 8)
+    given = {"precision": "int8", "images": str(tmp_path / "images"), "check": 4}
+    file = vitrim.export(model(depth=1, num_classes=0), None, tmp_path / "m.onnx", **given)
+    assert file.metadata["parity"] == (
+        "embeddings with a cosine of 1.0000, and 0.98 or more as fp32 in 100.0 % of 4 images"
+    )
+    monkeypatch.setattr(writing, "ALIKE", 1.01)
+    with pytest.raises(vitrim.VitrimError, match="int8 is too coarse for it; embeddings with a cosine of"):
+        vitrim.export(model(depth=1, num_classes=0), None, tmp_path / "n.onnx", **given)
+
+
+@needs_nncf
+@pytest.mark.usefixtures("not_quantised")
 def test_a_file_that_is_too_coarse_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vitrim.exporting import writing
 

@@ -22,11 +22,13 @@ from vitrim.data import eval_transform, load_images, spread
 from vitrim.errors import VitrimError
 from vitrim.exporting import Exported
 from vitrim.exporting.exported import sidecar
-from vitrim.loading import create_model
+from vitrim.loading import create_model, load
+from vitrim.measure.evaluation import open_task
 from vitrim.measure.run import Measurement, weights_fingerprint
 from vitrim.speed.engines import FileEngine, Run
 from vitrim.tuning import optimize as optimizing
 from vitrim.tuning.optimize import OptimizeReport, draw, optimize
+from vitrim.tuning.proxy import DatasetImages
 
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 4, "embed_dim": 32, "num_heads": 2, "num_classes": 2}
 METHODS = ["topk", "evit"]
@@ -350,6 +352,54 @@ def test_a_loss_that_no_image_shows_has_an_interval() -> None:
     row = {"loss": 0.0, "loss_error": 1 / 20, "images": 20}
     assert optimizing._loss_cell(row) == "none; < 15.0"
     assert optimizing._loss_cell({**row, "loss": 0.05}) == "5.0 ± 5.0"
+
+
+@pytest.mark.parametrize("labels", [True, False])
+@pytest.mark.filterwarnings("ignore:the model has random weights:UserWarning")
+def test_a_tower_is_optimized_by_its_neighbours(labels: bool, watch: Watch, tmp_path: Path) -> None:
+    """The loss in the sentence is scikit-learn's on what the file gives."""
+    from sklearn.neighbors import NearestNeighbors
+
+    write_noise(tmp_path / "images", 18)
+    torch.manual_seed(0)
+    host = create_model("test_vit", options={**OPTIONS, "num_classes": 0}).eval()
+    watch.exports = True
+    report = optimize(host, str(tmp_path / "images"), labels=labels, out=tmp_path / "out", **GIVEN)
+    assert report.best is not None
+    data = vitrim.open_data(str(tmp_path / "images"))
+    task, dataset = open_task(load(host), data, embeddings=True)
+    third = DatasetImages(dataset, optimizing.IMAGES // 3, 4, collate=task.collate)
+    batches = list(third.batches("check", 0, third.count("check")))
+    images, classes = torch.cat([one.images for one in batches]), torch.cat([one.targets for one in batches]).numpy()
+    with torch.inference_mode():
+        dense = host(images).double().numpy()
+    own = np.concatenate([report.file.run(one[None]) for one in images]).astype(np.float64)
+
+    def found(vectors: Any) -> Any:
+        near = NearestNeighbors(n_neighbors=min(11, len(vectors)), metric="cosine", algorithm="brute").fit(vectors)
+        return near.kneighbors(vectors, return_distance=False)[:, 1:]
+
+    near, like = found(own), found(dense)
+    if labels:
+        right = [(classes[one[:, 0]] == classes).mean() for one in (like, near)]
+        expected = right[0] - right[1]
+    else:
+        expected = 1 - np.mean([len(set(a) & set(b)) / len(a) for a, b in zip(near, like, strict=True)])
+    assert report.rows[-1]["loss"] == pytest.approx(expected, abs=1e-9)
+    assert ("points of recall@1" if labels else "points of the dense model's neighbours") in report.sentence
+    assert any(note.startswith("the embedding: class token; ") for note in report.notes)
+
+
+def test_a_tower_whose_file_would_give_tokens_is_refused(source: str, watch: Watch, tmp_path: Path) -> None:
+    import transformers
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    host = transformers.Dinov2Model(transformers.Dinov2Config(**sizes)).eval()
+    images = load_images(source)
+    images.transform = eval_transform(create_model("test_vit", options={"img_size": 28, "patch_size": 14}))
+    with pytest.raises(VitrimError, match="a file of this Dinov2Model gives tokens, and not the "):
+        optimize(host, images, out=tmp_path / "out", **GIVEN)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.filterwarnings("ignore:the model has random weights:UserWarning")

@@ -151,7 +151,7 @@ def analyze(
         torch.manual_seed(seed)
         named = isinstance(one, str)
         loaded = load(one, pretrained=pretrained, **how) if named else load(one)
-        task, dataset = open_task(loaded, data, **reading)
+        task, dataset = open_task(loaded, data, embeddings=True, **reading)
         size = task.eval_batch(batch_size)
         facts = data_facts(dataset, str(data) if isinstance(data, str | Path) else dataset.source, limit, size)
         found = {

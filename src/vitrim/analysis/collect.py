@@ -119,7 +119,7 @@ class _Collected(Gauge):
         if isinstance(batch.targets, Tensor) and batch.targets.ndim <= 2:
             found["targets"] = batch.targets
         found |= self._patterns(len(batch), output) | self._features(len(batch), output, dense)
-        if are_logits(output.prediction):
+        if are_logits(output):
             logits = output.prediction
             found["kl"] = divergence(logits, dense.prediction).float()
             # the largest of all: of those rounded to float16 several may be equal

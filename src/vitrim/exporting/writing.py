@@ -64,6 +64,9 @@ MAX_SIDE = 4096
 CALIBRATED = 64
 """Images that the ranges of activations are found on, for int8."""
 
+ALIKE = 0.98
+"""Cosine of embeddings that are as good as the same: the angle is that of a change by a fifth."""
+
 AGREES = 0.8
 """Share of real images in which a file in bf16 or int8 must give the top-1 of the model: below, something is wrong.
 Of 1,000 photographs 92.3 % agree with `tome:r=13` in int8, 91.7 with `mctf:r=16` and 86.7 with `pitome:keep_rate=0.9`
@@ -313,12 +316,19 @@ def _made(
         images = [as_array(each) for each in compared.split(size) if len(each) == size or written.batch is None]
         pairs = [(made.run(each), written.run(each)) for each in images]
         ones, others = (np.concatenate(each) for each in zip(*pairs, strict=True))
+        cosines = np.array([])
         if classified := made.metadata["output"]["name"] == "logits" and ones.ndim == 2:
             same = (ones.argmax(1) == others.argmax(1)).mean()
+        elif ones.ndim == 2:  # embeddings, which are compared by their cosine
+            both, long = (ones * others).sum(1), np.linalg.norm(ones, axis=1) * np.linalg.norm(others, axis=1)
+            cosines = both / np.maximum(long, np.finfo(np.float32).tiny)
+            same = (cosines >= ALIKE).mean()
         else:  # features and maps: close, on the whole
             flat, like = ones.reshape(len(ones), -1), others.reshape(len(others), -1)
             same = (np.linalg.norm(flat - like, axis=1) <= 0.2 * np.linalg.norm(like, axis=1)).mean()
         what = "same top-1" if classified else "within 20 %"
+        if len(cosines):
+            what = f"embeddings with a cosine of {cosines.mean():.4f}, and {ALIKE} or more"
         found = f"{what} as fp32 in {100 * same:.1f} % of {len(ones)} {'images' if real else 'random images'}"
         if not np.isfinite(ones).all() or (real and same < AGREES):
             raise VitrimError(f"{wanted.path} is not written: {wanted.precision} is too coarse for it; {found}")

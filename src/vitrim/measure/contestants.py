@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -161,7 +161,9 @@ class _Forward(nn.Module):
 
     def feature(self) -> Tensor | None:
         """(B, C), what the classifier reads, the mean where there are two, side by side where they differ in size;
-        (B, P, C) of a dense head; None where no module reads it."""
+        (B, P, C) of a dense head; an embedding itself; None where no module reads it."""
+        if self.task.name == "embedding":
+            return cast(Tensor, self.prediction)
         if not self.inputs:
             return None
         alike = len({found.shape for found in self.inputs}) == 1

@@ -234,8 +234,8 @@ def open_task(
     name = task_name(model, task)
     if name == EMBEDDING and not embeddings:
         raise VitrimError(
-            f"this needs a classifier, and {type(model).__name__} is taken by its embeddings: vitrim eval and compare "
-            "score those"
+            f"this needs a classifier, and {type(model).__name__} is taken by its embeddings: vitrim eval, compare, "
+            "tune, optimize and analyze take those"
         )
     columns: dict[str, Any] = {"image_column": image_column, "label_column": label_column}
     if isinstance(data, str | Path):

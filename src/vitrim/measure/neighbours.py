@@ -101,10 +101,11 @@ class Neighbours(Gauge):
     * ``knn_dense``, ``recall1_dense``, ``recall5_dense``, ``neighbours_dense``: the same where the database holds the
       dense model's embeddings, and only the queries are this model's.
     * ``loss``, ``loss_error``: what ``recall1`` loses against the dense model, image by image, and its standard error,
-      at least one image's share. Images share neighbours, which makes it a little too small.
+      at least one image's share; without labels the share of the `NEAREST` neighbours that are others. Images share
+      neighbours, which makes the error a little too small.
 
-    Without labels that are classes, only neighbours and cosine. Memory: the embeddings of both models, and `ROWS` times
-    the number of images.
+    Without labels that are classes, only neighbours, cosine and their loss. Memory: the embeddings of both models, and
+    `ROWS` times the number of images.
 
     Args:
         labelled: whether targets are classes (B,).
@@ -138,9 +139,24 @@ class Neighbours(Gauge):
         numbers["cosine"] = cosine
         if labels is not None:
             lost = _right(*like, labels)["recall1"] - _right(*found, labels)["recall1"]
-            error = lost.std(unbiased=False).item() / sqrt(len(lost))
-            numbers |= {"loss": lost.mean().item(), "loss_error": max(error, 1.0 / len(lost))}
-        return numbers
+        else:
+            lost = 1.0 - shared(found[0][:, :NEAREST], like[0][:, :NEAREST])
+        error = lost.std(unbiased=False).item() / sqrt(len(lost))
+        return {**numbers, "loss": lost.mean().item(), "loss_error": max(error, 1.0 / len(lost))}
+
+
+class NeighbourLoss(Neighbours):
+    """The loss of `Neighbours`, its standard error, and the mean distance to the dense embedding, 1 - cosine, as
+    ``kl``: what is known far better, and what the loss grows with."""
+
+    @property
+    def labels(self) -> bool:
+        """True if it is recall that is lost; False: neighbours of the dense model."""
+        return self.labelled
+
+    def result(self) -> Mapping[str, Any]:
+        found = super().result()
+        return {"loss": found["loss"], "loss_error": found["loss_error"], "kl": max(1.0 - found["cosine"], 0.0)}
 
 
 def _right(neighbours: Tensor, cosines: Tensor, labels: Tensor) -> dict[str, Tensor]:

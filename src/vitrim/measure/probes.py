@@ -177,9 +177,10 @@ class TaskMetrics(Gauge):
         }
 
 
-def are_logits(prediction: Any) -> bool:
-    """True if a prediction is one row of logits (B, K) per image, and not a map or a list of objects."""
-    return isinstance(prediction, Tensor) and prediction.ndim == 2
+def are_logits(output: ModelOutput) -> bool:
+    """True if a prediction is one row of logits (B, K) per image, and not a map, a list of objects or the feature."""
+    found = output.prediction
+    return isinstance(found, Tensor) and found.ndim == 2 and found is not output.feature
 
 
 def divergence(logits: Tensor, dense: Tensor) -> Tensor:

@@ -496,8 +496,8 @@ def in_words(rows: Sequence[Mapping[str, Any]], metric: str) -> Iterator[str]:
     Example:
         >>> def row(method, loss, median):
         ...     speed = {"speedup": median, "speedup_q1": median - 0.02, "speedup_q3": median + 0.02}
-        ...     own = {"method": method, "precision": "fp32", "engine": None, "loss": loss, "loss_error": 0.001, "images": 99}
-        ...     return {**own, "speeds": [{"batch_size": 8, **speed}]}
+        ...     own = {"method": method, "precision": "fp32", "engine": None, "loss": loss, "loss_error": 0.001}
+        ...     return {**own, "images": 99, "speeds": [{"batch_size": 8, **speed}]}
         >>> found = [row("dense", 0.0, 1.0), row("tome:r=8", 0.003, 1.21), row("evit", 0.009, 1.15)]
         >>> print("\\n".join(in_words(found, "top1")))
         tome:r=8 loses 0.30 points of top-1 (standard error 0.10): at batch 8 1.21x as fast as dense, and nothing here \

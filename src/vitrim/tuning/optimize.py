@@ -22,27 +22,29 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from vitrim.core.checks import described
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import host_of, parse_method, parse_methods
+from vitrim.core.registry import ask, host_of, parse_method, parse_methods
 from vitrim.core.saving import entries
 from vitrim.errors import VitrimError, check_whole
 from vitrim.exporting.exported import Exported, sidecar, staged, weights_beside
 from vitrim.exporting.formats import formats
 from vitrim.exporting.formats.base import Format
+from vitrim.exporting.program import Program
 from vitrim.exporting.writing import export
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import load
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.copies import reduced_copy, shared_copy
-from vitrim.measure.evaluation import num_classes, open_task, unseen, weight_and_class_notes
+from vitrim.measure.evaluation import num_classes, open_task, spelled, unseen, weight_and_class_notes
 from vitrim.measure.in_files import FileModel
-from vitrim.measure.inputs import open_images
+from vitrim.measure.inputs import EMBEDDING, open_images, task_name
 from vitrim.measure.latency import Budget, in_turn, paired_speedup, summarise, time_interleaved
 from vitrim.measure.machine import drawing, environment, set_threads
+from vitrim.measure.neighbours import NeighbourLoss
 from vitrim.measure.probes import PairedLoss
 from vitrim.measure.records import DENSE, read
 from vitrim.measure.run import Measurement, weights_fingerprint
@@ -188,11 +190,13 @@ def optimize(
     own loss is within the bounds. If reducing does not pay there, the dense file is handed back and the report says so.
 
     Args:
-        model: a dense classifier, which is left as it was, or its name, as on the command line.
+        model: a dense classifier, or a tower whose output is its embedding; it is left as it was. Or its name, as on
+            the command line.
         images: a source, as ``--images`` of the command, or a dataset of `vitrim.data`. They are used in three thirds,
             see the module; the loss that is reported is of the last one.
         labels: the images have the labels of the model's classes, and top-1 decides; False: agreement with the dense
-            model does.
+            model does. Of a tower: labels say which images belong together, and recall@1 decides; False: the nearest
+            neighbours that the dense model finds.
         max_loss: points of top-1, or of agreement, that may be lost, by default 1.0. What top-1 is expected to be
             follows from the divergence from the dense model (`Race.fits`).
         speedup: in place of ``max_loss``: lose least at so many times the speed of the fastest dense model.
@@ -248,11 +252,14 @@ def optimize(
             raise VitrimError(f"the model is {kind} on {like.device}: give it in float32 on the CPU, where files run")
         where: dict[str, Any] = {"split": split, "image_column": image_column, "label_column": label_column}
         if labels:
-            task, dataset = open_task(loaded, images, **where)
+            task, dataset = open_task(loaded, images, embeddings=True, **where)
         else:
-            task, dataset = make_task("classification", num_classes(host)), open_images(host, images, **where)
-        if task.name not in SCORED_ON_ENGINES:
-            raise VitrimError(f"files are optimized for models of {' and '.join(SCORED_ON_ENGINES)}, not {task.name}")
+            tower = task_name(host) == EMBEDDING
+            task = make_task(EMBEDDING, 0) if tower else make_task("classification", num_classes(host))
+            dataset = open_images(host, images, **where)
+        if task.name not in (*SCORED_ON_ENGINES, EMBEDDING):
+            names = f"{', '.join(SCORED_ON_ENGINES)} or embeddings"
+            raise VitrimError(f"files are optimized for models of {names}, not {task.name}")
         if len(dataset) < LEAST:
             raise VitrimError(f"{dataset.source} has {len(dataset)} images, and {LEAST} are needed: ten for each third")
         for config in wanted or ():
@@ -261,6 +268,9 @@ def optimize(
             Space.of(host, config)
             reduced_copy(host, config)
         parts = DatasetImages(dataset, (limit or IMAGES) // 3, SEARCHED_AT, collate=task.collate)
+        if task.name == EMBEDDING:
+            first = next(iter(parts.batches("search", 0, 1)))
+            check_vector(host, task, first.images)
         facts: dict[str, Any] = {
             "model": loaded.name,
             "weights": loaded.weights,
@@ -270,6 +280,7 @@ def optimize(
             "images": {part: parts.count(part) for part in get_args(Part)},
             "labels": labels,
             "task": task.name,
+            **({"embedding": ask(host).embedding_name(host)} if task.name == EMBEDDING else {}),
             "bound": {"max_loss": bound} if speedup is None else {"speedup": speedup},
             "batch_size": batch_size,
             "engines": [str(one) for one in engines],
@@ -295,7 +306,12 @@ def optimize(
                 raise VitrimError(f"{why}, or go on with --few-images (few_images=True)")
             warnings.warn(why, stacklevel=2)
         study = Study(folder / "study.jsonl", settings, resume=resume)
-        loss = PairedLoss(task, labels=labels and task.selects_by == "top1")
+        loss: PairedLoss | NeighbourLoss
+        if task.name == EMBEDDING:
+            loss = NeighbourLoss(labelled=labels)
+            doubts.append(f"the embedding: {facts['embedding']}; neighbours are looked for within each third")
+        else:
+            loss = PairedLoss(task, labels=labels and task.selects_by == "top1")
         race = Race(host, task, loss, parts, engines, batch_size, study, folder / "files", tell)
         race.score(wanted)
         dense = race.dense(bound / 100)
@@ -307,6 +323,30 @@ def optimize(
             race.take_bytes(chosen or dense, dataset)
             notes.append("the file takes uint8 images (batch, height, width, 3); its time is that without normalising")
         return _hand_over(race, dense, chosen, folder, facts, notes)
+
+
+def check_vector(model: nn.Module, task: Task, images: Tensor) -> None:
+    """Check that the file of a tower would give its embedding, and not tokens.
+
+    Args:
+        model: dense, without a classifier.
+        task: of embeddings.
+        images: (B, C, H, W).
+
+    Raises:
+        VitrimError: its forward gives something else first.
+    """
+    embedding = task.predict(model, images)
+    known: Any = None
+    if not hasattr(model, "get_image_features"):  # its forward wants text, too
+        with torch.no_grad():
+            known = Program(model).tensor(model(images))
+    if known is None or known.shape != embedding.shape or not torch.allclose(known, embedding):
+        raise VitrimError(
+            f"a file of this {type(model).__name__} gives tokens, and not the {ask(model).embedding_name(model)} by "
+            "which it is scored: take a form whose output is the embedding, e.g. timm's, or ...WithProjection of "
+            "transformers"
+        )
 
 
 def can_show(count: int) -> str:
@@ -429,7 +469,7 @@ class Race:
         self,
         model: nn.Module,
         task: Task,
-        loss: PairedLoss,
+        loss: PairedLoss | NeighbourLoss,
         images: DatasetImages,
         engines: Sequence[Engine],
         batch_size: int,
@@ -758,7 +798,7 @@ def in_words(race: Race, dense: Candidate, chosen: Candidate | None, score: Mapp
         chosen: the file of a reduced model; None where none pays.
         score: of the file that is handed over, on the last third.
     """
-    what = "points of top-1" if race.loss.labels else "points of agreement"
+    what = f"points of {metric(race.task, labels=race.loss.labels)}"
     points = 100 * score["loss"]
     change = f"{abs(points):.1f} {what} {'fewer' if points >= 0 else 'more'}"
     sentence = f"{race.rows[0]['p50_ms']:.1f} ms per batch of {race.batch_size} as you run it now (PyTorch, fp32); "
@@ -779,6 +819,18 @@ def in_words(race: Race, dense: Candidate, chosen: Candidate | None, score: Mapp
     )
     images = f"{score['images']:.0f} images not searched on ({known})"
     return f"{sentence} on {images}{end}"
+
+
+def metric(task: Task, *, labels: bool) -> str:
+    """The words for what is lost.
+
+    Example:
+        >>> [metric(make_task("embedding", 0), labels=labels) for labels in (True, False)]
+        ['recall@1', "the dense model's neighbours"]
+    """
+    if task.name == EMBEDDING:
+        return spelled(task.selects_by) if labels else "the dense model's neighbours"
+    return "top-1" if labels else "agreement"
 
 
 def formats_by_engine() -> dict[str, type[Format]]:

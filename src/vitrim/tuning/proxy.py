@@ -260,7 +260,7 @@ class Damage(Gauge):
             one, other = one.double().flatten(1), other.double().flatten(1)
             found["feature"] = (one - other).norm(dim=1) / other.norm(dim=1).clamp_min(1e-12)
             found["cosine"] = 1.0 - torch.cosine_similarity(one, other, dim=1)
-        if are_logits(output.prediction):
+        if are_logits(output):
             found["kl"] = divergence(output.prediction, dense.prediction)
         for name, values in found.items():
             if values.shape == (len(batch),):  # one value per image: others cannot be paired

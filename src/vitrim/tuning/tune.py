@@ -217,7 +217,7 @@ def tune(
             loaded = loaded._replace(model=copy.deepcopy(loaded.model).to(processes.device or selected))
         device_name = str(next(loaded.model.parameters()).device)
     reading: dict[str, Any] = {"image_column": image_column, "label_column": label_column, "data_options": data_options}
-    own, dataset = open_task(loaded, data, task=task, split=split, **reading)
+    own, dataset = open_task(loaded, data, task=task, split=split, embeddings=True, **reading)
     about = {"data": _source(data), "split": dataset.split, "device": device_name, "weights": loaded.weights}
     study = None if folder is None else folder / "study.jsonl"
     if processes.index > 0:
@@ -408,12 +408,12 @@ def _open_check(check: Any, loaded: Loaded, data: Any, searched: Any, reading: M
         reading: the other arguments of `open_task`.
     """
     if not isinstance(check, str | Path):
-        task, dataset = open_task(loaded, check, **reading)
+        task, dataset = open_task(loaded, check, embeddings=True, **reading)
         return HeldOut(task, dataset, dataset.source, check is data)
     source, _, split = str(check).rpartition(":")
     if not source or "/" in split or "\\" in split:  # the colon of a path, or none
         source, split = str(check), ""
-    task, dataset = open_task(loaded, source, split=split or None, **reading)
+    task, dataset = open_task(loaded, source, split=split or None, embeddings=True, **reading)
     same = Path(source).resolve() == Path(_source(data)).resolve() and dataset.split == searched.split
     return HeldOut(task, dataset, str(check), same)
 

@@ -258,7 +258,7 @@ class _Distances(Observer):
         if output.feature is not None and dense.feature is not None and output.feature.shape == dense.feature.shape:
             pair = (feature.detach().double().cpu().flatten(1).numpy() for feature in (output.feature, dense.feature))
             distance = cosine_distance(*pair)
-        if are_logits(output.prediction):
+        if are_logits(output):
             kl = divergence(output.prediction, dense.prediction).cpu().numpy()
         self.found.append(np.stack([distance, kl], 1))
 
