@@ -235,7 +235,7 @@ def test_the_command_has_the_names_and_the_defaults_of_its_function() -> None:
             ["cifar10_vit", "--data", ".", "--log-with", "tensorbord"],
             "unknown tracker 'tensorbord'; did you mean 'tens",
         ),
-        (["cifar10_vit", "--data", ".", "--workers", "100000"], "must be at most 256"),
+        (["cifar10_vit", "--data", ".", "--workers", "100000"], "256"),  # in words of typer's
         (["cifar10_vit", "augment.repeats=1000000"], "augment.repeats: must be at most 1000"),
         (["cifar10_vit", "--data", ".", "--json", "."], "cannot write .: it is a folder"),
         (["cifar10_vit", "--data", "images", "--out", "images"], "out is the folder of the data, images"),

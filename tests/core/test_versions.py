@@ -79,8 +79,8 @@ def test_what_is_newer_is_above_the_lower_bound_is_a_family_and_is_written_down(
         line.split("==") for line in (ROOT / "constraints-oldest.txt").read_text().splitlines() if "==" in line
     )
     assert numbers(oldest[library]) < numbers(since), "the difference can go"
-    hosts = registry._written(library, "HOSTS")
-    assert registry._written(library, key) or any(entry.startswith(f"{key}.") for entry in hosts)
+    entries = {**registry._written(library, "HOSTS"), **registry._written(library, "SELECTED")}
+    assert registry._written(library, key) or any(entry.startswith(f"{key}.") for entry in entries)
     assert f"| {library} {since} |" in (ROOT / "docs/deprecation.md").read_text()
 
 
@@ -100,7 +100,8 @@ def test_families_of_newer_libraries_are_absent_from_lists_which_say_so() -> Non
 def test_with_the_newest_libraries_everything_is_listed() -> None:
     if not registry.not_yet():
         assert "needs" not in "".join(line for line in listing.heads(listing.hosts()) if line.startswith("not listed"))
-        assert all(any(host.startswith(f"{key}.") for host in registry.hosts()) for _, key in KEYS if "." in key)
+        entries = {**registry.hosts(), **registry._SELECTED.all()}
+        assert all(any(entry.startswith(f"{key}.") for entry in entries) for _, key in KEYS if "." in key)
 
 
 @pytest.mark.usefixtures("older")

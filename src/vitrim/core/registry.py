@@ -220,11 +220,16 @@ def _written(library: str, table: str) -> Mapping[str, str]:
 
 
 @cache
-def _since(library: str) -> Mapping[str, str]:
-    """``SINCE`` of ``hosts/LIBRARY/versions.py``; empty where there is none, or the library is not installed."""
+def _of_versions(library: str, table: str) -> Mapping[str, str]:
+    """A dict in ``hosts/LIBRARY/versions.py``; empty where there is none, or the library is not installed."""
     file = f"vitrim.hosts.{library}.versions"
     known = library in libraries() and library not in missing_libraries() and importlib.util.find_spec(file) is not None
-    return importlib.import_module(file).SINCE if known else {}
+    return getattr(importlib.import_module(file), table, {}) if known else {}
+
+
+def _since(library: str) -> Mapping[str, str]:
+    """The version with which families of a library work, by module or table."""
+    return _of_versions(library, "SINCE")
 
 
 def _needed(key: str, table: str = "") -> str | None:
@@ -282,7 +287,7 @@ class Registry(Generic[T]):
         """The entry ``key``, whose file is imported if it is in a written table; None if there is none."""
         if key not in self.entries:
             library = _library_of(key)
-            place = _written(library, self.name).get(key)
+            place = _written(library, self.name).get(key) or _of_versions(library, self.name).get(key)
             if place is None or _needed(key, self.name) is not None:
                 return None
             self.entries[key] = _load(library, place)
@@ -306,8 +311,8 @@ class Registry(Generic[T]):
     def all(self) -> dict[str, T]:
         """All entries of the installed libraries, sorted, and those of users."""
         missing = missing_libraries()
-        for library in libraries():
-            for key in () if library in missing else _written(library, self.name):
+        for library in (library for library in libraries() if library not in missing):
+            for key in (*_written(library, self.name), *_of_versions(library, self.name)):
                 self.entry(key)
         return dict(sorted(self.entries.items()))
 
@@ -447,12 +452,20 @@ def vision_language(model: nn.Module, selecting: bool = False) -> tuple[nn.Modul
         selecting: image tokens are selected behind the tower, which models of no known family can do, too.
 
     Raises:
-        UnsupportedModelError: there is none that is known.
+        UnsupportedModelError: there is none that is known, or what speaks around it cannot follow it.
     """
+    speakers: list[nn.Module] = []
     for part in model.modules() if isinstance(model, nn.Module) else ():
+        _refuse_older(type(part), "SELECTED" if selecting else "VISION_LANGUAGE")  # or a wider entry would stand in
         if (family := (find_prompted if selecting else find_vision_language)(part)) is not None:
+            speaks = next((outer for outer in speakers if part in outer.modules()), None)
+            if speaks is not None and not hasattr(part, "generate"):
+                raise UnsupportedModelError(
+                    f"{type(speaks).__name__} takes no features in place of images, as the {type(part).__name__} in it "
+                    "does, so its prompts cannot follow those"
+                )
             return part, family
-        _refuse_older(type(part), "SELECTED" if selecting else "VISION_LANGUAGE")
+        speakers += [part] if hasattr(part, "generate") and _library_of(type(part).__module__) in libraries() else []
     if selecting:
         raise UnsupportedModelError(
             f"select is for vision-language models, and {type(model).__name__} is none that is known: see "

@@ -102,9 +102,13 @@ THIRDS = {"search": "1st", "selection": "2nd", "check": "3rd"}
 SPOKEN = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "aoti": "AOTInductor"}
 """Engines as their makers write them."""
 
-FEW = {"three blocks": (0.25, 0.5, 0.75), "two blocks": (0.25, 0.5), "two early blocks": (0.17, 0.42)}
-"""Schedules with few stages, by depth. Every block that reduces pays for small operations, and leaves a number of
-tokens that engines may run badly."""
+FEW = {
+    "six blocks": (0.0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6),
+    "three blocks": (0.25, 0.5, 0.75),
+    "two blocks": (0.25, 0.5),
+    "two early blocks": (0.17, 0.42),
+}
+"""Schedules with few stages, by depth. Every block that reduces pays for small operations."""
 
 
 @dataclass(repr=False)
@@ -154,8 +158,9 @@ class Ladder:
         return f"{self.space.base.describe()}, {self.schedule}"
 
     def at(self, share: float) -> MethodConfig | None:
-        """The setting that needs at most this share of the dense MACs; None where there is none."""
-        return within(self.space, self.point, self.cost, share)
+        """The setting that needs at most this share of the dense MACs, levelled after that; None where there is none."""
+        config = within(self.space, self.point, self.cost, share)
+        return None if config is None else self.space.level(config)
 
 
 def optimize(
@@ -665,7 +670,8 @@ class Race:
         kept = best_first[:KEPT]
         cheap = [one for one in best_first if one.space.base.kind == "prune"]
         kept += [one for one in cheap[:1] if one not in kept]  # pruning may win by time where merging wins by MACs
-        steps = [(one, share, config) for one in kept for share in SHARES if (config := one.at(share)) is not None]
+        settings = [(one, config) for one in kept for share in SHARES if (config := one.at(share)) is not None]
+        steps = [(one, one.cost.share(config), config) for one, config in settings]
         self.step = 2
         scored = self.losses([config for _, _, config in steps], whole)
         for (one, share, config), score in zip(steps, scored, strict=True):

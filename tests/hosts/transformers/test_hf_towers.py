@@ -14,9 +14,8 @@ import vitrim
 from tiny_hosts.common import seeded
 from tiny_hosts.transformers_clip import VISION
 from vitrim.core.block import ReducedBlock
-from vitrim.core.registry import ask
+from vitrim.core.registry import find_host, host_of
 from vitrim.core.tokens import take
-from vitrim.core.versions import is_older
 
 TEXT = {
     "hidden_size": 32,
@@ -38,6 +37,20 @@ BOTH = {
     "siglip": seeded(lambda: SiglipModel(SiglipConfig(text_config=TEXT, vision_config=VISION))),
 }
 both = pytest.mark.parametrize("name", BOTH)
+
+
+OF_TRANSFORMERS = {
+    **BOTH,
+    **{name: create for name, create in {**tiny.HOSTS, **tiny.FURTHER}.items() if name.startswith("hf_")},
+}
+
+
+@pytest.mark.parametrize("name", OF_TRANSFORMERS)
+def test_what_owns_the_layers_is_a_host_by_itself(name: str) -> None:
+    """A message says to reduce it, where a model of more than that is refused."""
+    model = OF_TRANSFORMERS[name]()
+    host = host_of(model)
+    assert find_host(host.trunk(model)) is host.trunk_host(model)  # type: ignore[attr-defined]
 
 
 def call(model: Any) -> Any:
@@ -124,11 +137,3 @@ def test_mean_heads_weigh_tokens_by_their_size(host: str) -> None:
         model(tiny.images().double())
     torch.testing.assert_close(seen[-1], mean, atol=1e-10, rtol=1e-10)
     torch.testing.assert_close(F.linear(mean, model.classifier.weight, model.classifier.bias), model.classifier(mean))
-
-
-@pytest.mark.skipif(not is_older("transformers", "5.6"), reason="towers are models: tests of segmenters take them")
-@pytest.mark.parametrize("name", ["hf_clip", "hf_siglip"])
-def test_a_head_on_a_tower_within_a_model_is_refused_by_version(name: str) -> None:
-    model = tiny.HOSTS[name]()
-    with pytest.raises(vitrim.UnsupportedModelError, match=r"^a head on the tokens of .* needs transformers 5\.6 or"):
-        ask(model).without_head(model)

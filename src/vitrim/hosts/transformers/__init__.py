@@ -29,8 +29,8 @@ HOSTS: dict[str, str] = of_modules(
         "ijepa": "vit:HFIJepa IJepaModel IJepaForImageClassification",
         "metaclip_2": "towers:HFMetaClip2 MetaClip2VisionModel MetaClip2VisionModelWithProjection MetaClip2Model "
         "MetaClip2ForImageClassification",
-        "owlvit": "towers:HFOwlViT OwlViTVisionModel OwlViTModel OwlViTForObjectDetection",
-        "owlv2": "towers:HFOwlv2 Owlv2VisionModel Owlv2Model Owlv2ForObjectDetection",
+        "owlvit": "towers:HFOwlViT OwlViTVisionTransformer OwlViTVisionModel OwlViTModel OwlViTForObjectDetection",
+        "owlv2": "towers:HFOwlv2 Owlv2VisionTransformer Owlv2VisionModel Owlv2Model Owlv2ForObjectDetection",
         "pixtral": "packed:HFPixtral PixtralVisionModel",
         "qwen2_vl": "packed:HFQwen2VL Qwen2VisionTransformerPretrainedModel",
         "qwen3_vl": "packed:HFQwen3VL Qwen3VLVisionModel",
@@ -80,7 +80,9 @@ VISION_LANGUAGE: dict[str, str] = of_modules(
 SELECTED: dict[str, str] = {"transformers": "vlms_selected:AnyVLM"} | of_modules(
     {
         "idefics2": "vlms_selected:Idefics2 Idefics2Model Idefics2ForConditionalGeneration",
+        "cosmos3_edge": "vlms_selected:AnyVLM Cosmos3EdgeModel Cosmos3EdgeForConditionalGeneration",
         "llama4": "vlms_selected:Llama4 Llama4ForConditionalGeneration",
+        "paddleocr_vl": "vlms_selected:AnyVLM PaddleOCRVLModel PaddleOCRVLForConditionalGeneration",
         "molmo2": "vlms_selected:Molmo2 Molmo2Model Molmo2ForConditionalGeneration",
         "glm4v": "vlms_selected:Glm4V Glm4vModel Glm4vForConditionalGeneration",
         "glm4v_moe": "vlms_selected:Glm4V Glm4vMoeModel Glm4vMoeForConditionalGeneration",

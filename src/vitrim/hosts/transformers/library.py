@@ -13,9 +13,8 @@ from transformers import AutoImageProcessor
 
 from vitrim.core.library import Library, input_channels, no_embedding, no_tokens, pair
 from vitrim.core.plan import Part, Preprocessing
-from vitrim.core.registry import find_host, reads_prompts
-from vitrim.core.versions import require
-from vitrim.errors import UnsupportedModelError, VitrimError, first_line
+from vitrim.core.registry import reads_prompts
+from vitrim.errors import VitrimError, first_line
 from vitrim.hosts.transformers.common import CLASSIFIERS, TransformersHost, classifiers
 
 POOLERS = ("pooler", "head")
@@ -133,8 +132,6 @@ class TransformersLibrary(Library):
         trunk: nn.Module = family.trunk(model)
         if hasattr(trunk, "forward_with_filtered_kwargs"):  # an AutoBackbone: maps of some layers
             raise no_tokens(trunk)
-        if find_host(trunk) is None:  # a tower that is no model of its own
-            require("transformers", "5.6", f"a head on the tokens of {type(model).__name__}", UnsupportedModelError)
         return trunk
 
     def tokens(self, model: Any, images: Tensor) -> Tensor:

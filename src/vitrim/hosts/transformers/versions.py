@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from vitrim.core.versions import is_older
+from vitrim.hosts.transformers import of_modules
 from vitrim.hosts.transformers.common import ReducedDinoLayer, ReducedLayer, ReducedOlderLayer
 
 OLDER_VIT, OLDER_DINO = is_older("transformers", "5.9"), is_older("transformers", "5.18")
@@ -19,6 +20,9 @@ MODULES = {
     "5.13": "radio",  # is not there
     "5.17": "sam3",  # layers have no position_ids
     "5.18": "rf_detr",  # is not there until 5.9, then attention is of another form
+    "5.20": "molmo2",  # is not there
+    "5.21": "paddleocr_vl",  # the whole model takes no features
+    "5.23": "cosmos3_edge",  # its language model takes no four rows of positions
 }
 SINCE = {f"transformers.models.{name}.modeling_{name}": v for v, names in MODULES.items() for name in names.split()}
 # whole vision-language models take no features that were computed before (``mm_encoder_outputs``)
@@ -39,6 +43,16 @@ class ReducedOlderDinoLayer(ReducedOlderLayer):
 
     mlp_branch = ReducedLayer.mlp_branch
 
+
+OLDER_TOWERS = {
+    "altclip": "towers:HFAltCLIP AltCLIPVisionTransformer",
+    "chinese_clip": "towers:HFChineseCLIP ChineseCLIPVisionTransformer",
+    "clip": "towers:HFCLIP CLIPVisionTransformer",
+    "metaclip_2": "towers:HFMetaClip2 MetaClip2VisionTransformer",
+    "siglip": "towers:HFSiglip SiglipVisionTransformer",
+}
+HOSTS = of_modules(OLDER_TOWERS) if is_older("transformers", "5.6") else {}
+"""Hosts of classes that only older versions have, as in the table of this folder."""
 
 ViTForm: Any = ReducedOlderLayer if OLDER_VIT else ReducedLayer
 DinoForm: Any = ReducedOlderDinoLayer if OLDER_DINO else ReducedDinoLayer

@@ -26,6 +26,7 @@ from vitrim.core.reduce import HANDLE, Selection, handle_of, reduced_parts
 from vitrim.core.registry import host_of
 from vitrim.core.selection import Choosing, Grid, Selector
 from vitrim.core.tokens import Handed, TokenState, Trace
+from vitrim.core.versions import require
 from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.hosts.shared.compact import (
     Survivors,
@@ -361,6 +362,8 @@ class HuggingFaceVLM(VisionLanguage):
         They are those of ``called``, by default the whole ``model``.
         """
         ids, cache, mask = given["input_ids"], cache_of(given), given.get("attention_mask")
+        if getattr(given.get("logits_to_keep", 0), "ndim", 0) == 2:
+            require("transformers", "5.21", "logits_to_keep with a row for each prompt")
         held = 0 if cache is None else cache.get_seq_length()
         if held and isinstance(mask, Tensor) and mask.shape[1] != held + ids.shape[1]:
             raise VitrimError(
