@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -105,3 +106,25 @@ def test_a_classifier_has_an_embedding_too_if_it_is_asked_for() -> None:
     assert vitrim.evaluate(model, "tome:r=2", batches, task="embedding").rows[1]["neighbours"] <= 1.0
     with pytest.raises(VitrimError, match="one image has no neighbours"):
         vitrim.evaluate(model, "tome:r=2", [(torch.randn(1, 3, 32, 32), torch.tensor([0]))], task="embedding")
+
+
+def test_a_search_is_told_the_distance_of_embeddings_and_no_divergence() -> None:
+    """`vitrim tune` and `analyze`: an embedding is a feature, and no row of logits."""
+    from vitrim.measure.contestants import contestants
+    from vitrim.measure.run import Measurement
+    from vitrim.tasks import make_task
+    from vitrim.tuning.proxy import Damage
+
+    torch.manual_seed(0)
+    model = timm.create_model("test_vit", img_size=32, patch_size=8, num_classes=0).eval()
+    task, images = make_task("embedding", 0), torch.randn(3, 3, 32, 32)
+    measurement = Measurement(contestants(model, ["tome:r=2"], task), [Damage(task)], task)
+    measurement.follow([(images, torch.arange(3))])
+    dense = embedding(model, images).double().numpy()
+    with vitrim.reduced(model, "tome:r=2"):
+        own = embedding(model, images).double().numpy()
+    values = {name: one.each().tolist() for name, one in measurement.gauges[1][0].values.items() if len(one.each())}
+    norms = [np.linalg.norm(each, axis=1) for each in (own, dense)]
+    assert values["cosine"] == pytest.approx(1 - (own * dense).sum(1) / norms[0] / norms[1], abs=1e-6)
+    assert values["feature"] == pytest.approx(np.linalg.norm(own - dense, axis=1) / norms[1], abs=1e-5)
+    assert "kl" not in values

@@ -158,7 +158,7 @@ class Ladder:
         return f"{self.space.base.describe()}, {self.schedule}"
 
     def at(self, share: float) -> MethodConfig | None:
-        """The setting that needs at most this share of the dense MACs, levelled after that; None where there is none."""
+        """The setting that needs at most this share of the dense MACs, levelled then; None where there is none."""
         config = within(self.space, self.point, self.cost, share)
         return None if config is None else self.space.level(config)
 
