@@ -39,7 +39,7 @@ from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import load
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.copies import reduced_copy, shared_copy
-from vitrim.measure.evaluation import num_classes, open_task, spelled, unseen, weight_and_class_notes
+from vitrim.measure.evaluation import num_classes, open_task, unseen, weight_and_class_notes
 from vitrim.measure.in_files import FileModel
 from vitrim.measure.inputs import EMBEDDING, open_images, task_name
 from vitrim.measure.latency import Budget, in_turn, paired_speedup, summarise, time_interleaved
@@ -804,7 +804,7 @@ def in_words(race: Race, dense: Candidate, chosen: Candidate | None, score: Mapp
         chosen: the file of a reduced model; None where none pays.
         score: of the file that is handed over, on the last third.
     """
-    what = f"points of {metric(race.task, labels=race.loss.labels)}"
+    what = f"points of {metric(neighbours=isinstance(race.loss, NeighbourLoss), labels=race.loss.labels)}"
     points = 100 * score["loss"]
     change = f"{abs(points):.1f} {what} {'fewer' if points >= 0 else 'more'}"
     sentence = f"{race.rows[0]['p50_ms']:.1f} ms per batch of {race.batch_size} as you run it now (PyTorch, fp32); "
@@ -827,15 +827,15 @@ def in_words(race: Race, dense: Candidate, chosen: Candidate | None, score: Mapp
     return f"{sentence} on {images}{end}"
 
 
-def metric(task: Task, *, labels: bool) -> str:
+def metric(*, neighbours: bool, labels: bool) -> str:
     """The words for what is lost.
 
     Example:
-        >>> [metric(make_task("embedding", 0), labels=labels) for labels in (True, False)]
+        >>> [metric(neighbours=True, labels=labels) for labels in (True, False)]
         ['recall@1', "the dense model's neighbours"]
     """
-    if task.name == EMBEDDING:
-        return spelled(task.selects_by) if labels else "the dense model's neighbours"
+    if neighbours:
+        return "recall@1" if labels else "the dense model's neighbours"
     return "top-1" if labels else "agreement"
 
 
