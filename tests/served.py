@@ -87,6 +87,7 @@ class Served(NamedTuple):
 
 LLAMA = transformers.LlamaConfig(**TEXT)
 PINPOINTS = [[64, 128], [128, 64], [128, 128]]
+NORMED = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
 
 def llava() -> tuple[Any, Any]:
@@ -204,6 +205,31 @@ def internvl() -> tuple[Any, Any]:
     return config, transformers.InternVLProcessor(images, words, videos, image_seq_length=16)
 
 
+def gemma3() -> tuple[Any, Any]:
+    text = transformers.Gemma3TextConfig(
+        **{**TEXT, "num_key_value_heads": 1, "initializer_range": 0.05},  # embeddings are tied
+        query_pre_attn_scalar=32,
+        sliding_window=64,
+        layer_types=["sliding_attention", "full_attention"],
+    )
+    ids = {"image_token_index": WORDS, "boi_token_index": WORDS + 1, "eoi_token_index": WORDS + 2}
+    config = transformers.Gemma3Config(
+        vision_config=transformers.SiglipVisionConfig(**VISION, vision_use_head=False),
+        text_config=text,
+        mm_tokens_per_image=16,
+        **ids,
+    )
+    images = transformers.Gemma3ImageProcessor(size={"height": 64, "width": 64}, **NORMED)
+    lines = ["\n" * number for number in range(1, 5)]
+    words = tokenizer(
+        ["<image_soft_token>", "<start_of_image>", "<end_of_image>", *lines],
+        image_token="<image_soft_token>",
+        boi_token="<start_of_image>",
+        eoi_token="<end_of_image>",
+    )
+    return config, transformers.Gemma3Processor(images, words, image_seq_length=16)
+
+
 def shuffled(family: str) -> tuple[Any, Any]:
     """SmolVLM or Idefics 3: images are cut into tiles of 64 pixels, and a small whole image comes last."""
     visions = transformers.SmolVLMVisionConfig if family == "SmolVLM" else Idefics3VisionConfig
@@ -235,6 +261,7 @@ FAMILIES = {
     "qwen2_5_vl": Served(qwen2_5_vl, QWEN, sizes=WIDE),
     "qwen3_vl": Served(qwen3_vl, QWEN, sizes=WIDE),
     "internvl": Served(internvl, "<IMG_CONTEXT>", sizes=WIDE),
+    "gemma3": Served(gemma3, "<start_of_image>", rename=CLIP),
     "smolvlm": Served(partial(shuffled, "SmolVLM"), sizes=WIDE),
     "idefics3": Served(partial(shuffled, "Idefics3"), sizes=WIDE),
 }
@@ -246,6 +273,9 @@ def folder(name: str, place: Path) -> Any:
     config, processor = served.make()
     torch.manual_seed(0)
     model = transformers.AutoModelForImageTextToText.from_config(config).float().eval()
+    for weight in model.parameters():  # Gemma's projection starts as zeros
+        if weight.dim() > 1 and not weight.any():
+            torch.nn.init.normal_(weight, std=0.3)
     model.config.architectures = [type(model).__name__]
     model.generation_config.eos_token_id = None
     model.save_pretrained(place)
@@ -290,6 +320,7 @@ def by_transformers(model: Any, processor: Any, asked: Sequence[Prompt], select:
     found = []
     for text, images in asked:
         given = processor(text=text, images=images or None, return_tensors="pt")
+        given.pop("token_type_ids", None)  # by which Gemma's image tokens see each other, which vLLM has on GPUs alone
         with torch.no_grad():
             out = model.generate(
                 **given,

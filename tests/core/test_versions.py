@@ -15,6 +15,7 @@ from torch import nn
 
 import tiny
 import vitrim
+from tiny_other_vlms import OTHERS
 from tiny_vlms import VLMS
 from vitrim.cli import listing
 from vitrim.core import registry, versions
@@ -123,6 +124,31 @@ def test_a_model_of_such_a_family_is_refused_by_name_and_version(name: str) -> N
 def test_whole_vision_language_models_are_refused_by_name_and_version(options: dict[str, Any]) -> None:
     with pytest.raises(vitrim.UnsupportedModelError, match=r"^reducing Llava.* needs transformers 5\.18 or newer"):
         vitrim.reduce_(VLMS["llava"].create(), **options)
+
+
+@pytest.mark.skipif(is_older("transformers", "5.21"), reason="is older indeed")
+def test_what_serves_any_model_serves_none_of_a_family_that_needs_a_newer_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(versions, "installed", lambda package: "5.20.0")
+    monkeypatch.setattr(registry._SELECTED, "entries", {})
+    model = OTHERS["paddleocr_vl"].create()
+    with pytest.raises(vitrim.UnsupportedModelError, match=r"^reducing PaddleOCR\w+ needs transformers 5\.21 or newer"):
+        vitrim.reduce_(model, select="divprune:tokens=3")
+    assert "vitrim_reduction" not in vars(model)
+
+
+@pytest.mark.skipif(is_older("transformers", "5.18"), reason="whole models are refused")
+def test_tokens_asked_for_row_by_row_are_refused_where_the_library_reads_no_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = VLMS["llava"].create()
+    vitrim.reduce_(model, select="divprune:tokens=3")
+    monkeypatch.setattr(versions, "installed", lambda package: "5.20.0")
+    given = VLMS["llava"].prompt([[7, 11]], [VLMS["llava"].tokens])
+    model(**given, logits_to_keep=torch.tensor([-1]))
+    with pytest.raises(vitrim.VitrimError, match=r"^logits_to_keep with a row .* needs transformers 5\.21 or newer"):
+        model(**given, logits_to_keep=torch.tensor([[-1]]))
 
 
 def test_a_model_of_no_such_family_is_refused_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,7 @@ FAMILIES = {
     "Qwen2_5_VLForConditionalGeneration": ServedFamily("Qwen2.5-VL", "qwen:ServedQwen25VL", videos=True, axes=True),
     "Qwen3VLForConditionalGeneration": ServedFamily("Qwen3-VL", "qwen:ServedQwen3VL", videos=True, axes=True),
     "InternVLForConditionalGeneration": ServedFamily("InternVL", "tiles:ServedInternVL", videos=True),
+    "Gemma3ForConditionalGeneration": ServedFamily("Gemma 3", "tiles:ServedGemma3"),
     "SmolVLMForConditionalGeneration": ServedFamily("SmolVLM", "tiles:ServedSmolVLM"),
     "Idefics3ForConditionalGeneration": ServedFamily("Idefics 3", "tiles:ServedIdefics3"),
 }

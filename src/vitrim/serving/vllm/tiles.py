@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.model_executor.models import idefics3, interns1, smolvlm
+from vllm.model_executor.models import gemma3_mm, idefics3, interns1, smolvlm
 
 from vitrim.serving.vllm.selecting import Selecting, selecting
+
+
+@selecting
+class ServedGemma3(Selecting, gemma3_mm.Gemma3ForConditionalGeneration):
+    """Gemma 3: an image and its crops."""
+
+    @staticmethod
+    def tile(config: Any) -> int:
+        return config.mm_tokens_per_image  # type: ignore[no-any-return]
 
 
 @selecting
