@@ -76,7 +76,9 @@ def ladder(name: str, kind: str, *shares: float) -> Any:
     """Settings topk:keep_rate=SHARE of a method of this kind, mildest first."""
     base = SimpleNamespace(kind=kind)
     at = {share: parse_method(f"topk:keep_rate={share - len(name) / 1000:.4f}") for share in shares}
-    return SimpleNamespace(name=name, space=SimpleNamespace(base=base), at=lambda share: at.get(share))
+    shares = {config.describe(): share for share, config in at.items()}
+    cost = SimpleNamespace(share=lambda config: shares[config.describe()])
+    return SimpleNamespace(name=name, space=SimpleNamespace(base=base), cost=cost, at=lambda share: at.get(share))
 
 
 DENSE = Candidate(None, FAST, {"p50_ms": 10.0, "speedup": 2.0, **score(0.0, 0.0)})
