@@ -284,7 +284,7 @@ def row(method: str, loss: float, speed: float, precision: str = "fp32") -> dict
     spread = 0.0 if speed == 1.0 else 0.01
     return {
         "method": method, "precision": precision, "engine": None if precision == "fp32" else "openvino", "loss": loss,
-        "loss_error": 0.002,
+        "loss_error": 0.002, "images": 1000,
         "speeds": [
             {
                 "batch_size": 1, "engine": "openvino", "precision": precision, "speedup": speed,
