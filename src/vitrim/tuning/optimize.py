@@ -671,6 +671,8 @@ class Race:
         cheap = [one for one in best_first if one.space.base.kind == "prune"]
         kept += [one for one in cheap[:1] if one not in kept]  # pruning may win by time where merging wins by MACs
         settings = [(one, config) for one in kept for share in SHARES if (config := one.at(share)) is not None]
+        # two shares may be levelled to one setting
+        settings = list({(one.name, config.describe()): (one, config) for one, config in settings}.values())
         steps = [(one, one.cost.share(config), config) for one, config in settings]
         self.step = 2
         scored = self.losses([config for _, _, config in steps], whole)
