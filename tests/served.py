@@ -404,7 +404,7 @@ def by_vllm(llm: Any, asked: Sequence[Prompt]) -> list[Answer]:
     """The same of vLLM, all prompts in one call."""
     from vllm import SamplingParams
 
-    how = SamplingParams(temperature=0, max_tokens=NEW, min_tokens=NEW, ignore_eos=True, logprobs=0)
+    how = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, logprobs=0)
     given = [{"prompt": text, **({"multi_modal_data": {"image": images}} if images else {})} for text, images in asked]
     found = []
     for request in llm.generate(given, how, use_tqdm=False):

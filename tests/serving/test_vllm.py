@@ -57,8 +57,14 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         taken = llm.llm_engine.input_processor.renderer.get_mm_processor().info.get_supported_mm_limits()
         assert ("video" in taken) == (video is not None)
         if video is not None:
-            movie = {"prompt": f"w5 {video} w6", "multi_modal_data": {"video": numpy.zeros((4, 64, 64, 3), "uint8")}}
-            with pytest.raises(ValueError, match=r"At most 0 video\(s\)"):
+            from vllm.exceptions import VLLMValidationError
+
+            frames = (
+                numpy.zeros((4, 64, 64, 3), "uint8"),
+                {"fps": 2.0, "total_num_frames": 4, "frames_indices": [*range(4)]},
+            )
+            movie = {"prompt": f"w5 {video} w6", "multi_modal_data": {"video": frames}}
+            with pytest.raises(VLLMValidationError, match=r"At most 0 video\(s\)"):
                 llm.generate([movie], use_tqdm=False)
     if video is not None:
         limits = {"limit_mm_per_prompt": {"video": 1}}
