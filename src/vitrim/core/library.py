@@ -121,10 +121,14 @@ class Library:
         finally:
             for hook in hooks:
                 hook.remove()
-        vectors: Any = torch.stack(found).mean(0) if found else output
-        if not isinstance(vectors, Tensor) or vectors.ndim != 2:
+        vectors = self.vector(model, torch.stack(found).mean(0) if found else output)
+        if vectors is None:
             raise no_embedding(model)
         return vectors
+
+    def vector(self, model: nn.Module, output: Any) -> Tensor | None:
+        """The embedding (B, D) in the output of a model without a classifier; None where it holds none."""
+        return output if isinstance(output, Tensor) and output.ndim == 2 else None
 
     def embedding_name(self, model: nn.Module) -> str:
         """The embedding in a few words, such as "class token"."""

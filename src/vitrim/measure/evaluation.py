@@ -442,7 +442,8 @@ def evaluate(
     if words := file_words([one.model for one in models if isinstance(one, OnFile)]):
         facts["files"] = words
     if job.name == EMBEDDING:
-        facts["embedding"] = ask(loaded.model).embedding_name(loaded.model)
+        own_name = ask(loaded.model).embedding_name
+        facts["embedding"] = given.embedding if isinstance(given, FileModel) else own_name(loaded.model)
     partial = None
     if out is not None:
         settings = {"model": loaded.name, "methods": [config.describe() for config in configs], **facts}

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 import transformers
+from PIL import Image
 from torch import Tensor, nn
 from transformers import AutoImageProcessor
 
@@ -88,23 +89,21 @@ class TransformersLibrary(Library):
         return output[0] if isinstance(output, tuple) else super().logits(output)  # return_dict=False
 
     def embedding(self, model: Any, images: Tensor) -> Tensor:
-        """The projection where there is one, else what the pooler gives, else the class token.
-
-        Raises:
-            UnsupportedModelError: the model has none of them.
-        """
-        if self.classifiers(model):
+        if not hasattr(model, "get_image_features"):  # of two towers, whose forward wants text, too
             return super().embedding(model, images)
-        output = model.get_image_features(images) if hasattr(model, "get_image_features") else model(images)
-        if isinstance(output, Tensor) and output.ndim == 2:
-            return output
+        vectors = self.vector(model, model.get_image_features(images))
+        if vectors is None:
+            raise no_embedding(model)
+        return vectors
+
+    def vector(self, model: Any, output: Any) -> Tensor | None:
+        """The projection where there is one, else what the pooler gives, else the class token of a bare tower."""
         for name in ("image_embeds", "pooler_output"):
-            vectors = getattr(output, name, None)
-            if isinstance(vectors, Tensor) and vectors.ndim == 2:
+            if (vectors := super().vector(model, getattr(output, name, None))) is not None:
                 return vectors
         tokens, family = getattr(output, "last_hidden_state", None), self.family()
-        if tokens is None or family is None or not family.facts(model).has_class_token:
-            raise no_embedding(model)
+        if tokens is None or tokens is not output[0] or family is None or not family.facts(model).has_class_token:
+            return super().vector(model, output)
         return tokens[:, 0]  # type: ignore[no-any-return]
 
     def embedding_name(self, model: Any) -> str:
@@ -164,7 +163,7 @@ class TransformersLibrary(Library):
             return Preprocessing(input_channels(model), size)
         processed = Processed(source)
         mean, std = tuple(processed.processor.image_mean), tuple(processed.processor.image_std)
-        return Preprocessing(own.channels, size, mean, std, transform=processed)
+        return Preprocessing(own.channels, size, mean, std, **resizing(processed.processor), transform=processed)
 
     def masked_autoencoder(self, model: Any) -> bool:
         return model.config.model_type in ("vit_mae", "videomae")
@@ -183,6 +182,28 @@ class TransformersLibrary(Library):
             return False
         family.trunk(model).config._attn_implementation = "sdpa" if fused else "eager"
         return True
+
+
+def resizing(processor: Any) -> dict[str, Any]:
+    """The resizing of an image processor in the words of `Preprocessing`; empty where these do not hold it.
+
+    Both libraries crop the middle, which may be a pixel apart where it is not a whole number of pixels.
+
+    Example:
+        >>> from transformers import ViTImageProcessor
+        >>> resizing(ViTImageProcessor(size={"height": 224, "width": 224}))
+        {'interpolation': 'bilinear', 'crop_share': 1.0, 'crop_mode': 'squash'}
+    """
+    resample, size = getattr(processor, "resample", None), getattr(processor, "size", None) or {}
+    if resample is None or not getattr(processor, "do_resize", True):
+        return {}
+    crop = processor.crop_size["height"] if getattr(processor, "do_center_crop", None) else None
+    told = {"interpolation": Image.Resampling(int(resample)).name.lower()}
+    if size.get("shortest_edge") and crop is not None:
+        return {**told, "crop_share": crop / size["shortest_edge"], "crop_mode": "center"}
+    if size.get("height") and size.get("width") and crop is None:
+        return {**told, "crop_share": 1.0, "crop_mode": "squash"}
+    return {}
 
 
 @cache
