@@ -130,6 +130,15 @@ class Library:
         """The embedding (B, D) in the output of a model without a classifier; None where it holds none."""
         return output if isinstance(output, Tensor) and output.ndim == 2 else None
 
+    def text_embeddings(self, model: nn.Module, texts: Sequence[str]) -> tuple[Tensor, float, float]:
+        """(K, D), the embeddings of texts that the embeddings of images are compared with, and the scale and bias of
+        their cosines in the model's logits.
+
+        Raises:
+            VitrimError: the model has no text tower.
+        """
+        raise VitrimError(f"{type(model).__name__} has no text tower that vitrim knows: give hf: and a CLIP or SigLIP")
+
     def embedding_name(self, model: nn.Module) -> str:
         """The embedding in a few words, such as "class token"."""
         return "what the classifier reads" if self.classifiers(model) else "the model's output"

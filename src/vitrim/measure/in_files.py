@@ -116,7 +116,7 @@ class OnFile(Contestant):
     """
 
     def __init__(self, model: FileModel, task: Task) -> None:
-        if task.name == "embedding" and model.num_classes:
+        if task.embeds and model.num_classes:
             raise VitrimError(f"{model.file.path} gives logits, and no embedding: export the model without its head")
         super().__init__(model, task)
         self.model, known = model, model.file.metadata

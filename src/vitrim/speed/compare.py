@@ -37,7 +37,7 @@ from vitrim.measure.evaluation import (
     weight_and_class_notes,
 )
 from vitrim.measure.in_files import FileModel, InFile, OnFile, check_alike, file_words
-from vitrim.measure.inputs import EMBEDDING
+from vitrim.measure.inputs import EMBEDDING, ZERO_SHOT
 from vitrim.measure.latency import Budget
 from vitrim.measure.machine import drawing, environment, set_threads
 from vitrim.measure.probes import MacsProbe, Tokens
@@ -63,7 +63,7 @@ from vitrim.speed.engines import Engine, Run, compilation
 from vitrim.speed.words import bounds, engine_of, shows_only_cost, unrest
 from vitrim.tasks import Task
 
-SCORED_ON_ENGINES = ("classification", "multilabel", EMBEDDING)
+SCORED_ON_ENGINES = ("classification", "multilabel", EMBEDDING, ZERO_SHOT)
 """Tasks whose predictions are read from what a file gives."""
 PALE = "#999999"
 """The colour of what only shows the cost of vitrim itself."""
@@ -209,7 +209,7 @@ def compare(
         if (beside or lower) and goal.name not in SCORED_ON_ENGINES:
             what = "files are" if beside else f"{lower[0].precision} is"
             raise VitrimError(f"{what} compared for {', '.join(SCORED_ON_ENGINES)}, not {goal.name}")
-        if lower and goal.name == EMBEDDING and ask(loaded.model).num_classes(loaded.model):
+        if lower and goal.embeds and ask(loaded.model).num_classes(loaded.model):
             raise VitrimError(
                 f"in {lower[0].precision} engines give this classifier's logits, and not what it reads: take it "
                 "without its head, e.g. num_classes=0"
@@ -358,7 +358,7 @@ def score_on_engines(
         probes = [one for one in standard_probes(task) if not isinstance(one, MacsProbe | Tokens)]  # fp32 has them
         measurement = Measurement(models, [*probes, *paired_probes(task)], task, seed=seed)
         measurement.follow(batches(), on_progress)
-        left_out = () if task.name == EMBEDDING else ("cosine",)  # of what a head reads, which engines do not give
+        left_out = () if task.embeds else ("cosine",)  # of what a head reads, which engines do not give
         rows = iter(
             [Row(row.method, {key: row[key] for key in row if key not in left_out}) for row in measurement.rows()[1:]]
         )

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
+import torch
 import transformers
 from PIL import Image
 from torch import Tensor, nn
@@ -105,6 +106,21 @@ class TransformersLibrary(Library):
         if tokens is None or tokens is not output[0] or family is None or not family.facts(model).has_class_token:
             return super().vector(model, output)
         return tokens[:, 0]  # type: ignore[no-any-return]
+
+    def text_embeddings(self, model: Any, texts: Sequence[str]) -> tuple[Tensor, float, float]:
+        both, source = model, model.config._name_or_path
+        if not hasattr(model, "get_text_features"):  # the image tower of both, which lie in one folder
+            both = transformers.AutoModel.from_pretrained(source, trust_remote_code=False).eval() if source else None
+        if not hasattr(both, "get_text_features") or not source:
+            return super().text_embeddings(model, texts)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        most = both.config.text_config.max_position_embeddings
+        given = tokenizer(list(texts), padding="max_length", max_length=most, truncation=True, return_tensors="pt")
+        with torch.no_grad():
+            found = both.get_text_features(**given)
+        vectors, bias = self.vector(both, found), getattr(both, "logit_bias", None)
+        assert vectors is not None
+        return vectors, both.logit_scale.exp().item(), 0.0 if bias is None else bias.item()
 
     def embedding_name(self, model: Any) -> str:
         if self.classifiers(model):
@@ -213,9 +229,16 @@ def _arguments(kind: Any) -> frozenset[str]:
 
 
 def class_for(config: Any) -> Any:
-    """The class a model was saved as if images, or prompts with images, can be given to it, else one of its kind."""
+    """The class a model was saved as if images, or prompts with images, can be given to it, else one of its kind.
+
+    Of an image and a text tower, such as CLIP, it is the image tower, with its projection where it has a class.
+    """
     for name in config.architectures or ():
         kind = getattr(transformers, name, None)
+        if hasattr(kind, "get_image_features") and hasattr(kind, "get_text_features"):
+            ends = ("VisionModelWithProjection", "VisionModel")
+            towers = (getattr(transformers, name.removesuffix("Model") + end, None) for end in ends)
+            kind = next((tower for tower in towers if tower is not None), kind)
         if kind is not None and (kind.main_input_name == "pixel_values" or reads_prompts(kind)):
             return kind
     prompted: Any = transformers.AutoModelForImageTextToText._model_mapping
