@@ -246,3 +246,12 @@ def class_for(config: Any) -> Any:
         return prompted[type(config)]
     classifier = transformers.AutoModelForImageClassification
     return classifier if type(config) in classifier._model_mapping else transformers.AutoModel
+
+
+def config_for(kind: Any, config: Any) -> Any:
+    """The part of a config that ``kind`` of `class_for` is made of: of two towers that of the image tower."""
+    own = getattr(config, "vision_config", None)
+    if own is None or getattr(kind, "config_class", None) is not type(own):
+        return config
+    own._name_or_path, own.projection_dim = config._name_or_path, getattr(config, "projection_dim", None)
+    return own
