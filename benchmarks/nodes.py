@@ -2,6 +2,7 @@
 
     python benchmarks/nodes.py                            # ten methods on DeiT-S, batch 1, bf16 where there is any
     python benchmarks/nodes.py --model vit_tiny_patch16_224 --precision fp32 -m tome:r=13 -m topk:keep_rate=0.5
+    python benchmarks/nodes.py --precision int8 --batch-size 8 -m tome:r=13
 
 A node that OpenVINO executes costs some microseconds whatever it computes, so at batch 1 their number is what small
 operations cost. Times are medians over runs of what OpenVINO says of each node; weights and images are random.
@@ -19,7 +20,7 @@ import timm
 import torch
 
 import vitrim
-from vitrim.exporting.formats.openvino import core
+from vitrim.exporting.formats.openvino import beside_int8, core
 from vitrim.measure.machine import environment
 from vitrim.speed.engines import engines_named
 
@@ -34,7 +35,9 @@ def main() -> None:
     """Print a table in Markdown, dense first."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default="deit_small_patch16_224")
-    parser.add_argument("--precision", default=None, choices=("fp32", "bf16"), help="default: bf16 where there is any")
+    parser.add_argument(
+        "--precision", default=None, choices=("fp32", "bf16", "int8"), help="default: bf16 where there is any"
+    )
     parser.add_argument("-m", "--method", action="append", help="may repeat; default: ten")
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--runs", type=int, default=30)
@@ -64,14 +67,17 @@ def profile(
 
     with TemporaryDirectory() as folder:
         file = vitrim.export(model, method, Path(folder) / "model.xml", batch=batch_size, check=0)
+        images = np.random.default_rng(0).standard_normal((batch_size, *file.shape[1:]), dtype=np.float32)
+        if precision == "int8":
+            file = file.in_precision(precision, file.path.with_stem("int8"), [images])
+        rest = beside_int8() if precision == "int8" else precision
         settings = {
-            "INFERENCE_PRECISION_HINT": {"fp32": "f32", "bf16": "bf16"}[precision],
+            "INFERENCE_PRECISION_HINT": {"fp32": "f32", "bf16": "bf16"}[rest],
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
             "PERF_COUNT": True,
         }
         request = core().compile_model(file.path, "CPU", settings).create_infer_request()
-        images = np.random.default_rng(0).standard_normal((batch_size, *file.shape[1:]), dtype=np.float32)
         kinds: dict[str, str] = {}
         seen: dict[str, list[float]] = {}
         for number in range(runs + 3):

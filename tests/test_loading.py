@@ -91,7 +91,7 @@ def test_a_model_is_what_it_was_saved_as_if_it_takes_images_alone(tmp_path: Path
     assert isinstance(create_model(f"hf:{tmp_path / 'bare'}"), ViTModel)
     text = {**{key: TINY[key] for key in list(TINY)[2:]}, "vocab_size": 8}
     CLIPModel(CLIPConfig(vision_config=TINY, text_config=text)).save_pretrained(tmp_path / "clip")
-    assert type(create_model(f"hf:{tmp_path / 'clip'}")).__name__ == "CLIPForImageClassification"
+    assert type(create_model(f"hf:{tmp_path / 'clip'}")).__name__ == "CLIPVisionModelWithProjection"
 
 
 def test_weights_of_other_classes_bring_their_head(tmp_path: Path) -> None:

@@ -228,3 +228,23 @@ def test_what_is_no_list_of_records_or_folders(
     with pytest.raises(VitrimError, match=message):
         function(given, out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_tower_is_scored_by_its_embeddings_and_its_records_keep_the_scores(
+    images: ImageDataset, tmp_path: Path
+) -> None:
+    torch.manual_seed(3)
+    tower = timm.create_model("test_vit", img_size=64, num_classes=0).eval()
+    methods = ["topk:keep_rate=0.5", "tome:r=2"]
+    found = analyze(tower, methods, images, out=tmp_path / "report", only="counts", batch_size=4)
+    wanted = vitrim.evaluate(tower, methods, images, batch_size=4).rows
+    rows = list(found.tables[0].records())
+    assert [row["method"] for row in rows] == ["dense", *methods]
+    for row, own in zip(rows, wanted, strict=True):
+        assert row["recall1 %"] == pytest.approx(100 * own["recall1"])
+        assert row["change"] == pytest.approx(-100 * own["loss"])
+        assert (row["agree %"], row["cosine"]) == pytest.approx((100 * own["neighbours"], own["cosine"]))
+    assert [row["error"] for row in rows] == [None, *(pytest.approx(100 * own["loss_error"]) for own in wanted[1:])]
+    assert "recall@1" in found.words[0]
+    again = analyze_records(sorted((tmp_path / "report").glob("record_*.npz")), out=tmp_path / "again", only="counts")
+    assert {row["method"]: row for row in again.tables[0].records()} == {row["method"]: row for row in rows}

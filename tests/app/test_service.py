@@ -17,6 +17,7 @@ from app_files import MODEL
 from full_matrix import cells
 from vitrim.app import service as service_file
 from vitrim.app.messages import ModelSource, Settings
+from vitrim.app.page import html
 from vitrim.app.photographs import EXAMPLES
 from vitrim.app.service import KEPT_MODELS, ROUNDS, Service, _reduced
 from vitrim.app.sliders import slide_of
@@ -267,3 +268,34 @@ def test_whether_the_answer_is_the_same(
 def test_models_that_cannot_be_shown(name: str, message: str) -> None:
     with pytest.raises(VitrimError, match=message):
         Service([ModelSource(name)]).offer(name)
+
+
+def test_a_tower_is_shown_by_its_nearest_examples_and_the_cosine_to_dense() -> None:
+    options = {"img_size": 64, "num_classes": 0}
+    service = Service([ModelSource("test_vit", options=options)])
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        model = create_model("test_vit", options=options).eval()
+    transform, content = eval_transform(model), EXAMPLES[1].path.read_bytes()
+    images = torch.stack([transform(Image.open(one.path).convert("RGB")) for one in EXAMPLES])
+    with torch.no_grad():
+        gallery = model(images)
+    with vitrim.reduced(model, "tome:r=2"), torch.no_grad():
+        own = model(images[1:2])
+    assert service.offer("test_vit").examples[0] == EXAMPLES[0].name
+    result = service.run(content, Settings("test_vit", "tome", 2))
+    (reduced,) = result.reduced
+    assert result.embeds
+    assert reduced.method == "tome:r=2"
+    assert (result.dense.best[0][0], reduced.cosine) == (
+        EXAMPLES[1].name,
+        pytest.approx(torch.cosine_similarity(own, gallery[1:2]).item(), abs=1e-6),
+    )
+    cosines = torch.cosine_similarity(own, gallery, dim=1)
+    wanted = [(EXAMPLES[place].name, cosines[place].item()) for place in cosines.argsort(descending=True)[:5].tolist()]
+    assert [name for name, _ in reduced.side.best] == [name for name, _ in wanted]
+    assert [value for _, value in reduced.side.best] == pytest.approx([value for _, value in wanted], abs=1e-6)
+    assert reduced.same is (wanted[0][0] == EXAMPLES[1].name)
+    shown = html("result", result=result, block=0)
+    assert f"Cosine of the embedding to the dense one: <b>{reduced.cosine:.3f}</b>" in shown
+    assert '<th scope="col">example</th><th scope="col">cosine</th>' in shown

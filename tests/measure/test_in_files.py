@@ -18,6 +18,7 @@ import vitrim
 from cli_runs import exit_code
 from vitrim.data import ImageDataset
 from vitrim.errors import VitrimError
+from vitrim.measure.in_files import FileModel
 
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 3}
 
@@ -161,3 +162,43 @@ def test_the_command_takes_files(
     capsys.readouterr()
     assert run(monkeypatch, ["eval", str(tmp_path / "no.onnx"), "--data", str(tmp_path / "data")]) == 2
     assert "no exported model at" in capsys.readouterr().err
+
+
+def test_the_file_of_a_tower_gives_its_embedding_and_scores_alike(data: ImageDataset, tmp_path: Path) -> None:
+    """DINOv2 of transformers hands out tokens; its embedding is the class token, which is what eval scores."""
+    from transformers import BitImageProcessor, Dinov2Config, Dinov2Model
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28, "patch_size": 7}
+    Dinov2Model(Dinov2Config(**sizes)).save_pretrained(tmp_path / "dino")
+    prepared = {"size": {"shortest_edge": 32}, "crop_size": {"height": 28, "width": 28}}
+    BitImageProcessor(**prepared).save_pretrained(tmp_path / "dino")
+    tower = vitrim.create_model(f"hf:{tmp_path / 'dino'}").eval()
+    file = vitrim.export(tower, "tome:r=2", tmp_path / "m.onnx", check=4)
+    assert file.metadata["output"] == {"name": "features", "embedding": "class token"}
+    transform = vitrim.data.eval_transform(tower)
+    images = torch.stack([transform(Image.open(io.BytesIO(png))) for png in map(photograph, range(13))])
+    with vitrim.reduced(tower, "tome:r=2"), torch.no_grad():
+        own = tower(images).last_hidden_state[:, 0].numpy()
+    session = onnxruntime.InferenceSession(str(file.path))
+    loop = np.concatenate([session.run(None, {"image": image[None].numpy()})[0] for image in images])
+    assert np.allclose(loop, own, atol=1e-4)
+    report = vitrim.evaluate(tower, "tome:r=2", data, files=[file])
+    _, reduced, beside = report.rows
+    nearness = loop / np.linalg.norm(loop, axis=1, keepdims=True)
+    nearest = (nearness @ nearness.T - 2 * np.eye(13)).argmax(1)
+    labels = np.array(data.labels)
+    assert beside["recall1"] == pytest.approx((labels[nearest] == labels).mean())
+    assert beside["cosine"] == pytest.approx(reduced["cosine"], abs=1e-5)
+    alone = vitrim.evaluate(file, None, data)  # resized as the metadata say, by Pillow and not by transformers
+    assert alone.facts["embedding"] == "class token"
+    told = FileModel(file).pretrained_cfg
+    assert (told["interpolation"], told["crop_pct"], told["crop_mode"]) == ("bicubic", 28 / 32, "center")
+    square = Image.open(io.BytesIO(photograph(0))).resize((48, 48))  # others are cropped up to a pixel beside
+    difference = vitrim.data.eval_transform(FileModel(file))(square) - transform(square)
+    assert difference.abs().mean() < 0.02
+
+
+def test_logits_are_no_embedding(file: vitrim.Exported, data: ImageDataset) -> None:
+    with pytest.raises(VitrimError, match="gives logits, and no embedding: export the model without its head"):
+        vitrim.evaluate(file, None, data, task="embedding")

@@ -374,3 +374,22 @@ def test_scores_of_an_engine_read_int8_ranges_from_the_first_images(source: Path
     assert [found.method for found in rows] == ["dense", "tome:r=2"]
     assert engine.calibrated == [60, 60]
     assert not hasattr(host, "vitrim_reduction")
+
+
+def test_embeddings_are_compared_in_lower_precisions(source: Path) -> None:
+    """Recall by the engine's embeddings, and their cosine to the dense model's in fp32."""
+    torch.manual_seed(0)
+    tower = create_model("test_vit", options={**OPTIONS, "num_classes": 0}).eval()
+    data = load_images(str(source))
+    report = compare(tower, "tome:r=2", data, at=1, engine=Rounding("bf16"), repeats=1, min_seconds=0)
+    data.transform = eval_transform(tower)
+    images, labels = next(iter(batches(data, len(data))))
+    with torch.no_grad():
+        dense, rounded = tower(images), tower((images / 0.25).round() * 0.25)
+    directions = nn.functional.normalize(rounded.double(), dim=1)
+    nearest = (directions @ directions.T - 2 * torch.eye(len(images))).argmax(1)
+    (row,) = [row for row in report.rows if row["method"] == "dense" and row["precision"] == "bf16"]
+    assert row["recall1"] == pytest.approx((labels[nearest] == labels).double().mean().item())
+    assert row["cosine"] == pytest.approx(nn.functional.cosine_similarity(dense, rounded).mean().item(), abs=1e-6)
+    with pytest.raises(VitrimError, match="engines give this classifier's logits, and not what it reads"):
+        compare(model(), "tome:r=2", data, task="embedding", at=1, engine=Rounding("bf16"))

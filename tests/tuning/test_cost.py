@@ -52,8 +52,35 @@ def test_a_method_that_adapts_is_counted_on_the_images(model: VisionTransformer)
     assert cost.share(config) == profile_of(model, config, [images]).macs.total / dense
     with pytest.raises(VitrimError, match="algm adapts to the content of the images"):
         MacsCost(model, space)
-    with pytest.raises(VitrimError, match="tune it for macs"):
-        LatencyCost.of(model, space, images)
+
+
+def test_the_latency_of_a_method_that_adapts_follows_the_tokens_of_real_images(model: VisionTransformer) -> None:
+    """A clock that counts the tokens that ATM leaves, by a loop over the images, is predicted."""
+    images = list(torch.randn(4, 2, 3, 32, 32, generator=torch.Generator().manual_seed(0)))
+    space = Space.of(model, "atm")
+
+    def milliseconds(config: Any) -> float:
+        left = 0.0
+        with torch.no_grad(), vitrim.reduced(model, config, record=True) as reduction:
+            for batch in images:
+                model(batch)
+                left += sum(reduction.mean_tokens_per_block)
+        return 3.0 + left / len(images)
+
+    seen: list[int] = []
+
+    def clock(model: Any, configs: Any, batches: Any, budget: Any) -> tuple[Any, float]:
+        seen.append(len(batches))
+        return np.array([milliseconds(config) / 100.0 for config in configs]), 100.0
+
+    with quiet():
+        cost = LatencyCost.of(model, space, images, number=20, timer=clock, counted=MacsCost(model, space, images))
+        configs = samples(space, 6, seed=5)
+        counts = [milliseconds(config) for config in configs]
+    assert len(set(counts)) > 1
+    assert set(seen) == {len(images)}
+    for config, expected in zip(configs, counts, strict=True):
+        assert cost.milliseconds(config) == pytest.approx(expected, rel=0.01)
 
 
 def test_planted_coefficients_are_recovered_and_errors_are_those_of_leaving_one_out() -> None:
@@ -75,7 +102,7 @@ def test_planted_coefficients_are_recovered_and_errors_are_those_of_leaving_one_
 def test_latency_is_timed_on_this_device_and_states_its_error(model: VisionTransformer) -> None:
     space = Space.of(model, "tome")
     with quiet():
-        cost = LatencyCost.of(model, space, IMAGES, budget=Budget(1, 0.0, 1, 0), number=8)
+        cost = LatencyCost.of(model, space, [IMAGES], budget=Budget(1, 0.0, 1, 0), number=8)
     config = vitrim.ToMe(r=4)
     assert cost.dense_ms > 0.0
     assert 0.0 <= cost.error <= cost.worst
@@ -93,7 +120,7 @@ def test_settings_that_are_timed_more_are_fitted_with_the_first_ones(model: Visi
 
     space = Space.of(model, "tome")
     with quiet():
-        cost = LatencyCost.of(model, space, IMAGES, number=12, timer=timed)
+        cost = LatencyCost.of(model, space, [IMAGES], number=12, timer=timed)
         configs = samples(space, 18, 0)
     assert [len(each) for each in asked] == [12, 6]
     terms = []

@@ -67,7 +67,7 @@ def test_settings_are_timed_on_the_engine_that_is_fastest_for_dense(
 ) -> None:
     timed = timer_on([Graph("slow", 3.0, together), Graph("quick", 0.5, together)])
     configs = [vitrim.ToMe(r=[r, 0]) for r in range(1, 9)]
-    ratios, dense_ms = timed(model, configs, IMAGES, None)
+    ratios, dense_ms = timed(model, configs, [IMAGES], None)
     assert dense_ms == 16.0
     assert ratios == pytest.approx([sum(config.counts(16, 2) or ()) / 32 for config in configs])
     assert together == [4, 1 + costs.TOGETHER, 1 + 8 - costs.TOGETHER]
@@ -78,7 +78,7 @@ def test_a_latency_is_that_of_the_engine(model: VisionTransformer, together: lis
     space = Space.of(model, "tome")
     timer = timer_on([Graph("quick", 0.5, together)])
     with quiet():
-        cost = LatencyCost.of(model, space, IMAGES, timer=timer, number=8)
+        cost = LatencyCost.of(model, space, [IMAGES], timer=timer, number=8)
     assert cost.worst < 1e-6
     assert cost.milliseconds(vitrim.ToMe(r=4)) == pytest.approx(0.5 * (12 + 8))
 
@@ -86,7 +86,7 @@ def test_a_latency_is_that_of_the_engine(model: VisionTransformer, together: lis
 def test_a_method_that_does_not_run_on_every_engine_is_refused(model: VisionTransformer, together: list[int]) -> None:
     timed = timer_on([Eager(), Graph("quick", 0.5, together)])
     with pytest.raises(VitrimError, match="runs on none of these engines: no"):
-        timed(model, [vitrim.parse_method("atm")], IMAGES, None)
+        timed(model, [vitrim.parse_method("atm")], [IMAGES], None)
     assert together == []
 
 

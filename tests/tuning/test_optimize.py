@@ -390,14 +390,15 @@ def test_a_tower_is_optimized_by_its_neighbours(labels: bool, watch: Watch, tmp_
     assert any(note.startswith("the embedding: class token; ") for note in report.notes)
 
 
-def test_a_tower_whose_file_would_give_tokens_is_refused(source: str, watch: Watch, tmp_path: Path) -> None:
+def test_both_towers_of_clip_are_refused_before_anything_is_written(source: str, watch: Watch, tmp_path: Path) -> None:
     import transformers
 
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
-    host = transformers.Dinov2Model(transformers.Dinov2Config(**sizes)).eval()
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text, image = {**sizes, "vocab_size": 20}, {**sizes, "image_size": 28, "patch_size": 14}
+    host = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=image)).eval()
     images = load_images(source)
     images.transform = eval_transform(create_model("test_vit", options={"img_size": 28, "patch_size": 14}))
-    with pytest.raises(VitrimError, match="a file of this Dinov2Model gives tokens, and not the "):
+    with pytest.raises(VitrimError, match="CLIPModel has a tower for text, too, and a file takes images alone"):
         optimize(host, images, out=tmp_path / "out", **GIVEN)
     assert not (tmp_path / "out").exists()
 

@@ -24,16 +24,15 @@ from vitrim.analysis.family import FamilyResult
 from vitrim.analysis.output import SUMMARY, in_folder, read_analysis, write_records, write_report, write_tables
 from vitrim.analysis.record import Record, distinct, titled
 from vitrim.analysis.subject import Subject
-from vitrim.analysis.summary import milliseconds, summary
+from vitrim.analysis.summary import milliseconds, scores, summary
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import fitting, parse_methods
 from vitrim.data import DataError
 from vitrim.errors import MissingPackageError, VitrimError, check_kinds, check_known, check_whole, one_line_errors
 from vitrim.files import check_folder
 from vitrim.loading import load
-from vitrim.measure.evaluation import DTYPES, data_facts, open_task
+from vitrim.measure.evaluation import DTYPES, data_facts, open_task, paired_probes, standard_probes
 from vitrim.measure.machine import environment, select_device
-from vitrim.measure.probes import MacsProbe, TaskMetrics
 from vitrim.measure.records import read
 from vitrim.measure.run import Measurement
 from vitrim.plots.style import FORMATS
@@ -166,8 +165,8 @@ def analyze(
         suited = fitting(own, configs)
         subject = Subject(own, suited, task, dataset, size, limit, seed, workers, loaded.learned, sizes, blocks)
         _check_blocks(blocks, subject)
-        scoring = [TaskMetrics(task)] if task.name == "multilabel" else []  # of one label, records say it
-        measurement = subject.measurement(suited, [Collect(num_images=facts["images"]), MacsProbe(), *scoring])
+        probes = [Collect(num_images=facts["images"]), *standard_probes(task), *paired_probes(task)]
+        measurement = subject.measurement(suited, probes)
         passes.append(_Pass(measurement, subject, found))
     if families and len(alone) == len(families):  # nothing to gather in a pass over all images
         results = results_of(None, families, _subjects(passes))
@@ -226,8 +225,8 @@ def _gathered(passes: Sequence[_Pass], folder: Path, families: Sequence[str], fo
             times = milliseconds(one.subject, one.subject.methods) if complete else {}
             for row in findings.rows:
                 known = {"gmacs": sum(row["gmacs"].values()), **({"ms": times[row.method]} if times else {})}
-                if one.subject.task.name == "multilabel":
-                    known["score"] = 100 * float(row[one.subject.task.selects_by])
+                if one.subject.task.selects_by != "top1":  # which the records themselves say
+                    known |= scores(row, findings.rows[0], one.subject.task.selects_by)
                 own[row.method] = replace(own[row.method], header={**own[row.method].header, **known})
             records += own.values()
     if not records:

@@ -24,10 +24,11 @@ FEATURES = ("features", "head")
 """Arrays of at most `MOST_FEATURES` images."""
 
 KINDS: dict[str, Any] = {
-    **dict.fromkeys(("method", "kind", "model", "data", "title", "report"), str),
+    **dict.fromkeys(("method", "kind", "model", "data", "title", "report", "metric"), str),
     **dict.fromkeys(("num_layers", "num_prefix", "feature_images", "batch_size", "pruned"), int),
     **dict.fromkeys(("grid", "blocks", "feature_blocks", "bounds", "thresholds"), list),
     "split": (str, NoneType),
+    **dict.fromkeys(("score", "change", "error", "agree", "cosine"), (int, float)),
     **dict.fromkeys(("soft", "adaptive", "batch_dependent"), bool),
 }
 """Types of the entries of the header, of those that are there."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
@@ -20,7 +20,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import methods, parse_method
 from vitrim.errors import VitrimError
 from vitrim.measure.copies import reduced_copy, shared_copy
-from vitrim.measure.evaluation import change_cell
+from vitrim.measure.evaluation import change_cell, spelled
 from vitrim.measure.latency import Budget, time_interleaved
 from vitrim.measure.records import DENSE
 from vitrim.plots.charts import Line, line
@@ -28,9 +28,11 @@ from vitrim.plots.style import TEXT, colours, markers, method_of, names_below, p
 from vitrim.report import Table
 
 COLUMNS = (
-    *("method", "images", "top1 %", "change", "error", "agree %", "gmacs", "MACs_saved %", "ms", "speed-up"),
+    *("method", "images", "top1 %", "change", "error", "agree %", "cosine", "gmacs", "MACs_saved %", "ms", "speed-up"),
     *("tokens_at_end", "curve"),
 )
+SCORE = COLUMNS.index("top1 %")
+"""The place of the score; its name is that of the metric, "score" where the models have several."""
 BUDGET = Budget(min_rounds=5, min_seconds=0.3, max_rounds=50)
 """Of a time that only shows the direction; `vitrim bench` measures."""
 
@@ -62,10 +64,14 @@ def summary(records: Sequence[Record]) -> FamilyResult:
     for record in records:
         dense = next((one for one in records if one.method == DENSE and _same(one, record)), None)
         rows.append(_row(record, dense))
-    names = [name for place, name in enumerate(COLUMNS) if any(row[place] is not None for row in rows)]
+    headers = (record.header for record in records)
+    metrics = {str(one.get("metric", "score" if "score" in one else "top1")) for one in headers}
+    metric = metrics.pop() if len(metrics) == 1 else "score"
+    columns = (*COLUMNS[:SCORE], f"{metric} %", *COLUMNS[SCORE + 1 :])
+    names = [name for place, name in enumerate(columns) if any(row[place] is not None for row in rows)]
     title = "Accuracy, cost, and time of one image (a first look: vitrim bench measures it)"
     shown = tuple(name for name in names if name not in ("images", "gmacs", "curve"))
-    table = Table("summary", title if "ms" in names else "Accuracy and cost", COLUMNS, rows, shown)
+    table = Table("summary", title if "ms" in names else "Accuracy and cost", columns, rows, shown)
     return FamilyResult([table, *by_data(records)], sentences(table))
 
 
@@ -73,11 +79,35 @@ def _same(one: Record, other: Record) -> bool:
     return all(one.header.get(key) == other.header.get(key) for key in ("model", "report"))
 
 
+def scores(row: Mapping[str, Any], dense: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """The scores of an evaluation as a record's header keeps them, where they do not follow from its arrays.
+
+    In percent, and in points against the dense model; ``agree`` of embeddings is the share of common neighbours.
+
+    Args:
+        row, dense: of the method and of the dense model, as of `vitrim.measure.evaluation.standard_probes`.
+        metric: that the task selects by.
+
+    Example:
+        >>> dense = {"recall1": 0.75, "agreement": 1.0, "neighbours": 1.0, "cosine": 1.0, "loss_error": 0.25}
+        >>> scores({**dense, "recall1": 0.5, "neighbours": 0.875, "cosine": 0.5}, dense, "recall1")
+        {'metric': 'recall1', 'score': 50.0, 'change': -25.0, 'agree': 87.5, 'cosine': 0.5, 'error': 25.0}
+    """
+    found = {
+        "score": 100 * row[metric],
+        "change": 100 * (row[metric] - dense[metric]),
+        "agree": 100 * row.get("neighbours", row["agreement"]),
+        "cosine": row["cosine"],
+        "error": math.nan if row is dense else 100 * row.get("loss_error", math.nan),
+    }
+    return {"metric": metric, **{name: float(value) for name, value in found.items() if math.isfinite(value)}}
+
+
 def _row(record: Record, dense: Record | None) -> tuple[object, ...]:
     """The numbers of a record, against those of its dense model."""
     right, first = record.correct(), record.first()
-    change = error = agree = None
-    if dense is not None and len(dense) == len(record):
+    change, error, agree = (record.header.get(name) for name in ("change", "error", "agree"))
+    if "metric" not in record.header and dense is not None and len(dense) == len(record):
         before, chosen = dense.correct(), dense.first()
         if right is not None and before is not None:
             each = right.astype(float) - before
@@ -88,7 +118,7 @@ def _row(record: Record, dense: Record | None) -> tuple[object, ...]:
     macs, full = record.header.get("gmacs"), None if dense is None else dense.header.get("gmacs")
     time, slow = record.header.get("ms"), None if dense is None else dense.header.get("ms")
     return (
-        *(record.name, len(record), None if right is None else 100 * float(right.mean()), change, error, agree),
+        *(record.name, len(record), score_of(record), change, error, agree, record.header.get("cosine")),
         *(macs, None if not macs or not full else 100 * (1 - macs / full)),
         *(time, None if not time or not slow else slow / time),
         float(record.arrays["num_tokens"][:, -1].mean()) if "num_tokens" in record.arrays else None,
@@ -180,11 +210,17 @@ def score_of(record: Record) -> float | None:
     return None if right is None else 100 * float(right.mean())
 
 
+def _metric(table: Table) -> str:
+    """The metric of a summary as people write it."""
+    return spelled(table.columns[SCORE].removesuffix(" %"))
+
+
 @draws("summary", "summary", "Accuracy over cost")
 def draw_frontier(tables: Tables) -> Any:
-    """Top-1 over multiply-accumulates and, where time was measured, over images per second, of one image at a time.
+    """The score over multiply-accumulates and, where time was measured, over images per second, of one image at a time.
     Settings of one method are joined, over all models; a schedule of another direction has a line of its own."""
-    rows = [row for row in tables["summary"].records() if row["top1 %"] is not None]
+    score = tables["summary"].columns[SCORE]
+    rows = [row for row in tables["summary"].records() if row[score] is not None]
     costs = {"gmacs": "GMACs", "ms": "images per second, one at a time"}
     shown = [name for name in costs if any(row[name] is not None for row in rows)]
     if len(rows) < 2 or not shown:
@@ -195,11 +231,11 @@ def draw_frontier(tables: Tables) -> Any:
     for axis, cost in zip(axes, shown, strict=True):
         for curve in curves:
             own = [row for row in rows if row["curve"] == curve and row[cost]]
-            points = sorted((1000 / row[cost] if cost == "ms" else row[cost], row["top1 %"]) for row in own)
+            points = sorted((1000 / row[cost] if cost == "ms" else row[cost], row[score]) for row in own)
             given = Line([x for x, _ in points], [y for _, y in points])
             line(axis, given, colour=colour[curve], marker=marker[curve], label=curve)
         axis.set_xlabel(costs[cost], fontsize=TEXT)
-    axes[0].set_ylabel("top-1, %", fontsize=TEXT)
+    axes[0].set_ylabel(f"{_metric(tables['summary'])}, %", fontsize=TEXT)
     names_below(figure, axes)
     return figure
 
@@ -208,7 +244,7 @@ def sentences(table: Table) -> list[str]:
     """The method that loses least, in one sentence; none where there is no method, or no accuracy.
 
     Example:
-        >>> one = ("tome:r=8", 100, 80.0, -0.5, 0.7, 97.0, 1.0, 20.0, 8.0, 1.2, 101.0, "tome")
+        >>> one = ("tome:r=8", 100, 80.0, -0.5, 0.7, 97.0, None, 1.0, 20.0, 8.0, 1.2, 101.0, "tome")
         >>> sentences(Table("summary", "", COLUMNS, [one]))
         ['tome:r=8: top-1 -0.50±0.70 points, 20.0 % of the MACs saved, 1.20 times as fast as dense here']
     """
@@ -217,7 +253,7 @@ def sentences(table: Table) -> list[str]:
         return []
     best = max(methods, key=lambda row: (row["change"], row["MACs_saved %"] or 0.0))
     lead = " loses least" if len(methods) > 1 else ""
-    parts = [f"top-1 {change_cell(best['change'] / 100, best['error'] / 100, best['images'])} points"]
+    parts = [f"{_metric(table)} {change_cell(best['change'] / 100, best['error'] / 100, best['images'])} points"]
     if best["MACs_saved %"] is not None:
         parts.append(f"{best['MACs_saved %']:.1f} % of the MACs saved")
     if best["speed-up"] is not None:

@@ -108,7 +108,7 @@ class Side:
     """The predictions and the cost of one model, dense or reduced.
 
     Attributes:
-        best: classes and probabilities in [0, 1], best first.
+        best: classes and probabilities in [0, 1], or of embeddings examples and cosines, best first.
         gmacs: multiply-accumulates of this image in units of 10^9.
         tokens: after each block, prefix included.
     """
@@ -153,7 +153,8 @@ class Reduced:
     Attributes:
         method: its text, as on the command line.
         pictures: after each block.
-        same: it chooses the class that the dense model chooses.
+        same: it chooses the class, or of embeddings the example, that the dense model chooses.
+        cosine: of its embedding to the dense model's; None where the model is a classifier.
         saved: share of the dense model's MACs that is saved.
         timing: None where it would have taken too long; a note says so.
     """
@@ -164,6 +165,7 @@ class Reduced:
     same: bool
     saved: float
     timing: Timing | None
+    cosine: float | None = None
 
     @property
     def name(self) -> str:
@@ -176,6 +178,7 @@ class Reply:
     """The result of one job, as the page shows it.
 
     Attributes:
+        embeds: the model gives embeddings, which are compared with those that the dense model gives of the examples.
         checkpoint: the weights are of a file, which the page does not name.
         options: of the model.
         notes: what was changed or done otherwise than asked, a line each.
@@ -184,6 +187,7 @@ class Reply:
     """
 
     model: str
+    embeds: bool
     weights: str
     checkpoint: bool
     options: Mapping[str, Any]

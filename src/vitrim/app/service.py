@@ -40,6 +40,7 @@ from vitrim.hosts.shared.classes import class_names
 from vitrim.loading import create_model
 from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
+from vitrim.measure.inputs import EMBEDDING, task_name
 from vitrim.measure.latency import Budget, fastest, time_interleaved
 from vitrim.measure.macs import profile_of
 from vitrim.plots.patches import sources_of
@@ -61,6 +62,8 @@ class _Ready:
     classes: Sequence[str]
     methods: Sequence[str]
     examples: Sequence[str]
+    gallery: Tensor | None
+    """(E, D), the embeddings of the examples, whose names are the classes then; None for classifiers."""
 
 
 class Service:
@@ -87,7 +90,7 @@ class Service:
         """The facts known of a model on offer.
 
         Raises:
-            VitrimError: it is none of them, cannot be created, or is no classifier that vitrim can reduce.
+            VitrimError: it is none of them, cannot be created, or is none that vitrim can reduce and show.
         """
         loaded = self._load(name)
         rows, columns = host_of(loaded.model).facts(loaded.model).grid_size
@@ -144,24 +147,26 @@ class Service:
             notes.append(f"{_slow(seconds)} to be timed here; see `vitrim bench`")
         else:
             timings = _timings(loaded.model, configs, image[None])
-        first = int(dense.prediction[0].argmax())
+        said = _side(dense, loaded)
         source = self.sources[choice.model]
         return Reply(
             model=choice.model,
+            embeds=loaded.gallery is not None,
             weights=source.weights,
             checkpoint=source.checkpoint is not None,
             options=source.options,
             notes=list(dict.fromkeys(notes)),
             image=pictures_of(loaded.model, image)[0],
-            dense=_side(dense, loaded.classes),
+            dense=said,
             reduced=[
                 Reduced(
                     method=config.describe(),
                     pictures=pictures_of(loaded.model, image, sources),
-                    side=_side(output, loaded.classes),
-                    same=int(output.prediction[0].argmax()) == first,
+                    side=(side := _side(output, loaded)),
+                    same=side.best[0][0] == said.best[0][0],
                     saved=1 - _macs(output) / _macs(dense),
                     timing=timing,
+                    cosine=None if loaded.gallery is None else _cosines(output.prediction, dense.prediction).item(),
                 )
                 for config, (output, sources), timing in zip(configs, runs, timings, strict=True)
             ],
@@ -175,30 +180,41 @@ class Service:
             with torch.random.fork_rng([]):
                 torch.manual_seed(0)  # random weights stay the same when a model is loaded again
                 model = create_model(name, pretrained=source.pretrained, checkpoint=source.checkpoint, options=options)
-            check_shown(model)
-            count = ask(model).num_classes(model) or 0
-            classes = class_names(model) or [f"class {number}" for number in range(count)]
-            methods = [config.name for config in training_free(model)]
-            self.loaded[name] = _Ready(model, classes, methods, _known(model, classes))
+            if task_name(model) != EMBEDDING:
+                check_shown(model)
+            methods, outputs = [config.name for config in training_free(model)], _of_examples(model)
+            if task_name(model) == EMBEDDING:
+                shown, names = known_of({}), [one.name for one in EXAMPLES]
+                self.loaded[name] = _Ready(model, names, methods, shown, outputs)
+            else:
+                count = ask(model).num_classes(model) or 0
+                classes = class_names(model) or [f"class {number}" for number in range(count)]
+                said = zip(EXAMPLES, outputs.argmax(1).tolist(), strict=True)
+                known = known_of({one.name: classes[place] for one, place in said})
+                self.loaded[name] = _Ready(model, classes, methods, known, None)
         self.loaded.move_to_end(name)
         while len(self.loaded) > KEPT_MODELS:
             self.loaded.popitem(last=False)
         return self.loaded[name]
 
 
-def _known(model: nn.Module, classes: Sequence[str]) -> list[str]:
-    """The examples that a model knows: their best class is right."""
-    dense, transform = Contestant(shared_copy(model), _task(model)), eval_transform(model)
-    said: dict[str, str] = {}
+def _of_examples(model: nn.Module) -> Tensor:
+    """(E, D) logits or embeddings of the examples."""
+    dense, transform, found = Contestant(shared_copy(model), _task(model)), eval_transform(model), []
     for one in EXAMPLES:
         with Image.open(one.path) as image, torch.no_grad():
-            output = dense.run(transform(image.convert("RGB"))[None])
-        said[one.name] = classes[int(output.prediction[0].argmax())]
-    return known_of(said)
+            found.append(dense.run(transform(image.convert("RGB"))[None]).prediction)
+    return torch.cat(found)
 
 
 def _task(model: nn.Module) -> Task:
-    return make_task("classification", host_of(model).facts(model).num_classes)
+    name = task_name(model) or "classification"
+    return make_task(name, 0 if name == EMBEDDING else host_of(model).facts(model).num_classes)
+
+
+def _cosines(vectors: Tensor, others: Tensor) -> Tensor:
+    """The cosines of embeddings (B, D) and (B or 1, D)."""
+    return torch.cosine_similarity(vectors.double(), others.double(), dim=1)
 
 
 def _dense(model: nn.Module, images: Tensor) -> tuple[ModelOutput, float]:
@@ -240,10 +256,12 @@ def _slow(seconds: float) -> str:
     return f"the models take {seconds:.1f} s a forward: too long"
 
 
-def _side(output: ModelOutput, classes: Sequence[str]) -> Side:
+def _side(output: ModelOutput, ready: _Ready) -> Side:
     shares = output.prediction[0].double().softmax(-1)
+    if ready.gallery is not None:
+        shares = _cosines(ready.gallery, output.prediction)
     values, places = shares.topk(min(BEST, len(shares)))
-    best = [(classes[place], value) for place, value in zip(places.tolist(), values.tolist(), strict=True)]
+    best = [(ready.classes[place], value) for place, value in zip(places.tolist(), values.tolist(), strict=True)]
     return Side(best, _macs(output) / GIGA, output.tokens_per_block)
 
 

@@ -121,10 +121,23 @@ class Library:
         finally:
             for hook in hooks:
                 hook.remove()
-        vectors: Any = torch.stack(found).mean(0) if found else output
-        if not isinstance(vectors, Tensor) or vectors.ndim != 2:
+        vectors = self.vector(model, torch.stack(found).mean(0) if found else output)
+        if vectors is None:
             raise no_embedding(model)
         return vectors
+
+    def vector(self, model: nn.Module, output: Any) -> Tensor | None:
+        """The embedding (B, D) in the output of a model without a classifier; None where it holds none."""
+        return output if isinstance(output, Tensor) and output.ndim == 2 else None
+
+    def text_embeddings(self, model: nn.Module, texts: Sequence[str]) -> tuple[Tensor, float, float]:
+        """(K, D), the embeddings of texts that the embeddings of images are compared with, and the scale and bias of
+        their cosines in the model's logits.
+
+        Raises:
+            VitrimError: the model has no text tower.
+        """
+        raise VitrimError(f"{type(model).__name__} has no text tower: take a CLIP or SigLIP of transformers")
 
     def embedding_name(self, model: nn.Module) -> str:
         """The embedding in a few words, such as "class token"."""

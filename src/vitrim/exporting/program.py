@@ -26,7 +26,8 @@ class Program(nn.Module):
     """``model`` as it is exported.
 
     Takes (B, C, H, W) float32 as the model does, or with ``normalise`` (B, H, W, C) uint8 as images are read: then it
-    scales to [0, 1] and normalises. Gives one float32 tensor: the logits, or else the first thing the model gives.
+    scales to [0, 1] and normalises. Gives one float32 tensor: the logits, or else the embedding that the library means,
+    or else the first thing the model gives.
     """
 
     mean: Tensor
@@ -53,13 +54,14 @@ class Program(nn.Module):
         return (image.permute(0, 3, 1, 2).to(self.mean.dtype) / 255.0 - self.mean) / self.std
 
     def tensor(self, output: Any) -> Tensor:
-        """The logits in an output, else the first tensor in it.
+        """The logits in an output, else the embedding, else the first tensor in it.
 
         Raises:
             VitrimError: there is no tensor.
         """
         if not isinstance(output, Tensor):
-            output = output.logits if getattr(output, "logits", None) is not None else output[0]
+            logits, vectors = getattr(output, "logits", None), self.library.vector(self.model, output)
+            output = logits if logits is not None else output[0] if vectors is None else vectors
         if not isinstance(output, Tensor):
             raise VitrimError(
                 f"{type(self.model).__name__} gives no tensor but {type(output).__name__}, which a file cannot: export "

@@ -105,10 +105,10 @@ def export(
     """Write a model, reduced by ``method``, as a file that runs without vitrim. ``model`` stays as it is.
 
     The file takes ``image`` (batch, C, H, W) float32 and gives float32 logits (batch, K); of a model without a head,
-    its first output. Before it gets its name it must agree with the model: the same top-1 and logits within 1e-4, at
-    batch 1, 2 and all that is left of the images of ``check``, but for near ties (`vitrim.exporting.check`), which its
-    metadata count. A file in bf16 or int8 is made of one that does, and its
-    metadata say how often it gives the same top-1. A JSON file beside it repeats the metadata in it.
+    its embedding (batch, D) as the library means it, else its first output. Before it gets its name it must agree with
+    the model: the same top-1 and logits within 1e-4, at batch 1, 2 and all that is left of the images of ``check``, but
+    for near ties (`vitrim.exporting.check`), which its metadata count. A file in bf16 or int8 is made of one that does,
+    and its metadata say how often it gives the same top-1. A JSON file beside it repeats the metadata in it.
 
     Args:
         model: dense or reduced, with learned parameters for instance, which goes as it is where ``method`` is None; or
@@ -280,6 +280,7 @@ def _write(
     example = torch.zeros(wanted.batch or 2, *layout, dtype=getattr(torch, dtype))
     program = trace(module, example, wanted.batch is None)
     output = "logits" if ask(reduced).num_classes(reduced) else "features"
+    embeds = output == "features" and program.graph.output_node().args[0][-1].meta["val"].ndim == 2
     inputs = (wanted.batch or "batch", *layout)
     known = {
         **facts,
@@ -289,7 +290,7 @@ def _write(
             "dtype": dtype,
             "layout": "NHWC, as read, 0 to 255" if wanted.preprocess else "NCHW, normalised",
         },
-        "output": {"name": output},
+        "output": {"name": output, **({"embedding": ask(reduced).embedding_name(reduced)} if embeds else {})},
         "weights": weights,
         "precision": weights,
         "opset": wanted.opset,

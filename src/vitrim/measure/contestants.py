@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -149,25 +149,29 @@ class _Forward(nn.Module):
         if watched:
             blocks = host_of(model).blocks(model) if has_trunk(model) else []
             self.num_blocks = len(blocks)
-            # of embeddings the prediction is the feature
-            for reader in () if task.name == "embedding" else ask(model).readers(model):
+            for reader in () if task.embeds else ask(model).readers(model):
                 reader.register_forward_pre_hook(self._note_input)
             if blocks:
                 blocks[-1].register_forward_hook(self._note_tokens)
 
     def forward(self, images: Tensor) -> None:
         self.inputs.clear()
-        self.prediction = self.task.predict(self.model, images, self.targets)
+        if self.task.embeds:
+            self.inputs.append(ask(self.model).embedding(self.model, images))
+            self.prediction = self.task.of_embedding(self.inputs[0])
+        else:
+            self.prediction = self.task.predict(self.model, images, self.targets)
 
     def feature(self) -> Tensor | None:
         """(B, C), what the classifier reads, the mean where there are two, side by side where they differ in size;
         (B, P, C) of a dense head; an embedding itself; None where no module reads it."""
-        if self.task.name == "embedding":
-            return cast(Tensor, self.prediction)
         if not self.inputs:
             return None
         alike = len({found.shape for found in self.inputs}) == 1
-        feature = torch.stack(self.inputs).mean(0) if alike else torch.cat(self.inputs, dim=-1)
+        if len(self.inputs) == 1:
+            feature = self.inputs[0]  # itself: an embedding that is the prediction, too, is no row of logits
+        else:
+            feature = torch.stack(self.inputs).mean(0) if alike else torch.cat(self.inputs, dim=-1)
         return feature.flatten(2).transpose(1, 2) if feature.ndim == 4 else feature
 
     def _note_input(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:

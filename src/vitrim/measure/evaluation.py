@@ -32,7 +32,7 @@ from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.copies import apart
 from vitrim.measure.decisions import DecisionsProbe, save_decisions
 from vitrim.measure.in_files import FileModel, InFile, OnFile, check_alike, file_words
-from vitrim.measure.inputs import EMBEDDING, open_data, task_name
+from vitrim.measure.inputs import EMBEDDING, ZERO_SHOT, open_data, task_name
 from vitrim.measure.machine import drawing, environment, select_device, set_threads
 from vitrim.measure.neighbours import Neighbours
 from vitrim.measure.predictions import check_predictions, save_predictions
@@ -127,7 +127,7 @@ def task_of(model: nn.Module, dataset: Any, name: str | None = None) -> Task:
     """
     several = isinstance(dataset, MultiLabelDataset)
     name = name or task_name(model) or ("multilabel" if several else "classification")
-    return make_task(name, 0 if name == EMBEDDING else num_classes(model))
+    return make_task(name, 0 if name in (EMBEDDING, ZERO_SHOT) else num_classes(model))
 
 
 def check_dataset(dataset: Any, task: Task, model: str) -> None:
@@ -442,7 +442,8 @@ def evaluate(
     if words := file_words([one.model for one in models if isinstance(one, OnFile)]):
         facts["files"] = words
     if job.name == EMBEDDING:
-        facts["embedding"] = ask(loaded.model).embedding_name(loaded.model)
+        own_name = ask(loaded.model).embedding_name
+        facts["embedding"] = given.embedding if isinstance(given, FileModel) else own_name(loaded.model)
     partial = None
     if out is not None:
         settings = {"model": loaded.name, "methods": [config.describe() for config in configs], **facts}

@@ -81,8 +81,9 @@ class FileModel(nn.Module):
         }
         with torch.no_grad():
             found = self(torch.zeros(1, channels, height, width))
-        named = (file.metadata.get("output") or {}).get("name", "logits")
-        self.num_classes = found.shape[1] if named == "logits" and found.ndim == 2 else 0
+        output = file.metadata.get("output") or {}
+        self.num_classes = found.shape[1] if output.get("name", "logits") == "logits" and found.ndim == 2 else 0
+        self.embedding = output.get("embedding", "the file's output")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FileModel:
         """Itself: an opened file cannot be copied, and nothing changes it."""
@@ -109,9 +110,14 @@ class OnFile(Contestant):
     Args:
         model: the file.
         task: makes the prediction.
+
+    Raises:
+        VitrimError: embeddings are asked for, and it gives logits.
     """
 
     def __init__(self, model: FileModel, task: Task) -> None:
+        if task.embeds and model.num_classes:
+            raise VitrimError(f"{model.file.path} gives logits, and no embedding: export the model without its head")
         super().__init__(model, task)
         self.model, known = model, model.file.metadata
         self.name = str(model.file.path)

@@ -21,6 +21,8 @@ from vitrim.tasks import tasks
 
 EMBEDDING = "embedding"
 """The task of a model without a classifier."""
+ZERO_SHOT = "zero_shot"
+"""The task of one that was trained with a text tower, and is told the classes by their names."""
 
 
 def open_data(
@@ -88,6 +90,8 @@ def task_name(model: nn.Module, wanted: str | None = None) -> str | None:
     own = ask(model).tasks(model)
     if not own and (wanted == EMBEDDING or (wanted is None and ask(model).num_classes(model) == 0)):
         return EMBEDDING
+    if wanted == ZERO_SHOT and not own:
+        return ZERO_SHOT
     if wanted is None or wanted in own:
         return wanted or (own[0] if own else None)
     if not own:

@@ -20,6 +20,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, reduce_
 from vitrim.core.registry import ask, fitting, parse_methods
 from vitrim.errors import ReductionWarning, VitrimError, check_whole, one_line_errors
+from vitrim.exporting.program import Program
 from vitrim.loading import load
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.copies import reduced_copy, shared_copy, take_learned
@@ -36,10 +37,10 @@ from vitrim.measure.evaluation import (
     weight_and_class_notes,
 )
 from vitrim.measure.in_files import FileModel, InFile, OnFile, check_alike, file_words
-from vitrim.measure.inputs import EMBEDDING
+from vitrim.measure.inputs import EMBEDDING, ZERO_SHOT
 from vitrim.measure.latency import Budget
 from vitrim.measure.machine import drawing, environment, set_threads
-from vitrim.measure.probes import Agreement, TaskMetrics
+from vitrim.measure.probes import MacsProbe, Tokens
 from vitrim.measure.records import DENSE, Batch, Row, read
 from vitrim.measure.run import Measurement
 from vitrim.plots import style
@@ -62,7 +63,7 @@ from vitrim.speed.engines import Engine, Run, compilation
 from vitrim.speed.words import bounds, engine_of, shows_only_cost, unrest
 from vitrim.tasks import Task
 
-SCORED_ON_ENGINES = ("classification", "multilabel")
+SCORED_ON_ENGINES = ("classification", "multilabel", EMBEDDING, ZERO_SHOT)
 """Tasks whose predictions are read from what a file gives."""
 PALE = "#999999"
 """The colour of what only shows the cost of vitrim itself."""
@@ -205,13 +206,13 @@ def compare(
         )  # fmt: skip
         beside = {str(file.path): FileModel(file) for file in files}
         check_alike(loaded.model, ask(loaded.model).preprocessing(loaded.model), list(beside.values()))
-        if beside and goal.name not in (*SCORED_ON_ENGINES, EMBEDDING):
+        if (beside or lower) and goal.name not in SCORED_ON_ENGINES:
+            what = "files are" if beside else f"{lower[0].precision} is"
+            raise VitrimError(f"{what} compared for {', '.join(SCORED_ON_ENGINES)}, not {goal.name}")
+        if lower and goal.embeds and ask(loaded.model).num_classes(loaded.model):
             raise VitrimError(
-                f"files are compared for {' and '.join(SCORED_ON_ENGINES)} or embeddings, not {goal.name}"
-            )
-        if lower and goal.name not in SCORED_ON_ENGINES:
-            raise VitrimError(
-                f"{lower[0].precision} is compared for {' and '.join(SCORED_ON_ENGINES)}, not {goal.name}"
+                f"in {lower[0].precision} engines give this classifier's logits, and not what it reads: take it "
+                "without its head, e.g. num_classes=0"
             )
         timed_on = dataset if goal.reads is None else None
         if timed_on is not None:
@@ -292,12 +293,12 @@ class OnEngine(Contestant):
     def __init__(
         self, model: nn.Module, task: Task, reduction: Reduction | None, engine: Engine, run: Run, size: int
     ) -> None:
-        shadow, library = shared_copy(model), ask(model)
+        shadow, program = shared_copy(model), Program(model)
 
         def forward(images: Tensor) -> Tensor:
             count = len(images)
             full = torch.cat([images, images[:1].expand(size - count, *images.shape[1:])])
-            return library.logits(run(full.to(engine.dtype)))[:count].float()
+            return program.tensor(run(full.to(engine.dtype)))[:count].float()
 
         shadow.forward = forward
         super().__init__(shadow, task, reduction)
@@ -321,7 +322,7 @@ def score_on_engines(
         methods: configs by name; those that an engine cannot run are left out.
         engines: each in its precision. int8 finds the ranges of activations on the first 64 images.
         batches: read twice if there is int8.
-        task: classification or multilabel.
+        task: one of `SCORED_ON_ENGINES`.
         learned: folder of a saved reduction, whose parameters the methods of that name get.
         seed: of methods that draw at random.
         on_progress: called after every batch with the number of images seen.
@@ -354,15 +355,12 @@ def score_on_engines(
                 own.append(OnEngine(copied, task, reduction, engine, run, size))
             found.append(own)
         models = [exact, *(one for own in found for one in own)]
-        measurement = Measurement(
-            models,
-            [TaskMetrics(task), Agreement(task), *paired_probes(task)],
-            task,
-            seed=seed,
-        )
+        probes = [one for one in standard_probes(task) if not isinstance(one, MacsProbe | Tokens)]  # fp32 has them
+        measurement = Measurement(models, [*probes, *paired_probes(task)], task, seed=seed)
         measurement.follow(batches(), on_progress)
+        left_out = () if task.embeds else ("cosine",)  # of what a head reads, which engines do not give
         rows = iter(
-            [Row(row.method, {key: row[key] for key in row if key != "cosine"}) for row in measurement.rows()[1:]]
+            [Row(row.method, {key: row[key] for key in row if key not in left_out}) for row in measurement.rows()[1:]]
         )
     return [list(islice(rows, len(own))) for own in found]
 

@@ -14,7 +14,7 @@ def tasks() -> dict[str, type[Task]]:
 
     Example:
         >>> list(tasks())
-        ['classification', 'detection', 'embedding', 'instances', 'multilabel', 'segmentation']
+        ['classification', 'detection', 'embedding', 'instances', 'multilabel', 'segmentation', 'zero_shot']
     """
     discover(__name__)
     return dict(sorted(TASKS.items()))

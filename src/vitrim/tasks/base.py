@@ -48,6 +48,7 @@ class Task(ABC):
             left out.
         mixes: whether images are mixed, with their labels.
         several: whether an image has several labels, (B, K).
+        embeds: whether predictions are made of the model's embeddings, by `of_embedding`.
         by_windows: whether images can be evaluated by a protocol of windows and scales.
         query_per_patch: whether `auxiliary` takes an output per patch; otherwise one for the whole image.
         protocol: how images are evaluated; may be replaced.
@@ -68,6 +69,7 @@ class Task(ABC):
     other_classes: ClassVar[bool] = False
     mixes: ClassVar[bool] = False
     several: ClassVar[bool] = False
+    embeds: ClassVar[bool] = False
     by_windows: ClassVar[bool] = False
     query_per_patch: ClassVar[bool] = False
 
@@ -184,6 +186,10 @@ class Task(ABC):
         """
         logits = ask(model).logits(model(images))
         return logits if self.columns is None else logits[:, self.columns]
+
+    def of_embedding(self, vectors: Tensor) -> Tensor:
+        """The prediction that embeddings (B, D) are read for, where the task `embeds`: by default themselves."""
+        return vectors
 
     def update(self, metrics: MetricCollection, prediction: Any, targets: Any) -> None:
         """Show a prediction and its targets to the metrics."""

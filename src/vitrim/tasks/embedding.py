@@ -42,6 +42,7 @@ class Embedding(Task):
     agreement_means = "cosine to the dense embedding"
     shown = ("recall1", "recall1_dense", "knn", "neighbours")
     learned_by = "a model with a head"
+    embeds = True
 
     def check(self, dataset: Any) -> None:
         raise VitrimError("embeddings are not learned by themselves: train a classifier, then score its features")

@@ -6,7 +6,6 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Literal
@@ -20,8 +19,8 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
 from vitrim.errors import VitrimError
 from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
-from vitrim.measure.latency import Budget, fastest, time_interleaved
-from vitrim.measure.macs import profile_of
+from vitrim.measure.latency import Budget, fastest, in_turn, time_interleaved
+from vitrim.measure.macs import Profile, profile_of
 from vitrim.speed.bench import check_engines, in_dtype
 from vitrim.speed.engines import Eager, Engine, compilation, engines_named
 from vitrim.tuning.space import Point, Space
@@ -95,7 +94,7 @@ class MacsCost(Cost):
 
     def __init__(self, model: nn.Module, space: Space, images: Sequence[Tensor] = (), *, seed: int = 0) -> None:
         self.space = space
-        self._known: dict[str, float] = {}
+        self._known: dict[str, Profile] = {}
         adaptive = space.adaptive
         if adaptive and not images:
             raise VitrimError(f"{space.base.name} adapts to the content of the images: give some to count its MACs on")
@@ -113,9 +112,16 @@ class MacsCost(Cost):
 
     def share(self, config: MethodConfig) -> float:
         """The counted MACs of a setting over those of the dense model."""
+        return self._profile(config).macs.total / self._dense
+
+    def tokens(self, config: MethodConfig) -> FloatArray:
+        """Tokens after every block of a setting, means over the images."""
+        return np.array(self._profile(config).tokens_per_block)
+
+    def _profile(self, config: MethodConfig) -> Profile:
         text = config.describe()
         if text not in self._known:
-            self._known[text] = profile_of(self._model, config, self._images).macs.total / self._dense
+            self._known[text] = profile_of(self._model, config, self._images)
         return self._known[text]
 
     def estimate(self, config: MethodConfig) -> float:
@@ -151,9 +157,10 @@ def samples(space: Space, number: int, seed: int) -> list[MethodConfig]:
 # ---- timing ----------------------------------------------------------------------------------------------------------
 
 
-Timer = Callable[[nn.Module, Sequence[MethodConfig], Tensor, Budget | None], tuple[FloatArray, float]]
-"""From the dense model, settings (S), a batch of images and the time to spend to (S,) ratios of latency to the dense
-model's, and that in milliseconds. Another engine than eager PyTorch is another function of this kind."""
+Timer = Callable[[nn.Module, Sequence[MethodConfig], Sequence[Tensor], Budget | None], tuple[FloatArray, float]]
+"""From the dense model, settings (S), batches of images, of which rounds take one after the other, and the time to
+spend to (S,) ratios of latency to the dense model's, and that in milliseconds. Another engine than eager PyTorch is
+another function of this kind."""
 
 Again = Callable[[Sequence[MethodConfig]], list[float]]
 """From settings (S) to S ratios of latency to the dense model's."""
@@ -163,10 +170,11 @@ class LatencyCost(Cost):
     """Latency on one device, predicted by a least-squares fit over sums of token counts; see `of`.
 
     Args:
-        space: of a method whose counts do not depend on the images.
+        space: of the method.
         fit: of the latency over the dense model's.
         dense_ms: latency of the dense model in milliseconds.
         again: times settings once more, for `measure`; None: they are never timed again.
+        counted: counts the tokens of a method that adapts to the images, on some; None for other methods.
 
     Attributes:
         error, worst: mean and largest relative error where each timed setting is predicted from the others.
@@ -174,21 +182,25 @@ class LatencyCost(Cost):
 
     unit = "latency"
 
-    def __init__(self, space: Space, fit: Fit, dense_ms: float, again: Again | None = None) -> None:
-        self.space, self.fit, self.dense_ms, self.again = space, fit, dense_ms, again
+    def __init__(
+        self, space: Space, fit: Fit, dense_ms: float, again: Again | None = None, counted: MacsCost | None = None
+    ) -> None:
+        self.space, self.fit, self.dense_ms, self.again, self.counted = space, fit, dense_ms, again, counted
         self.error, self.worst = fit.error, fit.worst
+        self.steps = Cost.steps if counted is None else counted.steps
 
     @classmethod
     def of(
         cls,
         model: nn.Module,
         space: Space,
-        images: Tensor,
+        images: Sequence[Tensor],
         *,
         budget: Budget | None = None,
         number: int = SAMPLES,
         seed: int = 0,
         timer: Timer | None = None,
+        counted: MacsCost | None = None,
     ) -> LatencyCost:
         """Time settings drawn from the space, in turn with the dense model in its faster attention kernel.
 
@@ -197,31 +209,28 @@ class LatencyCost(Cost):
         Args:
             model: the dense model on its device; left as it was.
             space: of the method.
-            images: (B, C, H, W), the batch to be fast at.
+            images: batches (B, C, H, W) of the size to be fast at. Rounds take one after the other; for a method that
+                adapts to the images they are real ones.
             timer: times settings; default `eager`. One that exports or compiles them makes this the latency there.
             budget: the time to spend on every setting.
             number: settings to time; half as many more where the mean error is above 5 %.
             seed: of the settings that are drawn.
-
-        Raises:
-            VitrimError: the method adapts to the images.
+            counted: as of `LatencyCost`.
         """
-        if space.adaptive:
-            raise VitrimError(f"{space.base.name} adapts to the content of the images: tune it for macs, not speedup")
         timed = timer or eager
         configs = samples(space, number + number // 2, seed)
-        terms = np.stack([_few_terms(space, config) for config in configs])
+        terms = np.stack([_few_terms(space, config, counted) for config in configs])
         model = shared_copy(model).eval()
         ratios, dense_ms = timed(model, configs[:number], images, budget)
         fit = Fit.of(terms[:number], ratios)
         if fit.error > WANTED_ERROR and len(configs) > number:
             more, _ = timed(model, configs[number:], images, budget)
             fit = Fit.of(terms, np.concatenate([ratios, more]))
-        return cls(space, fit, dense_ms)
+        return cls(space, fit, dense_ms, counted=counted)
 
     def share(self, config: MethodConfig) -> float:
         """The predicted latency of a setting over the dense model's."""
-        return self.fit.value(_few_terms(self.space, config))
+        return self.fit.value(_few_terms(self.space, config, self.counted))
 
     def measure(self, configs: Sequence[MethodConfig]) -> list[float] | None:
         return None if self.again is None else self.again(configs)
@@ -232,17 +241,17 @@ class LatencyCost(Cost):
 
 
 def eager(
-    model: nn.Module, configs: Sequence[MethodConfig], images: Tensor, budget: Budget | None
+    model: nn.Module, configs: Sequence[MethodConfig], images: Sequence[Tensor], budget: Budget | None
 ) -> tuple[FloatArray, float]:
     """Medians of the settings' ratios to the dense model within a round, and the dense latency in milliseconds.
 
     Both run as PyTorch runs them, the dense model in its faster attention kernel.
     """
     kernels = dense_copies(model)
-    runs: dict[str, Callable[[], object]] = {name: partial(dense, images) for name, dense in kernels.items()}
-    runs |= {str(place): partial(reduced_copy(model, config), images) for place, config in enumerate(configs)}
+    models = kernels | {str(place): reduced_copy(model, config) for place, config in enumerate(configs)}
     with torch.inference_mode():
-        times = time_interleaved(runs, images.device, budget)
+        runs = {name: in_turn(each, images) for name, each in models.items()}
+        times = time_interleaved(runs, images[0].device, budget)
     dense = times[fastest(times, kernels)]
     ratios = np.array([np.median(times[str(place)] / dense) for place in range(len(configs))])
     return ratios, float(np.median(dense))
@@ -267,20 +276,22 @@ def timer_on(names: Sequence[str | Engine], precisions: Sequence[str] = ("fp32",
         return eager
 
     def timed(
-        model: nn.Module, configs: Sequence[MethodConfig], images: Tensor, budget: Budget | None
+        model: nn.Module, configs: Sequence[MethodConfig], images: Sequence[Tensor], budget: Budget | None
     ) -> tuple[FloatArray, float]:
         methods = {config.describe(): config for config in configs}
         for engine in engines:  # each must take all of them: which is the fastest is known only later
-            check_engines([engine], methods, model, len(images))
+            check_engines([engine], methods, model, len(images[0]))
         with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in engines)):
 
             def ready(engine: Engine, model: nn.Module) -> Callable[[], object]:
-                given = images.to(engine.dtype)
-                return partial(engine.prepare(model, given, Path(mkdtemp(dir=folder))), given)
+                given = [batch.to(engine.dtype) for batch in images]
+                made = engine.prepare(model, given[0], Path(mkdtemp(dir=folder)), torch.cat(given))
+                with torch.inference_mode():
+                    return in_turn(made, given)
 
             def times(calls: dict[str, Callable[[], object]]) -> dict[str, FloatArray]:
                 with torch.inference_mode():
-                    return time_interleaved(calls, images.device, budget)
+                    return time_interleaved(calls, images[0].device, budget)
 
             kernels = {
                 f"{engine.label} {kernel}": (engine, ready(engine, copy))
@@ -339,17 +350,21 @@ class Fit:
         return float(self.coefficients @ terms)
 
 
-def _tokens(space: Space, config: MethodConfig) -> tuple[FloatArray, FloatArray]:
+def _tokens(space: Space, config: MethodConfig, counted: MacsCost | None = None) -> tuple[FloatArray, FloatArray]:
     """Tokens that enter and leave each block, as shares of those that enter the first one."""
-    counts = space.counts(config)
-    assert counts is not None, "the counts of this method depend on the images"
-    every = np.array([space.patches, *counts], dtype=np.float64) + space.num_prefix
-    return every[:-1] / every[0], every[1:] / every[0]
+    first = space.patches + space.num_prefix
+    if counted is not None:
+        left = counted.tokens(config)
+    else:
+        counts = space.counts(config)
+        assert counts is not None, "the counts of this method depend on the images"
+        left = np.array(counts, dtype=np.float64) + space.num_prefix
+    return np.array([first, *left[:-1]]) / first, left / first
 
 
-def _few_terms(space: Space, config: MethodConfig) -> FloatArray:
+def _few_terms(space: Space, config: MethodConfig, counted: MacsCost | None = None) -> FloatArray:
     """(5,) terms of the latency: a constant, tokens, pairs of tokens, tokens that leave, and blocks that reduce."""
-    enter, leave = _tokens(space, config)
+    enter, leave = _tokens(space, config, counted)
     return np.array([1.0, enter.sum(), (enter**2).sum(), leave.sum(), (leave < enter).sum()])
 
 

@@ -33,7 +33,6 @@ from vitrim.errors import VitrimError, check_whole
 from vitrim.exporting.exported import Exported, sidecar, staged, weights_beside
 from vitrim.exporting.formats import formats
 from vitrim.exporting.formats.base import Format
-from vitrim.exporting.program import Program
 from vitrim.exporting.writing import export
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import load
@@ -262,9 +261,8 @@ def optimize(
             tower = task_name(host) == EMBEDDING
             task = make_task(EMBEDDING, 0) if tower else make_task("classification", num_classes(host))
             dataset = open_images(host, images, **where)
-        if task.name not in (*SCORED_ON_ENGINES, EMBEDDING):
-            names = f"{', '.join(SCORED_ON_ENGINES)} or embeddings"
-            raise VitrimError(f"files are optimized for models of {names}, not {task.name}")
+        if task.name not in SCORED_ON_ENGINES:
+            raise VitrimError(f"files are optimized for models of {', '.join(SCORED_ON_ENGINES)}, not {task.name}")
         if len(dataset) < LEAST:
             raise VitrimError(f"{dataset.source} has {len(dataset)} images, and {LEAST} are needed: ten for each third")
         for config in wanted or ():
@@ -331,7 +329,7 @@ def optimize(
 
 
 def check_vector(model: nn.Module, task: Task, images: Tensor) -> None:
-    """Check that the file of a tower would give its embedding, and not tokens.
+    """Check that the file of a tower would give its embedding.
 
     Args:
         model: dense, without a classifier.
@@ -339,19 +337,15 @@ def check_vector(model: nn.Module, task: Task, images: Tensor) -> None:
         images: (B, C, H, W).
 
     Raises:
-        VitrimError: its forward gives something else first.
+        VitrimError: it has none, or is half of the model.
     """
-    embedding = task.predict(model, images)
-    known: Any = None
-    if not hasattr(model, "get_image_features"):  # its forward wants text, too
-        with torch.no_grad():
-            known = Program(model).tensor(model(images))
-    if known is None or known.shape != embedding.shape or not torch.allclose(known, embedding):
+    if hasattr(model, "get_image_features"):
         raise VitrimError(
-            f"a file of this {type(model).__name__} gives tokens, and not the {ask(model).embedding_name(model)} by "
-            "which it is scored: take a form whose output is the embedding, e.g. timm's, or ...WithProjection of "
-            "transformers"
+            f"{type(model).__name__} has a tower for text, too, and a file takes images alone: take its image tower, "
+            "e.g. ...VisionModelWithProjection of transformers"
         )
+    with torch.no_grad():
+        task.predict(model, images)
 
 
 def can_show(count: int) -> str:

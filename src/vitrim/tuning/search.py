@@ -47,8 +47,8 @@ from vitrim.tuning.study import Evaluator, Study, joined, means
 EVALUATIONS = 60
 """Settings that are tried where nothing else is said."""
 
-COUNTED_BATCHES = 2
-"""Batches that the MACs of a method which adapts to the images are counted on."""
+COUNTED, COUNTED_BATCHES = 32, 2
+"""Images, and batches, that a method which adapts to the images is counted and timed on at least."""
 
 FINALISTS = 8
 """Trials that are compared on the selection images."""
@@ -702,14 +702,19 @@ class Searches:
     def _cost(self, space: Space, target: Target) -> Cost:
         """The cost that the target is about; latency is measured once in a study."""
         like = next(self.model.parameters())
-        stop = min(COUNTED_BATCHES * self.images.batch_size, self.images.count("search"))
+        least = COUNTED if space.adaptive else 0
+        stop = min(max(COUNTED_BATCHES * self.images.batch_size, least), self.images.count("search"))
         few = [one.images.to(like.device, like.dtype) for one in self.images.batches("search", 0, stop)]
         if target.kind != "speedup":
             return MacsCost(self.model, space, few, seed=self.seed)
         budget, model = self.options.get("budget"), shared_copy(self.model).eval()
+        counted = MacsCost(self.model, space, few) if space.adaptive else None
+        whole = [batch for batch in few if len(batch) == len(few[0])]
+        timed = whole if space.adaptive else whole[:1]
 
         def measure() -> dict[str, Any]:
-            cost = LatencyCost.of(model, space, few[0], budget=budget, seed=self.seed, timer=self.timer)
+            how: dict[str, Any] = {"budget": budget, "seed": self.seed, "timer": self.timer, "counted": counted}
+            cost = LatencyCost.of(model, space, timed, **how)
             fit = cost.fit
             return {"fit": fit.coefficients.tolist(), "error": fit.error, "worst": fit.worst, "dense_ms": cost.dense_ms}
 
@@ -717,7 +722,7 @@ class Searches:
             texts = ", ".join(config.describe() for config in configs)
             ratios: list[float] = self.study.value(
                 f"once more: {texts}",
-                lambda: self.timer(model, configs, few[0], budget)[0].tolist(),
+                lambda: self.timer(model, configs, timed, budget)[0].tolist(),
                 kind=Annotated[list[_Positive], Field(min_length=len(configs), max_length=len(configs))],
             )
             return ratios
@@ -725,4 +730,4 @@ class Searches:
         name = "latency" if len(self.spaces) == 1 else f"latency of {space.base.describe()}"
         found = self.study.value(name, measure, kind=_Latency)
         fit = Fit(np.array(found["fit"]), found["error"], found["worst"])
-        return LatencyCost(space, fit, found["dense_ms"], again)
+        return LatencyCost(space, fit, found["dense_ms"], again, counted)

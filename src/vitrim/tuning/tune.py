@@ -245,6 +245,8 @@ def tune(
         "study": study, "resume": resume, "about": about, "processes": processes, "seed": seed,
         "on_trial": None if on_progress is None else _improvements(on_progress, tried * len(targets), proxy),
     }  # fmt: skip
+    if on_progress is not None:  # costs are measured before the first setting is scored, and that may take minutes
+        on_progress(0, tried * len(targets), "")
     with quiet():
         searches = Searches(loaded.model, configs, images, targets, how)
         results = searches.run()

@@ -75,6 +75,14 @@ def test_models_by_name(name: str) -> None:
         assert torch.equal(model(images), dense)
 
 
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "naflexvit_base_patch16_gap", "volo_d1_224"])
+@pytest.mark.parametrize("channels", [1, 4])
+def test_images_of_other_channels_than_three(name: str, channels: int) -> None:
+    """The channels of the images are the model's: in itself, in its embedding or, in older timm, in its stem alone."""
+    model: Any = timm.create_model(name, in_chans=channels, num_classes=2).eval()
+    assert host_of(model).facts(model).input_size[0] == channels
+
+
 def test_a_convolutional_stem_takes_images_not_its_own_channels() -> None:
     stem = partial(HybridEmbed, backbone=nn.Conv2d(3, 8, 2, 2), patch_size=2)
     model = tiny.vit(embed_layer=stem)()

@@ -7,7 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
+import torch
 import transformers
+from PIL import Image
 from torch import Tensor, nn
 from transformers import AutoImageProcessor
 
@@ -88,24 +90,37 @@ class TransformersLibrary(Library):
         return output[0] if isinstance(output, tuple) else super().logits(output)  # return_dict=False
 
     def embedding(self, model: Any, images: Tensor) -> Tensor:
-        """The projection where there is one, else what the pooler gives, else the class token.
-
-        Raises:
-            UnsupportedModelError: the model has none of them.
-        """
-        if self.classifiers(model):
+        if not hasattr(model, "get_image_features"):  # of two towers, whose forward wants text, too
             return super().embedding(model, images)
-        output = model.get_image_features(images) if hasattr(model, "get_image_features") else model(images)
-        if isinstance(output, Tensor) and output.ndim == 2:
-            return output
+        vectors = self.vector(model, model.get_image_features(images))
+        if vectors is None:
+            raise no_embedding(model)
+        return vectors
+
+    def vector(self, model: Any, output: Any) -> Tensor | None:
+        """The projection where there is one, else what the pooler gives, else the class token of a bare tower."""
         for name in ("image_embeds", "pooler_output"):
-            vectors = getattr(output, name, None)
-            if isinstance(vectors, Tensor) and vectors.ndim == 2:
+            if (vectors := super().vector(model, getattr(output, name, None))) is not None:
                 return vectors
         tokens, family = getattr(output, "last_hidden_state", None), self.family()
-        if tokens is None or family is None or not family.facts(model).has_class_token:
-            raise no_embedding(model)
+        if tokens is None or tokens is not output[0] or family is None or not family.facts(model).has_class_token:
+            return super().vector(model, output)
         return tokens[:, 0]  # type: ignore[no-any-return]
+
+    def text_embeddings(self, model: Any, texts: Sequence[str]) -> tuple[Tensor, float, float]:
+        both, source = model, model.config._name_or_path
+        if not hasattr(model, "get_text_features"):  # the image tower of both, which lie in one folder
+            both = transformers.AutoModel.from_pretrained(source, trust_remote_code=False).eval() if source else None
+        if not hasattr(both, "get_text_features") or not source:
+            return super().text_embeddings(model, texts)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        most = both.config.text_config.max_position_embeddings
+        given = tokenizer(list(texts), padding="max_length", max_length=most, truncation=True, return_tensors="pt")
+        with torch.no_grad():
+            found = both.get_text_features(**given)
+        vectors, bias = self.vector(both, found), getattr(both, "logit_bias", None)
+        assert vectors is not None
+        return vectors, both.logit_scale.exp().item(), 0.0 if bias is None else bias.item()
 
     def embedding_name(self, model: Any) -> str:
         if self.classifiers(model):
@@ -164,7 +179,7 @@ class TransformersLibrary(Library):
             return Preprocessing(input_channels(model), size)
         processed = Processed(source)
         mean, std = tuple(processed.processor.image_mean), tuple(processed.processor.image_std)
-        return Preprocessing(own.channels, size, mean, std, transform=processed)
+        return Preprocessing(own.channels, size, mean, std, **resizing(processed.processor), transform=processed)
 
     def masked_autoencoder(self, model: Any) -> bool:
         return model.config.model_type in ("vit_mae", "videomae")
@@ -185,6 +200,28 @@ class TransformersLibrary(Library):
         return True
 
 
+def resizing(processor: Any) -> dict[str, Any]:
+    """The resizing of an image processor in the words of `Preprocessing`; empty where these do not hold it.
+
+    Both libraries crop the middle, which may be a pixel apart where it is not a whole number of pixels.
+
+    Example:
+        >>> from transformers import ViTImageProcessor
+        >>> resizing(ViTImageProcessor(size={"height": 224, "width": 224}))
+        {'interpolation': 'bilinear', 'crop_share': 1.0, 'crop_mode': 'squash'}
+    """
+    resample, size = getattr(processor, "resample", None), getattr(processor, "size", None) or {}
+    if resample is None or not getattr(processor, "do_resize", True):
+        return {}
+    crop = processor.crop_size["height"] if getattr(processor, "do_center_crop", None) else None
+    told = {"interpolation": Image.Resampling(int(resample)).name.lower()}
+    if size.get("shortest_edge") and crop is not None:
+        return {**told, "crop_share": crop / size["shortest_edge"], "crop_mode": "center"}
+    if size.get("height") and size.get("width") and crop is None:
+        return {**told, "crop_share": 1.0, "crop_mode": "squash"}
+    return {}
+
+
 @cache
 def _arguments(kind: Any) -> frozenset[str]:
     """The names of the arguments of the forward of a class."""
@@ -192,9 +229,16 @@ def _arguments(kind: Any) -> frozenset[str]:
 
 
 def class_for(config: Any) -> Any:
-    """The class a model was saved as if images, or prompts with images, can be given to it, else one of its kind."""
+    """The class a model was saved as if images, or prompts with images, can be given to it, else one of its kind.
+
+    Of an image and a text tower, such as CLIP, it is the image tower, with its projection where it has a class.
+    """
     for name in config.architectures or ():
         kind = getattr(transformers, name, None)
+        if hasattr(kind, "get_image_features") and hasattr(kind, "get_text_features"):
+            ends = ("VisionModelWithProjection", "VisionModel")
+            towers = (getattr(transformers, name.removesuffix("Model") + end, None) for end in ends)
+            kind = next((tower for tower in towers if tower is not None), kind)
         if kind is not None and (kind.main_input_name == "pixel_values" or reads_prompts(kind)):
             return kind
     prompted: Any = transformers.AutoModelForImageTextToText._model_mapping
@@ -202,3 +246,12 @@ def class_for(config: Any) -> Any:
         return prompted[type(config)]
     classifier = transformers.AutoModelForImageClassification
     return classifier if type(config) in classifier._model_mapping else transformers.AutoModel
+
+
+def config_for(kind: Any, config: Any) -> Any:
+    """The part of a config that ``kind`` of `class_for` is made of: of two towers that of the image tower."""
+    own = getattr(config, "vision_config", None)
+    if own is None or getattr(kind, "config_class", None) is not type(own):
+        return config
+    own._name_or_path, own.projection_dim = config._name_or_path, getattr(config, "projection_dim", None)
+    return own

@@ -1,0 +1,58 @@
+"""Zero-shot classification: the class whose name, in a sentence, has the text embedding nearest to the image's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from vitrim.core.registry import ask
+from vitrim.errors import VitrimError
+from vitrim.tasks.base import register_task
+from vitrim.tasks.classification import Classification
+
+
+@register_task
+class ZeroShot(Classification):
+    """Classification by the text tower that the image tower was trained with, as of CLIP and SigLIP.
+
+    Logits (B, K) are those of the library, ``logits_per_image``: the cosine of the image's embedding to that of each
+    class's sentence, scaled. The text tower sees the classes of the data, once, and is never reduced.
+
+    Attributes:
+        template: the sentence, with the place of the name; may be replaced before `meet`. _ in names becomes a space.
+    """
+
+    name = "zero_shot"
+    losses = ()
+    learned_by = "a model of images and text"
+    embeds = True
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(max(num_classes, 2))
+        self.template = "a photo of a {}"
+        self.texts: tuple[Tensor, float, float] | None = None
+
+    def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
+        """Embed the classes of the data.
+
+        Raises:
+            VitrimError: they have no names, or the model no text tower.
+        """
+        if not class_names:
+            raise VitrimError("zero-shot classification asks for the classes by their names, and the data has none")
+        sentences = [self.template.format(name.replace("_", " ")) for name in class_names]
+        vectors, scale, bias = ask(model).text_embeddings(model, sentences)
+        self.texts = normalize(vectors.float(), dim=1), scale, bias
+        self.num_classes, self.places = len(class_names), list(range(len(class_names)))
+
+    def predict(self, model: nn.Module, images: Tensor, targets: Any = None) -> Tensor:
+        return self.of_embedding(ask(model).embedding(model, images))
+
+    def of_embedding(self, vectors: Tensor) -> Tensor:
+        if self.texts is None:
+            raise VitrimError("zero-shot classification knows no classes: give a source or a dataset that names them")
+        texts, scale, bias = self.texts
+        return normalize(vectors.float(), dim=1) @ texts.to(vectors.device).T * scale + bias
