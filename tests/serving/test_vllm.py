@@ -79,21 +79,22 @@ def test_settings_share_no_caches(llava: tuple[Path, Any]) -> None:
     place, model = llava
     prompts = [(" ".join(f"w{number}" for number in range(40)), []), *served.prompts("llava")[1:]]  # more than a block
     processor = AutoProcessor.from_pretrained(place)
-    found: list[set[Any]] = []
-    texts: list[set[Any]] = []
-    for select in (None, SELECT, *OTHERS):
+
+    # a function of its own: what it holds of an engine ends with it, before the next one begins
+    def keys(select: str | None) -> tuple[set[Any], set[Any]]:
+        expected = served.by_transformers(model, processor, prompts, select)
         with served.engine(place, select) as (llm, steps):
             config = llm.llm_engine.vllm_config.model_config
             assert hasattr(config.hf_config, "vitrim_select") == (select is not None)
-            expected = served.by_transformers(model, processor, prompts, select)
             same(served.by_vllm(llm, prompts[:1]), expected[:1])
-            texts.append(steps.keys)
-            steps.keys = set()
+            text, steps.keys = steps.keys, set()
             same(served.by_vllm(llm, prompts[1:]), expected[1:])
-        assert texts[0]
-        assert texts[-1] == texts[0]
-        assert all(steps.keys.isdisjoint(other) for other in found)
-        found.append(steps.keys)
+            return text, steps.keys
+
+    found = [keys(select) for select in (None, SELECT, *OTHERS)]
+    assert found[0][0]
+    assert all(text == found[0][0] for text, _ in found)
+    assert len(set().union(*(images for _, images in found))) == sum(len(images) for _, images in found)
 
 
 @pytest.mark.parametrize(
