@@ -359,11 +359,7 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
         raise unknown(f"option of {config.model_type}", next(iter(unused)), config.to_dict())
     from vitrim.hosts.transformers.library import class_for
 
-    kind = class_for(config)
-    if getattr(kind, "config_class", kind) is type(getattr(config, "vision_config", None)):  # the image tower of two
-        own = config.vision_config
-        own._name_or_path, own.projection_dim = config._name_or_path, getattr(config, "projection_dim", None)
-        config = own
+    kind, config = class_for(config)
     transformers.utils.logging.disable_progress_bar()
     if not _on_meta() and (pretrained or has_weights(folder)):
         return kind.from_pretrained(source, config=config, **trust)  # type: ignore[no-any-return]

@@ -137,7 +137,7 @@ class Library:
         Raises:
             VitrimError: the model has no text tower.
         """
-        raise VitrimError(f"{type(model).__name__} has no text tower that vitrim knows: give hf: and a CLIP or SigLIP")
+        raise VitrimError(f"{type(model).__name__} has no text tower that vitrim knows, as CLIP and SigLIP have")
 
     def embedding_name(self, model: nn.Module) -> str:
         """The embedding in a few words, such as "class token"."""

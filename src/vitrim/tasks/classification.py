@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -47,7 +47,7 @@ class Classification(Task):
 
     name = "classification"
     selects_by = "top1"
-    losses = ("cross_entropy", "bce")
+    losses: ClassVar[tuple[str, ...]] = ("cross_entropy", "bce")
     agreement_means = "same class as dense"
     other_classes = True
     mixes = True
