@@ -5,10 +5,14 @@ Weights are random. They are written by transformers, and are in fp32, so that b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy
 import torch
@@ -75,12 +79,14 @@ class Served(NamedTuple):
     Attributes:
         make: its configuration, processor and tokenizer's special tokens.
         image: how a prompt writes an image.
+        video: how it writes a video; None: the family takes none.
         sizes: widths and heights of images.
         rename: names of weights that vLLM reads otherwise than transformers writes them.
     """
 
     make: Callable[[], tuple[Any, Any]]
     image: str = "<image>"
+    video: str | None = None
     sizes: tuple[tuple[int, int], ...] = ((64, 64),)
     rename: tuple[tuple[str, str], ...] = ()
 
@@ -252,15 +258,15 @@ def shuffled(family: str) -> tuple[Any, Any]:
 
 CLIP = (("vision_tower.", "vision_tower.vision_model."),)
 WIDE = ((64, 64), (128, 64), (64, 128), (112, 96))
-QWEN = "<|vision_start|><|image_pad|><|vision_end|>"
+QWEN = {kind: f"<|vision_start|><|{kind}_pad|><|vision_end|>" for kind in ("image", "video")}
 FAMILIES = {
     "llava": Served(llava, rename=CLIP),
     "llava_next": Served(llava_next, rename=CLIP, sizes=WIDE),
-    "llava_onevision": Served(llava_onevision, rename=CLIP, sizes=WIDE),
-    "qwen2_vl": Served(qwen2_vl, QWEN, sizes=WIDE),
-    "qwen2_5_vl": Served(qwen2_5_vl, QWEN, sizes=WIDE),
-    "qwen3_vl": Served(qwen3_vl, QWEN, sizes=WIDE),
-    "internvl": Served(internvl, "<IMG_CONTEXT>", sizes=WIDE),
+    "llava_onevision": Served(llava_onevision, video="<video>", rename=CLIP, sizes=WIDE),
+    "qwen2_vl": Served(qwen2_vl, **QWEN, sizes=WIDE),
+    "qwen2_5_vl": Served(qwen2_5_vl, **QWEN, sizes=WIDE),
+    "qwen3_vl": Served(qwen3_vl, **QWEN, sizes=WIDE),
+    "internvl": Served(internvl, "<IMG_CONTEXT>", "<video>", sizes=WIDE),
     "gemma3": Served(gemma3, "<start_of_image>", rename=CLIP),
     "smolvlm": Served(partial(shuffled, "SmolVLM"), sizes=WIDE),
     "idefics3": Served(partial(shuffled, "Idefics3"), sizes=WIDE),
@@ -338,11 +344,67 @@ def by_transformers(model: Any, processor: Any, asked: Sequence[Prompt], select:
     return found
 
 
+class Steps:
+    """What a scheduler of vLLM does, from now on.
+
+    Attributes:
+        cut: images of which one step takes the first tokens, and another the rest.
+        cached: tokens of prompts that came from the prefix cache.
+        keys: of blocks of the prefix cache, and of images in the encoder's.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self.cut, self.cached, self.keys = 0, 0, set[Any]()
+        self.scheduler, self.own = scheduler, scheduler.schedule
+        scheduler.schedule = self.schedule
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        step = self.own(*args, **kwargs)
+        self.cached += sum(request.num_computed_tokens for request in step.scheduled_new_reqs)
+        for name in step.num_scheduled_tokens:
+            request = self.scheduler.requests[name]
+            self.keys |= {*request.block_hashes, *(image.identifier for image in request.mm_features)}
+            places = [image.mm_position for image in request.mm_features]
+            self.cut += sum(0 < request.num_computed_tokens - place.offset < place.length for place in places)
+        return step
+
+
+@contextmanager
+def engine(place: Path, select: str | None, **options: Any) -> Iterator[tuple[Any, Steps]]:
+    """vLLM in this process, on the model in a folder, and what its scheduler does.
+
+    Steps are of 24 tokens, and blocks of the prefix cache of 32: prompts are cut, and found there, within images.
+    """
+    from vllm import LLM
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    if select is not None:
+        options["additional_config"] = {"vitrim": {"select": select}}
+    usual = {
+        "max_model_len": 1024,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 24,
+        "block_size": 32,
+        "kv_cache_memory_bytes": 2**26,
+        "enforce_eager": True,
+        "limit_mm_per_prompt": {"image": 3},
+    }
+    environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
+    with mock.patch.dict(os.environ, environment):
+        try:
+            llm = LLM(model=str(place), dtype="float32", seed=0, **{**usual, **options})
+            yield llm, Steps(llm.llm_engine.engine_core.engine_core.scheduler)
+            del llm
+        finally:
+            gc.collect()
+            cleanup_dist_env_and_memory()
+
+
 def by_vllm(llm: Any, asked: Sequence[Prompt]) -> list[Answer]:
     """The same of vLLM, all prompts in one call."""
     from vllm import SamplingParams
 
-    how = SamplingParams(temperature=0, max_tokens=NEW, min_tokens=NEW, ignore_eos=True, logprobs=0)
+    how = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, logprobs=0)
     given = [{"prompt": text, **({"multi_modal_data": {"image": images}} if images else {})} for text, images in asked]
     found = []
     for request in llm.generate(given, how, use_tqdm=False):

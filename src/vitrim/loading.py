@@ -357,9 +357,10 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     config, unused = transformers.AutoConfig.from_pretrained(source, return_unused_kwargs=True, **trust, **options)
     if unused:
         raise unknown(f"option of {config.model_type}", next(iter(unused)), config.to_dict())
-    from vitrim.hosts.transformers.library import class_for
+    from vitrim.hosts.transformers.library import class_for, config_for
 
-    kind, config = class_for(config)
+    kind = class_for(config)
+    config = config_for(kind, config)
     transformers.utils.logging.disable_progress_bar()
     if not _on_meta() and (pretrained or has_weights(folder)):
         return kind.from_pretrained(source, config=config, **trust)  # type: ignore[no-any-return]

@@ -11,6 +11,7 @@ import vitrim
 from vitrim.core import compiled
 from vitrim.core.attention import Attention
 from vitrim.core.matching import (
+    _lookup,
     alternate_similarity,
     alternate_split,
     best_partners,
@@ -286,3 +287,19 @@ def test_similarity_is_the_cosine_of_keys_averaged_over_heads(
             for j, destination in enumerate(destinations):
                 cosine = keys[source] @ keys[destination] / (keys[source].norm() * keys[destination].norm())
                 torch.testing.assert_close(similarity[image, i, j], cosine)
+
+
+def test_a_table_of_a_size_that_follows_from_the_image_is_exported() -> None:
+    """Sources of ATM's later blocks: places at odd numbers below a count that no export knows, perhaps none."""
+
+    class Odd(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            left = (x > 0.0).nonzero().squeeze(1)
+            odd = torch.arange(left.shape[0])[1::2]
+            chosen = (x[:4] > 1.0).nonzero().squeeze(1)
+            return _lookup(odd, chosen.unsqueeze(0))
+
+    x = torch.tensor([2.0, -1.0, 3.0, 0.5, 1.0, 1.0, 1.0, 1.0])
+    program = torch.export.export(Odd(), (x,))
+    assert program.module()(x).tolist() == [[1, 5]]
+    assert program.module()(torch.full((8,), -1.0)).shape == (1, 0)

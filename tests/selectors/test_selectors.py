@@ -498,6 +498,64 @@ def test_counts_come_first_and_hold(name: str, budget: str) -> None:
         assert choice.kept.tolist() == sorted(choice.kept.tolist())
 
 
+def test_zeros_are_picked_last() -> None:
+    """They have no direction, so they add to no choice."""
+    features = random(2, 12, 6).index_fill(1, torch.tensor([0, 3, 11]), 0)
+    for picked in (divprune.farthest_first(features, 12), cdpruner.determinantal(features, torch.ones(2, 12), 12)):
+        for order in picked.tolist():
+            assert sorted(order) == list(range(12))
+            assert order.index(0) >= 6  # cdpruner: the rank, 6, ends before
+        assert {0, 3, 11} <= set(picked[0, 6:].tolist())
+    assert {0, 3, 11} == set(divprune.farthest_first(features, 12)[0, 9:].tolist())
+
+
+def zero(what: Tensor) -> Tensor:
+    return torch.zeros_like(what)
+
+
+def equal(what: Tensor) -> Tensor:
+    return torch.ones_like(what)
+
+
+def repeated(what: Tensor) -> Tensor:
+    """Four tokens again and again."""
+    return what[:, torch.arange(what.shape[1]) % 4]
+
+
+def partly_zero(what: Tensor) -> Tensor:
+    """Every second token, the first among them."""
+    return what.index_fill(1, torch.arange(0, what.shape[1], 2), 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("made", [zero, equal, repeated, partly_zero])
+@every
+def test_tokens_that_nothing_tells_apart_are_chosen_once(
+    name: str, made: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> None:
+    """Padding is zeros, and a blank page is one token again and again: what goes on is distinct, ascending, counted."""
+    plain = seen(dtype=dtype)
+    assert plain.scores is not None
+    assert plain.keys is not None
+    assert plain.wide_keys is not None
+    what = Seen(
+        features=made(plain.features),
+        grid=plain.grid,
+        scores=made(plain.scores),
+        keys=made(plain.keys),
+        query=plain.query,
+        wide_keys=made(plain.wide_keys),
+        text=[made(words[None])[0] for words in plain.text or ()],
+    )
+    for budget in ("tokens=1", "tokens=2", "tokens=9", "tokens=59", "keep=1"):
+        config = vitrim.parse_selector(f"{name}:{budget}")
+        for image, choice in enumerate(config.select(what)):
+            kept = choice.kept.tolist()
+            assert kept == sorted(set(kept))
+            assert choice.number == config.count((3, 5, 4))
+            assert choice.of(what.features[image]).isfinite().all()
+
+
 @every
 def test_an_image_gets_alone_what_it_gets_in_a_batch(name: str) -> None:
     what, config = seen(), vitrim.parse_selector(name)

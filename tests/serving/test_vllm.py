@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 import served
@@ -21,50 +19,15 @@ if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed: `make test-vllm` makes an environment that has it", allow_module_level=True)
 
 TOLERANCE = 1e-4
-CASES = [
-    *((family, "divprune:keep=0.25") for family in served.FAMILIES),
-    ("llava", "pool:tokens=20"),
-    ("llava", "random:tokens=5,seed=3"),
-    ("llava", "cdpruner:text=none,keep=0.5"),
-    ("llava", "dart:text_pivots=0"),
-]
+SELECT = "divprune:keep=0.5"
+OTHERS = ("pool:tokens=20", "random:tokens=5,seed=3", "cdpruner:text=none,keep=0.5", "dart:text_pivots=0")
 
 
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
-    """A folder and the model of every family, when it is first asked for."""
-
-    class Made(dict[str, tuple[Path, Any]]):
-        def __missing__(self, name: str) -> tuple[Path, Any]:
-            place = tmp_path_factory.mktemp(name)
-            self[name] = place, served.folder(name, place)
-            return self[name]
-
-    return Made()
-
-
-@contextmanager
-def engine(place: Path, select: str | None, **options: Any) -> Iterator[Any]:
-    """vLLM in this process, on the model in a folder."""
-    from vllm import LLM
-    from vllm.distributed import cleanup_dist_env_and_memory
-
-    if select is not None:
-        options["additional_config"] = {"vitrim": {"select": select}}
-    usual = {
-        "max_model_len": 1024,
-        "max_num_seqs": 8,
-        "gpu_memory_utilization": 0.3,
-        "enforce_eager": True,
-        "limit_mm_per_prompt": {"image": 3},
-    }
-    try:
-        llm = LLM(model=str(place), dtype="float32", seed=0, **{**usual, **options})
-        yield llm
-        del llm
-    finally:
-        gc.collect()
-        cleanup_dist_env_and_memory()
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A folder and its model."""
+    place = tmp_path_factory.mktemp("llava")
+    return place, served.folder("llava", place)
 
 
 def same(got: list[served.Answer], expected: list[served.Answer]) -> None:
@@ -79,25 +42,62 @@ def answers(name: str, place: Path, model: Any, select: str | None) -> list[serv
     return served.by_transformers(model, AutoProcessor.from_pretrained(place), served.prompts(name), select)
 
 
-@pytest.mark.parametrize(("name", "select"), CASES)
-def test_answers_are_those_of_transformers(name: str, select: str, folders: dict[str, tuple[Path, Any]]) -> None:
-    """Text alone, one to three images, and two turns, in one batch and again from the caches."""
-    place, model = folders[name]
-    expected = answers(name, place, model, select)
-    dense = answers(name, place, model, None)
+@pytest.mark.parametrize("name", served.FAMILIES)
+def test_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """Text alone, one to three images, and two turns, in one batch that is cut into steps; again from the caches."""
+    model, prompts, video = served.folder(name, tmp_path), served.prompts(name), served.FAMILIES[name].video
+    expected, dense = answers(name, tmp_path, model, SELECT), answers(name, tmp_path, model, None)
     assert [tokens for tokens, _ in expected[1:]] != [tokens for tokens, _ in dense[1:]]  # a selection matters
-    with engine(place, select) as llm:
-        for _ in range(2):
-            same(served.by_vllm(llm, served.prompts(name)), expected)
+    with served.engine(tmp_path, SELECT) as (llm, steps):
+        same(served.by_vllm(llm, prompts), expected)
+        assert steps.cut
+        steps.cached = 0
+        same(served.by_vllm(llm, prompts), expected)
+        assert steps.cached
+        taken = llm.llm_engine.input_processor.renderer.get_mm_processor().info.get_supported_mm_limits()
+        assert ("video" in taken) == (video is not None)
+        if video is not None:
+            from vllm.exceptions import VLLMValidationError
+
+            frames = (
+                numpy.zeros((4, 64, 64, 3), "uint8"),
+                {"fps": 2.0, "total_num_frames": 4, "frames_indices": [*range(4)]},
+            )
+            movie = {"prompt": f"w5 {video} w6", "multi_modal_data": {"video": frames}}
+            with pytest.raises(VLLMValidationError, match=r"At most 0 video\(s\)"):
+                llm.generate([movie], use_tqdm=False)
+    if video is not None:
+        limits = {"limit_mm_per_prompt": {"video": 1}}
+        with pytest.raises(VitrimError, match="cannot be selected in vLLM"), served.engine(tmp_path, SELECT, **limits):
+            pass
 
 
-def test_nothing_changes_without_a_setting(folders: dict[str, tuple[Path, Any]]) -> None:
-    place, model = folders["llava"]
-    with engine(place, None) as llm:
-        config = llm.llm_engine.vllm_config.model_config
-        assert config.architecture == "LlavaForConditionalGeneration"
-        assert not hasattr(config.hf_config, "vitrim_select")
-        same(served.by_vllm(llm, served.prompts("llava")), answers("llava", place, model, None))
+def test_settings_share_no_caches(llava: tuple[Path, Any]) -> None:
+    """Each answers right, also none; keys of prompts with the same images have nothing in common but text."""
+    place, model = llava
+    prompts = served.prompts("llava")
+    found: list[set[Any]] = []
+    texts: list[set[Any]] = []
+    for select in (None, SELECT, *OTHERS):
+        with served.engine(place, select) as (llm, steps):
+            config = llm.llm_engine.vllm_config.model_config
+            assert hasattr(config.hf_config, "vitrim_select") == (select is not None)
+            expected = answers("llava", place, model, select)
+            same(served.by_vllm(llm, prompts[:1]), expected[:1])
+            texts.append(steps.keys)
+            steps.keys = set()
+            same(served.by_vllm(llm, prompts[1:]), expected[1:])
+        assert texts[0]
+        assert texts[-1] == texts[0]
+        assert all(steps.keys.isdisjoint(other) for other in found)
+        found.append(steps.keys)
+
+
+def test_answers_stay_when_compiled(llava: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    place, model = llava
+    with served.engine(place, SELECT, enforce_eager=False) as (llm, _):
+        same(served.by_vllm(llm, served.prompts("llava")), answers("llava", place, model, SELECT))
 
 
 @pytest.mark.parametrize(
@@ -109,6 +109,6 @@ def test_nothing_changes_without_a_setting(folders: dict[str, tuple[Path, Any]])
         ("random:positions=original", "positions"),
     ],
 )
-def test_bad_settings_end_the_start_in_one_line(select: str, words: str, folders: dict[str, tuple[Path, Any]]) -> None:
-    with pytest.raises(VitrimError, match=words), engine(folders["llava"][0], select):
+def test_bad_settings_end_the_start_in_one_line(select: str, words: str, llava: tuple[Path, Any]) -> None:
+    with pytest.raises(VitrimError, match=words), served.engine(llava[0], select):
         pass

@@ -137,7 +137,7 @@ class Library:
         Raises:
             VitrimError: the model has no text tower.
         """
-        raise VitrimError(f"{type(model).__name__} has no text tower that vitrim knows, as CLIP and SigLIP have")
+        raise VitrimError(f"{type(model).__name__} has no text tower: take a CLIP or SigLIP of transformers")
 
     def embedding_name(self, model: nn.Module) -> str:
         """The embedding in a few words, such as "class token"."""

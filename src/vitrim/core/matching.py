@@ -205,7 +205,8 @@ def merge_flagged(state: TokenState, sources: Tensor, destinations: Tensor, merg
 
 def _lookup(table: Tensor, index: Tensor) -> Tensor:
     """Entries ``index`` (B, M) of a table (S,) or (B, S)."""
-    return torch.take(table, index) if table.dim() == 1 else table.gather(1, index)
+    # torch.take asks if the table is empty, which no export knows of a size that follows from the image
+    return table[index] if table.dim() == 1 else table.gather(1, index)
 
 
 def kth_matching(state: TokenState, metric: Tensor, k: int) -> Hard:

@@ -244,11 +244,18 @@ def as_grid(grid: Sequence[int] | int) -> Grid:
     return frames, rows, columns
 
 
-def unit_rows(x: Tensor, least: float = 0.0) -> Tensor:
-    """Rows of ``x`` (..., N, D) divided by their lengths, which count as ``least`` at least, in at least float32."""
+def unit_rows(x: Tensor, least: float | None = None) -> Tensor:
+    """Rows of ``x`` (..., N, D) divided by their lengths, which count as ``least`` at least, in at least float32.
+
+    A row of zeros stays one, whatever ``least``, so that no cosine is NaN.
+
+    Example:
+        >>> unit_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist()
+        [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
+    """
     x = x.to(decision_dtype(x.dtype))
     length: Tensor = x.norm(dim=-1, keepdim=True)
-    return x / (length.clamp_min(least) if least else length)
+    return x / length.clamp_min(torch.finfo(x.dtype).tiny if least is None else least)
 
 
 def first_largest(x: Tensor) -> Tensor:

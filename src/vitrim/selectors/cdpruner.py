@@ -45,7 +45,7 @@ def determinantal(features: Tensor, weights: Tensor, count: int) -> Tensor:
     """(B, T) tokens in the order in which they are picked: each makes the determinant of the kernel largest.
 
     The kernel is diag(w) cos(x, x) diag(w). A pick costs T N, by a growing Cholesky factor. Where no token adds to what
-    is picked (equal ones, or more than D), the most relevant others follow; the release picks one again and again.
+    is picked (equal ones, zeros, more than D), the most relevant others follow; the release picks one again and again.
 
     Args:
         features: (B, N, D).
@@ -55,8 +55,10 @@ def determinantal(features: Tensor, weights: Tensor, count: int) -> Tensor:
     batch, total, _ = features.shape
     normed = unit_rows(features)
     weights = weights.to(normed)
-    kernel = (normed @ normed.transpose(1, 2)) * weights[:, :, None] * weights[:, None]
-    gain = weights.square()  # the diagonal, without the rounding of cos(x, x): equal weights are to tie
+    cosine = normed @ normed.transpose(1, 2)
+    kernel = cosine * weights[:, :, None] * weights[:, None]
+    # the diagonal, with cos(x, x) as 1, or 0 of zeros: equal weights are to tie
+    gain = weights.square() * cosine.diagonal(dim1=1, dim2=2).round()
     floor = gain * (total * torch.finfo(gain.dtype).eps)  # what rounding leaves of a token that adds nothing
     factor = kernel.new_zeros(batch, count, total)
     least = torch.finfo(gain.dtype).tiny

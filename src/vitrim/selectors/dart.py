@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitrim.core.registry import register_selector
-from vitrim.core.selection import Choice, Seen, Selector, SelectorNeeds, descending
+from vitrim.core.selection import Choice, Seen, Selector, SelectorNeeds, descending, unit_rows
 from vitrim.core.tokens import decision_dtype
 
 LEAST = 1e-8
@@ -123,8 +123,7 @@ def in_language_model(
     own = (start + descending(sums[None, start:stop])[0, :pivot_image]).tolist()
     words = (stop + descending(sums[None, stop:])[0, :pivot_text]).tolist()
     acting = [*own, *words] if order is None else list(order)
-    x = states.to(decision_dtype(states.dtype))
-    x = x / x.norm(dim=-1, keepdim=True)
+    x = unit_rows(states)
     taken = torch.zeros(stop - start, dtype=torch.bool, device=x.device)
     taken[[position - start for position in own]] = True
     for row in x[acting] @ x[start:stop].T:

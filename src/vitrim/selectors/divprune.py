@@ -14,14 +14,16 @@ def farthest_first(features: Tensor, count: int) -> Tensor:
     """(B, T) tokens in the order in which they are picked: each the farthest from those before, by 1 - cosine.
 
     The first is the one whose nearest other is farthest. A running minimum makes a pick cost N comparisons. Picked
-    tokens cannot be picked again, as they can in the release where tokens are equal.
+    tokens cannot be picked again, as they can in the release where tokens are equal. Tokens of zeros have no
+    cosine and come last.
 
     Args:
         features: (B, N, D).
         count: T, at most N.
     """
     normed = unit_rows(features)
-    distance = 1 - normed @ normed.transpose(1, 2)
+    cosine = normed @ normed.transpose(1, 2)
+    distance = (1 - cosine) * cosine.diagonal(dim1=1, dim2=2).round()[:, None]  # with itself: 1, or 0 of zeros
     own = distance.diagonal(dim1=1, dim2=2)  # a view
     own.fill_(torch.inf)
     pick = first_largest(distance.amin(dim=1))

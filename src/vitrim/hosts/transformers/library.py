@@ -228,9 +228,8 @@ def _arguments(kind: Any) -> frozenset[str]:
     return frozenset(inspect.signature(kind.forward).parameters)
 
 
-def class_for(config: Any) -> tuple[Any, Any]:
-    """The class a model was saved as if images, or prompts with images, can be given to it, else one of its kind; and
-    its config.
+def class_for(config: Any) -> Any:
+    """The class a model was saved as if images, or prompts with images, can be given to it, else one of its kind.
 
     Of an image and a text tower, such as CLIP, it is the image tower, with its projection where it has a class.
     """
@@ -239,16 +238,20 @@ def class_for(config: Any) -> tuple[Any, Any]:
         if hasattr(kind, "get_image_features") and hasattr(kind, "get_text_features"):
             ends = ("VisionModelWithProjection", "VisionModel")
             towers = (getattr(transformers, name.removesuffix("Model") + end, None) for end in ends)
-            tower = next((one for one in towers if one is not None), None)
-            if tower is not None and tower.config_class is type(config.vision_config):
-                own, projection = config.vision_config, getattr(config, "projection_dim", None)
-                own._name_or_path, own.projection_dim = config._name_or_path, projection
-                return tower, own
+            kind = next((tower for tower in towers if tower is not None), kind)
         if kind is not None and (kind.main_input_name == "pixel_values" or reads_prompts(kind)):
-            return kind, config
+            return kind
     prompted: Any = transformers.AutoModelForImageTextToText._model_mapping
     if type(config) in prompted and reads_prompts(prompted[type(config)]):
-        return prompted[type(config)], config
+        return prompted[type(config)]
     classifier = transformers.AutoModelForImageClassification
-    mapped = type(config) in classifier._model_mapping
-    return (classifier if mapped else transformers.AutoModel), config
+    return classifier if type(config) in classifier._model_mapping else transformers.AutoModel
+
+
+def config_for(kind: Any, config: Any) -> Any:
+    """The part of a config that ``kind`` of `class_for` is made of: of two towers that of the image tower."""
+    own = getattr(config, "vision_config", None)
+    if own is None or getattr(kind, "config_class", None) is not type(own):
+        return config
+    own._name_or_path, own.projection_dim = config._name_or_path, getattr(config, "projection_dim", None)
+    return own
