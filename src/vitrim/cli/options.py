@@ -79,7 +79,7 @@ DataOptions = Annotated[
 ]
 TaskName = Annotated[
     str | None,
-    typer.Option("--task", help="of a model for several: segmentation, detection, zero_shot, ..."),
+    typer.Option("--task", help="of a model for several: segmentation, zero_shot, ..."),
 ]
 ImagesSource = Annotated[
     str | None, typer.Option("--images", help="as --data of `vitrim eval`; default: random images")
