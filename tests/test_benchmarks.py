@@ -32,6 +32,7 @@ try:
     import frontier
     import fused_or_unfused
     import gpu
+    import image_selectors
     import kernels
     import latency_model
     import plain_loops
@@ -368,6 +369,31 @@ def test_every_selector_is_timed_on_a_small_model(monkeypatch: pytest.MonkeyPatc
     assert len(rows) == len(set(selectors()) - {"evs"})
     assert all(row.split(" | ")[1] == "9" for row in rows)
     assert videos.startswith("evs:keep=0.25 on 8 frames")
+
+
+def test_what_reads_selected_tokens_is_the_end_of_the_model(model: nn.Module) -> None:
+    """With all patches and the image's own class token it is the model, wherever that is cut."""
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        for readers in (1, 3):
+            tower = image_selectors.Tower(model, readers)
+            _, x = tower.tokens(images)
+            torch.testing.assert_close(tower.read(x[:, 1:], x[:, 0]), model(images))
+            assert torch.equal(tower.seen(images).features, x[:, 1:])
+            labels = torch.tensor([0, 1])
+            right = image_selectors.answers(tower, [(images, labels)], torch.zeros(x.shape[2]), [0.25, 1.0])
+            kept = {key: own for key, own in right.same.items() if key[1] == 1.0}
+            assert all((own == 1).all() for own in kept.values())
+            assert right.counts["divprune", 0.25] == round(0.25 * x[:, 1:].shape[1])
+            assert {name for name, _ in kept} == set(selectors()) - {"evs"}
+
+
+def test_paired_differences_are_those_of_scipy() -> None:
+    from scipy.stats import ttest_rel
+
+    own, other = torch.rand(40).round(), torch.rand(40).round()
+    mean, error = image_selectors.paired(own, other)
+    assert mean / error == pytest.approx(ttest_rel(own.numpy(), other.numpy()).statistic, abs=1e-5)
 
 
 def test_losses_at_a_speed_are_on_the_line_between_timed_settings() -> None:

@@ -5,17 +5,25 @@ from __future__ import annotations
 import copy
 import importlib.util
 import logging
+import os
 import runpy
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import timm
 import torch
 from PIL import Image
 from timm.models import _registry as timm_registry
 
+import vitrim
 from dense_files import write_boxes_table
 from full_matrix import cells
 from vitrim.core import registry
@@ -32,6 +40,7 @@ SAYS = {
     "own_host": "tokens after each block: [57, 49, 41, 33]",
     "own_vit": "tokens after each block [57, 49, 41, 33]\nNanoViT: tokens after each block [56, 48, 40, 32]\n"
     "PairViT: tokens after each block [57, 49, 41, 33]",
+    "ray_features": "features of 24 images made, of 0 were there",
     "export_onnx": "tome:r=4: tokens after every block [13, 9]",
     "serve": "tome:r=4: 64 of 64 answers right",
     "export_for_web": "tome:r=4: ",
@@ -86,7 +95,7 @@ def test_tokens_that_another_process_encodes(
     assert SAYS["select_image_tokens"] in capsys.readouterr().out
 
 
-WATCHED = ("dinov2_dense_features", "select_image_tokens", "serve")
+WATCHED = ("dinov2_dense_features", "ray_features", "select_image_tokens", "serve")
 """Those with a test of their own."""
 IN_PROCESS = sorted({path.stem for path in FOLDER.glob("*.py")} - {*REGISTERING, *WATCHED})
 
@@ -163,3 +172,65 @@ def test_pictures_need_a_model_and_data(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         load("dense_pictures").main(["vitdet:test_vit"])
     assert "give a model and --data, or neither" in capsys.readouterr().err
+
+
+@pytest.mark.full  # starts Ray, which `.[dev]` does not have, three times
+@pytest.mark.parametrize("kind", ["folder", "parquet"])
+def test_features_under_ray_survive_a_kill(kind: str, tmp_path: Path) -> None:
+    """Two workers; killed when the first files are there, started again: each image once, by the model alone."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("needs Ray: pip install 'vitrim[ray]'")
+    example = load("ray_features")
+    photos, out = tmp_path / "photos", tmp_path / "features"
+    (photos / "of" / "two").mkdir(parents=True)
+    example.pictures(photos, 40)
+    for path in sorted(photos.glob("*.png"))[20:]:
+        path.rename(photos / "of" / "two" / path.name)
+    source = photos
+    if kind == "parquet":
+        files = sorted(photos.rglob("*.png"))
+        table = pa.table({"img": [{"bytes": path.read_bytes(), "path": path.name} for path in files]})
+        source = tmp_path / "photos.parquet"
+        pq.write_table(table, source, row_group_size=7)
+    command = [
+        sys.executable,
+        str(FOLDER / "ray_features.py"),
+        str(source),
+        str(out),
+        "--chunk",
+        "4",
+        "--column",
+        "img",
+    ]
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+    while process.poll() is None and len(list(out.glob("*.parquet"))) < 2:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    there = {path.name: path.read_bytes() for path in out.glob("*.parquet")}
+    assert 2 <= len(there) < 10
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"features of {40 - 4 * len(there)} images made, of {4 * len(there)} were there" in done.stdout
+    files = sorted(out.glob("*.parquet"))
+    assert len(files) == 10
+    assert all((out / name).read_bytes() == written for name, written in there.items())
+    rows = [row for path in files for row in pq.read_table(path).to_pylist()]
+    paths = sorted(path for path in photos.rglob("*.png"))
+    if kind == "folder":
+        assert [row["name"] for row in rows] == [str(path.relative_to(photos)) for path in paths]
+    else:
+        assert [row["name"] for row in rows] == [f"photos.parquet:{number}" for number in range(40)]
+    torch.manual_seed(0)
+    model = timm.create_model("test_vit").eval()
+    prepare = timm.data.create_transform(**timm.data.resolve_data_config(model=model))
+    vitrim.reduce_(model, "tome:r=4")
+    with torch.inference_mode():
+        for row, path in list(zip(rows, paths, strict=True))[::9]:
+            tokens = model.forward_features(prepare(Image.open(path).convert("RGB"))[None])
+            torch.testing.assert_close(
+                torch.tensor(row["feature"]), model.forward_head(tokens, pre_logits=True)[0], atol=1e-5, rtol=1e-4
+            )
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        subprocess.run([*command, "-m", "tome:r=2"], capture_output=True, text=True, check=True)
+    assert "holds features of another setting (method tome:r=4 -> tome:r=2)" in refused.value.stderr
+    assert "Traceback" not in refused.value.stderr

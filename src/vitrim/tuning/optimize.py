@@ -530,10 +530,10 @@ class Race:
 
     # ---- measuring ---------------------------------------------------------------------------------------------------
 
-    def times(self, pairs: Sequence[tuple[MethodConfig | None, Engine]], what: str) -> list[dict[str, float]]:
+    def times(self, pairs: Sequence[tuple[MethodConfig | None, Engine]], what: str) -> list[dict[str, Any]]:
         """``p50_ms`` of files, and ``speedup, speedup_q1, speedup_q3`` over the first of them, timed in turn."""
 
-        def timed() -> list[dict[str, float]]:
+        def timed() -> list[dict[str, Any]]:
             adaptive = any(config is not None and config.is_adaptive() for config, _ in pairs)
             ring = self.calibration[:RING].split(1) if adaptive else [self.batch]
             with torch.inference_mode():
@@ -550,7 +550,7 @@ class Race:
                 found.append({"p50_ms": summarise(own).p50_ms, **paired_speedup(times["0"], own).row})
             return found
 
-        found: list[dict[str, float]] = self.study.value(what, timed, kind=list[dict[str, float]])
+        found: list[dict[str, Any]] = self.study.value(what, timed, kind=list[dict[str, float | list[float]]])
         return found
 
     def losses(self, configs: Sequence[MethodConfig], count: int) -> list[dict[str, float]]:

@@ -138,6 +138,7 @@ class Study:
             mine = measure() if together or self.processes.index == 0 else None
             found = mine if together else self.processes.gather(mine)[0]
             row = json.loads(json.dumps({"measured": name, "value": found}))
+            _check(kind, row["value"])  # what is written can be read again, or it is not written
             self._append([row])
             return row["value"]
         try:
