@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,9 @@ REQUESTS = 200
 AT_ONCE = 32
 START = 550
 """Seconds that a server may take to start."""
-KINDS = {
-    # prompts are cut into pieces of 24 tokens, so most images are, too; multiprocessing and prefix caching are usual
-    "chunks": ("--max-num-batched-tokens", "24", "--max-num-seqs", "8"),
-}
+CHUNKS = ("--max-num-batched-tokens", "24", "--max-num-seqs", "8")
+"""Prompts are cut into pieces of 24 tokens, so most images are, too; multiprocessing and prefix caching are usual."""
+TWO = ("--tensor-parallel-size", "2")
 
 
 def environment(select: str | None) -> dict[str, str]:
@@ -53,19 +53,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return place, made
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def server(request: pytest.FixtureRequest, model: tuple[Path, Any]) -> Iterator[str]:
-    """The address of a running server."""
-    place, _ = model
+@contextmanager
+def running(place: Path, *options: str) -> Iterator[tuple[Any, subprocess.Popen[bytes]]]:
+    """A client of a server, and the server."""
+    import openai
+
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    log = place / f"{request.param}.log"
-    options = ("--port", str(port), "--served-model-name", "tiny", "--chat-template", str(place / "template.jinja"))
+    log = place / f"{port}.log"
+    usual = ("--port", str(port), "--served-model-name", "tiny", "--chat-template", str(place / "template.jinja"))
     with log.open("w") as out:
-        run = subprocess.Popen(
-            command(place, *options, *KINDS[request.param]), env=environment(SELECT), stdout=out, stderr=out
-        )
+        run = subprocess.Popen(command(place, *usual, *options), env=environment(SELECT), stdout=out, stderr=out)
     try:
         end = time.monotonic() + START
         while True:
@@ -76,7 +75,7 @@ def server(request: pytest.FixtureRequest, model: tuple[Path, Any]) -> Iterator[
                 break
             except OSError:
                 time.sleep(1)
-        yield f"http://127.0.0.1:{port}/v1"
+        yield openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=600, max_retries=0), run
     finally:
         run.terminate()
         run.wait(timeout=60)
@@ -103,41 +102,65 @@ def content(prompt: served.Prompt) -> list[dict[str, Any]]:
     return [*parts, {"type": "text", "text": text.replace("<image>", "").strip()}]
 
 
-def test_no_answer_is_wrong_or_lost(server: str, model: tuple[Path, Any]) -> None:
-    """Many requests at once, of prompts that share images."""
-    import openai
+@pytest.fixture(scope="module")
+def expected(model: tuple[Path, Any]) -> list[list[int]]:
+    """The tokens that transformers answers to every prompt."""
     from transformers import AutoProcessor
 
     place, made = model
-    prompts = asked()
-    expected = served.by_transformers(made, AutoProcessor.from_pretrained(place), prompts, SELECT)
-    client = openai.OpenAI(base_url=server, api_key="none", timeout=600, max_retries=0)
+    found = served.by_transformers(made, AutoProcessor.from_pretrained(place), asked(), SELECT)
+    return [tokens for tokens, _ in found]
 
-    def ask(number: int) -> tuple[list[int], int]:
-        answer = client.chat.completions.create(
-            model="tiny",
-            messages=[{"role": "user", "content": content(prompts[number % len(prompts)])}],
-            temperature=0,
-            max_tokens=served.NEW,
-            extra_body={"ignore_eos": True, "return_token_ids": True},
-        )
-        return answer.choices[0].token_ids, answer.usage.prompt_tokens
+
+def right(client: Any, number: int, expected: list[list[int]]) -> None:
+    """Ask one of the prompts: the answer is that of transformers."""
+    text, images = asked()[number]
+    answer = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": content((text, images))}],
+        temperature=0,
+        max_tokens=served.NEW,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )
+    assert answer.usage.prompt_tokens == len(text.split()) + len(images) * (16 - 1)  # 16 of 64 patches are left
+    assert answer.choices[0].token_ids == expected[number]
+
+
+def test_no_answer_is_wrong_or_lost(model: tuple[Path, Any], expected: list[list[int]]) -> None:
+    """Many requests at once, of prompts that share images; then a worker is killed, and a server started anew.
+
+    The first server ends by itself: until then, requests are answered right or with an error. The second has two
+    workers, each with a half of every layer.
+    """
+    import openai
+    import psutil
+
+    def attempt(number: int) -> bool:
+        try:
+            right(client, number % len(expected), expected)
+        except openai.APIError:
+            return False
+        return True
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = list(pool.map(ask, range(REQUESTS)))
-    assert len(answers) == REQUESTS
-    for number, (tokens, length) in enumerate(answers):
-        text, images = prompts[number % len(prompts)]
-        assert length == len(text.split()) + len(images) * (16 - 1)  # 16 of 64 patches are left
-        assert list(tokens) == expected[number % len(prompts)][0]
+        with running(model[0], *CHUNKS) as (client, server):
+            assert all(pool.map(attempt, range(REQUESTS)))
+            under = psutil.Process(server.pid).children(recursive=True)
+            (worker,) = [process for process in under if process.name().startswith("VLLM::Worker")]
+            late = [pool.submit(attempt, number) for number in range(AT_ONCE)]
+            worker.kill()
+            assert not all(answered.result() for answered in late)
+            server.wait(timeout=100)  # with code 0, in vLLM 0.32
+            assert not psutil.wait_procs(under, timeout=30)[1]
+        with running(model[0], *TWO) as (client, _):
+            assert all(pool.map(attempt, range(len(expected))))
 
 
-@pytest.mark.parametrize(
-    ("select", "words"), [("visionzip", "needs the attention"), ("divprune:keep=2", "keep"), ("nosuch", "divprune")]
-)
-def test_a_bad_setting_ends_the_server_in_one_line(select: str, words: str, model: tuple[Path, Any]) -> None:
-    done = subprocess.run(command(model[0]), env=environment(select), capture_output=True, text=True, timeout=START)
+def test_a_bad_setting_ends_the_server_in_one_line(model: tuple[Path, Any]) -> None:
+    done = subprocess.run(
+        command(model[0]), env=environment("visionzip"), capture_output=True, text=True, timeout=START
+    )
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("vitrim.errors.VitrimError: ")
-    assert words in last
+    assert "needs the attention" in last
