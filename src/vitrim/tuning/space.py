@@ -333,7 +333,7 @@ def training_free(model: nn.Module, *, counted: bool = False) -> list[MethodConf
 
     Args:
         model: left as it was.
-        counted: only those whose counts do not depend on the images, as their latency is predicted.
+        counted: only those whose counts do not depend on the images; the others run on some for every setting.
 
     Example:
         >>> import timm
