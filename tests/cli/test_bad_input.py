@@ -187,7 +187,30 @@ def test_files_have_the_mode_of_the_user(run: Run) -> None:
     assert Path("record.json").stat().st_mode & 0o777 == 0o640
 
 
-def test_an_option_of_the_model_is_written_as_one(run: Run) -> None:
-    refused(run, "is written --model-option img_size=VALUE", *COMMANDS["eval"], "--img-size", 384)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("optimize", "test_vit", "--data", "x"), "no option --data; did you mean --images?"),
+        (("export", "test_vit", "--data=x"), "no option --data; did you mean --images?"),
+        ((*COMMANDS["bench"], "--data", "x"), "no option --data; did you mean --images?"),
+        ((*COMMANDS["profile"], "--dataset", "x"), "no option --dataset; did you mean --images?"),
+        (("export", "test_vit", "--img-size", "96"), "no option --img-size; did you mean --image-size?"),
+        (("eval", "test_vit", "--images", "x"), "no option --images; did you mean --data?"),
+        (("tune", "test_vit", "--images", "x"), "no option --images; did you mean --data?"),
+        ((*COMMANDS["eval"], "--precision", "bf16"), "no option --precision; did you mean --dtype?"),
+        ((*COMMANDS["eval"], "--weights", "x"), "no option --weights; did you mean --checkpoint?"),
+        ((*COMMANDS["eval"], "--pretraind"), "no option --pretraind; did you mean --pretrained?"),
+        (("optimize", "--model", "x"), "no option --model: write it without, vitrim optimize MODEL"),
+        (
+            (*COMMANDS["eval"], "--img-size", 384),
+            "no option --img-size; an option of the library's model is written --model-option img_size=VALUE",
+        ),
+        ((*COMMANDS["eval"], "--qkv-bias", 1), "no option --qkv-bias; an option of the library's model is written"),
+    ],
+)
+def test_an_option_that_there_is_not_names_the_one_that_was_meant(
+    run: Run, given: tuple[object, ...], message: str
+) -> None:
+    refused(run, message, *given)
     code, _, err = run("list", "methods", "--img-size", 384)  # which makes no model
-    assert (code, "--model-option" in err) == (2, False)
+    assert (code, err) == (2, "error: no option --img-size\n")

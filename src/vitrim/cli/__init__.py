@@ -41,6 +41,7 @@ from vitrim.cli import (
 from vitrim.cli.help import Command, CommandGroup
 from vitrim.cli.options import flat
 from vitrim.errors import VitrimError, one_line, plain
+from vitrim.loading import SIZES
 
 INTERRUPTED = 130
 TERMINATED = 143
@@ -52,6 +53,14 @@ OF_THE_SYSTEM = {
     *(errno.ENAMETOOLONG, errno.ELOOP, errno.EIO),
 }
 """Errors about names or the user's system rather than this program."""
+
+SAME = (
+    {"--data", "--images", "--dataset"},
+    {"--dtype", "--precision"},
+    {"--checkpoint", "--weights"},
+    {"--image-size", "--img-size"},
+)
+"""Words for one thing, of which a command has one."""
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo.demo,
@@ -111,7 +120,7 @@ def main() -> None:
         sys.exit(_fail(str(error)))
     except ERRORS as error:
         # without a subcommand typer prints the help and raises an error that says nothing
-        sys.exit(_fail(error.format_message() + _of_the_model(error)) if error.format_message() else 2)
+        sys.exit(_fail(_told(error)) if error.format_message() else 2)
     except OSError as error:
         if error.errno not in OF_THE_SYSTEM:
             raise  # a defect, whose traceback is wanted
@@ -153,15 +162,24 @@ def _warn(message: Warning | str, category: type[Warning], *where: Any, **more: 
     print(f"warning: {one_line(str(message))}", file=sys.stderr)
 
 
-def _of_the_model(error: Any) -> str:
-    """A hint for an option that no command has: the library's model may have it."""
+def _told(error: Any) -> str:
+    """The message of a command line that cannot be read; of an option that there is not, with the one that was meant.
+
+    That is another word for the same thing, a name that is spelled alike, an argument, or an option of the model.
+    """
     name = getattr(error, "option_name", None)
     if name is None or error.ctx is None:
-        return ""
-    takes = [one.name for one in error.ctx.command.params]
-    if "model_option" not in takes:
-        return ""
-    return f"; an option of the library's model is written --model-option {name.strip('-').replace('-', '_')}=VALUE"
+        return str(error.format_message())
+    takes = error.ctx.command.params
+    own = {option for one in takes if one.param_type_name == "option" for option in one.opts}
+    same = {word for words in SAME if name in words for word in words & own}
+    key = name.strip("-").replace("-", "_")
+    if key.upper() in {one.metavar for one in takes if one.param_type_name == "argument"}:
+        return f"no option {name}: write it without, vitrim {error.ctx.info_name} {key.upper()}"
+    if "--model-option" in own and not same and (key in SIZES or not error.possibilities):
+        return f"no option {name}; an option of the library's model is written --model-option {key}=VALUE"
+    meant = [*sorted(same), *(error.possibilities or ())]  # the nearest one first
+    return f"no option {name}" + (f"; did you mean {meant[0]}?" if meant else "")
 
 
 def _fail(message: str) -> int:
