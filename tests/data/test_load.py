@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from datasets import Value
 
-from image_files import write_table, write_tree
+from image_files import labels, write_table, write_tree
 from vitrim.data import (
     DataError,
     ImageDataset,
@@ -80,6 +81,46 @@ def test_options_that_are_no_options_in_one_line(tmp_path):
 def test_other_sources_have_no_options(tmp_path):
     with pytest.raises(DataError, match=r"has no options \(colour\): they are of readers"):
         load_data(write_tree(tmp_path, "a/0.png"), colour="blue")
+
+
+def test_classes_get_the_names_of_a_list_or_of_a_file(echo, tmp_path):
+    root = write_tree(tmp_path, "data/a/0.png", "data/b/0.png", "data/b/1.png")
+    (file := tmp_path / "names.txt").write_text("\ufeffgolden retriever\n Ente \n\n", encoding="utf-8")
+    for given in (["golden retriever", "Ente"], str(file), file):
+        data = load_data(root / "data", class_names=given)
+        assert (data.class_names, data.num_classes, labels(data)) == (["golden retriever", "Ente"], 2, [0, 1, 1])
+    part = load_data(root / "data", split="0.34", class_names=str(file))
+    assert (len(part), part.class_names) == (1, ["golden retriever", "Ente"])
+    numbered = write_table(tmp_path / "x.parquet", [4, 0], feature=Value("int64"))
+    assert load_data(numbered, class_names=list("abcdefg")).num_classes == 7  # more than occur
+    assert load_data("several:x", class_names=["cat"]).class_names == ["cat"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["a"], r"^1 class_names for the 2 classes of .*: give one for each$"),
+        (["a", "b", "c"], "^3 class_names for the 2 classes"),
+        ([], "^class_names has no names$"),
+        (["a", " "], "^class_names has an empty name, number 2$"),
+        (["a", "a "], "^class_names has the name 'a' twice$"),
+        (5, "^class_names=5 is no list of names; give one, or a file with a name in each line$"),
+        ("a\n\nb", r"names.txt has an empty name, number 2$"),
+        ("", r"names.txt has no names$"),
+        (b"\xff\xfe", "is no text: write a name of a class in each line, in UTF-8$"),
+        (Path("gone.txt"), "gone.txt does not exist"),
+        (Path(), "it is no file but a folder"),
+    ],
+    ids=str,
+)
+def test_names_that_do_not_fit_are_refused(given, message, tmp_path):
+    root = write_tree(tmp_path, "data/a/0.png", "data/b/0.png") / "data"
+    if isinstance(given, str | bytes):
+        content = given.encode() if isinstance(given, str) else given
+        (file := tmp_path / "names.txt").write_bytes(content)
+        given = file
+    with pytest.raises(DataError, match=message):
+        load_data(root, class_names=given)
 
 
 def test_images_with_several_labels_are_not_given_where_one_is_needed(echo):

@@ -12,12 +12,14 @@ from transformers import CLIPImageProcessor, CLIPTokenizer, SiglipImageProcessor
 
 import vitrim
 from image_files import write_noise
+from vitrim.core.library import Library
 from vitrim.data import load_images
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.measure.evaluation import evaluate
 from vitrim.tasks import make_task
 
+HEADLESS = {"num_classes": 0}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 
@@ -68,12 +70,89 @@ def test_the_logits_are_those_of_both_towers(kind: str, tmp_path: Path) -> None:
     assert reduced["cosine"] == pytest.approx(cosine, abs=1e-5)
 
 
+def open_clip_model(**text: Any) -> Any:
+    """A tiny CLIP of open_clip, whose text tower reads its library's own words."""
+    from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg, set_model_preprocess_cfg
+    from open_clip.transform import PreprocessCfg
+
+    torch.manual_seed(0)
+    image = CLIPVisionCfg(layers=2, width=32, head_width=16, patch_size=8, image_size=32)
+    model = CLIP(16, image, CLIPTextCfg(width=32, heads=2, layers=1, **text), init_logit_bias=-3.0).eval()
+    set_model_preprocess_cfg(model, vars(PreprocessCfg(size=32)))
+    return model
+
+
+def test_the_logits_are_those_of_open_clip(tmp_path: Path) -> None:
+    open_clip = pytest.importorskip("open_clip")
+    both = open_clip_model()
+    data = load_images(str(write_noise(tmp_path / "images", 6)), class_names=["cat", "sea lion"])
+    data.transform = open_clip.image_transform(32, is_train=False)
+    images, labels = (torch.stack([torch.as_tensor(one) for one in each]) for each in zip(*data, strict=True))
+    texts = open_clip.get_tokenizer("ViT-B-32")(["a photo of a cat", "a photo of a sea lion"])
+    wanted = []
+    for method in ("none", "tome:r=2"):
+        with vitrim.reduced(both, method), torch.no_grad():
+            wanted.append(both.get_logits(images, texts)[0])
+    how = {"task": "zero_shot", "data_options": {"class_names": ["cat", "sea lion"]}, "batch_size": 4}
+    dense, reduced = rows = evaluate(both, "tome:r=2", str(tmp_path / "images"), **how).rows
+    for row, logits in zip(rows, wanted, strict=True):
+        assert row["top1"] == (logits.argmax(1) == labels).double().mean().item()
+    task = make_task("zero_shot", 0)
+    task.meet(both, data.class_names)
+    with torch.no_grad():
+        torch.testing.assert_close(task.predict(both, images), wanted[0], atol=1e-4, rtol=1e-4)
+    assert (dense["tokens_per_block"], reduced["tokens_per_block"]) == ([17, 17], [15, 13])
+    tower = evaluate(both.visual, "tome:r=2", data, task="embedding").rows[1]
+    assert reduced["cosine"] == pytest.approx(tower["cosine"], abs=1e-6)
+
+
+def test_the_whole_of_open_clip_is_needed_and_a_tokenizer_for_its_words() -> None:
+    pytest.importorskip("open_clip")
+    task = make_task("zero_shot", 0)
+    with pytest.raises(VitrimError, match="VisionTransformer is the image tower alone: give the whole model"):
+        task.meet(open_clip_model().visual, ["cat", "dog"])
+    other = open_clip_model(vocab_size=100, context_length=8)
+    with pytest.raises(VitrimError, match=r"by 100 words, and not open_clip's own 49408: set model.tokenizer = "):
+        task.meet(other, ["cat", "dog"])
+    other.tokenizer = lambda texts: torch.arange(8).expand(len(texts), 8)
+    task.meet(other, ["cat", "dog"])
+    assert task.texts is not None
+    torch.testing.assert_close(task.texts[0][0], task.texts[0][1])  # of one row of words
+
+
+def test_classes_are_asked_for_by_the_names_of_a_file_or_of_wordnet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def told(self: object, model: object, texts: list[str]) -> tuple[torch.Tensor, float, float]:
+        asked[:] = texts
+        return torch.eye(len(texts), 64), 1.0, 0.0
+
+    monkeypatch.setattr(Library, "text_embeddings", told)
+    names = tmp_path / "names.txt"
+    names.write_text("golden_retriever\n  sea lion \n\n")
+    for folders, given, wanted in (
+        (("n02099601", "n02077923"), {}, ["sea lion", "golden retriever"]),
+        (("0", "1"), {"class_names": str(names)}, ["golden retriever", "sea lion"]),
+        (("cat", "dog"), {"class_names": ["ant", "bee"]}, ["ant", "bee"]),
+    ):
+        write_noise(root := tmp_path / "-".join(folders), 2)
+        for old, new in zip(sorted(root.iterdir()), folders, strict=True):
+            old.rename(root / new)
+        dense = evaluate("test_vit", None, root, task="zero_shot", data_options=given, model_options=HEADLESS).rows[0]
+        assert asked == [f"a photo of a {name}" for name in wanted]
+        assert set(dense) >= {"top1", "cosine"}
+    with pytest.raises(VitrimError, match="the data has numbers: 0, 1; give them in a file, one per line"):
+        evaluate("test_vit", None, tmp_path / "0-1", task="zero_shot", model_options=HEADLESS)
+
+
 def test_models_and_data_without_names_are_refused(tmp_path: Path) -> None:
     write_noise(tmp_path / "images", 4)
     with pytest.raises(VitrimError, match="VisionTransformer has no text tower"):
-        evaluate("test_vit", None, str(tmp_path / "images"), task="zero_shot", model_options={"num_classes": 0})
+        evaluate("test_vit", None, str(tmp_path / "images"), task="zero_shot", model_options=HEADLESS)
     batches = [(torch.zeros(2, 3, 160, 160), torch.tensor([0, 1]))]
     with pytest.raises(VitrimError, match="knows no classes: give a source or a dataset that names them"):
-        evaluate("test_vit", None, batches, task="zero_shot", model_options={"num_classes": 0})
+        evaluate("test_vit", None, batches, task="zero_shot", model_options=HEADLESS)
     with pytest.raises(VitrimError, match="asks for the classes by their names, and the data has none"):
         make_task("zero_shot", 0).meet(torch.nn.Identity(), None)

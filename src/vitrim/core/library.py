@@ -137,7 +137,9 @@ class Library:
         Raises:
             VitrimError: the model has no text tower.
         """
-        raise VitrimError(f"{type(model).__name__} has no text tower: take a CLIP or SigLIP of transformers")
+        raise VitrimError(
+            f"{type(model).__name__} has no text tower: take a CLIP or SigLIP of transformers or open_clip"
+        )
 
     def embedding_name(self, model: nn.Module) -> str:
         """The embedding in a few words, such as "class token"."""

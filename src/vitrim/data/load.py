@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 from vitrim.data.dataset import ImageDataset, MultiLabelDataset
 from vitrim.data.dense import DetectionDataset, SegmentationDataset
 from vitrim.data.folders import from_folder, split_folders
-from vitrim.data.paths import HUB_PREFIX, check_given, choose_files, existing, splits_in_names
+from vitrim.data.paths import HUB_PREFIX, check_given, check_regular, choose_files, existing, splits_in_names
 from vitrim.data.readers import TASKS, WITH_LABELS, readers
 from vitrim.data.tables import (
     boxes_from_table,
@@ -28,7 +29,7 @@ from vitrim.data.tables import (
     parquet_files,
     read_source,
 )
-from vitrim.errors import DataError, VitrimError, unknown
+from vitrim.errors import DataError, VitrimError, os_errors, unknown
 
 HOLD_OUT_SEED = 0
 """Seed of held-out images, not that of a recipe: see `hold_out`."""
@@ -95,8 +96,9 @@ def load_data(
         label_column: the column of labels in a table, if it is not `label`, `labels` or `fine_label` and not the only
             one of class labels or integers. A column of strings becomes labels in sorted order: that of the train
             split, or without one of all splits together. For dense tasks the column of masks, or of boxes.
-        options: of the reader, by name; of a table for dense tasks `class_names`, `num_classes` and `ignore`, see
-            `SegmentationDataset`.
+        options: of the reader, by name; of a table for dense tasks `num_classes` and `ignore`, see
+            `SegmentationDataset`. `class_names` of any source: a list, or a file of a name per line, in the order of
+            the labels.
 
     Returns:
         A dataset of ((C, H, W) float32 in [0, 1], int label), or, where images have several classes, of ((C, H, W),
@@ -122,6 +124,11 @@ def load_data(
     """
     columns = {"image_column": image_column, "label_column": label_column}
     check_given(source, split=split, **columns)
+    if options.get("class_names") is not None:
+        names = _names(options.pop("class_names"))
+        if task in (None, *WITH_LABELS):
+            return _named(load_data(source, task=task, split=split, **columns, **options), names)
+        options["class_names"] = names
     whole, share = _share(split)
     if share is not None:
         parts = splits_of(source) if whole is None else None
@@ -188,6 +195,46 @@ def load_data(
         return form(table, source, chosen, **given)
     except OSError as error:  # a folder without permission, or one that goes away meanwhile
         raise DataError(f"cannot read {error.filename or source}: {error.strerror}") from error
+
+
+def _names(given: Any) -> list[str]:
+    """Names of classes, given or in a file of one per line.
+
+    Raises:
+        DataError: there is no such file, or it is no text; a name that is empty or given twice; no list of names.
+    """
+    where = "class_names"
+    if isinstance(given, str | Path):
+        where = str(given)
+        file = existing(given)
+        check_regular(file, where)
+        try:
+            with os_errors(f"cannot read {file}", DataError):
+                given = file.read_text(encoding="utf-8-sig").rstrip().splitlines()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{file} is no text: write a name of a class in each line, in UTF-8") from error
+    if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
+        raise DataError(f"class_names={given} is no list of names; give one, or a file with a name in each line")
+    names = [name.strip() for name in given]
+    counts = Counter(names)
+    if not names or counts[""]:
+        raise DataError(f"{where} has " + (f"an empty name, number {names.index('') + 1}" if names else "no names"))
+    if len(counts) < len(names):
+        raise DataError(f"{where} has the name {counts.most_common(1)[0][0]!r} twice")
+    return names
+
+
+def _named(dataset: Labelled | Dense, names: list[str]) -> Labelled | Dense:
+    """``dataset`` with other names of its classes.
+
+    Raises:
+        DataError: there are not as many.
+    """
+    count = dataset.num_classes
+    if len(names) != count and (dataset.class_names is not None or len(names) < count):
+        raise DataError(f"{len(names)} class_names for the {count} classes of {dataset.source}: give one for each")
+    dataset.class_names, dataset.num_classes = names, len(names)
+    return dataset
 
 
 def hold_out(count: int, share: float) -> tuple[list[int], list[int]]:

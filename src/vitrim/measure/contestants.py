@@ -17,7 +17,7 @@ from vitrim.core.block import ReducedBlock
 from vitrim.core.checks import check_amounts
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, reduce_, refuse_reduced
-from vitrim.core.registry import ask, fitting, has_trunk, host_of, parse_method
+from vitrim.core.registry import ask, fitting, has_trunk, host_of, parse_method, supported_parts
 from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.measure.copies import shared_copy, take_learned
 from vitrim.measure.macs import count_parts
@@ -66,7 +66,9 @@ class Contestant:
     def __init__(
         self, model: nn.Module, task: Task, reduction: Reduction | None = None, *, watched: bool = False
     ) -> None:
-        self.forward = _Forward(model, task, watched).eval()
+        # the model itself, or the part of it that is reduced
+        part = model if has_trunk(model) or reduction is None else reduction.model
+        self.forward = _Forward(model, task, part, watched).eval()
         self.reduction = reduction
         self.name = DENSE if reduction is None else reduction.config.describe()
         self.adaptive = task.cost_varies or (reduction is not None and reduction.config.is_adaptive())
@@ -140,14 +142,15 @@ class _Forward(nn.Module):
     prediction: Any
     num_tokens: int
 
-    def __init__(self, model: nn.Module, task: Task, watched: bool) -> None:
+    def __init__(self, model: nn.Module, task: Task, part: nn.Module, watched: bool) -> None:
         super().__init__()
         self.targets: Any = None
         self.model = model
         self.task = task
         self.inputs: list[Tensor] = []
         if watched:
-            blocks = host_of(model).blocks(model) if has_trunk(model) else []
+            trunks = [part] if has_trunk(part) else [inner for _, inner in supported_parts(part)]
+            blocks = host_of(trunks[0]).blocks(trunks[0]) if trunks else []
             self.num_blocks = len(blocks)
             for reader in () if task.embeds else ask(model).readers(model):
                 reader.register_forward_pre_hook(self._note_input)

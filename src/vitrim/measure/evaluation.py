@@ -26,7 +26,7 @@ from vitrim.data.fingerprint import fingerprint
 from vitrim.data.transforms import eval_transform, geometry_of
 from vitrim.errors import VitrimError, check_kinds, check_whole, one_line_errors, unknown
 from vitrim.files import check_folder
-from vitrim.hosts.shared.classes import strange
+from vitrim.hosts.shared.classes import described, strange
 from vitrim.loading import Loaded, as_trained, load
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.copies import apart
@@ -249,7 +249,8 @@ def open_task(
         dataset = copy.copy(data)
     found = task_of(model, dataset, name)
     found.follow(rules)
-    found.meet(model, dataset.class_names)
+    names = dataset.class_names
+    found.meet(model, described(names) if names and name == ZERO_SHOT else names)
     check_dataset(dataset, found, loaded.name)
     if not by_number:
         check_names(dataset, found, model)

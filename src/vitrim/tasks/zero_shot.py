@@ -39,10 +39,14 @@ class ZeroShot(Classification):
         """Embed the classes of the data.
 
         Raises:
-            VitrimError: they have no names, or the model no text tower.
+            VitrimError: they have no names, or numbers for names; or the model has no text tower.
         """
-        if not class_names:
-            raise VitrimError("zero-shot classification asks for the classes by their names, and the data has none")
+        if not class_names or all(name.strip().isdecimal() for name in class_names):
+            found = "none" if not class_names else f"numbers: {', '.join(class_names[:3])}"
+            raise VitrimError(
+                f"zero-shot classification asks for the classes by their names, and the data has {found}; give them in "
+                "a file, one per line in the order of the labels: --data-option class_names=FILE"
+            )
         sentences = [self.template.format(name.replace("_", " ")) for name in class_names]
         vectors, scale, bias = ask(model).text_embeddings(model, sentences)
         self.texts = normalize(vectors.float(), dim=1), scale, bias

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
+from open_clip import SimpleTokenizer
+from open_clip.transform import PreprocessCfg, image_transform_v2
 from torch import Tensor, nn
 
-from vitrim.core.library import Library, no_tokens, pair
+from vitrim.core.library import Library, no_embedding, no_tokens, pair
 from vitrim.core.plan import Part, Preprocessing
 from vitrim.errors import VitrimError
+
+CROPS = {"shortest": "center", "squash": "squash"}
+"""Its words for resizing, in those of `Preprocessing`."""
 
 
 class OpenClipLibrary(Library):
@@ -23,20 +29,64 @@ class OpenClipLibrary(Library):
         "stem": ("conv1",),
     }
 
+    def num_classes(self, model: nn.Module) -> int:
+        return 0
+
+    def embedding(self, model: Any, images: Tensor) -> Tensor:
+        if not hasattr(model, "encode_image"):  # of two towers, whose forward gives both
+            return super().embedding(model, images)
+        vectors = self.vector(model, model.encode_image(images))
+        if vectors is None:
+            raise no_embedding(model)
+        return vectors
+
+    def vector(self, model: nn.Module, output: Any) -> Tensor | None:
+        """The projection where there is one; CoCa's tower gives tokens beside it."""
+        return super().vector(model, output[0] if isinstance(output, tuple) else output)
+
+    def embedding_name(self, model: nn.Module) -> str:
+        return "the output of the image tower"
+
+    def text_embeddings(self, model: Any, texts: Sequence[str]) -> tuple[Tensor, float, float]:
+        """As of any library, with the model's ``tokenizer``, where somebody set one, else the library's own.
+
+        Raises:
+            VitrimError: the model is one tower, or its vocabulary another's.
+        """
+        if not hasattr(model, "encode_text"):
+            raise VitrimError(
+                f"this {type(model).__name__} is the image tower alone: give the whole model, which reads text, too"
+            )
+        tokenizer, words = getattr(model, "tokenizer", None), getattr(model, "text", model).vocab_size
+        if tokenizer is None:
+            tokenizer = SimpleTokenizer(context_length=model.context_length)
+            if tokenizer.vocab_size != words:
+                raise VitrimError(
+                    f"this {type(model).__name__} reads text by {words} words, and not open_clip's own "
+                    f"{tokenizer.vocab_size}: set model.tokenizer = open_clip.get_tokenizer(NAME)"
+                )
+        with torch.no_grad():
+            vectors = model.encode_text(tokenizer(list(texts)).to(model.logit_scale.device))
+        bias = getattr(model, "logit_bias", None)
+        return vectors, model.logit_scale.exp().item(), 0.0 if bias is None else bias.item()
+
     def undecayed(self, model: Any) -> Collection[str]:
         return model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
 
     def preprocessing(self, model: nn.Module) -> Preprocessing:
-        """The ``preprocess_cfg`` that the library keeps at a tower."""
+        """The ``preprocess_cfg`` that the library keeps at a tower, by its own transform."""
         config: Any = getattr(getattr(model, "visual", model), "preprocess_cfg", None)
         if not config:
             return super().preprocessing(model)
+        mode = CROPS.get(config.get("resize_mode", "shortest"))
         return Preprocessing(
             channels=len(config["mean"]),
             size=pair(config["size"]),
             mean=tuple(config["mean"]),
             std=tuple(config["std"]),
             interpolation=config.get("interpolation"),
+            transform=image_transform_v2(PreprocessCfg(**config), is_train=False),
+            **({} if mode is None else {"crop_share": 1.0, "crop_mode": mode}),
         )
 
     def patch_dropout(self, model: Any) -> Any | None:

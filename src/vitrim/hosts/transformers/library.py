@@ -117,7 +117,7 @@ class TransformersLibrary(Library):
         most = both.config.text_config.max_position_embeddings
         given = tokenizer(list(texts), padding="max_length", max_length=most, truncation=True, return_tensors="pt")
         with torch.no_grad():
-            found = both.get_text_features(**given)
+            found = both.get_text_features(**given.to(both.device))
         vectors, bias = self.vector(both, found), getattr(both, "logit_bias", None)
         assert vectors is not None
         return vectors, both.logit_scale.exp().item(), 0.0 if bias is None else bias.item()
