@@ -88,6 +88,7 @@ def test_one_data_set_and_a_share_of_it(images: Path, tmp_path: Path) -> None:
         ([5], {}, "cannot read 5: write key=value"),
         ("epochs=1", {}, "changes are a list of key=value texts, or a mapping, not 'epochs=1'"),
         ({"eval_split": None, "data_options": {"split": "x"}}, {}, "data_options has no split"),
+        ({"data_options": {"class_names": "names.txt"}}, {}, "class_names of a recipe is a list"),
     ],
 )
 def test_what_is_refused(images: Path, tmp_path: Path, changes: dict, options: dict, said: str) -> None:

@@ -41,8 +41,10 @@ def from_folder(root: Path, source: str, split: str | None) -> ImageDataset:
     if classes:
         return read_classes(root, [root], source, None)
     if not splits:
-        loose = "its images lie outside of class folders" if has_images(root) else "no images (or parquet files)"
-        raise DataError(f"{loose} in {source}; expected one folder per class with images ({_SUFFIXES})")
+        loose = has_images(root)
+        found = "its images lie outside of class folders" if loose else "no images (or parquet files)"
+        hint = f"; where labels do not count, one for all will do: {root / 'all'}" if loose else ""
+        raise DataError(f"{found} in {source}; expected one folder per class with images ({_SUFFIXES}){hint}")
     name = pick_split(split, [folder.name for folder in splits], source)
     return read_classes(root / name, splits, source, name)
 

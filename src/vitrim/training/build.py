@@ -155,6 +155,8 @@ def open_data(
     for name in recipe.data_options:
         if name in ("source", "task", "split"):
             raise VitrimError(f"data_options has no {name}: the recipe's task and split say it")
+    if isinstance(recipe.data_options.get("class_names"), str):
+        raise VitrimError("data_options: class_names of a recipe is a list, which runs keep; a file may go or change")
 
     def load(split: str | None) -> Data:
         if isinstance(data, str | Path):
