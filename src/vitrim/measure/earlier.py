@@ -79,6 +79,8 @@ def earlier(**objects: type[Any]) -> Callable[[Function], Function]:
                 new = RENAMED.get(name, name)
                 places = [place for full, place in fields.items() if new in (full, place[1])]
                 if new in signature.parameters:
+                    if new in named:
+                        raise TypeError(f"{name} is called {new} now, and both are given")
                     _tell(f"{name} is called {new} now, and has its old name for this release")
                     named[new] = named.pop(name)
                 elif name == "compiled":

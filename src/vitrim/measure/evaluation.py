@@ -1,6 +1,7 @@
 """Accuracy of reduced models next to the dense one, in one pass over the data: ``vitrim eval``.
 
-report = evaluate("vit_small_patch16_224", ["tome:r=13", "evit:keep_rate=0.7"], "imagenet:ROOT", pretrained=True)
+model = create_model("vit_small_patch16_224", pretrained=True)
+report = evaluate(model, ["tome:r=13", "evit:keep_rate=0.7"], "imagenet:ROOT")
 """
 
 from __future__ import annotations

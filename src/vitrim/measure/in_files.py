@@ -57,7 +57,8 @@ class FileModel(nn.Module):
         >>> from tempfile import TemporaryDirectory
         >>> options = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 3}
         >>> with TemporaryDirectory() as folder:
-        ...     model = FileModel(vitrim.export("test_vit", None, f"{folder}/m.onnx", check=0, model_options=options))
+        ...     dense = vitrim.create_model("test_vit", options=options)
+        ...     model = FileModel(vitrim.export(dense, None, f"{folder}/m.onnx", check=0))
         ...     model(torch.zeros(2, 3, 32, 32)).shape, model.num_classes
         (torch.Size([2, 3]), 3)
     """
@@ -118,8 +119,8 @@ def parted(methods: MethodsAndFiles) -> tuple[list[MethodConfig], dict[str, File
         VitrimError: as `vitrim.core.registry.parse_methods`, and as `FileModel`.
 
     Example:
-        >>> parted("tome:r=8")
-        ([ToMe(r=8)], {})
+        >>> [config.describe() for config in parted("tome:r=8")[0]]
+        ['tome:r=8']
     """
     given: Any = [methods] if hasattr(methods, "metadata") else methods
     files = [one for one in given if hasattr(one, "metadata")] if isinstance(given, list | tuple) else []

@@ -121,7 +121,10 @@ def _with_grids(function: Callable[..., TuneReport]) -> Callable[..., TuneReport
     @functools.wraps(function)
     def run(*given: Any, **named: Any) -> TuneReport:
         if named.get("grid") is None:
-            return function(*given, **{name: value for name, value in named.items() if name not in ("grid", "train")})
+            if named.pop("train", None) is not None:
+                raise VitrimError("--train RECIPE trains the points of a grid: give --grid with it")
+            named.pop("grid", None)
+            return function(*given, **named)
         grid, train, number = named.pop("grid"), named.pop("train", None), named.pop("evaluations", None)
         own = "tune_grid" if train is None else "train_grid"
         warnings.warn(f"grids are those of vitrim.{own} from the next release on", DeprecationWarning, stacklevel=2)
