@@ -49,7 +49,11 @@ def test_links_are_followed(tmp_path):
     ("files", "split", "message"),
     [
         (["a/0.txt"], None, r"no images \(or parquet files\) in .*; expected one folder per class with images \(bmp"),
-        (["0.png"], None, r"lie outside of class folders in .*; where labels do not count, one for all will do: .*/all$"),
+        (
+            ["0.png"],
+            None,
+            r"lie outside of class folders in .*; where labels do not count, one for all will do: .*/all$",
+        ),
         (["a/0.png", "b/0.txt"], None, r"class folder .*b holds no images"),
         (["a/0.png", "b/c/0.png"], None, r"mixes folders of images \(a\) and folders of folders of images \(b\)"),
         (["a/0.png"], "test", r"no split 'test' in .*: its folders are classes \(a\); leave split out"),

@@ -160,8 +160,9 @@ def test_the_command_takes_files(
     assert [row["method"] for row in beside] == ["dense", str(file.path)]
     assert alone[0]["top1"] == beside[1]["top1"]
     capsys.readouterr()
-    assert run(monkeypatch, ["eval", str(tmp_path / "no.onnx"), "--data", str(tmp_path / "data")]) == 2
-    assert "no exported model at" in capsys.readouterr().err
+    for given in (["eval", str(tmp_path / "no.onnx"), "--data", str(tmp_path / "data")], ["bench", "no.onnx"]):
+        assert run(monkeypatch, given) == 2
+        assert "no exported model at" in capsys.readouterr().err
 
 
 def test_the_file_of_a_tower_gives_its_embedding_and_scores_alike(data: ImageDataset, tmp_path: Path) -> None:
