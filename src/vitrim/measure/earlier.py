@@ -112,7 +112,9 @@ def earlier(**objects: type[Any]) -> Callable[[Function], Function]:
                 for name, values in former.items():
                     own, kind = bound.arguments.get(name), objects[name]
                     if not isinstance(own, kind):
-                        own = kind(**{dataclasses.fields(kind)[0].name: own})
+                        first = dataclasses.fields(kind)[0]
+                        bare = own is None and first.default is not dataclasses.MISSING
+                        own = kind() if bare else kind(**{first.name: own})
                     bound.arguments[name] = dataclasses.replace(own, **values)
                 return function(*bound.args, **bound.kwargs)
             return function(*given, **named)
