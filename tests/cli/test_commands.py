@@ -133,13 +133,16 @@ def test_a_signal_ends_a_command_and_is_then_as_it_was(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_long_command_says_how_to_go_on_after_ctrl_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), SystemExit(143)], ids=["ctrl-c", "sigterm"])
+def test_a_long_command_that_is_ended_says_how_to_go_on(
+    end: BaseException, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     kept = tmp_path / "optimized" / "study.jsonl"
-    with pytest.raises(KeyboardInterrupt), resumable(kept):
-        raise KeyboardInterrupt  # before anything was kept
+    with pytest.raises(type(end)), resumable(kept):
+        raise end  # before anything was kept
     assert capsys.readouterr().err == ""
     kept.parent.mkdir()
     kept.touch()
-    with pytest.raises(KeyboardInterrupt), resumable(kept):
-        raise KeyboardInterrupt
+    with pytest.raises(type(end)), resumable(kept):
+        raise end
     assert capsys.readouterr().err == f"kept in {kept.parent}: the same command with --resume goes on from there\n"

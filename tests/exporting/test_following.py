@@ -148,3 +148,21 @@ def test_of_equal_values_the_first_comes_first(kind: type[Format], batch: int | 
         [*sorted(range(99), key=row.__getitem__), row.index(max(row))] for row in given.reshape(-1, 99).tolist()
     ]
     assert kind.open(path, 1)(given.numpy()).reshape(-1, 100).astype(int).tolist() == expected
+
+
+class Counts(nn.Module):
+    """Takes its batch for a constant, as many models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.ones(1, 3, 4, 4))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return (images + self.token.expand(len(images), -1, -1, -1)).mean((2, 3))
+
+
+def test_a_batch_that_is_a_constant_is_named_with_the_ways_out() -> None:
+    images = torch.zeros(2, 3, 4, 4)
+    with pytest.raises(vitrim.VitrimError, match=r"^Counts takes the size of a batch for a constant, .*x\.shape\[0\]"):
+        trace(Program(Counts()), images, dynamic=True)
+    trace(Program(Counts()), images, dynamic=False)

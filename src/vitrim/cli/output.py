@@ -90,10 +90,10 @@ class Output(Setup):
 
 @contextmanager
 def resumable(kept: Path) -> Iterator[None]:
-    """Say how to go on if Ctrl-C ends what is inside and ``kept``, a file or folder, holds what was reached."""
+    """Say how to go on if Ctrl-C or SIGTERM ends what is inside and ``kept``, a file or folder, holds what was reached."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         if kept.exists() and is_first_process():
             print(f"kept in {kept.parent}: the same command with --resume goes on from there", file=sys.stderr)
         raise

@@ -52,8 +52,9 @@ def eval_transform(model: nn.Module) -> Transform:
             name for name in ("size", "mean", "std", "interpolation", "crop_share") if getattr(told, name) is None
         ]
         raise DataError(
-            f"{type(model).__name__} does not say how its images are prepared (no {', '.join(missing)}): set the "
-            "dataset's transform, for example to the one that its library has for these weights"
+            f"{type(model).__name__} does not say how its images are prepared (no {', '.join(missing)}): set its "
+            "eval_transform, or the dataset's transform: a function from a PIL image to a tensor (C, H, W), as its "
+            "library has for these weights"
         )
     if told.channels not in (1, 3):
         raise DataError(f"the model takes {told.channels} channels; an image has 1 or 3")

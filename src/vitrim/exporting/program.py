@@ -109,7 +109,13 @@ def trace(module: Program, images: Tensor, dynamic: bool) -> ExportedProgram:
     except VitrimError:
         raise
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
-        raise VitrimError(f"torch.export cannot follow {type(module.model).__name__}: {first_line(error)}") from error
+        name = type(module.model).__name__
+        if dynamic and "Constraints violated" in str(error):
+            raise VitrimError(
+                f"{name} takes the size of a batch for a constant, as len(x) does: write x.shape[0] in its forward, or "
+                "a file for one size (batch=8, --batch 8)"
+            ) from error
+        raise VitrimError(f"torch.export cannot follow {name}: {first_line(error)}") from error
 
 
 ATOL = 1e-4

@@ -338,6 +338,17 @@ def test_the_facts_are_those_of_the_model() -> None:
 
 
 @torch.no_grad()
+def test_such_a_model_is_scored_by_the_head_that_its_host_names() -> None:
+    model: Any = made("block").float()
+    batches = [(tiny.images(), torch.arange(len(tiny.images())) % 5)]
+    dense, reduced = vitrim.evaluate(model, "tome:r=4", batches).rows
+    right = (model(batches[0][0]).argmax(1) == batches[0][1]).double().mean().item()
+    assert (dense["top1"], dense["cosine"]) == (right, pytest.approx(1.0))
+    assert reduced["cosine"] < 0.9999
+    assert ask(model).embedding(model, batches[0][0]).shape == (len(tiny.images()), DIM)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("name", ["block", "separate", "bare", "multihead"])
 def test_values_alone_are_those_of_the_projection(name: str) -> None:
     """Also where the layer that projects must be called, since it is more than its weights."""

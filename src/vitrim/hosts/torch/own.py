@@ -216,13 +216,12 @@ class OwnHost(Host):
         prefix = cls._named(model, "num_prefix")
         prefix = int(head in ("class token", "patches")) if prefix is None else prefix
         dim, num_heads = width_and_heads(block, cls.kind_of(block))
-        holder = None if cls.head_name is None else cls._named(model, "head_name")
-        linear = [] if holder is None else [layer for layer in holder.modules() if isinstance(layer, nn.Linear)]
+        classifier = cls.classifier(model)
         convolution = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
         return HostFacts(
             dim=dim,
             num_heads=num_heads,
-            num_classes=linear[-1].out_features if linear else 0,
+            num_classes=0 if classifier is None else classifier.out_features,
             num_prefix=prefix,
             has_class_token=head in ("class token", "patches") or (head == "grid" and prefix > 0),
             grid_size=(size[0] // patch[0], size[1] // patch[1]),
@@ -230,6 +229,13 @@ class OwnHost(Host):
             input_size=(3 if convolution is None else convolution.in_channels, *size),
             dense=head == "grid",
         )
+
+    @classmethod
+    def classifier(cls, model: Any) -> nn.Linear | None:
+        """The layer that gives the logits, the last one of the head; None without a head."""
+        holder = None if cls.head_name is None else cls._named(model, "head_name")
+        linear = [] if holder is None else [layer for layer in holder.modules() if isinstance(layer, nn.Linear)]
+        return linear[-1] if linear else None
 
     @classmethod
     def kind_of(cls, block: nn.Module) -> Any:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from vitrim.core.library import no_tokens
 from vitrim.core.plan import Layout, Part
 from vitrim.hosts.timm.library import TimmLibrary
+from vitrim.hosts.torch.own import OwnHost
 
 
 class OwnLibrary(TimmLibrary):
@@ -23,10 +24,14 @@ class OwnLibrary(TimmLibrary):
     }
 
     def classifiers(self, model: Any) -> list[nn.Module]:
-        """The layers that ``get_classifier`` gives, else, where a host is known, a linear layer called like a head."""
+        """The layers that ``get_classifier`` gives, else, where a host is known, the one that it names, or a linear
+        layer called like a head."""
         found = super().classifiers(model)
         if found or self.host is None:
             return found
+        if issubclass(self.host, OwnHost):
+            classifier = self.host.classifier(model)
+            return [] if classifier is None else [classifier]
         named = [layer for name, layer in model.named_children() if name in self.parts["head"]]
         return [layer for layer in named if isinstance(layer, nn.Linear)]
 
