@@ -10,7 +10,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import ModelOutput
-from vitrim.measure.neighbours import NEAREST, VOTERS, Neighbours, nearest, voted
+from vitrim.measure.neighbours import NEAREST, VOTERS, NeighbourLoss, Neighbours, nearest, voted
 from vitrim.measure.records import Batch
 
 Made = tuple[torch.Tensor, ...]
@@ -32,8 +32,14 @@ def order(queries: torch.Tensor, database: torch.Tensor) -> np.ndarray:
     return distances.argsort(1)
 
 
-def gauge(dense: torch.Tensor, own: torch.Tensor, labels: torch.Tensor, sizes: tuple[int, ...]) -> Neighbours:
-    found = Neighbours()
+def gauge(
+    dense: torch.Tensor,
+    own: torch.Tensor,
+    labels: torch.Tensor,
+    sizes: tuple[int, ...],
+    found: Neighbours | None = None,
+) -> Neighbours:
+    found = found or Neighbours()
     start = 0
     for index, size in enumerate(sizes):
         part = slice(start, start + size)
@@ -87,6 +93,19 @@ def test_the_dense_model_loses_nothing_and_is_its_own_neighbourhood(made: Made) 
     assert (result["loss"], result["loss_error"]) == (0.0, 1 / 150)
     assert result["neighbours"] == result["neighbours_dense"] == 1.0
     assert result["knn"] == result["knn_dense"]
+
+
+def test_without_labels_neighbours_that_are_others_are_what_is_lost(made: Made) -> None:
+    dense, own, labels = made
+    result = gauge(dense, own, labels, (150,), NeighbourLoss(labelled=False)).result()
+    places = zip(order(own, own), order(dense, dense), strict=True)
+    lost = np.array([1 - len(set(a[:NEAREST]) & set(b[:NEAREST])) / NEAREST for a, b in places])
+    assert (result["loss"], result["loss_error"]) == (
+        pytest.approx(lost.mean()),
+        pytest.approx(lost.std() / np.sqrt(150)),
+    )
+    cosines = (dense.double() * own.double()).sum(1) / dense.double().norm(dim=1) / own.double().norm(dim=1)
+    assert result["kl"] == pytest.approx(1 - cosines.mean().item())
 
 
 def test_batches_do_not_matter(made: Made) -> None:

@@ -90,7 +90,7 @@ class Output(Setup):
 
 @contextmanager
 def resumable(kept: Path) -> Iterator[None]:
-    """Say how to go on if Ctrl-C or SIGTERM ends what is inside and ``kept``, a file or folder, holds what was reached."""
+    """Say how to go on if a signal ends what is inside and ``kept``, a file or folder, holds what was reached."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
