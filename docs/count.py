@@ -21,6 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ROOMS = ("core", "cli", "tuning", "analysis")
 OLD_NAMES = {"tuning": "tune"}
+MANY = 10
+"""Parameters that a function may have."""
 CONTRACTS = (("Host", ("core/host.py", "core/answers.py")), ("MethodConfig", ("core/method.py", "core/config.py")))
 """Classes that others subclass, and where they are or were."""
 
@@ -112,6 +114,34 @@ def lines_of_code(text: str) -> int:
         for number, line in enumerate(text.split("\n"), 1)
         if line.strip() and not line.lstrip().startswith("#") and number not in strings
     )
+
+
+def docstrings(text: str) -> int:
+    """Lines of docstrings and of texts that stand below a name."""
+    return sum(
+        (node.end_lineno or node.lineno) - node.lineno + 1
+        for node in ast.walk(parsed(text))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    )
+
+
+def parameters(text: str) -> dict[str, int]:
+    """The number of parameters of every public function and constructor, `self` left out; of one name the most."""
+    found: dict[str, int] = {}
+
+    def visit(node: ast.AST, within: str) -> None:
+        for each in ast.iter_child_nodes(node):
+            if isinstance(each, ast.ClassDef):
+                visit(each, each.name)
+            elif isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+                given = each.args
+                names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+                name = within if each.name == "__init__" else each.name
+                if not name.startswith("_"):
+                    found[name] = max(found.get(name, 0), len(names) - (names[:1] in (["self"], ["cls"])))
+
+    visit(parsed(text), "")
+    return found
 
 
 def functions(text: str) -> int:
@@ -207,6 +237,12 @@ def rows(package: Path, *, walks: bool = True, show: bool = False) -> Iterator[t
     texts = sources(package)
     code = sum(lines_of_code(text) for text in texts.values())
     yield "lines of code (no docstring, comment, blank line)", f"{code:,}"
+    yield "lines of docstrings", f"{sum(map(docstrings, texts.values())):,}"
+    wide = {name: count for text in texts.values() for name, count in parameters(text).items() if count > MANY}
+    made = {name: count for name, count in wide.items() if name[0].isupper()}
+    most = max((count for name, count in wide.items() if name not in made), default=0)
+    yield f"functions with more than {MANY} parameters; most", f"{len(wide) - len(made)}; {most}"
+    yield f"constructors with more than {MANY}", str(len(made))
     yield "functions per 1,000 lines of code", f"{1000 * sum(map(functions, texts.values())) / code:.0f}"
     for room in ROOMS:
         folder = next(package / name for name in (room, OLD_NAMES.get(room, room)) if (package / name).is_dir())

@@ -627,7 +627,9 @@ class ModelSpec:
         if not found:
             raise VitrimError("name at least one model")
         if len(found) > 1 and any(one.checkpoint is not None for one in found):
-            raise VitrimError("a checkpoint holds the weights of one model: of several, name runs as run:FOLDER")
+            raise VitrimError(
+                f"a checkpoint holds the weights of one model; {len(found)} models are given: name runs as run:FOLDER"
+            )
         return found
 
     @property

@@ -310,7 +310,10 @@ def test_a_family_that_cannot_be_had_does_not_cost_the_records(
         (["--from", "DENSE", "--from", "FEW", "--only", "features"], "at least as many images as classes, got 5 for 6"),
         (["one", "two", "--data", "none"], "give one model, not one, two"),
         (["one", "--model", "one", "--data", "none"], "model one is given twice"),
-        (["one", "--model", "two", "--data", "none", "--checkpoint", "x"], "checkpoint is of one model"),
+        (
+            ["one", "--model", "two", "--data", "none", "--checkpoint", "x"],
+            "the weights of one model; 2 models are given",
+        ),
         (["--compare", "REPORT"], "two finished analyses or more, got 1"),
         (["--compare", "REPORT", "FULL"], "holds no finished analysis"),
         (["--compare", "REPORT", "REPORT", "--from", "RECORD"], "leave out --from"),

@@ -24,6 +24,7 @@ from vitrim.errors import VitrimError
 from vitrim.loading import load
 from vitrim.measure.decisions import Decisions
 from vitrim.measure.evaluation import evaluate, open_task
+from vitrim.measure.inputs import DataSpec
 from vitrim.measure.records import Batch
 from vitrim.measure.run import Measurement
 from vitrim.report import Report
@@ -595,7 +596,7 @@ def test_what_was_gathered_is_handed_over_when_something_stops_the_pass(folder):
     [
         ({"dtype": "fp31"}, "unknown dtype 'fp31'"),
         ({"pretrained": True}, "say how to create a model: give its name"),
-        ({"data_options": 5}, "data_options is a dict of options by name, not 5"),
+        ({"options": 5}, "data_options is a dict of options by name, not 5"),
         ({"protocol": "x"}, "protocol is a dict of options by name, not 'x'"),
         ({"model_options": 5}, "model_options is a dict of options by name, not 5"),
         ({"split": 5}, "split is a text, not 5"),
@@ -621,14 +622,14 @@ def test_arguments_that_say_nothing_are_refused(folder, options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"data_options": 5}, "data_options is a dict of options by name, not 5"),
+        ({"options": 5}, "data_options is a dict of options by name, not 5"),
         ({"protocol": 5}, "protocol is a dict of options by name, not 5"),
         ({"image_column": 5}, "image_column is a text, not 5"),
     ],
 )
 def test_a_task_is_opened_with_options_of_their_kind(folder, options, message):
     with pytest.raises(VitrimError, match=message):
-        open_task(load(MODEL), folder, **options)
+        open_task(load(MODEL), DataSpec(folder, **options))
 
 
 def test_a_compiled_model_is_evaluated_as_the_model_in_it(folder):

@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 from vitrim.cli.options import Compute, Data, Images, Machine, Model, flat
 from vitrim.cli.output import Output
 from vitrim.errors import VitrimError
+from vitrim.loading import ModelSpec
+from vitrim.measure.inputs import DataSpec
 from vitrim.report import Report, Table
 
 
@@ -35,8 +37,9 @@ def test_a_command_gets_the_options_of_its_groups() -> None:
     invoke(show, *arguments, "--seed", 5, "--more", 2)
     [(model, data, machine, output, more)] = seen
     assert model == Model(name="vit", pretrained=True, model_option=["depth=2"])
-    assert model.arguments["model_options"] == {"depth": 2}
+    assert model.spec(model.name) == ModelSpec("vit", pretrained=True, options={"depth": 2})
     assert data == Data(source="here", split="test", limit=3)
+    assert data.read(workers=2) == DataSpec("here", split="test", limit=3, workers=2, options={})
     assert machine == Machine(device="cpu", threads=None, seed=5)
     assert (output, more) == (Output(json=None), 2)
 

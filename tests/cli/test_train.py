@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import shlex
@@ -24,6 +25,7 @@ from vitrim.cli.train import _next
 from vitrim.cli.train import train as command_of_train
 from vitrim.training.loop import Trainer
 from vitrim.training.recipe import load_recipe, recipes
+from vitrim.training.running import Running
 
 training = import_module("vitrim.training.train")
 
@@ -211,6 +213,14 @@ def test_list_and_show(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
 
 def test_the_command_has_the_names_and_the_defaults_of_its_function() -> None:
     function, command = (dict(inspect.signature(each).parameters) for each in (training.train, flat(command_of_train)))
+    running = {field.name: field for field in dataclasses.fields(Running)}
+    del running["keep"]  # how many checkpoints are kept
+    function |= {
+        name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default)
+        for name, field in running.items()
+        if name != "out"
+    }
+    del command["threads"]  # torch's
     of_the_command = {"list_recipes", "show", "json", "model", "method", "limit"}  # the last three are changes
     assert set(function) - {"console"} == set(command) - of_the_command
     for name in set(function) - {"recipe", "data", "console"}:  # which the command asks for itself

@@ -22,7 +22,7 @@ from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile_of
-from vitrim.measure.prefill import Prefill, as_measured, cache_bytes
+from vitrim.measure.prefill import Prefill, Prompt, as_measured, cache_bytes
 from vitrim.speed.bench import measure, random_images
 
 TEXT = 5
@@ -123,7 +123,7 @@ def test_the_command_line(tmp_path: Path) -> None:
 
 def test_what_has_no_prefill_is_refused() -> None:
     with pytest.raises(VitrimError, match=r"^a prompt is described, and Linear reads none$"):
-        as_measured(torch.nn.Linear(2, 2), text=3)
+        as_measured(torch.nn.Linear(2, 2), Prompt(text=3))
     with pytest.raises(VitrimError, match=r"a token of text before each, got 3 images and 2 tokens$"):
         Prefill(VLMS["llava"].create(), text=2, images=3)
     with torch.device("meta"):

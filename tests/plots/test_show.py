@@ -168,7 +168,7 @@ def test_a_compiled_model_is_shown_as_the_model_in_it(model: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "give the images to show"),
+        ({"images": None}, "give the images to show"),
         ({"images": IMAGE, "data": "x"}, "not both"),
         ({"images": IMAGE, "split": "test"}, "split says how to read a dataset"),
         ({"images": torch.rand(64, 64)}, r"a tensor \(C, H, W\) as the model takes it, .*, not one of \(64, 64\)"),
@@ -182,7 +182,7 @@ def test_a_compiled_model_is_shown_as_the_model_in_it(model: nn.Module) -> None:
         ({"images": IMAGE, "blocks": 5}, "blocks is a list, not 5"),
         ({"images": IMAGE, "blocks": ["x"]}, "block is a whole number of at least 0, not 'x'"),
         ({"images": IMAGE, "out": 5}, "out is a path, not 5"),
-        ({"data": 5}, "data is a source of images or a dataset of vitrim.data, not int"),
+        ({"data": 5}, "an image is a file, an image of Pillow or a tensor .*, not int"),
         ({"data": "x", "data_options": 5}, "data_options is a dict of options by name, not 5"),
         ({"data": "x", "split": 5}, "split is a text, not 5"),
         ({"images": IMAGE, "methods": ["topk", "topk"]}, "method topk is given twice"),

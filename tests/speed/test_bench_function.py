@@ -138,7 +138,6 @@ def test_images_of_a_dataset_are_taken_as_they_are(tmp_path: Path) -> None:
         ({"batch_size": ()}, "unexpected batch size ''"),
         ({"batch_size": True}, "unexpected batch size 'True'"),
         ({"precision": ()}, "unknown precision ''"),
-        ({"engine": ["eager", "onnxruntime"], "compiled": True}, "--compile is torch.compile and nothing else"),
         ({"split": "test"}, "split says which images of a source to read, and there is no source"),
         ({"images": [1, 2]}, "expected a source of images or a dataset of vitrim.data, got list"),
         ({"checkpoint": "folder"}, "pretrained, checkpoint and model_options say how to create a model"),

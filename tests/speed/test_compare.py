@@ -325,7 +325,7 @@ def test_the_picture_is_written(source: Path, tmp_path: Path) -> None:
         ({"methods": "tomme"}, "unknown method 'tomme'"),
         ({"methods": "atm", "at": 2, "engine": "torch.export"}, "atm runs on none of these engines"),
         ({"pretrained": True}, "pretrained, checkpoint and model_options say how to create a model"),
-        ({"repeats": 0}, "repeats is a whole number of at least 1, not 0"),
+        ({"repeats": 0}, "min_rounds must be at least 1, got 0"),
         ({"task": "segmentation"}, "leave task segmentation out"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import vitrim
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_method
 from vitrim.errors import MissingPackageError, VitrimError
@@ -247,11 +248,11 @@ def test_int8_ranges_are_those_of_the_calibration(
     count: int, expected: list[float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Batches of 2 of the images for it; those that are timed stand in where there are too few for one."""
-    file, wanted = Written(), dict[str, Any]()
-    monkeypatch.setattr(engines, "export", lambda *given, **how: wanted.update(how) or file)
+    file, wanted = Written(), []
+    monkeypatch.setattr(engines, "export", lambda *given, **how: wanted.extend((given[3], how)) or file)
     timed = torch.full((2, 3, 4, 6), 50.0)
     calibration = torch.arange(float(count))[:, None, None, None].expand(count, 3, 4, 6)
     run = engines.on_engine(model(), None, "torch.export", timed, tmp_path, precision="int8", calibration=calibration)
     assert [(len(batch), float(batch[0].mean())) for batch in file.batches] == [(2, first) for first in expected]
-    assert (wanted["batch"], wanted["size"], wanted["check"]) == (2, (4, 6), 0)
+    assert wanted == [vitrim.FileSpec("pt2", batch=2, size=(4, 6)), {"check": 0}]
     assert torch.equal(run(timed), torch.full((2, 3), 50.0))

@@ -113,7 +113,9 @@ def analyze(
     if not isinstance(seed, int):
         raise VitrimError(f"seed is a whole number, not {seed!r:.60}")
     specs = ModelSpec.each(models)
-    dtype, device = specs[0].dtype or "fp32", specs[0].device or "cpu"
+    dtype = "fp32" if specs[0].dtype is None else specs[0].dtype
+    device = "cpu" if specs[0].device is None else specs[0].device
+    check_kinds(dtype=dtype)
     check_known("dtype", dtype, DTYPES)
     folder, families, kinds = _checked(place.folder, only, place.formats, sizes, blocks)
     alone = [name for name in families if FAMILIES[name].of_records is None]

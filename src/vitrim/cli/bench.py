@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrim.cli.options import MAX_REPEATS, MAX_SECONDS, Files, Images, Machine, Model, Prompting
+from vitrim.cli.options import MAX_REPEATS, MAX_SECONDS, Files, Machine, Model, RunOn, Setup
 from vitrim.cli.output import Output
 from vitrim.cli.progress import progress
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
-    from vitrim.measure.latency import Budget
     from vitrim.speed.words import SpeedReport
 
 BatchSizes = Annotated[
@@ -47,20 +47,35 @@ Repeats = Annotated[int, typer.Option("--repeats", min=1, max=MAX_REPEATS, help=
 MinSeconds = Annotated[float, typer.Option("--min-seconds", min=0.0, max=MAX_SECONDS, help="and at least so long")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Timing(Setup):
+    """The engines and precisions to time, and for how long."""
+
+    engine: Engines = None
+    precision: Precisions = None
+    repeats: Repeats = 10
+    min_seconds: MinSeconds = 1.0
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the function behind a command."""
+        from vitrim.measure.latency import Budget
+
+        lists = {"engine": words(self.engine, "--engine"), "precision": words(self.precision, "--precision")}
+        most = max(self.repeats, Budget.max_rounds)
+        budget = Budget(self.repeats, self.min_seconds, max_rounds=most)
+        return {"budget": budget, **{name: values for name, values in lists.items() if values}}
+
+
 def bench(
     *,
     model: Model,
     method: Suggested = None,
     batch_size: BatchSizes = None,
-    engine: Engines = None,
-    precision: Precisions = None,
+    timing: Timing,
     compiled: Compiled = False,
-    repeats: Repeats = 10,
-    min_seconds: MinSeconds = 1.0,
     figure: Figure = None,
     files: Files,
-    prompt: Prompting,
-    images: Images,
+    run_on: RunOn,
     machine: Machine,
     output: Output,
 ) -> None:
@@ -71,22 +86,17 @@ def bench(
     one forward allocates. Of a vision-language model, prefill is timed: tower, connector and language model on a batch
     of prompts, from which reduced models leave out the image tokens that are gone; with --new-tokens an answer, too.
     """
-    if compiled and engine is not None:
+    if compiled and timing.engine is not None:
         raise VitrimError("--compile is torch.compile and nothing else: leave it out, and give --engine compile")
     counts = sizes(batch_size, "--batch-size")
     given_model = files.model(model.name)
-    if not method and not files.file and prompt.select is None and isinstance(given_model, str):
+    if not method and not files.file and run_on.select is None and isinstance(given_model, str):
         raise VitrimError(
             "-m METHOD is missing: say what to time next to the dense model, e.g. -m tome:keep_rate=0.7; "
             "`vitrim list methods` names all"
         )
-    precisions, engines = words(precision, "--precision"), words(engine, "--engine")
-    given: dict[str, Any] = {
-        name: value for name, value in (("batch_size", counts), ("precision", precisions), ("engine", engines)) if value
-    }
-    described = prompt.given
-    if described is not None and images.source is not None:
-        raise VitrimError("images are for models of images alone: prompts are made of random images and text")
+    given = timing.arguments() | ({"batch_size": counts} if counts else {})
+    inputs = run_on.inputs()
     out = output.console()
     found: list[SpeedReport] = []
 
@@ -105,17 +115,16 @@ def bench(
             from vitrim.speed.engines import Compiled as InDefaultMode
 
             if compiled:
-                names = [one for one in precisions or ["fp32"] if one in InDefaultMode.precisions]
-                given["engine"] = [InDefaultMode(one) for one in names]
+                names = given.get("precision", ["fp32"])
+                given["engine"] = [InDefaultMode(one) for one in names if one in InDefaultMode.precisions]
             if figure is not None:
                 style.check(figure)
             machine.start()
             report = time_(
                 model.spec(given_model, device=machine.device),
                 files.beside(method),
-                images.read() if described is None else described,
+                inputs,
                 **given,
-                budget=budget_of(repeats, min_seconds),
                 seed=machine.seed,
                 on_report=on_report,
                 on_progress=signs.tell,
@@ -126,13 +135,6 @@ def bench(
     finally:
         if output.on_stdout and found and found[0].rows:
             output.write(**found[0].record)
-
-
-def budget_of(repeats: int, min_seconds: float) -> Budget:
-    """The rounds and seconds to spend on every setting."""
-    from vitrim.measure.latency import Budget
-
-    return Budget(repeats, min_seconds, max_rounds=max(repeats, Budget.max_rounds))
 
 
 def words(texts: Sequence[str] | None, what: str) -> list[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrim.cli.bench import Engines, MinSeconds, Precisions, Repeats, budget_of, sizes, words
-from vitrim.cli.evaluate import ProtocolChanges
-from vitrim.cli.options import BatchSize, Data, Files, Machine, MethodsBesideDense, Model, Workers, parse_options
+from vitrim.cli.bench import Timing
+from vitrim.cli.bench import sizes as sizes_of
+from vitrim.cli.options import Data, Files, Machine, MethodsBesideDense, Model, Scoring
 from vitrim.cli.output import Output
 from vitrim.cli.progress import progress
 from vitrim.report import show
@@ -31,14 +31,9 @@ def compare(
     data: Data,
     method: MethodsBesideDense = None,
     files: Files,
-    batch_size: BatchSize = 32,
     at: At = None,
-    engine: Engines = None,
-    precision: Precisions = None,
-    repeats: Repeats = 10,
-    min_seconds: MinSeconds = 1.0,
-    workers: Workers = 0,
-    protocol: ProtocolChanges = None,
+    timing: Timing,
+    scoring: Scoring,
     figure: Figure = None,
     machine: Machine,
     output: Output,
@@ -48,9 +43,9 @@ def compare(
     In the end it says of every method whether it pays, and which loses least for its time. Accuracy is that of all
     images; time is measured on some of them, dense and reduced models in turn.
     """
-    lists = {"at": sizes(at, "--at"), "engine": words(engine, "--engine"), "precision": words(precision, "--precision")}
-    given: dict[str, Any] = {name: values for name, values in lists.items() if values}
-    changes = parse_options(protocol, "protocol option")
+    sizes = sizes_of(at, "--at")
+    given = timing.arguments() | ({"at": sizes} if sizes else {})
+    images = scoring.read(data)
     found: list[Comparison] = []
 
     def on_report(report: Comparison) -> None:
@@ -69,9 +64,8 @@ def compare(
             measure(
                 model.spec(model.name, device=machine.device),
                 files.beside(method),
-                data.read(protocol=changes, batch_size=batch_size, workers=workers),
+                images,
                 **given,
-                budget=budget_of(repeats, min_seconds),
                 seed=machine.seed,
                 on_report=on_report,
                 on_progress=signs.tell,

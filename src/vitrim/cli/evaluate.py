@@ -8,37 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrim.cli.options import (
-    BatchSize,
-    Data,
-    Dtype,
-    Files,
-    Machine,
-    MethodsBesideDense,
-    Model,
-    Setup,
-    Workers,
-    parse_options,
-)
+from vitrim.cli.options import Data, Dtype, Files, Machine, MethodsBesideDense, Model, Scoring, Setup
 from vitrim.cli.output import Output
 from vitrim.cli.progress import is_first_process, progress
 
 if TYPE_CHECKING:
     from vitrim.report import Report
 
-ProtocolChanges = Annotated[
-    list[str] | None,
-    typer.Option("--protocol", help="of segmentation, key=value: mode, window, stride, size, side, flip; may repeat"),
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluating(Setup):
     """The way models are run, and what is kept of it."""
 
-    batch_size: BatchSize = 32
     dtype: Dtype = "fp32"
-    workers: Workers = 0
     out: Annotated[
         Path | None, typer.Option("--out", help="keep what is gathered in this folder, every half minute")
     ] = None
@@ -63,8 +45,8 @@ def evaluate(
     data: Data,
     methods: MethodsBesideDense = None,
     files: Files,
+    scoring: Scoring,
     how: Evaluating,
-    protocol: ProtocolChanges = None,
     machine: Machine,
     output: Output,
 ) -> None:
@@ -82,12 +64,12 @@ def evaluate(
             from vitrim.measure import evaluation
             from vitrim.report import Results
 
-            changes = parse_options(protocol, "protocol option")
+            images = scoring.read(data)
             machine.start()
             report = evaluation.evaluate(
                 model.spec(files.model(model.name), device=machine.device, dtype=how.dtype),
                 files.beside(methods),
-                data.read(protocol=changes, batch_size=how.batch_size, workers=how.workers),
+                images,
                 out=Results(how.out, how.resume, decisions=how.decisions, predictions=how.predictions),
                 seed=machine.seed,
                 on_progress=signs.move,

@@ -116,6 +116,10 @@ Trust = Annotated[bool, typer.Option("--trust", help="run .pt2 files, which are 
 Preprocess = Annotated[
     bool, typer.Option("--preprocess", help="take uint8 images (batch, height, width, 3) and normalise in the graph")
 ]
+ProtocolChanges = Annotated[
+    list[str] | None,
+    typer.Option("--protocol", help="of segmentation, key=value: mode, window, stride, size, side, flip; may repeat"),
+]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="so many images only, spread evenly over all")]
 
 
@@ -313,6 +317,31 @@ class Prompting(Setup):
 
         prompt = Prompt(self.text_tokens, self.prompt_images, self.select, self.new_tokens)
         return None if prompt == Prompt() else prompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOn(Images, Prompting):
+    """The images that a model runs on, or the prompts of one that reads those."""
+
+    def inputs(self) -> DataSpec | Prompt:
+        """The description of either."""
+        if self.given is not None and self.source is not None:
+            raise VitrimError("images are for models of images alone: prompts are made of random images and text")
+        return self.read() if self.given is None else self.given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring(Setup):
+    """The way images are read and scored."""
+
+    batch_size: BatchSize = 32
+    workers: Workers = 0
+    protocol: ProtocolChanges = None
+
+    def read(self, data: Data) -> DataSpec:
+        """The description of the images."""
+        changes = parse_options(self.protocol, "protocol option")
+        return data.read(protocol=changes, batch_size=self.batch_size, workers=self.workers)
 
 
 # ---- from groups to options ------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from vitrim.errors import VitrimError
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 RENAMED = {
@@ -34,12 +36,12 @@ JOINED = {"files": "methods", "more_models": "models"}
 """Lists that stand in another one now."""
 
 
-def earlier(**objects: type[Any]) -> Callable[[Function], Function]:
+def earlier(**objects: Any) -> Callable[[Function], Function]:
     """A decorator of a function: it goes on to take the keywords that are fields of its arguments now.
 
     Args:
-        objects: the parameters that are objects, each with its dataclass, whose first field is what can be given in its
-            place: a model, a source, a folder.
+        objects: the parameters that are objects, each with its dataclass, or several of which it takes one. The first
+            field of the first is what can be given in its place: a model, a source, a folder.
 
     Example:
         >>> @dataclasses.dataclass
@@ -54,74 +56,82 @@ def earlier(**objects: type[Any]) -> Callable[[Function], Function]:
         >>> print(told[0].message)
         limit is a field now, and no keyword from the next release on: data=Images(..., limit=...)
     """
+    kinds = {name: kind if isinstance(kind, tuple) else (kind,) for name, kind in objects.items()}
+    fields = [
+        (name, kind, field.name) for name, each in kinds.items() for kind in each for field in dataclasses.fields(kind)
+    ]
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
-        fields = {
-            f"{kind.__name__}.{field.name}": (name, field.name)
-            for name, kind in objects.items()
-            for field in dataclasses.fields(kind)
-        }
 
         @functools.wraps(function)
         def run(*given: Any, **named: Any) -> Any:
-            former: dict[str, dict[str, Any]] = {}
-            figure = None if "figure" in signature.parameters else named.pop("figure", None)
-            if figure is not None:
-                from vitrim.plots import style
-
-                _tell("a report has its figure from the next release on: report.figure.savefig(...)")
-                style.check(Path(figure))
-                report = run(*given, **named)
-                style.save(report.figure, Path(figure))
-                return dataclasses.replace(report, files=[*report.files, Path(figure)])
-            for name in [name for name in named if name not in signature.parameters]:
+            former = {name: named.pop(name) for name in list(named) if name not in signature.parameters}
+            if not former:
+                return function(*given, **named)
+            bound = signature.bind_partial(*given, **named)
+            bound.apply_defaults()
+            arguments, inside, unknown = bound.arguments, dict[tuple[str, Any], dict[str, Any]](), dict[str, Any]()
+            figure = former.pop("figure", None)
+            for name, value in former.items():
                 new = RENAMED.get(name, name)
-                places = [place for full, place in fields.items() if new in (full, place[1])]
-                if new in signature.parameters:
-                    if new in named:
-                        raise TypeError(f"{name} is called {new} now, and both are given")
-                    _tell(f"{name} is called {new} now, and has its old name for this release")
-                    named[new] = named.pop(name)
-                elif name == "compiled":
-                    _tell('compiled=True is engine="compile" from the next release on')
-                    if named.pop(name):
-                        named["engine"] = "compile"
-                elif name in JOINED:
-                    place = JOINED[name]
-                    _tell(f"{name} are given among the {place} from the next release on")
-                    more = named.pop(name)
-                    bound = signature.bind_partial(*given, **named)
-                    own = bound.arguments.get(place)
-                    own = list(own) if isinstance(own, list | tuple) else [] if own is None else [own]
-                    bound.arguments[place] = [*own, *more]
-                    given, named = bound.args, bound.kwargs
-                elif name == "threads":
+                place = next((one for one in fields if new in (one[2], f"{one[1].__name__}.{one[2]}")), None)
+                if name == "threads":
                     from vitrim.measure.machine import set_threads
 
                     _tell("threads are those of torch from the next release on: torch.set_num_threads(...)")
-                    set_threads(named.pop(name))
-                elif places:
-                    parameter, field = places[0]
-                    former.setdefault(parameter, {})[field] = named.pop(name)
-                    shown = f"{parameter}={objects[parameter].__name__}(..., {field}=...)"
+                    set_threads(value)
+                elif name == "compiled":
+                    _tell('compiled=True is engine="compile" from the next release on')
+                    arguments["engine"] = "compile" if value else arguments["engine"]
+                elif name in JOINED:
+                    _tell(f"{name} are given among the {JOINED[name]} from the next release on")
+                    own = arguments.get(JOINED[name])
+                    own = list(own) if isinstance(own, list | tuple) else [] if own is None else [own]
+                    arguments[JOINED[name]] = [*own, *value]
+                elif new in signature.parameters:
+                    _tell(f"{name} is called {new} now, and has its old name for this release")
+                    if new in named:
+                        raise VitrimError(f"{name} is called {new} now: give one of them")
+                    arguments[new] = value
+                elif place is None:
+                    unknown[name] = value
+                else:
+                    parameter, kind, field = place
+                    inside.setdefault((parameter, kind), {})[field] = value
+                    shown = f"{parameter}={kind.__name__}(..., {field}=...)"
                     _tell(f"{name} is a field now, and no keyword from the next release on: {shown}")
-            if former:
-                bound = signature.bind_partial(*given, **named)
-                bound.apply_defaults()
-                for name, values in former.items():
-                    own, kind = bound.arguments.get(name), objects[name]
-                    if not isinstance(own, kind):
-                        first = dataclasses.fields(kind)[0]
-                        bare = own is None and first.default is not dataclasses.MISSING
-                        own = kind() if bare else kind(**{first.name: own})
-                    bound.arguments[name] = dataclasses.replace(own, **values)
-                return function(*bound.args, **bound.kwargs)
-            return function(*given, **named)
+            for (parameter, kind), values in inside.items():
+                arguments[parameter] = _with(arguments.get(parameter), kind, kinds[parameter][0], values)
+            if figure is None:
+                return function(*bound.args, **bound.kwargs, **unknown)
+            from vitrim.plots import style
+
+            _tell("a report has its figure from the next release on: report.figure.savefig(...)")
+            style.check(Path(figure))
+            report = function(*bound.args, **bound.kwargs, **unknown)
+            style.save(report.figure, Path(figure))
+            report.files.append(Path(figure))
+            return report
 
         return cast(Function, run)
 
     return decorate
+
+
+def _with(own: Any, kind: Any, usual: Any, values: dict[str, Any]) -> Any:
+    """An argument with more values: itself where it is of that kind, else made of it.
+
+    Raises:
+        VitrimError: what stands in its place is given as a value, too.
+    """
+    first = dataclasses.fields(kind)[0]
+    if own is not None and (kind is not usual or (first.name in values and not isinstance(own, kind))):
+        raise VitrimError(f"give {first.name} or what stands in its place, not both")
+    if not isinstance(own, kind):
+        bare = own is None and first.default is not dataclasses.MISSING
+        own = kind() if bare else kind(**{first.name: own})
+    return dataclasses.replace(own, **values)
 
 
 def _tell(line: str) -> None:

@@ -82,7 +82,7 @@ def place_of(spec: ModelSpec) -> torch.device:
     return place
 
 
-@earlier(model=ModelSpec, images=DataSpec, prompt=Prompt, budget=Budget)
+@earlier(model=ModelSpec, images=(DataSpec, Prompt), budget=Budget)
 def bench(
     model: AnyModel,
     methods: MethodsAndFiles = None,
