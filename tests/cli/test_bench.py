@@ -458,6 +458,16 @@ PAYS = "tome:r=8 pays at batch 8, fp32: 1.30x (1.29-1.31) the speed of dense (fu
                 "where its MACs promise 1.50x"
             ],
         ),
+        *(
+            (
+                made_up("mctf", speed, speedup_q1=speed - 0.05, speedup_q3=speed + 0.05, speedup_halves=[0.8, 1.25]),
+                [
+                    f"mctf shows no clear gain at batch 8, fp32: {speed:.2f}x, but the halves of the rounds disagree, "
+                    "where its MACs promise 1.50x"
+                ],
+            )
+            for speed in (0.9, 1.2)
+        ),
         (made_up("none", 0.97), []),
         (made_up("none:last_block=class_token", 0.97), []),
         (
@@ -489,6 +499,7 @@ def test_advice_names_the_engine_and_what_reducing_adds_to_the_fastest_dense_mod
         *on_engines("tome:r=8", {"eager": 0.5, "onnxruntime": 1.4, "openvino": 1.3}),
         *on_engines("mctf", {"eager": 0.3, "onnxruntime": 0.9, "openvino": 0.95}),
         *on_engines("none", {"eager": 0.4, "onnxruntime": 0.8, "openvino": 1.0}, 1.0),
+        *on_engines("topk", {"eager": 0.5, "onnxruntime": 1.2, "openvino": 1.1}, speedup_halves=[1.3, 0.9]),
     ]
     assert advice(rows) == [
         "fastest dense on openvino (fused) at batch 8; it takes 2.50x on eager, 1.25x on onnxruntime",
@@ -496,6 +507,8 @@ def test_advice_names_the_engine_and_what_reducing_adds_to_the_fastest_dense_mod
         "promise 1.50x",
         "mctf does not pay at batch 8: at best, on openvino, 0.95x (0.94-0.96) the speed of dense on openvino "
         "(fused), where its MACs promise 1.50x",
+        "topk shows no clear gain at batch 8: on onnxruntime 1.20x (1.19-1.21) dense on openvino (fused), where its "
+        "MACs promise 1.50x",
     ]
 
 

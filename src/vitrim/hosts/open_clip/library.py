@@ -78,7 +78,7 @@ class OpenClipLibrary(Library):
         config: Any = getattr(getattr(model, "visual", model), "preprocess_cfg", None)
         if not config:
             return super().preprocessing(model)
-        mode = CROPS.get(config.get("resize_mode", "shortest"))
+        mode = config.get("resize_mode", "shortest")
         return Preprocessing(
             channels=len(config["mean"]),
             size=pair(config["size"]),
@@ -86,7 +86,8 @@ class OpenClipLibrary(Library):
             std=tuple(config["std"]),
             interpolation=config.get("interpolation"),
             transform=image_transform_v2(PreprocessCfg(**config), is_train=False),
-            **({} if mode is None else {"crop_share": 1.0, "crop_mode": mode}),
+            crop_share=1.0 if mode in CROPS else None,
+            crop_mode=CROPS.get(mode, "center"),
         )
 
     def patch_dropout(self, model: Any) -> Any | None:
