@@ -198,6 +198,7 @@ def test_files_have_the_mode_of_the_user(run: Run) -> None:
         (("eval", "test_vit", "--images", "x"), "no option --images; did you mean --data?"),
         (("tune", "test_vit", "--images", "x"), "no option --images; did you mean --data?"),
         ((*COMMANDS["eval"], "--precision", "bf16"), "no option --precision; did you mean --dtype?"),
+        ((*COMMANDS["eval"], "-b", 8), "no option -b; did you mean --batch-size?"),
         ((*COMMANDS["eval"], "--weights", "x"), "no option --weights; did you mean --checkpoint?"),
         ((*COMMANDS["eval"], "--pretraind"), "no option --pretraind; did you mean --pretrained?"),
         (("optimize", "--model", "x"), "no option --model: write it without, vitrim optimize MODEL"),

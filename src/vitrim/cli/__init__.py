@@ -176,9 +176,10 @@ def _told(error: Any) -> str:
     key = name.strip("-").replace("-", "_")
     if key.upper() in {one.metavar for one in takes if one.param_type_name == "argument"}:
         return f"no option {name}: write it without, vitrim {error.ctx.info_name} {key.upper()}"
-    if "--model-option" in own and not same and (key in SIZES or not error.possibilities):
+    longer = sorted((option for option in own if option.startswith(f"-{name}")), key=len)  # of one letter
+    if "--model-option" in own and name.startswith("--") and not same and (key in SIZES or not error.possibilities):
         return f"no option {name}; an option of the library's model is written --model-option {key}=VALUE"
-    meant = [*sorted(same), *(error.possibilities or ())]  # the nearest one first
+    meant = [*sorted(same), *(error.possibilities or ()), *longer]  # the nearest one first
     return f"no option {name}" + (f"; did you mean {meant[0]}?" if meant else "")
 
 
