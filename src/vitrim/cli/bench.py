@@ -48,7 +48,7 @@ MinSeconds = Annotated[float, typer.Option("--min-seconds", min=0.0, max=MAX_SEC
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timing(Setup):
+class TimingOptions(Setup):
     """The engines and precisions to time, and for how long."""
 
     engine: Engines = None
@@ -71,7 +71,7 @@ def bench(
     model: Model,
     method: Suggested = None,
     batch_size: BatchSizes = None,
-    timing: Timing,
+    timing: TimingOptions,
     compiled: Compiled = False,
     figure: Figure = None,
     files: Files,

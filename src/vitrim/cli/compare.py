@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrim.cli.bench import Timing
+from vitrim.cli.bench import TimingOptions
 from vitrim.cli.bench import sizes as sizes_of
 from vitrim.cli.options import Data, Files, Machine, MethodsBesideDense, Model, Scoring
 from vitrim.cli.output import Output
@@ -32,7 +32,7 @@ def compare(
     method: MethodsBesideDense = None,
     files: Files,
     at: At = None,
-    timing: Timing,
+    timing: TimingOptions,
     scoring: Scoring,
     figure: Figure = None,
     machine: Machine,
