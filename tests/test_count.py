@@ -59,6 +59,10 @@ count = load()
 def test_lines_functions_and_members_are_counted(tmp_path: Path) -> None:
     assert count.lines_of_code(SOURCE) == 12
     assert count.functions(SOURCE) == 4
+    assert count.docstrings('def f():\n    """One.\n\n    Two.\n    """\n\nA = 1\n"""Of A."""\n') == 5
+    wide = "class A:\n    def __init__(self, a, *, b): ...\n    def f(self, a, /, b, *c, d=1): ..."
+    wide += "\ndef _g(a): ...\ndef f(): ..."
+    assert count.parameters(wide) == {"A": 2, "f": 3}
     (tmp_path / "kind.py").write_text(SOURCE)
     assert count.members(tmp_path, "Kind", ("kind.py", "old.py")) == (1, 2)
 

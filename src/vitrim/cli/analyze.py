@@ -16,6 +16,7 @@ from vitrim.cli.options import (
     Machine,
     MethodsBesideDense,
     Reading,
+    Setup,
     Weights,
     Workers,
     parse_methods,
@@ -80,6 +81,19 @@ class AnalysedImages(Reading):
     data_option: DataOptions = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class AnalysisOptions(Setup):
+    """The parts of the report, and the way images are read for it."""
+
+    only: Only = None
+    sizes: Sizes = None
+    blocks: Blocks = None
+    formats: Formats = "png"
+    batch_size: BatchSize = 32
+    dtype: Dtype = "fp32"
+    workers: Workers = 0
+
+
 def analyze(
     *,
     models: Models,
@@ -88,13 +102,7 @@ def analyze(
     stored: Stored = None,
     compare: Compare = False,
     out: Out,
-    only: Only = None,
-    sizes: Sizes = None,
-    blocks: Blocks = None,
-    formats: Formats = "png",
-    batch_size: BatchSize = 32,
-    dtype: Dtype = "fp32",
-    workers: Workers = 0,
+    how: AnalysisOptions,
     machine: Machine,
     output: Output,
 ) -> None:
@@ -111,22 +119,23 @@ def analyze(
         from vitrim.report import Results
 
     takes = "--sizes takes whole numbers of pixels with commas, e.g. 224,384"
-    pixels = () if sizes is None else tuple(whole_numbers(sizes, takes, least=1))
-    drawn = () if blocks is None else tuple(whole_numbers(blocks, "--blocks takes whole numbers with commas, e.g. 2,5"))
-    chosen(only, pixels, drawn)
+    of_blocks = "--blocks takes whole numbers with commas, e.g. 2,5"
+    pixels = () if how.sizes is None else tuple(whole_numbers(how.sizes, takes, least=1))
+    drawn = () if how.blocks is None else tuple(whole_numbers(how.blocks, of_blocks))
+    chosen(how.only, pixels, drawn)
 
     if compare or stored:
         given = {
             **{one.name: getattr(group, one.name) for group in (models, images) for one in fields(group)},
             "device": machine.device != "cpu",
-            "dtype": dtype != "fp32",
-            "workers": workers,
+            "dtype": how.dtype != "fp32",
+            "workers": how.workers,
             "threads": machine.threads,
             "seed": machine.seed,
-            "batch-size": batch_size != 32,
+            "batch-size": how.batch_size != 32,
         }
         _check_alone(given, configs, stored, compare)
-        folder: dict[str, Any] = {"out": out, "only": only, "formats": formats}
+        folder: dict[str, Any] = {"out": out, "only": how.only, "formats": how.formats}
         again = compare_analyses(models.names or (), **folder) if compare else analyze_records(stored or (), **folder)
         output.finish(again)
         return
@@ -142,17 +151,17 @@ def analyze(
         with progress(f"loading {every[0]}") as signs:
             machine.start()
             report = run(
-                models.spec(every, device=machine.device, dtype=dtype),
+                models.spec(every, device=machine.device, dtype=how.dtype),
                 configs,
                 images.spec(
                     images.source,
                     data_option=images.data_option,
                     limit=images.limit,
-                    batch_size=batch_size,
-                    workers=workers,
+                    batch_size=how.batch_size,
+                    workers=how.workers,
                 ),
-                out=Results(out, formats=formats),
-                only=only,
+                out=Results(out, formats=how.formats),
+                only=how.only,
                 sizes=pixels,
                 blocks=drawn,
                 seed=machine.seed,

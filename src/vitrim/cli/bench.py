@@ -48,7 +48,7 @@ MinSeconds = Annotated[float, typer.Option("--min-seconds", min=0.0, max=MAX_SEC
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timing(Setup):
+class TimingOptions(Setup):
     """The engines and precisions to time, and for how long."""
 
     engine: Engines = None
@@ -71,7 +71,7 @@ def bench(
     model: Model,
     method: Suggested = None,
     batch_size: BatchSizes = None,
-    timing: Timing,
+    timing: TimingOptions,
     compiled: Compiled = False,
     figure: Figure = None,
     files: Files,
@@ -95,8 +95,6 @@ def bench(
             "-m METHOD is missing: say what to time next to the dense model, e.g. -m tome:keep_rate=0.7; "
             "`vitrim list methods` names all"
         )
-    given = timing.arguments() | ({"batch_size": counts} if counts else {})
-    inputs = run_on.inputs()
     out = output.console()
     found: list[SpeedReport] = []
 
@@ -114,6 +112,7 @@ def bench(
             from vitrim.speed.bench import bench as time_
             from vitrim.speed.engines import Compiled as InDefaultMode
 
+            given = timing.arguments() | ({"batch_size": counts} if counts else {})
             if compiled:
                 names = given.get("precision", ["fp32"])
                 given["engine"] = [InDefaultMode(one) for one in names if one in InDefaultMode.precisions]
@@ -123,7 +122,7 @@ def bench(
             report = time_(
                 model.spec(given_model, device=machine.device),
                 files.beside(method),
-                inputs,
+                run_on.inputs(),
                 **given,
                 seed=machine.seed,
                 on_report=on_report,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrim.cli.bench import Timing
+from vitrim.cli.bench import TimingOptions
 from vitrim.cli.bench import sizes as sizes_of
 from vitrim.cli.options import Data, Files, Machine, MethodsBesideDense, Model, Scoring
 from vitrim.cli.output import Output
@@ -32,7 +32,7 @@ def compare(
     method: MethodsBesideDense = None,
     files: Files,
     at: At = None,
-    timing: Timing,
+    timing: TimingOptions,
     scoring: Scoring,
     figure: Figure = None,
     machine: Machine,
@@ -44,8 +44,6 @@ def compare(
     images; time is measured on some of them, dense and reduced models in turn.
     """
     sizes = sizes_of(at, "--at")
-    given = timing.arguments() | ({"at": sizes} if sizes else {})
-    images = scoring.read(data)
     found: list[Comparison] = []
 
     def on_report(report: Comparison) -> None:
@@ -58,13 +56,14 @@ def compare(
             from vitrim.plots import style
             from vitrim.speed.compare import compare as measure
 
+            given = timing.arguments() | ({"at": sizes} if sizes else {})
             if figure is not None:
                 style.check(figure)
             machine.start()
             measure(
                 model.spec(model.name, device=machine.device),
                 files.beside(method),
-                images,
+                scoring.read(data),
                 **given,
                 seed=machine.seed,
                 on_report=on_report,

@@ -64,12 +64,11 @@ def evaluate(
             from vitrim.measure import evaluation
             from vitrim.report import Results
 
-            images = scoring.read(data)
             machine.start()
             report = evaluation.evaluate(
                 model.spec(files.model(model.name), device=machine.device, dtype=how.dtype),
                 files.beside(methods),
-                images,
+                scoring.read(data),
                 out=Results(how.out, how.resume, decisions=how.decisions, predictions=how.predictions),
                 seed=machine.seed,
                 on_progress=signs.move,

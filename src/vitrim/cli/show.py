@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,11 +16,15 @@ from vitrim.cli.options import (
     Model,
     Reading,
     Select,
+    Setup,
     whole_numbers,
 )
 from vitrim.cli.output import Output
 from vitrim.cli.progress import progress
 from vitrim.errors import VitrimError
+
+if TYPE_CHECKING:
+    from vitrim.measure.inputs import DataSpec
 
 Files = Annotated[list[Path] | None, typer.Argument(metavar="IMAGE", help="image files, or folders that images lie in")]
 Source = Annotated[str | None, typer.Option("--data", help="instead, images as for `vitrim eval`")]
@@ -34,19 +39,39 @@ Blocks = Annotated[
 Format = Annotated[str, typer.Option("--format", help="of the pictures: png or svg")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PictureOptions(Setup):
+    """The pictures that are written."""
+
+    out: Out = PICTURES
+    blocks: Blocks = None
+    format: Format = "png"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagesToShow(Reading):
+    """The images to draw."""
+
+    files: Files = None
+    source: Source = None
+    limit: Limit = None
+    data_option: DataOptions = None
+
+    def read(self) -> DataSpec:
+        """The description of the images."""
+        if (self.source is None) == (not self.files):
+            raise VitrimError("give the images to show: files or folders, or a dataset with --data; not both")
+        given = self.files if self.source is None else self.source
+        return self.spec(given, data_option=self.data_option, limit=self.limit)
+
+
 def show(
     *,
     model: Model,
-    files: Files = None,
-    source: Source = None,
-    limit: Limit = None,
-    reading: Reading,
-    data_option: DataOptions = None,
+    images: ImagesToShow,
     methods: MethodsBesideDense = None,
     select: Select = None,
-    out: Out = PICTURES,
-    blocks: Blocks = None,
-    format: Format = "png",
+    pictures: PictureOptions,
     machine: Machine,
     output: Output,
 ) -> None:
@@ -57,7 +82,7 @@ def show(
     vision-language model: which patches the language model gets, with --select or without.
     """
     takes = "--blocks takes numbers of blocks with commas, e.g. 0,3,11"
-    columns = None if blocks is None else whole_numbers(blocks, takes)
+    columns = None if pictures.blocks is None else whole_numbers(pictures.blocks, takes)
     with progress(f"loading {model.name}", "pictures") as signs:
         from vitrim.plots import show as plots
         from vitrim.report import Results
@@ -70,16 +95,14 @@ def show(
             output.print(*_lines(row))
             signs.move(len(drawn))
 
-        if (source is None) == (not files):
-            raise VitrimError("give the images to show: files or folders, or a dataset with --data; not both")
         machine.start()
         report = plots.show(
             model.spec(model.name, device=machine.device),
             methods or (),
-            reading.spec(files if source is None else source, data_option=data_option, limit=limit),
+            images.read(),
             blocks=columns,
             select=select,
-            out=Results(out, formats=format),
+            out=Results(pictures.out, formats=pictures.format),
             seed=machine.seed,
             on_progress=on_progress,
         )

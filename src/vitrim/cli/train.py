@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,21 +71,40 @@ class Run(Setup):
     max_updates: MaxUpdates = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class OnDevice(Setup):
+    """The device and the threads of a run."""
+
+    device: Device = None
+    threads: Threads = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptions(Setup):
+    """Changes of the recipe that have options of their own."""
+
+    model: ModelOfRun = None
+    method: Method = None
+    limit: Limit = None
+
+    def before(self, changes: list[str] | None) -> list[str]:
+        """All changes, those of these options first."""
+        own = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return [*(f"{key}={value}" for key, value in own if value is not None), *(changes or ())]
+
+
 def train(
     *,
     recipe: Name = None,
     changes: Changes = None,
-    model: ModelOfRun = None,
-    method: Method = None,
+    named: RecipeOptions,
     data: Data = None,
-    limit: Limit = None,
     how: Run,
     checkpoint: Checkpoint = None,
     dry_run: DryRun = False,
     list_recipes: List = False,
     show: Show = False,
-    device: Device = None,
-    threads: Threads = None,
+    machine: OnDevice,
     output: Output,
 ) -> None:
     """Train or fine-tune a model under a method, by a recipe. Ours, one of the papers', or your own YAML file.
@@ -101,8 +120,7 @@ def train(
         raise VitrimError(
             "name a recipe, which says how to train, e.g. finetune (your own images): `vitrim train --list` shows them"
         )
-    given = {"model": model, "method": method, "limit": None if limit is None else str(limit)}
-    changes = [*(f"{key}={value}" for key, value in given.items() if value is not None), *(changes or ())]
+    changes = named.before(changes)
     if show or data is None:
         from vitrim.training.recipe import load_recipe
 
@@ -113,16 +131,16 @@ def train(
         _show(resolved, output)
         return
     out = output.console()
-    with resumable(how.out / "checkpoints"), progress(f"loading {model or recipe}") as signs:
+    with resumable(how.out / "checkpoints"), progress(f"loading {named.model or recipe}") as signs:
         from vitrim.measure.machine import set_threads
         from vitrim.training import train as training
         from vitrim.training.running import Running
 
-        set_threads(threads)
+        set_threads(machine.threads)
         running = Running(**{**vars(how), "log_with": tuple(how.log_with or ())})
         told = hearing(out, lambda: signs.clear("training"))
         report = training.train(
-            recipe, data, changes=changes, out=running, checkpoint=checkpoint, dry_run=dry_run, device=device,
+            recipe, data, changes=changes, out=running, checkpoint=checkpoint, dry_run=dry_run, device=machine.device,
             console=told,
         )  # fmt: skip
     if report.is_first:

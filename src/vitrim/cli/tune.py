@@ -69,7 +69,7 @@ class SearchSetup(Setup):
     out: Annotated[Path, typer.Option("--out", help="folder for the results and study.jsonl")] = Path("tuned")
     resume: Annotated[bool, typer.Option("--resume", help="go on from the study in --out, if any")] = False
 
-    def check_options(self, model: AnyModel, data: Data, machine: Machine) -> None:
+    def check_options(self, model: AnyModel, data: Data) -> None:
         """Refuse options that do not go together, or have no effect.
 
         Raises:
@@ -122,7 +122,7 @@ def tune(*, model: AnyModel, data: Data, how: SearchSetup, machine: Machine, out
     beats the constant one beyond noise on the last. Use it as -m @tuned/best.json.
     """
     unit = "settings" if how.grid is None else "points" if how.train is None else "runs"
-    how.check_options(model, data, machine)
+    how.check_options(model, data)
     with resumable(how.out / "study.jsonl"), progress(f"loading {model.name or how.train}", unit) as signs:
         from vitrim.measure.records import Processes
         from vitrim.report import Results

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, check_known
+from vitrim.files import check_file
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -105,13 +106,13 @@ def earlier(**objects: Any) -> Callable[[Function], Function]:
                 arguments[parameter] = _with(arguments.get(parameter), kind, kinds[parameter][0], values)
             if figure is None:
                 return function(*bound.args, **bound.kwargs, **unknown)
-            from vitrim.plots import style
-
             _tell("a report has its figure from the next release on: report.figure.savefig(...)")
-            style.check(Path(figure))
+            place = Path(figure)
+            check_known("format", place.suffix.removeprefix("."), ("png", "svg"))
+            check_file(place)
             report = function(*bound.args, **bound.kwargs, **unknown)
-            style.save(report.figure, Path(figure))
-            report.files.append(Path(figure))
+            report.figure.savefig(place)
+            report.files.append(place)
             return report
 
         return cast(Function, run)
