@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from PIL import Image
 from transformers import CLIPImageProcessor, CLIPTokenizer, SiglipImageProcessor
 
 import vitrim
 from image_files import write_noise
 from vitrim.core.library import Library
+from vitrim.core.registry import ask
 from vitrim.data import load_images
 from vitrim.errors import VitrimError
 from vitrim.loading import ModelSpec, create_model
@@ -106,6 +108,20 @@ def test_the_logits_are_those_of_open_clip(tmp_path: Path) -> None:
     assert (dense["tokens_per_block"], reduced["tokens_per_block"]) == ([17, 17], [15, 13])
     tower = evaluate(both.visual, "tome:r=2", DataSpec(data, task="embedding")).rows[1]
     assert reduced["cosine"] == pytest.approx(tower["cosine"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mode", "crop"), [("shortest", (1.0, "center")), ("squash", (1.0, "squash")), ("longest", (None, "center"))]
+)
+def test_images_are_prepared_as_open_clip_does(mode: str, crop: tuple[float | None, str]) -> None:
+    open_clip = pytest.importorskip("open_clip")
+    model = open_clip_model()
+    model.visual.preprocess_cfg["resize_mode"] = mode
+    told = ask(model).preprocessing(model)
+    assert (told.crop_share, told.crop_mode, told.size) == (*crop, (32, 32))
+    image = Image.effect_noise((50, 40), 90).convert("RGB")
+    wanted = open_clip.image_transform(32, is_train=False, resize_mode=mode)(image)
+    assert torch.equal(vitrim.data.eval_transform(model)(image), wanted)
 
 
 def test_the_whole_of_open_clip_is_needed_and_a_tokenizer_for_its_words() -> None:
