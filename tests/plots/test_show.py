@@ -152,6 +152,8 @@ def test_a_dataset_is_left_as_it_was_and_pictures_are_written(
     assert str(shown) == "\n".join(f"wrote {file}" for file in shown.files)
     assert shown.rows[0]["image"] == "image 0: a"
     assert shown.rows[0]["dense"][0] in "abcde"
+    assert [row["image"] for row in show(model, "topk", dataset).rows] == ["image 0: a", "image 5: a"]  # FEW of them
+    assert len(show(model, "topk", files[:3]).rows) == 3  # of loose images all
 
 
 def test_a_model_by_name_has_the_weights_of_its_seed() -> None:

@@ -509,3 +509,10 @@ def test_the_command(
     assert record["sentence"] in out.replace("\n", " ")
     assert exit_code(monkeypatch, "optimize", "test_vit") == 2
     assert "--images is missing: methods are compared on images" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("limit", "third"), [(None, 12), (30, 10)])
+def test_a_limit_is_that_of_all_three_thirds(source: str, tmp_path: Path, limit: int | None, third: int) -> None:
+    images = vitrim.DataSpec(source, limit=limit)
+    with pytest.raises(VitrimError, match=f"a loss of 1 point cannot be seen on {third} images"):
+        optimize(model(), images, out=tmp_path / "out", methods="topk", engine="torch.export", precision="fp32")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -128,8 +129,10 @@ NUDGES = (1e-6, 3e-6, 1e-5)
 """Changes to an image, over its standard deviation, that are no larger than what rounding in float32 makes of it on its
 way: engines disagree by up to 3e-5 on the logits of ViT-Ti, which changes of 1e-5 move by 2e-5."""
 
-TRIES = 16
-"""Random changes of each size."""
+TRIES = (16, 256)
+"""Random changes of each size; the second number is for images that the first ones do not explain. Where several pairs
+of an image are near ties, rounding must decide all of them as the file does: of 107 photographs under `saint`, which
+compares 98 x 98 cosines with a threshold in each of six blocks, one was called wrong in OpenVINO after 16 of each."""
 
 
 @dataclass(frozen=True)
@@ -252,17 +255,18 @@ def _near_ties(
     chosen = np.arange(len(batch)) if together else np.flatnonzero(differs)
     some, deviation = images[torch.from_numpy(chosen)], images.std()
     generator = torch.Generator().manual_seed(0)
-    explained = np.zeros(len(chosen), dtype=bool)
-    for nudge in NUDGES:
-        changed = some + torch.randn(TRIES, *some.shape, generator=generator) * deviation * nudge
+    explained = ~differs[chosen]
+    for tries, nudge in product(TRIES, NUDGES):
+        left = np.arange(len(chosen)) if together else np.flatnonzero(~explained)
+        if explained.all():
+            break
+        changed = some[left] + torch.randn(tries, *some[left].shape, generator=generator) * deviation * nudge
         with torch.inference_mode():
             others = [plain(each) for each in (changed if together else changed.flatten(0, 1).split(len(batch)))]
-        for other in as_array(torch.cat(others)).reshape(TRIES, len(chosen), *wanted.shape[1:]):
-            near, like = _compared(other, found[chosen], classified)
-            far, alike = _compared(other, wanted[chosen], classified)
-            explained |= (near <= atol) & like & ~((far <= atol) & alike)
-        if explained[differs[chosen]].all():
-            break
+        for other in as_array(torch.cat(others)).reshape(tries, len(left), *wanted.shape[1:]):
+            near, like = _compared(other, found[chosen][left], classified)
+            far, alike = _compared(other, wanted[chosen][left], classified)
+            explained[left] |= (near <= atol) & like & ~((far <= atol) & alike)
     return int((explained & differs[chosen]).sum())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -64,6 +65,8 @@ from vitrim.tasks import Task
 
 SCORED_ON_ENGINES = ("classification", "multilabel", EMBEDDING, ZERO_SHOT)
 """Tasks whose predictions are read from what a file gives."""
+LETTER = 0.085
+"""Inches of a letter of a legend, or nearly."""
 PALE = "#999999"
 """The colour of what only shows the cost of vitrim itself."""
 
@@ -549,8 +552,13 @@ def draw(rows: Sequence[Mapping[str, Any]], metric: str, title: str = "") -> Any
     shades = {**style.colours(names), **{name: PALE for name in names if shows_only_cost(name)}}
     shapes = style.markers([name for name in names if name not in stars])
     sizes = [speed["batch_size"] for speed in rows[0]["speeds"]]
-    entries = -(-len(rows) // 2)
-    figure, axes = style.panels(len(sizes), across=2, size=(4.4, 3.6), above=0.5 + 0.2 * entries)
+    # names are written whole, side by side where two of them fit
+    columns, longest = min(len(sizes), 2), max(map(len, names))
+    across = 2 if 2 * longest * LETTER + 1 <= 4.4 * columns else 1
+    width = max(4.4, (longest * LETTER + 0.6) / columns)
+    lines = textwrap.wrap(title, int(0.85 * width * columns / LETTER))
+    above = 0.3 + 0.25 * len(lines) + 0.2 * -(-len(rows) // across)
+    figure, axes = style.panels(len(sizes), across=2, size=(width, 3.6), above=above)
     for place, (axis, size) in enumerate(zip(axes, sizes, strict=True)):
         every = [row for row in rows if row["method"] == DENSE]
         dense = min(row["speeds"][place]["latency_ms"]["p50"] for row in every) / size
@@ -584,6 +592,6 @@ def draw(rows: Sequence[Mapping[str, Any]], metric: str, title: str = "") -> Any
         axis.set_xlabel("ms per image", fontsize=style.TEXT)
         axis.set_ylabel(f"loss of {spelled(metric)}, points", fontsize=style.TEXT)
         axis.grid(alpha=0.3)
-    figure.suptitle(title, fontsize=style.TITLE)
-    style.stars_and_dots(figure, shades, shapes, across=2)
+    figure.suptitle("\n".join(lines), fontsize=style.TITLE)
+    style.stars_and_dots(figure, shades, shapes, across=across)
     return figure
