@@ -76,7 +76,9 @@ def main() -> None:
         with TemporaryDirectory() as folder:
             kind = engines()[engine]
             files = {
-                name: vitrim.export(model, None, Path(folder) / f"{place}{kind.suffix}", to=kind.name, batch=1, check=0)
+                name: vitrim.export(
+                    model, None, Path(folder) / f"{place}{kind.suffix}", vitrim.FileSpec(to=kind.name, batch=1), check=0
+                )
                 for place, (name, model) in enumerate(models.items())
             }
             for row in timed(files, images, wanted):

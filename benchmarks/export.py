@@ -29,7 +29,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import methods, parse_method
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.exporting import bound, check, engines, export, freeze
-from vitrim.exporting.writing import dense_file, time_exported
+from vitrim.exporting.writing import FileSpec, dense_file, time_exported
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.copies import reduced_copy
@@ -130,7 +130,7 @@ def speed(
                 for size in sizes:
                     batch = size if fixed else None
                     path = Path(folder) / f"m{size}{kind.suffix}"
-                    file = export(model, method, path, to=kind.name, batch=batch, check=max(4, size))
+                    file = export(model, method, path, FileSpec(to=kind.name, batch=batch), check=max(4, size))
                     images = torch.from_numpy(
                         np.random.default_rng(0).standard_normal((size, *file.shape[1:]), np.float32)
                     )

@@ -66,7 +66,7 @@ def profile(
     import openvino
 
     with TemporaryDirectory() as folder:
-        file = vitrim.export(model, method, Path(folder) / "model.xml", batch=batch_size, check=0)
+        file = vitrim.export(model, method, Path(folder) / "model.xml", vitrim.FileSpec(batch=batch_size), check=0)
         images = np.random.default_rng(0).standard_normal((batch_size, *file.shape[1:]), dtype=np.float32)
         if precision == "int8":
             file = file.in_precision(precision, file.path.with_stem("int8"), [images])

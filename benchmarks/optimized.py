@@ -19,7 +19,7 @@ import torch
 import vitrim
 from script import from_shell, write_json
 from vitrim.data import batches, eval_transform, load_images
-from vitrim.loading import load
+from vitrim.loading import ModelSpec, load
 from vitrim.measure.latency import Budget, paired_speedup, summarise, time_interleaved
 from vitrim.measure.machine import environment
 
@@ -40,8 +40,8 @@ def main() -> None:
     arguments = parser.parse_args()
     start = time.monotonic()
     report = vitrim.optimize(
-        arguments.model, arguments.images, checkpoint=arguments.checkpoint, max_loss=arguments.max_loss,
-        batch_size=arguments.batch_size, methods=arguments.method, out=arguments.out, resume=arguments.resume,
+        ModelSpec(arguments.model, checkpoint=arguments.checkpoint), arguments.images, max_loss=arguments.max_loss,
+        batch_size=arguments.batch_size, methods=arguments.method, out=vitrim.Results(arguments.out, arguments.resume),
     )  # fmt: skip
     minutes = (time.monotonic() - start) / 60
     print(report, f"{minutes:.1f} minutes", sep="\n", flush=True)

@@ -36,7 +36,8 @@ def main(arguments: list[str]) -> None:
     else:
         model = create_model(name)
     classes = CIFAR10 if name == "vitrim:cifar10_vit" else None
-    file = vitrim.export(model, method, out / "model.onnx", preprocess=True, classes=classes, name=name)
+    wanted = vitrim.FileSpec(preprocess=True, classes=classes, name=name)
+    file = vitrim.export(model, method, out / "model.onnx", wanted)
     shutil.copyfile(PAGE, out / "index.html")
     print(f"{method}: {file.path.stat().st_size / 1e6:.1f} MB in {file.path}; {file.metadata['parity']}")
 

@@ -29,8 +29,10 @@ def write(name: str | None, method: str, path: Path) -> vitrim.Exported:
     if name is None:
         torch.manual_seed(0)
         model = timm.create_model("test_vit", img_size=32, patch_size=8, depth=2, num_classes=3)
-        return vitrim.export(model, method, path, preprocess=True, classes=["cat", "dog", "car"])
-    return vitrim.export(timm.create_model(name, pretrained=True), method, path, preprocess=True, name=name)
+        wanted = vitrim.FileSpec(preprocess=True, classes=["cat", "dog", "car"])
+        return vitrim.export(model, method, path, wanted)
+    model = timm.create_model(name, pretrained=True)
+    return vitrim.export(model, method, path, vitrim.FileSpec(preprocess=True, name=name))
 
 
 def pixels_of(image: Image.Image, known: dict[str, Any]) -> np.ndarray[Any, Any]:

@@ -191,8 +191,9 @@ def tiny(folder: Path) -> list[vitrim.Exported]:
     """An untrained model, dense and reduced: this runs without a download. For torch, as that is written quickly."""
     torch.manual_seed(0)
     model = timm.create_model("test_vit", img_size=32, patch_size=8, depth=2, num_classes=3)
+    wanted = vitrim.FileSpec(preprocess=True)
     return [
-        vitrim.export(model, method, folder / f"{number}.pt2", preprocess=True, check=3)
+        vitrim.export(model, method, folder / f"{number}.pt2", wanted, check=3)
         for number, method in enumerate((None, "tome:r=4"))
     ]
 

@@ -14,8 +14,9 @@ from image_files import encoded
 from vitrim.data import DetectionDataset, SegmentationDataset
 from vitrim.training.build import make_accelerator, starting_model
 from vitrim.training.images import seed_all
-from vitrim.training.loop import Running, Trainer
+from vitrim.training.loop import Trainer
 from vitrim.training.recipe import Resolved, resolve
+from vitrim.training.running import Running
 
 SIDE = 64
 COUNT = 4

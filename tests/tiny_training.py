@@ -9,8 +9,9 @@ import numpy as np
 from PIL import Image
 
 from vitrim.training.build import build_trainer
-from vitrim.training.loop import Running, Trainer
+from vitrim.training.loop import Trainer
 from vitrim.training.recipe import Resolved, resolve
+from vitrim.training.running import Running
 
 CLASSES = ("ant", "bee", "cat")
 PER_CLASS = {"train": 8, "test": 4}

@@ -42,24 +42,30 @@ if TYPE_CHECKING:
     from vitrim.core.tokens import TokenState, unmerge
     from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
     from vitrim.exporting.exported import Exported
-    from vitrim.exporting.writing import export
+    from vitrim.exporting.writing import FileSpec, export
     from vitrim.hosts.torch.own import OwnBlock, OwnHost
-    from vitrim.loading import create_model
+    from vitrim.loading import ModelSpec, create_model
     from vitrim.measure.evaluation import evaluate
-    from vitrim.measure.inputs import open_data
+    from vitrim.measure.inputs import DataSpec, open_data
+    from vitrim.measure.latency import Budget
+    from vitrim.measure.prefill import Prompt
     from vitrim.measure.profile import profile
     from vitrim.plots.show import show
-    from vitrim.report import Report
+    from vitrim.report import Report, Results
     from vitrim.speed.bench import bench
     from vitrim.speed.compare import compare
+    from vitrim.training.running import Running
     from vitrim.training.train import train
     from vitrim.tuning.optimize import optimize
-    from vitrim.tuning.tune import tune
+    from vitrim.tuning.tune import SearchSpec, train_grid, tune, tune_grid
 
 __all__ = [
     "Adaptive",
     "Attention",
+    "Budget",
+    "DataSpec",
     "Exported",
+    "FileSpec",
     "Hard",
     "Host",
     "HostFacts",
@@ -67,16 +73,21 @@ __all__ = [
     "Layer",
     "Library",
     "MethodConfig",
+    "ModelSpec",
     "Needs",
     "OwnBlock",
     "OwnHost",
+    "Prompt",
     "ReducedBlock",
     "Reducer",
     "Reduction",
     "ReductionWarning",
     "Remove",
     "Report",
+    "Results",
+    "Running",
     "ScorerReducer",
+    "SearchSpec",
     "Selector",
     "Soft",
     "StagedConfig",
@@ -112,7 +123,9 @@ __all__ = [
     "show",
     "split_heads",
     "train",
+    "train_grid",
     "tune",
+    "tune_grid",
     "unmerge",
 ]
 
@@ -136,19 +149,22 @@ _NAMES = {
     "vitrim.core.tokens": ("TokenState", "unmerge"),
     "vitrim.errors": ("ReductionWarning", "UnsupportedModelError", "VitrimError"),
     "vitrim.exporting.exported": ("Exported",),
-    "vitrim.exporting.writing": ("export",),
+    "vitrim.exporting.writing": ("FileSpec", "export"),
     "vitrim.hosts.torch.own": ("OwnBlock", "OwnHost"),
-    "vitrim.loading": ("create_model",),
+    "vitrim.loading": ("ModelSpec", "create_model"),
     "vitrim.measure.evaluation": ("evaluate",),
-    "vitrim.measure.inputs": ("open_data",),
+    "vitrim.measure.inputs": ("DataSpec", "open_data"),
+    "vitrim.measure.latency": ("Budget",),
+    "vitrim.measure.prefill": ("Prompt",),
     "vitrim.measure.profile": ("profile",),
     "vitrim.plots.show": ("show",),
-    "vitrim.report": ("Report",),
+    "vitrim.report": ("Report", "Results"),
     "vitrim.speed.bench": ("bench",),
     "vitrim.speed.compare": ("compare",),
+    "vitrim.training.running": ("Running",),
     "vitrim.training.train": ("train",),
     "vitrim.tuning.optimize": ("optimize",),
-    "vitrim.tuning.tune": ("tune",),
+    "vitrim.tuning.tune": ("SearchSpec", "train_grid", "tune", "tune_grid"),
 }
 """The public names, by the module that defines them."""
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}

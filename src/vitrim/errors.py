@@ -93,7 +93,7 @@ KINDS: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("split", "image_column", "label_column", "dtype"), TEXT),
     **dict.fromkeys(("checkpoint", "learned", "out", "decisions", "predictions", "figure"), PATH),
     **dict.fromkeys(("data_options", "model_options", "protocol"), OPTIONS),
-    **dict.fromkeys(("on_progress", "on_stop"), (Callable, "a function")),
+    **dict.fromkeys(("on_progress", "on_report"), (Callable, "a function")),
     **dict.fromkeys(("blocks", "class_names"), (list | tuple | range, "a list")),
 }
 """Kinds of arguments that many functions take, and their names in messages."""

@@ -12,6 +12,7 @@ import importlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from vitrim.errors import MissingPackageError, VitrimError, check_known, first_line, unknown
+from vitrim.errors import MissingPackageError, VitrimError, check_kinds, check_known, first_line, unknown
 from vitrim.files import as_path
 
 if TYPE_CHECKING:
@@ -566,6 +567,83 @@ def weights_of(name: str, *, pretrained: bool = False, checkpoint: Path | None =
     if pretrained:
         return "pretrained"
     return folder if library == "hf" and has_weights(Path(folder).expanduser()) else "random"
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model, and how it is made where a name stands for it, by the function that takes it.
+
+    The command line gives functions such a description; in Python `create_model` makes the model itself.
+
+    Attributes:
+        model: itself, its name, or an exported file.
+        pretrained, checkpoint, options: as of `create_model`; only with a name.
+        device: where a named model is made, or a copy of a given one runs; None: the CPU, or where it is.
+        dtype: of parameters and images, fp32 or bf16; None: fp32, or what a given model has.
+        learned: folder of a saved reduction (`vitrim.Reduction.save`), whose parameters the methods of that name get;
+            None: the run that made the model.
+        seed: of random weights of a named model; None: drawn from torch's generator.
+
+    Raises:
+        VitrimError: an argument of another kind.
+
+    Example:
+        >>> ModelSpec("test_vit", options={"num_classes": 3}).load().model.num_classes
+        3
+    """
+
+    model: Any
+    pretrained: bool = False
+    checkpoint: str | Path | None = None
+    options: Mapping[str, Any] | None = None
+    device: str | torch.device | None = None
+    dtype: str | torch.dtype | None = None
+    learned: str | Path | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        check_kinds(checkpoint=self.checkpoint, model_options=self.options, learned=self.learned)
+
+    @classmethod
+    def of(cls, model: Any) -> ModelSpec:
+        """The description of a model: itself where it is one."""
+        return model if isinstance(model, cls) else cls(model)
+
+    @classmethod
+    def each(cls, models: Any) -> list[ModelSpec]:
+        """The descriptions of several models, or of one; one description of a list holds for every model in it.
+
+        Raises:
+            VitrimError: none is given, or one file of weights for several.
+        """
+        spec = models if isinstance(models, cls) else cls(models)
+        if not isinstance(spec.model, list | tuple):
+            return [spec]
+        named, given = replace(spec, model=""), cls("", device=spec.device, dtype=spec.dtype)
+        found = [
+            one if isinstance(one, cls) else replace(named if isinstance(one, str) else given, model=one)
+            for one in spec.model
+        ]
+        if not found:
+            raise VitrimError("name at least one model")
+        if len(found) > 1 and any(one.checkpoint is not None for one in found):
+            raise VitrimError("a checkpoint holds the weights of one model: of several, name runs as run:FOLDER")
+        return found
+
+    @property
+    def named(self) -> bool:
+        """True of a model that is given by its name."""
+        return isinstance(self.model, str)
+
+    def load(self, device: str | torch.device | None = None) -> Loaded:
+        """The model, as `load`; made on ``device`` where that is given, in place of its own.
+
+        A compiled model predicts, and is counted, as the model in it.
+        """
+        place = device if device is not None else self.device if self.device is not None else "cpu"
+        given = getattr(self.model, "_orig_mod", self.model)
+        how: dict[str, Any] = {"pretrained": self.pretrained, "checkpoint": self.checkpoint, "device": place}
+        return load(given, **how, model_options=dict(self.options or {}))
 
 
 class Loaded(NamedTuple):

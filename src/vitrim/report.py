@@ -18,10 +18,50 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from vitrim.errors import VitrimError, check_kinds
 from vitrim.files import csv_text, json_text, write_text
 
 WIDTH = 120
 """Columns of text where nothing says how wide the place is: a pipe, a file, a string."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """The place where a command writes, and what it keeps there; a folder alone says enough in most cases.
+
+    Attributes:
+        folder: for everything; None: nothing is written.
+        resume: go on from what a call before this one left in it.
+        formats: of pictures: png, svg; several with commas, or as a list.
+        decisions: of `vitrim.evaluate`: a folder for the way of every token, a file per method.
+        predictions: of `vitrim.evaluate`: a file, .csv or .parquet, a row per image.
+        preprocess: of `vitrim.optimize`: the file takes images as they are read, (B, H, W, C) uint8.
+
+    Raises:
+        VitrimError: a place that is no path.
+    """
+
+    folder: str | Path | None = None
+    resume: bool = False
+    formats: str | Sequence[str] = ("png",)
+    decisions: str | Path | None = None
+    predictions: str | Path | None = None
+    preprocess: bool = False
+
+    def __post_init__(self) -> None:
+        check_kinds(out=self.folder, decisions=self.decisions, predictions=self.predictions)
+        if self.resume and self.folder is None:
+            raise VitrimError("resume goes on from what a folder holds, and none is given: give out too")
+
+    @classmethod
+    def of(cls, out: str | Path | Results | None) -> Results:
+        """The description of a place: itself where it is one."""
+        return out if isinstance(out, Results) else cls(out)
+
+    @property
+    def path(self) -> Path | None:
+        """The folder."""
+        return None if self.folder is None else Path(self.folder)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from vitrim.measure.macs import count_macs, profile_of
 from vitrim.measure.records import Row
 from vitrim.speed import bench as profiling
 from vitrim.speed.bench import measure, promised_speedups, random_images
-from vitrim.speed.engines import compilation
+from vitrim.speed.engines import Compiled, compilation
 from vitrim.speed.words import advice, verdicts
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 5}
@@ -364,7 +364,7 @@ def test_every_candidate_is_compiled(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda candidate: compiled.append(candidate) or candidate)
     methods = {text: parse_method(text) for text in ("tome:r=2", "none")}
     budget = Budget(min_rounds=1, min_seconds=0.0)
-    rows = measure(model(), methods, torch.zeros(1, 3, 32, 32), compiled=True, budget=budget)
+    rows = measure(model(), methods, torch.zeros(1, 3, 32, 32), engines=[Compiled("fp32")], budget=budget)
     assert len(compiled) == 4
     assert [row["method"] for row in rows] == ["dense", "tome:r=2", "none"]
     measure(model(), methods, torch.zeros(1, 3, 32, 32), budget=budget)

@@ -21,7 +21,7 @@ from vitrim.tasks import make_task
 from vitrim.training.build import build_trainer
 from vitrim.training.checks import beyond, check_classes
 from vitrim.training.learner import Learner
-from vitrim.training.loop import Running
+from vitrim.training.running import Running
 
 
 def data(*names: str, split: str = "test") -> Any:

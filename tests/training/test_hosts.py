@@ -20,7 +20,8 @@ from full_matrix import cells
 from tiny_training import recipe
 from vitrim.core.registry import ask
 from vitrim.data import load_images
-from vitrim.training.loop import Running, Trainer
+from vitrim.training.loop import Trainer
+from vitrim.training.running import Running
 from vitrim.weights import load_checkpoint
 
 CLASSES = tiny.GEOMETRY["num_classes"]

@@ -26,8 +26,9 @@ from tiny_training import CLASSES, PER_CLASS, TINY, recipe, trainer
 from vitrim.errors import MissingPackageError, VitrimError
 from vitrim.loading import load_run
 from vitrim.models import vittm_mae
-from vitrim.training import checkpoint, learner, loop, run_folder
+from vitrim.training import checkpoint, learner, run_folder
 from vitrim.training.loop import recipe_text
+from vitrim.training.running import Running
 
 EPOCH = len(CLASSES) * PER_CLASS["train"] // TINY["batch_size"]
 UPDATES = EPOCH * TINY["epochs"]
@@ -623,9 +624,9 @@ def test_trackers_get_what_the_log_gets_and_the_recipe(images: Path, tmp_path: P
 
 def test_a_tracker_that_is_not_there_is_named_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(VitrimError, match=r"^unknown tracker 'tensorbord'; did you mean 'tensorboard'\? valid: aim, "):
-        loop.Running(Path("out"), log_with=("tensorbord",))
+        Running(Path("out"), log_with=("tensorbord",))
     monkeypatch.setattr(accelerate.tracking, "_available_trackers", [])
     with pytest.raises(MissingPackageError, match=r"^logging with wandb needs its package: pip install wandb$"):
-        loop.Running(Path("out"), log_with=("wandb",))
+        Running(Path("out"), log_with=("wandb",))
     with pytest.raises(MissingPackageError, match=r"^logging with tensorboard needs its package: pip install tensorb"):
-        loop.Running(Path("out"), tensorboard=True)
+        Running(Path("out"), tensorboard=True)

@@ -10,8 +10,8 @@ import pytest
 
 import vitrim
 from vitrim.errors import VitrimError
-from vitrim.training.loop import Running
 from vitrim.training.recipe import load_recipe, recipe_text
+from vitrim.training.running import Running
 from vitrim.tuning.result import non_dominated
 from vitrim.tuning.sweep import SweepResult, folder_name, paper_grids, parse_grid, train_sweep
 

@@ -23,7 +23,12 @@ from vitrim.tuning.tune import tune
 
 OPTIONS = {"depth": 2, "img_size": 32, "patch_size": 8, "num_classes": 2}
 SMALL = [part for key, value in OPTIONS.items() for part in ("--model-option", f"{key}={value}")]
-FEW: dict[str, Any] = {"target": "macs=0.8", "evaluations": 4, "batch_size": 4}
+FEW: dict[str, Any] = {"target": "macs=0.8", "evaluations": 4}
+
+
+def data(source: Any = "images") -> vitrim.DataSpec:
+    return vitrim.DataSpec(source, batch_size=4)
+
 
 pytestmark = pytest.mark.usefixtures("macs_counted_once")
 
@@ -55,7 +60,7 @@ def files(folder: str) -> dict[str, bytes]:
     ("methods", "arguments", "options"),
     [
         (["tome", "gtp"], ["-m", "tome", "-m", "gtp", "--target", "macs=0.8"], {"target": Target("macs", 0.8)}),
-        ("tome", ["-m", "tome", "--front", "0.8,0.9"], {"front": ["macs=0.8", "macs=0.9"]}),
+        ("tome", ["-m", "tome", "--front", "0.8,0.9"], {"target": ["macs=0.8", "macs=0.9"]}),
         (None, ["--grid", "tome:r=0|2,last_block=full|auto"], {"grid": "tome:r=0|2,last_block=full|auto"}),
     ],
 )
@@ -68,8 +73,11 @@ def test_it_gives_what_the_command_line_gives(
     assert code == 0, err
     before = files("tuned")
     Path("tuned").rename("first")
-    check = {} if "--grid" in arguments else {"check": "images"}
-    report = tune("test_vit", methods, "images", model_options=OPTIONS, batch_size=4, evaluations=2, **check, **options)
+    model = vitrim.ModelSpec("test_vit", options=OPTIONS)
+    if "--grid" in arguments:
+        report = vitrim.tune_grid(model, options["grid"], data(), number=2)
+    else:
+        report = tune(model, methods, data(), evaluations=2, check="images", **options)
     assert report.record == json.loads(Path("record.json").read_text())
     assert files("tuned") == before
     assert str(report) == out.rstrip("\n")
@@ -82,7 +90,7 @@ def test_a_model_is_tuned_and_left_as_it_was(model: nn.Module, images: Path) -> 
     dataset = load_data("images")
     torch.manual_seed(7)
     transform, random = dataset.transform, torch.get_rng_state()
-    report = tune(model, vitrim.ToMe(), dataset, out=None, **FEW)
+    report = tune(model, vitrim.ToMe(), data(dataset), out=None, **FEW)
     assert dataset.transform is transform
     assert model.training
     assert not hasattr(model, "vitrim_reduction")
@@ -106,8 +114,8 @@ def test_a_model_is_tuned_and_left_as_it_was(model: nn.Module, images: Path) -> 
 def test_weights_of_a_name_follow_from_the_seed_and_those_that_are_given_are_searched(
     model: nn.Module, images: Path
 ) -> None:
-    named = tune("test_vit", "tome", "images", model_options=OPTIONS, out=None, **FEW)
-    given = tune(model, "tome", "images", out=None, **FEW)
+    named = tune(vitrim.ModelSpec("test_vit", options=OPTIONS), "tome", data(), out=None, **FEW)
+    given = tune(model, "tome", data(), out=None, **FEW)
     assert [trial.scores for trial in named.results[0].trials] == [trial.scores for trial in given.results[0].trials]
 
 
@@ -117,7 +125,7 @@ def test_progress_counts_settings_and_names_those_that_are_better(model: nn.Modu
     def progress(done: int, most: int, line: str) -> None:
         seen.append((done, most, line))
 
-    report = tune(model, "tome", "images", out=None, on_progress=progress, **FEW)
+    report = tune(model, "tome", data(), out=None, on_progress=progress, **FEW)
     trials = report.results[0].trials
     assert seen.pop(0) == (0, 4, "")  # while costs are measured
     assert [(done, most) for done, most, _ in seen] == [(number, 4) for number in range(1, len(trials) + 1)]
@@ -129,7 +137,7 @@ def test_progress_counts_settings_and_names_those_that_are_better(model: nn.Modu
 
 
 def test_several_settings_are_no_best_one(model: nn.Module, images: Path) -> None:
-    report = tune(model, None, "images", grid="tome:r=0|2", batch_size=4, out=None)
+    report = vitrim.tune_grid(model, "tome:r=0|2", data(), out=None)
     assert report.sweep is not None
     assert [row["share"] for row in report.rows] == [row["share"] for row in report.sweep.rows]
     with pytest.raises(VitrimError, match="there is no single setting"):
@@ -141,10 +149,7 @@ def test_several_settings_are_no_best_one(model: nn.Module, images: Path) -> Non
     ("methods", "options", "message"),
     [
         ("tome", {"target": "macs=0.5", "evaluations": 0}, "evaluations is a whole number of at least 1, not 0"),
-        (None, {"grid": "tome:r=0|2", "batch_size": 0}, "batch_size is a whole number of at least 1, not 0"),
-        ("tome", {}, "give one of --target, --front and --grid, got none"),
-        ("tome", {"target": "macs=0.5", "front": "0.5"}, "got --target and --front"),
-        (None, {"target": "macs=0.5"}, "-m METHOD is missing"),
+        (None, {"target": "macs=0.5"}, "there is nothing to tune: name at least one method"),
         ("tomee", {"target": "macs=0.5"}, "unknown method 'tomee'"),
         (["tome", "tome"], {"target": "macs=0.5"}, "method tome is given twice"),
         (["tome", "all"], {"target": "macs=0.5"}, "-m all has the other methods already"),
@@ -153,15 +158,16 @@ def test_several_settings_are_no_best_one(model: nn.Module, images: Path) -> Non
         ("tome", {"target": "macs=0.5", "search": "grid"}, "unknown search 'grid'"),
         ("tome", {"target": "macs=0.5", "shape": "bend"}, "unknown shape 'bend'"),
         ("tome", {"target": "speedup=2", "engine": "tensorrt"}, "unknown engine 'tensorrt'"),
-        ("tome", {"front": [Target("macs", 0.5), "macs=0.5"]}, "--front macs=0.5, macs=0.5 has a target twice"),
+        ("tome", {"target": [Target("macs", 0.5), "macs=0.5"]}, "--front macs=0.5, macs=0.5 has a target twice"),
         ("tome", {"front": ["macs=0.5", "speedup=2"]}, "a front is over targets of one kind"),
-        (None, {"grid": "tome:r=0|2", "proxy": "kl"}, "--proxy is for a search with --target or --front: leave it out"),
-        (None, {"grid": ["atmm"]}, "unknown grid 'atmm'"),
         ("tome", {"target": "macs=0.5", "device": "gpu"}, "unknown device 'gpu'"),
         ("tome", {"target": "macs=0.5", "train": "cifar10_vit"}, "--train RECIPE trains the points of a grid"),
-        (None, {"grid": "epochs=1", "train": "cifar10_vit"}, "the recipe names the model: leave out 'Never'"),
+        (None, {"grid": ["atmm"]}, "unknown grid 'atmm'"),
+        ("tome", {"grid": "tome:r=0|2"}, "name the method in --grid"),
+        (None, {"grid": "epochs=1", "train": "cifar10_vit"}, "the recipe names the model: leave out 'Never"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*release:DeprecationWarning")
 def test_what_cannot_be_is_said_before_any_work(
     images: Path, methods: Any, options: dict[str, Any], message: str
 ) -> None:
@@ -174,13 +180,17 @@ def test_what_cannot_be_is_said_before_any_work(
     assert not Path("tuned").exists()
 
 
-def test_a_recipe_needs_no_model_but_a_folder_and_a_source(images: Path) -> None:
-    with pytest.raises(VitrimError, match="MODEL is missing"):
-        tune(None, "tome", "images", target="macs=0.5")
+def test_a_grid_is_still_a_keyword_of_tune(model: nn.Module, images: Path) -> None:
+    with pytest.warns(DeprecationWarning, match="grids are those of vitrim.tune_grid"):
+        former = tune(model, None, data(), grid="tome:r=0|2", evaluations=1, out=None)
+    assert former.rows == vitrim.tune_grid(model, "tome:r=0|2", data(), number=1, out=None).rows
+
+
+def test_a_recipe_at_the_points_of_a_grid_needs_a_folder_and_a_source(images: Path) -> None:
     with pytest.raises(VitrimError, match="needs a folder, out, and the source of its data"):
-        tune(None, None, "images", grid="epochs=1", train="cifar10_vit", out=None)
-    with pytest.raises(VitrimError, match=r"--model-option, --limit are not for --train, .*: leave them out"):
-        tune(None, None, "images", grid="epochs=1", train="cifar10_vit", model_options={"depth": 2}, limit=4)
+        vitrim.train_grid("cifar10_vit", "epochs=1", load_data("images"))
+    with pytest.raises(VitrimError, match="--device cuda:1 names one of several devices"):
+        vitrim.train_grid("cifar10_vit", "epochs=1", "images", device="cuda:1")
 
 
 # ---- images to check on ----------------------------------------------------------------------------------------------
@@ -193,9 +203,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
     """The sources and splits that are opened; a folder's own split is train."""
     found: Opened = []
 
-    def open_task(loaded: object, data: str, *, split: str | None = None, **reading: object) -> tuple[None, Any]:
-        found.append((data, split))
-        return None, SimpleNamespace(split=split or "train")
+    def open_task(loaded: object, data: vitrim.DataSpec, *, embeddings: bool) -> tuple[None, Any]:
+        found.append((data.source, data.split))
+        return None, SimpleNamespace(split=data.split or "train")
 
     monkeypatch.setattr(tuning, "open_task", open_task)
     return found
@@ -223,7 +233,7 @@ def test_images_that_the_search_read_are_recognised(
     Path("link").symlink_to("images")
     given = given.replace("ABSOLUTE", str(images.parent))
     loaded: Any = Loaded(nn.Identity(), "", "", {}, None)
-    found = tuning._open_check(given, loaded, "images", SimpleNamespace(split=split), {})
+    found = tuning._open_check(given, loaded, data(), SimpleNamespace(split=split))
     assert found.same is same
     assert found.source == given
     source, _, wanted = given.partition(":")
@@ -233,5 +243,5 @@ def test_images_that_the_search_read_are_recognised(
 @pytest.mark.parametrize("given", ["a:b/images", "a:b\\images"])
 def test_a_colon_of_a_path_is_no_split(given: str, opened: Opened) -> None:
     loaded: Any = Loaded(nn.Identity(), "", "", {}, None)
-    assert tuning._open_check(given, loaded, given, SimpleNamespace(split="train"), {}).same
+    assert tuning._open_check(given, loaded, data(given), SimpleNamespace(split="train")).same
     assert opened == [(given, None)]

@@ -28,15 +28,17 @@ from vitrim.analysis.summary import milliseconds, scores, summary
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import fitting, parse_methods
 from vitrim.data import DataError
-from vitrim.errors import MissingPackageError, VitrimError, check_kinds, check_known, check_whole, one_line_errors
+from vitrim.errors import MissingPackageError, VitrimError, check_kinds, check_known, one_line_errors
 from vitrim.files import check_folder
-from vitrim.loading import load
+from vitrim.loading import ModelSpec
+from vitrim.measure.earlier import earlier
 from vitrim.measure.evaluation import DTYPES, data_facts, open_task, paired_probes, standard_probes
+from vitrim.measure.inputs import DataSpec
 from vitrim.measure.machine import environment, select_device
 from vitrim.measure.records import read
 from vitrim.measure.run import Measurement
 from vitrim.plots.style import FORMATS
-from vitrim.report import Report
+from vitrim.report import Report, Results
 
 __all__ = ["analyze", "analyze_records", "compare_analyses"]
 
@@ -44,32 +46,19 @@ PACKAGES = ("scipy", "sklearn", "ot", "matplotlib", "jinja2")
 """Of the metrics and the report, by the names that are imported."""
 
 
+@earlier(models=ModelSpec, data=DataSpec, out=Results)
 def analyze(
-    model: nn.Module | str,
+    models: nn.Module | str | ModelSpec | Sequence[nn.Module | str | ModelSpec],
     methods: MethodConfig | str | Sequence[MethodConfig | str],
     data: Any,
     *,
-    out: str | Path,
-    more_models: Sequence[nn.Module | str] = (),
+    out: str | Path | Results,
     only: str | Sequence[str] | None = None,
     sizes: Sequence[int] = (),
     blocks: Sequence[int] = (),
-    formats: str | Sequence[str] = ("png",),
-    split: str | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    data_options: Mapping[str, Any] | None = None,
-    limit: int | None = None,
-    batch_size: int = 32,
-    dtype: str = "fp32",
-    workers: int = 0,
-    pretrained: bool = False,
-    checkpoint: str | Path | None = None,
-    model_options: Mapping[str, Any] | None = None,
     seed: int = 0,
-    device: str = "cpu",
     on_progress: Callable[[int, int], None] | None = None,
-    on_stop: Callable[[Report], None] | None = None,
+    on_report: Callable[[Report], None] | None = None,
 ) -> Report:
     """Analyse which patches reductions keep and merge, how deep they go, and what that does to features.
 
@@ -79,29 +68,22 @@ def analyze(
     is in ``docs/analysis.md``, and in the file of its name in `vitrim.analysis.families`.
 
     Args:
-        model: a module, which is left as it is, or a name as on the command line.
+        models: a module, which is left as it is, a name as on the command line, or a `vitrim.ModelSpec`; or several,
+            which are run with the same methods on the same images.
         methods: one or several, configs or their text form. The dense model is always there; of one that nothing
             reduces, such as Swin, it stands alone, under ``none``.
-        data: images with labels: a source, as of `vitrim.data.load_data`, or a dataset of `vitrim.data`.
-        out: folder; one that is not empty must hold an analysis, which is replaced.
-        more_models: run with the same methods on the same images.
+        data: images with labels: a source, a dataset, or a `vitrim.DataSpec`.
+        out: folder, or a `vitrim.Results`, which says in which of the formats png and svg figures are drawn; one that
+            is not empty must hold an analysis, which is replaced.
         only: families, as a sequence or a text with commas; "all" for all. None for those of one pass: patterns, depth,
             counts, features, loss. The others run the model once more: sensitivity, attention, router, tsne,
             throughput, and loss where it is named.
         sizes: pixels a side of the images that the family throughput times; none for the model's own.
         blocks: whose maps the families attention and router draw over an image, from 0; none for four or five over the
             depth.
-        formats: of the files in ``figures/``: png, svg.
-        split, image_column, label_column, data_options: of the source, see `vitrim.data.load_data`.
-        limit: so many images only, spread evenly.
-        batch_size: images per batch.
-        dtype: of parameters and images, fp32 or bf16.
-        workers: processes that read images, 0 for this one.
-        pretrained, checkpoint, model_options: of models given by name, see `vitrim.loading.load`.
         seed: of random weights, of methods that draw, and of shuffles; torch's own seed is set to it.
-        device: where the models run.
         on_progress: takes, after every batch, how many images were shown to the models, and how many will be.
-        on_stop: takes the report of what was gathered where something stops the pass.
+        on_report: takes the report of what was gathered where something stops the pass.
 
     Returns:
         A report whose ``files`` are those written, with the tables and notes of all families.
@@ -118,50 +100,45 @@ def analyze(
         >>> stream = io.BytesIO()
         >>> Image.new("RGB", (64, 64)).save(stream, "png")
         >>> images = ImageDataset([stream.getvalue()] * 4, [0, 1, 2, 0])
+        >>> from vitrim.loading import create_model
+        >>> model = create_model("test_vit", options={"img_size": 64, "num_classes": 3})
         >>> with tempfile.TemporaryDirectory() as out:
-        ...     options = {"img_size": 64, "num_classes": 3}
-        ...     report = analyze("test_vit", "tome:r=2", images, out=out, only="counts", model_options=options)
+        ...     report = analyze(model, "tome:r=2", images, out=out, only="counts")
         >>> [row["tokens"] for row in report.rows if row["method"] == "tome:r=2"]
         [15.0, 13.0, 11.0, 9.0, 7.0, 5.0]
     """
-    reading: dict[str, Any] = {"split": split, "image_column": image_column, "label_column": label_column}
-    reading["data_options"] = data_options
-    how: dict[str, Any] = {"checkpoint": checkpoint, "model_options": model_options}
-    check_kinds(**reading, **how, dtype=dtype, on_progress=on_progress, on_stop=on_stop)
-    _check_lists(more_models=more_models, sizes=sizes, blocks=blocks)
-    configs = parse_methods(methods)
-    check_whole(batch_size=(batch_size, 1), limit=(limit, 1), workers=(workers, 0))
+    source, place, configs = DataSpec.of(data), Results.of(out), parse_methods(methods)
+    check_kinds(on_progress=on_progress, on_report=on_report)
+    _check_lists(sizes=sizes, blocks=blocks)
     if not isinstance(seed, int):
         raise VitrimError(f"seed is a whole number, not {seed!r:.60}")
+    specs = ModelSpec.each(models)
+    dtype, device = specs[0].dtype or "fp32", specs[0].device or "cpu"
     check_known("dtype", dtype, DTYPES)
-    folder, families, kinds = _checked(out, only, formats, sizes, blocks)
+    folder, families, kinds = _checked(place.folder, only, place.formats, sizes, blocks)
     alone = [name for name in families if FAMILIES[name].of_records is None]
-    models = [model, *more_models]
-    names = [one if isinstance(one, str) else load(one).name for one in models]
+    names = [one.model if one.named else one.load().name for one in specs]
     again = next((name for name in names if names.count(name) > 1), None)
     if again is not None:
         raise VitrimError(f"model {again} is given twice")
-    if len(models) > 1 and checkpoint is not None:
-        raise VitrimError("checkpoint is of one model: of several, name runs as run:FOLDER")
 
-    place, precision = select_device(str(device)), getattr(torch, DTYPES[dtype])
+    where, precision = select_device(str(device)), getattr(torch, DTYPES[str(dtype)])
     passes = []
-    for one in models:
+    for spec in specs:
         torch.manual_seed(seed)
-        named = isinstance(one, str)
-        loaded = load(one, pretrained=pretrained, **how) if named else load(one)
-        task, dataset = open_task(loaded, data, embeddings=True, **reading)
-        size = task.eval_batch(batch_size)
-        facts = data_facts(dataset, str(data) if isinstance(data, str | Path) else dataset.source, limit, size)
+        loaded = spec.load("cpu")
+        task, dataset = open_task(loaded, source, embeddings=True)
+        size, limit, workers = task.eval_batch(source.batch_size), source.limit, source.workers
+        facts = data_facts(dataset, source.name(dataset), limit, size)
         found = {
-            "environment": environment(device=str(device), dtype=DTYPES[dtype], seed=seed),
+            "environment": environment(device=str(device), dtype=DTYPES[str(dtype)], seed=seed),
             "model": loaded.name,
             "weights": loaded.weights,
             "model_options": loaded.options,
             "task": task.name,
             "data": facts,
         }
-        own = (loaded.model if named else copy.deepcopy(loaded.model)).to(device=place, dtype=precision).eval()
+        own = (loaded.model if spec.named else copy.deepcopy(loaded.model)).to(device=where, dtype=precision).eval()
         suited = fitting(own, configs)
         subject = Subject(own, suited, task, dataset, size, limit, seed, workers, loaded.learned, sizes, blocks)
         _check_blocks(blocks, subject)
@@ -176,16 +153,16 @@ def analyze(
     try:
         with one_line_errors("this batch size", kept="; what was gathered is kept"):
             for measurement, subject, _ in passes:
-                collate = subject.task.collate
-                for batch in read(subject.dataset, subject.batch_size, limit=limit, workers=workers, collate=collate):
+                how: dict[str, Any] = {"limit": source.limit, "workers": source.workers}
+                for batch in read(subject.dataset, subject.batch_size, **how, collate=subject.task.collate):
                     measurement.update(batch)
                     if on_progress is not None:
                         on_progress(seen + measurement.images, images)
                 seen += measurement.images
     except BaseException:
         report = _gathered(passes, folder, families, kinds)
-        if report is not None and on_stop is not None:
-            on_stop(report)
+        if report is not None and on_report is not None:
+            on_report(report)
         raise
     report = _gathered(passes, folder, families, kinds)
     if report is None:
@@ -315,7 +292,6 @@ LISTS: dict[str, tuple[str, Any]] = {
     "formats": ("a text with commas or a list of formats", str),
     "records": ("a list of records or their files", (Record, str, Path)),
     "analyses": ("a list of folders", (str, Path)),
-    "more_models": ("a list of models", (nn.Module, str)),
     "sizes": ("a list of whole numbers of pixels", int),
     "blocks": ("a list of whole numbers of blocks", int),
 }
@@ -338,7 +314,7 @@ def _check_blocks(blocks: Sequence[int], subject: Subject) -> None:
 
 
 def _checked(
-    out: str | Path,
+    out: str | Path | None,
     only: str | Sequence[str] | None,
     formats: str | Sequence[str],
     sizes: Sequence[int] = (),

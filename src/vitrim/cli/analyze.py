@@ -108,7 +108,7 @@ def analyze(
         from vitrim.analysis.analyze import analyze as run
         from vitrim.analysis.analyze import analyze_records, compare_analyses
         from vitrim.analysis.families import chosen
-        from vitrim.measure.machine import set_threads
+        from vitrim.report import Results
 
     takes = "--sizes takes whole numbers of pixels with commas, e.g. 224,384"
     pixels = () if sizes is None else tuple(whole_numbers(sizes, takes, least=1))
@@ -136,29 +136,28 @@ def analyze(
         raise VitrimError(f"give one model, not {', '.join(models.names)}: further ones go behind --model")
     if images.source is None:
         raise VitrimError("give the images to analyse the model on with --data")
-    set_threads(machine.threads)
     stopped: list[Report] = []
+    every = [models.names[0], *(models.more or ())]
     try:
-        with progress(f"loading {models.names[0]}") as signs:
+        with progress(f"loading {every[0]}") as signs:
+            machine.start()
             report = run(
-                models.names[0],
+                models.spec(every, device=machine.device, dtype=dtype),
                 configs,
-                images.source,
-                more_models=models.more or (),
-                out=out,
+                images.spec(
+                    images.source,
+                    data_option=images.data_option,
+                    limit=images.limit,
+                    batch_size=batch_size,
+                    workers=workers,
+                ),
+                out=Results(out, formats=formats),
                 only=only,
                 sizes=pixels,
                 blocks=drawn,
-                formats=formats,
-                **images.arguments,
-                batch_size=batch_size,
-                dtype=dtype,
-                workers=workers,
-                **models.arguments,
                 seed=machine.seed,
-                device=machine.device,
                 on_progress=signs.move,
-                on_stop=stopped.append,
+                on_report=stopped.append,
             )
         stopped.append(report)
     finally:  # after the bar is gone

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrim.cli.options import MAX_REPEATS, MAX_SECONDS, Files, Images, Machine, Model, Prompt
+from vitrim.cli.options import MAX_REPEATS, MAX_SECONDS, Files, Images, Machine, Model, Prompting
 from vitrim.cli.output import Output
 from vitrim.cli.progress import progress
 from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
+    from vitrim.measure.latency import Budget
     from vitrim.speed.words import SpeedReport
 
 BatchSizes = Annotated[
@@ -58,7 +59,7 @@ def bench(
     min_seconds: MinSeconds = 1.0,
     figure: Figure = None,
     files: Files,
-    prompt: Prompt,
+    prompt: Prompting,
     images: Images,
     machine: Machine,
     output: Output,
@@ -83,10 +84,13 @@ def bench(
     given: dict[str, Any] = {
         name: value for name, value in (("batch_size", counts), ("precision", precisions), ("engine", engines)) if value
     }
+    described = prompt.given
+    if described is not None and images.source is not None:
+        raise VitrimError("images are for models of images alone: prompts are made of random images and text")
     out = output.console()
     found: list[SpeedReport] = []
 
-    def on_setting(report: SpeedReport) -> None:
+    def on_report(report: SpeedReport) -> None:
         found[:] = [report]
         signs.clear()
         for part in report.setting(-1) if report.tables else report.notes:
@@ -96,28 +100,39 @@ def bench(
 
     try:
         with progress(f"loading {model.name}") as signs:
+            from vitrim.plots import style
             from vitrim.speed.bench import bench as time_
+            from vitrim.speed.engines import Compiled as InDefaultMode
 
+            if compiled:
+                names = [one for one in precisions or ["fp32"] if one in InDefaultMode.precisions]
+                given["engine"] = [InDefaultMode(one) for one in names]
+            if figure is not None:
+                style.check(figure)
+            machine.start()
             report = time_(
-                given_model,
-                method or (),
-                **files.arguments,
+                model.spec(given_model, device=machine.device),
+                files.beside(method),
+                images.read() if described is None else described,
                 **given,
-                compiled=compiled,
-                repeats=repeats,
-                min_seconds=min_seconds,
-                figure=figure,
-                **prompt.arguments,
-                **images.arguments,
-                **model.arguments,
-                **machine.arguments,
-                on_setting=on_setting,
+                budget=budget_of(repeats, min_seconds),
+                seed=machine.seed,
+                on_report=on_report,
                 on_progress=signs.tell,
             )
-        output.print(*(f"figure: {file}" for file in report.files))
+            if figure is not None:
+                style.save(report.figure, figure)
+                output.print(f"figure: {figure}")
     finally:
         if output.on_stdout and found and found[0].rows:
             output.write(**found[0].record)
+
+
+def budget_of(repeats: int, min_seconds: float) -> Budget:
+    """The rounds and seconds to spend on every setting."""
+    from vitrim.measure.latency import Budget
+
+    return Budget(repeats, min_seconds, max_rounds=max(repeats, Budget.max_rounds))
 
 
 def words(texts: Sequence[str] | None, what: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrim.cli.bench import Engines, MinSeconds, Precisions, Repeats, sizes, words
+from vitrim.cli.bench import Engines, MinSeconds, Precisions, Repeats, budget_of, sizes, words
 from vitrim.cli.evaluate import ProtocolChanges
 from vitrim.cli.options import BatchSize, Data, Files, Machine, MethodsBesideDense, Model, Workers, parse_options
 from vitrim.cli.output import Output
@@ -50,37 +50,35 @@ def compare(
     """
     lists = {"at": sizes(at, "--at"), "engine": words(engine, "--engine"), "precision": words(precision, "--precision")}
     given: dict[str, Any] = {name: values for name, values in lists.items() if values}
-    every = data.arguments
     changes = parse_options(protocol, "protocol option")
     found: list[Comparison] = []
 
-    def on_setting(report: Comparison) -> None:
+    def on_report(report: Comparison) -> None:
         found[:] = [report]
         if not output.on_stdout:
             output.write(**report.record)  # after every setting: the next may exhaust the machine
 
     try:
         with progress(f"loading {model.name}") as signs:
+            from vitrim.plots import style
             from vitrim.speed.compare import compare as measure
 
+            if figure is not None:
+                style.check(figure)
+            machine.start()
             measure(
-                model.name,
-                method,
-                data.source,
-                **files.arguments,
-                batch_size=batch_size,
+                model.spec(model.name, device=machine.device),
+                files.beside(method),
+                data.read(protocol=changes, batch_size=batch_size, workers=workers),
                 **given,
-                repeats=repeats,
-                min_seconds=min_seconds,
-                **every,
-                protocol=changes,
-                workers=workers,
-                figure=figure,
-                **model.arguments,
-                **machine.arguments,
-                on_setting=on_setting,
+                budget=budget_of(repeats, min_seconds),
+                seed=machine.seed,
+                on_report=on_report,
                 on_progress=signs.tell,
             )
+            if figure is not None:
+                style.save(found[0].figure, figure)
+                found[0].files.append(figure)
     finally:  # hours of work are not lost
         if found:
             show(output.console(), found[0])

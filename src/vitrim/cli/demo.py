@@ -31,5 +31,5 @@ def demo(*, out: Out = Path("vitrim-demo"), cifar10: Cifar10 = None, compute: Co
             from vitrim.demo import run
         except ModuleNotFoundError as error:
             raise VitrimError(f"the demo needs {error.name}: pip install 'vitrim[demo]'") from error
-        report = run.demo(out, cifar10=cifar10, **compute.arguments, on_progress=signs.tell)
+        report = run.demo(out, cifar10=cifar10, threads=compute.threads, seed=compute.seed, on_progress=signs.tell)
     output.finish(report)

@@ -80,19 +80,18 @@ def evaluate(
     try:
         with progress(f"loading {model.name}") as signs:
             from vitrim.measure import evaluation
+            from vitrim.report import Results
 
+            changes = parse_options(protocol, "protocol option")
+            machine.start()
             report = evaluation.evaluate(
-                files.model(model.name),
-                methods,
-                data.source,
-                **data.arguments,
-                protocol=parse_options(protocol, "protocol option"),
-                **model.arguments,
-                **files.arguments,
-                **how.arguments,
-                **machine.arguments,
+                model.spec(files.model(model.name), device=machine.device, dtype=how.dtype),
+                files.beside(methods),
+                data.read(protocol=changes, batch_size=how.batch_size, workers=how.workers),
+                out=Results(how.out, how.resume, decisions=how.decisions, predictions=how.predictions),
+                seed=machine.seed,
                 on_progress=signs.move,
-                on_stop=reports.append,
+                on_report=reports.append,
             )
         reports.append(report)
     finally:

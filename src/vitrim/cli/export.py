@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from vitrim.cli.options import MAX_BATCH, Compute, Images, Limit, Model, Preproc
 from vitrim.cli.output import Output
 from vitrim.cli.progress import progress
 from vitrim.errors import VitrimError
+
+if TYPE_CHECKING:
+    from vitrim.exporting.writing import FileSpec
 
 Method = Annotated[
     list[str] | None,
@@ -57,12 +60,22 @@ class File(Setup):
         bool, typer.Option("--bench", help="time eager and exported, dense and reduced, at batch 1 and 8")
     ] = False
 
-    @property
-    def arguments(self) -> dict[str, Any]:
+    def spec(self) -> FileSpec:
+        """The description of the file."""
+        from vitrim.exporting.writing import FileSpec
+
         text = self.batch
         if text != "dynamic" and (not text.isdecimal() or len(text) > 10 or int(text) < 1):
             raise VitrimError(f"unexpected --batch '{text}': write dynamic, or the only size of a batch, 1 or more")
-        return {**super().arguments, "batch": None if text == "dynamic" else int(text)}
+        batch = None if text == "dynamic" else int(text)
+        return FileSpec(self.to, batch, self.opset, self.precision, self.preprocess, self.size)
+
+    @property
+    def fixed(self) -> bool | float:
+        """The way to fixed counts."""
+        if self.freeze and self.capacity is not None:
+            raise VitrimError("give either --freeze or --capacity, not both")
+        return self.freeze if self.capacity is None else self.capacity
 
 
 def export(
@@ -81,7 +94,6 @@ def export(
     A file that does not give the same top-1, and logits within 1e-4, at batch 1, 2 and all that is left of --check
     images is not kept. Methods whose counts depend on the images need --freeze or --capacity.
     """
-    options = wanted.arguments
     if method is not None and len(method) > 1:
         raise VitrimError(f"a file holds one method, got {len(method)}: {', '.join(method)}")
     with progress(f"loading {model.name}") as signs:
@@ -89,15 +101,17 @@ def export(
         from vitrim.exporting.writing import export as write
 
         output.spare(sidecar(out))
+        compute.start()
         file = write(
-            model.name,
+            model.spec(model.name),
             method[0] if method else None,
             out,
-            **options,
-            **images.arguments,
-            limit=limit,
-            **model.arguments,
-            **compute.arguments,
+            wanted.spec(),
+            images=images.read(limit=limit),
+            check=wanted.check,
+            freeze=wanted.fixed,
+            bench=wanted.bench,
+            seed=compute.seed,
             on_progress=signs.tell,
         )
     assert file.report is not None

@@ -24,6 +24,9 @@ from vitrim.errors import VitrimError
 if TYPE_CHECKING:
     from vitrim.core.method import MethodConfig
     from vitrim.exporting.exported import Exported
+    from vitrim.loading import ModelSpec
+    from vitrim.measure.inputs import DataSpec
+    from vitrim.measure.prefill import Prompt
 
 METHOD = typer.Option("--method", "-m", metavar="METHOD", help="e.g. tome:r=13, or @FILE; may repeat")
 Methods = Annotated[list[str], METHOD]
@@ -165,10 +168,28 @@ class Setup:
 
     panel: ClassVar[str] = OPTIONS
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The options as arguments of the function behind a command."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+@dataclass(frozen=True, kw_only=True)
+class Compute(Setup):
+    """Compute settings that hold on any device."""
+
+    panel = MACHINE
+
+    threads: Threads = None
+    seed: Seed = 0
+
+    def start(self) -> None:
+        """Give torch the threads that were asked for."""
+        from vitrim.measure.machine import set_threads
+
+        set_threads(self.threads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine(Compute):
+    """Compute settings and the device."""
+
+    device: Device = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,11 +202,12 @@ class Weights(Setup):
     checkpoint: Checkpoint = None
     model_option: ModelOptions = None
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments by which a function creates a model that is given by name."""
+    def spec(self, model: Any, **more: Any) -> ModelSpec:
+        """The description of a model, or of several, for the function behind a command."""
+        from vitrim.loading import ModelSpec
+
         options = parse_options(self.model_option)
-        return {"pretrained": self.pretrained, "checkpoint": self.checkpoint, "model_options": options}
+        return ModelSpec(model, pretrained=self.pretrained, checkpoint=self.checkpoint, options=options, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,23 +215,6 @@ class Model(Weights):
     """One model and its weights."""
 
     name: ModelName
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compute(Setup):
-    """Compute settings that hold on any device."""
-
-    panel = MACHINE
-
-    threads: Threads = None
-    seed: Seed = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine(Compute):
-    """Compute settings and the device."""
-
-    device: Device = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,14 +227,12 @@ class Reading(Setup):
     image_column: ImageColumn = None
     label_column: LabelColumn = None
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The options but the source as arguments of a function."""
-        given = super().arguments
-        given.pop("source", None)
-        if "data_option" in given:
-            given["data_options"] = parse_options(given.pop("data_option"), "data option")
-        return given
+    def spec(self, source: Any, *, data_option: list[str] | None = None, **more: Any) -> DataSpec:
+        """The description of images for the function behind a command."""
+        from vitrim.measure.inputs import DataSpec
+
+        columns = {field.name: getattr(self, field.name) for field in dataclasses.fields(Reading)}
+        return DataSpec(source, **columns, options=parse_options(data_option, "data option"), **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,6 +244,10 @@ class Data(Reading):
     data_option: DataOptions = None
     task: TaskName = None
 
+    def read(self, **more: Any) -> DataSpec:
+        """The description of the images."""
+        return self.spec(self.source, data_option=self.data_option, limit=self.limit, task=self.task, **more)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Files(Setup):
@@ -249,10 +256,9 @@ class Files(Setup):
     file: FilesBeside = None
     trust: Trust = False
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The files, opened."""
-        return {"files": [self.opened(path) for path in self.file]} if self.file else {}
+    def beside(self, methods: Sequence[str] | None) -> list[Any]:
+        """The methods, and the files behind them, opened."""
+        return [*(methods or ()), *map(self.opened, self.file or ())]
 
     def opened(self, path: str | Path) -> Exported:
         """One file."""
@@ -279,9 +285,9 @@ class Images(Reading):
 
     source: ImagesSource = None
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        return {"images": self.source, **super().arguments}
+    def read(self, **more: Any) -> DataSpec:
+        """The description of the images."""
+        return self.spec(self.source, **more)
 
     def __post_init__(self) -> None:
         given = (field.name for field in dataclasses.fields(Reading) if getattr(self, field.name) is not None)
@@ -292,13 +298,21 @@ class Images(Reading):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompt(Setup):
+class Prompting(Setup):
     """The prompt that a vision-language model reads; other models read none."""
 
     text_tokens: TextTokens = None
     prompt_images: PromptImages = None
     select: Select = None
     new_tokens: NewTokens = None
+
+    @property
+    def given(self) -> Prompt | None:
+        """The description of the prompt; None where no option says anything."""
+        from vitrim.measure.prefill import Prompt
+
+        prompt = Prompt(self.text_tokens, self.prompt_images, self.select, self.new_tokens)
+        return None if prompt == Prompt() else prompt
 
 
 # ---- from groups to options ------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitrim.cli.options import CLASSIFIERS, Threads, Weights
+from vitrim.cli.options import CLASSIFIERS, Threads, Weights, parse_options
 from vitrim.cli.progress import progress
 
 DEFAULT_MODEL = "vitrim:cifar10_vit"
@@ -47,7 +47,9 @@ def app(
 
     serve(
         models or (DEFAULT_MODEL,),
-        **weights.arguments,
+        pretrained=weights.pretrained,
+        checkpoint=weights.checkpoint,
+        model_options=parse_options(weights.model_option),
         host=host,
         port=port,
         max_upload=max_upload,

@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from vitrim.cli.options import MAX_BATCH, MODEL_NAMES, BatchSize, Compute, Images, MethodsBesideDense, Prompt, Weights
+from vitrim.cli.options import (
+    MAX_BATCH,
+    MODEL_NAMES,
+    BatchSize,
+    Compute,
+    Images,
+    MethodsBesideDense,
+    Prompting,
+    Weights,
+)
 from vitrim.cli.output import Output
 from vitrim.cli.progress import progress
 
@@ -27,7 +36,7 @@ def profile(
     convention: Convention = "all",
     batch_size: BatchSize = 8,
     limit: Limit = None,
-    prompt: Prompt,
+    prompt: Prompting,
     images: Images,
     weights: Weights,
     compute: Compute,
@@ -42,15 +51,14 @@ def profile(
     with progress(f"counting what {', '.join(models)} computes"):
         from vitrim.measure.profile import profile as count
 
+        compute.start()
         report = count(
-            models,
+            weights.spec(models),
             methods,
             convention=convention,
             batch_size=batch_size,
-            limit=limit,
-            **images.arguments,
-            **prompt.arguments,
-            **weights.arguments,
-            **compute.arguments,
+            images=images.read(limit=limit),
+            prompt=prompt.given,
+            seed=compute.seed,
         )
     output.finish(report)

@@ -15,11 +15,11 @@ from vitrim.cli.options import (
     Model,
     Reading,
     Select,
-    parse_options,
     whole_numbers,
 )
 from vitrim.cli.output import Output
 from vitrim.cli.progress import progress
+from vitrim.errors import VitrimError
 
 Files = Annotated[list[Path] | None, typer.Argument(metavar="IMAGE", help="image files, or folders that images lie in")]
 Source = Annotated[str | None, typer.Option("--data", help="instead, images as for `vitrim eval`")]
@@ -60,6 +60,7 @@ def show(
     columns = None if blocks is None else whole_numbers(blocks, takes)
     with progress(f"loading {model.name}", "pictures") as signs:
         from vitrim.plots import show as plots
+        from vitrim.report import Results
 
         drawn: list[Mapping[str, Any]] = []
 
@@ -69,20 +70,17 @@ def show(
             output.print(*_lines(row))
             signs.move(len(drawn))
 
+        if (source is None) == (not files):
+            raise VitrimError("give the images to show: files or folders, or a dataset with --data; not both")
+        machine.start()
         report = plots.show(
-            model.name,
+            model.spec(model.name, device=machine.device),
             methods or (),
-            files,
-            data=source,
-            **reading.arguments,
-            data_options=parse_options(data_option, "data option"),
-            limit=limit,
+            reading.spec(files if source is None else source, data_option=data_option, limit=limit),
             blocks=columns,
             select=select,
-            out=out,
-            format=format,
-            **model.arguments,
-            **machine.arguments,
+            out=Results(out, formats=format),
+            seed=machine.seed,
             on_progress=on_progress,
         )
     output.write(**report.record)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,13 +113,18 @@ def train(
         _show(resolved, output)
         return
     out = output.console()
-    options = {**dataclasses.asdict(how), "log_with": how.log_with or ()}
-    options |= {"checkpoint": checkpoint, "dry_run": dry_run, "device": device, "threads": threads}
     with resumable(how.out / "checkpoints"), progress(f"loading {model or recipe}") as signs:
+        from vitrim.measure.machine import set_threads
         from vitrim.training import train as training
+        from vitrim.training.running import Running
 
+        set_threads(threads)
+        running = Running(**{**vars(how), "log_with": tuple(how.log_with or ())})
         told = hearing(out, lambda: signs.clear("training"))
-        report = training.train(recipe, data, changes=changes, **options, console=told)
+        report = training.train(
+            recipe, data, changes=changes, out=running, checkpoint=checkpoint, dry_run=dry_run, device=device,
+            console=told,
+        )  # fmt: skip
     if report.is_first:
         print_report(out, report)
         output.print(*_next(report, data, how.out))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from vitrim.cli.options import MODEL_NAMES, BatchSize, Data, Machine, Model, Setup, Workers
 from vitrim.cli.output import Output, resumable
 from vitrim.cli.progress import progress
+from vitrim.errors import VitrimError
 
 Name = Annotated[str, typer.Argument(metavar="[MODEL]", help=f"{MODEL_NAMES}; none with --train")]
 
@@ -68,6 +69,51 @@ class SearchSetup(Setup):
     out: Annotated[Path, typer.Option("--out", help="folder for the results and study.jsonl")] = Path("tuned")
     resume: Annotated[bool, typer.Option("--resume", help="go on from the study in --out, if any")] = False
 
+    def check_options(self, model: AnyModel, data: Data, machine: Machine) -> None:
+        """Refuse options that do not go together, or have no effect.
+
+        Raises:
+            VitrimError: in one line.
+        """
+        aims = [f"--{name}" for name in ("target", "front", "grid") if getattr(self, name) is not None]
+        if self.train is not None and aims != ["--grid"]:
+            raise VitrimError(
+                "--train RECIPE trains the points of a grid: give --grid with it, and nothing else to aim at"
+            )
+        if len(aims) != 1:
+            found = " and ".join(aims) or "none"
+            raise VitrimError(f"give one of --target, --front and --grid, got {found}; e.g. --target macs=0.5")
+        if (not model.name) != (self.train is not None):
+            missing = self.train is None
+            raise VitrimError(
+                "MODEL is missing" if missing else f"the recipe names the model: leave out '{model.name}'"
+            )
+        if (not self.methods) != (aims == ["--grid"]):
+            raise VitrimError(
+                "name the method in --grid" if self.methods else "-m METHOD is missing: say what to tune, e.g. tome"
+            )
+        if self.grid is not None:
+            names = ("engine", "precision", "check", "minutes", "shape", "proxy", "search")
+            refuse(self, "for a search with --target or --front", *names)
+        if self.train is not None:
+            what = "not for --train, whose recipe says how the model is made and the data are read"
+            refuse(model, what, "pretrained", "checkpoint", "model_option")
+            refuse(data, what, "limit", "split", "image_column", "label_column", "data_option", "task")
+            refuse(self, what, "batch_size")
+
+
+def refuse(group: Setup, what: str, *names: str) -> None:
+    """Refuse options of a group that were given, and have no effect.
+
+    Raises:
+        VitrimError: naming them.
+    """
+    defaults = {field.name: field.default for field in fields(group)}
+    options = [f"--{name}".replace("_", "-") for name in names if getattr(group, name) not in (defaults[name], [])]
+    if options:
+        verb, rest = ("is", "it") if len(options) == 1 else ("are", "them")
+        raise VitrimError(f"{', '.join(options)} {verb} {what}: leave {rest} out")
+
 
 def tune(*, model: AnyModel, data: Data, how: SearchSetup, machine: Machine, output: Output) -> None:
     """Search a value per block that damages a model least at a target. Compare it with one value for all blocks.
@@ -76,18 +122,37 @@ def tune(*, model: AnyModel, data: Data, how: SearchSetup, machine: Machine, out
     beats the constant one beyond noise on the last. Use it as -m @tuned/best.json.
     """
     unit = "settings" if how.grid is None else "points" if how.train is None else "runs"
+    how.check_options(model, data, machine)
     with resumable(how.out / "study.jsonl"), progress(f"loading {model.name or how.train}", unit) as signs:
         from vitrim.measure.records import Processes
-        from vitrim.tuning.tune import tune
+        from vitrim.report import Results
+        from vitrim.tuning.result import Target
+        from vitrim.tuning.tune import SearchSpec, train_grid, tune, tune_grid
 
-        report = tune(
-            model.name or None,
-            data=data.source,
-            **how.arguments,
-            **data.arguments,
-            **model.arguments,
-            **machine.arguments,
-            on_progress=signs.move,
-        )
+        machine.start()
+        device = machine.device
+        common: dict[str, Any] = {"seed": machine.seed, "on_progress": signs.move}
+        if how.train is not None:
+            report = train_grid(
+                how.train, how.grid or (), data.source, number=how.evaluations, out=how.out, resume=how.resume,
+                workers=how.workers, device=device, **common,
+            )  # fmt: skip
+        else:
+            spec, images = (
+                model.spec(model.name, device=device),
+                data.read(batch_size=how.batch_size, workers=how.workers),
+            )
+            common["out"] = Results(how.out, how.resume)
+            if how.grid is not None:
+                report = tune_grid(spec, how.grid, images, number=how.evaluations, **common)
+            else:
+                found = SearchSpec(how.search, how.shape, how.proxy, how.minutes, how.engine, how.precision)
+                front = how.front or ""
+                alone = "," not in front and "=" in front
+                aim: Any = Target.parse(how.target) if how.target is not None else [front] if alone else front
+                report = tune(
+                    spec, how.methods or (), images, target=aim, evaluations=how.evaluations, search=found,
+                    check=how.check, **common,
+                )  # fmt: skip
     if Processes.launched(machine.device).index == 0:
         output.finish(report)

@@ -149,7 +149,8 @@ class Exported:
             >>> from tempfile import TemporaryDirectory
             >>> options = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 3}
             >>> with TemporaryDirectory() as folder:
-            ...     file = vitrim.export("test_vit", None, f"{folder}/m.xml", check=0, model_options=options)
+            ...     model = vitrim.create_model("test_vit", options=options)
+            ...     file = vitrim.export(model, None, f"{folder}/m.xml", check=0)
             ...     file.in_precision("bf16", f"{folder}/half.xml").precision
             'bf16'
         """

@@ -33,11 +33,12 @@ from vitrim.exporting.program import MAX_BATCH, Program, as_read, trace
 from vitrim.exporting.program import check as compare
 from vitrim.files import as_path, check_file, json_text
 from vitrim.hosts.shared.classes import class_names
-from vitrim.loading import load
+from vitrim.loading import ModelSpec
 from vitrim.measure.copies import apart, dense_copies, shared_copy, take_learned
-from vitrim.measure.inputs import open_images
+from vitrim.measure.earlier import earlier
+from vitrim.measure.inputs import DataSpec, open_images
 from vitrim.measure.latency import Budget, fastest, images_per_second, paired_speedup, summarise, time_interleaved
-from vitrim.measure.machine import drawing, environment, set_threads
+from vitrim.measure.machine import drawing, environment
 from vitrim.measure.macs import count_macs
 from vitrim.measure.records import DENSE, Row
 from vitrim.report import Table
@@ -73,33 +74,44 @@ Of 1,000 photographs 84.8 (`vid_tldr`) to 96.4 % (dense) agree in int8 on ViT-Ti
 (docs/results/engines.md)."""
 
 
+@dataclass(frozen=True)
+class FileSpec:
+    """The file that `export` writes; its suffix and the defaults say enough in many cases.
+
+    Attributes:
+        to: format; None: that of the suffix: onnx, pt2, openvino (.xml), aoti (.pt2 too).
+        batch: the only batch size; None for any.
+        opset: version of the ONNX operator set, 18 to 23.
+        precision: fp32, fp16 (of weights and computation), bf16 (openvino; pt2 and aoti as fp16) or int8 (products with
+            weights; onnx and openvino). Decisions are never rounded so, nor are input and output.
+        preprocess: take (batch, H, W, C) uint8 and normalise in the graph; resizing and cropping stay outside.
+        size: side of the images, or height and width; None: the model's own.
+        name: of the model, for the metadata.
+        classes: names of the classes, likewise; None: the model's own, those of the images, or ImageNet's.
+    """
+
+    to: str | None = None
+    batch: int | None = None
+    opset: int = 20
+    precision: str = "fp32"
+    preprocess: bool = False
+    size: int | tuple[int, int] | None = None
+    name: str | None = None
+    classes: Sequence[str] | None = None
+
+
+@earlier(model=ModelSpec, file=FileSpec, images=DataSpec)
 def export(
-    model: nn.Module | str,
+    model: nn.Module | str | ModelSpec,
     method: MethodConfig | str | None,
     path: str | Path,
+    file: FileSpec | None = None,
     *,
-    to: str | None = None,
-    batch: int | None = None,
-    opset: int = 20,
-    precision: str = "fp32",
-    preprocess: bool = False,
-    size: int | tuple[int, int] | None = None,
     check: int | Tensor = CHECKED,
-    freeze: bool = False,
-    capacity: float | None = None,
+    images: Any = None,
+    freeze: bool | float = False,
     bench: bool = False,
-    images: str | Path | ImageDataset | None = None,
-    split: str | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    limit: int | None = None,
-    name: str | None = None,
-    classes: Sequence[str] | None = None,
-    pretrained: bool = False,
-    checkpoint: str | Path | None = None,
-    model_options: dict[str, Any] | None = None,
     seed: int = 0,
-    threads: int | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Exported:
     """Write a model, reduced by ``method``, as a file that runs without vitrim. ``model`` stays as it is.
@@ -111,31 +123,21 @@ def export(
     and its metadata say how often it gives the same top-1. A JSON file beside it repeats the metadata in it.
 
     Args:
-        model: dense or reduced, with learned parameters for instance, which goes as it is where ``method`` is None; or
-            its name, as on the command line. One that nothing reduces takes ``none`` or None. Of a run that learned
-            parameters for the method, the file gets those.
-        method: config or text. One whose counts depend on the images needs fixed ones: ``freeze`` or ``capacity``.
+        model: dense or reduced, with learned parameters for instance, which goes as it is where ``method`` is None;
+            its name, as on the command line; or a `vitrim.ModelSpec`. One that nothing reduces takes ``none`` or None.
+            Of a run that learned parameters for the method, the file gets those.
+        method: config or text. One whose counts depend on the images needs fixed ones where its graph cannot follow
+            them: ``freeze``.
         path: of the file; the names of those beside it begin with its own.
-        to: format, by default that of the suffix: onnx, pt2, openvino (.xml), aoti (.pt2 too).
-        batch: the only batch size; None for any.
-        opset: version of the ONNX operator set, 18 to 23.
-        precision: fp32, fp16 (of weights and computation), bf16 (openvino; pt2 and aoti as fp16) or int8 (products with
-            weights; onnx and openvino). Decisions are never rounded so, nor are input and output.
-        preprocess: take (batch, H, W, C) uint8 and normalise in the graph; resizing and cropping stay outside.
-        size: side of the images, or height and width; by default the model's own.
+        file: what else there is to say of it.
         check: compare on so many images, of ``images`` or else random, 0 for none; or on these, as the file takes them.
             Those are other images than int8 finds the ranges of activations on.
-        freeze: the method's counts become the means over ``images`` (`vitrim.exporting.freeze`).
-        capacity: the method gets slots per block, enough for this share of ``images`` (`vitrim.exporting.bound`).
-        bench: time eager and exported, dense and reduced, at ``batch``, or at 1 and 8.
-        images: a source, as ``--images`` of the command, or a dataset of `vitrim.data`; int8 needs it.
-        split, image_column, label_column: as of `vitrim.data.load_images`; only with a source.
-        limit: find counts on so many images, by default 512.
-        name: of the model, for the metadata.
-        classes: names of the classes, likewise; by default the model's own, those of ``images``, or ImageNet's.
-        pretrained, checkpoint, model_options: as of `vitrim.loading.load`; only with a name.
+        images: a source, as ``--images`` of the command, a dataset, or a `vitrim.DataSpec`; int8 needs it. Counts are
+            found on its ``limit`` of images, by default 512.
+        freeze: True: the method's counts become the means over ``images`` (`vitrim.exporting.freeze`). A share in
+            (0, 1]: it gets slots per block, enough for this share of ``images`` (`vitrim.exporting.bound`).
+        bench: time eager and exported, dense and reduced, at the file's batch, or at 1 and 8.
         seed: of random weights and parameters, and of the images of ``bench``.
-        threads: of torch on the CPU, from now on; None: as they are.
         on_progress: called with a few words on every step.
 
     Returns:
@@ -149,36 +151,38 @@ def export(
 
     Example:
         >>> from tempfile import TemporaryDirectory
+        >>> from vitrim.loading import create_model
         >>> options = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 3}
         >>> with TemporaryDirectory() as folder:
-        ...     file = export("test_vit", "tome:r=2", f"{folder}/m.pt2", check=4, model_options=options)
+        ...     file = export(create_model("test_vit", options=options), "tome:r=2", f"{folder}/m.pt2", check=4)
         ...     file.metadata["method"], file.metadata["tokens_per_block"][:2]
         ('tome:r=2', [15, 13])
     """
+    spec, source, wished = ModelSpec.of(model), DataSpec.of(images), file or FileSpec()
+    precision, preprocess, batch, size = wished.precision, wished.preprocess, wished.batch, wished.size
     config = parse_method(method) if isinstance(method, str) else method
-    fixing = freeze or capacity is not None
-    if fixing and config is None and isinstance(model, nn.Module) and (reduction := get_reduction(model)):
+    fixing, capacity = freeze is not False, None if isinstance(freeze, bool) else freeze
+    if fixing and config is None and isinstance(spec.model, nn.Module) and (reduction := get_reduction(spec.model)):
         config = reduction.config
-    _check_fixing(config, freeze, capacity, images, limit)
+    _check_fixing(config, freeze is True, capacity, source.source, source.limit)
     path = as_path(path)
-    wanted = _Wanted(path, format_named(to, path), batch, opset, precision, preprocess)
-    if precision == "int8" and images is None:
+    wanted = _Wanted(path, format_named(wished.to, path), batch, wished.opset, precision, preprocess)
+    if precision == "int8" and source.source is None:
         raise VitrimError("int8 finds the ranges of activations on images: give them, with --images DATA or images=")
     tell = on_progress or (lambda _: None)
-    set_threads(threads)
     with drawing(torch.device("cpu"), seed), ExitStack() as kept:
-        loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options)
+        loaded = spec.load("cpu")
         plain, learned = _plain(loaded.model), loaded.learned
         if config is not None:  # in place of what reduces the model now
             apart_from = kept.enter_context(apart(plain))
             plain, learned = apart_from.model, apart_from.learned or learned
         config = next(iter(fitting(plain, [] if config is None else [config])), None)
-        dataset = open_images(plain, images, split=split, image_column=image_column, label_column=label_column)
+        dataset = open_images(plain, source)
         if dataset is not None and (fixing or not isinstance(check, int) or check):
             _check_images(dataset, plain, size, check, batch)
         if fixing and config is not None:
             tell("finding counts")
-            config = _fixed(plain, config, dataset, limit or FITTED, capacity, learned)
+            config = _fixed(plain, config, dataset, source.limit or FITTED, capacity, learned)
         reduced = _reduced(plain, config, learned, batch)
         if bench and _follows(reduced):
             raise VitrimError(
@@ -195,12 +199,12 @@ def export(
             calibrating = torch.diff(parts, prepend=torch.tensor([-1])) > 0 if own else parts < 0
             check, calibration = (every[~calibrating] if check else 0), every[calibrating]
         compared = _images(check, shape, batch, preprocess)
-        names = _classes(dataset, reduced) if classes is None else classes
+        names = _classes(dataset, reduced) if wished.classes is None else wished.classes
         counted: Any = torch.zeros(1, *shape)
         if _follows(reduced):
             counted = _images(1, shape, batch, preprocess) if compared is None else compared[:CHECKED]
             counted = Program(reduced, told).normalised(counted) if preprocess else counted
-        facts = _describe(reduced, counted, told, name or loaded.name, names)
+        facts = _describe(reduced, counted, told, wished.name or loaded.name, names)
         if _follows(reduced):
             real = dataset is not None or isinstance(check, Tensor)
             facts["counted_on"] = f"{len(counted)} {'images' if real and compared is not None else 'random images'}"
@@ -221,18 +225,18 @@ def export(
                 written = _made(written, wanted, calibration, compared, real=dataset is not None)
             text = json_text(dict(written.metadata), indent=2) + "\n"
             sidecar(place).write_text(text, encoding="utf-8")
-        file = replace(written, path=wanted.path)
-        report = _report(file, loaded.weights, seed)
+        made = replace(written, path=wanted.path)
+        report = _report(made, loaded.weights, seed)
         if bench:
             dense = _dense(reduced)
-            with dense_file(dense, file) as other:
-                sizes = (1, 8) if file.batch is None else (file.batch,)
+            with dense_file(dense, made) as other:
+                sizes = (1, 8) if made.batch is None else (made.batch,)
                 for turn, images_at_once in enumerate(sizes):
                     tell(f"timing at batch {images_at_once}, {turn + 1} of {len(sizes)}")
-                    rows = time_exported(dense, reduced, other, file, _noise(file, images_at_once, seed))
+                    rows = time_exported(dense, reduced, other, made, _noise(made, images_at_once, seed))
                     report.rows = [*report.rows, *rows]
                     report.tables.append(_table(rows))
-    return replace(file, report=report)
+    return replace(made, report=report)
 
 
 @dataclass(frozen=True)
@@ -349,8 +353,6 @@ def _check_fixing(
     """Refuse, before any work, ways to fixed counts without a method that needs them or without images."""
     asked = freeze or capacity is not None
     option = "--freeze" if freeze else "--capacity"
-    if freeze and capacity is not None:
-        raise VitrimError("give either --freeze or --capacity, not both")
     if capacity is not None and not 0.0 < capacity <= 1.0:
         raise VitrimError(f"--capacity {capacity} must be above 0 and at most 1: the share of images that fit")
     if asked and config is None:
@@ -649,18 +651,11 @@ def dense_file(model: nn.Module, exported: Exported) -> Iterator[Exported]:
     shape = known["input"]["shape"]
     in_graph = known["input"]["dtype"] == "uint8"
     with TemporaryDirectory() as folder:
-        file = export(
-            model,
-            None,
-            Path(folder) / f"dense{exported.kind.suffix}",
-            to=exported.format,
-            batch=exported.batch,
-            opset=known["opset"],
-            precision=known["weights"],
-            preprocess=in_graph,
-            size=tuple(shape[1:3] if in_graph else shape[2:]),
-            check=0,
-        )
+        wanted = FileSpec(
+            to=exported.format, batch=exported.batch, opset=known["opset"], precision=known["weights"],
+            preprocess=in_graph, size=tuple(shape[1:3] if in_graph else shape[2:]),
+        )  # fmt: skip
+        file = export(model, None, Path(folder) / f"dense{exported.kind.suffix}", wanted, check=0)
         yield replace(file, threads=exported.threads)
 
 

@@ -1,6 +1,7 @@
 """Accuracy of reduced models next to the dense one, in one pass over the data: ``vitrim eval``.
 
-report = evaluate("vit_small_patch16_224", ["tome:r=13", "evit:keep_rate=0.7"], "imagenet:ROOT", pretrained=True)
+model = create_model("vit_small_patch16_224", pretrained=True)
+report = evaluate(model, ["tome:r=13", "evit:keep_rate=0.7"], "imagenet:ROOT")
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,23 +19,24 @@ from torch import nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import saved_method
-from vitrim.core.registry import ask, fitting, host_of, parse_methods, supported_parts
+from vitrim.core.registry import ask, fitting, host_of, supported_parts
 from vitrim.data import DataError
 from vitrim.data.dataset import ImageDataset, MultiLabelDataset
 from vitrim.data.decoding import to_tensor
 from vitrim.data.dense import DetectionDataset, SegmentationDataset, plain
 from vitrim.data.fingerprint import fingerprint
 from vitrim.data.transforms import eval_transform, geometry_of
-from vitrim.errors import VitrimError, check_kinds, check_whole, one_line_errors, unknown
+from vitrim.errors import VitrimError, check_kinds, one_line_errors, unknown
 from vitrim.files import check_folder
 from vitrim.hosts.shared.classes import strange
-from vitrim.loading import Loaded, as_trained, load
+from vitrim.loading import Loaded, ModelSpec, as_trained
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.copies import apart
 from vitrim.measure.decisions import DecisionsProbe, save_decisions
-from vitrim.measure.in_files import FileModel, InFile, OnFile, check_alike, file_words
-from vitrim.measure.inputs import EMBEDDING, ZERO_SHOT, open_data, task_name
-from vitrim.measure.machine import drawing, environment, select_device, set_threads
+from vitrim.measure.earlier import earlier
+from vitrim.measure.in_files import AnyModel, FileModel, MethodsAndFiles, OnFile, check_alike, file_words, parted
+from vitrim.measure.inputs import EMBEDDING, ZERO_SHOT, DataSpec, open_data, task_name
+from vitrim.measure.machine import drawing, environment, select_device
 from vitrim.measure.neighbours import Neighbours
 from vitrim.measure.predictions import check_predictions, save_predictions
 from vitrim.measure.probes import (
@@ -49,7 +52,7 @@ from vitrim.measure.probes import (
 )
 from vitrim.measure.records import Processes, Row, read
 from vitrim.measure.run import Findings, Measurement, Partial, weights_fingerprint
-from vitrim.report import Report, Table
+from vitrim.report import Report, Results, Table
 from vitrim.tasks import Task, make_task
 
 __all__ = [
@@ -183,29 +186,13 @@ def check_names(dataset: Any, task: Task, model: nn.Module) -> None:
         )
 
 
-def open_task(
-    loaded: Loaded,
-    data: Any,
-    *,
-    task: str | None = None,
-    split: str | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    data_options: Mapping[str, Any] | None = None,
-    protocol: Mapping[str, Any] | None = None,
-    embeddings: bool = False,
-) -> tuple[Task, Any]:
+def open_task(loaded: Loaded, data: Any, *, embeddings: bool = False) -> tuple[Task, Any]:
     """The task of a model, and images as the model takes them; the recipe of a run says what the arguments do not.
 
     Args:
         loaded: the dense model (`vitrim.loading.load`).
-        data: a source, as of `vitrim.data.load_data`, or a dataset of `vitrim.data`, which is left as it is; a
-            transform that somebody has set on it is kept.
-        task: for models that are made for several.
-        split, image_column, label_column: as of `vitrim.data.load_data`; only with a source.
-        data_options: of the reader, over those that the model was trained with; only with a source. With a dataset,
-            too: ``by_number``, true where labels are the numbers of the model's classes, whatever these are called.
-        protocol: values of the protocol (`vitrim.tasks.sliding.Protocol`) that replace those of the training.
+        data: a `vitrim.DataSpec`, or the source or the dataset alone. A dataset is left as it is; a transform that
+            somebody has set on it is kept. Options of the reader are over those that the model was trained with.
         embeddings: a model may be taken by its embeddings.
 
     Raises:
@@ -223,30 +210,29 @@ def open_task(
         >>> task.name, dataset[0][0].shape
         ('classification', torch.Size([3, 160, 160]))
     """
-    check_kinds(split=split, image_column=image_column, label_column=label_column)
-    check_kinds(data_options=data_options, protocol=protocol)
+    spec = DataSpec.of(data)
     model = loaded.model
-    rules, options = as_trained(loaded.name, protocol)
-    data_options = dict(data_options or {})
-    by_number = data_options.pop(BY_NUMBER, False)
+    rules, trained = as_trained(loaded.name, spec.protocol)
+    options = dict(spec.options or {})
+    by_number = options.pop(BY_NUMBER, False)
     if not isinstance(by_number, bool):
         raise VitrimError(f"data option {BY_NUMBER}={by_number!r} must be true or false")
-    name = task_name(model, task)
+    name = task_name(model, spec.task)
     if name == EMBEDDING and not embeddings:
         raise VitrimError(
             f"this needs a classifier, and {type(model).__name__} is taken by its embeddings: vitrim eval, compare, "
             "tune, optimize and analyze take those"
         )
-    columns: dict[str, Any] = {"image_column": image_column, "label_column": label_column}
-    if isinstance(data, str | Path):
-        how = {**options, **data_options}
-        dataset: Any = open_data(data, task=name, split=split, **columns, options=how)
+    if spec.by_name:
+        columns: dict[str, Any] = spec.columns
+        dataset: Any = open_data(spec.source, task=name, **columns, options={**trained, **options})
     else:
-        if split is not None or any(columns.values()) or data_options:
+        if any(spec.columns.values()) or options:
             raise VitrimError("split, columns and data_options say how to read a source, and a dataset is given")
-        if not isinstance(data, DATASETS):
-            raise VitrimError(f"expected a source of images or a dataset of vitrim.data, got {type(data).__name__}")
-        dataset = copy.copy(data)
+        if not isinstance(spec.source, DATASETS):
+            kind = type(spec.source).__name__
+            raise VitrimError(f"expected a source of images or a dataset of vitrim.data, got {kind}")
+        dataset = copy.copy(spec.source)
     found = task_of(model, dataset, name)
     found.follow(rules)
     found.meet(model, dataset.class_names)
@@ -277,35 +263,16 @@ def data_facts(dataset: Any, source: str, limit: int | None, batch_size: int) ->
     }
 
 
+@earlier(model=ModelSpec, data=DataSpec, out=Results)
 def evaluate(
-    model: nn.Module | InFile | str,
-    methods: MethodConfig | str | Sequence[MethodConfig | str] | None,
+    model: AnyModel,
+    methods: MethodsAndFiles,
     data: Any,
     *,
-    task: str | Task | None = None,
-    split: str | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    data_options: Mapping[str, Any] | None = None,
-    limit: int | None = None,
-    protocol: Mapping[str, Any] | None = None,
-    pretrained: bool = False,
-    checkpoint: str | Path | None = None,
-    model_options: Mapping[str, Any] | None = None,
-    learned: str | Path | None = None,
-    batch_size: int = 32,
-    dtype: str | torch.dtype | None = None,
-    workers: int = 0,
-    device: str | torch.device | None = None,
-    threads: int | None = None,
+    out: str | Path | Results | None = None,
     seed: int = 0,
-    files: Sequence[InFile] = (),
-    out: str | Path | None = None,
-    resume: bool = False,
-    decisions: str | Path | None = None,
-    predictions: str | Path | None = None,
     on_progress: Callable[[int, int | None], None] | None = None,
-    on_stop: Callable[[Report], None] | None = None,
+    on_report: Callable[[Report], None] | None = None,
 ) -> Report:
     """Evaluate reduced models next to the dense one: accuracy, agreement, cosine, MACs, tokens.
 
@@ -313,34 +280,21 @@ def evaluate(
     batches, and all return the same rows.
 
     Args:
-        model: is left as it was; or a name as on the command line (`vitrim.loading.create_model`). A reduced one is
-            evaluated as it is, beside its dense self. Or an exported file, `vitrim.Exported`, as it runs.
+        model: a module, which is left as it was; a name as on the command line, or a `vitrim.ModelSpec`. A reduced one
+            is evaluated as it is, beside its dense self. Or an exported file, `vitrim.Exported`, as it runs.
         methods: one or several, as configs or texts such as ``"tome:r=13"``; None for the dense model alone, or for
-            what a reduced one is reduced by.
-        data: a source, as of `vitrim.data.load_data`, a dataset of `vitrim.data`, or batches: pairs of images
-            (B, C, H, W) and targets, labels (B,) for classification, (B, K) of 0 and 1 for several labels; read once.
-        task: of a model that is made for several, such as EoMT; with batches also multilabel, or a task itself.
-        split, image_column, label_column, data_options: how a source is read; what a run of ``vitrim train`` says in
-            its recipe holds where the options say nothing.
-        limit: so many images only, spread evenly over the data.
-        protocol: of segmentation, such as ``{"mode": "slide"}``, over that of the training.
-        pretrained, checkpoint, model_options: how a model given by name is created.
-        learned: folder of a saved reduction (`Reduction.save`), whose parameters the methods of that name get; others
-            that learn have random ones. Default: the run that made the model.
-        batch_size, workers: of reading a source or a dataset: images per batch, and processes that read.
-        dtype: of parameters and images, fp32 or bf16; default: what a given model has, fp32 for one given by name.
-        device: where to compute; default: where a given model is, the processor for one given by name.
-        threads: CPU threads; default: as torch chooses.
+            what a reduced one is reduced by. Exported files among them are scored beside the model on the same images.
+        data: a source or a dataset, as of `vitrim.open_data`, or a `vitrim.DataSpec`, which says more; or batches:
+            pairs of images (B, C, H, W) and targets, labels (B,) for classification, (B, K) of 0 and 1 for several
+            labels; read once. With batches the task of a `vitrim.DataSpec` may also be multilabel, or a task itself.
+        out: a folder where what is gathered is kept, every half minute, or a `vitrim.Results`, which says what else is:
+            the ``decisions`` (`vitrim.measure.decisions.Decisions`) and the ``predictions`` of a classifier, a row per
+            image with its place in the data, its file where it has one, its label, and of every model the class and
+            its probability.
         seed: of random weights and of methods that draw at random; the global generators stay as they are.
-        files: exported files, scored beside the model on the same images.
-        out: a folder where what is gathered is kept, every half minute.
-        resume: go on from what is in ``out``.
-        decisions: a folder for the way of every token (`vitrim.measure.decisions.Decisions`), a file per method.
-        predictions: a file, .csv or .parquet, for the predictions of a classifier: a row per image with its place in
-            the data, its file where it has one, its label, and of every model the class and its probability.
         on_progress: called after every batch with the images that this process has seen and those that there are for
             it, None where that is not known.
-        on_stop: called with the report of what was gathered if something stops the pass, Ctrl-C too; what stopped it
+        on_report: called with the report of what was gathered if something stops the pass, Ctrl-C too; what stopped it
             is raised afterwards.
 
     Returns:
@@ -363,61 +317,59 @@ def evaluate(
         >>> [(row["method"], row["tokens_per_block"][0]) for row in evaluate(model, "tome:r=8", batches).rows]
         [('dense', 101), ('tome:r=8', 93)]
     """
-    configs = parse_methods(methods)
-    check_whole(batch_size=(batch_size, 1), limit=(limit, 1), workers=(workers, 0))
-    reading: dict[str, Any] = {"split": split, "image_column": image_column, "label_column": label_column}
-    reading |= {"data_options": data_options, "protocol": protocol}
-    check_kinds(**reading, checkpoint=checkpoint, model_options=model_options, learned=learned)
-    check_kinds(out=out, decisions=decisions, predictions=predictions, on_progress=on_progress, on_stop=on_stop)
+    spec, images, results = ModelSpec.of(model), DataSpec.of(data), Results.of(out)
+    configs, beside_model = parted(methods)
+    check_kinds(on_progress=on_progress, on_report=on_report)
+    decisions, predictions = results.decisions, results.predictions
     if predictions is not None:
         check_predictions(Path(predictions))
+    dtype, device = spec.dtype, spec.device
     if not (dtype is None or isinstance(dtype, torch.dtype) or dtype in DTYPES):
         raise unknown("dtype", dtype, DTYPES)
     precision: torch.dtype | None = getattr(torch, DTYPES[dtype]) if isinstance(dtype, str) else dtype
-    if isinstance(model, str):  # the defaults of the command line; a model that is there has a place and a dtype
+    if spec.named:  # the defaults of the command line; a model that is there has a place and a dtype
         device, precision = device or "cpu", precision or torch.float32
-    if out is None and resume:
-        raise VitrimError("resume goes on from what a folder holds, and none is given: give out too")
     selected = None if device is None else select_device(str(device))
     processes = Processes.launched(None if device is None else str(device))
-    set_threads(threads)
     dataset: Any = None
     facts: dict[str, Any] = dict.fromkeys(("source", "split", "images", "classes", "batch_size"))
+    batch_size, wanted = images.batch_size, images.task
     with drawing(selected or torch.device("cpu"), seed):
-        # a compiled model predicts what the model in it does
-        given = getattr(model, "_orig_mod", model) if isinstance(model, str | nn.Module) else FileModel(model)
-        loaded = load(given, pretrained=pretrained, checkpoint=checkpoint, model_options=dict(model_options or {}))
-        if isinstance(given, FileModel):
-            loaded = loaded._replace(name=str(given.file.path), weights=str(given.file.path))
-        beside = [FileModel(file) for file in files]
+        on_file = None if isinstance(spec.model, str | nn.Module) else FileModel(spec.model)
+        loaded = (spec if on_file is None else replace(spec, model=on_file)).load("cpu")
+        if on_file is not None:
+            loaded = loaded._replace(name=str(on_file.file.path), weights=str(on_file.file.path))
+        beside = list(beside_model.values())
         if beside:
             check_alike(loaded.model, ask(loaded.model).preprocessing(loaded.model), beside)
-        if isinstance(data, (str, Path, *DATASETS)):
-            if isinstance(task, Task):
+        if isinstance(images.source, (str, Path, *DATASETS)):
+            if isinstance(wanted, Task):
                 raise VitrimError("a task with its classes goes with batches; of a source or a dataset give its name")
-            job, dataset = open_task(loaded, data, task=task, embeddings=True, **reading)
+            job, dataset = open_task(loaded, images, embeddings=True)
             batch_size = job.eval_batch(batch_size)
-            facts = data_facts(dataset, dataset.source if isinstance(data, DATASETS) else str(data), limit, batch_size)
+            facts = data_facts(dataset, images.name(dataset), images.limit, batch_size)
         else:
-            unread = next((name for name, value in {**reading, "limit": limit, "out": out}.items() if value), None)
-            if unread is not None:
-                raise VitrimError(f"{unread} is for a source of images or a dataset, and batches are given")
-            if isinstance(task, Task):
-                job = task
+            reading = {**images.columns, "data_options": images.options, "protocol": images.protocol}
+            unread = {**reading, "limit": images.limit, "out": results.folder}
+            name = next((name for name, value in unread.items() if value), None)
+            if name is not None:
+                raise VitrimError(f"{name} is for a source of images or a dataset, and batches are given")
+            if isinstance(wanted, Task):
+                job = wanted
             else:  # of batches, a classifier may be given several labels, too
-                free = task is not None and not ask(loaded.model).tasks(loaded.model)
-                job = task_of(loaded.model, None, task if free else task_name(loaded.model, task))
+                free = wanted is not None and not ask(loaded.model).tasks(loaded.model)
+                job = task_of(loaded.model, None, wanted if free else task_name(loaded.model, wanted))
         with apart(loaded.model) as own:
             configs = own.with_own(configs)
             place = processes.device or selected
-            saved = (own.learned or loaded.learned) if learned is None else Path(learned)
+            saved = (own.learned or loaded.learned) if spec.learned is None else Path(spec.learned)
             models: list[Contestant] = []
-            if isinstance(given, FileModel):
-                configs = fitting(given, configs)
+            if on_file is not None:
+                configs = fitting(on_file, configs)
             else:
                 models = contestants(own.model, configs, job, device=place, dtype=precision, learned=saved)
             untrained = untrained_methods(configs, saved)
-        models += [OnFile(file, job) for file in ([given] if isinstance(given, FileModel) else []) + beside]
+        models += [OnFile(file, job) for file in ([] if on_file is None else [on_file]) + beside]
     if decisions is not None and any(isinstance(one, OnFile) for one in models):
         raise VitrimError("decisions are of models, and files do not tell theirs: leave them out")
     if predictions is not None and job.selects_by != "top1":
@@ -443,14 +395,14 @@ def evaluate(
         facts["files"] = words
     if job.name == EMBEDDING:
         own_name = ask(loaded.model).embedding_name
-        facts["embedding"] = given.embedding if isinstance(given, FileModel) else own_name(loaded.model)
+        facts["embedding"] = own_name(loaded.model) if on_file is None else on_file.embedding
     partial = None
-    if out is not None:
+    if results.path is not None:
         settings = {"model": loaded.name, "methods": [config.describe() for config in configs], **facts}
         given_files = [one.model.file for one in models if isinstance(one, OnFile)]
         contents = {"parameters": weights_fingerprint(loaded.model), "images": fingerprint(dataset)}
         contents |= {f"file {file.path}": sha256(file.path.read_bytes()).hexdigest() for file in given_files}
-        partial = Partial(Path(out), {**settings, **contents}, processes, resume=resume)
+        partial = Partial(results.path, {**settings, **contents}, processes, resume=results.resume)
     share = None if dataset is None else -(-facts["data"]["images"] // processes.count)
     progress = None if on_progress is None else lambda seen: on_progress(seen, share)
     problem: str | None = "stopped before the end"
@@ -458,19 +410,19 @@ def evaluate(
         short = {long: name for name, long in DTYPES.items()}.get(number, number)
         with one_line_errors(f"batch {batch_size}, {short}", kept="; what was gathered is kept"):
             if dataset is None:
-                measurement.follow(data, progress)
+                measurement.follow(images.source, progress)
             else:
                 # the batches that were not seen before, in the order of all
                 done = 0 if partial is None else partial.restore(measurement)
-                how: dict[str, Any] = {"limit": limit, "workers": workers, "processes": processes, "done": done}
+                how: dict[str, Any] = {"limit": images.limit, "workers": images.workers, "done": done}
 
-                def seen(images: int) -> None:
+                def seen(count: int) -> None:
                     if partial is not None:
                         partial.keep(measurement)
                     if progress is not None:
-                        progress(images)
+                        progress(count)
 
-                measurement.follow(read(dataset, batch_size, **how, collate=job.collate), seen)
+                measurement.follow(read(dataset, batch_size, **how, processes=processes, collate=job.collate), seen)
         problem = None
     except VitrimError as error:
         problem = str(error)
@@ -486,8 +438,8 @@ def evaluate(
             report.files += save_decisions([gauges[-1] for gauges in findings.gauges], Path(decisions))
         if first and predictions is not None:
             report.files.append(save_predictions(findings, dataset, Path(predictions)))
-        if first and problem is not None and on_stop is not None:
-            on_stop(report)
+        if first and problem is not None and on_report is not None:
+            on_report(report)
     if not findings.rows:
         raise DataError("there are no images to evaluate on")
     return report

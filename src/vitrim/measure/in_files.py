@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitrim.core.method import MethodConfig
+from vitrim.core.registry import parse_methods
 from vitrim.errors import VitrimError
+from vitrim.loading import ModelSpec
 from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.macs import PARTS
 from vitrim.tasks.base import Task
@@ -34,6 +37,10 @@ class InFile(Protocol):
     def run(self, images: Any) -> Any: ...
 
 
+AnyModel: TypeAlias = nn.Module | str | ModelSpec | InFile
+MethodsAndFiles: TypeAlias = MethodConfig | str | InFile | Sequence[MethodConfig | str | InFile] | None
+
+
 class FileModel(nn.Module):
     """An exported file as a model: images (B, C, H, W), normalised as its metadata say, to what it gives, as a tensor.
 
@@ -50,7 +57,8 @@ class FileModel(nn.Module):
         >>> from tempfile import TemporaryDirectory
         >>> options = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 3}
         >>> with TemporaryDirectory() as folder:
-        ...     model = FileModel(vitrim.export("test_vit", None, f"{folder}/m.onnx", check=0, model_options=options))
+        ...     dense = vitrim.create_model("test_vit", options=options)
+        ...     model = FileModel(vitrim.export(dense, None, f"{folder}/m.onnx", check=0))
         ...     model(torch.zeros(2, 3, 32, 32)).shape, model.num_classes
         (torch.Size([2, 3]), 3)
     """
@@ -102,6 +110,22 @@ class FileModel(nn.Module):
             return images.float().contiguous()
         mean, std = (torch.tensor(self.pretrained_cfg[name])[:, None, None] for name in ("mean", "std"))
         return ((images * std + mean) * 255.0).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+
+
+def parted(methods: MethodsAndFiles) -> tuple[list[MethodConfig], dict[str, FileModel]]:
+    """The methods, and the files by their paths, of a list that may hold both; one may stand alone.
+
+    Raises:
+        VitrimError: as `vitrim.core.registry.parse_methods`, and as `FileModel`.
+
+    Example:
+        >>> [config.describe() for config in parted("tome:r=8")[0]]
+        ['tome:r=8']
+    """
+    given: Any = [methods] if hasattr(methods, "metadata") else methods
+    files = [one for one in given if hasattr(one, "metadata")] if isinstance(given, list | tuple) else []
+    configs = parse_methods([one for one in given if not hasattr(one, "metadata")] if files else given)
+    return configs, {str(file.path): FileModel(file) for file in files}
 
 
 class OnFile(Contestant):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,66 @@ EMBEDDING = "embedding"
 """The task of a model without a classifier."""
 ZERO_SHOT = "zero_shot"
 """The task of one that was trained with a text tower, and is told the classes by their names."""
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Images and how they are read, by the function that takes them: for its model, and in its batches.
+
+    A source alone, or a dataset as of `open_data`, says enough in most cases.
+
+    Attributes:
+        source: of images, as of `open_data`, or a dataset of `vitrim.data`; where a function says so, batches.
+        split, image_column, label_column, options: as of `open_data`; only with a source. With a dataset, too, the
+            option ``by_number``: true where labels are the numbers of the model's classes, whatever these are called.
+        limit: so many images only, spread evenly over the data.
+        task: of a model that is made for several.
+        protocol: of segmentation, such as ``{"mode": "slide"}``, over that of the training.
+        labels: the images have labels of the model's classes.
+        few: they may be fewer than a result can be seen on (`vitrim.optimize`).
+        batch_size: images at once where a model is scored.
+        workers: processes that read images; 0: this one.
+
+    Raises:
+        VitrimError: a value of another kind.
+    """
+
+    source: Any
+    split: str | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+    options: Mapping[str, Any] | None = None
+    limit: int | None = None
+    task: Any = None
+    protocol: Mapping[str, Any] | None = None
+    labels: bool = True
+    few: bool = False
+    batch_size: int = 32
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        check_kinds(split=self.split, image_column=self.image_column, label_column=self.label_column)
+        check_kinds(data_options=self.options, protocol=self.protocol)
+        check_whole(limit=(self.limit, 1), batch_size=(self.batch_size, 1), workers=(self.workers, 0))
+
+    @classmethod
+    def of(cls, data: Any) -> DataSpec:
+        """The description of images: itself where it is one."""
+        return data if isinstance(data, cls) else cls(data)
+
+    @property
+    def by_name(self) -> bool:
+        """True of images that are given by their source."""
+        return isinstance(self.source, str | Path)
+
+    @property
+    def columns(self) -> dict[str, str | None]:
+        """The part of a source, and its columns."""
+        return {"split": self.split, "image_column": self.image_column, "label_column": self.label_column}
+
+    def name(self, dataset: Any) -> str:
+        """The source as it was given, or that of the ``dataset`` that was."""
+        return str(self.source) if self.by_name else str(dataset.source)
 
 
 def open_data(
@@ -99,21 +160,13 @@ def task_name(model: nn.Module, wanted: str | None = None) -> str | None:
     raise unknown(f"task of {type(model).__name__}", wanted, own)
 
 
-def open_images(
-    model: nn.Module,
-    images: str | Path | ImageDataset | None,
-    *,
-    split: str | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-) -> Any:
+def open_images(model: nn.Module, images: Any) -> Any:
     """Images prepared as ``model`` takes them; None where there are none.
 
     Args:
         model: says how its images are prepared.
-        images: a source, as of `vitrim.data.load_images`, or a dataset, which stays as it is and keeps a transform
-            that was set on it.
-        split, image_column, label_column: as of `vitrim.data.load_images`; only with a source.
+        images: a `DataSpec`, a source, as of `vitrim.data.load_images`, or a dataset, which stays as it is and keeps a
+            transform that was set on it.
 
     Raises:
         VitrimError: the images cannot be read, or are described and not given.
@@ -125,19 +178,19 @@ def open_images(
         >>> open_images(timm.create_model("test_vit"), ImageDataset([file.getvalue()], [0]))[0][0].shape
         torch.Size([3, 160, 160])
     """
-    where = {"split": split, "image_column": image_column, "label_column": label_column}
-    given = next((name for name, value in where.items() if value is not None), None)
-    if given is not None and not isinstance(images, str | Path):
+    spec = DataSpec.of(images)
+    given = next((name for name, value in spec.columns.items() if value is not None), None)
+    if given is not None and not spec.by_name:
         raise VitrimError(f"{given} says which images of a source to read, and there is no source: give images too")
-    if images is None:
+    if spec.source is None:
         return None
-    if isinstance(images, str | Path):
-        dataset = load_images(str(images), **where)
+    if spec.by_name:
+        dataset = load_images(str(spec.source), **spec.columns)
         dataset.transform = eval_transform(model)
         return dataset
-    if not isinstance(images, ImageDataset):
-        raise VitrimError(f"expected a source of images or a dataset of vitrim.data, got {type(images).__name__}")
-    dataset = copy.copy(images)
+    if not isinstance(spec.source, ImageDataset):
+        raise VitrimError(f"expected a source of images or a dataset of vitrim.data, got {type(spec.source).__name__}")
+    dataset = copy.copy(spec.source)
     if dataset.transform is to_tensor:
         dataset.transform = eval_transform(model)
     return dataset

@@ -10,6 +10,7 @@ on and decode an answer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from vitrim.core.reduce import handle_of, reduce_, reduced_parts, restore_
 from vitrim.core.registry import find_host, find_vision_language, host_of, parse_selector, vision_language
 from vitrim.core.selection import Selector
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, check_whole
 
 TEXT = 32
 """Tokens of text in a prompt, unless it is said: a short question."""
@@ -162,34 +163,51 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(one)
 
 
-def as_measured(
-    model: nn.Module,
-    *,
-    text: int | None = None,
-    images: int | None = None,
-    select: Selector | str | None = None,
-    new_tokens: int | None = None,
-) -> nn.Module:
-    """``model`` itself, or where it is a vision-language model its `Prefill` of so much text and so many images.
+@dataclass(frozen=True)
+class Prompt:
+    """The prompt that a vision-language model reads where it is counted and timed; other models read none.
+
+    Attributes:
+        text: tokens of text; None: 32.
+        images: in a prompt; None: 1.
+        select: a selector of image tokens, behind every method, or alone where none is given.
+        new_tokens: of an answer that is decoded behind the prefill, and counts; None: none.
+
+    Raises:
+        VitrimError: a number that is too small, or no such selector.
+    """
+
+    text: int | None = None
+    images: int | None = None
+    select: Selector | str | None = None
+    new_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        check_whole(new_tokens=(self.new_tokens, 0))
+        if isinstance(self.select, str):
+            object.__setattr__(self, "select", parse_selector(self.select))
+
+
+def as_measured(model: nn.Module, prompt: Prompt | None = None) -> nn.Module:
+    """``model`` itself, or where it is a vision-language model its `Prefill` of a prompt.
 
     Args:
         model: any.
-        text: tokens; default 32.
-        images: default 1.
-        select, new_tokens: as of `Prefill`.
+        prompt: None: the usual one.
 
     Raises:
-        VitrimError: any of these is given, and the model reads no prompts; and as `Prefill`.
+        VitrimError: a prompt is described, and the model reads none; and as `Prefill`.
 
     Example:
         >>> as_measured(nn.Linear(2, 2))
         Linear(in_features=2, out_features=2, bias=True)
     """
+    prompt = prompt or Prompt()
     if find_vision_language(model) is not None:
-        text, images = TEXT if text is None else text, 1 if images is None else images
-        return Prefill(model, text=text, images=images, select=select, new_tokens=new_tokens or 0)
-    if select is not None:
+        text, images = TEXT if prompt.text is None else prompt.text, 1 if prompt.images is None else prompt.images
+        return Prefill(model, text=text, images=images, select=prompt.select, new_tokens=prompt.new_tokens or 0)
+    if prompt.select is not None:
         raise VitrimError(f"select chooses image tokens of a vision-language model, and {type(model).__name__} is none")
-    if text is not None or images is not None or new_tokens:
+    if prompt.text is not None or prompt.images is not None or prompt.new_tokens:
         raise VitrimError(f"a prompt is described, and {type(model).__name__} reads none")
     return model

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,16 @@ from torch import Tensor, nn
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import get_reduction
 from vitrim.core.registry import ask, has_trunk, input_size_of, parse_methods, reads_prompts
-from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, batches, eval_transform, load_images
 from vitrim.data.decoding import to_tensor
-from vitrim.errors import VitrimError, check_kinds, check_known, check_whole, one_line_errors
-from vitrim.loading import Loaded, load
+from vitrim.errors import VitrimError, check_known, check_whole, one_line_errors
+from vitrim.loading import Loaded, ModelSpec
 from vitrim.measure.copies import apart
-from vitrim.measure.inputs import untrained_counts, untrained_notes
-from vitrim.measure.machine import drawing, environment, set_threads
+from vitrim.measure.earlier import earlier
+from vitrim.measure.inputs import DataSpec, untrained_counts, untrained_notes
+from vitrim.measure.machine import drawing, environment
 from vitrim.measure.macs import CONVENTIONS, Profile, profile_of
-from vitrim.measure.prefill import Prefill, as_measured
+from vitrim.measure.prefill import Prefill, Prompt, as_measured
 from vitrim.measure.records import DENSE
 from vitrim.report import Report, Table
 
@@ -35,25 +36,15 @@ IMAGES = 32
 GROUPS_SHOWN = 6
 
 
+@earlier(models=ModelSpec, images=DataSpec, prompt=Prompt)
 def profile(
-    models: nn.Module | str | Sequence[nn.Module | str],
+    models: nn.Module | str | ModelSpec | Sequence[nn.Module | str | ModelSpec],
     methods: MethodConfig | str | Sequence[MethodConfig | str] | None = None,
     *,
     convention: str = "all",
     batch_size: int = 8,
-    limit: int | None = None,
-    images: str | Path | ImageDataset | None = None,
-    split: str | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    text_tokens: int | None = None,
-    prompt_images: int | None = None,
-    new_tokens: int | None = None,
-    select: Selector | str | None = None,
-    pretrained: bool = False,
-    checkpoint: str | Path | None = None,
-    model_options: Mapping[str, Any] | None = None,
-    threads: int | None = None,
+    images: Any = None,
+    prompt: Prompt | None = None,
     seed: int = 0,
 ) -> Report:
     """Count parameters, multiply-accumulates per image and tokens per block, dense and reduced.
@@ -63,20 +54,15 @@ def profile(
     weights. Of a vision-language model the prefill of a prompt is counted: tower, connector and language model.
 
     Args:
-        models: one or several, each a model or a name as on the command line (`vitrim.loading.create_model`). Models
-            are left as they were; a reduced one is counted as it is, too.
+        models: one or several, each a model, a name as on the command line, or a `vitrim.ModelSpec`. Models are left as
+            they were; a reduced one is counted as it is, too.
         methods: one or several, as configs or texts such as ``"tome:r=13"``; the dense model always comes first, and
             behind it what a reduced one is reduced by.
         convention: the parts that the total of the table adds up: all, no-attention or no-norm.
         batch_size: of the images for methods that adapt to them.
-        limit: so many images for such methods; default 32.
-        images: those images: a source, as of `vitrim.data.load_images`, or a dataset. Default: random ones.
-        split, image_column, label_column: as of `vitrim.data.load_images`; only with a source.
-        text_tokens, prompt_images: of a prompt of a vision-language model; default 32 and 1.
-        new_tokens: of an answer that is decoded behind the prefill, and counted; default 0.
-        select: a selector of image tokens of such a model, behind every method, or alone where none is given.
-        pretrained, checkpoint, model_options: how models given by name are created.
-        threads: CPU threads; default: as torch chooses.
+        images: those images: a source, as of `vitrim.data.load_images`, a dataset, or a `vitrim.DataSpec`, of which the
+            ``limit`` is 32 where it says none. Default: random ones.
+        prompt: of a vision-language model.
         seed: of random weights and images; the global generators stay as they are.
 
     Returns:
@@ -97,43 +83,38 @@ def profile(
         28.0 % of the multiply-accumulates saved
     """
     configs = [config for config in parse_methods(methods) if config.describe() != "none"]
-    columns = {"split": split, "image_column": image_column, "label_column": label_column}
-    check_whole(batch_size=(batch_size, 1), limit=(limit, 1), new_tokens=(new_tokens, 0))
-    check_kinds(**columns, checkpoint=checkpoint, model_options=model_options)
+    check_whole(batch_size=(batch_size, 1))
+    spec, prompt = DataSpec.of(images), prompt or Prompt()
+    images, limit = spec.source, spec.limit
     if not isinstance(images, str | Path | ImageDataset | None):
         raise VitrimError(f"expected a source of images or a dataset of vitrim.data, got {type(images).__name__}")
-    given = [models] if isinstance(models, str | nn.Module) else models
-    if not isinstance(given, Sequence) or not all(isinstance(model, str | nn.Module) for model in given):
+    given = ModelSpec.each(models)
+    if not all(isinstance(one.model, str | nn.Module) for one in given):
         raise VitrimError(f"expected a model or its name, or a list of them, got {models!r:.60}")
-    if not given:
-        raise VitrimError("there is nothing to count: name at least one model")
-    if checkpoint is not None and len(given) > 1:
-        raise VitrimError(f"a checkpoint holds the weights of one model; {len(given)} models are given")
     check_known("convention", convention, CONVENTIONS)
-    whole = [getattr(model, "_orig_mod", model) for model in given]  # counts are those of a compiled model, too
-    own = [found.config for model in whole if isinstance(model, nn.Module) and (found := get_reduction(model))]
+    made_already = [getattr(one.model, "_orig_mod", one.model) for one in given if not one.named]
+    own = [found.config for model in made_already if (found := get_reduction(model))]
     adaptive = [name for name, each in {one.describe(): one for one in [*own, *configs]}.items() if each.is_adaptive()]
     if limit is not None and not adaptive:
         raise VitrimError("limit says how many images to run, and none are: no method here adapts to its images")
-    if not isinstance(images, str | Path) and any(value is not None for value in columns.values()):
+    columns: dict[str, Any] = spec.columns
+    if not spec.by_name and any(value is not None for value in columns.values()):
         raise VitrimError("split, image_column and label_column say how to read a source of images, and none is given")
     dataset = load_images(images, **columns) if adaptive and isinstance(images, str | Path) else images
     source = images.source if isinstance(images, ImageDataset) else None if images is None else str(images)
     count = (limit or IMAGES) if not isinstance(dataset, ImageDataset) else min(limit or IMAGES, len(dataset))
     # shapes are all that counts, unless a method looks at the content
-    device = "cpu" if adaptive or pretrained or checkpoint is not None else "meta"
-    weights = {"pretrained": pretrained, "checkpoint": checkpoint, "model_options": dict(model_options or {})}
-    set_threads(threads)
+    filled = any(one.pretrained or one.checkpoint is not None for one in given)
+    device = "cpu" if adaptive or filled else "meta"
     rows: list[Profile] = []
     origins, untrained = dict[str, None](), dict[str, None]()
-    for model in whole:
-        place = torch.device(device) if isinstance(model, str) else next(model.parameters(), torch.empty(0)).device
+    for one in given:
+        place = torch.device(device) if one.named else next(one.model.parameters(), torch.empty(0)).device
         with drawing(place, seed), ExitStack() as kept:
-            loaded = _created(model, device, weights)
+            loaded = _created(one, device)
             made = kept.enter_context(apart(loaded.model))
-            chosen = select or made.select
-            prompt = {"text": text_tokens, "images": prompt_images, "new_tokens": new_tokens}
-            host = as_measured(made.model, **prompt, select=chosen)
+            chosen = prompt.select or made.select
+            host = as_measured(made.model, replace(prompt, select=chosen))
             if has_trunk(host) and getattr(host, "main_input_name", "pixel_values") == "input_ids":
                 towers = (name for name, part in host.named_children() if has_trunk(part))
                 raise VitrimError(
@@ -145,18 +126,18 @@ def profile(
             read = _batches(host, dataset if isinstance(dataset, ImageDataset) else None, batch_size, count, seed)
             with one_line_errors(loaded.name, kept=""):
                 rows.append(profile_of(host, None, read, name=loaded.name, dense=True))
-                every = [one for one in made.with_own(configs) if one.describe() != "none"]
+                every = [config for config in made.with_own(configs) if config.describe() != "none"]
                 others: list[MethodConfig | None] = [*every] or ([] if chosen is None else [None])
-                rows += [profile_of(host, one, read, name=loaded.name, learned=made.learned) for one in others]
+                rows += [profile_of(host, each, read, name=loaded.name, learned=made.learned) for each in others]
                 untrained |= dict.fromkeys(untrained_counts(host, every, made.learned))
-            origins["random" if isinstance(model, str) and device == "meta" else loaded.weights] = None
-            device_name = device if isinstance(model, str) else str(place)
+            origins["random" if one.named and device == "meta" else loaded.weights] = None
+            device_name = device if one.named else str(place)
     of = ", ".join(origins)
     prompts = [row for row in rows if row.prefill is not None]
     facts = {
         "environment": environment(device=device_name, seed=seed),
         "weights": of,
-        "model_options": weights["model_options"],
+        "model_options": dict(given[0].options or {}),
         "untrained": list(untrained),
         "images": {"source": source or "random", "count": count, "batch_size": batch_size} if adaptive else None,
     }
@@ -169,14 +150,14 @@ def profile(
     )
 
 
-def _created(model: nn.Module | str, device: str, weights: Mapping[str, Any]) -> Loaded:
+def _created(spec: ModelSpec, device: str) -> Loaded:
     """The model, on the processor instead of the meta ``device`` if it is made here and does not run there."""
-    if not isinstance(model, str):
-        return load(model, **weights)
-    loaded = load(model, **weights, device=device)
+    loaded = spec.load(device)
+    if not spec.named or device != "meta":
+        return loaded
     # which tokens of a prompt stay is read from values, so those are needed
     shapes_alone = ask(loaded.model).runs_on_meta and not reads_prompts(type(loaded.model))
-    return loaded if device != "meta" or shapes_alone else load(model, **weights, device="cpu")
+    return loaded if shapes_alone else spec.load("cpu")
 
 
 def _batches(host: nn.Module, dataset: ImageDataset | None, batch_size: int, limit: int, seed: int) -> list[Tensor]:

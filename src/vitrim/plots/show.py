@@ -28,18 +28,19 @@ from vitrim.errors import MissingPackageError, VitrimError, check_kinds, check_k
 from vitrim.files import check_folder
 from vitrim.hosts.shared.classes import class_names as names_of
 from vitrim.hosts.shared.classes import described
-from vitrim.loading import Loaded, Options, load
+from vitrim.loading import Loaded, ModelSpec
 from vitrim.measure.contestants import Contestant, ModelOutput, contestants
+from vitrim.measure.earlier import earlier
 from vitrim.measure.evaluation import open_task
-from vitrim.measure.inputs import EMBEDDING, open_data, task_name
-from vitrim.measure.machine import drawing, environment, select_device, set_threads
-from vitrim.measure.prefill import Prefill, as_measured
+from vitrim.measure.inputs import EMBEDDING, DataSpec, open_data, task_name
+from vitrim.measure.machine import drawing, environment, select_device
+from vitrim.measure.prefill import Prefill, Prompt, as_measured
 from vitrim.plots.charts import short
 from vitrim.plots.dense import check_drawable, draw_comparison, scene
 from vitrim.plots.handed import copies, draw_handed, handed_rows, preparing
 from vitrim.plots.patches import Image, draw_kept, groups_of, in_colour, overlay, sources_of
 from vitrim.plots.style import DENSE_COLOUR, FORMATS, OKABE_ITO, SMALL, TEXT, TITLE, encoded, save, sheet
-from vitrim.report import Report, Table
+from vitrim.report import Report, Results, Table
 from vitrim.tasks import make_task
 
 if TYPE_CHECKING:
@@ -123,54 +124,38 @@ class Shown(Report):
         return "".join(f'<img src="data:image/png;base64,{one}">' for one in pictures) + super()._repr_html_()
 
 
+@earlier(model=ModelSpec, images=DataSpec, out=Results)
 def show(
-    model: nn.Module | str,
+    model: nn.Module | str | ModelSpec,
     methods: MethodConfig | str | Sequence[MethodConfig | str],
-    images: Any = None,
+    images: Any,
     *,
-    data: Any = None,
-    split: str | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    data_options: Options | None = None,
-    limit: int | None = None,
     blocks: Sequence[int] | None = None,
     class_names: Sequence[str] | None = None,
     select: Selector | str | None = None,
-    out: str | Path | None = None,
-    format: str = "png",
-    pretrained: bool = False,
-    checkpoint: str | Path | None = None,
-    model_options: Options | None = None,
-    device: str | None = None,
-    threads: int | None = None,
+    out: str | Path | Results | None = None,
     seed: int = 0,
     on_progress: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Shown:
     """Draw what methods leave of images, block by block: a figure per image, a row per method.
 
     Each row names the prediction and the cost beside those of the dense model; methods that rank patches have their
-    scores below, as heat maps. Of a model for segmentation or detection, on ``data`` with masks or boxes, predictions
+    scores below, as heat maps. Of a model for segmentation or detection, on data with masks or boxes, predictions
     stand beside the tokens that are left and the truth. Of a vision-language model it shows which patches the language
     model gets. The command is ``vitrim show``.
 
     Args:
-        model: a supported classifier that is not reduced, or its name, as of `vitrim.loading.load`. A model is left as
-            it was.
+        model: a supported classifier that is not reduced, its name, or a `vitrim.ModelSpec`. A model is left as it was.
         methods: one or several, configs or their text form.
         images: one or several: image files, folders that images lie in, images of Pillow, or tensors (C, H, W) as the
-            model takes them (`vitrim.data.eval_transform`). Files do not mix with the others.
-        data: instead of ``images``, the source of a dataset, as `vitrim.data.load_data` takes it, or such a dataset.
-        split, image_column, label_column, data_options: what to read of the source ``data``.
-        limit: so many images only, spread evenly; default: all of ``images``, 8 of ``data``.
+            model takes them (`vitrim.data.eval_transform`); files do not mix with the others. Or a dataset with labels,
+            such as `vitrim.open_data` gives, or a `vitrim.DataSpec` of a source, of a dataset, or of a list of images,
+            which has a ``limit``: default 8, of a list all.
         blocks: the columns, from 0; default: those that change tokens under any method, at most eight.
-        class_names: default: the model's own, those of ``data``, or ImageNet's if there are as many; else numbers.
+        class_names: default: the model's own, those of the data, or ImageNet's if there are as many; else numbers.
         select: a selector of image tokens of a vision-language model, behind every method, or alone without one.
-        out: folder for the pictures, one per image; default: none are written.
-        format: of the pictures, ``png`` or ``svg``.
-        pretrained, checkpoint, model_options: of a model by name, see `vitrim.loading.load`.
-        device: where to compute; default: where the model is.
-        threads: of torch on the CPU; default: as they are.
+        out: folder for the pictures, one per image, or a `vitrim.Results`, which says in which of the formats png and
+            svg; default: none are written.
         seed: of random weights, and of methods that draw at random. The global generators stay as they were.
         on_progress: called after every image with its row of the report.
 
@@ -190,42 +175,37 @@ def show(
         >>> sorted(shown.rows[0])
         ['dense', 'file', 'image', 'tome:r=8', 'topk:keep_rate=0.5']
     """
-    configs = parse_methods(methods)
+    spec, data, results, configs = ModelSpec.of(model), DataSpec.of(images), Results.of(out), parse_methods(methods)
+    format = results.formats if isinstance(results.formats, str) else ",".join(results.formats)
     check_known("format", format, FORMATS)
-    check_whole(limit=(limit, 1))
-    given = {"split": split, "image_column": image_column, "label_column": label_column}
-    check_kinds(**given, data_options=data_options, checkpoint=checkpoint, model_options=model_options)
-    check_kinds(blocks=blocks, class_names=class_names, out=out, on_progress=on_progress)
+    check_kinds(blocks=blocks, class_names=class_names, on_progress=on_progress)
     for block in blocks or ():
         check_whole(block=(block, 0))
     if find_spec("matplotlib") is None:
         raise MissingPackageError("pictures need the package 'matplotlib': pip install 'vitrim[analysis]'")
-    if out is not None:
-        check_folder(Path(out))
-    reading = {**given, "data_options": data_options}
-    if not isinstance(data, str | Path):  # how a source is read follows from the model
-        opened = _opened(images, data, reading)
-    elif images is not None and (not isinstance(images, list | tuple) or images):
-        raise VitrimError("give the images to show: files or folders, or a dataset as data; not both")
-    selected = None if device is None else select_device(device)
-    set_threads(threads)
+    if results.path is not None:
+        check_folder(results.path)
+    source = hasattr(data.source, "read_image") or (isinstance(images, DataSpec) and data.by_name)
+    if not source:  # how a source is read follows from the model
+        opened = _loose(data)
+    selected = None if spec.device is None else select_device(str(spec.device))
     with drawing(torch.device("cpu"), seed):
-        given_model = getattr(model, "_orig_mod", model)  # a compiled model predicts what the model in it does
-        loaded = load(given_model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options)
-    dense, pictures = loaded.model, _Pictures(loaded, Path(out) if out else None, format, seed, on_progress)
-    host = as_measured(dense, select=select)
+        loaded = spec.load("cpu")
+    dense, pictures = loaded.model, _Pictures(loaded, results.path, format, seed, on_progress)
+    host = as_measured(dense, Prompt(select=select))
+    limit = FEW if source and data.limit is None else data.limit
     if isinstance(host, Prefill):
         if blocks is not None or class_names is not None:
             raise VitrimError("what a language model gets is drawn behind the tower: leave blocks and class names out")
-        source = _opened(images, data, reading) if isinstance(data, str | Path) else opened
-        return _handed(pictures, host, configs, source, limit, loose=data is None, device=selected)
+        shown = _opened(data) if source else opened
+        return _handed(pictures, host, configs, shown, limit, loose=not source, device=selected)
     if task_name(dense) not in (None, EMBEDDING):
-        return _dense(pictures, configs, data, reading, limit, blocks, class_names, selected)
-    dataset = _opened(images, data, reading) if isinstance(data, str | Path) else opened
+        return _dense(pictures, configs, data if source else None, blocks, class_names, selected)
+    dataset = _opened(data) if source else opened
     models = prepared(dense, configs, device=selected, learned=loaded.learned)
     names, facts = class_names or _class_names(dense, dataset), host_of(dense).facts(dense)
     shape, (rows, columns) = tuple(facts.input_size), facts.grid_size
-    for name, title, image in _images(dataset, limit, partial(eval_transform, dense), shape, loose=data is None):
+    for name, title, image in _images(dataset, limit, partial(eval_transform, dense), shape, loose=not source):
         drawn, predicted = rows_of(models, image, names, seed=seed)
         pixels = pixels_of(dense, image)
         figure = draw_show(pixels, drawn, (rows, columns), dense=predicted, blocks=blocks, title=title)
@@ -310,9 +290,7 @@ def _handed(
 def _dense(
     pictures: _Pictures,
     configs: Sequence[MethodConfig],
-    data: Any,
-    reading: Mapping[str, Any],
-    limit: int | None,
+    data: DataSpec | None,
     blocks: Sequence[int] | None,
     class_names: Sequence[str] | None,
     device: torch.device | None,
@@ -328,13 +306,13 @@ def _dense(
         )
     if blocks is not None:
         raise VitrimError(f"{loaded.name} predicts places, and its tokens are drawn at the end: leave the blocks out")
-    task, dataset = open_task(loaded, data, **reading)
+    task, dataset = open_task(loaded, data)
     check_drawable(task)
     transform = task.eval_transform(geometry_of(loaded.model))
     assert transform is not None  # a dense task has its own
     dataset.transform = lambda image, target: (image, target)  # as stored: `scene` prepares both
     models = contestants(loaded.model, configs, task, device=device, learned=loaded.learned)
-    for place in map(int, spread(len(dataset), FEW if limit is None else limit)):
+    for place in map(int, spread(len(dataset), FEW if data.limit is None else data.limit)):
         title = f"image {place}"
         notes: dict[str, str] = {}
         image, target = dataset[place]
@@ -346,22 +324,26 @@ def _dense(
     return pictures.report(models[0].forward, ["dense", *(config.describe() for config in configs)])
 
 
-def _opened(images: Any, data: Any, reading: Mapping[str, Any]) -> Any:
-    """A dataset of ``data`` or of files, whose labels mean nothing; else the images or tensors themselves."""
+def _opened(data: DataSpec) -> Any:
+    """The dataset of a source, or a copy of the one that is given, for another transform."""
+    if not data.by_name:
+        if any(data.columns.values()) or data.options:
+            raise VitrimError("split, columns and options say how to read a source, and a dataset is given")
+        return copy.copy(data.source)
+    columns: dict[str, Any] = data.columns
+    return open_data(data.source, **columns, options=data.options)
+
+
+def _loose(data: DataSpec) -> Any:
+    """A dataset of files, whose labels mean nothing; or the images or tensors themselves."""
+    images: Any = data.source
     if images is not None and not isinstance(images, list | tuple):
         images = list(images) if isinstance(images, Tensor) and images.ndim == 4 else [images]
-    if (data is None) == (not images):
+    if not images:
         raise VitrimError("give the images to show: files or folders, or a dataset as data; not both")
-    name = next((name for name, value in reading.items() if value), None)
-    if name is not None and not isinstance(data, str | Path):
+    name = next((name for name, value in {**data.columns, "data_options": data.options}.items() if value), None)
+    if name is not None:
         raise VitrimError(f"{name} says how to read a dataset: give its source as data")
-    if isinstance(data, str | Path):
-        columns = {name: value for name, value in reading.items() if name != "data_options"}
-        return open_data(data, **columns, options=reading["data_options"])
-    if data is not None:
-        if not hasattr(data, "read_image"):
-            raise VitrimError(f"data is a source of images or a dataset of vitrim.data, not {type(data).__name__}")
-        return copy.copy(data)  # it gets another transform
     if not any(isinstance(one, str | Path) for one in images):
         return images
     if not all(isinstance(one, str | Path) for one in images):
@@ -392,8 +374,7 @@ def _images(
     """
     from vitrim.measure.decisions import file_name  # which imports torchmetrics
 
-    few = FEW if limit is None and not loose else limit
-    places = [int(place) for place in spread(len(dataset), few)]
+    places = [int(place) for place in spread(len(dataset), limit)]
     if isinstance(dataset, list | tuple):
         for place in places:
             yield f"image_{place}", f"image {place}", _pixels(dataset[place], make, shape)

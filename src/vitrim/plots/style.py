@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrim.core.registry import methods as registered
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, check_known
 from vitrim.files import check_file, written
 
 __all__ = [
@@ -200,6 +200,16 @@ def encoded(figure: Any, kind: str = "png") -> bytes:
     with matplotlib.rc_context({"svg.hashsalt": "vitrim"}):
         figure.savefig(out, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
     return out.getvalue()
+
+
+def check(path: Path) -> None:
+    """Check that a figure could be written there, before the work that it shows.
+
+    Raises:
+        VitrimError: as `save`.
+    """
+    check_known("format", path.suffix.removeprefix("."), FORMATS)
+    check_file(path)
 
 
 def save(figure: Any, path: Path) -> None:

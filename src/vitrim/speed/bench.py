@@ -18,17 +18,17 @@ from torch.utils.data import Subset
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import handle_of
-from vitrim.core.registry import ask, fitting, input_size_of, parse_method, parse_methods, parse_selector
+from vitrim.core.registry import ask, fitting, input_size_of, parse_method
 from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, batches, spread
-from vitrim.errors import VitrimError, check_known, check_whole, one_line_errors
+from vitrim.errors import VitrimError, one_line_errors
 from vitrim.exporting.formats.base import PRECISIONS
 from vitrim.exporting.program import Program
-from vitrim.files import check_file
-from vitrim.loading import load
+from vitrim.loading import ModelSpec
 from vitrim.measure.copies import apart, dense_copies, reduced_copy, shared_copy
-from vitrim.measure.in_files import FileModel, InFile, file_words
-from vitrim.measure.inputs import open_images, untrained_counts, untrained_notes
+from vitrim.measure.earlier import earlier
+from vitrim.measure.in_files import AnyModel, FileModel, MethodsAndFiles, file_words, parted
+from vitrim.measure.inputs import DataSpec, open_images, untrained_counts, untrained_notes
 from vitrim.measure.latency import (
     Budget,
     FloatArray,
@@ -40,13 +40,12 @@ from vitrim.measure.latency import (
     time_interleaved,
     watched_machine,
 )
-from vitrim.measure.machine import drawing, environment, select_device, set_threads
+from vitrim.measure.machine import drawing, environment, select_device
 from vitrim.measure.macs import count_macs
-from vitrim.measure.prefill import Prefill, as_measured
+from vitrim.measure.prefill import Prefill, Prompt, as_measured
 from vitrim.measure.records import DENSE, Row
 from vitrim.measure.stopwatch import Stopwatch
-from vitrim.plots import style
-from vitrim.speed.engines import Compiled, Eager, Engine, Opened, Run, compilation, engines_named, listed
+from vitrim.speed.engines import Eager, Engine, Opened, Run, compilation, engines_named, listed
 from vitrim.speed.words import SpeedReport
 from vitrim.tasks import tasks
 
@@ -65,88 +64,65 @@ WHOLE = "whole model"
 """The part of a dense model that is all of it."""
 
 
-def place_of(model: nn.Module | str, device: str) -> torch.device:
-    """The device of a model: ``device`` if it is given by name, else where it is.
+def place_of(spec: ModelSpec) -> torch.device:
+    """The device of a model: that of its description if it is given by name, else where it is.
 
     Raises:
         VitrimError: there is no such device, the model is elsewhere, or is none.
     """
-    selected = select_device(device)
-    if isinstance(model, str):
+    selected = select_device(str(spec.device or "cpu"))
+    if spec.named:
         return selected
-    if not isinstance(model, nn.Module):
-        raise VitrimError(f"expected a model or its name, e.g. deit_small_patch16_224, got {type(model).__name__}")
-    place = next(model.parameters()).device
-    if device != "cpu" and place.type != selected.type:
-        raise VitrimError(f"device={device}, and the model is on {place}: move it with model.to({device!r}) first")
+    if not isinstance(spec.model, nn.Module):
+        raise VitrimError(f"expected a model or its name, e.g. deit_small_patch16_224, got {type(spec.model).__name__}")
+    place = next(spec.model.parameters()).device
+    if spec.device not in (None, "cpu") and place.type != selected.type:
+        name = str(spec.device)
+        raise VitrimError(f"device={name}, and the model is on {place}: move it with model.to({name!r}) first")
     return place
 
 
+@earlier(model=ModelSpec, images=DataSpec, prompt=Prompt, budget=Budget)
 def bench(
-    model: nn.Module | InFile | str,
-    methods: MethodConfig | str | Sequence[MethodConfig | str] | None = None,
+    model: AnyModel,
+    methods: MethodsAndFiles = None,
+    images: Any = None,
     *,
-    files: Sequence[InFile] = (),
     batch_size: int | Sequence[int] = (1, 8, 32),
     engine: str | Engine | Sequence[str | Engine] = "eager",
     precision: str | Sequence[str] = "fp32",
-    compiled: bool = False,
-    repeats: int = 10,
-    min_seconds: float = 1.0,
-    text_tokens: int | None = None,
-    prompt_images: int | None = None,
-    select: Selector | str | None = None,
-    new_tokens: int | None = None,
-    figure: str | Path | None = None,
-    images: str | Path | ImageDataset | None = None,
-    split: str | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    pretrained: bool = False,
-    checkpoint: str | Path | None = None,
-    model_options: dict[str, Any] | None = None,
-    device: str = "cpu",
-    threads: int | None = None,
+    budget: Budget | None = None,
     seed: int = 0,
-    on_setting: Callable[[SpeedReport], None] | None = None,
+    on_report: Callable[[SpeedReport], None] | None = None,
     on_progress: Tell | None = None,
 ) -> SpeedReport:
-    """Time a dense and reduced models in turn, in one run, and compare the speed-up with what the MACs promise.
+    """Time dense and reduced models in turn, in one run, and compare the speed-up with what the MACs promise.
 
     Dense is the faster of the model's own fused and unfused attention, on the fastest of the engines in the fastest
     of the precisions, measured in the same run. Speed-up is the median over rounds of the ratio within a round,
     with its quartiles; peak memory is what one forward allocates. Of a vision-language model, prefill is timed:
     tower, connector and language model on a batch of prompts, from which reduced models leave out the image tokens
-    that are gone; on request with an answer.
+    that are gone; on request with an answer, of which speed-up and promise then are, too.
 
     Args:
-        model: or its name, as on the command line. A model stays as it is, and runs where it is; a reduced one is timed
-            as it is, beside its dense self. Or an exported file, `vitrim.Exported`, which the others are compared with.
+        model: itself, its name as on the command line, or a `vitrim.ModelSpec`. A model stays as it is, and runs where
+            it is; a reduced one is timed as it is, beside its dense self. Or an exported file, `vitrim.Exported`, which
+            the others are compared with.
         methods: one or several, configs or texts; of a reduced model, behind its own. Of a model that nothing
-            reduces, such as Swin, ``none`` alone: it is timed as it is.
-        files: exported files, timed in the same rounds, each on its own engine.
+            reduces, such as Swin, ``none`` alone: it is timed as it is. Exported files among them are timed in the same
+            rounds, each on its own engine.
+        images: a source, as ``--images`` of the command, a dataset, or a `vitrim.DataSpec`; None: random images. With
+            images, int8 finds the ranges of activations on some of them, and the dense model of every engine and
+            precision is compared with that of PyTorch in fp32 on others, at most 256. Of a vision-language model a
+            `vitrim.Prompt`.
         batch_size: images per batch, one number or several.
         engine: of `vitrim.speed.engines`, by name or made, or several: eager, compile (with frozen weights and
             without), onnxruntime, openvino, aoti, torch.export.
         precision: fp32, bf16, fp16, int8, or several: every engine runs in those that it has, and notes name the
             others.
-        compiled: torch.compile every model, dense too, in its default mode; in place of ``engine``.
-        repeats: time every model at least so often.
-        min_seconds: and at least so long.
-        text_tokens, prompt_images: of a vision-language model: text and images of a prompt, by default 32 and 1.
-        select: a selector of image tokens of such a model, behind every method, or alone where none is given.
-        new_tokens: of an answer that is decoded behind the prefill; default 0. Speed-up and promise are then those of
-            both together.
-        figure: draw the times per image there: .png or .svg.
-        images: a source, as ``--images`` of the command, or a dataset of `vitrim.data`; None: random images. With
-            images, int8 finds the ranges of activations on some of them, and the dense model of every engine and
-            precision is compared with that of PyTorch in fp32 on others, at most 256.
-        split, image_column, label_column: as of `vitrim.data.load_images`; only with a source.
-        pretrained, checkpoint, model_options: as of `vitrim.loading.load`; only with a name.
-        device: where a model is made that is given by name.
-        threads: of torch on the CPU, from now on; None: as they are.
+        budget: the rounds and seconds to spend on every setting; default: 10 rounds and one second for each model.
         seed: of random weights, images and parameters.
-        on_setting: called with the report so far: before the first setting, and after every one.
+        on_report: called with the report so far: before the first setting, and after every one.
         on_progress: called with a few words on what is being done, often.
 
     Returns:
@@ -160,39 +136,35 @@ def bench(
             Or the machine has too little memory for a setting.
 
     Example:
-        >>> options = {"img_size": 32, "depth": 1}
-        >>> report = bench("test_vit", "tome:r=1", batch_size=2, repeats=1, min_seconds=0, model_options=options)
+        >>> from vitrim.loading import create_model
+        >>> model = create_model("test_vit", options={"img_size": 32, "depth": 1})
+        >>> report = bench(model, "tome:r=1", batch_size=2, budget=Budget(min_rounds=1, min_seconds=0))
         >>> [(row["method"], row["batch_size"], row["rounds"]) for row in report.rows]
         [('dense', 2, 1), ('tome:r=1', 2, 1)]
     """
-    sizes = batch_sizes(batch_size)
-    selector = None if select is None else parse_selector(select)
-    given = parse_methods(methods)
-    check_whole(repeats=(repeats, 1), new_tokens=(new_tokens, 0))
-    check_figure(figure)
-    budget = Budget(min_rounds=repeats, min_seconds=min_seconds, max_rounds=max(repeats, Budget.max_rounds))
-    given_model = model if isinstance(model, str | nn.Module) else FileModel(model)
-    place = place_of(given_model, device)
-    if isinstance(given_model, FileModel):
-        engine = Opened(given_model)
-    engines, lacking = chosen_engines(engine, precision, place, compiled)
-    set_threads(threads)
+    spec, sizes, budget = ModelSpec.of(model), batch_sizes(batch_size), budget or Budget()
+    prompt = images if isinstance(images, Prompt) else Prompt()
+    source = DataSpec.of(None if isinstance(images, Prompt) else images)
+    given, beside = parted(methods)
+    if not isinstance(spec.model, str | nn.Module):
+        on_file = FileModel(spec.model)
+        spec, engine = replace(spec, model=on_file), Opened(on_file)
+    else:
+        on_file = None
+    place = place_of(spec)
+    engines, lacking = engines_named(listed(engine), list(dict.fromkeys(listed(precision))), place)
     with drawing(place, seed), ExitStack() as kept:
-        beside = {str(file.path): FileModel(file) for file in files}
-        loaded = load(
-            given_model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options, device=place
-        )
+        loaded = spec.load(place)
         own = kept.enter_context(apart(loaded.model))
-        selector = selector or own.select
-        given = own.with_own(given) or ([] if selector is None else [parse_method("none")])
-        if isinstance(given_model, FileModel):
-            loaded = loaded._replace(name=str(given_model.file.path), weights=str(given_model.file.path))
+        prompt = replace(prompt, select=prompt.select or own.select)
+        given = own.with_own(given) or ([] if prompt.select is None else [parse_method("none")])
+        if on_file is not None:
+            loaded = loaded._replace(name=str(on_file.file.path), weights=str(on_file.file.path))
         elif not given and not beside:
             raise VitrimError("there is nothing to compare with dense: name at least one method")
-        behind = "" if selector is None else f" + {selector.describe()}"
-        prompt = {"text": text_tokens, "images": prompt_images, "new_tokens": new_tokens}
-        host = as_measured(own.model, **prompt, select=selector)
-        if images is not None and isinstance(host, Prefill):
+        behind = f" + {prompt.select.describe()}" if isinstance(prompt.select, Selector) else ""
+        host = as_measured(own.model, prompt)
+        if source.source is not None and isinstance(host, Prefill):
             raise VitrimError("images are for models of images alone: prompts are made of random images and text")
         if not isinstance(host, Prefill):
             given = fitting(host, given)
@@ -200,33 +172,34 @@ def bench(
         for size in sizes:
             check_engines(engines, configs, host, size)
         adaptive = None if isinstance(host, Prefill) else adaptive_one(configs)
-        if adaptive is not None and images is None:
+        if adaptive is not None and source.source is None:
             raise VitrimError(
                 f"{adaptive} takes as long as the images ask for, and random ones are not like real ones: give --images"
             )
         for config in configs.values():
             reduced_copy(host, config, own.learned)
-        dataset = open_images(host, images, split=split, image_column=image_column, label_column=label_column)
-        source = "random" if dataset is None else images if isinstance(images, str | Path) else dataset.source
+        dataset = open_images(host, source)
+        shown = None if dataset is None else source.name(dataset)
         if dataset is not None:
             check_enough(dataset, max(sizes))
         untrained = untrained_counts(host, configs.values(), own.learned)
         precisions = list(dict.fromkeys(one.precision for one in engines))
-        where = device if isinstance(model, str) else str(place)
         facts = {
-            "environment": environment(device=where, dtype=",".join(precisions), seed=seed),
+            "environment": environment(
+                device=str(spec.device or "cpu") if spec.named else str(place), dtype=",".join(precisions), seed=seed
+            ),
             "weights": loaded.weights,
             "untrained": untrained,
-            "images": str(source),
+            "images": shown or "random",
             "split": None if dataset is None else dataset.split,
         }
-        files_note = file_words([*([given_model] if isinstance(given_model, FileModel) else []), *beside.values()])
-        if isinstance(given_model, FileModel):
+        files_note = file_words([*([] if on_file is None else [on_file]), *beside.values()])
+        if on_file is not None:
             files_note += "; the row dense is the first of them"
         notes = [files_note] if files_note else []
-        notes += [*_notes(host, configs, engines, sizes, None if dataset is None else str(source), seed), *lacking]
+        notes += [*_notes(host, configs, engines, sizes, shown, seed), *lacking]
         report = SpeedReport("bench", facts, notes=[*notes, *untrained_notes(untrained)])
-        tell = on_setting or (lambda _: None)
+        tell = on_report or (lambda _: None)
         tell(report)
         for turn, size in enumerate(sizes):
             setting = {"model": loaded.name, "batch_size": size}
@@ -246,9 +219,6 @@ def bench(
                 )
             )
             tell(report)
-    if figure is not None:
-        style.save(report.figure, Path(figure))
-        report.files.append(Path(figure))
     return report
 
 
@@ -260,30 +230,6 @@ def among(tell: Tell | None, place: int, number: int) -> Tell | None:
         2 of 3, batch 8: round 2, 100 %
     """
     return tell if tell is None or number == 1 else lambda text: tell(f"{place + 1} of {number}, {text}")
-
-
-def check_figure(path: str | Path | None) -> None:
-    """Refuse a picture that could not be written, before any work."""
-    if path is not None:
-        kind = Path(path).suffix.removeprefix(".")
-        check_known("format", kind, style.FORMATS)
-        check_file(Path(path))
-
-
-def chosen_engines(
-    engine: str | Engine | Sequence[str | Engine], precision: str | Sequence[str], device: torch.device, compiled: bool
-) -> tuple[list[Engine], list[str]]:
-    """The engines that were asked for, each once, and what they lack; as `engines_named`.
-
-    Raises:
-        VitrimError: two ways to ask for torch.compile, or as `engines_named`.
-    """
-    names, precisions = listed(engine), list(dict.fromkeys(listed(precision)))
-    if compiled and names != ["eager"]:
-        raise VitrimError("--compile is torch.compile and nothing else: leave it out, and give --engine compile")
-    if compiled:
-        names = [Compiled(one) for one in precisions if one in Compiled.precisions]
-    return engines_named(names, precisions, device)
 
 
 def measure_setting(
@@ -411,8 +357,6 @@ def measure(
     images: Tensor | Sequence[Tensor],
     *,
     engines: Sequence[str | Engine] = ("eager",),
-    precisions: Sequence[str] | None = None,
-    compiled: bool = False,
     budget: Budget | None = None,
     learned: Path | None = None,
     files: Mapping[str, FileModel] | None = None,
@@ -431,9 +375,8 @@ def measure(
         images: (B, C, H, W) on the device of the model; (B, n, C, H, W) for a `Prefill`. Or several such batches, of
             which every round takes the next: where counts depend on the images, one says little.
         engines: names (`vitrim.speed.engines.engines`: eager, compile, onnxruntime, openvino, aoti, torch.export) or
-            engines. Every model runs on each, but for methods without a fixed graph on those that need one.
-        precisions: of engines that are given by name; None: that of the model's parameters.
-        compiled: in place of ``engines``, torch.compile in its default mode alone.
+            engines; by name in the precision of the model's parameters. Every model runs on each, but for methods
+            without a fixed graph on those that need one.
         budget: how long to time.
         learned: folder of a saved reduction, whose parameters the methods of that name get.
         files: exported files by the name that the rows should carry, each on its own engine.
@@ -478,8 +421,8 @@ def measure(
         whole = -(-budget.min_rounds // (2 * len(ring))) * 2 * len(ring)
         budget = replace(budget, min_rounds=whole, max_rounds=whole)
     own = next(model.parameters()).dtype
-    names = precisions or [next(name for name, dtype in PRECISIONS.items() if dtype == own)]
-    chosen, _ = chosen_engines(list(engines), names, images.device, compiled)
+    precision = next(name for name, dtype in PRECISIONS.items() if dtype == own)
+    chosen, _ = engines_named(listed(engines), [precision], images.device)
     check_engines(chosen, methods, model, len(images))
     entries: list[Entry] = []
     # the parts that are timed each by itself, by how they are taken from a model; None: there is only one

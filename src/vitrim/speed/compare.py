@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, reduce_
-from vitrim.core.registry import ask, fitting, parse_methods
-from vitrim.errors import ReductionWarning, VitrimError, check_whole, one_line_errors
+from vitrim.core.registry import ask, fitting
+from vitrim.errors import ReductionWarning, VitrimError, one_line_errors
 from vitrim.exporting.program import Program
-from vitrim.loading import load
+from vitrim.loading import ModelSpec
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.copies import reduced_copy, shared_copy, take_learned
+from vitrim.measure.earlier import earlier
 from vitrim.measure.evaluation import (
     NONE_CHANGED,
     change_cell,
@@ -36,10 +37,10 @@ from vitrim.measure.evaluation import (
     untrained_methods,
     weight_and_class_notes,
 )
-from vitrim.measure.in_files import FileModel, InFile, OnFile, check_alike, file_words
-from vitrim.measure.inputs import EMBEDDING, ZERO_SHOT
+from vitrim.measure.in_files import MethodsAndFiles, OnFile, check_alike, file_words, parted
+from vitrim.measure.inputs import EMBEDDING, ZERO_SHOT, DataSpec
 from vitrim.measure.latency import Budget
-from vitrim.measure.machine import drawing, environment, set_threads
+from vitrim.measure.machine import drawing, environment
 from vitrim.measure.probes import MacsProbe, Tokens
 from vitrim.measure.records import DENSE, Batch, Row, read
 from vitrim.measure.run import Measurement
@@ -53,13 +54,11 @@ from vitrim.speed.bench import (
     batch_sizes,
     check_engines,
     check_enough,
-    check_figure,
-    chosen_engines,
     in_dtype,
     measure_setting,
     place_of,
 )
-from vitrim.speed.engines import Engine, Run, compilation
+from vitrim.speed.engines import Engine, Run, compilation, engines_named, listed
 from vitrim.speed.words import bounds, engine_of, shows_only_cost, unrest
 from vitrim.tasks import Task
 
@@ -96,34 +95,18 @@ class Comparison(Report):
         return super()._repr_html_() + "".join(f"<p>{escape(line)}</p>" for line in self.words)
 
 
+@earlier(model=ModelSpec, data=DataSpec, budget=Budget)
 def compare(
-    model: nn.Module | str,
-    methods: MethodConfig | str | Sequence[MethodConfig | str] | None,
+    model: nn.Module | str | ModelSpec,
+    methods: MethodsAndFiles,
     data: Any,
     *,
-    files: Sequence[InFile] = (),
-    batch_size: int = 32,
     at: int | Sequence[int] = (1, 8),
     engine: str | Engine | Sequence[str | Engine] = "eager",
     precision: str | Sequence[str] = "fp32",
-    repeats: int = 10,
-    min_seconds: float = 1.0,
-    limit: int | None = None,
-    task: str | None = None,
-    split: str | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    data_options: Mapping[str, Any] | None = None,
-    protocol: Mapping[str, Any] | None = None,
-    workers: int = 0,
-    figure: str | Path | None = None,
-    pretrained: bool = False,
-    checkpoint: str | Path | None = None,
-    model_options: dict[str, Any] | None = None,
-    device: str = "cpu",
-    threads: int | None = None,
+    budget: Budget | None = None,
     seed: int = 0,
-    on_setting: Callable[[Comparison], None] | None = None,
+    on_report: Callable[[Comparison], None] | None = None,
     on_progress: Tell | None = None,
 ) -> Comparison:
     """Measure what methods lose and how much time they save: `vitrim eval` and `vitrim bench` in one table.
@@ -134,29 +117,19 @@ def compare(
     has a row for every engine, scored on that very engine. Both have the parameters that a run learned for a method.
 
     Args:
-        model: not reduced, or its name, as on the command line. A model stays as it is, and runs where it is.
+        model: not reduced, its name as on the command line, or a `vitrim.ModelSpec`. A model stays as it is, and runs
+            where it is.
         methods: one or several, configs or texts; several settings of one method are joined in the picture. Of a model
-            that nothing reduces, such as Swin, ``none`` alone.
-        data: images with labels: a source, as ``--data`` of the command, or a dataset of `vitrim.data`.
-        files: exported files, scored and timed as they run, a row each.
-        batch_size: images per batch of the evaluation.
+            that nothing reduces, such as Swin, ``none`` alone. Exported files among them are scored and timed as they
+            run, a row each.
+        data: images with labels: a source, as ``--data`` of the command, a dataset, or a `vitrim.DataSpec`.
         at: batch sizes to time.
         engine: of `vitrim.speed.engines`, by name or made, or several.
         precision: fp32, bf16, fp16, int8, or several; losses are against the dense model in fp32. int8 finds the ranges
             of activations on images of ``data``, which then count with the others.
-        repeats: time every model at least so often.
-        min_seconds: and at least so long.
-        limit: evaluate on so many images only, spread evenly over the data.
-        task: of a model for several.
-        split, image_column, label_column, data_options: as of `vitrim.data.load_data`; only with a source.
-        protocol: values of the protocol of segmentation, over those of the training.
-        workers: processes that read images; 0: this one.
-        figure: write the picture there: .png or .svg.
-        pretrained, checkpoint, model_options: as of `vitrim.loading.load`; only with a name.
-        device: where a model is made that is given by name.
-        threads: of torch on the CPU, from now on; None: as they are.
+        budget: the rounds and seconds to spend on timing; default: 10 rounds and one second for each model.
         seed: of random weights, parameters and methods.
-        on_setting: called with the report so far: after the evaluation, and after every batch size.
+        on_report: called with the report so far: after the evaluation, and after every batch size.
         on_progress: called with a few words on what is being done, often.
 
     Returns:
@@ -176,35 +149,29 @@ def compare(
         >>> from vitrim.data import ImageDataset
         >>> Image.new("RGB", (32, 32)).save(file := io.BytesIO(), "png")
         >>> data = ImageDataset([file.getvalue()] * 2, [0, 1])
+        >>> from vitrim.loading import create_model
         >>> options = {"img_size": 32, "patch_size": 8, "depth": 1, "num_classes": 2}
-        >>> report = compare("test_vit", ["tome:r=2"], data, at=2, repeats=1, min_seconds=0, model_options=options)
+        >>> model, once = create_model("test_vit", options=options), Budget(min_rounds=1, min_seconds=0)
+        >>> report = compare(model, ["tome:r=2"], data, at=2, budget=once)
         >>> [(row["method"], row["images"], row["speeds"][0]["batch_size"]) for row in report.rows]
         [('dense', 2, 2), ('tome:r=2', 2, 2)]
     """
-    sizes = batch_sizes(at)
-    check_figure(figure)
-    given = parse_methods(methods)
-    if not given and not files:
+    spec, images, sizes, budget = ModelSpec.of(model), DataSpec.of(data), batch_sizes(at), budget or Budget()
+    given, beside = parted(methods)
+    if not given and not beside:
         raise VitrimError("there is nothing to compare with dense: name at least one method")
-    check_whole(repeats=(repeats, 1), batch_size=(batch_size, 1), limit=(limit, 1), workers=(workers, 0))
-    budget = Budget(min_rounds=repeats, min_seconds=min_seconds, max_rounds=max(repeats, Budget.max_rounds))
-    place = place_of(model, device)
-    engines, lacking = chosen_engines(engine, precision, place, compiled=False)
+    place = place_of(spec)
+    engines, lacking = engines_named(listed(engine), list(dict.fromkeys(listed(precision))), place)
     lower = [one for one in engines if one.precision != "fp32"]
-    set_threads(threads)
     with drawing(place, seed), warnings.catch_warnings():
-        loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=model_options, device=place)
+        loaded = spec.load(place)
         configs = {config.describe(): config for config in fitting(loaded.model, given)}
         for size in sizes:
             check_engines(engines, configs, loaded.model, size)
         for config in configs.values():
             reduced_copy(loaded.model, config)
         warnings.simplefilter("ignore", ReductionWarning)  # it was said of these copies
-        goal, dataset = open_task(
-            loaded, data, task=task, split=split, image_column=image_column, label_column=label_column,
-            data_options=data_options, protocol=protocol, embeddings=True,
-        )  # fmt: skip
-        beside = {str(file.path): FileModel(file) for file in files}
+        goal, dataset = open_task(loaded, images, embeddings=True)
         check_alike(loaded.model, ask(loaded.model).preprocessing(loaded.model), list(beside.values()))
         if (beside or lower) and goal.name not in SCORED_ON_ENGINES:
             what = "files are" if beside else f"{lower[0].precision} is"
@@ -217,10 +184,9 @@ def compare(
         timed_on = dataset if goal.reads is None else None
         if timed_on is not None:
             check_enough(timed_on, max(sizes))
-        batch_size = goal.eval_batch(batch_size)
-        source = str(data) if isinstance(data, str | Path) else dataset.source
-        about_data = data_facts(dataset, source, limit, batch_size)
-        batches = partial(read, dataset, batch_size, limit=limit, workers=workers, collate=goal.collate)
+        batch_size = goal.eval_batch(images.batch_size)
+        about_data = data_facts(dataset, images.name(dataset), images.limit, batch_size)
+        batches = partial(read, dataset, batch_size, limit=images.limit, workers=images.workers, collate=goal.collate)
         progress = None if on_progress is None else lambda seen: on_progress(f"{seen} of {about_data['images']} images")
         with one_line_errors(f"batch {batch_size}", kept=""):
             models = [
@@ -243,7 +209,7 @@ def compare(
                 scores += [(rows, one) for rows, one in zip(rows_of, lower, strict=True)]
         facts = {
             "environment": environment(
-                device=device if isinstance(model, str) else str(place),
+                device=str(spec.device or "cpu") if spec.named else str(place),
                 dtype=",".join(dict.fromkeys(one.precision for one in engines)),
                 seed=seed,
             ),
@@ -259,7 +225,7 @@ def compare(
         }
         report = Comparison("compare", facts)
         timed: list[list[Row]] = []
-        tell = on_setting or (lambda _: None)
+        tell = on_report or (lambda _: None)
         _fill(report, loaded.name, goal, scores, timed)
         tell(report)
         for turn, size in enumerate(sizes):
@@ -272,9 +238,6 @@ def compare(
             )  # fmt: skip
             _fill(report, loaded.name, goal, scores, timed)
             tell(report)
-    if figure is not None:
-        style.save(report.figure, Path(figure))
-        report.files.append(Path(figure))
     return report
 
 

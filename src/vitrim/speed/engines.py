@@ -23,7 +23,7 @@ from vitrim.exporting.formats import engines as runnable
 from vitrim.exporting.formats import formats
 from vitrim.exporting.formats.base import PRECISIONS, Format, as_array, check_quantiser
 from vitrim.exporting.formats.pt2 import compiler_lack
-from vitrim.exporting.writing import export
+from vitrim.exporting.writing import FileSpec, export
 from vitrim.measure.copies import shared_copy
 from vitrim.measure.in_files import FileModel
 from vitrim.measure.memory import peak_memory_mib
@@ -404,7 +404,8 @@ def on_engine(
         reduction = get_reduction(model) if isinstance(model, nn.Module) else None
         follows = reduction is not None and reduction.config.is_adaptive()
         check = calibration if follows and calibration is not None else 0  # what depends on images is compared on some
-        file = export(model, method, place, to=kind.name, batch=size, size=(height, width), check=check)
+        wanted = FileSpec(to=kind.name, batch=size, size=(height, width))
+        file = export(model, method, place, wanted, check=check)
     if precision != "fp32":
         made = place.with_stem(f"{place.stem}-{precision}")
         if made.exists():

@@ -27,8 +27,9 @@ from vitrim.loading import create_model
 from vitrim.reference import folder
 from vitrim.tasks import tasks
 from vitrim.training.images import seed_all
-from vitrim.training.loop import Running, Trainer
+from vitrim.training.loop import Trainer
 from vitrim.training.recipe import AUTO, Recipe, Resolved
+from vitrim.training.running import Running
 from vitrim.weights import holds_encoder, load_backbone, load_encoder, load_host, weights_file
 
 if TYPE_CHECKING:

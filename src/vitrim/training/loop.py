@@ -13,14 +13,12 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
-from accelerate.tracking import GeneralTracker
 from rich.console import Console
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -28,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitrim.data.fingerprint import fingerprint
 from vitrim.data.streaming import ImageStream
 from vitrim.data.transforms import geometry_of
-from vitrim.errors import VitrimError, check_whole
+from vitrim.errors import VitrimError
 from vitrim.files import write_text
 from vitrim.measure.contestants import Contestant
 from vitrim.measure.probes import TaskMetrics
@@ -40,57 +38,12 @@ from vitrim.training import checkpoint
 from vitrim.training.checks import beyond, check_classes, check_same
 from vitrim.training.images import Seeded, TrainOrder, TrainTransform, updates_per_epoch
 from vitrim.training.learner import Learner
-from vitrim.training.log import TENSORBOARD, Bar, Log, check_trackers, start_trackers
+from vitrim.training.log import Bar, Log, start_trackers
 from vitrim.training.optim import updates_of
 from vitrim.training.recipe import Resolved, recipe_text
 from vitrim.training.run_folder import RunFolder, together
+from vitrim.training.running import Running
 from vitrim.weights import RECIPE
-
-
-@dataclass(frozen=True)
-class Running:
-    """Options for running a recipe; none of them changes what is learned.
-
-    Attributes:
-        out: where everything is written.
-        resume: go on from the last checkpoint in ``out``.
-        workers: processes that read images, 0 for this one.
-        eval_batch: images at once in evaluations, on one device; methods that decide by a batch decide by these.
-        save_minutes: time between checkpoints.
-        log_every: updates between rows of the log.
-        keep: checkpoints that are kept, at least two: one may turn out to be damaged.
-        tensorboard: also write TensorBoard's files, as ``log_with=("tensorboard",)``.
-        log_with: accelerate's trackers that get what the log gets, by name, or trackers of one's own.
-        max_updates: stop after this many updates, as if interrupted; None: at the end.
-
-    Raises:
-        VitrimError: a number that is too small, or a tracker that accelerate does not know.
-        MissingPackageError: its package is not installed.
-    """
-
-    out: Path
-    resume: bool = False
-    workers: int = 0
-    eval_batch: int = 64
-    save_minutes: float = 10.0
-    log_every: int = 10
-    keep: int = 2
-    tensorboard: bool = False
-    log_with: tuple[str | GeneralTracker, ...] = ()
-    max_updates: int | None = None
-
-    def __post_init__(self) -> None:
-        check_whole(workers=(self.workers, 0), eval_batch=(self.eval_batch, 1), log_every=(self.log_every, 1))
-        check_whole(max_updates=(self.max_updates, 1))
-        minutes = self.save_minutes
-        if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not minutes >= 0:
-            raise VitrimError(f"save_minutes is a number of at least 0, not {minutes!r:.60}")
-        check_trackers(self.trackers)
-
-    @property
-    def trackers(self) -> tuple[str | GeneralTracker, ...]:
-        """All trackers that are asked for."""
-        return (*self.log_with, TENSORBOARD) if self.tensorboard else self.log_with
 
 
 class Trainer:

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from vitrim.errors import MissingPackageError, VitrimError
+from vitrim.measure.earlier import earlier
 from vitrim.report import Report
 from vitrim.training.recipe import load_recipe
+from vitrim.training.running import Running
 from vitrim.weights import EVALUATIONS, RECIPE, RESULT, UPDATES, WEIGHTS_FILE
 
 if TYPE_CHECKING:
-    from accelerate.tracking import GeneralTracker
     from rich.console import Console
 
     from vitrim.training.build import Data
@@ -74,24 +75,16 @@ class TrainReport(Report):
         return f"<pre>{escape(str(self))}</pre>"
 
 
+@earlier(out=Running)
 def train(
     recipe: str | Path | Mapping[str, Any],
     data: str | Path | Data | Mapping[str, Data],
     *,
     changes: Sequence[str] | Mapping[str, Any] = (),
-    out: str | Path = "runs/train",
-    resume: bool = False,
+    out: str | Path | Running = "runs/train",
     checkpoint: str | Path | None = None,
     dry_run: bool = False,
     device: str | None = None,
-    threads: int | None = None,
-    workers: int = 0,
-    eval_batch: int = 64,
-    save_minutes: float = 10.0,
-    log_every: int = 10,
-    tensorboard: bool = False,
-    log_with: Sequence[str | GeneralTracker] = (),
-    max_updates: int | None = None,
     console: Console | None = None,
 ) -> TrainReport:
     """Train or fine-tune a model under a method, by a recipe: one of the papers', or your own.
@@ -105,19 +98,11 @@ def train(
             the name of their split; or one that is trained on, for recipes without other splits.
         changes: values of the recipe that differ, by dotted name: ``{"optimizer.lr": 1e-4}`` or
             ``["optimizer.lr=1e-4"]``.
-        out: folder of checkpoints, logs and weights.
-        resume: go on from the last checkpoint in ``out``.
+        out: folder of checkpoints, logs and weights, or a `vitrim.Running`, which also says whether to go on from the
+            last checkpoint there, how often to save and log, and to whom.
         checkpoint: start from this file of weights (safetensors or .pth), or from the folder of a finished run.
         dry_run: check data, shapes, memory and time on two batches; write nothing.
         device: "cpu", or None for what accelerate finds.
-        threads: CPU threads; None: as torch chooses.
-        workers: processes that read images, 0 for this one.
-        eval_batch: images at once in evaluations.
-        save_minutes: time between checkpoints.
-        log_every: updates between rows of the log.
-        tensorboard: also write TensorBoard's files.
-        log_with: trackers of accelerate that get what the log gets, by name, e.g. "wandb", or trackers of one's own.
-        max_updates: stop there, to be resumed later; None: at the end.
         console: where progress is shown, e.g. ``rich.console.Console()``; None: nowhere.
 
     Returns:
@@ -147,33 +132,18 @@ def train(
     for package in ("accelerate", "torchmetrics"):
         if find_spec(package) is None:
             raise MissingPackageError(f"training needs the package '{package}': pip install 'vitrim[train]'")
-    from vitrim.measure.machine import environment, set_threads
+    from vitrim.measure.machine import environment
     from vitrim.training.build import build_trainer, chosen_splits
-    from vitrim.training.loop import Running
 
-    for name, given in (("out", out), ("checkpoint", "" if checkpoint is None else checkpoint)):
-        if not isinstance(given, str | Path):
-            raise VitrimError(f"{name} is the path of a folder or file, not {given!r:.60}")
-    if isinstance(log_with, str) or not isinstance(log_with, Sequence):
-        raise VitrimError(f"log_with is a list of trackers, not {log_with!r:.60}")
+    if not isinstance(checkpoint, str | Path | None):
+        raise VitrimError(f"checkpoint is the path of a folder or file, not {checkpoint!r:.60}")
     if console is not None and not hasattr(console, "print"):
         raise VitrimError(f"console is a console of rich, not {console!r:.60}")
+    running = Running.of(out)
+    out = running.out
     resolved = load_recipe(recipe, changes)
     if device not in (None, "cpu"):
         raise VitrimError(f"device is cpu or left out, not '{device}': accelerate launch chooses devices")
-    set_threads(threads)
-    out = Path(out)
-    running = Running(
-        out,
-        resume=resume,
-        workers=workers,
-        eval_batch=eval_batch,
-        save_minutes=save_minutes,
-        log_every=log_every,
-        tensorboard=tensorboard,
-        log_with=tuple(log_with),
-        max_updates=max_updates,
-    )
     if isinstance(data, str | Path) and Path(data).expanduser().resolve() == out.resolve():
         raise VitrimError(f"out is the folder of the data, {data}: name another")
     start = None if checkpoint is None else Path(checkpoint)

@@ -1,6 +1,7 @@
 """`optimize`, the function of ``vitrim optimize``: the fastest file for a model on this machine, and what it costs.
 
-    report = vitrim.optimize("deit_small_patch16_224", images="imagenet:ROOT", max_loss=1.0, pretrained=True)
+    model = vitrim.create_model("deit_small_patch16_224", pretrained=True)
+    report = vitrim.optimize(model, "imagenet:ROOT", max_loss=1.0)
     report.file.run(images), report.sentence
 
 Three thirds of the images have three uses. On the first, methods and schedules race: how much each may remove follows
@@ -33,22 +34,23 @@ from vitrim.errors import VitrimError, check_whole
 from vitrim.exporting.exported import Exported, sidecar, staged, weights_beside
 from vitrim.exporting.formats import formats
 from vitrim.exporting.formats.base import Format
-from vitrim.exporting.writing import export
+from vitrim.exporting.writing import FileSpec, export
 from vitrim.files import check_folder, json_text, write_text
-from vitrim.loading import load
+from vitrim.loading import ModelSpec
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.copies import reduced_copy, shared_copy
+from vitrim.measure.earlier import earlier
 from vitrim.measure.evaluation import num_classes, open_task, unseen, weight_and_class_notes
 from vitrim.measure.in_files import FileModel
-from vitrim.measure.inputs import EMBEDDING, open_images, task_name
+from vitrim.measure.inputs import EMBEDDING, DataSpec, open_images, task_name
 from vitrim.measure.latency import Budget, in_turn, paired_speedup, summarise, time_interleaved
-from vitrim.measure.machine import drawing, environment, set_threads
+from vitrim.measure.machine import drawing, environment
 from vitrim.measure.neighbours import NeighbourLoss
 from vitrim.measure.probes import PairedLoss
 from vitrim.measure.records import DENSE, read
 from vitrim.measure.run import Measurement, weights_fingerprint
 from vitrim.plots import style
-from vitrim.report import Pace, Report, Table
+from vitrim.report import Pace, Report, Results, Table
 from vitrim.speed.bench import CALIBRATED, RING
 from vitrim.speed.compare import SCORED_ON_ENGINES, OnEngine
 from vitrim.speed.engines import Eager, Engine, Run, engines_named, listed
@@ -162,30 +164,18 @@ class Ladder:
         return None if config is None else self.space.level(config)
 
 
+@earlier(model=ModelSpec, images=DataSpec, out=Results)
 def optimize(
-    model: nn.Module | str,
+    model: nn.Module | str | ModelSpec,
     images: Any,
     *,
-    labels: bool = True,
     max_loss: float | None = None,
     speedup: float | None = None,
     batch_size: int = 1,
     methods: MethodConfig | str | Sequence[MethodConfig | str] | None = None,
     engine: str | Sequence[str] | None = None,
     precision: str | Sequence[str] | None = None,
-    out: str | Path = "optimized",
-    preprocess: bool = False,
-    few_images: bool = False,
-    resume: bool = False,
-    limit: int | None = None,
-    split: str | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    pretrained: bool = False,
-    checkpoint: str | Path | None = None,
-    model_options: Mapping[str, Any] | None = None,
-    threads: int | None = None,
-    seed: int = 0,
+    out: str | Path | Results = "optimized",
     on_progress: Callable[[str], None] | None = None,
 ) -> OptimizeReport:
     """Find the fastest file for a model on this machine: engine, precision, method and schedule.
@@ -194,13 +184,14 @@ def optimize(
     own loss is within the bounds. If reducing does not pay there, the dense file is handed back and the report says so.
 
     Args:
-        model: a dense classifier, or a tower whose output is its embedding; it is left as it was. Or its name, as on
-            the command line.
-        images: a source, as ``--images`` of the command, or a dataset of `vitrim.data`. They are used in three thirds,
-            see the module; the loss that is reported is of the last one.
-        labels: the images have the labels of the model's classes, and top-1 decides; False: agreement with the dense
-            model does. Of a tower: labels say which images belong together, and recall@1 decides; False: the nearest
-            neighbours that the dense model finds.
+        model: a dense classifier, or a tower whose output is its embedding; it is left as it was. Its name, as on the
+            command line, or a `vitrim.ModelSpec`.
+        images: a source, as ``--images`` of the command, a dataset, or a `vitrim.DataSpec`, of which the ``limit`` is
+            1,536 where it says none. They are used in three thirds, see the module; the loss that is reported is of the
+            last one. With ``labels`` of the model's classes top-1 decides, without agreement with the dense model. Of a
+            tower labels say which images belong together, and recall@1 decides; without, the nearest neighbours that
+            the dense model finds. With ``few`` it goes on where the last third cannot show that a loss is within
+            ``max_loss``.
         max_loss: points of top-1, or of agreement, that may be lost, by default 1.0. What top-1 is expected to be
             follows from the divergence from the dense model (`Race.fits`).
         speedup: in place of ``max_loss``: lose least at so many times the speed of the fastest dense model.
@@ -209,15 +200,9 @@ def optimize(
         engine: file engines as of `vitrim.bench`: onnxruntime, openvino, torch.export, aoti; None: of the first two
             those that are installed, else torch.export.
         precision: fp32, bf16, int8; None: what the engines have here.
-        out: folder for the file, ``best.json``, ``report.json``, ``loss_over_time.png`` and ``study.jsonl``.
-        preprocess: the file takes images as they are read, (B, H, W, C) uint8, and normalises them itself.
-        few_images: go on where the last third of the images cannot show that a loss is within ``max_loss``.
-        resume: go on from the study in ``out``; nothing is measured twice.
-        limit: so many images only, spread evenly over the data; default 1,536.
-        split, image_column, label_column: how the source is read.
-        pretrained, checkpoint, model_options: as of `vitrim.loading.load`, with a name.
-        threads: of the CPU; default: as torch chooses.
-        seed: of random weights of a named model.
+        out: folder for the file, ``best.json``, ``report.json``, ``loss_over_time.png`` and ``study.jsonl``, or a
+            `vitrim.Results`: it says to go on from the study in the folder, where nothing is measured twice, and that
+            the file takes images as they are read.
         on_progress: called with a few words on what is being done, often.
 
     Returns:
@@ -233,7 +218,8 @@ def optimize(
             fewer than 30 images, or too few to show ``max_loss``, or the study is of another search: nothing is written
             then.
     """
-    folder = Path(out)
+    spec, source, results = ModelSpec.of(model), DataSpec.of(images), Results.of(out)
+    folder, labels, seed = Path(results.folder or "optimized"), source.labels, spec.seed or 0
     if max_loss is not None and speedup is not None:
         raise VitrimError("give max_loss or speedup, not both: one is the bound, and the other is made best")
     bound = 1.0 if max_loss is None else max_loss
@@ -241,26 +227,24 @@ def optimize(
         raise VitrimError(f"max_loss={max_loss} must be from 0 to 100 points")
     if speedup is not None and not (isinstance(speedup, int | float) and 1.0 < speedup < 1000.0):
         raise VitrimError(f"speedup={speedup} must be above 1, over the fastest dense model")
-    check_whole(batch_size=(batch_size, 1), limit=(limit, LEAST))
+    check_whole(batch_size=(batch_size, 1), limit=(source.limit, LEAST))
     engines, lacking = _engines(engine, precision)
     wanted = None if methods is None else parse_methods(methods)
     check_folder(folder)
     tell = on_progress or (lambda _: None)
-    set_threads(threads)
     with drawing(torch.device("cpu"), seed), quiet():
-        loaded = load(model, pretrained=pretrained, checkpoint=checkpoint, model_options=dict(model_options or {}))
-        host = loaded.model.float().eval() if isinstance(model, str) else loaded.model
+        loaded = spec.load("cpu")
+        host = loaded.model.float().eval() if spec.named else loaded.model
         like = next(host.parameters())
         if like.device.type != "cpu" or like.dtype != torch.float32:
             kind = str(like.dtype).removeprefix("torch.")
             raise VitrimError(f"the model is {kind} on {like.device}: give it in float32 on the CPU, where files run")
-        where: dict[str, Any] = {"split": split, "image_column": image_column, "label_column": label_column}
         if labels:
-            task, dataset = open_task(loaded, images, embeddings=True, **where)
+            task, dataset = open_task(loaded, source, embeddings=True)
         else:
             tower = task_name(host) == EMBEDDING
             task = make_task(EMBEDDING, 0) if tower else make_task("classification", num_classes(host))
-            dataset = open_images(host, images, **where)
+            dataset = open_images(host, source)
         if task.name not in SCORED_ON_ENGINES:
             raise VitrimError(f"files are optimized for models of {', '.join(SCORED_ON_ENGINES)}, not {task.name}")
         if len(dataset) < LEAST:
@@ -270,7 +254,7 @@ def optimize(
                 raise VitrimError(f"{config.describe()} does not run on {engines[0]}: {why}")
             Space.of(host, config)
             reduced_copy(host, config)
-        parts = DatasetImages(dataset, (limit or IMAGES) // 3, SEARCHED_AT, collate=task.collate)
+        parts = DatasetImages(dataset, (source.limit or IMAGES) // 3, SEARCHED_AT, collate=task.collate)
         if task.name == EMBEDDING:
             first = next(iter(parts.batches("search", 0, 1)))
             check_vector(host, task, first.images)
@@ -278,7 +262,7 @@ def optimize(
             "model": loaded.name,
             "weights": loaded.weights,
             "environment": environment(dtype=",".join(dict.fromkeys(one.precision for one in engines)), seed=seed),
-            "source": str(images) if isinstance(images, str | Path) else dataset.source,
+            "source": source.name(dataset),
             "split": dataset.split,
             "images": {part: parts.count(part) for part in get_args(Part)},
             "labels": labels,
@@ -294,7 +278,7 @@ def optimize(
             "methods": None if wanted is None else [one.describe() for one in wanted],
             "threads": torch.get_num_threads(),
             "seed": seed,
-            **({"preprocess": True} if preprocess else {}),
+            **({"preprocess": True} if results.preprocess else {}),
         }
         doubts: list[str] = []
         if labels:
@@ -305,10 +289,10 @@ def optimize(
         seen = can_show(parts.count("check"))
         tell(seen)
         if speedup is None and (why := cannot_show(bound, parts.count("check"))) is not None:
-            if not few_images:
-                raise VitrimError(f"{why}, or go on with --few-images (few_images=True)")
+            if not source.few:
+                raise VitrimError(f"{why}, or go on with --few-images (few=True)")
             warnings.warn(why, stacklevel=2)
-        study = Study(folder / "study.jsonl", settings, resume=resume)
+        study = Study(folder / "study.jsonl", settings, resume=results.resume)
         loss: PairedLoss | NeighbourLoss
         if task.name == EMBEDDING:
             loss = NeighbourLoss(labelled=labels)
@@ -320,7 +304,7 @@ def optimize(
         dense = race.dense(bound / 100)
         chosen = race.reduced(dense, bound / 100, speedup)
         notes = [*doubts, *lacking, seen]
-        if preprocess:
+        if results.preprocess:
             race.step = STEPS
             race.say("making the file that takes images as they are read")
             race.take_bytes(chosen or dense, dataset)
@@ -511,10 +495,8 @@ class Race:
         """
         place = self.made(one)
         kind = formats_by_engine()[one.engine.label]
-        file = export(
-            self.model, one.config, place, to=kind.name, batch=self.batch_size, precision=one.engine.precision,
-            preprocess=True, images=dataset, check=0,
-        )  # fmt: skip
+        wanted = FileSpec(kind.name, self.batch_size, precision=one.engine.precision, preprocess=True)
+        file = export(self.model, one.config, place, wanted, images=dataset, check=0)
         self._ready[one.name, str(one.engine)] = FileModel(file)
 
     def made(self, one: Candidate) -> Path:

@@ -37,7 +37,7 @@ from vitrim.tuning.space import quiet
 from vitrim.tuning.study import Study
 
 if TYPE_CHECKING:
-    from vitrim.training.loop import Running
+    from vitrim.training.running import Running
 
 MOST = 10_000
 """Points of a grid that are tried without being asked for a number."""

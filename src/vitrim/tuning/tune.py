@@ -1,16 +1,18 @@
 """`tune`, the function of ``vitrim tune``: from a model, methods, data and targets to settings, files and a report.
 
-report = vitrim.tune("deit_small_patch16_224", "tome", "imagenet:ROOT", target="macs=0.6", pretrained=True)
+model = vitrim.create_model("deit_small_patch16_224", pretrained=True)
+report = vitrim.tune(model, "tome", "imagenet:ROOT", target="macs=0.6")
 vitrim.reduce_(model, report.best)
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
-import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,14 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
 from vitrim.errors import VitrimError, check_whole
 from vitrim.files import check_folder, json_text, write_text
-from vitrim.loading import Loaded, load
+from vitrim.loading import Loaded, ModelSpec
+from vitrim.measure.earlier import earlier
 from vitrim.measure.evaluation import open_task, standard_probes
-from vitrim.measure.machine import environment, select_device, set_threads
+from vitrim.measure.inputs import DataSpec
+from vitrim.measure.machine import environment, select_device
 from vitrim.measure.records import Processes, read
 from vitrim.measure.run import run
-from vitrim.report import Report, Table
+from vitrim.report import Report, Results, Table
 from vitrim.speed.engines import engines_named, listed
 from vitrim.tasks import Task
 from vitrim.tuning.proxy import DatasetImages, check_proxy
@@ -53,7 +57,7 @@ class TuneReport(Report):
     Attributes:
         results: of a search, one for every target.
         front: of several targets, the Pareto front.
-        sweep: the results of a grid.
+        sweep: the results of a grid (`tune_grid`, `train_grid`).
         checked: rows of the dense model and of the settings on the images of ``check``.
     """
 
@@ -82,88 +86,102 @@ class TuneReport(Report):
         return found
 
 
+@dataclass(frozen=True)
+class SearchSpec:
+    """A search: where its settings come from, what they are judged by, and when it ends.
+
+    Attributes:
+        strategy: evolution, random, or optuna's gp or tpe.
+        shape: amounts over the depth: slope (9 settings), curve (2 numbers), free (a number per block).
+        proxy: the damage that is minimised: feature, kl, cosine or agree (1 - agreement).
+        minutes: end the search after so long, if the number of settings does not.
+        engine: for speedup: the engine to be fast on, as of ``vitrim bench``; of several, a list or separated by
+            commas, the one that is the fastest for the dense model; None: eager.
+        precision: for speedup: fp32, bf16, fp16 or int8, one or several, as ``engine``: the fastest pair of both that
+            there is for the dense model; None: fp32. Damage is measured in fp32.
+
+    Raises:
+        VitrimError: there is no such proxy, strategy or shape.
+    """
+
+    strategy: str = "evolution"
+    shape: str = "free"
+    proxy: str = "feature"
+    minutes: float | None = None
+    engine: str | Sequence[str] | None = None
+    precision: str | Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_proxy(self.proxy), make_strategy(self.strategy, self.shape)
+
+
+def _with_grids(function: Callable[..., TuneReport]) -> Callable[..., TuneReport]:
+    """Take the keywords of grids for one release more, which have functions of their own."""
+
+    @functools.wraps(function)
+    def run(*given: Any, **named: Any) -> TuneReport:
+        if named.get("grid") is None:
+            if named.pop("train", None) is not None:
+                raise VitrimError("--train RECIPE trains the points of a grid: give --grid with it")
+            named.pop("grid", None)
+            return function(*given, **named)
+        grid, train, number = named.pop("grid"), named.pop("train", None), named.pop("evaluations", None)
+        own = "tune_grid" if train is None else "train_grid"
+        warnings.warn(f"grids are those of vitrim.{own} from the next release on", DeprecationWarning, stacklevel=2)
+        model, methods, data = (*given, *(named.pop(name) for name in ("model", "methods", "data")[len(given) :]))
+        if methods is not None:
+            raise VitrimError("name the method in --grid")
+        if train is None:
+            return tune_grid(model, grid, data, number=number, **named)
+        if model is not None:
+            raise VitrimError(f"the recipe names the model: leave out '{model}'")
+        return train_grid(train, grid, data, number=number, **named)
+
+    return run
+
+
+@_with_grids
+@earlier(model=ModelSpec, data=DataSpec, search=SearchSpec, out=Results)
 def tune(
-    model: nn.Module | str | None,
-    methods: Methods | None,
+    model: nn.Module | str | ModelSpec,
+    methods: Methods,
     data: Any,
     *,
-    target: Target | str | None = None,
-    front: str | Sequence[Target | str] | None = None,
-    grid: str | Sequence[str] | None = None,
-    train: str | None = None,
+    target: Target | str | Sequence[Target | str],
     evaluations: int | None = None,
-    proxy: str = "feature",
-    search: str = "evolution",
-    shape: str = "free",
-    minutes: float | None = None,
-    engine: str | Sequence[str] | None = None,
-    precision: str | Sequence[str] | None = None,
+    search: SearchSpec | str | None = None,
     check: Any = None,
-    batch_size: int = 32,
-    workers: int = 0,
-    out: str | Path | None = "tuned",
-    resume: bool = False,
-    limit: int | None = None,
-    split: str | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    data_options: Mapping[str, Any] | None = None,
-    task: str | None = None,
-    pretrained: bool = False,
-    checkpoint: str | Path | None = None,
-    model_options: Mapping[str, Any] | None = None,
-    device: str | None = None,
-    threads: int | None = None,
+    out: str | Path | Results | None = "tuned",
     seed: int = 0,
     on_progress: Progress | None = None,
 ) -> TuneReport:
     """Search a value per block that damages a model least at a target, and compare it with one value for all blocks.
 
     A third of the images is for searching, one for selecting and one for checking. The searched setting is returned if
-    it beats the constant one beyond noise on the last third. Labels are read only by ``check`` and ``grid``.
-
-    Give one of ``target``, ``front`` and ``grid``. With ``train``, the points of ``grid`` are trained; model and
-    methods are None then, as the recipe names them.
+    it beats the constant one beyond noise on the last third. Labels are read only by ``check``.
 
     Args:
-        model: the dense model, which is left as it was, or its name.
+        model: the dense model, which is left as it was; its name, or a `vitrim.ModelSpec`.
         methods: what to tune: one or several, configs or texts such as ``"tome"``; several race each other; ``"all"``:
-            every one that needs no training and fits the model. None with ``grid``, which names the method.
-        data: source of images, as ``--data``, or a dataset of `vitrim.data`.
+            every one that needs no training and fits the model.
+        data: images: a source, as ``--data``, a dataset, or a `vitrim.DataSpec`, of which the ``limit`` is 6,144 where
+            it says none.
         target: ``"macs=0.5"`` (share of the dense MACs), ``"speedup=1.5"`` (on this device) or ``"agree=0.98"``.
-        front: several targets: ``"0.35,0.5"`` (shares of the dense MACs), ``"speedup=1.2,1.5"``, or a list of targets.
-        grid: try every combination, e.g. ``"atm:alpha=0.9..1.0/0.05,beta=0|0.02"``; with ``train`` ``"key=a|b"`` of the
-            recipe, one or several; or the name of a paper's sweep.
-        train: train this recipe at every point of ``grid``.
-        evaluations: most settings to try for a target; default 60, of a grid all.
-        proxy: the damage that is minimised: feature, kl, cosine or agree (1 - agreement).
-        search: where settings come from: evolution, random, or optuna's gp or tpe.
-        shape: amounts over the depth: slope (9 settings), curve (2 numbers), free (a number per block).
-        minutes: end the search after so long, if ``evaluations`` do not.
-        engine: for speedup: the engine to be fast on, as of ``vitrim bench``; of several, a list or separated by
-            commas, the one that is the fastest for the dense model; default eager.
-        precision: for speedup: fp32, bf16, fp16 or int8, one or several, as ``engine``: the fastest pair of both that
-            there is for the dense model; default fp32. Damage is measured in fp32.
+            Several give a front: a list of one kind, or a text: ``"0.35,0.5"`` (shares of the dense MACs),
+            ``"speedup=1.2,1.5"``.
+        evaluations: most settings to try for a target; default 60.
+        search: how settings are found and judged, or the name of the strategy alone.
         check: at the end, score dense, constant and searched settings on these images: ``"DATA"`` or ``"DATA:SPLIT"``,
             read as ``data`` is, or a dataset.
-        batch_size: images per batch.
-        workers: processes that read images; 0: this one.
-        out: folder for the results and ``study.jsonl``; None: nothing is written (not with ``train``).
-        resume: go on from the study in ``out``; start one if there is none.
-        limit: so many images only, spread evenly over the data.
-        split, image_column, label_column, data_options: how the source is read.
-        task: of a model for several.
-        pretrained, checkpoint, model_options: as of `vitrim.loading.load`, with a name.
-        device: where a named model is created, or a copy of a given one runs; default: the CPU, or where it is.
-        threads: of the CPU; default: as torch chooses.
+        out: folder for the results and ``study.jsonl``, or a `vitrim.Results`, which says to go on from the study in
+            it; None: nothing is written.
         seed: of random weights of a named model, of settings that are drawn, and of methods that draw at random.
         on_progress: called with the number of settings done, the most there can be, and a line on each that is better
             than all before.
 
     Returns:
         A report whose ``best`` is the setting for a target; ``results`` has the searches with all their trials,
-        ``front`` the Pareto front of several targets, ``sweep`` what a grid gave. What the command writes to ``out`` is
-        in ``files``.
+        ``front`` the Pareto front of several targets. What the command writes to ``out`` is in ``files``.
 
     Raises:
         VitrimError: options that do not go together, an unknown name, a target out of reach, or data that cannot be
@@ -180,158 +198,225 @@ def tune(
         ...     Image.fromarray(noise).save(file, "png")
         ...     return file.getvalue()
         >>> dataset = ImageDataset([picture(seed) for seed in range(12)], [0] * 12)
-        >>> report = tune(model, "tome", dataset, target="macs=0.7", evaluations=4, batch_size=4, out=None)
+        >>> data = vitrim.DataSpec(dataset, batch_size=4)
+        >>> report = tune(model, "tome", data, target="macs=0.7", evaluations=4, out=None)
         >>> report.results[0].best.share <= 0.705
         True
         >>> reduction = vitrim.reduce_(model, report.best)
     """
-    given = dict(locals())
-    _check_options(given)
-    texts = [grid] if isinstance(grid, str) else list(grid or ())
-    folder, device_name = None if out is None else Path(out), device or "cpu"
-    if train is not None:
-        return _train(texts, given)
-    targets, configs = ([], None) if grid is not None else (_targets(target, front), _configs(methods))
-    check_proxy(proxy), make_strategy(search, shape)
-    names, precisions = listed(engine) or ["eager"], listed(precision) or ["fp32"]
-    engines, _ = engines_named(names, precisions, select_device(device_name))
-    points = None if grid is None else parse_grid(texts)
-    if points is not None:
-        for point in points.points(1):
-            points.config(point)
-        points.points(evaluations, seed)
-    if folder is not None:
-        check_folder(folder)
-
-    selected = _start(device_name, threads, seed if isinstance(model, str) else None)
-    processes = Processes.launched(device_name)
-    loaded = load(
-        model or "",
-        pretrained=pretrained,
-        checkpoint=checkpoint,
-        model_options=dict(model_options or {}),
-        device=processes.device or selected,
-    )
-    if not isinstance(model, str):
-        if device is not None:
-            loaded = loaded._replace(model=copy.deepcopy(loaded.model).to(processes.device or selected))
-        device_name = str(next(loaded.model.parameters()).device)
-    reading: dict[str, Any] = {"image_column": image_column, "label_column": label_column, "data_options": data_options}
-    own, dataset = open_task(loaded, data, task=task, split=split, embeddings=True, **reading)
-    about = {"data": _source(data), "split": dataset.split, "device": device_name, "weights": loaded.weights}
-    study = None if folder is None else folder / "study.jsonl"
-    if processes.index > 0:
-        folder, on_progress = None, None
-    size = own.eval_batch(batch_size)
-    if points is not None:
-        every = len(points.points(evaluations, seed))
-        found = sweep(
-            loaded.model, points, dataset, own, number=evaluations, limit=limit, batch_size=size, workers=workers,
-            seed=seed, study=study, resume=resume, about=about, processes=processes,
-            on_point=None if on_progress is None else lambda done: on_progress(done, every, ""),
-        )  # fmt: skip
-        return _report_sweep(found, {"model": loaded.name, **about, "grid": texts}, folder)
-
+    source, results = DataSpec.of(data), Results.of(out)
+    spec = search if isinstance(search, SearchSpec) else SearchSpec() if search is None else SearchSpec(search)
+    check_whole(evaluations=(evaluations, 1))
+    targets, several = _targets(target)
+    configs = _configs(methods)
+    names, precisions = listed(spec.engine) or ["eager"], listed(spec.precision) or ["fp32"]
+    engines, _ = engines_named(names, precisions, select_device(str(ModelSpec.of(model).device or "cpu")))
+    begun = _begin(model, source, results, seed)
     if configs is None:
-        configs = training_free(loaded.model, counted=targets[0].kind == "speedup")
-        configs = [one for one in configs if all(each.obstacle(one, size) is None for each in engines)]
-    held_out = None if check is None else _open_check(check, loaded, data, dataset, {"task": task, **reading})
-    images = DatasetImages(dataset, max((limit or IMAGES) // 3, 1), size, workers=workers, collate=own.collate)
+        configs = training_free(begun.loaded.model, counted=targets[0].kind == "speedup")
+        configs = [one for one in configs if all(each.obstacle(one, begun.size) is None for each in engines)]
+    held_out = None if check is None else _open_check(check, begun.loaded, source, begun.dataset)
+    limit, collate = source.limit or IMAGES, begun.task.collate
+    parts = DatasetImages(begun.dataset, max(limit // 3, 1), begun.size, workers=source.workers, collate=collate)
     tried = EVALUATIONS if evaluations is None else evaluations
+    heard = on_progress if begun.first else None
     how: SearchOptions = {
-        "task": own, "proxy": proxy, "evaluations": tried, "strategy": search, "shape": shape, "engine": names,
-        "precision": precisions,
-        "seconds": None if minutes is None else 60.0 * minutes,
-        "study": study, "resume": resume, "about": about, "processes": processes, "seed": seed,
-        "on_trial": None if on_progress is None else _improvements(on_progress, tried * len(targets), proxy),
+        "task": begun.task, "proxy": spec.proxy, "evaluations": tried, "strategy": spec.strategy, "shape": spec.shape,
+        "engine": names, "precision": precisions, "seed": seed,
+        "seconds": None if spec.minutes is None else 60.0 * spec.minutes,
+        "study": begun.study, "resume": results.resume, "about": begun.about, "processes": begun.processes,
+        "on_trial": None if heard is None else _improvements(heard, tried * len(targets), spec.proxy),
     }  # fmt: skip
-    if on_progress is not None:  # costs are measured before the first setting is scored, and that may take minutes
-        on_progress(0, tried * len(targets), "")
+    if heard is not None:  # costs are measured before the first setting is scored, and that may take minutes
+        heard(0, tried * len(targets), "")
     with quiet():
-        searches = Searches(loaded.model, configs, images, targets, how)
-        results = searches.run()
-        several = ParetoFront.of(results, searches.evaluator) if front is not None else None
+        searches = Searches(begun.loaded.model, configs, parts, targets, how)
+        found = searches.run()
+        front = ParetoFront.of(found, searches.evaluator) if several else None
     facts = {
-        "model": loaded.name,
-        "environment": environment(device=device_name, dtype="float32", seed=seed),
-        "processes": processes.count,
+        "model": begun.loaded.name,
+        "environment": environment(device=begun.about["device"], dtype="float32", seed=seed),
+        "processes": begun.processes.count,
     }
-    report = _report_searches(results, several, facts, loaded.model, folder)
-    if held_out is not None and processes.index == 0:
-        _check_held_out(report, held_out, loaded.model, given, folder)
+    report = _report_searches(found, front, facts, begun.loaded.model, begun.folder)
+    if held_out is not None and begun.first:
+        _check_held_out(report, held_out, begun.loaded.model, source, seed, begun.folder)
     return report
 
 
-def _check_options(given: Mapping[str, Any]) -> None:
-    """Refuse options that do not go together, or have no effect.
+@earlier(model=ModelSpec, data=DataSpec, out=Results)
+def tune_grid(
+    model: nn.Module | str | ModelSpec,
+    grid: str | Sequence[str],
+    data: Any,
+    *,
+    number: int | None = None,
+    out: str | Path | Results | None = "tuned",
+    seed: int = 0,
+    on_progress: Progress | None = None,
+) -> TuneReport:
+    """Evaluate a method at every point of a grid, next to the dense model.
+
+    Args:
+        model: the dense model, which is left as it was; its name, or a `vitrim.ModelSpec`.
+        grid: every combination, e.g. ``"atm:alpha=0.9..1.0/0.05,beta=0|0.02"``, or the name of a paper's sweep.
+        data: images with labels: a source, as ``--data``, a dataset, or a `vitrim.DataSpec`.
+        number: try so many points drawn at random; None for all.
+        out: folder for the results and ``study.jsonl``, or a `vitrim.Results`; None: nothing is written.
+        seed: of random weights of a named model, of points that are drawn, and of methods that draw at random.
+        on_progress: called with the number of points done, that of all, and "".
+
+    Returns:
+        A report with a row per point, and the table of those that no other dominates; ``sweep`` has all of them.
 
     Raises:
-        VitrimError: in one line.
+        VitrimError: a point is no valid setting or does not fit the model, or data that cannot be read.
     """
-    model, methods, train = given["model"], given["methods"], given["train"]
-    for name, least in {"evaluations": 1, "batch_size": 1, "limit": 1, "workers": 0}.items():
-        check_whole(**{name: (given[name], least)})
-    aims = [f"--{name}" for name in ("target", "front", "grid") if given[name] is not None]
-    if train is not None and aims != ["--grid"]:
-        raise VitrimError("--train RECIPE trains the points of a grid: give --grid with it, and nothing else to aim at")
-    if len(aims) != 1:
-        found = " and ".join(aims) or "none"
-        raise VitrimError(f"give one of --target, --front and --grid, got {found}; e.g. --target macs=0.5")
-    if (model is None) != (train is not None):
-        name = model if isinstance(model, str) else type(model).__name__
-        raise VitrimError("MODEL is missing" if train is None else f"the recipe names the model: leave out '{name}'")
-    if (methods is None) != (aims == ["--grid"]):
+    source, results, texts = DataSpec.of(data), Results.of(out), [grid] if isinstance(grid, str) else list(grid)
+    check_whole(evaluations=(number, 1))
+    points = parse_grid(texts)
+    for point in points.points(1):
+        points.config(point)
+    every = len(points.points(number, seed))
+    begun = _begin(model, source, results, seed)
+    found = sweep(
+        begun.loaded.model, points, begun.dataset, begun.task, number=number, limit=source.limit,
+        batch_size=begun.size, workers=source.workers, seed=seed, study=begun.study, resume=results.resume,
+        about=begun.about, processes=begun.processes,
+        on_point=None if on_progress is None or not begun.first else lambda done: on_progress(done, every, ""),
+    )  # fmt: skip
+    return _report_sweep(found, {"model": begun.loaded.name, **begun.about, "grid": texts}, begun.folder)
+
+
+def train_grid(
+    recipe: str,
+    grid: str | Sequence[str],
+    data: str,
+    *,
+    number: int | None = None,
+    out: str | Path = "tuned",
+    resume: bool = False,
+    workers: int = 0,
+    device: str | None = None,
+    seed: int = 0,
+    on_progress: Progress | None = None,
+) -> TuneReport:
+    """Train a recipe at every point of a grid, each run in a folder of its own.
+
+    Args:
+        recipe: name or file; it names the model, and says how data are read.
+        grid: ``"key=a|b"`` of the recipe, one or several.
+        data: the source, as of `vitrim.train`.
+        number: train at so many points drawn at random; None for all.
+        out: folder for the runs and the results.
+        resume: go on with runs that were stopped; finished ones are not run again.
+        workers: processes that read images; 0: this one.
+        device: cpu, or None for what accelerate finds.
+        seed: of points that are drawn.
+        on_progress: called with the number of runs done, that of all, and "".
+
+    Returns:
+        As `tune_grid`.
+
+    Raises:
+        VitrimError: a value that the recipe does not take, before any run; or what stops a run.
+    """
+    from vitrim.training.running import Running
+
+    kind, colon, _ = str(device or "cpu").partition(":")
+    if colon:
         raise VitrimError(
-            "name the method in --grid" if methods else "-m METHOD is missing: say what to tune, e.g. tome"
+            f"--device {device} names one of several devices, and with --train accelerate chooses it: write --device "
+            f"{kind}"
         )
-    defaults = inspect.signature(tune).parameters
-
-    def refuse(what: str, *names: str) -> None:
-        changed = [name for name in names if given[name] not in (defaults[name].default, {}, [])]
-        singular = (name.removesuffix("s") if name.endswith("_options") else name for name in changed)
-        options = [f"--{name}".replace("_", "-") for name in singular]
-        if options:
-            verb, rest = ("is", "it") if len(options) == 1 else ("are", "them")
-            raise VitrimError(f"{', '.join(options)} {verb} {what}: leave {rest} out")
-
-    if aims == ["--grid"]:
-        names = ("engine", "precision", "check", "minutes", "shape", "proxy", "search")
-        refuse("for a search with --target or --front", *names)
-    if train is not None:
-        refuse(
-            "not for --train, whose recipe says how the model is made and the data are read",
-            *("pretrained", "checkpoint", "model_options", "limit", "split", "image_column", "label_column"),
-            *("data_options", "task", "batch_size"),
-        )
-        kind, colon, _ = str(given["device"] or "cpu").partition(":")
-        if colon:
-            raise VitrimError(
-                f"--device {given['device']} names one of several devices, and with --train accelerate chooses it: "
-                f"write --device {kind}"
-            )
+    if out is None or not isinstance(data, str):
+        raise VitrimError("training at the points of a grid needs a folder, out, and the source of its data")
+    texts, folder, device = [grid] if isinstance(grid, str) else list(grid), Path(out), device or "cpu"
+    points = parse_grid(texts, recipe=True)
+    most = len(points.points(number, seed))
+    check_folder(folder)
+    select_device(device), torch.manual_seed(seed)
+    found = train_sweep(
+        recipe, points, data, Running(folder, resume=resume, workers=workers), number=number, seed=seed,
+        cpu=device == "cpu", on_point=None if on_progress is None else lambda done: on_progress(done, most, ""),
+    )  # fmt: skip
+    first = Processes.launched(device).index == 0
+    return _report_sweep(found, {"train": recipe, "data": data, "grid": texts}, folder if first else None)
 
 
-def _targets(target: Target | str | None, front: str | Sequence[Target | str] | None) -> list[Target]:
-    """The targets of a search."""
-    if front is None:
-        return [target if isinstance(target, Target) else Target.parse(target or "")]
-    if not isinstance(front, str):
-        found = [one if isinstance(one, Target) else Target.parse(one) for one in front]
+@dataclass(frozen=True)
+class _Begun:
+    """What a search and a grid open alike.
+
+    Attributes:
+        loaded: the model.
+        task, dataset: of it.
+        size: images per batch.
+        about: entries for the study and the result.
+        folder: for results; None: nothing is written, or another process writes.
+        study: file of the study.
+        processes: this process and its like.
+    """
+
+    loaded: Loaded
+    task: Task
+    dataset: Any
+    size: int
+    about: dict[str, Any]
+    folder: Path | None
+    study: Path | None
+    processes: Processes
+
+    @property
+    def first(self) -> bool:
+        """True in the process that writes."""
+        return self.processes.index == 0
+
+
+def _begin(model: nn.Module | str | ModelSpec, source: DataSpec, results: Results, seed: int) -> _Begun:
+    """Open model and images."""
+    spec, folder = ModelSpec.of(model), results.path
+    selected = select_device(str(spec.device or "cpu"))
+    if folder is not None:
+        check_folder(folder)
+    if spec.named:
+        torch.manual_seed(seed)
+    processes = Processes.launched(str(spec.device or "cpu"))
+    place = processes.device or selected
+    loaded = spec.load(place)
+    if not spec.named and spec.device is not None:
+        loaded = loaded._replace(model=copy.deepcopy(loaded.model).to(place))
+    device = str(spec.device or "cpu") if spec.named else str(next(loaded.model.parameters()).device)
+    task, dataset = open_task(loaded, source, embeddings=True)
+    about = {"data": source.name(dataset), "split": dataset.split, "device": device, "weights": loaded.weights}
+    study = None if folder is None else folder / "study.jsonl"
+    writes = folder if processes.index == 0 else None
+    return _Begun(loaded, task, dataset, task.eval_batch(source.batch_size), about, writes, study, processes)
+
+
+def _targets(target: Target | str | Sequence[Target | str]) -> tuple[list[Target], bool]:
+    """The targets of a search, and whether they are those of a front."""
+    if isinstance(target, Target):
+        return [target], False
+    if not isinstance(target, str):
+        found = [one if isinstance(one, Target) else Target.parse(one) for one in target]
+    elif "," not in target and "=" in target:
+        return [Target.parse(target)], False
     else:
-        kind, equals, values = front.partition("=")
+        kind, equals, values = target.partition("=")
         equals = "" if "," in kind else equals
-        texts = (values if equals else front).split(",")
+        texts = (values if equals else target).split(",")
         wrong = next((text for text in texts if "=" in text or not text.strip()), None)
         if wrong is not None:
             raise VitrimError(
-                f"cannot read '{wrong}' of --front '{front}': write values of one kind, e.g. 0.35,0.5 or "
+                f"cannot read '{wrong}' of --front '{target}': write values of one kind, e.g. 0.35,0.5 or "
                 "speedup=1.2,1.5"
             )
         found = [Target.parse(f"{kind if equals else 'macs'}={text.strip()}") for text in texts]
     if len({one.value for one in found}) < len(found):
-        given = front if isinstance(front, str) else ", ".join(map(str, found))
+        given = target if isinstance(target, str) else ", ".join(map(str, found))
         raise VitrimError(f"--front {given} has a target twice")
-    return of_one_kind(found)
+    return of_one_kind(found), True
 
 
 def _configs(methods: Methods | None) -> list[MethodConfig] | None:
@@ -349,15 +434,6 @@ def _configs(methods: Methods | None) -> list[MethodConfig] | None:
     if not configs:
         raise VitrimError("there is nothing to tune: name at least one method")
     return configs
-
-
-def _start(device: str, threads: int | None, seed: int | None) -> torch.device:
-    """The device, after the threads and the seed of random weights are set."""
-    selected = select_device(device)
-    set_threads(threads)
-    if seed is not None:
-        torch.manual_seed(seed)
-    return selected
 
 
 def _improvements(on_progress: Progress, most: int, proxy: str) -> Callable[[Trial], None]:
@@ -379,10 +455,6 @@ def _improvements(on_progress: Progress, most: int, proxy: str) -> Callable[[Tri
 # ---- images ----------------------------------------------------------------------------------------------------------
 
 
-def _source(data: Any) -> str:
-    return str(data) if isinstance(data, str | Path) else str(data.source)
-
-
 @dataclass(frozen=True)
 class HeldOut:
     """Images to score what a search returns on.
@@ -400,24 +472,23 @@ class HeldOut:
     same: bool
 
 
-def _open_check(check: Any, loaded: Loaded, data: Any, searched: Any, reading: Mapping[str, Any]) -> HeldOut:
+def _open_check(check: Any, loaded: Loaded, searched: DataSpec, dataset: Any) -> HeldOut:
     """Open a dataset, ``SOURCE`` or ``SOURCE:SPLIT``.
 
     Args:
         check: what is opened.
         loaded: the model.
-        data, searched: what the search reads, as it was given and as it was opened.
-        reading: the other arguments of `open_task`.
+        searched, dataset: what the search reads, as it was given and as it was opened.
     """
     if not isinstance(check, str | Path):
-        task, dataset = open_task(loaded, check, embeddings=True, **reading)
-        return HeldOut(task, dataset, dataset.source, check is data)
+        task, found = open_task(loaded, DataSpec(check, task=searched.task, options=searched.options), embeddings=True)
+        return HeldOut(task, found, found.source, check is searched.source)
     source, _, split = str(check).rpartition(":")
     if not source or "/" in split or "\\" in split:  # the colon of a path, or none
         source, split = str(check), ""
-    task, dataset = open_task(loaded, source, split=split or None, embeddings=True, **reading)
-    same = Path(source).resolve() == Path(_source(data)).resolve() and dataset.split == searched.split
-    return HeldOut(task, dataset, str(check), same)
+    task, found = open_task(loaded, replace(searched, source=source, split=split or None), embeddings=True)
+    same = Path(source).resolve() == Path(searched.name(dataset)).resolve() and found.split == dataset.split
+    return HeldOut(task, found, str(check), same)
 
 
 # ---- reports ---------------------------------------------------------------------------------------------------------
@@ -475,15 +546,15 @@ def _draw_schedule(report: TuneReport, result: Result, model: nn.Module, file: P
 
 
 def _check_held_out(
-    report: TuneReport, held_out: HeldOut, model: nn.Module, given: Mapping[str, Any], folder: Path | None
+    report: TuneReport, held_out: HeldOut, model: nn.Module, source: DataSpec, seed: int, folder: Path | None
 ) -> None:
     """Score the dense model and the settings that were found on images that the search did not read."""
     trials = [trial for result in report.results for _, trial in result.pair]
     configs = list({trial.config.describe(): trial.config for trial in trials}.values())
     task = held_out.task
-    size, workers = task.eval_batch(given["batch_size"]), given["workers"]
-    batches = read(held_out.dataset, size, workers=workers, collate=task.collate)
-    rows = run(model, configs, batches, standard_probes(task), task=task, seed=given["seed"])
+    size = task.eval_batch(source.batch_size)
+    batches = read(held_out.dataset, size, workers=source.workers, collate=task.collate)
+    rows = run(model, configs, batches, standard_probes(task), task=task, seed=seed)
     returned = {result.config.describe() for result in report.results}
     names = [name for name, value in rows[0].items() if isinstance(value, float) and "gmacs" not in name]
     lines: list[tuple[Any, ...]] = [
@@ -499,27 +570,6 @@ def _check_held_out(
         content = {"images": held_out.source, "same": held_out.same, "rows": report.checked}
         write_text(folder / "check.json", json_text(content, indent=2) + "\n")
         report.files.append(folder / "check.json")
-
-
-def _train(texts: Sequence[str], given: Mapping[str, Any]) -> TuneReport:
-    """Train a recipe at the points of a grid."""
-    from vitrim.training.loop import Running
-
-    recipe, data, out, device = given["train"], given["data"], given["out"], given["device"] or "cpu"
-    if out is None or not isinstance(data, str):
-        raise VitrimError("training at the points of a grid needs a folder, out, and the source of its data")
-    grid, folder, on_progress = parse_grid(texts, recipe=True), Path(out), given["on_progress"]
-    number, seed = given["evaluations"], given["seed"]
-    most = len(grid.points(number, seed))
-    check_folder(folder)
-    _start(device, given["threads"], seed)
-    found = train_sweep(
-        recipe, grid, data, Running(folder, resume=given["resume"], workers=given["workers"]),
-        number=number, seed=seed, cpu=device == "cpu",
-        on_point=None if on_progress is None else lambda done: on_progress(done, most, ""),
-    )  # fmt: skip
-    first = Processes.launched(device).index == 0
-    return _report_sweep(found, {"train": recipe, "data": data, "grid": list(texts)}, folder if first else None)
 
 
 def _report_sweep(found: SweepResult, about: Mapping[str, Any], folder: Path | None) -> TuneReport:
