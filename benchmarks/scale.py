@@ -4,7 +4,7 @@
     python benchmarks/scale.py features --record benchmarks/scale.json    # where `vitrim[ray]` is
     python benchmarks/scale.py tensor --record benchmarks/scale.json      # where vLLM is: `make test-vllm`
     python benchmarks/scale.py data --record benchmarks/scale.json        # the same
-    python benchmarks/scale.py draw --record benchmarks/scale.json        # docs/images/scale.svg, and the table
+    python benchmarks/scale.py draw --record benchmarks/scale.json        # docs/images/scale.svg, and its section
 
 A worker has one thread. Each round starts the engine anew with one worker and with two, in a drawn order, by the
 command that docs/scale.md names. Start-up is not part of a rate: training is measured behind its first updates,
@@ -31,6 +31,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import urllib.error
 import urllib.request
@@ -47,14 +48,17 @@ from PIL import Image
 
 from script import from_shell, write_json
 from vitrim.errors import VitrimError
+from vitrim.files import write_text
 from vitrim.measure.machine import processor
 
 ROOT = Path(__file__).parents[1]
-FIGURE = ROOT / "docs" / "images" / "scale.svg"
+FIGURE, PAGE = ROOT / "docs" / "images" / "scale.svg", ROOT / "docs" / "scale.md"
+HEAD, NEXT = "## How it grows\n\n", "\n\n## Training"
+"""Around the section of the page that is written here."""
 WORKERS = (1, 2)
-BATCH, UPDATES, EVERY = 32, 12, 2
+BATCH, UPDATES, EVERY = 32, 10, 2
 IMAGES, CHUNK = 512, 16
-AT_ONCE, REQUESTS, ANSWER, WORDS = 8, 32, 8, 32
+AT_ONCE, REQUESTS, ANSWER, WORDS = 8, 24, 4, 32
 RECIPE = f"""
 model: deit_tiny_patch16_224
 method: tome:r=13
@@ -65,6 +69,7 @@ batch_size: {BATCH}
 """
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
+    "RAY_worker_niceness": "0",  # Ray lets its workers stand behind all other processes
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -244,16 +249,17 @@ def ask(address: str, number: int) -> None:
 
 def measure(name: str, rounds: int) -> dict[str, Any]:
     """The rates of every number of workers, one for each round."""
-    way, rates = MEASURED[name], {workers: list[float]() for workers in WORKERS}
+    way, rates, load = MEASURED[name], {workers: list[float]() for workers in WORKERS}, list[float]()
     for turn in range(rounds):
         order = list(WORKERS)
         random.Random(turn).shuffle(order)
         for workers in order:
+            load.append(os.getloadavg()[0])
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
                 rates[workers].append(way.rate(workers, Path(place)))
             print(f"{name}, {workers} worker(s): {rates[workers][-1]:.2f} {way.unit}", flush=True)
     packages = {package: version(package) for package in way.packages}
-    return {"setting": way.setting, "processor": processor(), "packages": packages, "rates": rates}
+    return {"setting": way.setting, "processor": processor(), "packages": packages, "rates": rates, "load": load}
 
 
 def growth(rates: Mapping[str, Sequence[float]]) -> list[float]:
@@ -262,13 +268,26 @@ def growth(rates: Mapping[str, Sequence[float]]) -> list[float]:
     return [after / before for before, after in zip(one, two, strict=True)]
 
 
-def table(record: Mapping[str, Any]) -> str:
-    """Rates and growth, as docs/scale.md has them: medians, with extremes."""
-    lines = ["| | one worker | two workers | growth |", "|---|---|---|---|"]
+def section(record: Mapping[str, Any]) -> str:
+    """What docs/scale.md says of the rates: medians, with extremes."""
+    missing = [way.title for name, way in MEASURED.items() if name not in record]
+    if missing:
+        return textwrap.fill(f"`benchmarks/scale.py` measures it. Not measured so far: {'; '.join(missing)}.", 100)
+    grown = [statistics.median(growth(record[name]["rates"])) for name in MEASURED]
+    lines = [f"**Two workers do {min(grown):.1f} to {max(grown):.1f} times the work of one.**", ""]
+    lines += ["| | one worker | two workers | growth |", "|---|---|---|---|"]
     for name, way in MEASURED.items():
         rates = record[name]["rates"]
         shown = [f"{spread(rates[str(workers)])} {way.unit}" for workers in WORKERS]
-        lines.append(f"| {way.title} | {' | '.join(shown)} | **{spread(growth(rates))}** |")
+        lines.append(f"| {way.title} | {' | '.join(shown)} | {spread(growth(rates))} |")
+    lines += ["", "![Throughput of one worker and of two](images/scale.svg)", "", "A worker has one thread:", ""]
+    for name, way in MEASURED.items():
+        own = record[name]
+        libraries = ", ".join(f"{package} {number}" for package, number in own["packages"].items())
+        rounds = len(own["rates"]["1"])
+        line = f"{way.title}: {own['setting']}; {libraries}; {own['processor']}; medians of {rounds} rounds, extremes"
+        line += f" in brackets; load before a start {min(own['load']):.1f} to {max(own['load']):.1f}."
+        lines += textwrap.wrap(line, 100, initial_indent="* ", subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines)
 
 
@@ -280,7 +299,7 @@ def spread(values: Sequence[float]) -> str:
 
 def draw(record: Mapping[str, Any]) -> None:
     """A panel for every way: rounds as dots, medians as a line, and twice the rate of one worker."""
-    from vitrim.plots.style import OKABE_ITO, SMALL, TEXT, panels, save
+    from vitrim.plots.style import OKABE_ITO, SMALL, TEXT, TITLE, panels, save
 
     figure, axes = panels(len(MEASURED), across=4, size=(2.35, 2.5), above=0.3)
     colours = dict(zip(MEASURED, OKABE_ITO, strict=False))
@@ -292,10 +311,8 @@ def draw(record: Mapping[str, Any]) -> None:
             axis.plot([workers] * len(values), values, "o", color=colours[name], markersize=4, alpha=0.5)
         axis.plot(WORKERS, middles, color=colours[name], linewidth=2)
         axis.plot(WORKERS, [middles[0] * workers for workers in WORKERS], "--", color="#888888", linewidth=1)
-        axis.annotate(
-            f"{statistics.median(growth(rates)):.2f} times", (2, middles[1]), (0, -16), textcoords="offset points",
-            ha="right", fontsize=TEXT, color=colours[name],
-        )  # fmt: skip
+        grown = f"{statistics.median(growth(rates)):.2f} times"
+        axis.text(0.98, 0.05, grown, transform=axis.transAxes, ha="right", fontsize=TITLE, color=colours[name])
         axis.set_title(way.title, fontsize=TEXT, loc="left")
         axis.set_ylabel(way.unit, fontsize=SMALL)
         axis.set_xlabel("workers of one thread", fontsize=SMALL)
@@ -314,8 +331,10 @@ def main() -> None:
     options = parser.parse_args()
     record = json.loads(options.record.read_text()) if options.record.exists() else {}
     if options.what == "draw":
-        draw(record)
-        print(table(record))
+        if record.keys() >= MEASURED.keys():
+            draw(record)
+        before, _, behind = PAGE.read_text().partition(HEAD)
+        write_text(PAGE, before + HEAD + section(record) + NEXT + behind.partition(NEXT)[2])
     else:
         write_json(options.record, {**record, options.what: measure(options.what, options.rounds)})
 
