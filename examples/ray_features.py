@@ -6,8 +6,9 @@
 
 The images are those of a folder, with its folders, or the column of a parquet file or a folder of such files. Every
 worker is an actor with a reduced model of its own. Each chunk of images becomes one parquet file with the columns
-`name` and `feature`, written under another name and moved into place when it is whole: a run that was killed and is
-started again leaves out the chunks that are there. It refuses to go on in a folder of other images or another setting.
+`name` and `feature`, written under another name and moved into place when it is whole. A worker that dies is made anew
+by Ray, and its chunk again; a run that was killed and is started again leaves out the chunks that are there. It refuses
+to go on in a folder of other images or another setting.
 Needs `pip install 'vitrim[ray]'`. For many machines the folders must be ones that all of them see.
 """
 
@@ -33,7 +34,8 @@ from vitrim.data import eval_transform
 from vitrim.errors import VitrimError
 
 ENDINGS = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
-SETTING = "setting.json"
+SETTING = "_setting.json"
+"""Begins with "_", which readers of a folder of parquet files leave out."""
 
 
 def listed(source: Path) -> list[tuple[str, int]]:
@@ -142,25 +144,31 @@ def check_setting(options: argparse.Namespace, images: Sequence[tuple[str, int]]
         raise VitrimError(f"{options.out} holds features of another setting ({'; '.join(other)}): give another folder")
 
 
+def missing(options: argparse.Namespace, images: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+    """The chunks that have no file."""
+    found = []
+    for chunk, start in enumerate(range(0, len(images), options.chunk)):
+        names, rows = zip(*images[start : start + options.chunk], strict=True)
+        if not file_of(options.out, chunk).exists():
+            found.append({"chunk": chunk, "names": list(names), "rows": list(rows)})
+    return found
+
+
 def features(options: argparse.Namespace) -> tuple[int, int]:
     """The images whose features were made, and those of chunks that were there."""
     import ray
 
     images = listed(options.source)
     check_setting(options, images)
-    starts = range(0, len(images), options.chunk)
-    items = []
-    for chunk, start in enumerate(starts):
-        names, rows = zip(*images[start : start + options.chunk], strict=True)
-        if not file_of(options.out, chunk).exists():
-            items.append({"chunk": chunk, "names": list(names), "rows": list(rows)})
+    items = missing(options, images)
     total = sum(len(item["names"]) for item in items)
     if not items:
         return 0, len(images)
     own = not ray.is_initialized()
     if own:
         here = {"num_cpus": options.workers * options.threads} if options.address is None else {}
-        ray.init(address=options.address, include_dashboard=False, log_to_driver=False, **here)
+        # without "local" it would join a cluster that was started on this machine, whose size is another
+        ray.init(address=options.address or "local", include_dashboard=False, log_to_driver=False, **here)
     try:
         dataset = ray.data.from_items(items, override_num_blocks=len(items))
         made = dataset.map_batches(

@@ -37,6 +37,7 @@ try:
     import latency_model
     import plain_loops
     import resolution
+    import scale
     import second_check
     import study
     import upstream
@@ -135,6 +136,28 @@ def test_targets_follow_the_batch_size() -> None:
     row = {"method": "gtp", "over_slice": over, "over_loop": None, "over_dense": over, "ratio": 0.9}
     assert baselines.verdicts(row, 1) == {"over slice >= 0.88": True, "over dense >= 0.97": True}
     assert baselines.verdicts({**row, "over_loop": over}, 8) == {"over loop >= 1.03": False, "ratio >= 0.95": False}
+
+
+def test_growth_is_that_of_the_rounds() -> None:
+    assert scale.growth({"1": [2.0, 4.0, 1.0], "2": [3.0, 8.0, 1.0]}) == [1.5, 2.0, 1.0]
+    assert scale.spread([1.5, 2.0, 1.0]) == "1.50 (1.00-2.00)"
+    assert scale.spread([15.0, 22.22, 9.0]) == "15.0 (9.0-22.2)"
+
+
+def test_the_page_of_scale_has_what_was_measured() -> None:
+    record = Path(FOLDER) / "scale.json"
+    found = scale.section(json.loads(record.read_text()) if record.exists() else {})
+    assert scale.HEAD + found + scale.NEXT in scale.PAGE.read_text()
+
+
+def test_a_section_has_medians_and_extremes() -> None:
+    one = {"setting": "small", "processor": "a chip", "packages": {"torch": "2"}, "load": [0.5, 1.0]}
+    record = {name: {**one, "rates": {"1": [2.0, 4.0, 1.0], "2": [3.0, 8.0, 1.5]}} for name in scale.MEASURED}
+    said = scale.section(record)
+    assert said.startswith("**Two workers do 1.5 to 1.5 times the work of one.**")
+    assert "| features, Ray Data | 2.00 (1.00-4.00) images/s | 3.00 (1.50-8.00) images/s | 1.50 (1.50-2.00) |" in said
+    assert "small; torch 2; a chip; medians of 3 rounds" in " ".join(said.split())
+    assert all(len(line) <= 100 for line in said.splitlines() if not line.startswith("|"))
 
 
 def test_rows_are_kept_and_a_torn_one_is_made_again(tmp_path: Path) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import importlib.util
 import logging
+import os
 import runpy
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -171,6 +175,53 @@ def test_pictures_need_a_model_and_data(capsys: pytest.CaptureFixture[str]) -> N
     assert "give a model and --data, or neither" in capsys.readouterr().err
 
 
+def by_the_model_alone(path: Path, method: str) -> torch.Tensor:
+    """The feature (C,) of an image file."""
+    torch.manual_seed(0)
+    model = timm.create_model("test_vit").eval()
+    prepare = timm.data.create_transform(**timm.data.resolve_data_config(model=model))
+    vitrim.reduce_(model, method)
+    with torch.inference_mode():
+        tokens = model.forward_features(prepare(Image.open(path).convert("RGB"))[None])
+        return model.forward_head(tokens, pre_logits=True)[0]
+
+
+def test_a_chunk_of_features_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of `ray_features`, in this process: rows of three groups, then a file cut short."""
+    example, photos, out = load("ray_features"), tmp_path / "photos", tmp_path / "features"
+    photos.mkdir()
+    out.mkdir()
+    example.pictures(photos, 8)
+    files, source = sorted(photos.glob("*.png")), tmp_path / "photos.parquet"
+    pq.write_table(pa.table({"image": [file.read_bytes() for file in files]}), source, row_group_size=3)
+    setting = {"model": "test_vit", "pretrained": False, "checkpoint": None, "method": "tome:r=4", "column": "image"}
+    options = argparse.Namespace(
+        source=source, out=out, threads=torch.get_num_threads(), gpus=0, batch_size=2, chunk=5, **setting
+    )
+    images, worker = example.listed(source)[2:], example.Features(options)
+    example.check_setting(options, images)
+    first, second = example.missing(options, images)
+    made = worker({name: [value] for name, value in first.items()})
+    assert made["images"].tolist() == [5]
+    table = pq.read_table(out)
+    assert table.column("name").to_pylist() == [f"photos.parquet:{number}" for number in range(2, 7)]
+    for feature, file in zip(table.column("feature").to_pylist(), files[2:7], strict=True):
+        torch.testing.assert_close(torch.tensor(feature), by_the_model_alone(file, "tome:r=4"), atol=1e-5, rtol=1e-4)
+
+    def torn(table: pa.Table, file: IO[bytes]) -> None:
+        file.write(b"PAR1")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(pq, "write_table", torn)
+    with pytest.raises(OSError, match="no space left"):
+        worker({name: [value] for name, value in second.items()})
+    assert len(list(out.glob("*.parquet"))) == 1
+    assert example.missing(options, images) == [second]
+    options.method = "tome:r=2"
+    with pytest.raises(vitrim.VitrimError, match="another setting"):
+        example.check_setting(options, images)
+
+
 @pytest.mark.full  # starts Ray, which `.[dev]` does not have, three times
 @pytest.mark.parametrize("kind", ["folder", "parquet"])
 def test_features_under_ray_go_on_where_files_are(kind: str, tmp_path: Path) -> None:
@@ -215,17 +266,63 @@ def test_features_under_ray_go_on_where_files_are(kind: str, tmp_path: Path) -> 
         assert [row["name"] for row in rows] == [str(path.relative_to(photos)) for path in paths]
     else:
         assert [row["name"] for row in rows] == [f"photos.parquet:{number}" for number in range(40)]
-    torch.manual_seed(0)
-    model = timm.create_model("test_vit").eval()
-    prepare = timm.data.create_transform(**timm.data.resolve_data_config(model=model))
-    vitrim.reduce_(model, "tome:r=4")
-    with torch.inference_mode():
-        for row, path in list(zip(rows, paths, strict=True))[::9]:
-            tokens = model.forward_features(prepare(Image.open(path).convert("RGB"))[None])
-            torch.testing.assert_close(
-                torch.tensor(row["feature"]), model.forward_head(tokens, pre_logits=True)[0], atol=1e-5, rtol=1e-4
-            )
+    for row, path in list(zip(rows, paths, strict=True))[::9]:
+        expected = by_the_model_alone(path, "tome:r=4")
+        torch.testing.assert_close(torch.tensor(row["feature"]), expected, atol=1e-5, rtol=1e-4)
     with pytest.raises(subprocess.CalledProcessError) as refused:
         subprocess.run([*command, "-m", "tome:r=2"], capture_output=True, text=True, check=True)
     assert "holds features of another setting (method tome:r=4 -> tome:r=2)" in refused.value.stderr
     assert "Traceback" not in refused.value.stderr
+
+
+@pytest.mark.full  # starts Ray, which `.[dev]` does not have, two and three times
+@pytest.mark.parametrize("what", ["worker", "run"])
+def test_features_under_ray_survive_a_kill(what: str, tmp_path: Path) -> None:
+    """Killed while a worker reads an image, of which there is a pipe until then: rows are those of a run without it.
+
+    Without its workers the run goes on with new ones; killed itself, it is started again.
+    """
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("needs Ray: pip install 'vitrim[ray]'")
+    import psutil
+
+    photos, out, whole = tmp_path / "photos", tmp_path / "features", tmp_path / "undisturbed"
+    photos.mkdir()
+    load("ray_features").pictures(photos, 40)
+    start, options = [sys.executable, str(FOLDER / "ray_features.py"), str(photos)], ["--chunk", "4"]
+    subprocess.run([*start, str(whole), *options], capture_output=True, check=True)
+    command = [*start, str(out), *options]
+    image, kept = photos / "021.png", tmp_path / "021.png"
+    image.rename(kept)
+    os.mkfifo(image)
+    run, end, pipe = subprocess.Popen(command, stdout=subprocess.PIPE, text=True), time.monotonic() + 300, -1
+    try:
+        while pipe < 0 or len(list(out.glob("*.parquet"))) < 2:
+            assert run.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.05)
+            if pipe < 0:
+                with suppress(OSError):  # nobody reads it yet
+                    pipe = os.open(image, os.O_WRONLY | os.O_NONBLOCK)
+        kept.replace(image)
+        under = psutil.Process(run.pid).children(recursive=True)
+        workers = [process for process in under if process.cmdline()[0].startswith("ray::MapWorker")]
+        assert len(workers) == 2
+        for process in workers if what == "worker" else [run]:
+            process.kill()
+        os.close(pipe)
+        said = run.communicate(timeout=300)[0]
+    finally:
+        run.kill()
+    assert not psutil.wait_procs(workers, timeout=60)[1]
+    if what == "worker":
+        assert run.returncode == 0
+        assert "features of 40 images made, of 0 were there" in said
+    else:
+        there = len(list(out.glob("*.parquet")))
+        assert 2 <= there < 10
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert f"features of {40 - 4 * there} images made, of {4 * there} were there" in done.stdout
+    rows = pq.read_table(out)
+    assert rows.column("name").to_pylist() == [f"{number:03d}.png" for number in range(40)]
+    assert rows.equals(pq.read_table(whole))

@@ -74,6 +74,15 @@ def test_positions_that_a_family_cannot_give_are_refused(architecture: str) -> N
     assert family_of([architecture], PLAIN, vitrim.parse_selector("divprune"))[0] == architecture
 
 
+def test_what_makes_new_tokens_is_refused_where_tokens_keep_their_places() -> None:
+    for architecture, family in FAMILIES.items():
+        if family.axes:
+            with pytest.raises(VitrimError, match="has no places"):
+                family_of([architecture], PLAIN, vitrim.parse_selector("pool"))
+        else:
+            assert family_of([architecture], PLAIN, vitrim.parse_selector("pool"))[1] == family
+
+
 def test_caches_tell_settings_apart() -> None:
     texts = ["divprune:keep=0.25", "divprune:keep=0.5", "divprune:tokens=16", "random", "random:seed=1", "pool"]
     assert len({mark(vitrim.parse_selector(text)) for text in texts}) == len(texts)
