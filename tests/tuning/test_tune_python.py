@@ -245,3 +245,9 @@ def test_a_colon_of_a_path_is_no_split(given: str, opened: Opened) -> None:
     loaded: Any = Loaded(nn.Identity(), "", "", {}, None)
     assert tuning._open_check(given, loaded, data(given), SimpleNamespace(split="train")).same
     assert opened == [(given, None)]
+
+
+def test_a_dataset_to_check_on_is_the_one_that_is_scored(model: nn.Module, images: Path) -> None:
+    few = vitrim.open_data("images", limit=5)
+    report = tune(model, "tome", data(), check=few, out=None, **FEW)
+    assert {row["images"] for row in report.checked} == {5}
