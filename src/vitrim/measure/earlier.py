@@ -107,12 +107,12 @@ def earlier(**objects: Any) -> Callable[[Function], Function]:
             if figure is None:
                 return function(*bound.args, **bound.kwargs, **unknown)
             _tell("a report has its figure from the next release on: report.figure.savefig(...)")
-            place = Path(figure)
-            check_known("format", place.suffix.removeprefix("."), ("png", "svg"))
-            check_file(place)
+            picture = Path(figure)
+            check_known("format", picture.suffix.removeprefix("."), ("png", "svg"))
+            check_file(picture)
             report = function(*bound.args, **bound.kwargs, **unknown)
-            report.figure.savefig(place)
-            report.files.append(place)
+            report.figure.savefig(picture)
+            report.files.append(picture)
             return report
 
         return cast(Function, run)
