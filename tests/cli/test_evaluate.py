@@ -596,7 +596,7 @@ def test_what_was_gathered_is_handed_over_when_something_stops_the_pass(folder):
     [
         ({"dtype": "fp31"}, "unknown dtype 'fp31'"),
         ({"pretrained": True}, "say how to create a model: give its name"),
-        ({"options": 5}, "data_options is a dict of options by name, not 5"),
+        ({"data_options": 5}, "data_options is a dict of options by name, not 5"),
         ({"protocol": "x"}, "protocol is a dict of options by name, not 'x'"),
         ({"model_options": 5}, "model_options is a dict of options by name, not 5"),
         ({"split": 5}, "split is a text, not 5"),

@@ -76,11 +76,12 @@ def test_positions_that_a_family_cannot_give_are_refused(architecture: str) -> N
 
 def test_what_makes_new_tokens_is_refused_where_tokens_keep_their_places() -> None:
     for architecture, family in FAMILIES.items():
+        assert family_of([architecture], PLAIN, vitrim.parse_selector("pool"))[1] == family  # stands where it pools
         if family.axes:
             with pytest.raises(VitrimError, match="has no places"):
-                family_of([architecture], PLAIN, vitrim.parse_selector("pool"))
+                family_of([architecture], PLAIN, vitrim.parse_selector("prumerge"))
         else:
-            assert family_of([architecture], PLAIN, vitrim.parse_selector("pool"))[1] == family
+            assert family_of([architecture], PLAIN, vitrim.parse_selector("prumerge"))[1] == family
 
 
 def test_caches_tell_settings_apart() -> None:

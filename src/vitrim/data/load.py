@@ -204,6 +204,8 @@ def _names(given: Any) -> list[str]:
         DataError: there is no such file, or it is no text; a name that is empty or given twice; no list of names.
     """
     where = "class_names"
+    if isinstance(given, str) and given.startswith("["):  # a list without quotes
+        raise DataError(f'class_names={given} is no list of names; write e.g. class_names=\'["cat","dog"]\'')
     if isinstance(given, str | Path):
         where = str(given)
         file = existing(given)
