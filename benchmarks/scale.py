@@ -270,25 +270,28 @@ def growth(rates: Mapping[str, Sequence[float]]) -> list[float]:
 
 def section(record: Mapping[str, Any]) -> str:
     """What docs/scale.md says of the rates: medians, with extremes."""
+    known = {name: way for name, way in MEASURED.items() if name in record}
     missing = [way.title for name, way in MEASURED.items() if name not in record]
-    if missing:
-        return textwrap.fill(f"`benchmarks/scale.py` measures it. Not measured so far: {'; '.join(missing)}.", 100)
-    grown = [statistics.median(growth(record[name]["rates"])) for name in MEASURED]
-    lines = [f"**Two workers do {min(grown):.1f} to {max(grown):.1f} times the work of one.**", ""]
+    rest = textwrap.fill(f"`benchmarks/scale.py` measures it. Not measured so far: {'; '.join(missing)}.", 100)
+    if not known:
+        return rest
+    grown = [statistics.median(growth(record[name]["rates"])) for name in known]
+    span = " to ".join(dict.fromkeys((f"{min(grown):.1f}", f"{max(grown):.1f}")))
+    lines = [f"**Two workers do {span} times the work of one.**", ""]
     lines += ["| | one worker | two workers | growth |", "|---|---|---|---|"]
-    for name, way in MEASURED.items():
+    for name, way in known.items():
         rates = record[name]["rates"]
         shown = [f"{spread(rates[str(workers)])} {way.unit}" for workers in WORKERS]
         lines.append(f"| {way.title} | {' | '.join(shown)} | {spread(growth(rates))} |")
     lines += ["", "![Throughput of one worker and of two](images/scale.svg)", "", "A worker has one thread:", ""]
-    for name, way in MEASURED.items():
+    for name, way in known.items():
         own = record[name]
         libraries = ", ".join(f"{package} {number}" for package, number in own["packages"].items())
         rounds = len(own["rates"]["1"])
         line = f"{way.title}: {own['setting']}; {libraries}; {own['processor']}; medians of {rounds} rounds, extremes"
         line += f" in brackets; load before a start {min(own['load']):.1f} to {max(own['load']):.1f}."
         lines += textwrap.wrap(line, 100, initial_indent="* ", subsequent_indent="  ", break_on_hyphens=False)
-    return "\n".join(lines)
+    return "\n".join([*lines, *(["", rest] if missing else [])])
 
 
 def spread(values: Sequence[float]) -> str:
@@ -298,12 +301,13 @@ def spread(values: Sequence[float]) -> str:
 
 
 def draw(record: Mapping[str, Any]) -> None:
-    """A panel for every way: rounds as dots, medians as a line, and twice the rate of one worker."""
+    """A panel for every way that was measured: rounds as dots, medians as a line, and twice the rate of one worker."""
     from vitrim.plots.style import OKABE_ITO, SMALL, TEXT, TITLE, panels, save
 
-    figure, axes = panels(len(MEASURED), across=4, size=(2.35, 2.5), above=0.3)
+    known = {name: way for name, way in MEASURED.items() if name in record}
+    figure, axes = panels(len(known), across=4, size=(2.35, 2.5), above=0.3)
     colours = dict(zip(MEASURED, OKABE_ITO, strict=False))
-    for axis, (name, way) in zip(axes, MEASURED.items(), strict=True):
+    for axis, (name, way) in zip(axes, known.items(), strict=True):
         rates = record[name]["rates"]
         middles = [statistics.median(rates[str(workers)]) for workers in WORKERS]
         for workers in WORKERS:
@@ -331,7 +335,7 @@ def main() -> None:
     options = parser.parse_args()
     record = json.loads(options.record.read_text()) if options.record.exists() else {}
     if options.what == "draw":
-        if record.keys() >= MEASURED.keys():
+        if record:
             draw(record)
         before, _, behind = PAGE.read_text().partition(HEAD)
         write_text(PAGE, before + HEAD + section(record) + NEXT + behind.partition(NEXT)[2])
