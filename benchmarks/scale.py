@@ -269,7 +269,7 @@ def growth(rates: Mapping[str, Sequence[float]]) -> list[float]:
 
 
 def section(record: Mapping[str, Any]) -> str:
-    """What docs/scale.md says of the rates: medians, with extremes."""
+    """The section of docs/scale.md on the rates: medians, with extremes."""
     known = {name: way for name, way in MEASURED.items() if name in record}
     missing = [way.title for name, way in MEASURED.items() if name not in record]
     rest = textwrap.fill(f"`benchmarks/scale.py` measures it. Not measured so far: {'; '.join(missing)}.", 100)

@@ -645,7 +645,13 @@ class ModelSpec:
         place = device if device is not None else self.device if self.device is not None else "cpu"
         given = getattr(self.model, "_orig_mod", self.model)
         how: dict[str, Any] = {"pretrained": self.pretrained, "checkpoint": self.checkpoint, "device": place}
-        return load(given, **how, model_options=dict(self.options or {}))
+        if self.seed is None or not self.named:
+            return load(given, **how, model_options=dict(self.options or {}))
+        import torch
+
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self.seed)
+            return load(given, **how, model_options=dict(self.options or {}))
 
 
 class Loaded(NamedTuple):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import vitrim
 from vitrim.errors import VitrimError
@@ -157,3 +158,11 @@ def test_one_description_of_several_models_holds_for_those_that_are_named() -> N
         vitrim.ModelSpec.each([])
     with pytest.raises(VitrimError, match="a checkpoint holds the weights of one model"):
         vitrim.ModelSpec.each(vitrim.ModelSpec(["a", "b"], checkpoint="weights.safetensors"))
+
+
+def test_random_weights_of_a_description_follow_from_its_seed() -> None:
+    before = torch.get_rng_state()
+    one, again, other = (vitrim.ModelSpec("test_vit", seed=seed).load().model.pos_embed for seed in (1, 1, 2))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert torch.equal(torch.get_rng_state(), before)

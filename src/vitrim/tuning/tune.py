@@ -346,7 +346,7 @@ def train_grid(
 
 @dataclass(frozen=True)
 class _Begun:
-    """What a search and a grid open alike.
+    """Model and images, opened for a search or for a grid.
 
     Attributes:
         loaded: the model.
