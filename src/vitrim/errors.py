@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,23 @@ def check_kinds(**given: object) -> None:
         kind, words = KINDS[name]
         if value is not None and not isinstance(value, kind):
             raise VitrimError(f"{name} is {words}, not {value!r:.60}")
+
+
+def check_read(given: Any, read: Collection[str]) -> None:
+    """Refuse a description with a value that the function which takes it does not read.
+
+    Args:
+        given: a dataclass with a default for every field but the first.
+        read: the names of the fields that are read, beside the first.
+
+    Raises:
+        VitrimError: naming the field and those that are read.
+    """
+    for field in fields(given)[1:]:
+        value = getattr(given, field.name)
+        if field.name not in read and value != field.default and value != {}:
+            name = type(given).__name__
+            raise VitrimError(f"{field.name} of {name} has no effect here: leave it out; read are {', '.join(read)}")
 
 
 def check_known(what: str, given: object, valid: Collection[str]) -> None:

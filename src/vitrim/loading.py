@@ -569,6 +569,10 @@ def weights_of(name: str, *, pretrained: bool = False, checkpoint: Path | None =
     return folder if library == "hf" and has_weights(Path(folder).expanduser()) else "random"
 
 
+MADE = ("pretrained", "checkpoint", "options", "seed")
+"""The fields of a `ModelSpec` that every function reads."""
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """A model, and how it is made where a name stands for it, by the function that takes it.

@@ -28,12 +28,12 @@ from vitrim.analysis.summary import milliseconds, scores, summary
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import fitting, parse_methods
 from vitrim.data import DataError
-from vitrim.errors import MissingPackageError, VitrimError, check_kinds, check_known, one_line_errors
+from vitrim.errors import MissingPackageError, VitrimError, check_kinds, check_known, check_read, one_line_errors
 from vitrim.files import check_folder
-from vitrim.loading import ModelSpec
+from vitrim.loading import MADE, ModelSpec
 from vitrim.measure.earlier import earlier
 from vitrim.measure.evaluation import DTYPES, data_facts, open_task, paired_probes, standard_probes
-from vitrim.measure.inputs import DataSpec
+from vitrim.measure.inputs import SCORED, DataSpec
 from vitrim.measure.machine import environment, select_device
 from vitrim.measure.records import read
 from vitrim.measure.run import Measurement
@@ -108,11 +108,15 @@ def analyze(
         [15.0, 13.0, 11.0, 9.0, 7.0, 5.0]
     """
     source, place, configs = DataSpec.of(data), Results.of(out), parse_methods(methods)
+    check_read(source, SCORED)
+    check_read(place, ("formats",))
     check_kinds(on_progress=on_progress, on_report=on_report)
     _check_lists(sizes=sizes, blocks=blocks)
     if not isinstance(seed, int):
         raise VitrimError(f"seed is a whole number, not {seed!r:.60}")
     specs = ModelSpec.each(models)
+    for one in specs:
+        check_read(one, (*MADE, "device", "dtype"))
     dtype = "fp32" if specs[0].dtype is None else specs[0].dtype
     device = "cpu" if specs[0].device is None else specs[0].device
     check_kinds(dtype=dtype)

@@ -24,7 +24,7 @@ from vitrim.core.plan import Preprocessing
 from vitrim.core.reduce import get_reduction, handle_of, reduce_, restore_
 from vitrim.core.registry import ask, fitting, input_size_of, parse_method
 from vitrim.data import ImageDataset, batches
-from vitrim.errors import ReductionWarning, VitrimError, check_known, first_line
+from vitrim.errors import ReductionWarning, VitrimError, check_known, check_read, first_line
 from vitrim.exporting import static
 from vitrim.exporting.exported import Exported, ExportReport, sidecar, size_of, staged, weights_beside
 from vitrim.exporting.formats import format_named
@@ -33,10 +33,10 @@ from vitrim.exporting.program import MAX_BATCH, Program, as_read, trace
 from vitrim.exporting.program import check as compare
 from vitrim.files import as_path, check_file, json_text
 from vitrim.hosts.shared.classes import class_names
-from vitrim.loading import ModelSpec
+from vitrim.loading import MADE, ModelSpec
 from vitrim.measure.copies import apart, dense_copies, shared_copy, take_learned
 from vitrim.measure.earlier import earlier
-from vitrim.measure.inputs import DataSpec, open_images
+from vitrim.measure.inputs import WHERE, DataSpec, open_images
 from vitrim.measure.latency import Budget, fastest, images_per_second, paired_speedup, summarise, time_interleaved
 from vitrim.measure.machine import drawing, environment
 from vitrim.measure.macs import count_macs
@@ -159,6 +159,8 @@ def export(
         ('tome:r=2', [15, 13])
     """
     spec, source, wished = ModelSpec.of(model), DataSpec.of(images), file or FileSpec()
+    check_read(spec, MADE)
+    check_read(source, (*WHERE, "limit"))
     precision, preprocess, batch, size = wished.precision, wished.preprocess, wished.batch, wished.size
     config = parse_method(method) if isinstance(method, str) else method
     fixing, capacity = freeze is not False, None if isinstance(freeze, bool) else freeze

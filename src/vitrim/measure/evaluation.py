@@ -26,16 +26,16 @@ from vitrim.data.decoding import to_tensor
 from vitrim.data.dense import DetectionDataset, SegmentationDataset, plain
 from vitrim.data.fingerprint import fingerprint
 from vitrim.data.transforms import eval_transform, geometry_of
-from vitrim.errors import VitrimError, check_kinds, one_line_errors, unknown
+from vitrim.errors import VitrimError, check_kinds, check_read, one_line_errors, unknown
 from vitrim.files import check_folder
 from vitrim.hosts.shared.classes import described, strange
-from vitrim.loading import Loaded, ModelSpec, as_trained
+from vitrim.loading import MADE, Loaded, ModelSpec, as_trained
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.copies import apart
 from vitrim.measure.decisions import DecisionsProbe, save_decisions
 from vitrim.measure.earlier import earlier
 from vitrim.measure.in_files import AnyModel, FileModel, MethodsAndFiles, OnFile, check_alike, file_words, parted
-from vitrim.measure.inputs import EMBEDDING, ZERO_SHOT, DataSpec, open_data, task_name
+from vitrim.measure.inputs import EMBEDDING, SCORED, ZERO_SHOT, DataSpec, open_data, task_name
 from vitrim.measure.machine import drawing, environment, select_device
 from vitrim.measure.neighbours import Neighbours
 from vitrim.measure.predictions import check_predictions, save_predictions
@@ -319,6 +319,9 @@ def evaluate(
         [('dense', 101), ('tome:r=8', 93)]
     """
     spec, images, results = ModelSpec.of(model), DataSpec.of(data), Results.of(out)
+    check_read(spec, (*MADE, "device", "dtype", "learned"))
+    check_read(images, SCORED)
+    check_read(results, ("resume", "decisions", "predictions"))
     configs, beside_model = parted(methods)
     check_kinds(on_progress=on_progress, on_report=on_report)
     decisions, predictions = results.decisions, results.predictions

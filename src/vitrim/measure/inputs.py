@@ -26,6 +26,12 @@ ZERO_SHOT = "zero_shot"
 """The task of one that was trained with a text tower, and is told the classes by their names."""
 
 
+WHERE = ("split", "image_column", "label_column")
+"""The fields of a `DataSpec` that every function reads."""
+SCORED = (*WHERE, "options", "limit", "task", "protocol", "batch_size", "workers")
+"""Those of functions that score models on images."""
+
+
 @dataclass(frozen=True)
 class DataSpec:
     """Images and how they are read, by the function that takes them: for its model, and in its batches.

@@ -18,11 +18,11 @@ from vitrim.core.reduce import get_reduction
 from vitrim.core.registry import ask, has_trunk, input_size_of, parse_methods, reads_prompts
 from vitrim.data import ImageDataset, batches, eval_transform, load_images
 from vitrim.data.decoding import to_tensor
-from vitrim.errors import VitrimError, check_known, check_whole, one_line_errors
-from vitrim.loading import Loaded, ModelSpec
+from vitrim.errors import VitrimError, check_known, check_read, check_whole, one_line_errors
+from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.copies import apart
 from vitrim.measure.earlier import earlier
-from vitrim.measure.inputs import DataSpec, untrained_counts, untrained_notes
+from vitrim.measure.inputs import WHERE, DataSpec, untrained_counts, untrained_notes
 from vitrim.measure.machine import drawing, environment
 from vitrim.measure.macs import CONVENTIONS, Profile, profile_of
 from vitrim.measure.prefill import Prefill, Prompt, as_measured
@@ -89,6 +89,9 @@ def profile(
     if not isinstance(images, str | Path | ImageDataset | None):
         raise VitrimError(f"expected a source of images or a dataset of vitrim.data, got {type(images).__name__}")
     given = ModelSpec.each(models)
+    check_read(spec, (*WHERE, "limit"))
+    for one in given:
+        check_read(one, MADE)
     if not all(isinstance(one.model, str | nn.Module) for one in given):
         raise VitrimError(f"expected a model or its name, or a list of them, got {models!r:.60}")
     check_known("convention", convention, CONVENTIONS)

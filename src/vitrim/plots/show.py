@@ -24,15 +24,15 @@ from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, eval_transform, spread
 from vitrim.data.folders import loose_images
 from vitrim.data.transforms import geometry_of
-from vitrim.errors import MissingPackageError, VitrimError, check_kinds, check_known, check_whole
+from vitrim.errors import MissingPackageError, VitrimError, check_kinds, check_known, check_read, check_whole
 from vitrim.files import check_folder
 from vitrim.hosts.shared.classes import class_names as names_of
 from vitrim.hosts.shared.classes import described
-from vitrim.loading import Loaded, ModelSpec
+from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.contestants import Contestant, ModelOutput, contestants
 from vitrim.measure.earlier import earlier
 from vitrim.measure.evaluation import open_task
-from vitrim.measure.inputs import EMBEDDING, DataSpec, open_data, task_name
+from vitrim.measure.inputs import EMBEDDING, WHERE, DataSpec, open_data, task_name
 from vitrim.measure.machine import drawing, environment, select_device
 from vitrim.measure.prefill import Prefill, Prompt, as_measured
 from vitrim.plots.charts import short
@@ -176,6 +176,9 @@ def show(
         ['dense', 'file', 'image', 'tome:r=8', 'topk:keep_rate=0.5']
     """
     spec, data, results, configs = ModelSpec.of(model), DataSpec.of(images), Results.of(out), parse_methods(methods)
+    check_read(spec, (*MADE, "device"))
+    check_read(data, (*WHERE, "options", "limit"))
+    check_read(results, ("formats",))
     format = results.formats if isinstance(results.formats, str) else ",".join(results.formats)
     check_known("format", format, FORMATS)
     check_kinds(blocks=blocks, class_names=class_names, on_progress=on_progress)

@@ -21,14 +21,14 @@ from vitrim.core.reduce import handle_of
 from vitrim.core.registry import ask, fitting, input_size_of, parse_method
 from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, batches, spread
-from vitrim.errors import VitrimError, one_line_errors
+from vitrim.errors import VitrimError, check_read, one_line_errors
 from vitrim.exporting.formats.base import PRECISIONS
 from vitrim.exporting.program import Program
-from vitrim.loading import ModelSpec
+from vitrim.loading import MADE, ModelSpec
 from vitrim.measure.copies import apart, dense_copies, reduced_copy, shared_copy
 from vitrim.measure.earlier import earlier
 from vitrim.measure.in_files import AnyModel, FileModel, MethodsAndFiles, file_words, parted
-from vitrim.measure.inputs import DataSpec, open_images, untrained_counts, untrained_notes
+from vitrim.measure.inputs import WHERE, DataSpec, open_images, untrained_counts, untrained_notes
 from vitrim.measure.latency import (
     Budget,
     FloatArray,
@@ -145,6 +145,8 @@ def bench(
     spec, sizes, budget = ModelSpec.of(model), batch_sizes(batch_size), budget or Budget()
     prompt = images if isinstance(images, Prompt) else Prompt()
     source = DataSpec.of(None if isinstance(images, Prompt) else images)
+    check_read(spec, (*MADE, "device"))
+    check_read(source, WHERE)
     given, beside = parted(methods)
     if not isinstance(spec.model, str | nn.Module):
         on_file = FileModel(spec.model)

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, reduce_
 from vitrim.core.registry import ask, fitting
-from vitrim.errors import ReductionWarning, VitrimError, one_line_errors
+from vitrim.errors import ReductionWarning, VitrimError, check_read, one_line_errors
 from vitrim.exporting.program import Program
-from vitrim.loading import ModelSpec
+from vitrim.loading import MADE, ModelSpec
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.copies import reduced_copy, shared_copy, take_learned
 from vitrim.measure.earlier import earlier
@@ -39,7 +39,7 @@ from vitrim.measure.evaluation import (
     weight_and_class_notes,
 )
 from vitrim.measure.in_files import MethodsAndFiles, OnFile, check_alike, file_words, parted
-from vitrim.measure.inputs import EMBEDDING, ZERO_SHOT, DataSpec
+from vitrim.measure.inputs import EMBEDDING, SCORED, ZERO_SHOT, DataSpec
 from vitrim.measure.latency import Budget
 from vitrim.measure.machine import drawing, environment
 from vitrim.measure.probes import MacsProbe, Tokens
@@ -160,6 +160,8 @@ def compare(
         [('dense', 2, 2), ('tome:r=2', 2, 2)]
     """
     spec, images, sizes, budget = ModelSpec.of(model), DataSpec.of(data), batch_sizes(at), budget or Budget()
+    check_read(spec, (*MADE, "device"))
+    check_read(images, SCORED)
     given, beside = parted(methods)
     if not given and not beside:
         raise VitrimError("there is nothing to compare with dense: name at least one method")

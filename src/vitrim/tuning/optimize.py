@@ -30,19 +30,19 @@ from vitrim.core.checks import described
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask, host_of, parse_method, parse_methods
 from vitrim.core.saving import entries
-from vitrim.errors import VitrimError, check_whole
+from vitrim.errors import VitrimError, check_read, check_whole
 from vitrim.exporting.exported import Exported, sidecar, staged, weights_beside
 from vitrim.exporting.formats import formats
 from vitrim.exporting.formats.base import Format
 from vitrim.exporting.writing import FileSpec, export
 from vitrim.files import check_folder, json_text, write_text
-from vitrim.loading import ModelSpec
+from vitrim.loading import MADE, ModelSpec
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.copies import reduced_copy, shared_copy
 from vitrim.measure.earlier import earlier
 from vitrim.measure.evaluation import num_classes, open_task, unseen, weight_and_class_notes
 from vitrim.measure.in_files import FileModel
-from vitrim.measure.inputs import EMBEDDING, DataSpec, open_images, task_name
+from vitrim.measure.inputs import EMBEDDING, WHERE, DataSpec, open_images, task_name
 from vitrim.measure.latency import Budget, in_turn, paired_speedup, summarise, time_interleaved
 from vitrim.measure.machine import drawing, environment
 from vitrim.measure.neighbours import NeighbourLoss
@@ -219,6 +219,11 @@ def optimize(
             then.
     """
     spec, source, results = ModelSpec.of(model), DataSpec.of(images), Results.of(out)
+    check_read(spec, MADE)
+    check_read(
+        source, (*WHERE, "options", "limit", "labels", "few") if source.labels else (*WHERE, "limit", "labels", "few")
+    )
+    check_read(results, ("resume", "preprocess"))
     folder, labels, seed = Path(results.folder or "optimized"), source.labels, spec.seed or 0
     if max_loss is not None and speedup is not None:
         raise VitrimError("give max_loss or speedup, not both: one is the bound, and the other is made best")

@@ -21,12 +21,12 @@ from torch import nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
-from vitrim.errors import VitrimError, check_whole
+from vitrim.errors import VitrimError, check_read, check_whole
 from vitrim.files import check_folder, json_text, write_text
-from vitrim.loading import Loaded, ModelSpec
+from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.earlier import earlier
 from vitrim.measure.evaluation import open_task, standard_probes
-from vitrim.measure.inputs import DataSpec
+from vitrim.measure.inputs import SCORED, DataSpec
 from vitrim.measure.machine import environment, select_device
 from vitrim.measure.records import Processes, read
 from vitrim.measure.run import run
@@ -376,6 +376,9 @@ class _Begun:
 def _begin(model: nn.Module | str | ModelSpec, source: DataSpec, results: Results, seed: int) -> _Begun:
     """Open model and images."""
     spec, folder = ModelSpec.of(model), results.path
+    check_read(spec, (*MADE, "device"))
+    check_read(source, SCORED)
+    check_read(results, ("resume",))
     selected = select_device(str(spec.device or "cpu"))
     if folder is not None:
         check_folder(folder)
