@@ -166,3 +166,24 @@ def test_random_weights_of_a_description_follow_from_its_seed() -> None:
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: vitrim.bench(vitrim.ModelSpec("a", dtype="bf16"), "tome:r=1"), "dtype of ModelSpec has no effect"),
+        (lambda: vitrim.bench("a", "tome:r=1", vitrim.DataSpec("b", limit=3)), "limit of DataSpec has no effect"),
+        (lambda: vitrim.compare(vitrim.ModelSpec("a", learned="b"), "tome:r=1", "c"), "learned of ModelSpec"),
+        (lambda: vitrim.evaluate("a", None, vitrim.DataSpec("b", labels=False)), "labels of DataSpec"),
+        (lambda: vitrim.evaluate("a", None, "b", out=vitrim.Results("c", preprocess=True)), "preprocess of Results"),
+        (lambda: vitrim.profile(vitrim.ModelSpec("a", device="cuda")), "device of ModelSpec"),
+        (lambda: vitrim.export(vitrim.ModelSpec("a", device="cuda"), None, "b.onnx"), "device of ModelSpec"),
+        (lambda: vitrim.show("a", "tome:r=1", "b", out=vitrim.Results("c", resume=True)), "resume of Results"),
+        (lambda: vitrim.tune("a", "tome", vitrim.DataSpec("b", few=True), target="macs=0.5"), "few of DataSpec"),
+        (lambda: vitrim.optimize("a", vitrim.DataSpec("b", workers=2)), "workers of DataSpec"),
+        (lambda: vitrim.analyze("a", (), "b", out=vitrim.Results("c", resume=True)), "resume of Results"),
+    ],
+)
+def test_what_a_function_does_not_read_is_refused(call: Any, message: str) -> None:
+    with pytest.raises(VitrimError, match=f"^{message}.*: leave it out; read are "):
+        call()
