@@ -154,10 +154,12 @@ def test_a_section_has_medians_and_extremes() -> None:
     one = {"setting": "small", "processor": "a chip", "packages": {"torch": "2"}, "load": [0.5, 1.0]}
     record = {name: {**one, "rates": {"1": [2.0, 4.0, 1.0], "2": [3.0, 8.0, 1.5]}} for name in scale.MEASURED}
     said = scale.section(record)
-    assert said.startswith("**Two workers do 1.5 to 1.5 times the work of one.**")
+    assert said.startswith("**Two workers do 1.5 times the work of one.**")
     assert "| features, Ray Data | 2.00 (1.00-4.00) images/s | 3.00 (1.50-8.00) images/s | 1.50 (1.50-2.00) |" in said
     assert "small; torch 2; a chip; medians of 3 rounds" in " ".join(said.split())
     assert all(len(line) <= 100 for line in said.splitlines() if not line.startswith("|"))
+    record["data"] = {**one, "rates": {"1": [2.0, 4.0, 1.0], "2": [4.0, 6.0, 2.0]}}
+    assert scale.section(record).startswith("**Two workers do 1.5 to 2.0 times the work of one.**")
 
 
 def test_rows_are_kept_and_a_torn_one_is_made_again(tmp_path: Path) -> None:
