@@ -150,7 +150,7 @@ def test_a_folder_of_open_clip_is_scored_as_its_model(tmp_path: Path) -> None:
         (
             "ViT-B-32",
             {"pretrained": True},
-            "name the repository of one: open_clip:timm/vit_base_patch32_clip_224.openai",
+            "name the repository of one: open_clip:timm/vit_base_patch32_clip_224",
         ),
         ("org/repository", {}, "org/repository is no folder; with --pretrained it is a repository on the Hub"),
         (".", {}, "no open_clip_config.json in .: it is not the folder of a model of open_clip"),
