@@ -113,11 +113,11 @@ def test_the_logits_are_those_of_open_clip(tmp_path: Path) -> None:
     assert reduced["cosine"] == pytest.approx(tower["cosine"], abs=1e-6)
 
 
-def write_open_clip(folder: Path) -> Any:
+def write_open_clip(folder: Path, tokenizer: str | None = None, **text: Any) -> Any:
     """A folder as open_clip's own `push_to_hf_hub` fills it, and what is in it."""
-    model = open_clip_model()
+    model = open_clip_model(**text)
     vision = {"layers": 2, "width": 32, "head_width": 16, "patch_size": 8, "image_size": 32}
-    text = {"width": 32, "heads": 2, "layers": 1}
+    text = {"width": 32, "heads": 2, "layers": 1, "hf_tokenizer_name": tokenizer, **text}
     config = {"embed_dim": 16, "vision_cfg": vision, "text_cfg": text, "init_logit_bias": -3.0}
     folder.mkdir()
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {"size": 32}}))
@@ -141,6 +141,21 @@ def test_a_folder_of_open_clip_is_scored_as_its_model(tmp_path: Path) -> None:
     torch.testing.assert_close(ask(loaded).text_embeddings(loaded, words), ask(model).text_embeddings(model, words))
     (tmp_path / "clip" / "open_clip_model.safetensors").unlink()
     assert evaluate(name, "tome:r=2", data).record["weights"] == "random"
+
+
+def test_a_folder_of_open_clip_reads_by_its_own_tokenizer(tmp_path: Path) -> None:
+    pytest.importorskip("open_clip")
+    words = {word: index for index, word in enumerate([*LETTERS, *(f"{letter}</w>" for letter in LETTERS), "<end>"])}
+    model = write_open_clip(tmp_path / "clip", "its own", vocab_size=len(words), context_length=24)
+    tokenizer = CLIPTokenizer(
+        vocab=words, merges=[], bos_token="<end>", eos_token="<end>", unk_token="<end>", pad_token="<end>"
+    )
+    tokenizer.save_pretrained(tmp_path / "clip")
+    ids = tokenizer(["a cat"], padding="max_length", max_length=24, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        wanted = model.encode_text(ids)
+    loaded = create_model(f"open_clip:{tmp_path / 'clip'}")
+    torch.testing.assert_close(ask(loaded).text_embeddings(loaded, ["a cat"])[0], wanted)
 
 
 @pytest.mark.parametrize(
