@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import vitrim
 from image_files import write_noise
 from vitrim.core.reduce import reduced
 from vitrim.core.registry import parse_method
@@ -217,8 +218,8 @@ def test_int8_on_random_images_says_so(times: dict[str, float]) -> None:
 def test_a_picture_has_a_bar_for_every_row(times: dict[str, float], tmp_path: Path) -> None:
     times |= {"rounding": 8.0, "rounding int8": 4.0, "tome:r=2 on rounding int8": 3.0}
     path = tmp_path / "bench.png"
-    report = bench(model(), "tome:r=2", batch_size=[1, 2], engine=[Rounding(), Rounding("int8")], figure=path)
-    assert report.files == [path]
+    report = bench(model(), "tome:r=2", batch_size=[1, 2], engine=[Rounding(), Rounding("int8")])
+    report.figure.savefig(path)
     assert path.stat().st_size > 0
     for axis, size in zip(report.figure.axes, (1, 2), strict=True):
         bars = sorted(bar.get_width() for bar in axis.patches)
@@ -241,8 +242,8 @@ def test_rows_of_a_lower_precision_are_scored_on_their_engine(source: Path, time
     times |= {"rounding": 8.0, "rounding int8": 4.0, "tome:r=2 on rounding int8": 3.0}
     host = model()
     report = compare(
-        host, "tome:r=2", str(source), at=1, batch_size=7, engine=[Rounding(), Rounding("int8")]
-    )  # fmt: skip
+        host, "tome:r=2", vitrim.DataSpec(str(source), batch_size=7), at=1, engine=[Rounding(), Rounding("int8")]
+    )
     assert [(row["method"], row["precision"], row["engine"]) for row in report.rows] == [
         ("dense", "fp32", None),
         ("tome:r=2", "fp32", None),
@@ -381,7 +382,7 @@ def test_embeddings_are_compared_in_lower_precisions(source: Path) -> None:
     torch.manual_seed(0)
     tower = create_model("test_vit", options={**OPTIONS, "num_classes": 0}).eval()
     data = load_images(str(source))
-    report = compare(tower, "tome:r=2", data, at=1, engine=Rounding("bf16"), repeats=1, min_seconds=0)
+    report = compare(tower, "tome:r=2", data, at=1, engine=Rounding("bf16"), budget=vitrim.Budget(1, min_seconds=0))
     data.transform = eval_transform(tower)
     images, labels = next(iter(batches(data, len(data))))
     with torch.no_grad():
@@ -392,4 +393,4 @@ def test_embeddings_are_compared_in_lower_precisions(source: Path) -> None:
     assert row["recall1"] == pytest.approx((labels[nearest] == labels).double().mean().item())
     assert row["cosine"] == pytest.approx(nn.functional.cosine_similarity(dense, rounded).mean().item(), abs=1e-6)
     with pytest.raises(VitrimError, match="engines give this classifier's logits, and not what it reads"):
-        compare(model(), "tome:r=2", data, task="embedding", at=1, engine=Rounding("bf16"))
+        compare(model(), "tome:r=2", vitrim.DataSpec(data, task="embedding"), at=1, engine=Rounding("bf16"))
