@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import vitrim
 from image_files import write_noise
+from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import reduced
 from vitrim.core.registry import parse_method
 from vitrim.data import batches, eval_transform, load_images
@@ -235,6 +236,34 @@ def test_a_picture_that_cannot_be_written_is_refused_first(path: str, times: dic
 
 
 # ---- compare ---------------------------------------------------------------------------------------------------------
+
+
+class Single(Rounding):
+    """Rounding, that runs methods which follow the image on single images alone, as the engines of files do."""
+
+    def obstacle(self, config: MethodConfig, batch: int) -> str | None:
+        return "for single images" if config.single_images and batch > 1 else None
+
+
+def test_methods_that_follow_the_image_are_scored_one_by_one(source: Path, times: dict[str, float]) -> None:
+    """They had no row in a lower precision where the data came in batches, and no word said so."""
+    times |= {"rounding int8": 4.0, "atm": 3.0}
+    host, method = model(), "atm:alpha=0.99,beta=0.2,theta_min=0.5"
+    report = compare(host, method, vitrim.DataSpec(str(source), batch_size=7), at=1, engine=[Single("int8")])
+    dataset = load_images(source)
+    dataset.transform = eval_transform(host)
+    right = agree = 0
+    for place in range(60):
+        image, label = dataset[place]
+        with torch.inference_mode():
+            dense = host(image[None]).argmax(1)
+            with reduced(host, method):
+                found = host((image[None] / 2.0).round() * 2.0).argmax(1)
+        right, agree = right + int(found == label), agree + int(found == dense)
+    assert [row["method"] for row in report.rows] == ["dense", report.rows[1]["method"]]
+    assert report.rows[1]["method"].startswith("atm:")
+    assert (report.rows[1]["top1"], report.rows[1]["agreement"]) == (right / 60, agree / 60)
+    assert 0 < agree < 60
 
 
 def test_rows_of_a_lower_precision_are_scored_on_their_engine(source: Path, times: dict[str, float]) -> None:

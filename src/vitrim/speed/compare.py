@@ -254,7 +254,7 @@ class OnEngine(Contestant):
         task: makes the prediction.
         reduction: of a reduced ``model``.
         engine: runs it.
-        run: made of it for batches of ``size``; a smaller one is filled up.
+        run: made of it for batches of ``size``; a larger one is split, and what is left filled up.
         size: B.
     """
 
@@ -263,10 +263,12 @@ class OnEngine(Contestant):
     ) -> None:
         shadow, program = shared_copy(model), Program(model)
 
+        def batch(images: Tensor) -> Tensor:
+            full = torch.cat([images, images[:1].expand(size - len(images), *images.shape[1:])])
+            return program.tensor(run(full.to(engine.dtype)))[: len(images)].float()
+
         def forward(images: Tensor) -> Tensor:
-            count = len(images)
-            full = torch.cat([images, images[:1].expand(size - count, *images.shape[1:])])
-            return program.tensor(run(full.to(engine.dtype)))[:count].float()
+            return torch.cat([batch(some) for some in images.split(size)])
 
         shadow.forward = forward
         super().__init__(shadow, task, reduction)
@@ -310,7 +312,9 @@ def score_on_engines(
         for engine in engines:
             own: list[OnEngine] = []
             for config in (None, *methods.values()):
-                if config is not None and engine.obstacle(config, size) is not None:
+                # methods that follow the image run on most engines one image at a time, whatever is read at once
+                at = size if config is None or engine.obstacle(config, size) is None else 1
+                if config is not None and engine.obstacle(config, at) is not None:
                     continue
                 copied = in_dtype(model, engine.dtype)
                 reduction = None if config is None else reduce_(copied, config)
@@ -318,9 +322,9 @@ def score_on_engines(
                     take_learned(reduction, learned)
                 place = Path(folder) / f"{len(own)}-{engine.dtype}"
                 place.mkdir(exist_ok=True)
-                given = first.to(device, engine.dtype)
+                given = first[:at].to(device, engine.dtype)
                 run = engine.prepare(copied, given, place, calibration)
-                own.append(OnEngine(copied, task, reduction, engine, run, size))
+                own.append(OnEngine(copied, task, reduction, engine, run, at))
             found.append(own)
         models = [exact, *(one for own in found for one in own)]
         probes = [one for one in standard_probes(task) if not isinstance(one, MacsProbe | Tokens)]  # fp32 has them
