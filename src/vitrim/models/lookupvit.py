@@ -32,16 +32,13 @@ from torch import Tensor, nn
 from vitrim.core.attention import merge_heads, split_heads
 from vitrim.core.block import Exchange, is_bare
 from vitrim.errors import VitrimError
-from vitrim.models.common import create, pretrained_cfg, renamed, unwrapped
+from vitrim.models.common import Grid, create, fit_positions, pretrained_cfg, renamed, resample_positions, unwrapped
 from vitrim.models.streams import (
-    Grid,
     TwoStreamClassifier,
-    fit_positions,
     grid_of,
     initialise,
     join_keys_and_values,
     position_table,
-    resample_positions,
     transformer_blocks,
 )
 

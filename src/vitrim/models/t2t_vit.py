@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vitrim.core.matching import full_precision
 from vitrim.core.tokens import decision_dtype
-from vitrim.models.common import Stem, create, pretrained_cfg, renamed, resampled_positions, unwrapped
+from vitrim.models.common import Stem, create, fit_positions, pretrained_cfg, renamed, unwrapped
 
 __all__ = ["T2TViT", "checkpoint_filter_fn", "sinusoid_table"]
 
@@ -271,12 +271,12 @@ def checkpoint_filter_fn(checkpoint: Mapping[str, Any], model: T2TViT) -> dict[s
     Positions are resampled to the grid of ``model``.
 
     Example:
-        >>> checkpoint_filter_fn({"state_dict": {"module.tokens_to_token.project.bias": torch.zeros(1)}}, None)
+        >>> model = T2TViT(embed_dim=32, depth=1, num_heads=2)
+        >>> checkpoint_filter_fn({"state_dict": {"module.tokens_to_token.project.bias": torch.zeros(1)}}, model)
         {'patch_embed.project.bias': tensor([0.])}
     """
     state = renamed(unwrapped(checkpoint), [(r"^tokens_to_token\.", "patch_embed.")])
-    if "pos_embed" in state:
-        state["pos_embed"] = resampled_positions(state["pos_embed"], model)
+    fit_positions(state, "pos_embed", model.patch_embed.grid_size, num_prefix=1)
     return state
 
 
