@@ -66,7 +66,6 @@ class TwoStreamClassifier(nn.Module):
         num_classes: classes K; 0 for no classifiers.
         global_pool: ``avg``; there is no other.
         drop_rate: dropout before the classifiers.
-        norm_eps: of the LayerNorms between pooling and classifier.
 
     Raises:
         VitrimError: another pooling.
@@ -83,7 +82,6 @@ class TwoStreamClassifier(nn.Module):
         num_classes: int,
         global_pool: str,
         drop_rate: float = 0.0,
-        norm_eps: float = 1e-6,
     ) -> None:
         super().__init__()
         self.check_pool(global_pool)
@@ -92,8 +90,8 @@ class TwoStreamClassifier(nn.Module):
         self.global_pool = global_pool
         self.num_classes = num_classes
         self.num_features = self.head_hidden_size = self.embed_dim = dim
-        self.fc_norm = LayerNorm(dim, eps=norm_eps)
-        self.auxiliary_fc_norm = LayerNorm(dim, eps=norm_eps)
+        self.fc_norm = LayerNorm(dim, eps=1e-6)
+        self.auxiliary_fc_norm = LayerNorm(dim, eps=1e-6)
         self.head_drop = nn.Dropout(drop_rate)
         self.head = classifier(dim, num_classes)
         self.auxiliary_head = classifier(dim, num_classes)

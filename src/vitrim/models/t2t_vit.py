@@ -69,19 +69,16 @@ class TokenPerformer(nn.Module):
     computed in at least float32.
     """
 
-    def __init__(
-        self, in_dim: int, dim: int, *, num_features: int | None = None, dropout: float = 0.1, **place: Any
-    ) -> None:
+    def __init__(self, in_dim: int, dim: int, **place: Any) -> None:
         super().__init__()
         self.dim = dim
-        num_features = max(dim // 2, 1) if num_features is None else num_features
-        self.w = nn.Parameter(torch.empty(num_features, dim, **place), requires_grad=False)
+        self.w = nn.Parameter(torch.empty(max(dim // 2, 1), dim, **place), requires_grad=False)
         self.kqv = nn.Linear(in_dim, 3 * dim, **place)
         self.proj = nn.Linear(dim, dim, **place)
         self.norm1 = nn.LayerNorm(in_dim, **place)
         self.norm2 = nn.LayerNorm(dim, **place)
         self.mlp = nn.Sequential(nn.Linear(dim, dim, **place), nn.GELU(), nn.Linear(dim, dim, **place))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(0.1)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -30,6 +30,8 @@ from vitrim.files import json_text, replaced, whole_lines
 from vitrim.weights import EVALUATIONS, UPDATES
 
 TENSORBOARD = "tensorboard"
+SECONDS_BETWEEN_LINES = 30.0
+"""Of progress where there is no terminal."""
 PROJECT = "vitrim"
 """The project under which trackers file a run."""
 
@@ -211,11 +213,10 @@ class Bar:
         console: where it is shown, or None for nowhere.
         start, stop: updates, the first and one beyond the last.
         images: images of an update.
-        every: seconds between lines where there is no terminal.
     """
 
-    def __init__(self, console: Console | None, start: int, stop: int, images: int, *, every: float = 30.0) -> None:
-        self.console, self.stop, self.images, self.every = console, stop, images, every
+    def __init__(self, console: Console | None, start: int, stop: int, images: int) -> None:
+        self.console, self.stop, self.images = console, stop, images
         self.last = time.monotonic()
         self.bar: Progress | None = None
         if console is not None and console.is_terminal:
@@ -235,7 +236,7 @@ class Bar:
         text = f"epoch {epoch:.2f}  loss {loss:.4f}  {images_per_second:.0f} images/s"
         if self.bar is not None:
             self.bar.update(self.task, completed=done, description=text)
-        elif self.console is not None and (time.monotonic() - self.last >= self.every or done == self.stop):
+        elif self.console is not None and (time.monotonic() - self.last >= SECONDS_BETWEEN_LINES or done == self.stop):
             self.last = time.monotonic()
             minutes = round((self.stop - done) * self.images / max(images_per_second, 1e-9) / 60)
             left = f"{minutes // 60}:{minutes % 60:02d} h left"
