@@ -198,8 +198,8 @@ def test_processes_put_their_images_together(records: dict[str, Record]) -> None
 
 
 def test_what_is_not_wanted_is_left_out() -> None:
-    found = collect(classifier(), ["tome:r=4"], [dataset().tensors], features=False, patterns=False)["tome:r=4"]
-    assert {"source", "kept", "features", "head"}.isdisjoint(found.arrays)
+    found = collect(classifier(), ["tome:r=4"], [dataset().tensors], patterns=False)["tome:r=4"]
+    assert {"source", "kept"}.isdisjoint(found.arrays)
     assert found.blocks == []
     one = collect(classifier(), ["tome:r=4"], [dataset().tensors], blocks=[1])["tome:r=4"]
     assert one.arrays["features"].shape == (7, 1, classifier().embed_dim)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,7 +45,6 @@ class Collect:
     Attributes:
         blocks: after which to keep the class token, from 0; by default a quarter, half and three quarters of the depth,
             and the last one.
-        features: keep class tokens and what the classifier reads.
         patterns: keep where every patch went.
         num_images: images of the whole pass, if known: what would be too large is refused after the first batch.
 
@@ -55,7 +53,6 @@ class Collect:
     """
 
     blocks: Sequence[int] | None = None
-    features: bool = True
     patterns: bool = True
     num_images: int | None = None
     taps: dict[Contestant, _Tap] = field(default_factory=dict, init=False)
@@ -105,7 +102,7 @@ class _Collected(Gauge):
         self.tap = probe.taps[contestant]
         last = self.tap.num_layers - 1
         self.feature_blocks: list[int] = []
-        if probe.features and self.tap.facts is not None and self.tap.facts.has_class_token:
+        if self.tap.facts is not None and self.tap.facts.has_class_token:
             wanted = [*quarter_blocks(last + 1), last] if probe.blocks is None else probe.blocks
             wrong = next((block for block in wanted if not 0 <= block <= last), None)
             if wrong is not None:
@@ -187,8 +184,7 @@ class _Collected(Gauge):
         feature, plain = output.feature, dense.feature
         if feature is not None and plain is not None and feature.ndim == 2:
             found["head_cosine"] = torch.cosine_similarity(feature.double(), plain.double(), dim=-1).float()
-            if self.probe.features:
-                found["head"] = feature.float()
+            found["head"] = feature.float()
         return found
 
     def record(self, header: Mapping[str, Any]) -> Record:
@@ -285,15 +281,10 @@ def collect(
     *,
     task: Task | str = "classification",
     blocks: Sequence[int] | None = None,
-    features: bool = True,
     patterns: bool = True,
     header: Mapping[str, Any] | None = None,
     num_images: int | None = None,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
     seed: int = 0,
-    learned: Path | None = None,
-    on_progress: Callable[[int], None] | None = None,
 ) -> dict[str, Record]:
     """Record the dense ``model`` and every method on the same batches, in one pass over the data.
 
@@ -302,9 +293,9 @@ def collect(
         methods: configs or their text form.
         batches: pairs of images (B, C, H, W) and targets, or `Batch` objects; read once. Images of one size.
         task: what the model predicts, or the name of a task with as many classes as the model has.
-        blocks, features, patterns, num_images: as for `Collect`.
+        blocks, patterns, num_images: as for `Collect`.
         header: further entries of every header, that JSON can hold: ``model``, ``data`` and the like.
-        device, dtype, seed, learned, on_progress: as for `vitrim.measure.run.run`.
+        seed: as for `vitrim.measure.run.run`.
 
     Returns:
         A `Record` by the text of every method, ``dense`` first.
@@ -322,9 +313,9 @@ def collect(
     """
     if isinstance(task, str):
         task = make_task(task, num_classes(model))
-    probe = Collect(blocks=blocks, features=features, patterns=patterns, num_images=num_images)
-    measurement = Measurement.of(model, methods, [probe], task, device=device, dtype=dtype, learned=learned, seed=seed)
-    measurement.follow(batches, on_progress)
+    probe = Collect(blocks=blocks, patterns=patterns, num_images=num_images)
+    measurement = Measurement.of(model, methods, [probe], task, seed=seed)
+    measurement.follow(batches)
     found = records_of(measurement.findings(), header)
     if not found:
         raise DataError("there are no images to analyse")
