@@ -33,9 +33,9 @@ from vitrim.measure.latency import (
     Budget,
     FloatArray,
     fastest,
-    images_per_second,
     in_turn,
     paired_speedup,
+    speed_row,
     summarise,
     time_interleaved,
     watched_machine,
@@ -603,7 +603,10 @@ def _rows(
         facts["dense_p50_ms"] = {one.kernel: summarise(times[one.key]).p50_ms for one in kernels.get(place, ())}
         peak = entry.engine.peak_mib(entry.model, entry.run, images.to(entry.engine.dtype))
         count = len(images) * (1 if prompt is None else prompt.shape[0])
-        numbers = _numbers(times, entry, base, dense.get(place, base), count)
+        numbers = speed_row(times[entry.key], times[base.key], count, entry.promised)
+        own_dense = times[dense.get(place, base).key]
+        numbers["engine_speedup"] = paired_speedup(own_dense, times[entry.key]).median
+        numbers["prepare_seconds"] = entry.seconds
         if held_out and entry.name == DENSE and entry.part is None:
             if on_progress is not None:
                 on_progress(f"comparing {entry.key} with fp32")
@@ -659,24 +662,6 @@ class Front(nn.Module):
         front = self.library.front(self.model)
         assert front is not None
         return front[1](images)
-
-
-def _numbers(
-    times: Mapping[str, FloatArray], entry: Entry, baseline: Entry, own: Entry, batch_size: int
-) -> dict[str, Any]:
-    """The speed of an entry: alone, over the baseline, and over the dense model on its own engine."""
-    latency = summarise(times[entry.key])
-    speedup = paired_speedup(times[baseline.key], times[entry.key])
-    return {
-        "images_per_second": images_per_second(batch_size, latency.p50_ms),
-        "latency_ms": {"p50": latency.p50_ms, "p95": latency.p95_ms, "min": latency.min_ms, "iqr": latency.iqr_ms},
-        "rounds": len(times[entry.key]),
-        **speedup.row,
-        "promised_speedup": entry.promised,
-        "ratio": speedup.median / entry.promised,
-        "engine_speedup": paired_speedup(times[own.key], times[entry.key]).median,
-        "prepare_seconds": entry.seconds,
-    }
 
 
 def promised_speedups(dense: nn.Module, reduced: Mapping[str, nn.Module], ring: Sequence[Tensor]) -> dict[str, float]:
