@@ -31,8 +31,6 @@ from vitrim.measure.records import Batch, Processes, Row, as_batches
 from vitrim.tasks.base import Task
 from vitrim.tasks.options import flat
 
-__all__ = ["Findings", "Measurement", "run"]
-
 
 class Findings(NamedTuple):
     """One `Row` per model, the dense one first, and the gauges of each, in the order of the probes."""

@@ -11,8 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitrim.plots.style import BOUND, CHANCE, COMPARED, ORDER, SMALL, TEXT, TITLE, colours, markers, sheet
 
-__all__ = ["Line", "heat", "line", "short", "square"]
-
 MISSING = "#d0d0d0"
 WRITTEN = 9
 """Most rows of a heat map that has its numbers written into it."""
