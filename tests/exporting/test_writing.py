@@ -24,7 +24,7 @@ from vitrim.exporting.formats.base import Array, Format, Graph, Run
 from vitrim.exporting.writing import dense_file, staged, time_exported
 from vitrim.loading import load_run
 from vitrim.measure.latency import Budget
-from vitrim.speed.engines import on_engine
+from vitrim.speed.engines import FileEngine
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 SIZE = 32
@@ -219,12 +219,10 @@ def test_a_model_without_a_head_gives_its_features(tmp_path: Path) -> None:
 
 def test_a_candidate_for_timing(tmp_path: Path) -> None:
     assert {"torch.export", "onnxruntime"} <= set(engines())
-    run = on_engine(model(depth=1), None, "torch.export", torch.zeros(2, 3, SIZE, SIZE), tmp_path)
+    run = FileEngine(engines()["torch.export"]).prepare(model(depth=1), torch.zeros(2, 3, SIZE, SIZE), tmp_path)
     assert run(torch.zeros(2, 3, SIZE, SIZE)).shape == (2, 3)
     (told,) = tmp_path.glob("*.json")
     assert json.loads(told.read_text())["input"]["shape"][0] == 2  # engines are the faster for knowing all shapes
-    with pytest.raises(vitrim.VitrimError, match=r"unknown engine 'tensorrt'; .*valid: "):
-        on_engine(model(), None, "tensorrt", torch.zeros(1, 3, SIZE, SIZE), tmp_path)
 
 
 def test_threads_are_those_of_the_engine_or_of_torch(written: tuple[nn.Module, Exported], tmp_path: Path) -> None:

@@ -336,7 +336,7 @@ def test_the_picture_is_written(source: Path, tmp_path: Path) -> None:
 def test_bad_input_is_refused_before_anything_runs(
     given: dict[str, Any], message: str, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("Measurement", "measure_setting"):
+    for name in ("Measurement", "Speeds"):
         monkeypatch.setattr(comparing, name, lambda *_, **__: pytest.fail("ran"))
     options = {"methods": METHODS, **given}
     with pytest.raises(VitrimError, match=message) as error:

@@ -25,7 +25,7 @@ from vitrim.exporting.exported import sidecar
 from vitrim.loading import create_model, load
 from vitrim.measure.evaluation import open_task
 from vitrim.measure.run import Measurement, weights_fingerprint
-from vitrim.speed.engines import FileEngine, Run
+from vitrim.speed.engines import FileEngine, FileRun
 from vitrim.tuning import optimize as optimizing
 from vitrim.tuning.optimize import OptimizeReport, draw, optimize
 from vitrim.tuning.proxy import DatasetImages
@@ -81,6 +81,18 @@ class Watch:
         return {name: np.full(ROUNDS, (4.0 - int(name) / 5) * (self.factor if int(name) else 1.0)) for name in calls}
 
 
+class InPyTorch(FileRun):
+    """Runs a reduced model, and not the file of the dense one that lies in the place of its own."""
+
+    def __init__(self, file: Exported, model: nn.Module) -> None:
+        super().__init__(file)
+        self.model = torch.inference_mode()(model)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        found: Tensor = self.model(images)
+        return found
+
+
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watch:
     """Watch what is done, and search so little that a test takes seconds."""
     found = Watch()
@@ -88,7 +100,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
     def prepared(
         self: FileEngine, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None
-    ) -> Run:
+    ) -> FileRun:
         found.made.append(f"{folder.name} {self}")
         method = get_reduction(model).config.describe() if hasattr(model, HANDLE) else None
         key = (weights_fingerprint(model), method, len(images))
@@ -96,7 +108,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watch:
             name, content, beside = EXPORTED[key[0], None, key[2]]
             (folder / name).write_bytes(content)
             sidecar(folder / name).write_bytes(beside)
-            return torch.inference_mode()(model)
+            return InPyTorch(Exported.open(folder / name, trust=True), model)
         if key not in EXPORTED:
             run = prepare(self, model, images, folder, calibration)
             (file,) = folder.glob("*.pt2")

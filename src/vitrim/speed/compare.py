@@ -50,13 +50,12 @@ from vitrim.report import Report, Table
 from vitrim.speed.bench import (
     CALIBRATED,
     WHOLE,
+    Speeds,
     Tell,
-    among,
     batch_sizes,
     check_engines,
     check_enough,
     in_dtype,
-    measure_setting,
     place_of,
 )
 from vitrim.speed.engines import Engine, Run, compilation, engines_named, listed
@@ -214,9 +213,7 @@ def compare(
                 scores += [(rows, one) for rows, one in zip(rows_of, lower, strict=True)]
         facts = {
             "environment": environment(
-                device=str(spec.device or "cpu") if spec.named else str(place),
-                dtype=",".join(dict.fromkeys(one.precision for one in engines)),
-                seed=seed,
+                device=str(place), dtype=",".join(dict.fromkeys(one.precision for one in engines)), seed=seed
             ),
             "weights": loaded.weights,
             "model_options": loaded.options,
@@ -233,14 +230,9 @@ def compare(
         tell = on_report or (lambda _: None)
         _fill(report, loaded.name, goal, scores, timed)
         tell(report)
-        for turn, size in enumerate(sizes):
-            timed.append(
-                measure_setting(
-                    loaded.model, configs, timed_on, {"batch_size": size}, engines, budget,
-                    seed=seed, learned=loaded.learned, files=beside,
-                    on_progress=among(on_progress, turn, len(sizes)),
-                )
-            )  # fmt: skip
+        speeds = Speeds(loaded.model, configs, timed_on, engines, budget, seed, loaded.learned, beside)
+        for rows in speeds.at(sizes, on_progress):
+            timed.append(rows)
             _fill(report, loaded.name, goal, scores, timed)
             tell(report)
     return report
@@ -354,7 +346,7 @@ def _fill(
         model: its name.
         task: of the model.
         scores: rows in fp32, and those of every engine in a lower precision.
-        timed: rows of `measure_setting` for every batch size.
+        timed: rows of `Speeds` for every batch size.
     """
     exact, main = {row.method: row for row in scores[0][0]}, task.selects_by
     dense = exact[DENSE]
