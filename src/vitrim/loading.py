@@ -97,7 +97,7 @@ def create_model(
         _check_option(name, key, value)
     # sizes are a library's own without options; references and runs come back here with the model that they are of
     if create is hf_model or (options and create in (timm_model, torchvision_model)):
-        _check_fit(name, _created(name, create, own_name, False, options, "meta"), options, torch.device(device))
+        _check_fit(name, options, torch.device(device))
     model: Any = _created(name, create, own_name, pretrained, options, device)
     if checkpoint is not None:
         from vitrim.reference import class_names
@@ -186,7 +186,7 @@ def _check_option(name: str, key: str, value: Any) -> None:
         raise VitrimError(f"{name}: {key}={value} must be a number from 0 to 1")
 
 
-def _check_fit(name: str, trial: nn.Module, options: Options, device: torch.device) -> None:
+def _check_fit(name: str, options: Options, device: torch.device) -> None:
     """Refuse a model that does not fit into memory or does not take images, judged by one on the meta device.
 
     Raises:
@@ -196,6 +196,7 @@ def _check_fit(name: str, trial: nn.Module, options: Options, device: torch.devi
 
     from vitrim.core.registry import ask
 
+    trial = _created(name, *creator(name), False, options, "meta")
     need = sum(weight.numel() * weight.element_size() for weight in chain(trial.parameters(), trial.buffers()))
     have = memory(device)
     if need > have:
