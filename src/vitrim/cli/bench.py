@@ -11,8 +11,8 @@ import typer
 
 from vitrim.cli.options import MAX_REPEATS, MAX_SECONDS, Files, Machine, Model, RunOn, Setup
 from vitrim.cli.output import Output
-from vitrim.cli.progress import progress
 from vitrim.errors import VitrimError
+from vitrim.progress import progress
 
 if TYPE_CHECKING:
     from vitrim.speed.words import SpeedReport

@@ -11,8 +11,8 @@ import typer
 from vitrim.cli.bench import Suggested
 from vitrim.cli.options import Compute, Images, Limit, Model, Preprocess, Setup
 from vitrim.cli.output import Output, resumable
-from vitrim.cli.progress import progress
 from vitrim.errors import VitrimError
+from vitrim.progress import progress
 
 
 @dataclass(frozen=True, kw_only=True)

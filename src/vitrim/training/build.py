@@ -33,7 +33,7 @@ from vitrim.training.running import Running
 from vitrim.weights import holds_encoder, load_backbone, load_encoder, load_host, weights_file
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from vitrim.progress import Signs
 
 PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 """A recipe's precision as accelerate calls it."""
@@ -59,7 +59,7 @@ def build_trainer(
     *,
     checkpoint: Path | None = None,
     cpu: bool = False,
-    console: Console | None = None,
+    signs: Signs | None = None,
 ) -> Trainer:
     """Build a run that is ready to start: everything is checked, nothing is written.
 
@@ -70,7 +70,7 @@ def build_trainer(
         running: how it is run.
         checkpoint: starting weights, a safetensors file or the folder of a finished run.
         cpu: stay on the CPU where there is a GPU.
-        console: where progress is shown.
+        signs: where progress is shown.
 
     Raises:
         VitrimError: as `Trainer`, `load_data` and `create_model`.
@@ -90,7 +90,7 @@ def build_trainer(
         eval_data,
         accelerator,
         running,
-        console,
+        signs,
         start=checkpoint,
         test_data=test_data,
         told=_about(resolved.recipe, recipe, data, train_data, eval_data),
