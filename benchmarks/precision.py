@@ -22,12 +22,11 @@ import torch
 from script import from_shell, write_json
 from vitrim.core.registry import methods
 from vitrim.data import batches, eval_transform, load_images
-from vitrim.exporting import engines as runnable
 from vitrim.exporting.exported import size_of
 from vitrim.loading import load
 from vitrim.measure.copies import reduced_copy, shared_copy
 from vitrim.measure.machine import environment
-from vitrim.speed.engines import engines_named, on_engine
+from vitrim.speed.engines import FileEngine, engines_named
 
 FIRST = ("tome:r=13", "tome:keep_rate=0.7", "mctf:r=16", "pitome:keep_rate=0.9", "evit", "topk")
 
@@ -69,13 +68,10 @@ def main() -> None:
             exact = torch.cat([model(images).argmax(1) for images, _ in data])
         with TemporaryDirectory() as folder:
             for engine in engines:
-                run = on_engine(
-                    model, None, engine.label, data[0][0], folder, precision=engine.precision, calibration=calibration
-                )
+                assert isinstance(engine, FileEngine)
+                run = engine.prepare(model, data[0][0], Path(folder), calibration)
                 found = torch.cat([run(images).argmax(1) for images, _ in data])
                 change = (found == labels).double() - (exact == labels).double()
-                precise = "" if engine.precision == "fp32" else f"-{engine.precision}"
-                made = Path(folder) / f"{engine.label}-{size}{precise}{runnable()[engine.label].suffix}"
                 rows.append(
                     {
                         "method": method or "dense",
@@ -87,7 +83,7 @@ def main() -> None:
                         "agreement": (found == exact).double().mean().item(),
                         "change": change.mean().item(),
                         "change_error": change.std().item() / len(change) ** 0.5,
-                        "megabytes": size_of(made) / 1e6,
+                        "megabytes": size_of(run.file.path) / 1e6,
                     }
                 )
                 row = rows[-1]

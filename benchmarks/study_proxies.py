@@ -25,7 +25,7 @@ from torch import nn
 
 from cifar10 import CUTS, candidates, settings, some_images
 from script import write_json
-from vitrim.analysis.collect import collect
+from vitrim.analysis.collect import Collect, collect
 from vitrim.analysis.families.features import cca, cka, procrustes
 from vitrim.analysis.record import Record
 from vitrim.analysis.statistics import spearman_ci, spearman_kendall
@@ -52,7 +52,8 @@ def rows_of_cut(model: nn.Module, cut: float, given: argparse.Namespace) -> list
     dataset = load_images(given.data, split="test")
     dataset.transform = eval_transform(model)
     read = batches(dataset, given.batch_size, limit=given.limit)
-    found = collect(model, [config.describe() for config in chosen.values()], read, blocks=[], patterns=False)
+    kept = Collect(blocks=[], patterns=False)
+    found = collect(model, [config.describe() for config in chosen.values()], read, kept)
     dense = found.pop("dense")
     return [_row(record, dense, cut) for record in found.values()]
 

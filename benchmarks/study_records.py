@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from vitrim.analysis.collect import collect
+from vitrim.analysis.collect import Collect, collect
 from vitrim.analysis.record import Record
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, make_method, methods
@@ -121,7 +121,7 @@ class Shelf:
 
     def _pass(self, model: nn.Module, configs: Sequence[MethodConfig]) -> dict[str, Record]:
         read = batches(self.dataset, self.batch_size, limit=self.limit)
-        found = collect(model, configs, read, header=self.header, num_images=self._count())
+        found = collect(model, configs, read, Collect(num_images=self._count()), header=self.header)
         if self.labelled:
             return found
         return {name: replace(one, arrays=_without(one.arrays, "targets")) for name, one in found.items()}

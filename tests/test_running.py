@@ -30,7 +30,9 @@ def test_a_program_of_the_page_gives_what_the_model_gives(
     )
     model.eval()
     model.pretrained_cfg.update(crop_pct=0.9, interpolation="bicubic")  # 35 pixels, and a crop that is not even
-    vitrim.export(model, "tome:r=2", name, preprocess=True, check=0, classes=["cat", "dog", "car"])
+    vitrim.export(
+        model, "tome:r=2", name, check=0, file=vitrim.FileSpec(preprocess=True, classes=["cat", "dog", "car"])
+    )
     noise = np.random.default_rng(width).integers(0, 256, (6, 5, 3), dtype=np.uint8)
     Image.fromarray(noise).resize((width, height)).save("photo.jpg")
     found: dict[str, Any] = {}

@@ -198,10 +198,11 @@ def test_processes_put_their_images_together(records: dict[str, Record]) -> None
 
 
 def test_what_is_not_wanted_is_left_out() -> None:
-    found = collect(classifier(), ["tome:r=4"], [dataset().tensors], patterns=False)["tome:r=4"]
+    probe = Collect(patterns=False)
+    found = collect(classifier(), ["tome:r=4"], [dataset().tensors], probe)["tome:r=4"]
     assert {"source", "kept"}.isdisjoint(found.arrays)
     assert found.blocks == []
-    one = collect(classifier(), ["tome:r=4"], [dataset().tensors], blocks=[1])["tome:r=4"]
+    one = collect(classifier(), ["tome:r=4"], [dataset().tensors], Collect(blocks=[1]))["tome:r=4"]
     assert one.arrays["features"].shape == (7, 1, classifier().embed_dim)
 
 
@@ -234,10 +235,10 @@ def test_bad_input_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="no images"):
         collect(classifier(), [], [])
     with pytest.raises(VitrimError, match="block 9 is none of the model's, 0 to 3"):
-        collect(classifier(), [], [(x, y)], blocks=[9])
+        collect(classifier(), [], [(x, y)], Collect(blocks=[9]))
     monkeypatch.setattr(module, "LARGEST", 5000)
     with pytest.raises(VitrimError, match=r"GiB for 700 images.*: set a limit of at most [0-9]+ images") as caught:
-        collect(classifier(), ["tome:r=4"], [(x, y)], num_images=700)
+        collect(classifier(), ["tome:r=4"], [(x, y)], Collect(num_images=700))
     assert "\n" not in str(caught.value)
 
 

@@ -14,13 +14,13 @@ from vitrim.plots.charts import MANY, PALE, Line, heat, line, plot_accuracy_over
 
 def test_numbers_stand_in_their_cells_and_can_be_read() -> None:
     axis = Figure().subplots()
-    heat(axis, [[0.0, None, 1.0], [2.0, 3.0, 4.0]], rows=["a", "b"], columns=["x", "y", "z"], digits=1)
+    heat(axis, [[0.0, None, 1.0], [2.0, 3.0, 4.0]], rows=["a", "b"], columns=["x", "y", "z"])
     assert [(text.get_position(), text.get_text(), text.get_color()) for text in axis.texts] == [
-        ((0, 0), "0.0", "white"),  # viridis is dark where it is low
-        ((2, 0), "1.0", "white"),
-        ((0, 1), "2.0", "white"),
-        ((1, 1), "3.0", "black"),
-        ((2, 1), "4.0", "black"),
+        ((0, 0), "0.00", "white"),  # viridis is dark where it is low
+        ((2, 0), "1.00", "white"),
+        ((0, 1), "2.00", "white"),
+        ((1, 1), "3.00", "black"),
+        ((2, 1), "4.00", "black"),
     ]
     assert [text.get_text() for text in axis.get_xticklabels()] == ["x", "y", "z"]
     assert [text.get_text() for text in axis.get_yticklabels()] == ["a", "b"]

@@ -142,9 +142,9 @@ BAD = r"$\badmacro$ \udcff".replace(r"\udcff", "\udcff")
 PICTURE = np.zeros((4, 4, 3))
 WRITTEN: dict[str, Callable[[Path], Any]] = {
     "tradeoff": lambda path: plot_accuracy_over_macs([(BAD, 1.0, 0.5)], (2.0, 0.6), path, title=BAD),
-    "front": lambda path: plot_front([("constant", 0.5, 0.1)], path, front=[(0.5, 0.1)], damage=BAD, title=BAD),
+    "front": lambda path: plot_front([("constant", 0.5, 0.1)], path, front=[(0.5, 0.1)], damage=BAD),
     "schedule": lambda path: plot_schedule({BAD: [3.0, 2.0]}, 4, path, title=BAD),
-    "heat": lambda path: plot_heat([[0.1, 0.2]], (BAD, [BAD]), (BAD, [BAD, 2]), path, label=BAD, title=BAD),
+    "heat": lambda path: plot_heat([[0.1, 0.2]], (BAD, [BAD]), (BAD, [BAD, 2]), path, label=BAD),
     "compare": lambda path: compare(
         PICTURE, [Column(BAD, PICTURE, note=BAD)], classes=[(BAD, (0.0, 0.0, 1.0)), ("_b", (0.0, 1.0, 0.0))], title=BAD
     ).savefig(path),

@@ -13,14 +13,13 @@ def numbers(line: Any) -> list[list[float]]:
 
 def test_the_front_is_a_line_of_steps_to_the_dense_model(written: list[Any]) -> None:
     points = [("searched", 0.5, 0.2), ("constant", 0.75, 0.3), ("searched", 0.25, 0.4)]
-    plot_front(points, "x.png", front=[(0.5, 0.2), (0.25, 0.4)], tried=[(0.9, 0.8)], cost="latency", damage="output")
+    plot_front(points, "x.png", front=[(0.5, 0.2), (0.25, 0.4)], cost="latency", damage="output")
     (axis,) = written[0].axes
     lines = {line.get_label(): line for line in axis.lines}
     assert numbers(lines["front"]) == [[25, 50, 100], [0.4, 0.2, 0]]
     assert lines["front"].get_drawstyle() == "steps-post"
     assert numbers(lines["searched"]) == [[25, 50], [0.4, 0.2]]
     assert numbers(lines["constant"]) == [[75], [0.3]]
-    assert numbers(lines["tried"]) == [[90], [0.8]]
     assert numbers(lines["dense"]) == [[100], [0]]
     assert axis.get_xlabel() == "latency, % of the dense model"
     assert "output" in axis.get_ylabel()

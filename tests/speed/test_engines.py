@@ -15,12 +15,13 @@ import vitrim
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_method
 from vitrim.errors import MissingPackageError, VitrimError
+from vitrim.exporting.formats import PT2
 from vitrim.measure.copies import reduced_copy
 from vitrim.measure.latency import Budget
 from vitrim.measure.records import Row
 from vitrim.speed import bench, engines
 from vitrim.speed.bench import measure
-from vitrim.speed.engines import Compiled, Eager, Engine, Run, engines_named
+from vitrim.speed.engines import Compiled, Eager, Engine, FileEngine, Run, engines_named
 
 ONCE = Budget(min_rounds=1, min_seconds=0.0, warmup_rounds=0)
 IMAGES = torch.zeros(2, 3, 32, 32)
@@ -252,7 +253,7 @@ def test_int8_ranges_are_those_of_the_calibration(
     monkeypatch.setattr(engines, "export", lambda *given, **how: wanted.extend((given[3], how)) or file)
     timed = torch.full((2, 3, 4, 6), 50.0)
     calibration = torch.arange(float(count))[:, None, None, None].expand(count, 3, 4, 6)
-    run = engines.on_engine(model(), None, "torch.export", timed, tmp_path, precision="int8", calibration=calibration)
+    run = FileEngine(PT2, "int8").prepare(model(), timed, tmp_path, calibration)
     assert [(len(batch), float(batch[0].mean())) for batch in file.batches] == [(2, first) for first in expected]
     assert wanted == [vitrim.FileSpec("pt2", batch=2, size=(4, 6)), {"check": 0}]
     assert torch.equal(run(timed), torch.full((2, 3), 50.0))

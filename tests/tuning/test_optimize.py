@@ -25,7 +25,7 @@ from vitrim.exporting.exported import sidecar
 from vitrim.loading import create_model, load
 from vitrim.measure.evaluation import open_task
 from vitrim.measure.run import Measurement, weights_fingerprint
-from vitrim.speed.engines import FileEngine, Run
+from vitrim.speed.engines import FileEngine, FileRun
 from vitrim.tuning import optimize as optimizing
 from vitrim.tuning.optimize import OptimizeReport, draw, optimize
 from vitrim.tuning.proxy import DatasetImages
@@ -81,6 +81,18 @@ class Watch:
         return {name: np.full(ROUNDS, (4.0 - int(name) / 5) * (self.factor if int(name) else 1.0)) for name in calls}
 
 
+class InPyTorch(FileRun):
+    """Runs a reduced model, and not the file of the dense one that lies in the place of its own."""
+
+    def __init__(self, file: Exported, model: nn.Module) -> None:
+        super().__init__(file)
+        self.model = torch.inference_mode()(model)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        found: Tensor = self.model(images)
+        return found
+
+
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watch:
     """Watch what is done, and search so little that a test takes seconds."""
     found = Watch()
@@ -88,7 +100,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
     def prepared(
         self: FileEngine, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None
-    ) -> Run:
+    ) -> FileRun:
         found.made.append(f"{folder.name} {self}")
         method = get_reduction(model).config.describe() if hasattr(model, HANDLE) else None
         key = (weights_fingerprint(model), method, len(images))
@@ -96,7 +108,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watch:
             name, content, beside = EXPORTED[key[0], None, key[2]]
             (folder / name).write_bytes(content)
             sidecar(folder / name).write_bytes(beside)
-            return torch.inference_mode()(model)
+            return InPyTorch(Exported.open(folder / name, trust=True), model)
         if key not in EXPORTED:
             run = prepare(self, model, images, folder, calibration)
             (file,) = folder.glob("*.pt2")
@@ -283,7 +295,7 @@ def test_a_speedup_is_reached_with_the_least_loss_at_another_batch_size(
     source: str, watch: Watch, tmp_path: Path
 ) -> None:
     given = {**GIVEN, "methods": "topk", "max_loss": None, "speedup": 1.05, "batch_size": 5}
-    report = optimize(model(), source, out=tmp_path / "out", labels=False, **given)
+    report = optimize(model(), vitrim.DataSpec(source, labels=False), out=tmp_path / "out", **given)
     assert report.facts["bound"] == {"speedup": 1.05}
     assert report.best is not None
     assert "points of agreement" in report.sentence
@@ -366,7 +378,7 @@ def test_a_tower_is_optimized_by_its_neighbours(labels: bool, watch: Watch, tmp_
     torch.manual_seed(0)
     host = create_model("test_vit", options={**OPTIONS, "num_classes": 0}).eval()
     watch.exports = True
-    report = optimize(host, str(tmp_path / "images"), labels=labels, out=tmp_path / "out", **GIVEN)
+    report = optimize(host, vitrim.DataSpec(str(tmp_path / "images"), labels=labels), out=tmp_path / "out", **GIVEN)
     assert report.best is not None
     data = vitrim.open_data(str(tmp_path / "images"))
     task, dataset = open_task(load(host), data, embeddings=True)

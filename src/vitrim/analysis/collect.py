@@ -18,13 +18,13 @@ from vitrim.core.schedule import quarter_blocks
 from vitrim.core.tokens import TokenState
 from vitrim.data import DataError, spread
 from vitrim.errors import VitrimError
-from vitrim.measure.contestants import Contestant, ModelOutput
+from vitrim.measure.contestants import Contestant, ModelOutput, contestants
 from vitrim.measure.decisions import whereabouts
 from vitrim.measure.evaluation import num_classes
 from vitrim.measure.probes import Gauge, Lists, are_logits, divergence
 from vitrim.measure.records import Batch
 from vitrim.measure.run import Findings, Measurement
-from vitrim.tasks import Task, make_task
+from vitrim.tasks import make_task
 
 __all__ = ["Collect", "collect", "records_of"]
 
@@ -278,24 +278,18 @@ def collect(
     model: nn.Module,
     methods: Sequence[MethodConfig | str],
     batches: Iterable[Batch | tuple[Tensor, Any]],
+    probe: Collect | None = None,
     *,
-    task: Task | str = "classification",
-    blocks: Sequence[int] | None = None,
-    patterns: bool = True,
     header: Mapping[str, Any] | None = None,
-    num_images: int | None = None,
-    seed: int = 0,
 ) -> dict[str, Record]:
-    """Record the dense ``model`` and every method on the same batches, in one pass over the data.
+    """Record a dense classifier and every method on the same batches, in one pass over the data.
 
     Args:
         model: a supported host that is not reduced; it is left as it was.
         methods: configs or their text form.
-        batches: pairs of images (B, C, H, W) and targets, or `Batch` objects; read once. Images of one size.
-        task: what the model predicts, or the name of a task with as many classes as the model has.
-        blocks, patterns, num_images: as for `Collect`.
+        batches: pairs of images (B, C, H, W) and labels, or `Batch` objects; read once. Images of one size.
+        probe: what to keep; None: all of it.
         header: further entries of every header, that JSON can hold: ``model``, ``data`` and the like.
-        seed: as for `vitrim.measure.run.run`.
 
     Returns:
         A `Record` by the text of every method, ``dense`` first.
@@ -311,10 +305,8 @@ def collect(
         >>> list(found), found["tome:r=8"].labels().shape
         (['dense', 'tome:r=8'], (2, 6, 100))
     """
-    if isinstance(task, str):
-        task = make_task(task, num_classes(model))
-    probe = Collect(blocks=blocks, patterns=patterns, num_images=num_images)
-    measurement = Measurement.of(model, methods, [probe], task, seed=seed)
+    task = make_task("classification", num_classes(model))
+    measurement = Measurement(contestants(model, methods, task), [probe or Collect()], task)
     measurement.follow(batches)
     found = records_of(measurement.findings(), header)
     if not found:

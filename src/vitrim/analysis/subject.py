@@ -23,7 +23,7 @@ from vitrim.core.reduce import Reduction
 from vitrim.core.registry import host_of
 from vitrim.core.tokens import TokenState
 from vitrim.data import spread
-from vitrim.measure.contestants import Contestant, ModelOutput
+from vitrim.measure.contestants import Contestant, ModelOutput, contestants
 from vitrim.measure.probes import Gauge, Probe
 from vitrim.measure.records import Batch, read
 from vitrim.measure.run import Measurement
@@ -211,7 +211,8 @@ class Subject:
 
     def measurement(self, methods: Sequence[MethodConfig], probes: Sequence[Probe]) -> Measurement:
         """A comparison of the dense model and its reductions by ``methods``, which has seen no batch yet."""
-        return Measurement.of(self.model, methods, probes, self.task, learned=self.learned, seed=self.seed)
+        models = contestants(self.model, methods, self.task, learned=self.learned)
+        return Measurement(models, probes, self.task, seed=self.seed)
 
 
 class Observer(Gauge):

@@ -37,7 +37,7 @@ from vitrim.loading import MADE, ModelSpec
 from vitrim.measure.copies import apart, dense_copies, shared_copy, take_learned
 from vitrim.measure.earlier import earlier
 from vitrim.measure.inputs import WHERE, DataSpec, open_images
-from vitrim.measure.latency import Budget, fastest, images_per_second, paired_speedup, summarise, time_interleaved
+from vitrim.measure.latency import Budget, fastest, paired_speedup, speed_row, time_interleaved
 from vitrim.measure.machine import drawing, environment
 from vitrim.measure.macs import count_macs
 from vitrim.measure.records import DENSE, Row
@@ -600,17 +600,16 @@ def time_exported(
     known = exported.metadata
     array = as_array(images)
     told = ask(reduced).preprocessing(reduced) if known["input"]["dtype"] == "uint8" else None
-    eager = {kernel: partial(Program(copy, told).eval(), images) for kernel, copy in dense_copies(model).items()}
+    copies = {f"{EAGER} {kernel}": copy for kernel, copy in dense_copies(model).items()}
     runs: dict[str, Callable[[], object]] = {
-        **{f"{EAGER} {kernel}": run for kernel, run in eager.items()},
+        **{name: partial(Program(copy, told).eval(), images) for name, copy in copies.items()},
         "eager reduced": partial(Program(reduced, told).eval(), images),
         "exported dense": dense.on(array),
         "exported reduced": exported.on(array),
     }
     with torch.inference_mode():
         times = time_interleaved(runs, "cpu", budget)
-    kernel = fastest({name: times[f"{EAGER} {name}"] for name in eager}, eager)
-    base = f"{EAGER} {kernel}"
+    base = fastest(times, copies)
     promise = known["dense_gmacs"] / known["gmacs"]
     rows = []
     for engine, name, run, against, promised in (
@@ -619,24 +618,10 @@ def time_exported(
         (exported.engine, DENSE, "exported dense", "exported dense", 1.0),
         (exported.engine, known["method"], "exported reduced", "exported dense", promise),
     ):
-        latency, speedup = summarise(times[run]), paired_speedup(times[against], times[run])
-        rows.append(
-            Row(
-                name,
-                {
-                    "engine": engine,
-                    "batch_size": len(images),
-                    "threads": exported.threads or torch.get_num_threads(),
-                    "rounds": len(times[run]),
-                    "latency_ms": {"p50": latency.p50_ms, "p95": latency.p95_ms, "min": latency.min_ms},
-                    "images_per_second": images_per_second(len(images), latency.p50_ms),
-                    **speedup.row,
-                    "over_eager": paired_speedup(times[base], times[run]).median,
-                    "promised_speedup": promised,
-                    "ratio": speedup.median / promised,
-                },
-            )
-        )
+        facts = {"engine": engine, "batch_size": len(images), "threads": exported.threads or torch.get_num_threads()}
+        numbers = speed_row(times[run], times[against], len(images), promised)
+        over = {"over_eager": paired_speedup(times[base], times[run]).median}
+        rows.append(Row(name, {**facts, **numbers, **over}))
     return rows
 
 

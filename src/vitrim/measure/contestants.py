@@ -24,8 +24,6 @@ from vitrim.measure.macs import count_parts
 from vitrim.measure.records import DENSE
 from vitrim.tasks.base import Task
 
-__all__ = ["Contestant", "ModelOutput", "contestants"]
-
 TOO_MUCH = "asks for more than"
 """Words of the warning of `check_amounts`."""
 

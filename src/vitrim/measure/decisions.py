@@ -26,19 +26,6 @@ from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.probes import Gauge, Lists
 from vitrim.measure.records import Batch
 
-__all__ = [
-    "LARGEST",
-    "Decisions",
-    "DecisionsProbe",
-    "file_name",
-    "narrowed",
-    "read_arrays",
-    "save_decisions",
-    "whereabouts",
-    "widened",
-    "write_arrays",
-]
-
 FORMAT = 1
 
 

@@ -55,18 +55,6 @@ from vitrim.measure.run import Findings, Measurement, Partial, weights_fingerpri
 from vitrim.report import Report, Results, Table
 from vitrim.tasks import Task, make_task
 
-__all__ = [
-    "DTYPES",
-    "check_dataset",
-    "data_facts",
-    "evaluate",
-    "num_classes",
-    "open_task",
-    "spelled",
-    "standard_probes",
-    "task_of",
-]
-
 BY_NUMBER = "by_number"
 """The option of data whose labels are the numbers of the model's classes, whatever these are called."""
 DATASETS = (ImageDataset, MultiLabelDataset, SegmentationDataset, DetectionDataset)

@@ -303,6 +303,30 @@ def images_per_second(batch_size: int, latency_ms: float) -> float:
     return batch_size * 1e3 / latency_ms
 
 
+def speed_row(times_ms: ArrayLike, baseline_ms: ArrayLike, images: int, promised: float) -> dict[str, Any]:
+    """The speed of a candidate as rows of reports have it.
+
+    Args:
+        times_ms, baseline_ms: as of `paired_speedup`.
+        images: in a batch.
+        promised: the speed-up that its multiply-accumulates promise.
+
+    Example:
+        >>> row = speed_row([5.0, 5.0], [10.0, 10.0], images=2, promised=4.0)
+        >>> row["images_per_second"], row["rounds"], row["speedup"], row["ratio"]
+        (400.0, 2, 2.0, 0.5)
+    """
+    latency, speedup = summarise(times_ms), paired_speedup(baseline_ms, times_ms)
+    return {
+        "images_per_second": images_per_second(images, latency.p50_ms),
+        "latency_ms": {"p50": latency.p50_ms, "p95": latency.p95_ms, "min": latency.min_ms, "iqr": latency.iqr_ms},
+        "rounds": np.size(times_ms),
+        **speedup.row,
+        "promised_speedup": promised,
+        "ratio": speedup.median / promised,
+    }
+
+
 def fastest(times_ms: Mapping[str, ArrayLike], names: Iterable[str]) -> str:
     """The one of ``names`` with the lowest median.
 

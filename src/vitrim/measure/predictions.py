@@ -12,8 +12,6 @@ from vitrim.files import check_file, csv_text, write_text, written
 from vitrim.measure.probes import Predictions
 from vitrim.measure.run import Findings
 
-__all__ = ["check_predictions", "save_predictions"]
-
 ENDINGS = (".csv", ".parquet")
 
 

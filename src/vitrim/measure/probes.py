@@ -23,25 +23,6 @@ from vitrim.measure.macs import PARTS, tidy
 from vitrim.measure.records import Batch
 from vitrim.tasks.base import Task
 
-__all__ = [
-    "Agreement",
-    "Gauge",
-    "Lists",
-    "MacsProbe",
-    "PairedIoU",
-    "PairedLoss",
-    "Predictions",
-    "Probe",
-    "State",
-    "TaskMetrics",
-    "Tokens",
-    "Values",
-    "are_logits",
-    "divergence",
-    "joined",
-    "moved",
-]
-
 State = dict[str, Tensor | list[Tensor]]
 """The content of a gauge: sums and lists of tensors by name."""
 

@@ -29,8 +29,6 @@ from vitrim.measure.prefill import Prefill, Prompt, as_measured
 from vitrim.measure.records import DENSE
 from vitrim.report import Report, Table
 
-__all__ = ["profile", "untrained_counts", "untrained_notes"]
-
 IMAGES = 32
 """Images that methods which adapt to them are counted on, where nothing else is said."""
 GROUPS_SHOWN = 6

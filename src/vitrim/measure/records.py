@@ -16,8 +16,6 @@ from torch.utils.data import DataLoader, Dataset
 from vitrim.data import DataError, spread
 from vitrim.errors import MissingPackageError
 
-__all__ = ["DENSE", "Batch", "Processes", "Row", "as_batches", "read"]
-
 DENSE = "dense"
 """Name of the row of the untouched model."""
 

@@ -31,8 +31,6 @@ from vitrim.measure.records import Batch, Processes, Row, as_batches
 from vitrim.tasks.base import Task
 from vitrim.tasks.options import flat
 
-__all__ = ["Findings", "Measurement", "run"]
-
 
 class Findings(NamedTuple):
     """One `Row` per model, the dense one first, and the gauges of each, in the order of the probes."""
@@ -103,28 +101,6 @@ class Measurement:
         self.precision = precision or partial(torch.autocast, self.device.type, enabled=False)
         self.images = 0
         self.turns = 0
-
-    @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        methods: Sequence[MethodConfig | str],
-        probes: Sequence[Probe],
-        task: Task,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        learned: Path | None = None,
-        processes: Processes | None = None,
-        seed: int = 0,
-    ) -> Measurement:
-        """The comparison of ``model`` and its reductions by ``methods``, as private copies; arguments as of `run`.
-
-        Raises:
-            VitrimError: the model or a method does not fit.
-        """
-        models = contestants(model, methods, task, device=device, dtype=dtype, learned=learned)
-        return cls(models, probes, task, processes=processes, seed=seed)
 
     @torch.no_grad()  # not inference_mode: a sharded model keeps what it gathers
     def update(self, batch: Batch) -> None:
@@ -223,12 +199,7 @@ def run(
     probes: Sequence[Probe],
     *,
     task: Task,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
     seed: int = 0,
-    learned: Path | None = None,
-    processes: Processes | None = None,
-    on_progress: Callable[[int], None] | None = None,
 ) -> list[Row]:
     """Measure the dense ``model`` and every method on the same batches, in one pass over the data.
 
@@ -238,12 +209,7 @@ def run(
         batches: pairs of images (B, C, H, W) and targets, or `Batch` objects; read once.
         probes: what to measure.
         task: what the model predicts; its targets and metrics.
-        device: where to compute; None for where the model is.
-        dtype: of parameters and images; None for what the model has.
         seed: of methods that draw at random.
-        learned: folder of a saved reduction, whose parameters the methods of that name get.
-        processes: this process and its like; each reads batches of its own (`vitrim.measure.records.read`).
-        on_progress: called after every batch with the number of images seen.
 
     Raises:
         VitrimError: the model or a method does not fit, targets or outputs are wrong, or there are no images.
@@ -257,10 +223,8 @@ def run(
         >>> [(row.method, 0 <= row["top1"] <= 1) for row in rows]
         [('dense', True), ('none', True)]
     """
-    measurement = Measurement.of(
-        model, methods, probes, task, device=device, dtype=dtype, learned=learned, processes=processes, seed=seed
-    )
-    measurement.follow(batches, on_progress)
+    measurement = Measurement(contestants(model, methods, task), probes, task, seed=seed)
+    measurement.follow(batches)
     rows = measurement.rows()
     if not rows:
         raise DataError("there are no images to evaluate on")

@@ -11,8 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitrim.plots.style import BOUND, CHANCE, COMPARED, ORDER, SMALL, TEXT, TITLE, colours, markers, sheet
 
-__all__ = ["Line", "heat", "line", "short", "square"]
-
 MISSING = "#d0d0d0"
 WRITTEN = 9
 """Most rows of a heat map that has its numbers written into it."""
@@ -60,7 +58,6 @@ def heat(
     columns: Sequence[str] = (),
     limits: tuple[float, float] | None = None,
     cmap: str = "viridis",
-    digits: int = 2,
 ) -> Any:
     """Draw a heat map and return its image, for a colour bar; small ones have their numbers written into the cells.
 
@@ -70,7 +67,6 @@ def heat(
         rows, columns: names on the axes, none for a map of places.
         limits: of the colours; default: those of the values.
         cmap: viridis or cividis, which grow in lightness.
-        digits: behind the point.
     """
     from matplotlib import colormaps
 
@@ -88,7 +84,7 @@ def heat(
         for (row, column), value in np.ndenumerate(grid):
             if np.isfinite(value):
                 ink = "black" if value > middle else "white"
-                axis.text(column, row, f"{value:.{digits}f}", ha="center", va="center", fontsize=SMALL, color=ink)
+                axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=SMALL, color=ink)
     return image
 
 

@@ -90,16 +90,14 @@ def draw_mask(
     colours: NDArray[Any],
     *,
     opacity: float = OPACITY,
-    ignored: int = IGNORED,
 ) -> Image:
     """The image under the colours of its pixels' classes.
 
     Args:
         image: (H, W, 3) or (H, W), values in [0, 1].
-        classes: (H, W) integers in [0, K), or ``ignored``.
+        classes: (H, W) integers in [0, K), or `IGNORED`, of pixels that stay as they are.
         colours: (K, 3), one for each class (`palette`).
         opacity: share of the colour, in [0, 1]; the rest is the image.
-        ignored: the value of pixels that stay as they are.
 
     Returns:
         (H, W, 3) float32 in [0, 1].
@@ -116,7 +114,7 @@ def draw_mask(
     if drawn.shape[:2] != classes.shape:
         height, width = drawn.shape[:2]
         raise VitrimError(f"classes of shape {classes.shape} do not fit an image of {height} x {width}")
-    known = classes != ignored
+    known = classes != IGNORED
     chosen = classes[known]
     wrong = chosen[(chosen < 0) | (chosen >= len(colours))]
     if wrong.size:
@@ -225,8 +223,6 @@ def legend(
     labels: Iterable[NDArray[Any] | Tensor],
     colours: NDArray[Any],
     class_names: Sequence[str] | None = None,
-    *,
-    ignored: int = IGNORED,
 ) -> list[Entry]:
     """The names and colours of the classes that occur, in their order.
 
@@ -234,13 +230,12 @@ def legend(
         labels: maps of classes, or lists of labels, of any shapes.
         colours: (K, 3).
         class_names: default: the numbers.
-        ignored: no class.
 
     Example:
         >>> [name for name, _ in legend([np.array([[2, 0], [2, 255]])], palette(3), ["sky", "tree", "road"])]
         ['sky', 'road']
     """
-    found = sorted({int(label) for each in labels for label in np.unique(np.asarray(each))} - {ignored})
+    found = sorted({int(label) for each in labels for label in np.unique(np.asarray(each))} - {IGNORED})
     names = [str(label) if class_names is None else class_names[label] for label in found]
     shades = np.asarray(colours, dtype=np.float64).tolist()
     return [

@@ -67,7 +67,6 @@ def draw_kept(
     *,
     covered: tuple[float, float] | None = None,
     scale: int = 1,
-    pruned: tuple[float, float, float] | None = None,
     made: NDArray[np.bool_] | None = None,
 ) -> Image:
     """The image as the blocks saw it: patches that were pruned are hatched, groups of merged ones are outlined.
@@ -79,12 +78,11 @@ def draw_kept(
         covered: height and width in pixels of the image that the grid covers, more than the image where it was padded
             at its right and bottom; default: just the image.
         scale: enlarge the image by this whole factor first, so that outlines are thin next to small patches.
-        pruned: one colour for pruned patches; default: grey, hatched.
         made: (P,) patches whose tokens are made of several, though they stand for themselves: outlined, too.
 
     Returns:
         (H * scale, W * scale, 3) float32 in [0, 1]: the image itself where single patches were kept; pruned patches
-        hatched or in one colour; groups of two or more in their mean colour, outlined in orange.
+        hatched; groups of two or more in their mean colour, outlined in orange.
 
     Raises:
         VitrimError: the grid does not hold P patches, or does not cover the image.
@@ -103,13 +101,13 @@ def draw_kept(
     column = ((np.arange(width * scale) + 0.5) * columns / (wide * scale)).astype(np.int64)
     token = groups.reshape(rows, columns)[row[:, None], column[None, :]]
     gone = token < 0
-    drawn[gone] = hatch(*token.shape)[gone] if pruned is None else pruned
+    drawn[gone] = hatch(*token.shape)[gone]
     names, sizes = np.unique(groups, return_counts=True)
-    merged = np.isin(token, names[(sizes > 1) & (names >= 0)])
+    several = names[(sizes > 1) & (names >= 0)]
+    merged = np.isin(token, several)
     drawn[merged] = _means(drawn, token, merged)
-    drawn[outline(token, groups)] = OUTLINE_COLOUR
-    if made is not None:
-        drawn[_border(token, groups[made & (groups >= 0)])] = OUTLINE_COLOUR
+    outlined = several if made is None else np.append(several, groups[made & (groups >= 0)])
+    drawn[_border(token, outlined)] = OUTLINE_COLOUR
     return drawn
 
 
@@ -171,17 +169,6 @@ def draw_groups(image: NDArray[np.float32], source: NDArray[np.int64], grid: tup
             f"{source.size} patches on a grid of {rows} x {columns} do not fit an image of {height} x {width}"
         )
     return draw_kept(image, source, grid, scale=scale)
-
-
-def outline(groups: NDArray[np.int64], source: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Pixels (H, W) on the border of a group of two or more patches.
-
-    Args:
-        groups: (H, W), the token of each pixel.
-        source: (P,), the token of each patch, -1 where it was pruned.
-    """
-    tokens, sizes = np.unique(source, return_counts=True)
-    return _border(groups, tokens[(sizes > 1) & (tokens >= 0)])
 
 
 def _border(groups: NDArray[np.int64], tokens: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -12,8 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter
 
-__all__ = ["Sheet", "plain"]
-
 UNPRINTABLE = {"Cc", "Cs", "Cn"}
 """Categories of control characters, halves of characters (of file names that are no UTF-8) and of none at all."""
 

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
     from vitrim.data.decoding import Transform
 
-__all__ = ["MethodRow", "Shown", "check_shown", "draw_show", "pixels_of", "prepared", "rows_of", "show"]
-
 FEW = 8
 """Images of a dataset that are drawn by default; also the most figures that are kept if they are written to files."""
 MOST_BLOCKS = 8

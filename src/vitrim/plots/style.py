@@ -12,20 +12,6 @@ from vitrim.core.registry import methods as registered
 from vitrim.errors import VitrimError, check_known
 from vitrim.files import check_file, written
 
-__all__ = [
-    "BOUND",
-    "CHANCE",
-    "FORMATS",
-    "colours",
-    "encoded",
-    "markers",
-    "method_of",
-    "panels",
-    "save",
-    "sheet",
-    "write",
-]
-
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 """The colours of Okabe and Ito, which differ for any colour vision; those that show best on white come first."""
 DENSE_COLOUR = "#000000"

@@ -10,7 +10,7 @@ import numpy as np
 
 from vitrim.plots.style import sheet
 
-CONSTANT, SEARCHED, FAINT = "#4878a8", "#d1495b", "#b8b8b8"
+CONSTANT, SEARCHED = "#4878a8", "#d1495b"
 
 
 def plot_front(
@@ -18,10 +18,8 @@ def plot_front(
     path: str | Path,
     *,
     front: Sequence[tuple[float, float]],
-    tried: Sequence[tuple[float, float]] = (),
     cost: str = "MACs",
     damage: str = "feature",
-    title: str = "",
 ) -> None:
     """Write damage over cost, the dense model as a star.
 
@@ -29,16 +27,11 @@ def plot_front(
         points: (kind, share of the dense model's cost, damage), joined by kind: "constant" and "searched".
         path: the file to write; its ending decides the format.
         front: (share, damage) of the points that no other dominates, drawn as a line of steps.
-        tried: (share, damage) of other settings, drawn faintly.
         cost: what the shares are of.
         damage: what is minimised.
-        title: line above the figure.
     """
     figure = sheet(6.4, 4.2)
     axis = figure.subplots()
-    if tried:
-        x, y = zip(*tried, strict=True)
-        axis.plot([100 * one for one in x], y, ".", color=FAINT, markersize=4, label="tried", zorder=1)
     for kind, color, marker in (("constant", CONSTANT, "o"), ("searched", SEARCHED, "*")):
         own = sorted((100 * share, value) for name, share, value in points if name == kind)
         if own:
@@ -53,7 +46,6 @@ def plot_front(
     axis.set_xlabel(f"{cost}, % of the dense model")
     axis.set_ylabel(f"damage: {damage}, mean over the check images")
     axis.set_ylim(bottom=0.0 - 0.02 * axis.get_ylim()[1])
-    axis.set_title(title, fontsize=10)
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
     figure.savefig(path, dpi=120)
@@ -63,7 +55,7 @@ def plot_schedule(schedules: Mapping[str, Sequence[float]], initial: int, path: 
     """Write the tokens after each block, one line per schedule, the dense model as a dotted one.
 
     Args:
-        schedules: (L,) tokens after each block, by name; the last one is drawn on top.
+        schedules: (L,) tokens after each block, by name, of the constant setting and the searched one.
         initial: tokens that enter the first block.
         path: the file to write; its ending decides the format.
         title: line above the figure.
@@ -71,9 +63,7 @@ def plot_schedule(schedules: Mapping[str, Sequence[float]], initial: int, path: 
     figure = sheet(6.4, 3.6)
     axis = figure.subplots()
     blocks = len(next(iter(schedules.values())))
-    number = len(schedules)
-    colors = [CONSTANT, SEARCHED] if number == 2 else [f"C{place % 10}" for place in range(number)]
-    for (name, tokens), color in zip(schedules.items(), colors, strict=True):
+    for (name, tokens), color in zip(schedules.items(), (CONSTANT, SEARCHED), strict=False):
         axis.step(range(blocks + 1), [initial, *tokens], where="mid", color=color, linewidth=1.8, label=name)
         axis.plot(range(blocks + 1), [initial, *tokens], "o", color=color, markersize=4)
     axis.axhline(initial, color="black", linewidth=0.8, linestyle=":", label="dense")
@@ -94,7 +84,6 @@ def plot_heat(
     path: str | Path,
     *,
     label: str = "",
-    title: str = "",
 ) -> None:
     """Write a table of numbers as a heat map, with the numbers in its cells where there are few.
 
@@ -103,7 +92,6 @@ def plot_heat(
         rows, columns: name of an option and its values, R and C of them.
         path: the file to write; its ending decides the format.
         label: what the numbers are.
-        title: line above the figure.
     """
     table = np.array(values, dtype=np.float64)
     size = (max(3.6, 1.6 + 0.62 * table.shape[1]), max(2.4, 1.2 + 0.42 * table.shape[0]))
@@ -114,7 +102,6 @@ def plot_heat(
     axis.set_yticks(range(table.shape[0]), [str(one) for one in rows[1]], fontsize=8)
     axis.set_xlabel(columns[0])
     axis.set_ylabel(rows[0])
-    axis.set_title(title, fontsize=10)
     if table.size <= 300:
         middle = (np.nanmin(table) + np.nanmax(table)) / 2
         for (row, column), value in np.ndenumerate(table):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
@@ -33,9 +34,9 @@ from vitrim.measure.latency import (
     Budget,
     FloatArray,
     fastest,
-    images_per_second,
     in_turn,
     paired_speedup,
+    speed_row,
     summarise,
     time_interleaved,
     watched_machine,
@@ -187,9 +188,7 @@ def bench(
         untrained = untrained_counts(host, configs.values(), own.learned)
         precisions = list(dict.fromkeys(one.precision for one in engines))
         facts = {
-            "environment": environment(
-                device=str(spec.device or "cpu") if spec.named else str(place), dtype=",".join(precisions), seed=seed
-            ),
+            "environment": environment(device=str(place), dtype=",".join(precisions), seed=seed),
             "weights": loaded.weights,
             "untrained": untrained,
             "images": shown or "random",
@@ -203,88 +202,76 @@ def bench(
         report = SpeedReport("bench", facts, notes=[*notes, *untrained_notes(untrained)])
         tell = on_report or (lambda _: None)
         tell(report)
-        for turn, size in enumerate(sizes):
-            setting = {"model": loaded.name, "batch_size": size}
-            report.add(
-                measure_setting(
-                    host,
-                    configs,
-                    dataset,
-                    setting,
-                    engines,
-                    budget,
-                    seed=seed,
-                    learned=own.learned,
-                    files=beside,
-                    scored=True,
-                    on_progress=among(on_progress, turn, len(sizes)),
-                )
-            )
+        speeds = Speeds(host, configs, dataset, engines, budget, seed, own.learned, beside, scored=True)
+        for rows in speeds.at(sizes, on_progress):
+            report.add([Row(row.method, {"model": loaded.name, **row}) for row in rows])
             tell(report)
     return report
 
 
-def among(tell: Tell | None, place: int, number: int) -> Tell | None:
-    """The teller of one of several settings: which of them it is comes first.
+@dataclass(frozen=True)
+class Speeds:
+    """Models to be timed at several batch sizes, on images of a dataset that are spread evenly over it, or random ones.
 
-    Example:
-        >>> among(print, 1, 3)("batch 8: round 2, 100 %")
-        2 of 3, batch 8: round 2, 100 %
-    """
-    return tell if tell is None or number == 1 else lambda text: tell(f"{place + 1} of {number}, {text}")
-
-
-def measure_setting(
-    host: nn.Module,
-    methods: Mapping[str, MethodConfig],
-    dataset: ImageDataset | None,
-    setting: Mapping[str, Any],
-    engines: Sequence[Engine],
-    budget: Budget,
-    *,
-    seed: int,
-    learned: Path | None = None,
-    files: Mapping[str, FileModel] | None = None,
-    scored: bool = False,
-    on_progress: Tell | None = None,
-) -> list[Row]:
-    """`measure` one setting on images of ``dataset``, spread evenly over it, or on random ones.
-
-    Args:
-        host: dense.
+    Attributes:
+        model: dense.
         methods, engines, budget, learned, files: as of `measure`.
-        dataset: prepared for the host; None: random images.
-        setting: ``batch_size`` and what else the rows shall have in front.
+        dataset: prepared for the model; None: random images.
         seed: of random images.
         scored: compare dense models with fp32 on ``dataset``, if it is given.
-        on_progress: likewise; the setting stands in front.
-
-    Raises:
-        VitrimError: the machine has too little memory, or cannot compute in a precision.
     """
-    size = setting["batch_size"]
-    tell = None if on_progress is None else lambda text: on_progress(f"batch {size}: {text}")
-    with one_line_errors(f"batch {size}"):
-        held_out, given = None, None
+
+    model: nn.Module
+    methods: Mapping[str, MethodConfig]
+    dataset: ImageDataset | None
+    engines: Sequence[Engine]
+    budget: Budget
+    seed: int
+    learned: Path | None
+    files: Mapping[str, FileModel]
+    scored: bool = False
+
+    def at(self, sizes: Sequence[int], on_progress: Tell | None = None) -> Iterator[list[Row]]:
+        """The rows of `measure` for every batch size, with the size in front.
+
+        Args:
+            sizes: images per batch.
+            on_progress: as of `measure`; which of the sizes it is stands in front.
+
+        Raises:
+            VitrimError: the machine has too little memory, or cannot compute in a precision.
+        """
+        for turn, size in enumerate(sizes):
+            which = f"{turn + 1} of {len(sizes)}, batch {size}" if len(sizes) > 1 else f"batch {size}"
+            tell = None if on_progress is None else partial(_tell, on_progress, which)
+            with one_line_errors(f"batch {size}"):
+                rows = self._at(size, tell)
+            yield [Row(row.method, {"batch_size": size, **row}) for row in rows]
+
+    def _at(self, size: int, tell: Tell | None) -> list[Row]:
+        held_out, given, dataset = None, None, self.dataset
         if dataset is None:
-            ring = [random_images(host, size, seed)]
+            ring = [random_images(self.model, size, self.seed)]
         else:
-            many = size if adaptive_one(methods) is None else max(RING, size)
+            many = size if adaptive_one(self.methods) is None else max(RING, size)
             ring = [images for images, _ in batches(dataset, size, limit=many) if len(images) == size]
-            if len({str(engine) for engine in engines}) > 1 or engines[0].precision != "fp32":
+            if len({str(engine) for engine in self.engines}) > 1 or self.engines[0].precision != "fp32":
                 # every third image is for the ranges of activations, the others to compare on
                 places = spread(len(dataset), min(len(dataset), SCORED + CALIBRATED))
                 read = max(size, 16)
                 given = torch.cat([images for images, _ in batches(Subset(dataset, places[::3].tolist()), read)])
                 kept = np.delete(places, np.s_[::3])
                 held_out = list(batches(Subset(dataset, kept[: len(kept) // size * size].tolist()), size))
-        like = next(host.parameters())
-        rows = measure(
-            host, methods, [images.to(like.device) for images in ring],
-            engines=engines, budget=budget, learned=learned, files=files, calibration=given,
-            held_out=held_out if scored else None, on_progress=tell,
+        like = next(self.model.parameters())
+        return measure(
+            self.model, self.methods, [images.to(like.device) for images in ring],
+            engines=self.engines, budget=self.budget, learned=self.learned, files=self.files, calibration=given,
+            held_out=held_out if self.scored else None, on_progress=tell,
         )  # fmt: skip
-    return [Row(row.method, {**setting, **row}) for row in rows]
+
+
+def _tell(tell: Tell, which: str, text: str) -> None:
+    tell(f"{which}: {text}")
 
 
 def in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -603,7 +590,10 @@ def _rows(
         facts["dense_p50_ms"] = {one.kernel: summarise(times[one.key]).p50_ms for one in kernels.get(place, ())}
         peak = entry.engine.peak_mib(entry.model, entry.run, images.to(entry.engine.dtype))
         count = len(images) * (1 if prompt is None else prompt.shape[0])
-        numbers = _numbers(times, entry, base, dense.get(place, base), count)
+        numbers = speed_row(times[entry.key], times[base.key], count, entry.promised)
+        own_dense = times[dense.get(place, base).key]
+        numbers["engine_speedup"] = paired_speedup(own_dense, times[entry.key]).median
+        numbers["prepare_seconds"] = entry.seconds
         if held_out and entry.name == DENSE and entry.part is None:
             if on_progress is not None:
                 on_progress(f"comparing {entry.key} with fp32")
@@ -659,24 +649,6 @@ class Front(nn.Module):
         front = self.library.front(self.model)
         assert front is not None
         return front[1](images)
-
-
-def _numbers(
-    times: Mapping[str, FloatArray], entry: Entry, baseline: Entry, own: Entry, batch_size: int
-) -> dict[str, Any]:
-    """The speed of an entry: alone, over the baseline, and over the dense model on its own engine."""
-    latency = summarise(times[entry.key])
-    speedup = paired_speedup(times[baseline.key], times[entry.key])
-    return {
-        "images_per_second": images_per_second(batch_size, latency.p50_ms),
-        "latency_ms": {"p50": latency.p50_ms, "p95": latency.p95_ms, "min": latency.min_ms, "iqr": latency.iqr_ms},
-        "rounds": len(times[entry.key]),
-        **speedup.row,
-        "promised_speedup": entry.promised,
-        "ratio": speedup.median / entry.promised,
-        "engine_speedup": paired_speedup(times[own.key], times[entry.key]).median,
-        "prepare_seconds": entry.seconds,
-    }
 
 
 def promised_speedups(dense: nn.Module, reduced: Mapping[str, nn.Module], ring: Sequence[Tensor]) -> dict[str, float]:

@@ -50,13 +50,12 @@ from vitrim.report import Report, Table
 from vitrim.speed.bench import (
     CALIBRATED,
     WHOLE,
+    Speeds,
     Tell,
-    among,
     batch_sizes,
     check_engines,
     check_enough,
     in_dtype,
-    measure_setting,
     place_of,
 )
 from vitrim.speed.engines import Engine, Run, compilation, engines_named, listed
@@ -214,9 +213,7 @@ def compare(
                 scores += [(rows, one) for rows, one in zip(rows_of, lower, strict=True)]
         facts = {
             "environment": environment(
-                device=str(spec.device or "cpu") if spec.named else str(place),
-                dtype=",".join(dict.fromkeys(one.precision for one in engines)),
-                seed=seed,
+                device=str(place), dtype=",".join(dict.fromkeys(one.precision for one in engines)), seed=seed
             ),
             "weights": loaded.weights,
             "model_options": loaded.options,
@@ -233,14 +230,9 @@ def compare(
         tell = on_report or (lambda _: None)
         _fill(report, loaded.name, goal, scores, timed)
         tell(report)
-        for turn, size in enumerate(sizes):
-            timed.append(
-                measure_setting(
-                    loaded.model, configs, timed_on, {"batch_size": size}, engines, budget,
-                    seed=seed, learned=loaded.learned, files=beside,
-                    on_progress=among(on_progress, turn, len(sizes)),
-                )
-            )  # fmt: skip
+        speeds = Speeds(loaded.model, configs, timed_on, engines, budget, seed, loaded.learned, beside)
+        for rows in speeds.at(sizes, on_progress):
+            timed.append(rows)
             _fill(report, loaded.name, goal, scores, timed)
             tell(report)
     return report
@@ -254,7 +246,7 @@ class OnEngine(Contestant):
         task: makes the prediction.
         reduction: of a reduced ``model``.
         engine: runs it.
-        run: made of it for batches of ``size``; a smaller one is filled up.
+        run: made of it for batches of ``size``; a larger one is split, and what is left filled up.
         size: B.
     """
 
@@ -263,10 +255,12 @@ class OnEngine(Contestant):
     ) -> None:
         shadow, program = shared_copy(model), Program(model)
 
+        def batch(images: Tensor) -> Tensor:
+            full = torch.cat([images, images[:1].expand(size - len(images), *images.shape[1:])])
+            return program.tensor(run(full.to(engine.dtype)))[: len(images)].float()
+
         def forward(images: Tensor) -> Tensor:
-            count = len(images)
-            full = torch.cat([images, images[:1].expand(size - count, *images.shape[1:])])
-            return program.tensor(run(full.to(engine.dtype)))[:count].float()
+            return torch.cat([batch(some) for some in images.split(size)])
 
         shadow.forward = forward
         super().__init__(shadow, task, reduction)
@@ -310,7 +304,9 @@ def score_on_engines(
         for engine in engines:
             own: list[OnEngine] = []
             for config in (None, *methods.values()):
-                if config is not None and engine.obstacle(config, size) is not None:
+                # methods that follow the image run on most engines one image at a time, whatever is read at once
+                at = size if config is None or engine.obstacle(config, size) is None else 1
+                if config is not None and engine.obstacle(config, at) is not None:
                     continue
                 copied = in_dtype(model, engine.dtype)
                 reduction = None if config is None else reduce_(copied, config)
@@ -318,9 +314,9 @@ def score_on_engines(
                     take_learned(reduction, learned)
                 place = Path(folder) / f"{len(own)}-{engine.dtype}"
                 place.mkdir(exist_ok=True)
-                given = first.to(device, engine.dtype)
+                given = first[:at].to(device, engine.dtype)
                 run = engine.prepare(copied, given, place, calibration)
-                own.append(OnEngine(copied, task, reduction, engine, run, size))
+                own.append(OnEngine(copied, task, reduction, engine, run, at))
             found.append(own)
         models = [exact, *(one for own in found for one in own)]
         probes = [one for one in standard_probes(task) if not isinstance(one, MacsProbe | Tokens)]  # fp32 has them
@@ -350,7 +346,7 @@ def _fill(
         model: its name.
         task: of the model.
         scores: rows in fp32, and those of every engine in a lower precision.
-        timed: rows of `measure_setting` for every batch size.
+        timed: rows of `Speeds` for every batch size.
     """
     exact, main = {row.method: row for row in scores[0][0]}, task.selects_by
     dense = exact[DENSE]

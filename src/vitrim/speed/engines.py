@@ -19,7 +19,6 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import get_reduction
 from vitrim.errors import MissingPackageError, VitrimError, check_known, unknown
 from vitrim.exporting.exported import Exported
-from vitrim.exporting.formats import engines as runnable
 from vitrim.exporting.formats import formats
 from vitrim.exporting.formats.base import PRECISIONS, Format, as_array, check_quantiser
 from vitrim.exporting.formats.pt2 import compiler_lack
@@ -347,9 +346,31 @@ class FileEngine(Engine):
     def dtype(self) -> torch.dtype:
         return torch.float32
 
-    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
-        """Export the model, as it is, and run it once: that is when the engine is opened."""
-        run = on_engine(model, None, self.label, images, folder, precision=self.precision, calibration=calibration)
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> FileRun:
+        """Export the model, as it is, and run it once: that is when the engine is opened.
+
+        The fp32 file is written first, and the one in another precision made of it, unless they are in ``folder``. A
+        model whose counts depend on the image is compared with its file on ``calibration``, if that is given.
+        """
+        size = len(images)
+        place = folder / f"{self.label}-{size}{self.kind.suffix}"
+        if place.exists():
+            file = Exported.open(place, trust=True)
+        else:
+            height, width = images.shape[2:]
+            reduction = get_reduction(model)
+            follows = reduction is not None and reduction.config.is_adaptive()
+            check = calibration if follows and calibration is not None else 0
+            file = export(model, None, place, FileSpec(self.kind.name, size, size=(height, width)), check=check)
+        if self.precision != "fp32":
+            made = place.with_stem(f"{place.stem}-{self.precision}")
+            if made.exists():
+                file = Exported.open(made)
+            else:
+                given = images if calibration is None or len(calibration) < size else calibration
+                batches = [as_array(each) for each in given.split(size) if len(each) == size]
+                file = file.in_precision(self.precision, made, batches)
+        run = FileRun(file)
         run(images)
         return run
 
@@ -357,61 +378,15 @@ class FileEngine(Engine):
         return None  # its memory is not torch's
 
 
-def on_engine(
-    model: nn.Module,
-    method: MethodConfig | str | None,
-    engine: str,
-    images: Tensor,
-    folder: str | Path,
-    *,
-    precision: str = "fp32",
-    calibration: Tensor | None = None,
-) -> Callable[[Tensor], Tensor]:
-    """A call that runs batches of so many images through ``model``, exported for ``engine``.
-
-    The fp32 file is written first, and the one in ``precision`` made of it, unless they are in ``folder``.
+class FileRun:
+    """A call that runs batches through an exported file.
 
     Args:
-        model: as of `vitrim.export`.
-        method: likewise; None for the model as it is.
-        engine: one of `vitrim.exporting.engines`: onnxruntime, openvino, torch.export, aoti.
-        images: (B, C, H, W) float32.
-        folder: the file is written there; the engine may read it for as long as it runs. Of one model and method only.
-        precision: fp32, or what the engine makes of it.
-        calibration: (N, C, H, W) float32 for int8; None: ``images``. A file whose counts depend on the image is
-            compared with the model on these, too, and its metadata count on them.
-
-    Raises:
-        VitrimError: an engine that is unknown or not installed, or as `vitrim.export`.
-
-    Example:
-        >>> import timm
-        >>> model = timm.create_model("test_vit", img_size=32, patch_size=8, depth=2, num_classes=3).eval()
-        >>> from tempfile import TemporaryDirectory
-        >>> images = torch.zeros(2, 3, 32, 32)
-        >>> with TemporaryDirectory() as folder:
-        ...     on_engine(model, "tome:r=2", "torch.export", images, folder)(images).shape
-        torch.Size([2, 3])
+        file: what runs.
     """
-    known = runnable()
-    check_known("engine", engine, known)
-    kind, size = known[engine], len(images)
-    place = Path(folder) / f"{engine}-{size}{kind.suffix}"
-    if place.exists():
-        file = Exported.open(place, trust=True)
-    else:
-        height, width = images.shape[2:]
-        reduction = get_reduction(model) if isinstance(model, nn.Module) else None
-        follows = reduction is not None and reduction.config.is_adaptive()
-        check = calibration if follows and calibration is not None else 0  # what depends on images is compared on some
-        wanted = FileSpec(to=kind.name, batch=size, size=(height, width))
-        file = export(model, method, place, wanted, check=check)
-    if precision != "fp32":
-        made = place.with_stem(f"{place.stem}-{precision}")
-        if made.exists():
-            file = Exported.open(made)
-        else:
-            given = images if calibration is None or len(calibration) < size else calibration
-            batches = [as_array(each) for each in given.split(size) if len(each) == size]
-            file = file.in_precision(precision, made, batches)
-    return lambda images: torch.from_numpy(file.run(as_array(images)))
+
+    def __init__(self, file: Exported) -> None:
+        self.file = file
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return torch.from_numpy(self.file.run(as_array(images)))

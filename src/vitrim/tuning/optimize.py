@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
@@ -33,7 +34,6 @@ from vitrim.core.saving import entries
 from vitrim.errors import VitrimError, check_read, check_whole
 from vitrim.exporting.exported import Exported, sidecar, staged, weights_beside
 from vitrim.exporting.formats import formats
-from vitrim.exporting.formats.base import Format
 from vitrim.exporting.writing import FileSpec, export
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import MADE, ModelSpec
@@ -53,7 +53,7 @@ from vitrim.plots import style
 from vitrim.report import Pace, Report, Results, Table
 from vitrim.speed.bench import CALIBRATED, RING
 from vitrim.speed.compare import SCORED_ON_ENGINES, OnEngine
-from vitrim.speed.engines import Eager, Engine, Run, engines_named, listed
+from vitrim.speed.engines import Eager, Engine, FileEngine, engines_named, listed
 from vitrim.speed.words import engine_of
 from vitrim.tasks import Task, make_task
 from vitrim.tuning.cost import MacsCost, within
@@ -388,7 +388,7 @@ def _engines(
         VitrimError: one of them runs no files.
     """
     given, precisions = listed(engine), listed(precision)
-    of_files = formats_by_engine()
+    of_files = {kind.engine: kind for kind in formats().values()}
     wrong = next((name for name in given if name not in of_files), None)
     if wrong is not None:
         raise VitrimError(f"engine {wrong} runs no files; valid: {', '.join(sorted(of_files))}")
@@ -432,10 +432,11 @@ def named(config: MethodConfig | None) -> str:
     return DENSE if config is None else config.describe()
 
 
+@dataclass
 class Race:
     """The measurements of one model, each made once: the study keeps the numbers, a folder the files.
 
-    Args:
+    Attributes:
         model: dense.
         task: of the model.
         loss: the probe that says what is lost.
@@ -445,75 +446,70 @@ class Race:
         study: keeps all numbers.
         folder: of the files.
         tell: is told what is being done.
-
-    Attributes:
         rows: of everything that was timed.
-        step: of the search, from 1.
         known: by ladder, share of the MACs, setting and loss of all that was scored, mildest first.
         slope: top-1 lost per nat of divergence, over these.
+        step: of the search, from 1.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        task: Task,
-        loss: PairedLoss | NeighbourLoss,
-        images: DatasetImages,
-        engines: Sequence[Engine],
-        batch_size: int,
-        study: Study,
-        folder: Path,
-        tell: Callable[[str], None],
-    ) -> None:
-        self.model, self.task, self.loss, self.images, self.engines = model, task, loss, images, list(engines)
-        self.batch_size, self.study, self.folder, self.tell = batch_size, study, folder, tell
-        few = images.batches("search", 0, min(CALIBRATED, images.count("search")))
-        self.calibration = torch.cat([batch.images for batch in few])
-        repeated = -(-batch_size // len(self.calibration))
-        self.batch = self.calibration.repeat(repeated, 1, 1, 1)[:batch_size]
-        self.rows: list[dict[str, Any]] = []
-        self.known: dict[str, list[tuple[float, MethodConfig, dict[str, float]]]] = {}
-        self.slope = 1.0
-        self.step = 0
-        self._ready: dict[tuple[str, str], Run] = {}
+    model: nn.Module
+    task: Task
+    loss: PairedLoss | NeighbourLoss
+    images: DatasetImages
+    engines: Sequence[Engine]
+    batch_size: int
+    study: Study
+    folder: Path
+    tell: Callable[[str], None]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    known: dict[str, list[tuple[float, MethodConfig, dict[str, float]]]] = field(default_factory=dict)
+    slope: float = 1.0
+    step: int = 0
+    _ready: dict[tuple[str, str], Any] = field(default_factory=dict)
+
+    @cached_property
+    def calibration(self) -> Tensor:
+        """The first images of the first third, (N, C, H, W)."""
+        few = self.images.batches("search", 0, min(CALIBRATED, self.images.count("search")))
+        return torch.cat([batch.images for batch in few])
+
+    @cached_property
+    def batch(self) -> Tensor:
+        """The images that files are timed on, (B, C, H, W)."""
+        repeated = -(-self.batch_size // len(self.calibration))
+        return self.calibration.repeat(repeated, 1, 1, 1)[: self.batch_size]
 
     def say(self, text: str) -> None:
         """Tell what is being done in this step."""
         self.tell(f"step {self.step} of {STEPS}, {text}")
 
-    def ready(self, config: MethodConfig | None, engine: Engine) -> Run:
-        """A call that runs batches through the file of a method, or of the dense model, on an engine."""
-        name = named(config)
-        if (name, str(engine)) not in self._ready:
+    def ready(self, config: MethodConfig | None, engine: Engine) -> Any:
+        """A call that runs batches through the ``file`` of a method, or of the dense model, on an engine."""
+        key = (named(config), str(engine))
+        if key not in self._ready:
             model = shared_copy(self.model) if config is None else reduced_copy(self.model, config)
-            place = self.file_folder(config)
-            place.mkdir(parents=True, exist_ok=True)
-            self._ready[name, str(engine)] = engine.prepare(model, self.batch, place, self.calibration)
-        return self._ready[name, str(engine)]
+            self._ready[key] = engine.prepare(model, self.batch, self._place(config), self.calibration)
+        return self._ready[key]
 
     def take_bytes(self, one: Candidate, dataset: Any) -> None:
-        """Make the file of a candidate anew, with its preprocessing in the graph; it takes the place of the other.
+        """Make a file of a candidate that has its preprocessing in the graph, and run it from now on.
 
         Args:
             one: dense or reduced.
             dataset: as the model takes it, for int8.
         """
-        place = self.made(one)
-        kind = formats_by_engine()[one.engine.label]
+        assert isinstance(one.engine, FileEngine)
+        kind = one.engine.kind
         wanted = FileSpec(kind.name, self.batch_size, precision=one.engine.precision, preprocess=True)
-        file = export(self.model, one.config, place, wanted, images=dataset, check=0)
+        path = self._place(one.config) / f"bytes{kind.suffix}"
+        file = export(self.model, one.config, path, wanted, images=dataset, check=0)
         self._ready[one.name, str(one.engine)] = FileModel(file)
 
-    def made(self, one: Candidate) -> Path:
-        """The file of a candidate."""
-        precision = "" if one.engine.precision == "fp32" else f"-{one.engine.precision}"
-        suffix = formats_by_engine()[one.engine.label].suffix
-        return self.file_folder(one.config) / f"{one.engine.label}-{self.batch_size}{precision}{suffix}"
-
-    def file_folder(self, config: MethodConfig | None) -> Path:
+    def _place(self, config: MethodConfig | None) -> Path:
         """The folder with the files of a method."""
-        name = named(config)
-        return self.folder / hashlib.sha256(name.encode()).hexdigest()[:12]
+        place = self.folder / hashlib.sha256(named(config).encode()).hexdigest()[:12]
+        place.mkdir(parents=True, exist_ok=True)
+        return place
 
     # ---- measuring ---------------------------------------------------------------------------------------------------
 
@@ -750,10 +746,8 @@ def _hand_over(
     score = race.file_losses(last, "check")[-1]
     report_rows = [*race.rows, {**best.row, **score, "scored_on": "check"}]
     sentence = in_words(race, dense, chosen, score)
-    kind = formats_by_engine()[best.engine.label]
-    made = race.made(best)
-    race.ready(best.config, best.engine)  # if what was known of it came from the study
-    path = folder / f"model{kind.suffix}"
+    made = race.ready(best.config, best.engine).file.path
+    path = folder / f"model{made.suffix}"
     with staged(path) as place:
         for file in (made, *weights_beside(made)):
             if file.is_file():
@@ -820,11 +814,6 @@ def metric(*, neighbours: bool, labels: bool) -> str:
     if neighbours:
         return "recall@1" if labels else "the dense model's neighbours"
     return "top-1" if labels else "agreement"
-
-
-def formats_by_engine() -> dict[str, type[Format]]:
-    """Every format by the name of its engine."""
-    return {kind.engine: kind for kind in formats().values()}
 
 
 def _spoken(one: Candidate) -> str:

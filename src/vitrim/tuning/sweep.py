@@ -9,7 +9,7 @@ A range START..STOP/STEP includes its end. The sweeps of the papers have names; 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from functools import cache
@@ -27,8 +27,8 @@ from vitrim.errors import VitrimError, first_line, unknown
 from vitrim.files import csv_text, json_text, safe_name, write_text
 from vitrim.measure.contestants import contestants
 from vitrim.measure.evaluation import standard_probes
-from vitrim.measure.records import Processes, read
-from vitrim.measure.run import Measurement, weights_fingerprint
+from vitrim.measure.records import Batch
+from vitrim.measure.run import Measurement
 from vitrim.report import Table
 from vitrim.tasks import tasks
 from vitrim.tasks.base import Task
@@ -255,51 +255,28 @@ class SweepResult:
 
 def sweep(
     model: nn.Module,
-    grid: Grid,
-    dataset: Any,
+    configs: Sequence[MethodConfig],
     task: Task,
+    batches: Callable[[], Iterable[Batch]],
+    study: Study,
     *,
-    number: int | None = None,
-    limit: int | None = None,
-    batch_size: int = 32,
-    workers: int = 0,
     seed: int = 0,
-    study: Path | None = None,
-    resume: bool = False,
-    about: Mapping[str, Any] | None = None,
-    processes: Processes | None = None,
     on_point: Callable[[int], None] | None = None,
-) -> SweepResult:
-    """Evaluate a method at the points of a grid, next to the dense model.
+) -> list[dict[str, Any]]:
+    """The rows of many settings of a method, evaluated next to the dense model.
 
     Args:
         model: the dense model, on its device; left as it was.
-        grid: of a method.
-        dataset: map-style, with targets.
+        configs: the settings.
         task: of the model.
-        number: try so many points drawn at random; None for all.
-        limit: read at most so many images.
-        batch_size: B.
-        workers: processes that decode images.
-        seed: of points that are drawn, and of methods that draw at random.
-        study, resume, about: as of `vitrim.tuning.tune`.
-        processes: this process and its like, which share the batches.
+        batches: gives those of this process, anew at every call.
+        study: keeps what was measured.
+        seed: of methods that draw at random.
         on_point: called with the number of finished points.
 
     Raises:
-        VitrimError: a point is no valid setting or does not fit the model; the study is of another sweep.
+        VitrimError: a setting does not fit the model; the study is of another sweep.
     """
-    processes = processes or Processes()
-    points = grid.points(number, seed)
-    configs = [grid.config(point) for point in points]
-    settings = {
-        "grid": {"method": grid.method, "axes": grid.axes, "points": len(points), "seed": seed},
-        "parameters": weights_fingerprint(model),
-        "images": min(limit or len(dataset), len(dataset)),
-        "batch_size": batch_size,
-        **(about or {}),
-    }
-    log = Study(study, settings, resume=resume, processes=processes)
     rows: list[dict[str, Any]] = []
     numbers: dict[str, Any] = dict.fromkeys(("share", "agreement", "cosine", task.selects_by), (float, ...))
     kept: Any = create_model("Point", __config__=ConfigDict(extra="allow"), method=(str, ...), **numbers)
@@ -309,10 +286,8 @@ def sweep(
         def measure(some: Sequence[Any] = some) -> list[dict[str, Any]]:
             with quiet():
                 models = contestants(model, some, task)
-            measurement = Measurement(models, standard_probes(task), task, processes=processes, seed=seed)
-            reading = {"limit": limit, "workers": workers, "processes": processes, "collate": task.collate}
-            with quiet():
-                measurement.follow(read(dataset, batch_size, **reading))  # type: ignore[arg-type]
+                measurement = Measurement(models, standard_probes(task), task, processes=study.processes, seed=seed)
+                measurement.follow(batches())
             dense, *others = measurement.rows()
             full, names = sum(dense["gmacs"].values()), list(dense)
             shown = [*names[names.index("images") + 1 : names.index("agreement")], "agreement", "cosine"]
@@ -322,11 +297,10 @@ def sweep(
             ]
 
         kind: Any = Annotated[list[kept], Field(min_length=len(some), max_length=len(some))]
-        found = log.value(f"points {start}-{start + len(some)}", measure, together=True, kind=kind)
-        rows += [{**row, "values": point} for row, point in zip(found, points[start:], strict=False)]
+        rows += study.value(f"points {start}-{start + len(some)}", measure, together=True, kind=kind)
         if on_point is not None:
             on_point(len(rows))
-    return SweepResult(grid, task.selects_by, tuple(rows))
+    return rows
 
 
 def train_sweep(
@@ -347,7 +321,8 @@ def train_sweep(
         grid: of values of the recipe.
         data: as of `vitrim train`.
         running: how every run is run; ``out`` is the folder above theirs, with ``resume`` stopped runs go on.
-        number, seed: as of `sweep`.
+        number: train at so many points drawn at random; None for all.
+        seed: of points that are drawn.
         cpu: stay on the CPU where there is a GPU.
         on_point: called with the number of finished points.
 

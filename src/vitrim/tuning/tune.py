@@ -8,11 +8,11 @@ vitrim.reduce_(model, report.best)
 from __future__ import annotations
 
 import copy
-import functools
 import importlib.util
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from vitrim.measure.evaluation import open_task, standard_probes
 from vitrim.measure.inputs import SCORED, DataSpec
 from vitrim.measure.machine import environment, select_device
 from vitrim.measure.records import Processes, read
-from vitrim.measure.run import run
+from vitrim.measure.run import run, weights_fingerprint
 from vitrim.report import Report, Results, Table
 from vitrim.speed.engines import engines_named, listed
 from vitrim.tasks import Task
@@ -38,6 +38,7 @@ from vitrim.tuning.result import ParetoFront, Result, Target, Trial, saving
 from vitrim.tuning.search import EVALUATIONS, Methods, Searches, SearchOptions, of_one_kind
 from vitrim.tuning.space import Space, quiet, training_free
 from vitrim.tuning.strategy import make_strategy
+from vitrim.tuning.study import Study
 from vitrim.tuning.sweep import SweepResult, parse_grid, sweep, train_sweep
 
 IMAGES = 3 * 2048
@@ -118,7 +119,7 @@ class SearchSpec:
 def _with_grids(function: Callable[..., TuneReport]) -> Callable[..., TuneReport]:
     """Take the keywords of grids for one release more, which have functions of their own."""
 
-    @functools.wraps(function)
+    @wraps(function)
     def run(*given: Any, **named: Any) -> TuneReport:
         if named.get("grid") is None:
             if named.pop("train", None) is not None:
@@ -275,16 +276,25 @@ def tune_grid(
     source, results, texts = DataSpec.of(data), Results.of(out), [grid] if isinstance(grid, str) else list(grid)
     check_whole(evaluations=(number, 1))
     points = parse_grid(texts)
-    for point in points.points(1):
-        points.config(point)
-    every = len(points.points(number, seed))
+    chosen = points.points(number, seed)
+    configs = [points.config(point) for point in chosen]
     begun = _begin(model, source, results, seed)
-    found = sweep(
-        begun.loaded.model, points, begun.dataset, begun.task, number=number, limit=source.limit,
-        batch_size=begun.size, workers=source.workers, seed=seed, study=begun.study, resume=results.resume,
-        about=begun.about, processes=begun.processes,
-        on_point=None if on_progress is None or not begun.first else lambda done: on_progress(done, every, ""),
+    settings = {
+        "grid": {"method": points.method, "axes": points.axes, "points": len(chosen), "seed": seed},
+        "parameters": weights_fingerprint(begun.loaded.model),
+        "images": min(source.limit or len(begun.dataset), len(begun.dataset)),
+        "batch_size": begun.size,
+        **begun.about,
+    }
+    study = Study(begun.study, settings, resume=results.resume, processes=begun.processes)
+    batches = partial(
+        read, begun.dataset, begun.size, limit=source.limit, workers=source.workers, processes=begun.processes,
+        collate=begun.task.collate,
     )  # fmt: skip
+    heard = None if on_progress is None or not begun.first else lambda done: on_progress(done, len(chosen), "")
+    rows = sweep(begun.loaded.model, configs, begun.task, batches, study, seed=seed, on_point=heard)
+    valued = tuple({**row, "values": point} for row, point in zip(rows, chosen, strict=True))
+    found = SweepResult(points, begun.task.selects_by, valued)
     return _report_sweep(found, {"model": begun.loaded.name, **begun.about, "grid": texts}, begun.folder)
 
 
