@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from vitrim.core.registry import ask
 from vitrim.data import ImageDataset, ImageStream, MultiLabelDataset, eval_transform, load_data, spread, stream_images
-from vitrim.data.dense import DetectionDataset, SegmentationDataset
 from vitrim.data.load import hold_out, splits_of
 from vitrim.data.paths import spellings
+from vitrim.data.readers import Data
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.reference import folder
@@ -48,8 +48,6 @@ VALUE_PROJECTION = (0.4, -0.4)
 
 STREAMED = {"image_column", "label_column"}
 """Options of data that a stream has."""
-
-Data = ImageDataset | MultiLabelDataset | SegmentationDataset | DetectionDataset
 
 
 def build_trainer(

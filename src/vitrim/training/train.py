@@ -30,7 +30,7 @@ from vitrim.weights import EVALUATIONS, RECIPE, RESULT, UPDATES, WEIGHTS_FILE
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from vitrim.training.build import Data
+    from vitrim.data.readers import Data
     from vitrim.training.loop import Trainer
 
 PATIENCE = 5.0

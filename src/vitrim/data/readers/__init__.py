@@ -23,7 +23,8 @@ from vitrim.data.dataset import ImageDataset, MultiLabelDataset
 from vitrim.data.dense import DetectionDataset, SegmentationDataset
 from vitrim.errors import check_known
 
-Reader = Callable[..., ImageDataset | MultiLabelDataset | SegmentationDataset | DetectionDataset]
+Data = ImageDataset | MultiLabelDataset | SegmentationDataset | DetectionDataset
+Reader = Callable[..., Data]
 R = TypeVar("R", bound=Reader)
 
 TASKS = ("classification", "multilabel", "segmentation", "detection", "instances")
