@@ -10,8 +10,6 @@ from numpy.typing import ArrayLike
 
 from vitrim.errors import VitrimError
 
-__all__ = ["RankCorrelation", "columns_of", "spearman_ci", "spearman_kendall", "summary"]
-
 DRAWS = 1000
 ENDS = (0.025, 0.975)
 """Quantiles at which an interval ends."""
