@@ -18,8 +18,7 @@ import yaml
 from full_matrix import EVERY, FULL_MATRIX
 from golden_files import Reference, using_up
 from older import left_out, refusal
-from vitrim import loading
-from vitrim.cli import progress
+from vitrim import loading, progress
 from vitrim.measure.latency import MachineWatch
 from vitrim.speed import bench
 

@@ -92,7 +92,7 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
 def all_cases(folder: Path) -> None:
     models: dict[str, nn.Module] = {f"tiny_{task}": create() for task, create in MODELS.items()}
     loading.create_model = lambda name, **given: models[name]
-    vitrim.cli.progress.SILENT_SECONDS = SECONDS  # signs of life follow the clock: the first case waits for imports
+    vitrim.progress.SILENT_SECONDS = SECONDS  # signs of life follow the clock: the first case waits for imports
     vitrim.cli.app = typer.main.get_command(vitrim.cli.app)  # built once, not for every case
     datasets.config.HF_DATASETS_CACHE = str(folder / "cache")
     datasets.disable_progress_bars()

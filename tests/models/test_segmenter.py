@@ -113,7 +113,7 @@ def test_a_size_that_ends_within_a_patch_leaves_patches_as_they_are(size: int) -
     """The model was made for 4 or 5 whole patches of 8 pixels and a rest; its head counts patches of 8, too."""
     options = {"img_size": size, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": CLASSES}
     model = create_model("segmenter:vit_tiny_patch16_224", options=options).eval()
-    assert model.patch_size == model.backbone.patch_embed.patch_size == (8, 8)
+    assert model.layout.patch_size == model.backbone.patch_embed.patch_size == (8, 8)
     changed = torch.zeros(1, 3, size, size)
     changed[:, :, 8:16, 24:32] = 1  # row 1, column 3
     with torch.no_grad():
@@ -252,7 +252,7 @@ def test_options_go_to_the_head_or_to_the_backbone() -> None:
     assert isinstance(model.decoder, MaskTransformer)
     assert len(model.decoder.blocks) == 1
     assert model.decoder.cls_emb.shape == (1, 3, 8)
-    assert model.patch_size == (16, 16)
+    assert model.layout.patch_size == (16, 16)
     assert model(torch.zeros(1, 3, 40, 24)).shape == (1, 3, 40, 24)
 
 

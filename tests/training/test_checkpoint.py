@@ -22,12 +22,12 @@ RECIPE = {"ema": {"decay": 0.9}, "eval_split": None}
 
 
 class Lines:
-    """A console that keeps what is printed."""
+    """Signs that keep what is said."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def print(self, text: str, **_: object) -> None:
+    def say(self, text: str) -> None:
         self.lines.append(text)
 
 
@@ -43,7 +43,7 @@ def resumed(images: Path, out: Path) -> tuple[Trainer, list[str]]:
     """A run that goes on, and what it said."""
     run = trainer(recipe(**RECIPE), images, out, resume=True)
     again = Lines()
-    run.console = again
+    run.signs = again
     run._resume()
     return run, again.lines
 
@@ -88,7 +88,7 @@ def test_from_the_one_before_it_comes_to_the_same_end(
     flip(checkpoint.latest(tmp_path / "checkpoints") / FILES[0])
     run, _ = resumed(images, tmp_path)
     assert run.update == 3
-    run.console = None
+    run.signs = None
     run.run()
     parts = checkpoint.load(checkpoint.latest(tmp_path / "checkpoints"))
     for part, tensors in whole_run.tensors.items():

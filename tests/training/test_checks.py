@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 import tiny
 from tiny_training import recipe
 from vitrim.errors import VitrimError
+from vitrim.progress import progress
 from vitrim.tasks import make_task
 from vitrim.training.build import build_trainer
 from vitrim.training.checks import beyond, check_classes
@@ -64,7 +65,8 @@ def test_what_a_recipe_says_is_what_runs_in_a_short_run_too(images: Path, tmp_pa
     changes = {"epochs": 1, "batch_size": 2, "ema": {"decay": 0.99996, "warmup": warmup}, "eval_split": None}
     schedule = {"warmup_epochs": 5, "warmup_lr": 0.0}
     resolved = recipe(**changes, schedule=schedule, optimizer={"name": "sgd", "lr": 0.1})
-    run = build_trainer(resolved, images, Running(out=tmp_path, log_every=1), cpu=True, console=console)
+    with progress("loading", "updates", console) as signs:
+        run = build_trainer(resolved, images, Running(out=tmp_path, log_every=1), cpu=True, signs=signs)
     name, apply = "blocks.0.mlp.fc1.weight", run.learner.apply
     average, weights = run.learner.model.state_dict()[name].clone(), run.learner.model.state_dict()[name]
 

@@ -40,8 +40,6 @@ from vitrim.measure.run import Measurement
 from vitrim.plots.style import FORMATS
 from vitrim.report import Report, Results
 
-__all__ = ["analyze", "analyze_records", "compare_analyses"]
-
 PACKAGES = ("scipy", "sklearn", "ot", "matplotlib", "jinja2")
 """Of the metrics and the report, by the names that are imported."""
 

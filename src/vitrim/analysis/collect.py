@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitrim.analysis.record import FEATURES, LARGEST, MOST_FEATURES, Record, unfinished
+from vitrim.analysis.record import FEATURES, MOST_FEATURES, Record, unfinished
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import has_trunk, host_of
 from vitrim.core.schedule import quarter_blocks
@@ -19,14 +19,12 @@ from vitrim.core.tokens import TokenState
 from vitrim.data import DataError, spread
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, ModelOutput, contestants
-from vitrim.measure.decisions import whereabouts
+from vitrim.measure.decisions import LARGEST, whereabouts
 from vitrim.measure.evaluation import num_classes
 from vitrim.measure.probes import Gauge, Lists, are_logits, divergence
 from vitrim.measure.records import Batch
 from vitrim.measure.run import Findings, Measurement
 from vitrim.tasks import make_task
-
-__all__ = ["Collect", "collect", "records_of"]
 
 MANY_CLASSES = 1000
 TOP = 16

@@ -19,8 +19,6 @@ from vitrim.measure.decisions import file_name, write_arrays
 from vitrim.plots.style import DPI, encoded, write
 from vitrim.report import Table, cell
 
-__all__ = ["SUMMARY", "read_analysis", "write_records", "write_report", "write_tables"]
-
 SUMMARY = "analysis.json"
 ARRAYS_FORMAT = 1
 """Of the arrays of a family, see `vitrim.measure.decisions.read_arrays`."""

@@ -12,9 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrim.errors import VitrimError, first_line
-from vitrim.measure.decisions import LARGEST, narrowed, read_arrays, widened, write_arrays
-
-__all__ = ["FORMAT", "LARGEST", "Record", "check_comparable", "titled"]
+from vitrim.measure.decisions import narrowed, read_arrays, widened, write_arrays
 
 FORMAT = 1
 MOST_FEATURES = 5000

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from vitrim.errors import VitrimError
-
-__all__ = ["Interval", "RankCorrelation", "columns_of", "spearman_ci", "spearman_kendall", "summary"]
 
 DRAWS = 1000
 ENDS = (0.025, 0.975)
@@ -26,13 +24,6 @@ class RankCorrelation(NamedTuple):
     spearman_p: float
     kendall: float
     kendall_p: float
-
-
-class Interval(NamedTuple):
-    """The ends of a confidence interval, each of the shape of the statistic."""
-
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
 
 
 def spearman_kendall(x: ArrayLike, y: ArrayLike) -> RankCorrelation:
@@ -61,7 +52,7 @@ def spearman_kendall(x: ArrayLike, y: ArrayLike) -> RankCorrelation:
     return RankCorrelation(float(rho.statistic), float(rho.pvalue), float(tau.statistic), float(tau.pvalue))
 
 
-def spearman_ci(pairs: ArrayLike, n: int = DRAWS, seed: int = 0) -> Interval:
+def spearman_ci(pairs: ArrayLike, n: int = DRAWS, seed: int = 0) -> tuple[float, float]:
     """A 95 % percentile bootstrap interval of Spearman's rho of pairs; all draws are ranked at once.
 
     Quantiles of the statistic over ``n`` draws of the rows with replacement: Efron and Tibshirani, An Introduction to
@@ -85,7 +76,8 @@ def spearman_ci(pairs: ArrayLike, n: int = DRAWS, seed: int = 0) -> Interval:
     x, y = np.moveaxis(rankdata(drawn, axis=1) - (size + 1) / 2, -1, 0)
     below = np.sqrt((x * x).sum(1) * (y * y).sum(1))
     found = np.divide((x * y).sum(1), below, out=np.full(n, np.nan), where=below > 0)
-    return Interval(*np.quantile(found, ENDS))
+    low, high = np.quantile(found, ENDS).tolist()
+    return low, high
 
 
 def summary(values: ArrayLike, n: int = DRAWS) -> list[tuple[float, float, float, float]]:

@@ -29,8 +29,6 @@ from vitrim.measure.records import Batch, read
 from vitrim.measure.run import Measurement
 from vitrim.tasks import Task
 
-__all__ = ["EXAMPLES", "Decision", "Observer", "Subject", "Watch", "reduced_blocks"]
-
 EXAMPLES = 8
 """Images of which a family keeps what pictures show."""
 

@@ -25,8 +25,6 @@ from vitrim.errors import VitrimError
 if TYPE_CHECKING:
     from vitrim.app.worker import Worker
 
-__all__ = ["Events", "command_of", "html", "make_page", "python_of", "theme"]
-
 FIRST_METHODS = ("tome", "atm", "topk")
 """Those that are shown at first, side by side: the ones to start with (docs/choosing.md)."""
 WAITING = 16

@@ -15,8 +15,6 @@ from vitrim.core.registry import host_of
 from vitrim.plots.patches import draw_kept, groups_of
 from vitrim.plots.show import LARGE, pixels_of
 
-__all__ = ["pictures_of"]
-
 
 def pictures_of(model: nn.Module, image: Tensor, sources: NDArray[np.int64] | None = None) -> list[BlockPicture]:
     """The image as the model gets it, or what is left of it after each block.

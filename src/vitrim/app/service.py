@@ -48,8 +48,6 @@ from vitrim.plots.show import check_shown
 from vitrim.tasks import Task, make_task
 from vitrim.tuning.space import training_free
 
-__all__ = ["Service"]
-
 KEPT_MODELS = 3
 BEST = 5
 ROUNDS = 5

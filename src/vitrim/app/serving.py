@@ -17,8 +17,6 @@ from vitrim.app.worker import Worker, service
 from vitrim.errors import MissingPackageError, VitrimError
 from vitrim.loading import check_name, weights_of
 
-__all__ = ["check_port", "serve"]
-
 QUIET = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "GRADIO_SSR_MODE": "False"}
 """gradio reads these when it is imported."""
 

@@ -11,8 +11,6 @@ from vitrim.core.method import MethodConfig, Tunable
 from vitrim.core.registry import make_method, parse_method, split_options
 from vitrim.errors import VitrimError
 
-__all__ = ["config_of", "matched", "slide_of"]
-
 LONGEST = 300
 """Characters of further options."""
 STRENGTH = 0.3

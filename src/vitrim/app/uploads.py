@@ -18,8 +18,6 @@ from vitrim.errors import VitrimError, first_line
 from vitrim.plots.style import DENSE_COLOUR, OKABE_ITO, SMALL, encoded, panels
 from vitrim.tuning.result import non_dominated
 
-__all__ = ["Upload", "read_front", "read_image"]
-
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """Those that pages show, and TIFF; every further one would be further code that strangers' bytes reach."""
 ORIENTATION = 274

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from vitrim.app.messages import Limits, ModelSource, Offer
     from vitrim.app.service import Service
 
-__all__ = ["Worker", "service"]
-
 SPAWN = multiprocessing.get_context("spawn")
 SECONDS = 20.0
 """That a job may take."""

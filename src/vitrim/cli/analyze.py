@@ -23,8 +23,8 @@ from vitrim.cli.options import (
     whole_numbers,
 )
 from vitrim.cli.output import Output
-from vitrim.cli.progress import progress
 from vitrim.errors import VitrimError
+from vitrim.progress import progress
 
 if TYPE_CHECKING:
     from vitrim.report import Report

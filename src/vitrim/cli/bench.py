@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrim.cli.options import MAX_REPEATS, MAX_SECONDS, Files, Machine, Model, RunOn, Setup
+from vitrim.cli.options import MAX_REPEATS, MAX_SECONDS, Files, Machine, MethodsBesideDense, Model, RunOn, Setup
 from vitrim.cli.output import Output
-from vitrim.cli.progress import progress
 from vitrim.errors import VitrimError
+from vitrim.progress import progress
 
 if TYPE_CHECKING:
     from vitrim.speed.words import SpeedReport
@@ -27,10 +27,6 @@ Precisions = Annotated[
         help="fp32, bf16, fp16, int8, or several: every engine runs in those that it has; may repeat; default: fp32",
     ),
 ]  # fmt: skip
-Suggested = Annotated[
-    list[str] | None,
-    typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13, or @FILE; may repeat"),
-]
 Figure = Annotated[Path | None, typer.Option("--figure", help="draw the times per image into this file: .png or .svg")]
 Engines = Annotated[
     list[str] | None,
@@ -69,7 +65,7 @@ class TimingOptions(Setup):
 def bench(
     *,
     model: Model,
-    method: Suggested = None,
+    method: MethodsBesideDense = None,
     batch_size: BatchSizes = None,
     timing: TimingOptions,
     compiled: Compiled = False,

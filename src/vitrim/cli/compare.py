@@ -11,7 +11,7 @@ from vitrim.cli.bench import TimingOptions
 from vitrim.cli.bench import sizes as sizes_of
 from vitrim.cli.options import Data, Files, Machine, MethodsBesideDense, Model, Scoring
 from vitrim.cli.output import Output
-from vitrim.cli.progress import progress
+from vitrim.progress import progress
 from vitrim.report import show
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import typer
 
 from vitrim.cli.options import Compute
 from vitrim.cli.output import Output
-from vitrim.cli.progress import progress
 from vitrim.errors import VitrimError
+from vitrim.progress import progress
 
 Out = Annotated[Path, typer.Option("--out", help="folder for demo.json and the figures")]
 Cifar10 = Annotated[

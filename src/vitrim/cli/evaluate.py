@@ -10,7 +10,7 @@ import typer
 
 from vitrim.cli.options import Data, Dtype, Files, Machine, MethodsBesideDense, Model, Scoring, Setup
 from vitrim.cli.output import Output
-from vitrim.cli.progress import is_first_process, progress
+from vitrim.progress import is_first_process, progress
 
 if TYPE_CHECKING:
     from vitrim.report import Report

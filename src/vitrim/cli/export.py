@@ -10,8 +10,8 @@ import typer
 
 from vitrim.cli.options import MAX_BATCH, Compute, Images, Limit, Model, Preprocess, Setup
 from vitrim.cli.output import Output
-from vitrim.cli.progress import progress
 from vitrim.errors import VitrimError
+from vitrim.progress import progress
 
 if TYPE_CHECKING:
     from vitrim.exporting.writing import FileSpec

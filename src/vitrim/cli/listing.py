@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from vitrim.cli.output import Output
-from vitrim.cli.progress import progress
 from vitrim.errors import VitrimError, check_known, nearest
+from vitrim.progress import progress
 from vitrim.report import Table
 
 if TYPE_CHECKING:

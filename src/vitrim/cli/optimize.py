@@ -8,11 +8,10 @@ from typing import Annotated
 
 import typer
 
-from vitrim.cli.bench import Suggested
-from vitrim.cli.options import Compute, Images, Limit, Model, Preprocess, Setup
+from vitrim.cli.options import Compute, Images, Limit, MethodsBesideDense, Model, Preprocess, Setup
 from vitrim.cli.output import Output, resumable
-from vitrim.cli.progress import progress
 from vitrim.errors import VitrimError
+from vitrim.progress import progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +33,7 @@ class Aim(Setup):
         ),
     ] = None
     batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="images per batch to be fast at")] = 1
-    methods: Suggested = None
+    methods: MethodsBesideDense = None
     engine: Annotated[
         str | None,
         typer.Option(

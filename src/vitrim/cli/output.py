@@ -13,9 +13,9 @@ import typer
 
 from vitrim.cli.help import MACHINE
 from vitrim.cli.options import Setup
-from vitrim.cli.progress import is_first_process
 from vitrim.errors import VitrimError
 from vitrim.files import check_file, json_text, write_text
+from vitrim.progress import is_first_process
 from vitrim.report import WIDTH, show
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from vitrim.cli.options import CLASSIFIERS, Threads, Weights, parse_options
-from vitrim.cli.progress import progress
+from vitrim.progress import progress
 
 DEFAULT_MODEL = "vitrim:cifar10_vit"
 LARGEST_UPLOAD = 1000.0

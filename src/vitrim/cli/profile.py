@@ -17,7 +17,7 @@ from vitrim.cli.options import (
     Weights,
 )
 from vitrim.cli.output import Output
-from vitrim.cli.progress import progress
+from vitrim.progress import progress
 
 Models = Annotated[list[str], typer.Argument(metavar="MODEL", help=f"models {MODEL_NAMES}")]
 Convention = Annotated[

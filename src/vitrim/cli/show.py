@@ -20,8 +20,8 @@ from vitrim.cli.options import (
     whole_numbers,
 )
 from vitrim.cli.output import Output
-from vitrim.cli.progress import progress
 from vitrim.errors import VitrimError
+from vitrim.progress import progress
 
 if TYPE_CHECKING:
     from vitrim.measure.inputs import DataSpec

@@ -12,8 +12,8 @@ import typer
 from vitrim.cli import listing
 from vitrim.cli.options import MAX_BATCH, Setup, Threads, Workers
 from vitrim.cli.output import Output, resumable
-from vitrim.cli.progress import hearing, progress
 from vitrim.errors import VitrimError
+from vitrim.progress import progress
 from vitrim.report import Table
 from vitrim.report import show as print_report
 
@@ -131,17 +131,17 @@ def train(
         _show(resolved, output)
         return
     out = output.console()
-    with resumable(how.out / "checkpoints"), progress(f"loading {named.model or recipe}") as signs:
-        from vitrim.measure.machine import set_threads
-        from vitrim.training import train as training
-        from vitrim.training.running import Running
+    with resumable(how.out / "checkpoints"):
+        with progress(f"loading {named.model or recipe}"):
+            from vitrim.measure.machine import set_threads
+            from vitrim.training import train as training
+            from vitrim.training.running import Running
 
-        set_threads(machine.threads)
-        running = Running(**{**vars(how), "log_with": tuple(how.log_with or ())})
-        told = hearing(out, lambda: signs.clear("training"))
+            set_threads(machine.threads)
+            running = Running(**{**vars(how), "log_with": tuple(how.log_with or ())})
         report = training.train(
             recipe, data, changes=changes, out=running, checkpoint=checkpoint, dry_run=dry_run, device=machine.device,
-            console=told,
+            console=out,
         )  # fmt: skip
     if report.is_first:
         print_report(out, report)

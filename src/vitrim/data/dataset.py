@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence, Sized
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
@@ -24,38 +25,42 @@ T = TypeVar("T")
 _MODES = ("RGB", "L")
 
 
+@dataclass(eq=False, repr=False)
 class DecodedImages:
-    """Common base of all image datasets: where their images come from, and how one is read. See `ImageDataset`.
+    """Common base of all image datasets: where their images come from, and how one is read.
+
+    Attributes:
+        images: encoded images: a sequence of paths, or of the bytes of image files.
+        class_names: the name of each label, or None if they have none.
+        source: where the images are from; used in messages.
+        split: the split they are, or None if the source has none.
+        transform: from a PIL image of mode `mode` to a tensor, by default `to_tensor`; may be replaced.
+        mode: "RGB", or "L" for a transform that wants one channel; may be replaced.
+        num_classes: K.
 
     Raises:
         DataError: no images, or an unknown mode.
     """
 
-    def __init__(
-        self,
-        images: EncodedImages,
-        class_names: Sequence[str] | None,
-        source: str,
-        split: str | None,
-        transform: Transform,
-        mode: str,
-    ) -> None:
-        if len(images) == 0:
-            raise DataError(f"no images in {source}")
-        if mode not in _MODES:
-            raise DataError(f"unknown image mode {mode!r}; valid: {', '.join(_MODES)}")
-        self.images = images
-        self.class_names = None if class_names is None else list(class_names)
-        self.source = source
-        self.split = split
-        self.transform = transform
-        self.mode = mode
-
-    num_classes: int
+    images: EncodedImages
+    _: KW_ONLY
+    class_names: Sequence[str] | None = None
+    source: str = "memory"
+    split: str | None = None
+    transform: Transform = to_tensor
+    mode: str = "RGB"
+    num_classes: int = field(init=False)
     _encoded: ClassVar[Sequence[str]] = ("images",)
     """The attributes that are images, encoded."""
     _known: ClassVar[Sequence[str]] = ()
     """Those that have an entry for each image: an array or a list, or None where nothing is known."""
+
+    def __post_init__(self) -> None:
+        if len(self.images) == 0:
+            raise DataError(f"no images in {self.source}")
+        if self.mode not in _MODES:
+            raise DataError(f"unknown image mode {self.mode!r}; valid: {', '.join(_MODES)}")
+        self.class_names = None if self.class_names is None else list(self.class_names)
 
     def __len__(self) -> int:
         """The number of images."""
@@ -101,25 +106,17 @@ class DecodedImages:
         return part
 
 
+@dataclass(eq=False, repr=False)
 class ImageDataset(DecodedImages, Dataset[tuple[Tensor, int]]):
     """Images with class labels, decoded when they are read. Usually made by `load_images`.
 
     Orientation tags (EXIF) are ignored and transparency is dropped, as timm and torchvision do: published accuracies
     were measured that way. 16-bit grey images are scaled to 8 bits.
 
-    Args:
-        images: encoded images: a sequence of paths, or of the bytes of image files.
-        labels: (len(images),) integers >= 0.
-        class_names: the name of each label, or None if they have none.
-        source: where the images are from; used in messages.
-        split: the split they are, or None if the source has none.
-        transform: from a PIL image of mode `mode` to a tensor, by default `to_tensor`.
-        mode: "RGB", or "L" for a transform that wants one channel.
-
     Attributes:
-        labels: (len(images),) int64 numpy array.
+        labels: (len(images),) integers >= 0, kept as int64 array.
         num_classes: the number of class names if there are any, otherwise the largest label + 1.
-        class_names, source, split, transform, mode: as given; `transform` and `mode` may be replaced.
+        images, class_names, source, split, transform, mode: as of `DecodedImages`.
 
     Raises:
         DataError: no images, a label that is missing, negative or not an integer, fewer class names than labels need,
@@ -136,33 +133,24 @@ class ImageDataset(DecodedImages, Dataset[tuple[Tensor, int]]):
         (torch.Size([3, 2, 4]), 'black', 1)
     """
 
+    labels: Any
     _known = ("labels",)
 
-    def __init__(
-        self,
-        images: EncodedImages,
-        labels: Sequence[int] | np.ndarray[Any, Any],
-        *,
-        class_names: Sequence[str] | None = None,
-        source: str = "memory",
-        split: str | None = None,
-        transform: Transform = to_tensor,
-        mode: str = "RGB",
-    ) -> None:
-        super().__init__(images, class_names, source, split, transform, mode)
-        array = np.asarray(labels)
-        if array.shape != (len(images),) or array.dtype.kind not in "iu":
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        array, count, names = np.asarray(self.labels), len(self.images), self.class_names
+        if array.shape != (count,) or array.dtype.kind not in "iu":
             raise DataError(
-                f"labels of {source} must be {len(images)} integers, not {array.dtype} of shape {array.shape}"
+                f"labels of {self.source} must be {count} integers, not {array.dtype} of shape {array.shape}"
             )
-        end = np.iinfo(np.int64).max if class_names is None else len(class_names)
+        end = np.iinfo(np.int64).max if names is None else len(names)
         wrong = (array < 0) | (array >= end)
         if wrong.any():
             row = int(np.argmax(wrong))
-            valid = "integers >= 0" if class_names is None else f"0 to {end - 1}, one per class name"
-            raise DataError(f"the label of image {row} of {source} is {array[row]}; valid: {valid}")
+            valid = "integers >= 0" if names is None else f"0 to {end - 1}, one per class name"
+            raise DataError(f"the label of image {row} of {self.source} is {array[row]}; valid: {valid}")
         self.labels = array.astype(np.int64)
-        self.num_classes = int(self.labels.max()) + 1 if class_names is None else len(class_names)
+        self.num_classes = int(self.labels.max()) + 1 if names is None else len(names)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Read one image.
@@ -178,21 +166,16 @@ class ImageDataset(DecodedImages, Dataset[tuple[Tensor, int]]):
         return self.read_image(index), label
 
 
+@dataclass(eq=False, repr=False)
 class MultiLabelDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
     """Images with any number of classes each, decoded when they are read. Usually made by `load_data`.
 
     Orientation tags, transparency and wide pixels are treated as by `ImageDataset`.
 
-    Args:
-        images: encoded images: a sequence of paths, or of the bytes of image files.
-        targets: (len(images), K): 1 where an image is of a class, otherwise 0. An image may be of none.
-        class_names: the names of the K classes, or None if they have none.
-        source, split, transform, mode: as of `ImageDataset`.
-
     Attributes:
-        targets: (len(images), K) bool numpy array.
-        num_classes: K.
-        class_names, source, split, transform, mode: as given; `transform` and `mode` may be replaced.
+        targets: (len(images), K): 1 where an image is of a class, otherwise 0, kept as bool array. An image may be of
+            none.
+        num_classes, images, class_names, source, split, transform, mode: as of `DecodedImages`.
 
     Raises:
         DataError: no images, targets of another shape or with other values, another number of class names, or an
@@ -209,27 +192,19 @@ class MultiLabelDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
         (torch.Size([3, 2, 4]), tensor([0., 1., 1.]), 3)
     """
 
+    targets: Any
     _known = ("targets",)
 
-    def __init__(
-        self,
-        images: EncodedImages,
-        targets: Sequence[Sequence[int]] | np.ndarray[Any, Any],
-        *,
-        class_names: Sequence[str] | None = None,
-        source: str = "memory",
-        split: str | None = None,
-        transform: Transform = to_tensor,
-        mode: str = "RGB",
-    ) -> None:
-        super().__init__(images, class_names, source, split, transform, mode)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        source, count = self.source, len(self.images)
         try:
-            array = np.asarray(targets)
+            array = np.asarray(self.targets)
         except ValueError as error:  # rows of several lengths
             raise DataError(f"targets of {source} must be a table with one row per image: {error}") from error
-        if array.ndim != 2 or len(array) != len(images) or array.shape[1] == 0 or array.dtype.kind not in "biu":
+        if array.ndim != 2 or len(array) != count or array.shape[1] == 0 or array.dtype.kind not in "biu":
             raise DataError(
-                f"targets of {source} must be {len(images)} rows of 0 and 1, one per class, not {array.dtype} of shape "
+                f"targets of {source} must be {count} rows of 0 and 1, one per class, not {array.dtype} of shape "
                 f"{array.shape}"
             )
         wrong = (array != 0) & (array != 1)
@@ -237,9 +212,9 @@ class MultiLabelDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
             row, column = (int(place) for place in np.argwhere(wrong)[0])
             raise DataError(f"target {column} of image {row} of {source} is {array[row, column]}; valid: 0 and 1")
         self.num_classes = array.shape[1]
-        if class_names is not None and len(class_names) != self.num_classes:
+        if self.class_names is not None and len(self.class_names) != self.num_classes:
             raise DataError(
-                f"targets of {source} are of {self.num_classes} classes, but there are {len(class_names)} names"
+                f"targets of {source} are of {self.num_classes} classes, but there are {len(self.class_names)} names"
             )
         self.targets = array.astype(np.bool_)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 IGNORED = 255
 """Label of a pixel that counts in no loss and in no metric."""
-DenseTransform = Callable[["Image.Image", Any], tuple[Tensor, Any]]
-"""From a PIL image and its target to a tensor (C, H, W) and the changed target."""
 
 
 def plain(image: Image.Image, target: Any) -> tuple[Tensor, Any]:
@@ -29,22 +28,19 @@ def plain(image: Image.Image, target: Any) -> tuple[Tensor, Any]:
     return to_tensor(image), target
 
 
+@dataclass(eq=False, repr=False)
 class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
     """Images with a label at every pixel, decoded when they are read. Usually made by `load_data`.
 
     Args:
-        images: encoded images: a sequence of paths, or of the bytes of image files.
-        masks: encoded images whose pixel values are labels, as long as ``images``.
-        class_names: the names of the K classes, or None if they have none.
-        num_classes: K, needed where there are no names.
         ignore: pixel values that become `IGNORED`.
         relabel: from pixel values to classes, or to `IGNORED`; None: a value below K is the class.
-        source, split, mode: as of `ImageDataset`.
-        transform: from a PIL image and a mask (H, W) uint8 to (C, H, W) and the mask.
 
     Attributes:
-        images, masks, class_names, source, split, transform, mode: as given; `transform` and `mode` may be replaced.
-        num_classes: K, ignored pixels not counted.
+        masks: encoded images whose pixel values are labels, as long as ``images``.
+        num_classes: K, ignored pixels not counted; to be given where there are no names.
+        transform: from a PIL image and a mask (H, W) uint8 to (C, H, W) and the mask; may be replaced.
+        images, class_names, source, split, mode: as of `DecodedImages`.
         table: (65536,) int16: the label of every pixel value, -1 of those that are not valid.
 
     Raises:
@@ -62,28 +58,20 @@ class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
         (torch.Size([3, 2, 4]), torch.Size([2, 4]), [0])
     """
 
-    transform: Any
+    masks: EncodedImages
+    _: KW_ONLY
+    num_classes: Any = None
+    ignore: InitVar[int | Sequence[int]] = IGNORED
+    relabel: InitVar[Mapping[int, int] | None] = None
+    transform: Any = plain
     _encoded = ("images", "masks")
 
-    def __init__(
-        self,
-        images: EncodedImages,
-        masks: EncodedImages,
-        *,
-        class_names: Sequence[str] | None = None,
-        num_classes: int | None = None,
-        ignore: int | Sequence[int] = IGNORED,
-        relabel: Mapping[int, int] | None = None,
-        source: str = "memory",
-        split: str | None = None,
-        transform: DenseTransform = plain,
-        mode: str = "RGB",
-    ) -> None:
-        self.num_classes = number_of_classes(class_names, num_classes, source)
-        super().__init__(images, class_names, source, split, transform, mode)  # type: ignore[arg-type]
-        if len(masks) != len(images):
-            raise DataError(f"{source} has {len(images)} images, but {len(masks)} masks: each image has one")
-        self.masks = masks
+    def __post_init__(self, ignore: int | Sequence[int], relabel: Mapping[int, int] | None) -> None:
+        source = self.source
+        self.num_classes = number_of_classes(self.class_names, self.num_classes, source)
+        super().__post_init__()
+        if len(self.masks) != len(self.images):
+            raise DataError(f"{source} has {len(self)} images, but {len(self.masks)} masks: each image has one")
         if self.num_classes > IGNORED:
             raise DataError(
                 f"{source} has {self.num_classes} classes; at most {IGNORED}: {IGNORED} is an ignored pixel"
@@ -167,26 +155,22 @@ class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
         return self
 
 
+@dataclass(eq=False, repr=False)
 class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
     """Images with boxes and, for instance segmentation, outlines. Usually made by `load_data`.
 
-    Args:
-        images: encoded images: a sequence of paths, or of the bytes of image files.
-        boxes: for each image (n, 4) numbers, x1 y1 x2 y2 in pixels; n may be 0.
-        labels: for each image (n,) integers in [0, K).
-        crowd: for each image (n,) truths, of boxes around many objects; None: none is.
-        area: for each image (n,) areas in square pixels, of the outline where there is one; None: of the box.
+    Attributes:
+        boxes: for each image (n, 4) numbers, x1 y1 x2 y2 in pixels, kept as float32 array; n may be 0.
+        labels: for each image (n,) integers in [0, K), kept as int64 array.
+        crowd: for each image (n,) truths, of boxes around many objects; None: none is. Kept as bool array.
+        area: for each image (n,) areas in square pixels, of the outline where there is one; None: of the box. Kept as
+            float32 array.
         outlines: for each image n outlines as `decode_outline` takes them; None: there are boxes only.
         sizes: for each image its height and width; None: boxes are compared with the image when it is read.
-        class_names, num_classes, source, split, mode: as of `SegmentationDataset`.
+        num_classes: K, background not counted; to be given where there are no names.
+        images, class_names, source, split, mode: as of `DecodedImages`.
         transform: from a PIL image and a dict with `boxes`, `labels`, `iscrowd`, `area` and, with outlines, `masks`
-            (n, H, W) uint8, to (C, H, W) and the dict.
-
-    Attributes:
-        boxes, labels, crowd, area: lists with one array per image: float32 (n, 4), int64 (n,), bool (n,), float32 (n,).
-        num_classes: K, background not counted.
-        images, outlines, sizes, class_names, source, split, transform, mode: as given; `transform` and `mode` may be
-            replaced.
+            (n, H, W) uint8, to (C, H, W) and the dict; may be replaced.
 
     Raises:
         DataError: no images; a box without area, beyond its image, of other than 4 numbers or of numbers that are not
@@ -203,38 +187,31 @@ class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
         (torch.Size([3, 6, 8]), [[1.0, 1.0, 4.0, 3.0]], [1], [6.0])
     """
 
-    transform: Any
+    boxes: Any
+    labels: Any
+    _: KW_ONLY
+    crowd: Any = None
+    area: Any = None
+    outlines: Any = None
+    sizes: Any = None
+    num_classes: Any = None
+    transform: Any = plain
     _known = ("boxes", "labels", "crowd", "area", "outlines", "sizes")
 
-    def __init__(
-        self,
-        images: EncodedImages,
-        boxes: Sequence[Any],
-        labels: Sequence[Any],
-        *,
-        crowd: Sequence[Any] | None = None,
-        area: Sequence[Any] | None = None,
-        outlines: Sequence[Sequence[bytes]] | None = None,
-        sizes: Sequence[tuple[int, int]] | None = None,
-        class_names: Sequence[str] | None = None,
-        num_classes: int | None = None,
-        source: str = "memory",
-        split: str | None = None,
-        transform: DenseTransform = plain,
-        mode: str = "RGB",
-    ) -> None:
-        self.num_classes = number_of_classes(class_names, num_classes, source)
-        super().__init__(images, class_names, source, split, transform, mode)  # type: ignore[arg-type]
-        if outlines is not None:
+    def __post_init__(self) -> None:
+        source = self.source
+        self.num_classes = number_of_classes(self.class_names, self.num_classes, source)
+        super().__post_init__()
+        if self.outlines is not None:
             import_pycocotools()
-        lists = {"boxes": boxes, "labels": labels, "crowd": crowd, "area": area, "outlines": outlines, "sizes": sizes}
+        lists = {name: getattr(self, name) for name in self._known}
         for name, given in lists.items():
-            if given is not None and len(given) != len(images):
-                raise DataError(f"{source} has {len(images)} images, but {name} of {len(given)}")
-        self.boxes = [checked_boxes(each, f"image {row} of {source}") for row, each in enumerate(boxes)]
-        self.labels = [np.asarray(each).reshape(-1) for each in labels]
-        self.sizes = None if sizes is None else [(int(height), int(width)) for height, width in sizes]
-        self.outlines = None if outlines is None else list(outlines)
+            if given is not None and len(given) != len(self):
+                raise DataError(f"{source} has {len(self)} images, but {name} of {len(given)}")
+        self.boxes = [checked_boxes(each, f"image {row} of {source}") for row, each in enumerate(self.boxes)]
+        self.labels = [np.asarray(each).reshape(-1) for each in self.labels]
+        self.sizes = None if self.sizes is None else [(int(height), int(width)) for height, width in self.sizes]
+        self.outlines = None if self.outlines is None else list(self.outlines)
         # what is known of every image, before one is read
         for row, (box, label) in enumerate(zip(self.boxes, self.labels, strict=True)):
             for name in ("labels", "crowd", "area", "outlines"):
@@ -259,14 +236,10 @@ class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
             if self.sizes is not None:
                 self._check_within(row, self.sizes[row])
         self.labels = [each.astype(np.int64) for each in self.labels]
-        if crowd is None:
-            self.crowd = [np.zeros(len(box), np.bool_) for box in self.boxes]
-        else:
-            self.crowd = [np.asarray(each, dtype=np.bool_).reshape(-1) for each in crowd]
-        if area is None:
-            self.area = [areas(box) for box in self.boxes]
-        else:
-            self.area = [np.asarray(each, dtype=np.float32).reshape(-1) for each in area]
+        crowd = [np.zeros(len(box)) for box in self.boxes] if self.crowd is None else self.crowd
+        self.crowd = [np.asarray(each, dtype=np.bool_).reshape(-1) for each in crowd]
+        area = map(areas, self.boxes) if self.area is None else self.area
+        self.area = [np.asarray(each, dtype=np.float32).reshape(-1) for each in area]
 
     def __getitem__(self, index: int) -> tuple[Tensor, Objects]:
         """Read one image and its objects.

@@ -8,15 +8,14 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
 
 import numpy as np
 
-from vitrim.data.dataset import ImageDataset, MultiLabelDataset
-from vitrim.data.dense import DetectionDataset, SegmentationDataset
+from vitrim.data.dataset import ImageDataset
 from vitrim.data.folders import from_folder, split_folders
 from vitrim.data.paths import HUB_PREFIX, check_given, check_regular, choose_files, existing, splits_in_names
-from vitrim.data.readers import TASKS, WITH_LABELS, readers
+from vitrim.data.readers import TASKS, WITH_LABELS, Data, readers
 from vitrim.data.tables import (
     boxes_from_table,
     check_parquet,
@@ -34,33 +33,6 @@ from vitrim.errors import DataError, VitrimError, os_errors, unknown
 HOLD_OUT_SEED = 0
 """Seed of held-out images, not that of a recipe: see `hold_out`."""
 
-Labelled = ImageDataset | MultiLabelDataset
-Dense = SegmentationDataset | DetectionDataset
-
-
-@overload
-def load_data(
-    source: str | Path,
-    *,
-    task: Literal["classification", "multilabel"] | None = None,
-    split: str | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    **options: Any,
-) -> Labelled: ...
-
-
-@overload
-def load_data(
-    source: str | Path,
-    *,
-    task: str | None,
-    split: str | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    **options: Any,
-) -> Labelled | Dense: ...
-
 
 def load_data(
     source: str | Path,
@@ -70,7 +42,7 @@ def load_data(
     image_column: str | None = None,
     label_column: str | None = None,
     **options: Any,
-) -> Labelled | Dense:
+) -> Data:
     """Open a dataset of images with labels, masks or boxes. Images are decoded later, one by one.
 
     Sources:
@@ -226,7 +198,7 @@ def _names(given: Any) -> list[str]:
     return names
 
 
-def _named(dataset: Labelled | Dense, names: list[str]) -> Labelled | Dense:
+def _named(dataset: Data, names: list[str]) -> Data:
     """``dataset`` with other names of its classes.
 
     Raises:
@@ -337,8 +309,8 @@ def load_images(
         (['cat', 'dog'], torch.Size([3, 2, 4]), 1)
     """
     columns = {"image_column": image_column, "label_column": label_column}
-    dataset: Labelled = load_data(source, task=None, split=split, **columns, **options)
-    if isinstance(dataset, MultiLabelDataset):
+    dataset = load_data(source, split=split, **columns, **options)
+    if not isinstance(dataset, ImageDataset):
         raise DataError(f"images of {source} have several labels each, where one is needed: it is of task multilabel")
     return dataset
 

@@ -14,6 +14,7 @@ from timm.layers.patch_embed import PatchEmbed
 from timm.models import build_model_with_cfg
 from torch import Tensor, nn
 
+from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -57,6 +58,34 @@ def patch_map(tokens: Tensor, num_prefix: int, grid: tuple[int, int]) -> Tensor:
             f"{tokens.shape[1] - num_prefix}: reduce the whole model instead of its backbone, and drop no patches"
         )
     return tokens[:, num_prefix:]
+
+
+class DenseModel(nn.Module):
+    """Base class of dense models: a head on the tokens that a backbone hands out.
+
+    Args:
+        backbone: a model whose tokens its library hands out (`vitrim.core.library.Library.tokens`), without its head.
+        num_classes: classes K.
+
+    Raises:
+        VitrimError: the backbone hands out no tokens.
+    """
+
+    def __init__(self, backbone: nn.Module, num_classes: int) -> None:
+        super().__init__()
+        self.library = ask(backbone)
+        self.layout = self.library.layout(backbone)
+        self.backbone = backbone
+        self.num_classes = num_classes
+
+    def tokens(self, images: Tensor) -> tuple[Tensor, Grid]:
+        """Compute the tokens (B, P, C) of all patches, in raster order, and their rows and columns.
+
+        Raises:
+            VitrimError: as `patch_map`, or the backbone cannot take images of this size.
+        """
+        whole, grid = padded(images, self.layout.patch_size)
+        return patch_map(self.library.tokens(self.backbone, whole), self.layout.num_prefix, grid), grid
 
 
 class Stem(PatchEmbed):

@@ -42,9 +42,6 @@ from vitrim.models.streams import (
     transformer_blocks,
 )
 
-__all__ = ["Gather", "Infuse", "LookupLayer", "LookupViT", "SharedGather", "SharedLookupViT", "checkpoint_filter_fn"]
-
-
 # ---- exchange --------------------------------------------------------------------------------------------------------
 
 

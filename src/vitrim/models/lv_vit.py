@@ -21,8 +21,6 @@ from vitrim.models.common import Stem, create, fit_positions, pretrained_cfg, un
 if TYPE_CHECKING:
     from vitrim.tasks.step import Step
 
-__all__ = ["Box", "DenseLogits", "LVViT", "checkpoint_filter_fn", "objective", "sample_box", "swap_box"]
-
 
 class Box(NamedTuple):
     """Rows ``top`` to ``bottom`` and columns ``left`` to ``right`` of a grid of patches, ends not included."""

@@ -17,8 +17,6 @@ from vitrim.errors import VitrimError
 from vitrim.models.common import Grid, create, fit_positions, pretrained_cfg, renamed, resample_positions, unwrapped
 from vitrim.models.reversible import RevBlock, reversible
 
-__all__ = ["RevBlock", "RevViT", "checkpoint_filter_fn", "reversible"]
-
 LAYER_NORM = partial(nn.LayerNorm, eps=1e-6)
 
 

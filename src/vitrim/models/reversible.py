@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-__all__ = ["RevBlock", "reversible"]
-
 Branch = Callable[[Tensor], Tensor]
 
 

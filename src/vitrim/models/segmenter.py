@@ -16,10 +16,9 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from vitrim.core.block import draw_linear_
-from vitrim.core.registry import ask
 from vitrim.core.tokens import Trace, unmerge
 from vitrim.errors import VitrimError, check_known
-from vitrim.models.common import padded, patch_map
+from vitrim.models.common import DenseModel, padded, patch_map
 
 DecoderTokens = Literal["all", "merged"]
 DECODER_TOKENS: tuple[DecoderTokens, ...] = ("all", "merged")
@@ -141,7 +140,7 @@ class MaskTransformer(nn.Module):
         return {"cls_emb"}
 
 
-class Segmenter(nn.Module):
+class Segmenter(DenseModel):
     """Class scores at every pixel. ``model(images)``: (B, 3, H, W) to logits (B, K, H, W), of any size.
 
     Images are padded with zeros at their right and bottom to whole patches, and the logits cut to the image again.
@@ -169,14 +168,9 @@ class Segmenter(nn.Module):
     def __init__(
         self, backbone: nn.Module, decoder: nn.Module, num_classes: int, decoder_tokens: DecoderTokens = "all"
     ) -> None:
-        super().__init__()
         check_known("decoder_tokens", decoder_tokens, DECODER_TOKENS)
-        self.library = ask(backbone)
-        self.layout = self.library.layout(backbone)
-        self.patch_size = self.layout.patch_size
-        self.backbone = backbone
+        super().__init__(backbone, num_classes)
         self.decoder = decoder
-        self.num_classes = num_classes
         self.decoder_tokens = decoder_tokens
         self.trace: Trace | None = None
         """Of the reduced backbone, while the model is reduced and decodes merged tokens (`DenseHost.install`)."""
@@ -190,24 +184,15 @@ class Segmenter(nn.Module):
         Raises:
             VitrimError: the backbone cannot take images of this size.
         """
-        whole, grid = padded(images, self.patch_size)
+        whole, grid = padded(images, self.layout.patch_size)
         scores = self.scores(self.library.tokens(self.backbone, whole), grid)
         maps = scores.transpose(1, 2).unflatten(2, grid).contiguous()  # enlarged several times as fast
         logits = F.interpolate(maps, size=whole.shape[2:], mode="bilinear", align_corners=False)
         return logits[:, :, : images.shape[2], : images.shape[3]]
 
-    def tokens(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Compute what a decoder of all tokens reads: (B, P, C) in raster order, and rows and columns of the patches.
-
-        Raises:
-            VitrimError: as `forward`; also a reduced backbone whose tokens are decoded merged.
-        """
-        whole, grid = padded(images, self.patch_size)
-        return patch_map(self.library.tokens(self.backbone, whole), self.layout.num_prefix, grid), grid
-
     def front(self, images: Tensor) -> Tensor:
         """Compute the tokens (B, N, C) that the decoder gets of ``images`` (B, 3, H, W), prefix in front."""
-        whole, _ = padded(images, self.patch_size)
+        whole, _ = padded(images, self.layout.patch_size)
         return self.library.tokens(self.backbone, whole)
 
     def scores(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -18,8 +18,6 @@ from vitrim.core.matching import full_precision
 from vitrim.core.tokens import decision_dtype
 from vitrim.models.common import Stem, create, fit_positions, pretrained_cfg, renamed, unwrapped
 
-__all__ = ["T2TViT", "checkpoint_filter_fn", "sinusoid_table"]
-
 TokenModule = Literal["transformer", "performer"]
 Split = tuple[int, int, int]
 """Kernel, stride and padding of a soft split."""

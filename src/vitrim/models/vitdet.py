@@ -23,9 +23,8 @@ from torchvision.models.detection.roi_heads import paste_masks_in_image
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 
 from vitrim.core.block import running
-from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
-from vitrim.models.common import padded, patch_map
+from vitrim.models.common import DenseModel
 from vitrim.models.vitdet_heads import RoIs, roi_heads, wide
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ class WideRPNHead(RPNHead):
         return [wide(one) for one in logits], [wide(one) for one in changes]
 
 
-class Detector(nn.Module):
+class Detector(DenseModel):
     """Boxes, and with ``masks`` outlines, of the objects in images.
 
     Args:
@@ -158,15 +157,11 @@ class Detector(nn.Module):
         soft_nms: float | None = None,
         maskness: float | None = None,
     ) -> None:
-        super().__init__()
         if maskness is not None and not masks:
             raise VitrimError("maskness weighs scores by masks: it goes with masks=true")
-        self.library = ask(backbone)
-        self.layout = self.library.layout(backbone)
+        super().__init__(backbone, num_classes)
         if self.layout.patch_size[0] != self.layout.patch_size[1]:
             raise VitrimError(f"a pyramid needs square patches, not {self.layout.patch_size} px")
-        self.backbone = backbone
-        self.num_classes = num_classes
         self.masks = masks
         self.task = "instances" if masks else "detection"
         self.patch = self.layout.patch_size[0]
@@ -272,11 +267,6 @@ class Detector(nn.Module):
         """Compute what region proposals and RoI heads read of ``images`` (B, 3, H, W): the pyramid's maps."""
         tokens, grid = self.tokens(images)
         return cast("dict[str, Tensor]", self.pyramid(tokens.transpose(1, 2).unflatten(2, grid)))
-
-    def tokens(self, images: Tensor) -> tuple[Tensor, Size]:
-        """Compute what the pyramid reads: (B, P, C) in raster order, and rows and columns of the patches."""
-        whole, grid = padded(images, self.layout.patch_size)
-        return patch_map(self.library.tokens(self.backbone, whole), self.layout.num_prefix, grid), grid
 
     def reset_classifier(self, num_classes: int) -> None:
         """Make new box and mask heads for ``num_classes``; backbone, pyramid and RPN stay."""

@@ -40,15 +40,11 @@ from vitrim.models.streams import (
 from vitrim.models.vittm_parts import (
     FUSIONS,
     HEADS,
-    Fusion,
     LatentHead,
     LinearHead,
     MemoryMlp,
-    ReadWriteHead,
     StreamEmbed,
 )
-
-__all__ = ["FUSIONS", "HEADS", "Fusion", "ReadWriteHead", "StreamEmbed", "ViTTM", "checkpoint_filter_fn"]
 
 PUBLISHED_PATCH = 16  # patch size of the ViT that the published code is built on, and whose unused parts it keeps
 

@@ -29,8 +29,6 @@ from vitrim.models.vittm import checkpoint_filter_fn as encoder_filter_fn
 if TYPE_CHECKING:
     from vitrim.tasks.step import Step
 
-__all__ = ["MaskedViTTM", "StreamDecoder", "StreamMask", "matched_mask", "random_mask"]
-
 MASK_RATIO = 0.75
 STREAMS = ("memory", "process")
 

@@ -16,8 +16,6 @@ from vitrim.core.block import Exchange
 from vitrim.models.common import Grid, resample_positions
 from vitrim.models.streams import grid_of, position_table
 
-__all__ = ["FUSIONS", "HEADS", "Fusion", "ReadWriteHead", "StreamEmbed"]
-
 LATENT_BOTTLENECK = 64  # hidden width of the two MLPs of LatentHead
 
 

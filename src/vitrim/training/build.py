@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from vitrim.core.registry import ask
 from vitrim.data import ImageDataset, ImageStream, MultiLabelDataset, eval_transform, load_data, spread, stream_images
-from vitrim.data.dense import DetectionDataset, SegmentationDataset
 from vitrim.data.load import hold_out, splits_of
 from vitrim.data.paths import spellings
+from vitrim.data.readers import Data
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.reference import folder
@@ -33,7 +33,7 @@ from vitrim.training.running import Running
 from vitrim.weights import holds_encoder, load_backbone, load_encoder, load_host, weights_file
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from vitrim.progress import Signs
 
 PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 """A recipe's precision as accelerate calls it."""
@@ -49,8 +49,6 @@ VALUE_PROJECTION = (0.4, -0.4)
 STREAMED = {"image_column", "label_column"}
 """Options of data that a stream has."""
 
-Data = ImageDataset | MultiLabelDataset | SegmentationDataset | DetectionDataset
-
 
 def build_trainer(
     resolved: Resolved,
@@ -59,7 +57,7 @@ def build_trainer(
     *,
     checkpoint: Path | None = None,
     cpu: bool = False,
-    console: Console | None = None,
+    signs: Signs | None = None,
 ) -> Trainer:
     """Build a run that is ready to start: everything is checked, nothing is written.
 
@@ -70,7 +68,7 @@ def build_trainer(
         running: how it is run.
         checkpoint: starting weights, a safetensors file or the folder of a finished run.
         cpu: stay on the CPU where there is a GPU.
-        console: where progress is shown.
+        signs: where progress is shown.
 
     Raises:
         VitrimError: as `Trainer`, `load_data` and `create_model`.
@@ -90,7 +88,7 @@ def build_trainer(
         eval_data,
         accelerator,
         running,
-        console,
+        signs,
         start=checkpoint,
         test_data=test_data,
         told=_about(resolved.recipe, recipe, data, train_data, eval_data),

@@ -1,4 +1,4 @@
-"""The log of a run: rows of updates (CSV), of evaluations (JSON lines), accelerate's trackers, and the progress bar.
+"""The log of a run: rows of updates (CSV), of evaluations (JSON lines), and accelerate's trackers.
 
 The files are the record: on resume the rows after the checkpoint are dropped, and each reads as if the run had never
 been stopped. Trackers (TensorBoard and others) are handed the same numbers, and do with them what they do.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,16 +21,12 @@ from accelerate.tracking import (
     get_available_trackers,
 )
 from accelerate.utils import LoggerType
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from vitrim.errors import MissingPackageError, VitrimError, check_known, first_line
 from vitrim.files import json_text, replaced, whole_lines
 from vitrim.weights import EVALUATIONS, UPDATES
 
 TENSORBOARD = "tensorboard"
-SECONDS_BETWEEN_LINES = 30.0
-"""Of progress where there is no terminal."""
 PROJECT = "vitrim"
 """The project under which trackers file a run."""
 
@@ -190,48 +185,3 @@ def start_trackers(
         tracker.store_init_configuration(simple)  # lists and null as texts, which all trackers take
         started.append(tracker)
     return started
-
-
-# ---- the progress bar ------------------------------------------------------------------------------------------------
-
-
-class Bar:
-    """The progress of a run: a bar with the time left on a terminal, a line now and then elsewhere.
-
-    Args:
-        console: where it is shown, or None for nowhere.
-        start, stop: updates, the first and one beyond the last.
-        images: images of an update.
-    """
-
-    def __init__(self, console: Console | None, start: int, stop: int, images: int) -> None:
-        self.console, self.stop, self.images = console, stop, images
-        self.last = time.monotonic()
-        self.bar: Progress | None = None
-        if console is not None and console.is_terminal:
-            columns = (
-                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-                BarColumn(),
-                TextColumn("{task.description}"),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-            )
-            self.bar = Progress(*columns, console=console)
-            self.bar.start()
-            self.task = self.bar.add_task("", total=stop, completed=start)
-
-    def advance(self, done: int, epoch: float, loss: float, images_per_second: float) -> None:
-        """Show that ``done`` updates are done."""
-        text = f"epoch {epoch:.2f}  loss {loss:.4f}  {images_per_second:.0f} images/s"
-        if self.bar is not None:
-            self.bar.update(self.task, completed=done, description=text)
-        elif self.console is not None and (time.monotonic() - self.last >= SECONDS_BETWEEN_LINES or done == self.stop):
-            self.last = time.monotonic()
-            minutes = round((self.stop - done) * self.images / max(images_per_second, 1e-9) / 60)
-            left = f"{minutes // 60}:{minutes % 60:02d} h left"
-            self.console.print(f"update {done}/{self.stop}  {text}  {left}", highlight=False)
-
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-        if self.bar is not None:
-            self.bar.stop()

@@ -19,7 +19,6 @@ from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
-from rich.console import Console
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -32,13 +31,14 @@ from vitrim.measure.contestants import Contestant
 from vitrim.measure.probes import TaskMetrics
 from vitrim.measure.records import Processes, read
 from vitrim.measure.run import Measurement
+from vitrim.progress import Signs
 from vitrim.tasks import make_task
 from vitrim.tasks.base import Task
 from vitrim.training import checkpoint
 from vitrim.training.checks import beyond, check_classes, check_same
 from vitrim.training.images import Seeded, TrainOrder, TrainTransform, updates_per_epoch
 from vitrim.training.learner import Learner
-from vitrim.training.log import Bar, Log, start_trackers
+from vitrim.training.log import Log, start_trackers
 from vitrim.training.optim import updates_of
 from vitrim.training.recipe import Resolved, recipe_text
 from vitrim.training.run_folder import RunFolder, together
@@ -57,7 +57,7 @@ class Trainer:
         eval_data: map-style, for evaluations, with the model's own transform; or None.
         accelerator: devices and processes.
         running: how it is run.
-        console: where progress is shown, or None.
+        signs: where progress is shown, or None.
         test_data: map-style, as ``eval_data``: scored once, after the last update; or None.
         start: the file or folder whose weights the model has. If it is the folder of a run under a method that learned
             parameters, a run under a method starts from those, and it must be the same method.
@@ -79,7 +79,7 @@ class Trainer:
         eval_data: Dataset[Any] | None,
         accelerator: Accelerator,
         running: Running,
-        console: Console | None = None,
+        signs: Signs | None = None,
         *,
         start: Path | None = None,
         test_data: Dataset[Any] | None = None,
@@ -87,7 +87,7 @@ class Trainer:
     ) -> None:
         self.resolved, self.recipe, self.running = resolved, resolved.recipe, running
         self.accelerator, self.start = accelerator, start
-        self.console = console if accelerator.is_main_process else None
+        self.signs = signs if accelerator.is_main_process else None
         self.folder = RunFolder(running.out, resume=running.resume)
         self.train_data, self.eval_data, self.test_data = train_data, eval_data, test_data
         recipe = self.recipe
@@ -141,8 +141,8 @@ class Trainer:
             self.folder.check_new()
 
     def _say(self, text: str) -> None:
-        if self.console is not None:
-            self.console.print(text, highlight=False)
+        if self.signs is not None:
+            self.signs.say(text)
 
     # ---- the run -----------------------------------------------------------------------------------------------------
 
@@ -171,8 +171,7 @@ class Trainer:
                         self.running.trackers, self.running.out, from_update=self.update, values=values
                     )
                 self._say(f"{self.accelerator.num_processes} process(es), {self.accelerator.device}")
-                with closing(Bar(self.console, self.update, self.updates, self.recipe.batch_size)) as bar:
-                    self._train(self.updates if most is None else min(self.updates, most), log, bar)
+                self._train(self.updates if most is None else min(self.updates, most), log)
             result = {
                 "updates": self.update,
                 "seconds": round(time.monotonic() - self.begun, 1),
@@ -189,7 +188,7 @@ class Trainer:
                 self.folder.write(self.learner, self.resolved.name, result, names)
             return result
 
-    def _train(self, stop: int, log: Log, bar: Bar) -> None:
+    def _train(self, stop: int, log: Log) -> None:
         """The loop: update after update up to ``stop``, and what is due after each."""
         running, recipe, task = self.running, self.recipe, self.task
         every = None if recipe.eval_every is None else max(round(recipe.eval_every * self.updates_per_unit), 1)
@@ -207,7 +206,9 @@ class Trainer:
                 logged, since = self.update, now
                 rates = {f"lr_{index}": group["lr"] for index, group in enumerate(self.learner.optimizer.param_groups)}
                 log.update({"update": self.update - 1, "epoch": epoch, **losses, **rates, "images_per_second": speed})
-                bar.advance(self.update, epoch, losses["total"], speed)
+                if self.signs is not None:
+                    more = f", loss {losses['total']:.4f}, {speed:.0f} images/s"
+                    self.signs.move(self.update, self.updates, more=more)
 
             # scores on the watched images, and the best so far; the weights that are written stay those of the end
             due = self.update == self.updates or (every is not None and self.update % every == 0)

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from html import escape
 from importlib.util import find_spec
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from vitrim.errors import MissingPackageError, VitrimError
 from vitrim.measure.earlier import earlier
+from vitrim.progress import progress
 from vitrim.report import Report
 from vitrim.training.recipe import load_recipe
 from vitrim.training.running import Running
@@ -29,7 +30,7 @@ from vitrim.weights import EVALUATIONS, RECIPE, RESULT, UPDATES, WEIGHTS_FILE
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from vitrim.training.build import Data
+    from vitrim.data.readers import Data
     from vitrim.training.loop import Trainer
 
 PATIENCE = 5.0
@@ -147,13 +148,11 @@ def train(
     if isinstance(data, str | Path) and Path(data).expanduser().resolve() == out.resolve():
         raise VitrimError(f"out is the folder of the data, {data}: name another")
     start = None if checkpoint is None else Path(checkpoint)
-    trainer = build_trainer(resolved, data, running, checkpoint=start, cpu=device == "cpu", console=console)
+    with nullcontext() if console is None else progress(f"loading {resolved.name}", "updates", console) as signs:
+        trainer = build_trainer(resolved, data, running, checkpoint=start, cpu=device == "cpu", signs=signs)
+        with nullcontext() if dry_run else _stoppable(trainer):
+            result = trainer.dry_run() if dry_run else trainer.run()
     chosen = chosen_splits(trainer.recipe, data)
-    if dry_run:
-        result = trainer.dry_run()
-    else:
-        with _stoppable(trainer):
-            result = trainer.run()
     accelerator, values = trainer.accelerator, trainer.recipe
     trackers = [one if isinstance(one, str) else one.name for one in running.log_with]
     names = (RECIPE, UPDATES, EVALUATIONS, WEIGHTS_FILE, RESULT)

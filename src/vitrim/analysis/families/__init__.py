@@ -28,8 +28,6 @@ from vitrim.analysis.subject import Subject
 from vitrim.errors import VitrimError, check_known
 from vitrim.report import Table
 
-__all__ = ["DEFAULT", "FAMILIES", "Family", "across", "chosen", "results_of"]
-
 FEW = 30
 """Images below which numbers come with a warning."""
 

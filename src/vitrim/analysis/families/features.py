@@ -230,7 +230,7 @@ def features(*groups: Sequence[Record]) -> FamilyResult:
     proxy = []
     for block, measure, pairs in with_differences(table.records(), MEASURES):
         found, (low, high) = spearman_kendall(*pairs.T), spearman_ci(pairs)
-        rho, tau = (found.spearman, float(low), float(high), found.spearman_p), (found.kendall, found.kendall_p)
+        rho, tau = (found.spearman, low, high, found.spearman_p), (found.kendall, found.kendall_p)
         proxy.append((block, measure, len(pairs), *rho, *tau))
     if not proxy:
         result.notes.append("proxy skipped: it needs four pairs of records, and labels or logits")

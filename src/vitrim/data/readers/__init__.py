@@ -15,15 +15,16 @@ A layout that holds data of several kinds has several functions under one name.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable
 from typing import TypeVar
 
+from vitrim.core.registry import discover, enter
 from vitrim.data.dataset import ImageDataset, MultiLabelDataset
 from vitrim.data.dense import DetectionDataset, SegmentationDataset
+from vitrim.errors import check_known
 
-Reader = Callable[..., ImageDataset | MultiLabelDataset | SegmentationDataset | DetectionDataset]
+Data = ImageDataset | MultiLabelDataset | SegmentationDataset | DetectionDataset
+Reader = Callable[..., Data]
 R = TypeVar("R", bound=Reader)
 
 TASKS = ("classification", "multilabel", "segmentation", "detection", "instances")
@@ -44,29 +45,24 @@ def register_reader(name: str, *tasks: str) -> Callable[[R], R]:
             told which of them was asked for.
 
     Raises:
-        ValueError: there is a reader of this name for this task, or no such task.
+        VitrimError: there is a reader of this name for this task, or no such task.
 
     Example:
         >>> list(readers()["coco"])
         ['multilabel', 'detection', 'instances']
-        >>> @register_reader("coco", "multilabel")
+        >>> @register_reader("coco", "multilabel")  # doctest: +ELLIPSIS
         ... def read_mine(path, *, split=None): ...
         Traceback (most recent call last):
-        ValueError: reader 'coco' is registered twice
+        vitrim.errors.VitrimError: reader 'coco' is registered twice, by <function read_coco ...
     """
 
-    def enter(reader: R) -> R:
-        forms = _READERS.get(name, {})
+    def enter_all(reader: R) -> R:
         for task in tasks or TASKS[:1]:
-            if task not in TASKS:
-                raise ValueError(f"reader '{name}' is for no known task: '{task}'; valid: {', '.join(TASKS)}")
-            if task in forms:
-                raise ValueError(f"reader '{name}' is registered twice")
-            forms = forms | {task: reader}
-        _READERS[name] = forms
+            check_known("task of data", task, TASKS)
+            enter(_READERS.setdefault(name, {}), task, reader, f"reader '{name}'")
         return reader
 
-    return enter
+    return enter_all
 
 
 def readers() -> dict[str, dict[str, Reader]]:
@@ -76,6 +72,5 @@ def readers() -> dict[str, dict[str, Reader]]:
         >>> list(readers())  # doctest: +NORMALIZE_WHITESPACE
         ['ade20k', 'cityscapes', 'coco', 'imagenet', 'masks', 'nabirds', 'nus_wide', 'voc', 'webdataset']
     """
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
+    discover(__name__)
     return dict(sorted(_READERS.items()))

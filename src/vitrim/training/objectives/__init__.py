@@ -19,6 +19,7 @@ from torch import Tensor
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import discover, enter, entry_of
+from vitrim.errors import VitrimError
 from vitrim.tasks.step import Step
 
 Losses = Callable[..., dict[str, Tensor]]
@@ -50,6 +51,18 @@ def learns(config: type[MethodConfig], *options: str, finds: Finds | None = None
         return losses
 
     return register
+
+
+def check_one_class(targets: Tensor, why: str) -> None:
+    """Refuse targets that are not one class per image.
+
+    Raises:
+        VitrimError: beginning with ``why``.
+    """
+    if targets.ndim != 1:
+        raise VitrimError(
+            f"{why}, so it takes one class per image: set mix.mixup=0 and mix.cutmix=0, and no task with several labels"
+        )
 
 
 def found(reduction: Reduction) -> MethodConfig | None:

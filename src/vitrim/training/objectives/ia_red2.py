@@ -11,10 +11,11 @@ from torch import Tensor
 from vitrim.core.block import running
 from vitrim.core.reduce import Reduction
 from vitrim.core.versions import forget_casts
-from vitrim.errors import VitrimError
 from vitrim.methods.ia_red2 import IARED2, KEPT, LOG_PROBABILITY
 from vitrim.tasks.step import Step
-from vitrim.training.objectives import learns
+from vitrim.training.objectives import check_one_class, learns
+
+REWARDED = "ia_red2 is rewarded for the true class"
 
 
 @learns(IARED2, "tau")
@@ -29,7 +30,7 @@ def losses(step: Step, reduction: Reduction, *, tau: float = 0.5) -> dict[str, T
     Raises:
         VitrimError: mixed targets, or several labels per image.
     """
-    _check_targets(step.targets)
+    check_one_class(step.targets, REWARDED)
     with torch.no_grad(), running(False, *step.model.modules()):
         baseline = reward(step.logits(), step.targets, reduction.aux(KEPT), tau)
     forget_casts()
@@ -54,17 +55,9 @@ def reward(logits: Tensor, targets: Tensor, kept: Sequence[Tensor], tau: float =
         >>> reward(logits, torch.tensor([0, 1]), [torch.tensor([0.5, 0.5])])
         tensor([ 0.7500, -0.5000])
     """
-    _check_targets(targets)
+    check_one_class(targets, REWARDED)
     share = kept[-1].detach()
     return torch.where(logits.argmax(dim=-1) == targets, 1.0 - share.square(), torch.full_like(share, -tau))
-
-
-def _check_targets(targets: Tensor) -> None:
-    if targets.ndim != 1:
-        raise VitrimError(
-            "ia_red2 is rewarded for the true class, so it takes one class per image: set mix.mixup=0 and "
-            "mix.cutmix=0, and no task with several labels"
-        )
 
 
 def objective(

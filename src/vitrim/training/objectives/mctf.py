@@ -16,9 +16,10 @@ from vitrim.core.tokens import decision_dtype
 from vitrim.errors import VitrimError, check_known
 from vitrim.methods.mctf import MCTF
 from vitrim.tasks.step import Step
-from vitrim.training.objectives import learns
+from vitrim.training.objectives import check_one_class, learns
 
 MOST_OF_TEACHER = 7  # tokens that the teacher of the paper fuses at most
+CONFIDENT = "mctf trains where the model is confident of the true class"
 
 
 @learns(MCTF, "weight", "confidence", "confident_of", "teacher_r")
@@ -49,7 +50,7 @@ def losses(
         )
     facts = host_of(reduction.model).facts(reduction.model)
     low, high = teacher_amounts(r, teacher_r, facts.grid_size[0] * facts.grid_size[1])
-    _check_targets(step.targets)
+    check_one_class(step.targets, CONFIDENT)
     if not facts.has_class_token:
         raise VitrimError(f"mctf's training compares class tokens, and this {type(step.model).__name__} has none")
     if getattr(step.model, "grad_checkpointing", False):
@@ -131,7 +132,7 @@ def objective(
         ...     student, targets, features=z_student, teacher_logits=teacher, teacher_features=z_teacher)
         >>> losses["total"].backward()
     """
-    _check_targets(targets)
+    check_one_class(targets, CONFIDENT)
     check_known("confident_of", confident_of, ("prediction", "label"))
     student, teacher = criterion(logits, targets), criterion(teacher_logits, targets)
     wide = decision_dtype(logits.dtype)
@@ -199,14 +200,6 @@ def draw(low: float, high: float) -> int | float:
     steps = 100 if 0 < high < 1 else 1
     drawn = int(torch.randint(round(low * steps), round(high * steps) + 1, ()))
     return drawn if steps == 1 else drawn / steps
-
-
-def _check_targets(targets: Tensor) -> None:
-    if targets.ndim != 1:
-        raise VitrimError(
-            "mctf trains where the model is confident of the true class, so it takes one class per image: set "
-            "mix.mixup=0 and mix.cutmix=0, and no task with several labels"
-        )
 
 
 def _tokens(amount: int | float, patches: int | None) -> int | None:

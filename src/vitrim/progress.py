@@ -1,19 +1,21 @@
-"""Signs of life of a command: what it is doing, and how much is left, on standard error."""
+"""Signs of life of what takes long: what it is doing, and how much is left."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitrim.report import Pace
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 SILENT_SECONDS = 2.0
-"""A command without a terminal that is done, or refuses its input, within this time says nothing of progress."""
+"""What is done, or refuses its input, within this time says nothing of progress where there is no terminal."""
 SECONDS_BETWEEN_LINES = 30.0
 REDRAWN_SECONDS = 0.2
 
@@ -35,17 +37,18 @@ def clock(seconds: float) -> str:
 
 
 class Signs:
-    """One line on what a command is doing: redrawn in place on a terminal, else written every half minute.
+    """One line on what is being done: redrawn in place on a terminal, else written every half minute.
 
     A terminal's line is drawn when it changes, a few times a second at most, and never in between: what is timed runs
-    undisturbed. Lines elsewhere come whether or not the command has anything new to say.
+    undisturbed. Lines elsewhere come whether or not there is anything new to say.
 
     Args:
         text: what is done first.
         unit: of what is counted.
+        console: where it is shown; default: standard error.
     """
 
-    def __init__(self, text: str, unit: str = "images") -> None:
+    def __init__(self, text: str, unit: str = "images", console: Console | None = None) -> None:
         from rich.console import Console
 
         self.text, self.unit, self.pace = text, unit, Pace()
@@ -55,7 +58,7 @@ class Signs:
         self.drawn = -REDRAWN_SECONDS
         self.ended = Event()
         self.live: Any = None
-        self.console = Console(stderr=True)
+        self.console = Console(stderr=True) if console is None else console
         if not is_first_process():
             return
         if self.console.is_terminal:
@@ -67,30 +70,30 @@ class Signs:
         else:
             Thread(target=self._beat, daemon=True).start()
 
-    # ---- what a command says -----------------------------------------------------------------------------------------
+    # ---- what is said -----------------------------------------------------------------------------------------
 
     def tell(self, text: str) -> None:
         """Say what is being done now."""
         self.text, self.counted = text, (0, None)
         self._draw()
 
-    def move(self, done: int, total: int | None = None, line: str = "") -> None:
-        """Say how much is done, of a total if it is known, and perhaps a line that stays."""
+    def move(self, done: int, total: int | None = None, line: str = "", more: str = "") -> None:
+        """Say how much is done, of a total if it is known, and perhaps a line that stays, and ``more`` behind it."""
         of = "" if total is None else f" of {total}"
-        self.text = f"{done}{of} {self.unit}{self.pace.left(done, total, time.monotonic())}"
+        self.text = f"{done}{of} {self.unit}{self.pace.left(done, total, time.monotonic())}{more}"
         self.counted = (done, total)
-        if line and is_first_process():
-            self.clear()
-            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if line:
+            self.say(line)
         self._draw()
 
-    def clear(self, text: str = "") -> None:
-        """Give way to other lines; the next word draws this one again.
+    def say(self, line: str) -> None:
+        """Say a line that stays."""
+        if is_first_process():
+            self.clear()
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-        Args:
-            text: what is done from now on, for the lines of half a minute.
-        """
-        self.text = text or self.text
+    def clear(self) -> None:
+        """Give way to other lines; the next word draws this one again."""
         self.written = time.monotonic()
         self.drawn = -REDRAWN_SECONDS
         if self.live is not None:
@@ -130,16 +133,12 @@ class Signs:
             if self.written is None or time.monotonic() - self.written >= SECONDS_BETWEEN_LINES:
                 first, self.written = self.written is None, time.monotonic()
                 spent = "" if first else f"[{clock(self.written - self.begun)}] "
-                print(f"{spent}{self.text}", file=sys.stderr, flush=True)
+                self.console.print(f"{spent}{self.text}", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
-def progress(text: str, unit: str = "images") -> Iterator[Signs]:
-    """Say what is done until the end of a block.
-
-    Args:
-        text: what is done first, e.g. "loading vit_tiny_patch16_224".
-        unit: of what is counted.
+def progress(text: str, unit: str = "images", console: Console | None = None) -> Iterator[Signs]:
+    """Say what is done until the end of a block; arguments as of `Signs`.
 
     Example:
         >>> with progress("loading") as signs:
@@ -148,29 +147,8 @@ def progress(text: str, unit: str = "images") -> Iterator[Signs]:
         >>> signs.text
         '1 of 2 images'
     """
-    signs = Signs(text, unit)
+    signs = Signs(text, unit, console)
     try:
         yield signs
     finally:
         signs.end()
-
-
-def hearing(console: Any, heard: Callable[[], None]) -> Any:
-    """A copy of a rich console that calls ``heard`` before it prints.
-
-    Example:
-        >>> from io import StringIO
-        >>> from rich.console import Console
-        >>> seen = []
-        >>> hearing(Console(file=StringIO()), lambda: seen.append("heard")).print("text")
-        >>> seen
-        ['heard']
-    """
-    from rich.console import Console
-
-    class Heard(Console):
-        def print(self, *objects: Any, **how: Any) -> None:
-            heard()
-            super().print(*objects, **how)
-
-    return Heard(file=console.file, width=console.width, force_terminal=console.is_terminal)

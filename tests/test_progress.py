@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from vitrim.cli import progress as signs_of_life
-from vitrim.cli.progress import hearing, progress
+from vitrim import progress as signs_of_life
+from vitrim.progress import progress
 
 
 class Terminal(io.StringIO):
@@ -72,13 +72,14 @@ def test_what_is_done_at_once_says_nothing(capsys: pytest.CaptureFixture[str]) -
 
 def test_other_lines_are_signs_of_life_too(said: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signs_of_life, "SECONDS_BETWEEN_LINES", 3600.0)
-    with progress("loading", "updates") as signs:
-        wait_for(lambda: said() == "loading\n")
+    out = Console(file=io.StringIO(), width=40)
+    with progress("loading", "updates", out) as signs:
+        wait_for(lambda: out.file.getvalue() == "loading\n")
         begun = signs.written
-        out = hearing(Console(file=io.StringIO(), width=40), lambda: signs.clear("training"))
-        out.print("update 1")
-        assert out.file.getvalue() == "update 1\n"
-        assert signs.text == "training"
+        signs.say("evaluation: top-1 50")
+        signs.move(1, 2, more="; loss 0.5")
+        assert out.file.getvalue() == "loading\nevaluation: top-1 50\n"
+        assert signs.text == "1 of 2 updates; loss 0.5"
         assert begun is not None
         assert signs.written is not None
         assert signs.written > begun
