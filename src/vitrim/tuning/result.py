@@ -17,7 +17,6 @@ from vitrim.errors import VitrimError, check_known
 from vitrim.files import write_text
 from vitrim.report import Table
 from vitrim.tuning.cost import Cost
-from vitrim.tuning.proxy import Proxy
 from vitrim.tuning.space import Point
 from vitrim.tuning.study import Evaluator, means
 
@@ -210,7 +209,7 @@ class Result:
     better: bool
     trials: tuple[Trial, ...]
     levels: Mapping[str, Mapping[str, float]]
-    proxy: Proxy
+    proxy: str
     target: Target
     cost: Cost = field(compare=False)
     about: Mapping[str, Any] = field(default_factory=dict, repr=False)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, Unpack
+from typing import Annotated, Any, Literal, TypedDict, Unpack, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from vitrim.core.checks import described
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, check_known
 from vitrim.files import check_file
 from vitrim.measure.copies import shared_copy
 from vitrim.measure.evaluation import num_classes
@@ -38,7 +38,7 @@ from vitrim.speed.bench import check_engines
 from vitrim.speed.engines import engines_named
 from vitrim.tasks import Task, make_task
 from vitrim.tuning.cost import Cost, Fit, LatencyCost, MacsCost, Timer, timer_on, within
-from vitrim.tuning.proxy import PARTS, BatchImages, ImageParts, ModelScorer, Scores, check_proxy
+from vitrim.tuning.proxy import PARTS, BatchImages, ImageParts, ModelScorer, Proxy, Scores
 from vitrim.tuning.result import Difference, ParetoFront, Raced, Result, Target, Trial, difference
 from vitrim.tuning.space import Point, Space, quiet
 from vitrim.tuning.strategy import Evolution, Observation, Strategy, make_strategy
@@ -624,7 +624,8 @@ class Searches:
     ) -> None:
         self.targets = [Target.parse(one) if isinstance(one, str) else one for one in targets]
         self.model, self.options = model, options
-        proxy = check_proxy(options.get("proxy", "feature"))
+        proxy = options.get("proxy", "feature")
+        check_known("proxy", proxy, get_args(Proxy))
         self.evaluations = options.get("evaluations", EVALUATIONS)
         if self.evaluations < 1:
             raise VitrimError(f"a search needs at least 1 evaluation, got {self.evaluations}")
@@ -647,10 +648,7 @@ class Searches:
         self.spaces = [Space.of(model, one, placed=shape != "free") for one in methods]
         if len(self.spaces) > 1 and self.targets[0].kind == "agree":
             raise VitrimError("several methods race at one cost: give macs or speedup, or one method for agree")
-        if not hasattr(images, "batches"):
-            images = BatchImages(images)
-        assert not isinstance(images, Sequence)
-        self.images: ImageParts = images
+        self.images: ImageParts = images if isinstance(images, ImageParts) else BatchImages(images)
         task = options.get("task") or make_task("classification", num_classes(model))
         self.seed, processes, file = options.get("seed", 0), options.get("processes"), options.get("study")
         self.about = {
@@ -665,14 +663,14 @@ class Searches:
             **({} if precision == ["fp32"] else {"precision": ", ".join(precision)}),
             "seed": self.seed,
             "evaluations": self.evaluations,
-            "images": {part: images.count(part) for part in PARTS},
-            "batch_size": images.batch_size,
+            "images": {part: self.images.count(part) for part in PARTS},
+            "batch_size": self.images.batch_size,
             **options.get("about", {}),
         }
         if file is not None:
             check_file(file)
         self.study = Study(file, self.about, resume=options.get("resume", False), processes=processes)
-        scorer = ModelScorer(model, task, images, seed=self.seed, processes=processes)
+        scorer = ModelScorer(model, task, self.images, seed=self.seed, processes=processes)
         self.evaluator = Evaluator(scorer, self.study, proxy)
         self._costs: list[Cost] = []
 

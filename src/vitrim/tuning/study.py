@@ -276,9 +276,8 @@ class Evaluator:
         proxy: the score that is minimised.
     """
 
-    def __init__(self, scorer: ModelScorer, study: Study, proxy: Proxy = "feature") -> None:
-        self.scorer, self.study = scorer, study
-        self.proxy: Proxy = proxy
+    def __init__(self, scorer: ModelScorer, study: Study, proxy: str = "feature") -> None:
+        self.scorer, self.study, self.proxy = scorer, study, proxy
         self._known: dict[tuple[str, str], Scores] = {}
 
     def images(self, part: Part) -> int:

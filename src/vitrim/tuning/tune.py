@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
-from vitrim.errors import VitrimError, check_read, check_whole
+from vitrim.errors import VitrimError, check_known, check_read, check_whole
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.earlier import earlier
@@ -33,7 +33,7 @@ from vitrim.measure.run import run, weights_fingerprint
 from vitrim.report import Report, Results, Table
 from vitrim.speed.engines import engines_named, listed
 from vitrim.tasks import Task
-from vitrim.tuning.proxy import DatasetImages, check_proxy
+from vitrim.tuning.proxy import DatasetImages, Proxy
 from vitrim.tuning.result import ParetoFront, Result, Target, Trial, saving
 from vitrim.tuning.search import EVALUATIONS, Methods, Searches, SearchOptions, of_one_kind
 from vitrim.tuning.space import Space, quiet, training_free
@@ -113,7 +113,8 @@ class SearchSpec:
     precision: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        check_proxy(self.proxy), make_strategy(self.strategy, self.shape)
+        check_known("proxy", self.proxy, get_args(Proxy))
+        make_strategy(self.strategy, self.shape)
 
 
 def _with_grids(function: Callable[..., TuneReport]) -> Callable[..., TuneReport]:
