@@ -24,8 +24,8 @@ from script import from_shell, write_json
 from vitrim.core.method import MethodConfig
 from vitrim.loading import create_model
 from vitrim.measure import machine
+from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
-from vitrim.speed.bench import random_images
 from vitrim.tuning.cost import LatencyCost, MacsCost, eager, within
 from vitrim.tuning.space import Space, quiet
 

@@ -212,8 +212,7 @@ def open_task(loaded: Loaded, data: Any, *, embeddings: bool = False) -> tuple[T
             "tune, optimize and analyze take those"
         )
     if spec.by_name:
-        columns: dict[str, Any] = spec.columns
-        dataset: Any = open_data(spec.source, task=name, **columns, options={**trained, **options})
+        dataset: Any = open_data(spec.source, task=name, **spec.columns, options={**trained, **options})
     else:
         if any(spec.columns.values()) or options:
             raise VitrimError("split, columns and data_options say how to read a source, and a dataset is given")

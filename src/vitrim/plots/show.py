@@ -331,8 +331,7 @@ def _opened(data: DataSpec) -> Any:
         if any(data.columns.values()) or data.options:
             raise VitrimError("split, columns and options say how to read a source, and a dataset is given")
         return copy.copy(data.source)
-    columns: dict[str, Any] = data.columns
-    return open_data(data.source, **columns, options=data.options)
+    return open_data(data.source, **data.columns, options=data.options)
 
 
 def _loose(data: DataSpec) -> Any:

@@ -19,7 +19,7 @@ from torch.utils.data import Subset
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import handle_of
-from vitrim.core.registry import ask, fitting, input_size_of, parse_method
+from vitrim.core.registry import ask, fitting, parse_method
 from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, batches, spread
 from vitrim.errors import VitrimError, check_read, one_line_errors
@@ -29,7 +29,7 @@ from vitrim.loading import MADE, ModelSpec
 from vitrim.measure.copies import apart, dense_copies, reduced_copy, shared_copy
 from vitrim.measure.earlier import earlier
 from vitrim.measure.in_files import AnyModel, FileModel, MethodsAndFiles, file_words, parted
-from vitrim.measure.inputs import WHERE, DataSpec, open_images, untrained_counts, untrained_notes
+from vitrim.measure.inputs import WHERE, DataSpec, open_images, random_images, untrained_counts, untrained_notes
 from vitrim.measure.latency import (
     Budget,
     FloatArray,
@@ -677,13 +677,3 @@ def cost_varies(model: nn.Module) -> bool:
     """
     library = ask(model)
     return library.front(model) is not None and tasks()[library.tasks(model)[0]].cost_varies
-
-
-def random_images(model: nn.Module, count: int, seed: int = 0) -> Tensor:
-    """Standard normal images (count, C, H, W), float32 on the CPU, of the size and channels that ``model`` takes.
-
-    (count, n, C, H, W) for a `Prefill` of prompts with n images.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    shape = model.shape if isinstance(model, Prefill) else input_size_of(model)
-    return torch.randn(count, *shape, generator=generator)
