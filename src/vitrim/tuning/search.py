@@ -37,7 +37,7 @@ from vitrim.measure.run import weights_fingerprint
 from vitrim.speed.bench import check_engines
 from vitrim.speed.engines import engines_named
 from vitrim.tasks import Task, make_task
-from vitrim.tuning.cost import Cost, Fit, LatencyCost, MacsCost, Timer, timer_on, within
+from vitrim.tuning.cost import Cost, Fit, LatencyCost, MacsCost, Timer, latency_fit, timer_on, within
 from vitrim.tuning.proxy import PARTS, BatchImages, ImageParts, ModelScorer, Proxy, Scores
 from vitrim.tuning.result import Difference, ParetoFront, Raced, Result, Target, Trial, difference
 from vitrim.tuning.space import Point, Space, quiet
@@ -710,17 +710,18 @@ class Searches:
         whole = [batch for batch in few if len(batch) == len(few[0])]
         timed = whole if space.adaptive else whole[:1]
 
+        def clock(configs: Sequence[MethodConfig]) -> tuple[NDArray[np.float64], float]:
+            return self.timer(model, configs, timed, budget)
+
         def measure() -> dict[str, Any]:
-            how: dict[str, Any] = {"budget": budget, "seed": self.seed, "timer": self.timer, "counted": counted}
-            cost = LatencyCost.of(model, space, timed, **how)
-            fit = cost.fit
-            return {"fit": fit.coefficients.tolist(), "error": fit.error, "worst": fit.worst, "dense_ms": cost.dense_ms}
+            fit, dense_ms = latency_fit(space, clock, seed=self.seed, counted=counted)
+            return {"fit": fit.coefficients.tolist(), "error": fit.error, "worst": fit.worst, "dense_ms": dense_ms}
 
         def again(configs: Sequence[MethodConfig]) -> list[float]:
             texts = ", ".join(config.describe() for config in configs)
             ratios: list[float] = self.study.value(
                 f"once more: {texts}",
-                lambda: self.timer(model, configs, timed, budget)[0].tolist(),
+                lambda: clock(configs)[0].tolist(),
                 kind=Annotated[list[_Positive], Field(min_length=len(configs), max_length=len(configs))],
             )
             return ratios
@@ -728,4 +729,4 @@ class Searches:
         name = "latency" if len(self.spaces) == 1 else f"latency of {space.base.describe()}"
         found = self.study.value(name, measure, kind=_Latency)
         fit = Fit(np.array(found["fit"]), found["error"], found["worst"])
-        return LatencyCost(space, fit, found["dense_ms"], again, counted)
+        return LatencyCost(space, fit, again, counted)
