@@ -523,7 +523,6 @@ def _describe(
             deviations over them.
         told: the preprocessing of its images; what is not known is None in it.
         name: of the model.
-        classes: names of the classes.
     """
     reduction = get_reduction(model)
     dense = count_macs(_dense(model), images[:1]).total
@@ -574,7 +573,6 @@ def time_exported(
         reduced: the same, reduced as it was exported.
         dense, exported: their files (`dense_file`).
         images: (B, ...) as the file takes them.
-        budget: how long to time.
 
     Returns:
         Four rows, ``engine`` eager and that of the file, each dense and reduced, with ``latency_ms, images_per_second,

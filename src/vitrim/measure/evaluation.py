@@ -126,7 +126,6 @@ def check_dataset(dataset: Any, task: Task, model: str) -> None:
 
     Args:
         dataset: of this package.
-        task: of the model.
         model: its name on the command line, for the message.
 
     Raises:

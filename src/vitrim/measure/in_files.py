@@ -131,10 +131,6 @@ def parted(methods: MethodsAndFiles) -> tuple[list[MethodConfig], dict[str, File
 class OnFile(Contestant):
     """A file as one that is compared: its predictions, with the counts that its metadata say.
 
-    Args:
-        model: the file.
-        task: makes the prediction.
-
     Raises:
         VitrimError: embeddings are asked for, and it gives logits.
     """

@@ -219,10 +219,7 @@ class _Pictures:
     """The pictures of a call, one by one.
 
     Attributes:
-        loaded: the model.
         out: folder that they are written to; None: they are kept.
-        format: of the files.
-        seed: of the call.
         on_progress: called with the row of every picture.
     """
 
@@ -564,7 +561,6 @@ def draw_show(
         grid: rows and columns of the patches.
         dense: the dense model's prediction, in words.
         blocks: the columns, from 0; by default those that changed tokens under any method, at most eight.
-        title: above the figure.
 
     Raises:
         VitrimError: a block that the model does not have, or a grid that the patches do not fill.

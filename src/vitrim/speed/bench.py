@@ -366,7 +366,6 @@ def measure(
         engines: names (`vitrim.speed.engines.engines`: eager, compile, onnxruntime, openvino, aoti, torch.export) or
             engines; by name in the precision of the model's parameters. Every model runs on each, but for methods
             without a fixed graph on those that need one.
-        budget: how long to time.
         learned: folder of a saved reduction, whose parameters the methods of that name get.
         files: exported files by the name that the rows should carry, each on its own engine.
         calibration: (N, C, H, W) for int8; None: ``images``.
@@ -479,9 +478,7 @@ class Entry:
     Attributes:
         name: of the method, or "dense".
         kernel: the attention kernel of a dense model.
-        engine: what runs it.
         part: of the model; None where it is timed as one.
-        model: what runs.
         promised: dense MACs over its MACs.
         run: runs batches; `prepare` makes it.
         call: one forward of the images.

@@ -243,9 +243,7 @@ class OnEngine(Contestant):
 
     Args:
         model: dense or reduced, in the dtype of the engine.
-        task: makes the prediction.
         reduction: of a reduced ``model``.
-        engine: runs it.
         run: made of it for batches of ``size``; a smaller one is filled up.
         size: B.
     """
@@ -338,9 +336,7 @@ def _fill(
     """Put accuracy and speeds together, as far as they are measured.
 
     Args:
-        report: to be filled.
         model: its name.
-        task: of the model.
         scores: rows in fp32, and those of every engine in a lower precision.
         timed: rows of `Speeds` for every batch size.
     """
@@ -449,7 +445,6 @@ def in_words(rows: Sequence[Mapping[str, Any]], metric: str) -> Iterator[str]:
 
     Args:
         rows: of `compare`, dense first.
-        metric: what is lost.
 
     Example:
         >>> def row(method, loss, median):
@@ -535,8 +530,6 @@ def draw(rows: Sequence[Mapping[str, Any]], metric: str, title: str = "") -> Any
 
     Args:
         rows: of `compare`, dense first.
-        metric: what is lost.
-        title: above the panels.
 
     Returns:
         A matplotlib figure.

@@ -82,7 +82,6 @@ class MacsCost(Cost):
 
     Args:
         model: the dense model; left as it was.
-        space: of the method.
         images: batches (B, C, H, W) that a method which adapts to the images is counted on.
         seed: of the settings that are drawn.
 
@@ -167,7 +166,6 @@ class LatencyCost(Cost):
     """Latency on one device, predicted by a least-squares fit over sums of token counts.
 
     Args:
-        space: of the method.
         fit: of the latency over the dense model's, see `latency_fit`.
         again: from settings (S) to S ratios of latency to the dense model's, timed once more, for `measure`.
         counted: counts the tokens of a method that adapts to the images, on some; None for other methods.
@@ -204,7 +202,6 @@ def latency_fit(
     """Time settings drawn from a space, and fit their latency over the dense model's, the ratio within a round.
 
     Args:
-        space: of the method.
         clock: a `Timer` for a model, images and a budget.
         number: settings to time; half as many more where the mean error is above 5 %.
         seed: of the settings that are drawn.
@@ -371,9 +368,7 @@ def within(space: Space, point: Point | None, cost: Cost, limit: float) -> Metho
     """The mildest setting of a point whose cost is at most ``limit``, by bisection over the scale; None without one.
 
     Args:
-        space: of the method.
         point: weights; None for one value for all blocks.
-        cost: what is limited.
         limit: share of the dense model's cost.
     """
 

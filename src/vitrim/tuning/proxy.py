@@ -116,7 +116,6 @@ class CachedDense(Contestant):
 
     Args:
         model: a private copy.
-        task: makes the prediction.
 
     Attributes:
         place: which batch `run` gets next; the same place always holds the same images.
@@ -149,8 +148,6 @@ class ModelScorer:
 
     Args:
         model: the dense model; left as it was.
-        task: of the model.
-        images: in three parts.
         seed: of methods that draw at random.
         processes: this process and its like, which share the batches; every one gets all scores.
     """
@@ -218,11 +215,7 @@ def _in_order(everyone: Sequence[list[Scores]], images: int, batch_size: int) ->
 
 
 class Damage(Gauge):
-    """The proxies as a probe: ``feature``, ``cosine``, ``kl`` and ``agree``, each as far as the model has it.
-
-    Args:
-        task: compares predictions.
-    """
+    """The proxies as a probe: ``feature``, ``cosine``, ``kl`` and ``agree``, each as far as the model has it."""
 
     def __init__(self, task: Task) -> None:
         self.task = task

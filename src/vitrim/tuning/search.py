@@ -89,14 +89,9 @@ class Search:
     """A search for the least damage that one method does at the cost of a target.
 
     Args:
-        space: of the method.
-        cost: what is limited.
-        evaluator: gives the damage of settings.
-        target: what is asked for.
         strategy: proposes candidates; default evolution.
         seed: of the candidates that are drawn.
         stops: asked before new candidates are proposed; True ends the search.
-        on_trial: called with every finished trial.
 
     Attributes:
         trials: of the last exploration, in their order; the first is the constant setting.
@@ -357,7 +352,6 @@ class Runner:
     """A method in the race: its search, the best of what that starts from, and the scores of this one so far.
 
     Attributes:
-        search: of the method.
         best: the best start on the first images.
         scores: of the best start.
         behind: the difference to the leader of the last round; None for the leader.
@@ -605,7 +599,6 @@ class Searches:
     Args:
         model, method, images: as of `search`.
         targets: of one kind.
-        options: see `SearchOptions`.
 
     Attributes:
         evaluator: gives the damage of settings, from the study or by running them.

@@ -360,13 +360,9 @@ class _Begun:
     """Model and images, opened for a search or for a grid.
 
     Attributes:
-        loaded: the model.
-        task, dataset: of it.
         size: images per batch.
         about: entries for the study and the result.
         folder: for results; None: nothing is written, or another process writes.
-        study: file of the study.
-        processes: this process and its like.
     """
 
     loaded: Loaded
@@ -474,7 +470,6 @@ class HeldOut:
     """Images to score what a search returns on.
 
     Attributes:
-        task: of the model.
         dataset: the images, with their labels.
         source: where they are from.
         same: whether the search read them too.
@@ -491,7 +486,6 @@ def _open_check(check: Any, loaded: Loaded, searched: DataSpec, dataset: Any) ->
 
     Args:
         check: what is opened.
-        loaded: the model.
         searched, dataset: what the search reads, as it was given and as it was opened.
     """
     if not isinstance(check, str | Path):
