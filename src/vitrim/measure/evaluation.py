@@ -327,8 +327,6 @@ def evaluate(
     with drawing(selected or torch.device("cpu"), seed):
         on_file = None if isinstance(spec.model, str | nn.Module) else FileModel(spec.model)
         loaded = (spec if on_file is None else replace(spec, model=on_file)).load("cpu")
-        if on_file is not None:
-            loaded = loaded._replace(name=str(on_file.file.path), weights=str(on_file.file.path))
         beside = list(beside_model.values())
         if beside:
             check_alike(loaded.model, ask(loaded.model).preprocessing(loaded.model), beside)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
 from vitrim.errors import VitrimError
-from vitrim.loading import ModelSpec
+from vitrim.loading import ModelSpec, Origin
 from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.macs import PARTS
 from vitrim.tasks.base import Task
@@ -70,6 +70,7 @@ class FileModel(nn.Module):
                 f"expected a model or its name, e.g. deit_small_patch16_224, or a file, got {type(file).__name__}"
             )
         self.file = file
+        self.vitrim_origin = Origin(str(file.path), str(file.path), {}, None, 0)
         self.place = nn.Parameter(torch.zeros(()), requires_grad=False)  # says that it takes float32 on the CPU
         self.as_bytes = file.metadata["input"].get("dtype") == "uint8"
         sides = [int(side) for side in file.shape[1:]]

@@ -161,9 +161,7 @@ def bench(
         own = kept.enter_context(apart(loaded.model))
         prompt = replace(prompt, select=prompt.select or own.select)
         given = own.with_own(given) or ([] if prompt.select is None else [parse_method("none")])
-        if on_file is not None:
-            loaded = loaded._replace(name=str(on_file.file.path), weights=str(on_file.file.path))
-        elif not given and not beside:
+        if on_file is None and not given and not beside:
             raise VitrimError("there is nothing to compare with dense: name at least one method")
         behind = f" + {prompt.select.describe()}" if isinstance(prompt.select, Selector) else ""
         host = as_measured(own.model, prompt)

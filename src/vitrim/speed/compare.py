@@ -59,7 +59,7 @@ from vitrim.speed.bench import (
     place_of,
 )
 from vitrim.speed.engines import Engine, Run, compilation, engines_named, listed
-from vitrim.speed.words import bounds, engine_of, shows_only_cost, unrest
+from vitrim.speed.words import bounds, doubt, engine_of, shows_only_cost, unrest
 from vitrim.tasks import Task
 
 SCORED_ON_ENGINES = ("classification", "multilabel", EMBEDDING, ZERO_SHOT)
@@ -479,11 +479,7 @@ tome:r=8 (1.21x, loses 0.30)
                 winner = min(better, key=lambda other: (other["loss"], -other["speeds"][place]["speedup"]))
                 texts.append(f"{text}, dominated by {named(winner)} ({_in_short(winner, place)})")
             elif bounds(speed)[0] <= 1.0 and len(every) == 1:
-                quartiles = f"{speed['speedup_q1']:.2f}-{speed['speedup_q3']:.2f}"
-                why = f"its quartiles {quartiles} include 1"
-                if speed["speedup_q1"] > 1.0:
-                    why = "the halves of the rounds disagree"
-                texts.append(f"{text}, no clear gain: {why}")
+                texts.append(f"{text}, no clear gain: {doubt(speed)}")
             else:
                 best[size].append(row)
                 texts.append(f"{text}, and nothing here is clearly better")
