@@ -206,7 +206,8 @@ def export(
             calibrating = torch.diff(parts, prepend=torch.tensor([-1])) > 0 if own else parts < 0
             check, calibration = (every[~calibrating] if check else 0), every[calibrating]
         compared = _images(check, shape, batch, preprocess)
-        names = _classes(dataset, reduced) if wanted.classes is None else wanted.classes
+        others = None if dataset is None else dataset.class_names
+        names = class_names(reduced, others) if wanted.classes is None else wanted.classes
         counted: Any = torch.zeros(1, *shape)
         if _follows(reduced):
             counted = _images(1, shape, batch, preprocess) if compared is None else compared[:CHECKED]
@@ -454,13 +455,6 @@ def _spread(dataset: ImageDataset, count: int, as_bytes: Preprocessing | None) -
     images: Tensor
     images, _ = next(iter(batches(dataset, min(count, len(dataset)), limit=count)))
     return images if as_bytes is None else as_read(images, as_bytes)
-
-
-def _classes(dataset: ImageDataset | None, model: nn.Module) -> list[str] | None:
-    """Names of the model's classes: its own, those of the images, or ImageNet's, if there are as many as classes."""
-    host = ask(model)
-    every = (host.class_names(model), None if dataset is None else dataset.class_names, class_names(model))
-    return next((list(names) for names in every if names and len(names) == host.num_classes(model)), None)
 
 
 def _images(wanted: int | Tensor, shape: tuple[int, int, int], batch: int | None, preprocess: bool) -> Tensor | None:

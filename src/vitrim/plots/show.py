@@ -204,7 +204,8 @@ def show(
         return _dense(pictures, configs, data if source else None, blocks, class_names, selected)
     dataset = _opened(data) if source else opened
     models = prepared(dense, configs, device=selected, learned=loaded.learned)
-    names, facts = class_names or _class_names(dense, dataset), host_of(dense).facts(dense)
+    names = class_names or names_of(dense, getattr(dataset, "class_names", None))
+    facts = host_of(dense).facts(dense)
     shape, (rows, columns) = tuple(facts.input_size), facts.grid_size
     for name, title, image in _images(dataset, limit, partial(eval_transform, dense), shape, loose=not source):
         drawn, predicted = rows_of(models, image, names, seed=seed)
@@ -347,14 +348,6 @@ def _loose(data: DataSpec) -> Any:
         raise VitrimError("files and images that are read already do not mix: give either")
     found = loose_images(Path(one) for one in images)
     return ImageDataset(found, [0] * len(found), source="the images")
-
-
-def _class_names(dense: nn.Module, dataset: Any) -> Sequence[str] | None:
-    """The names of the model's classes: its own, those of the data, or ImageNet's, if there are as many."""
-    count = host_of(dense).facts(dense).num_classes
-    theirs = getattr(dataset, "class_names", None)
-    known = (ask(dense).class_names(dense), theirs and described(theirs), names_of(dense))
-    return next((described(names) for names in known if names and len(names) == count), None)
 
 
 def _images(
