@@ -205,12 +205,11 @@ def compare(
                 else row
                 for row in measurement.rows()
             ]
-            scores: list[tuple[Sequence[Row], Engine | None]] = [(found, None)]
+            scores: list[tuple[Row, Engine | None]] = [(row, None) for row in found]
             if lower:
-                rows_of = score_on_engines(
+                scores += score_on_engines(
                     loaded.model, configs, lower, batches, goal, learned=loaded.learned, seed=seed, on_progress=progress
                 )
-                scores += [(rows, one) for rows, one in zip(rows_of, lower, strict=True)]
         facts = {
             "environment": environment(
                 device=str(place), dtype=",".join(dict.fromkeys(one.precision for one in engines)), seed=seed
@@ -272,7 +271,7 @@ def score_on_engines(
     learned: Path | None = None,
     seed: int = 0,
     on_progress: Callable[[int], None] | None = None,
-) -> list[list[Row]]:
+) -> list[tuple[Row, Engine]]:
     """The task's metrics, and agreement with the dense model in fp32, of models as their engines compute them.
 
     Args:
@@ -286,7 +285,7 @@ def score_on_engines(
         on_progress: called after every batch with the number of images seen.
 
     Returns:
-        For every engine a row per model, the dense one first.
+        A row per model and engine, engine by engine, the dense model first.
     """
     first = next(iter(batches())).images
     size, calibration = len(first), None
@@ -295,32 +294,30 @@ def score_on_engines(
         calibration = torch.cat([batch.images for batch in few])[:CALIBRATED]
     exact = Contestant(in_dtype(model, torch.float32), task)
     device = next(exact.forward.parameters()).device
-    found: list[list[OnEngine]] = []
+    found: list[tuple[OnEngine, Engine]] = []
     with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in engines)):
         for engine in engines:
-            own: list[OnEngine] = []
-            for config in (None, *methods.values()):
+            for number, config in enumerate((None, *methods.values())):
                 if config is not None and engine.obstacle(config, size) is not None:
                     continue
                 copied = in_dtype(model, engine.dtype)
                 reduction = None if config is None else reduce_(copied, config)
                 if reduction is not None:
                     take_learned(reduction, learned)
-                place = Path(folder) / f"{len(own)}-{engine.dtype}"
+                place = Path(folder) / f"{number}-{engine.dtype}"
                 place.mkdir(exist_ok=True)
                 given = first.to(device, engine.dtype)
                 run = engine.prepare(copied, given, place, calibration)
-                own.append(OnEngine(copied, task, reduction, engine, run, size))
-            found.append(own)
-        models = [exact, *(one for own in found for one in own)]
+                found.append((OnEngine(copied, task, reduction, engine, run, size), engine))
+        models = [exact, *(one for one, _ in found)]
         probes = [one for one in standard_probes(task) if not isinstance(one, MacsProbe | Tokens)]  # fp32 has them
         measurement = Measurement(models, [*probes, *paired_probes(task)], task, seed=seed)
         measurement.follow(batches(), on_progress)
         left_out = () if task.embeds else ("cosine",)  # of what a head reads, which engines do not give
-        rows = iter(
-            [Row(row.method, {key: row[key] for key in row if key not in left_out}) for row in measurement.rows()[1:]]
-        )
-    return [list(islice(rows, len(own))) for own in found]
+    return [
+        (Row(row.method, {key: row[key] for key in row if key not in left_out}), engine)
+        for row, (_, engine) in zip(measurement.rows()[1:], found, strict=True)
+    ]
 
 
 # ---- rows and words --------------------------------------------------------------------------------------------------
@@ -330,46 +327,45 @@ def _fill(
     report: Comparison,
     model: str,
     task: Task,
-    scores: Sequence[tuple[Sequence[Row], Engine | None]],
+    scores: Sequence[tuple[Row, Engine | None]],
     timed: Sequence[Sequence[Row]],
 ) -> None:
     """Put accuracy and speeds together, as far as they are measured.
 
     Args:
         model: its name.
-        scores: rows in fp32, and those of every engine in a lower precision.
+        scores: rows in fp32, without an engine, and those of engines in a lower precision.
         timed: rows of `Speeds` for every batch size.
     """
-    exact, main = {row.method: row for row in scores[0][0]}, task.selects_by
+    exact, main = {row.method: row for row, engine in scores if engine is None}, task.selects_by
     dense = exact[DENSE]
     report.rows = []
-    for rows, engine in scores:
+    for row, engine in scores:
         label, precision = (None, "fp32") if engine is None else (engine.label, engine.precision)
-        for row in rows:
-            # what a lower precision does not change was counted in fp32
-            whole = {"precision": precision, "engine": label, **exact[row.method], **row}
-            speeds = []
-            for setting in timed:
-                own = [
-                    one
-                    for one in setting
-                    if one.method == row.method and one["precision"] == whole["precision"]
-                    if label in (None, one["engine"]) and one.get("part", WHOLE) == WHOLE
-                ]
-                if own:
-                    speeds.append(dict(max(own, key=lambda one: one["speedup"])))
-            if timed and not speeds:
-                continue  # fp32 is the measure of loss, and was not timed
-            report.rows.append(
-                {
-                    "model": model,
-                    **whole,
-                    "saved": 1 - sum(whole["gmacs"].values()) / sum(dense["gmacs"].values()),
-                    "loss": dense[main] - whole[main],
-                    "loss_error": whole.get("loss_error"),
-                    "speeds": speeds,
-                }
-            )
+        # what a lower precision does not change was counted in fp32
+        whole = {"precision": precision, "engine": label, **exact[row.method], **row}
+        speeds = []
+        for setting in timed:
+            own = [
+                one
+                for one in setting
+                if one.method == row.method and one["precision"] == whole["precision"]
+                if label in (None, one["engine"]) and one.get("part", WHOLE) == WHOLE
+            ]
+            if own:
+                speeds.append(dict(max(own, key=lambda one: one["speedup"])))
+        if timed and not speeds:
+            continue  # fp32 is the measure of loss, and was not timed
+        report.rows.append(
+            {
+                "model": model,
+                **whole,
+                "saved": 1 - sum(whole["gmacs"].values()) / sum(dense["gmacs"].values()),
+                "loss": dense[main] - whole[main],
+                "loss_error": whole.get("loss_error"),
+                "speeds": speeds,
+            }
+        )
     report.tables = [_table(report, main)]
     report.notes = list(_notes(report.facts, report.rows, task))
     report.words = list(in_words(report.rows, main))
