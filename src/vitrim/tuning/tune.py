@@ -30,6 +30,7 @@ from vitrim.measure.inputs import SCORED, DataSpec
 from vitrim.measure.machine import environment, select_device
 from vitrim.measure.records import Processes, read
 from vitrim.measure.run import run, weights_fingerprint
+from vitrim.plots.tuning import plot_front, plot_heat, plot_schedule
 from vitrim.report import Report, Results, Table
 from vitrim.speed.engines import engines_named, listed
 from vitrim.tasks import Task
@@ -527,8 +528,6 @@ def _report_searches(
         report.files += [*files, folder / "front.json"]
         report.notes.append(f"use them as {', '.join(f'-m @{file}' for file in files)}")
         if _can_draw():
-            from vitrim.plots.tuning import plot_front
-
             proxy, unit = results[0].proxy, results[0].cost.unit
             points = [(one.setting, one.share, one.scores[proxy]) for one in front.points]
             steps = [(one.share, one.scores[proxy]) for one in front.points if one.on_front]
@@ -546,8 +545,6 @@ def _draw_schedule(report: TuneReport, result: Result, model: nn.Module, file: P
     counts = {name: space.counts(trial.config) for name, (space, trial) in spaces.items()}
     if not _can_draw() or None in counts.values():
         return
-    from vitrim.plots.tuning import plot_schedule
-
     patches = next(iter(spaces.values()))[0].patches
     plot_schedule({name: each or [] for name, each in counts.items()}, patches, file, title=str(result.target))
     _say_picture(report, file)
@@ -591,8 +588,6 @@ def _report_sweep(found: SweepResult, about: Mapping[str, Any], folder: Path | N
         report.notes[0] += f"; all of them: {', '.join(map(str, report.files))}"
         heat = found.heat()
         if heat is not None and _can_draw():
-            from vitrim.plots.tuning import plot_heat
-
             values, down, across = heat
             percent = [[100 * value for value in row] for row in values]
             others = ", best over the other options" if len(found.varied) > 2 else ""
