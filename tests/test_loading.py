@@ -192,7 +192,7 @@ def test_torchvision_prepares_images_as_its_weights_do_at_the_size_of_the_model(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("hub:vit_b_16", "unknown library 'hub'; valid: hf, run, segmenter, torchvision, vitdet, vitrim"),
+        ("hub:vit_b_16", "unknown library 'hub'; valid: hf, open_clip, run, segmenter, torchvision, vitdet, vitrim"),
         ("torchvision:", "'torchvision:' names no model"),
         ("torchvision:vit_b_61", "unknown model of torchvision 'vit_b_61'; did you mean 'vit_b_16'?"),
         ("hf:./no-such-folder", "no folder ./no-such-folder; write hf: and a folder with config.json"),

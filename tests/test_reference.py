@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+import vitrim
 from vitrim.data import batches, eval_transform, load_data, load_images
 from vitrim.data.transforms import geometry_of
 from vitrim.loading import create_model
@@ -62,7 +63,7 @@ def of_streets(model: nn.Module, name: str) -> None:
     source = REAL_IMAGES / "camvid-test.parquet"
     dataset = load_data(source, task="segmentation", **recipe.data_options)
     dataset.transform = task.eval_transform(geometry_of(model))
-    (dense,) = evaluate(model, [], read(dataset, 1, limit=12, collate=task.collate), task=task).rows
+    (dense,) = evaluate(model, [], vitrim.DataSpec(read(dataset, 1, limit=12, collate=task.collate), task=task)).rows
     # 12 of 233 images, whose accuracies spread by 6 points
     assert abs(100 * dense["aAcc"] - reached(name)["test"]["aAcc"]) < 6
 

@@ -1,5 +1,6 @@
 """Models by name, of each library: ``vit_small_patch16_224``, ``torchvision:vit_b_16``, ``hf:FOLDER_OR_NAME``,
-``vitrim:cifar10_vit``, ``run:FOLDER``, and any of them as a backbone, ``segmenter:NAME``, ``vitdet:NAME``.
+``open_clip:NAME_OR_FOLDER``, ``vitrim:cifar10_vit``, ``run:FOLDER``, and any of them as a backbone,
+``segmenter:NAME``, ``vitdet:NAME``.
 
     model = create_model("torchvision:vit_b_16", pretrained=True)
 
@@ -52,6 +53,7 @@ INSTEAD = {"pretrained": "--pretrained", "checkpoint_path": "--checkpoint"}
 FOREIGN_CODE = ("trust_remote_code", "code_revision")
 """Options by which transformers runs code of a model's repository."""
 
+OPEN_CLIP_CONFIG = "open_clip_config.json"
 HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
@@ -66,8 +68,8 @@ def create_model(
     """Create the model ``name`` in eval mode, with random, pretrained or local weights.
 
     Args:
-        name: of timm, or ``torchvision:NAME``, ``hf:FOLDER_OR_NAME``, ``vitrim:NAME`` (a reference checkpoint),
-            ``run:FOLDER`` (a finished run of ``vitrim train``).
+        name: of timm, or ``torchvision:NAME``, ``hf:FOLDER_OR_NAME``, ``open_clip:NAME_OR_FOLDER``,
+            ``vitrim:NAME`` (a reference checkpoint), ``run:FOLDER`` (a finished run of ``vitrim train``).
         pretrained: load the library's weights.
         checkpoint: load this safetensors file instead, or the one in the folder of a run of ``vitrim train``.
         options: keyword arguments of the library's model.
@@ -95,7 +97,7 @@ def create_model(
         _check_option(name, key, value)
     # sizes are a library's own without options; references and runs come back here with the model that they are of
     if create is hf_model or (options and create in (timm_model, torchvision_model)):
-        _check_fit(name, _created(name, create, own_name, False, options, "meta"), options, torch.device(device))
+        _check_fit(name, options, torch.device(device))
     model: Any = _created(name, create, own_name, pretrained, options, device)
     place = None if checkpoint is None else Path(checkpoint)
     if place is not None:
@@ -184,7 +186,7 @@ def _check_option(name: str, key: str, value: Any) -> None:
         raise VitrimError(f"{name}: {key}={value} must be a number from 0 to 1")
 
 
-def _check_fit(name: str, trial: nn.Module, options: Options, device: torch.device) -> None:
+def _check_fit(name: str, options: Options, device: torch.device) -> None:
     """Refuse a model that does not fit into memory or does not take images, judged by one on the meta device.
 
     Raises:
@@ -194,6 +196,7 @@ def _check_fit(name: str, trial: nn.Module, options: Options, device: torch.devi
 
     from vitrim.core.registry import ask
 
+    trial = _created(name, *creator(name), False, options, "meta")
     need = sum(weight.numel() * weight.element_size() for weight in chain(trial.parameters(), trial.buffers()))
     have = memory(device)
     if need > have:
@@ -255,8 +258,8 @@ def creator(name: str) -> tuple[Creator, str]:
     check_known("library", library, LIBRARIES)
     if not rest:
         raise VitrimError(
-            f"'{name}' names no model: write torchvision:vit_b_16, hf: and a folder or name, vitrim: and a reference "
-            "checkpoint, run: and the folder of a finished run, or segmenter: or vitdet: and a backbone"
+            f"'{name}' names no model: write torchvision:vit_b_16, hf: or open_clip: and a folder or name, vitrim: "
+            "and a reference checkpoint, run: and the folder of a finished run, or segmenter: or vitdet: and a backbone"
         )
     return LIBRARIES[library], rest
 
@@ -366,6 +369,37 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     if not _on_meta() and (pretrained or has_weights(folder)):
         return kind.from_pretrained(source, config=config, **trust)  # type: ignore[no-any-return]
     return kind.from_config(config, **trust) if kind.__name__.startswith("AutoModel") else kind(config)  # type: ignore[no-any-return]
+
+
+def open_clip_model(name: str, pretrained: bool, options: Options) -> nn.Module:
+    """open_clip's model ``name``, of both towers: one that it knows, in a folder with its ``open_clip_config.json``, or
+    of a repository on the Hub. Its ``tokenizer_name`` is what `open_clip.get_tokenizer` takes."""
+    import torch
+
+    open_clip = _import("open_clip", "clip")
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / OPEN_CLIP_CONFIG).is_file():
+            raise VitrimError(f"no {OPEN_CLIP_CONFIG} in {name}: it is not the folder of a model of open_clip")
+        source, weights = f"local-dir:{folder}", has_weights(folder)
+    elif "/" in name:
+        if not pretrained:
+            raise VitrimError(f"{name} is no folder; with --pretrained it is a repository on the Hub")
+        check_hub(name, (OPEN_CLIP_CONFIG,))
+        source, weights = f"hf-hub:{name}", True
+    else:
+        if name not in open_clip.list_models():
+            raise unknown("model of open_clip", name, open_clip.list_models())
+        if pretrained:
+            tags = open_clip.list_pretrained_tags_by_model(name)
+            places = [open_clip.get_pretrained_cfg(name, tag).get("hf_hub", "").rstrip("/") for tag in tags]
+            known = ", ".join(f"open_clip:{place}" for place in places if place) or "none"
+            raise VitrimError(f"{name} has several sets of weights; name the repository of one: {known}")
+        source, weights = name, False
+    place = torch.get_default_device()  # `create_model` has set it
+    model: Any = open_clip.create_model(source, load_weights=weights, pretrained_text=False, device=place, **options)
+    model.tokenizer_name = source
+    return model  # type: ignore[no-any-return]
 
 
 def check_hub(name: str, files: Sequence[str]) -> None:
@@ -514,7 +548,9 @@ def as_trained(model: str, changes: Mapping[str, Any] | None = None) -> tuple[Pr
 
 
 def has_weights(folder: Path) -> bool:
-    """True if a folder holds weights in a form that transformers reads."""
+    """True if a folder holds weights in a form that its library reads: transformers by their names, open_clip any."""
+    if (folder / OPEN_CLIP_CONFIG).is_file():
+        return any(file.suffix in (".safetensors", ".bin", ".pth") for file in folder.iterdir())
     return any((folder / file).is_file() for file in HF_WEIGHTS)
 
 
@@ -538,6 +574,7 @@ def _import(module: str, extra: str) -> Any:
 LIBRARIES: dict[str, Creator] = {
     "torchvision": torchvision_model,
     "hf": hf_model,
+    "open_clip": open_clip_model,
     # these two always have their weights
     "vitrim": lambda name, pretrained, options: load_reference(name, **options),
     "run": lambda folder, pretrained, options: load_run(Path(folder).expanduser(), **options),
@@ -566,7 +603,7 @@ def weights_of(name: str, *, pretrained: bool = False, checkpoint: Path | None =
         return folder
     if pretrained:
         return "pretrained"
-    return folder if library == "hf" and has_weights(Path(folder).expanduser()) else "random"
+    return folder if library in ("hf", "open_clip") and has_weights(Path(folder).expanduser()) else "random"
 
 
 MADE = ("pretrained", "checkpoint", "options", "seed")

@@ -54,12 +54,18 @@ def images() -> ImageDataset:
 @pytest.fixture(scope="module")
 def report(model: nn.Module, images: ImageDataset, tmp_path_factory: pytest.TempPathFactory) -> Report:
     out = tmp_path_factory.mktemp("report")
-    return analyze(model, ["topk:keep_rate=0.5", vitrim.ToMe(r=2)], images, out=out, only="counts,depth", batch_size=4)
+    return analyze(
+        model,
+        ["topk:keep_rate=0.5", vitrim.ToMe(r=2)],
+        vitrim.DataSpec(images, batch_size=4),
+        out=out,
+        only="counts,depth",
+    )
 
 
 def test_a_model_is_left_as_it_was(model: nn.Module, report: Report, images: ImageDataset, tmp_path: Path) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    analyze(model, "topk", images, out=tmp_path, only=["counts"], dtype="bf16")
+    analyze(vitrim.ModelSpec(model, dtype="bf16"), "topk", images, out=tmp_path, only=["counts"])
     assert model.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -119,7 +125,7 @@ def test_two_models_are_compared(model: nn.Module, images: ImageDataset, tmp_pat
     assert seen == [(3, 8), (4, 8), (7, 8), (8, 8)]
     assert Record.load(tmp_path / "two" / "record_test_vit_dense.npz").arrays["ids"].tolist() == [0, 3, 6, 9]
     assert {row["method"] for row in found.rows} == {"dense on test_vit", "dense on vit_tiny_patch16_224"}
-    other = analyze("vit_tiny_patch16_224", (), images, out=tmp_path / "other", only="counts", limit=4)
+    other = analyze("vit_tiny_patch16_224", (), vitrim.DataSpec(images, limit=4), out=tmp_path / "other", only="counts")
     compared = compare_analyses([tmp_path / "two", tmp_path / "other"], out=tmp_path / "all", only="counts")
     assert len({row["method"] for row in compared.rows}) == 3
     assert compared.facts["compared"] == [str(tmp_path / name) for name in ("two", "other")]
@@ -139,7 +145,9 @@ def test_what_was_gathered_is_kept(
     monkeypatch.setattr(Measurement, "update", stops)
     kept: list[Report] = []
     with pytest.raises(VitrimError, match="out of memory at this batch size; what was gathered is kept"):
-        analyze(model, "tome:r=2", images, out=tmp_path, only="counts", batch_size=4, on_stop=kept.append)
+        analyze(
+            model, "tome:r=2", vitrim.DataSpec(images, batch_size=4), out=tmp_path, only="counts", on_report=kept.append
+        )
     assert [row["images"] for row in kept[0].rows] == [4] * 12
     assert kept[0].facts["complete"] is False
     assert len(Record.load(tmp_path / "record_dense.npz")) == 4
@@ -232,8 +240,8 @@ def test_a_tower_is_scored_by_its_embeddings_and_its_records_keep_the_scores(
     torch.manual_seed(3)
     tower = timm.create_model("test_vit", img_size=64, num_classes=0).eval()
     methods = ["topk:keep_rate=0.5", "tome:r=2"]
-    found = analyze(tower, methods, images, out=tmp_path / "report", only="counts", batch_size=4)
-    wanted = vitrim.evaluate(tower, methods, images, batch_size=4).rows
+    found = analyze(tower, methods, vitrim.DataSpec(images, batch_size=4), out=tmp_path / "report", only="counts")
+    wanted = vitrim.evaluate(tower, methods, vitrim.DataSpec(images, batch_size=4)).rows
     rows = list(found.tables[0].records())
     assert [row["method"] for row in rows] == ["dense", *methods]
     for row, own in zip(rows, wanted, strict=True):

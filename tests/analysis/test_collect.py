@@ -198,9 +198,9 @@ def test_processes_put_their_images_together(records: dict[str, Record]) -> None
 
 
 def test_what_is_not_wanted_is_left_out() -> None:
-    probe = Collect(features=False, patterns=False)
+    probe = Collect(patterns=False)
     found = collect(classifier(), ["tome:r=4"], [dataset().tensors], probe)["tome:r=4"]
-    assert {"source", "kept", "features", "head"}.isdisjoint(found.arrays)
+    assert {"source", "kept"}.isdisjoint(found.arrays)
     assert found.blocks == []
     one = collect(classifier(), ["tome:r=4"], [dataset().tensors], Collect(blocks=[1]))["tome:r=4"]
     assert one.arrays["features"].shape == (7, 1, classifier().embed_dim)

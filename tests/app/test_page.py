@@ -33,7 +33,7 @@ def page_file() -> Any:
 
 @pytest.fixture(scope="module")
 def answers(jobs: Here, tmp_path_factory: pytest.TempPathFactory) -> Events:
-    return page_file().Events(jobs, Limits(), tmp_path_factory.mktemp("examples"))
+    return page_file().Events(jobs, tmp_path_factory.mktemp("examples"))
 
 
 @pytest.fixture(scope="module")

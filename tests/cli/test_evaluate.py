@@ -17,6 +17,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from sklearn.metrics import average_precision_score
 
+import vitrim
 from cli_runs import exit_code
 from vitrim import reduce_
 from vitrim.data import batches, eval_transform, load_data, load_images
@@ -539,14 +540,12 @@ def test_the_function_gives_the_record_table_and_files_of_the_command(folder, tm
     seen: list[tuple[int, int | None]] = []
     before = torch.get_rng_state()
     report = evaluate(
-        MODEL,
+        vitrim.ModelSpec(MODEL, options=options),
         methods,
-        str(folder),
-        model_options=options,
-        batch_size=5,
+        vitrim.DataSpec(str(folder), batch_size=5),
         seed=3,
-        decisions=tmp_path / "b",
         on_progress=lambda images, of: seen.append((images, of)),
+        out=vitrim.Results(decisions=tmp_path / "b"),
     )
     assert torch.equal(torch.get_rng_state(), before)
     assert json.loads(json.dumps(report.record)) == read(tmp_path / "out.json")
@@ -558,7 +557,11 @@ def test_the_function_gives_the_record_table_and_files_of_the_command(folder, tm
     assert seen == [(5, 12), (10, 12), (12, 12)]
     # what the command had gathered is what the function goes on from
     again = evaluate(
-        MODEL, methods, folder, model_options=options, batch_size=5, seed=3, out=tmp_path / "kept", resume=True
+        vitrim.ModelSpec(MODEL, options=options),
+        methods,
+        vitrim.DataSpec(folder, batch_size=5),
+        seed=3,
+        out=vitrim.Results(tmp_path / "kept", resume=True),
     )
     assert again.rows == report.rows
 
@@ -568,8 +571,12 @@ def test_a_model_and_a_dataset_that_are_there_give_the_same_and_stay_as_they_wer
     model = timm.create_model(MODEL, img_size=64, num_classes=6).train()
     weights, dataset = {name: value.clone() for name, value in model.state_dict().items()}, load_images(folder)
     transform, mine = dataset.transform, load_images(folder)
-    report = evaluate(model, "tome:r=2", dataset, limit=4)
-    named = evaluate(MODEL, "tome:r=2", folder, model_options={"img_size": 64, "num_classes": 6}, limit=4)
+    report = evaluate(model, "tome:r=2", vitrim.DataSpec(dataset, limit=4))
+    named = evaluate(
+        vitrim.ModelSpec(MODEL, options={"img_size": 64, "num_classes": 6}),
+        "tome:r=2",
+        vitrim.DataSpec(folder, limit=4),
+    )
     assert report.rows == named.rows
     assert (report.facts["weights"], report.facts["data"]) == ("given", named.facts["data"])
     assert model.training
@@ -577,7 +584,7 @@ def test_a_model_and_a_dataset_that_are_there_give_the_same_and_stay_as_they_wer
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     assert dataset.transform is transform
     mine.transform = eval_transform(model)  # one that somebody has set is kept
-    assert evaluate(model, None, mine, limit=4).rows == named.rows[:1]
+    assert evaluate(model, None, vitrim.DataSpec(mine, limit=4)).rows == named.rows[:1]
 
 
 def test_what_was_gathered_is_handed_over_when_something_stops_the_pass(folder):
@@ -585,7 +592,12 @@ def test_what_was_gathered_is_handed_over_when_something_stops_the_pass(folder):
     broken.write_bytes(broken.read_bytes()[:60])
     kept: list[Report] = []
     with pytest.raises(VitrimError, match="cannot read image 7"):
-        evaluate(MODEL, "none", folder, model_options={"img_size": 64}, batch_size=3, on_stop=kept.append)
+        evaluate(
+            vitrim.ModelSpec(MODEL, options={"img_size": 64}),
+            "none",
+            vitrim.DataSpec(folder, batch_size=3),
+            on_report=kept.append,
+        )
     (report,) = kept
     assert report.facts["complete"] is False
     assert [row["images"] for row in report.rows] == [6, 6]
@@ -616,7 +628,7 @@ def test_arguments_that_say_nothing_are_refused(folder, options, message):
     with pytest.raises(VitrimError, match=message):
         evaluate(model, "none", load_images(folder), **options)
     with pytest.raises(VitrimError, match="limit is for a source of images or a dataset, and batches are given"):
-        evaluate(model, "none", [], limit=3)
+        evaluate(model, "none", vitrim.DataSpec([], limit=3))
 
 
 @pytest.mark.parametrize(
@@ -635,5 +647,7 @@ def test_a_task_is_opened_with_options_of_their_kind(folder, options, message):
 def test_a_compiled_model_is_evaluated_as_the_model_in_it(folder):
     model = timm.create_model(MODEL, img_size=64, num_classes=6)
     compiled = torch.compile(model, backend="eager")
-    rows = [evaluate(one, "tome:r=2", load_images(folder), batch_size=3).rows for one in (model, compiled)]
+    rows = [
+        evaluate(one, "tome:r=2", vitrim.DataSpec(load_images(folder), batch_size=3)).rows for one in (model, compiled)
+    ]
     assert rows[0] == rows[1]

@@ -77,7 +77,7 @@ def test_the_function_does_what_the_command_does(run_shallow: Run, monkeypatch: 
     assert code == 0, err
     record, state = json.loads(Path("r.json").read_text()), torch.get_rng_state()
     file = vitrim.export(
-        "test_vit", "tome:r=2", "n.pt2", check=5, images="images", bench=True, seed=3, model_options=SHALLOW
+        vitrim.ModelSpec("test_vit", options=SHALLOW), "tome:r=2", "n.pt2", check=5, images="images", bench=True, seed=3
     )
     assert torch.equal(torch.get_rng_state(), state)
     assert file.report is not None
@@ -99,7 +99,7 @@ def test_a_reduced_model_is_timed_against_itself_made_dense(run: Run, monkeypatc
     monkeypatch.setattr("vitrim.measure.latency.Budget.spent", lambda self, rounds, *_: rounds >= 2)
     model = create_model("test_vit", options=SHALLOW)
     reduction = vitrim.reduce_(model, "tome:r=2")
-    file = vitrim.export(model, None, "m.pt2", batch=2, check=0, bench=True)
+    file = vitrim.export(model, None, "m.pt2", check=0, bench=True, file=vitrim.FileSpec(batch=2))
     assert file.report is not None
     assert [row["method"] for row in file.report.rows] == ["dense", "tome:r=2"] * 2
     assert vitrim.get_reduction(model) is reduction
@@ -226,9 +226,13 @@ def test_counts_are_found_on_so_many_images(
     monkeypatch.setattr(writing, "batches", asked)
     with pytest.raises(Asked, match=f"^{images}$"):
         vitrim.export(
-            create_model("test_vit", options=SHALLOW), "atm", tmp_path / "m.pt2",
-            freeze=True, limit=limit, check=0, images=ImageDataset([Image.new("RGB", (32, 32))], [0]),
-        )  # fmt: skip
+            create_model("test_vit", options=SHALLOW),
+            "atm",
+            tmp_path / "m.pt2",
+            freeze=True,
+            check=0,
+            images=vitrim.DataSpec(ImageDataset([Image.new("RGB", (32, 32))], [0]), limit=limit),
+        )
 
 
 @pytest.mark.parametrize("record", ["m.pt2.json", "./m.pt2.json"])

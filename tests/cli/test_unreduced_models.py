@@ -10,6 +10,7 @@ from torch import nn
 import image_files
 import vitrim
 from cli_runs import exit_code
+from full_matrix import cells
 from vitrim.analysis.analyze import analyze_records
 from vitrim.core.registry import fitting, input_size_of, parse_method
 from vitrim.data import ImageDataset, eval_transform
@@ -68,7 +69,7 @@ def classes_of(model, pictures):
 def test_evaluate_counts_what_the_model_predicts(name, methods, data, pictures):
     model = made(name)
     first = classes_of(model, pictures)
-    (row,) = vitrim.evaluate(model, methods, data, batch_size=3).rows
+    (row,) = vitrim.evaluate(model, methods, vitrim.DataSpec(data, batch_size=3)).rows
     expected = np.mean([found == label for found, label in zip(first, LABELS, strict=True)])
     assert row["method"] == "dense"
     assert row["top1"] == expected
@@ -87,7 +88,7 @@ def test_bench_and_compare_time_it(name, data):
     assert (row["method"], row["loss"], len(row["speeds"])) == ("dense", 0.0, 1)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", cells(MODELS, ["swin", "vittm"]))
 def test_export_writes_what_it_computes(name, tmp_path):
     model = made(name)
     file = vitrim.export(model, "none", tmp_path / "model.pt2", check=3)

@@ -70,7 +70,7 @@ def test_the_methods_are_those_that_say_so() -> None:
     assert vitrim.parse_method("tome").in_graph(8) is None
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", cells(SETTINGS, ["atm", "saint", "a_vit"]))
 def test_a_program_has_the_logits_and_the_counts_of_the_model(name: str) -> None:
     model, reduction = reduced(name)
     expected, counts = [], []
@@ -93,7 +93,7 @@ def test_engines_compute_what_the_model_does(name: str, suffix: str, tmp_path: P
     if suffix == ".xml" and importlib.util.find_spec("openvino") is None:
         pytest.skip("no OpenVINO")
     model, reduction = reduced(name)
-    file = vitrim.export(model, None, tmp_path / f"m{suffix}", batch=1, check=images())
+    file = vitrim.export(model, None, tmp_path / f"m{suffix}", check=images(), file=vitrim.FileSpec(batch=1))
     assert file.inputs["image"][0] == 1
     left = []
     for image in images():
@@ -111,7 +111,7 @@ def test_engines_compute_what_the_model_does(name: str, suffix: str, tmp_path: P
 def test_random_images_are_not_timed(tmp_path: Path) -> None:
     message = "--bench times random images, and how long atm takes depends on the images"
     with pytest.raises(vitrim.VitrimError, match=message):
-        vitrim.export(tiny.HOSTS["vit"](), "atm", tmp_path / "m.onnx", batch=1, bench=True)
+        vitrim.export(tiny.HOSTS["vit"](), "atm", tmp_path / "m.onnx", bench=True, file=vitrim.FileSpec(batch=1))
     assert not list(tmp_path.iterdir())
 
 
@@ -122,7 +122,7 @@ def test_other_batches_are_refused_with_the_ways_out(tmp_path: Path) -> None:
     )
     for batch in (None, 2):
         with pytest.raises(vitrim.VitrimError, match=message):
-            vitrim.export(tiny.HOSTS["vit"](), "atm", tmp_path / "m.onnx", batch=batch)
+            vitrim.export(tiny.HOSTS["vit"](), "atm", tmp_path / "m.onnx", file=vitrim.FileSpec(batch=batch))
     assert not list(tmp_path.iterdir())
 
 

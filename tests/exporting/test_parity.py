@@ -117,7 +117,7 @@ def test_openvino_computes_what_the_model_does(method: str, tmp_path: Path) -> N
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler")
 def test_aoti_computes_what_the_model_does(tmp_path: Path) -> None:
     model = model_for("vit", "tome:r=4")
-    file = vitrim.export(model, "tome:r=4", tmp_path / "m.pt2", to="aoti", check=5)
+    file = vitrim.export(model, "tome:r=4", tmp_path / "m.pt2", check=5, file=vitrim.FileSpec("aoti"))
     again = Exported.open(file.path)
     assert (again.format, again.metadata["method"]) == ("aoti", "tome:r=4")
 
@@ -125,7 +125,7 @@ def test_aoti_computes_what_the_model_does(tmp_path: Path) -> None:
 @pytest.mark.full  # test_writing.py exports in half precision, and compares
 def test_half_precision_stays_near(tmp_path: Path) -> None:
     model = model_for("vit", "topk")
-    file = vitrim.export(model, "topk", tmp_path / "m.pt2", precision="fp16", check=20)
+    file = vitrim.export(model, "topk", tmp_path / "m.pt2", check=20, file=vitrim.FileSpec(precision="fp16"))
     assert file.metadata["weights"] == "fp16"
     found = check(file, vitrim_reduced(model, "topk"), tiny.images(20))
     assert found.holds
@@ -326,7 +326,7 @@ def test_a_wrong_file_is_refused(wrong: str, monkeypatch: pytest.MonkeyPatch) ->
     differs = np.flatnonzero(np.abs(found - right).max(1) > 1e-4)
     assert len(differs)
     assert not check(giving(found, images), model, images).holds
-    for place in differs[:1]:
+    for place in differs[-1:]:  # of the batch of 57: as many changed images run at once
         once = right.copy()
         once[place] = found[place]
         parity = check(giving(once, images), model, images)

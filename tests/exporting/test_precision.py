@@ -106,7 +106,7 @@ def openvino_files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
 
     def made(name: str) -> Exported:
         method, depth = METHODS[name]
-        return vitrim.export(model(depth=depth), method, folder / f"{name}.xml", batch=2, check=0)
+        return vitrim.export(model(depth=depth), method, folder / f"{name}.xml", check=0, file=vitrim.FileSpec(batch=2))
 
     return cache(made)
 
@@ -138,7 +138,7 @@ def test_onnx_quantises_products_with_weights_and_no_decision(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     method, depth = METHODS[name]
-    file = vitrim.export(model(depth=depth), method, tmp_path / "m.onnx", batch=2, check=0)
+    file = vitrim.export(model(depth=depth), method, tmp_path / "m.onnx", check=0, file=vitrim.FileSpec(batch=2))
     capfd.readouterr()
     made = file.in_precision("int8", tmp_path / "i.onnx", images(4, 2))
     assert capfd.readouterr() == ("", "")  # nncf has much to say
@@ -159,9 +159,13 @@ def test_int8_agrees_on_photographs(tmp_path: Path) -> None:
     """Of the model that comes with vitrim, reduced, in one block, as nncf takes its time for every operation; at least
     97 % on 1,000 images is what a script shows."""
     file = vitrim.export(
-        "vitrim:cifar10_vit", "tome:r=[0,0,24]", tmp_path / "i.onnx",
-        precision="int8", images=str(DATA), check=100, batch=20, pretrained=True,
-    )  # fmt: skip
+        vitrim.ModelSpec("vitrim:cifar10_vit", pretrained=True),
+        "tome:r=[0,0,24]",
+        tmp_path / "i.onnx",
+        images=str(DATA),
+        check=100,
+        file=vitrim.FileSpec(precision="int8", batch=20),
+    )
     assert file.precision == "int8"
     assert file.metadata["agreement"] >= 0.95
     again = Exported.open(file.path)
@@ -231,7 +235,9 @@ def test_bf16_is_recorded_and_asked_for_when_the_file_is_opened(
     openvino_files: Callable[[str], Exported], reports: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is made of a file in fp32, for any batch, that computes what the model does; nobody is told of it."""
-    file = vitrim.export(model(depth=1), "tome:r=2", tmp_path / "m.xml", precision="bf16", check=8)
+    file = vitrim.export(
+        model(depth=1), "tome:r=2", tmp_path / "m.xml", check=8, file=vitrim.FileSpec(precision="bf16")
+    )
     assert reports == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.bin", "m.xml", "m.xml.json"]
     assert (file.precision, file.metadata["weights"]) == ("bf16", "fp32")
@@ -295,7 +301,7 @@ def test_weights_keep_to_seven_bits(tmp_path: Path) -> None:
     import onnx
     from onnx.numpy_helper import to_array
 
-    file = vitrim.export(model(depth=1), None, tmp_path / "m.onnx", batch=2, check=0)
+    file = vitrim.export(model(depth=1), None, tmp_path / "m.onnx", check=0, file=vitrim.FileSpec(batch=2))
     made = file.in_precision("int8", tmp_path / "i.onnx", images(4, 2))
     assert made.metadata["processors"] == "any"
     weights = [to_array(each) for each in onnx.load(str(made.path)).graph.initializer]
@@ -471,7 +477,7 @@ def test_a_file_that_is_too_coarse_is_not_written(tmp_path: Path, monkeypatch: p
 
 def test_int8_without_images_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(vitrim.VitrimError, match="activations on images: give them, with --images DATA"):
-        vitrim.export(model(), None, tmp_path / "m.onnx", precision="int8")
+        vitrim.export(model(), None, tmp_path / "m.onnx", file=vitrim.FileSpec(precision="int8"))
     assert not list(tmp_path.iterdir())
 
 
@@ -484,18 +490,24 @@ def test_what_quantises_is_named_where_it_is_missing(
     before = sorted(tmp_path.rglob("*"))
     message = r"^int8 needs nncf: pip install 'vitrim\[int8\]'$"
     with pytest.raises(MissingPackageError, match=message):
-        vitrim.export(model(depth=1), None, tmp_path / "i.onnx", precision="int8", images=str(tmp_path / "images"))
+        vitrim.export(
+            model(depth=1),
+            None,
+            tmp_path / "i.onnx",
+            images=str(tmp_path / "images"),
+            file=vitrim.FileSpec(precision="int8"),
+        )
     with pytest.raises(MissingPackageError, match=message):
         written.in_precision("int8", tmp_path / "i.onnx", images(2, 2))
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_file_is_made_of_one_in_fp32_that_its_format_makes(written: Exported, tmp_path: Path) -> None:
-    file = vitrim.export(model(depth=1), None, tmp_path / "m.pt2", precision="bf16", check=0)
+    file = vitrim.export(model(depth=1), None, tmp_path / "m.pt2", check=0, file=vitrim.FileSpec(precision="bf16"))
     assert file.precision == "bf16"
     with pytest.raises(vitrim.VitrimError, match="unknown precision of pt2 files made of fp32 'int8'"):
         file.in_precision("int8", tmp_path / "i.pt2", images(2, 2))
-    half = vitrim.export(model(depth=1), None, tmp_path / "m.onnx", precision="fp16", check=0)
+    half = vitrim.export(model(depth=1), None, tmp_path / "m.onnx", check=0, file=vitrim.FileSpec(precision="fp16"))
     with pytest.raises(vitrim.VitrimError, match=r"m.onnx is in fp16: start from a file in fp32"):
         half.in_precision("int8", tmp_path / "i.onnx", images(2, 2))
     with pytest.raises(vitrim.VitrimError, match="int8 finds the ranges of activations on images: give some"):

@@ -125,7 +125,7 @@ def test_a_block_that_merges_takes_37_operations_of_openvino_more(tmp_path: Path
     model = timm.create_model("test_vit", **small).eval()
     counts = []
     for method in ("tome:r=[2]", "tome:r=[2,2]"):
-        file = vitrim.export(model, method, tmp_path / "m.xml", batch=1, check=0)
+        file = vitrim.export(model, method, tmp_path / "m.xml", check=0, file=vitrim.FileSpec(batch=1))
         operations = core().read_model(file.path).get_ordered_ops()
         counts.append(sum(one.get_type_name() != "Constant" for one in operations))
     assert counts[1] - counts[0] <= 37

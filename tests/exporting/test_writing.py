@@ -47,7 +47,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Export
     """A model, and an ONNX file of it that normalises its images itself."""
     made = model()
     path = tmp_path_factory.mktemp("exported") / "m.onnx"
-    return made, vitrim.export(made, "tome:r=2", path, preprocess=True, classes=CLASSES, check=6, name="a name")
+    return made, vitrim.export(
+        made, "tome:r=2", path, check=6, file=vitrim.FileSpec(preprocess=True, classes=CLASSES, name="a name")
+    )
 
 
 def test_metadata_are_in_the_file_and_beside_it(written: tuple[nn.Module, Exported]) -> None:
@@ -160,7 +162,7 @@ def test_the_model_stays_as_it_was(tmp_path: Path) -> None:
     made = model(depth=1).train()
     before = copy.deepcopy(made.state_dict())
     vitrim.export(made, "tome:r=2", tmp_path / "m.pt2", check=0)
-    half = vitrim.export(made, "tome:r=2", tmp_path / "m.pt2", precision="fp16", check=20)
+    half = vitrim.export(made, "tome:r=2", tmp_path / "m.pt2", check=20, file=vitrim.FileSpec(precision="fp16"))
     assert half.metadata["weights"] == "fp16"
     assert made.training
     assert not hasattr(made, "vitrim_reduction")
@@ -186,7 +188,9 @@ def test_a_model_that_is_reduced_already_keeps_what_it_learned(tmp_path: Path) -
 
 def test_one_size_of_batch_and_another_of_images(tmp_path: Path) -> None:
     resizable = model(dynamic_img_size=True)
-    file = vitrim.export(resizable, "tome:r=2", tmp_path / "m.pt2", size=(48, 64), batch=3, check=8)
+    file = vitrim.export(
+        resizable, "tome:r=2", tmp_path / "m.pt2", check=8, file=vitrim.FileSpec(size=(48, 64), batch=3)
+    )
     assert file.inputs == {"image": (3, 3, 48, 64)}
     assert "6 images in batches of 3:" in file.metadata["parity"]
     with pytest.raises(vitrim.VitrimError, match=r"takes \(3, 3, 48, 64\) float32, got \(2, 3, 48, 64\)"):
@@ -194,7 +198,7 @@ def test_one_size_of_batch_and_another_of_images(tmp_path: Path) -> None:
     assert file.metadata["tokens_per_block"] == [47, 45]
     assert file.metadata["preprocessing"]["size"] == [48, 64]
     with pytest.raises(vitrim.VitrimError, match="VisionTransformer takes no images of 48 x 48: "):
-        vitrim.export(model(dynamic_img_size=False), "tome:r=2", tmp_path / "n.pt2", size=48)
+        vitrim.export(model(dynamic_img_size=False), "tome:r=2", tmp_path / "n.pt2", file=vitrim.FileSpec(size=48))
 
 
 @pytest.mark.full  # a grid of logits passes through as any tensor does
@@ -355,7 +359,7 @@ def test_a_size_is_refused_without_its_memory(tmp_path: Path) -> None:
     held: list[int] = []
     made.register_forward_pre_hook(lambda _, given: held.append(given[0].untyped_storage().nbytes()))
     with pytest.raises(vitrim.VitrimError, match="VisionTransformer takes no images of 4096 x 4096: "):
-        vitrim.export(made, None, tmp_path / "m.pt2", size=4096)
+        vitrim.export(made, None, tmp_path / "m.pt2", file=vitrim.FileSpec(size=4096))
     assert max(held) < 1000  # the image has 201,326,592 bytes
 
 
@@ -369,7 +373,7 @@ def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 def test_a_model_that_says_nothing_of_its_images_has_no_preprocessing_in_the_graph(tmp_path: Path) -> None:
     with pytest.raises(vitrim.VitrimError, match="does not say the mean and standard deviation"):
-        vitrim.export(tiny.HOSTS["hf_vit"](), "tome:r=4", tmp_path / "m.pt2", preprocess=True)
+        vitrim.export(tiny.HOSTS["hf_vit"](), "tome:r=4", tmp_path / "m.pt2", file=vitrim.FileSpec(preprocess=True))
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip", b"PK\x03\x04 torn"])

@@ -60,7 +60,7 @@ def own_loop(file: vitrim.Exported, data: ImageDataset) -> np.ndarray:
 
 
 def test_a_file_alone_scores_as_a_loop_of_ones_own(file: vitrim.Exported, data: ImageDataset) -> None:
-    row = vitrim.evaluate(file, None, data, batch_size=5).rows[0]
+    row = vitrim.evaluate(file, None, vitrim.DataSpec(data, batch_size=5)).rows[0]
     right = own_loop(file, data).argmax(1) == np.array(data.labels)
     assert (row["method"], row["images"], row["top1"]) == (str(file.path), 13, right.mean())
     assert row["tokens_per_block"] == file.metadata["tokens_per_block"]
@@ -70,7 +70,7 @@ def test_a_file_alone_scores_as_a_loop_of_ones_own(file: vitrim.Exported, data: 
 def test_beside_its_model_with_the_error_of_the_difference(
     model: Any, file: vitrim.Exported, data: ImageDataset
 ) -> None:
-    report = vitrim.evaluate(model, "tome:r=3", data, files=[file], batch_size=4)
+    report = vitrim.evaluate(model, ["tome:r=3", file], vitrim.DataSpec(data, batch_size=4))
     dense, reduced, own = report.rows
     loop = own_loop(file, data).argmax(1)
     transform = vitrim.data.eval_transform(model)
@@ -91,8 +91,10 @@ def test_beside_its_model_with_the_error_of_the_difference(
 
 
 def test_a_file_for_a_batch_that_reads_bytes_scores_alike(model: Any, data: ImageDataset, tmp_path: Path) -> None:
-    made = vitrim.export(model, "tome:r=3", tmp_path / "m.onnx", check=0, batch=4, preprocess=True)
-    rows = vitrim.evaluate(model, "tome:r=3", data, files=[made], batch_size=5).rows
+    made = vitrim.export(
+        model, "tome:r=3", tmp_path / "m.onnx", check=0, file=vitrim.FileSpec(batch=4, preprocess=True)
+    )
+    rows = vitrim.evaluate(model, ["tome:r=3", made], vitrim.DataSpec(data, batch_size=5)).rows
     assert rows[2]["top1"] == rows[1]["top1"]
     assert rows[2]["agreement"] == rows[1]["agreement"]
 
@@ -103,7 +105,7 @@ def test_a_file_for_other_images_is_refused(model: Any, data: ImageDataset, tmp_
     with pytest.raises(
         VitrimError, match=r"takes images with size \(40, 40\), and this VisionTransformer with \(32, 32\)"
     ):
-        vitrim.evaluate(model, None, data, files=[made])
+        vitrim.evaluate(model, [made], data)
 
 
 def test_code_is_not_run_without_trust(model: Any, data: ImageDataset, tmp_path: Path) -> None:
@@ -116,7 +118,7 @@ def test_code_is_not_run_without_trust(model: Any, data: ImageDataset, tmp_path:
 
 def test_bench_times_files_beside_their_model_and_alone(model: Any, file: vitrim.Exported) -> None:
     short: dict[str, Any] = {"batch_size": 2, "repeats": 1, "min_seconds": 0}
-    rows = vitrim.bench(model, "tome:r=3", files=[file], **short).rows
+    rows = vitrim.bench(model, ["tome:r=3", file], **short).rows
     assert [(row["method"], row["engine"]) for row in rows] == [
         ("dense", "eager"), ("tome:r=3", "eager"), (str(file.path), "onnxruntime"),
     ]  # fmt: skip
@@ -130,8 +132,8 @@ def test_bench_times_files_beside_their_model_and_alone(model: Any, file: vitrim
 
 
 def test_compare_holds_files_and_models_in_one_table(model: Any, file: vitrim.Exported, data: ImageDataset) -> None:
-    report = vitrim.compare(model, "tome:r=3", data, files=[file], at=2, repeats=1, min_seconds=0)
-    alone = vitrim.evaluate(model, "tome:r=3", data, files=[file]).rows
+    report = vitrim.compare(model, ["tome:r=3", file], data, at=2, budget=vitrim.Budget(1, min_seconds=0))
+    alone = vitrim.evaluate(model, ["tome:r=3", file], data).rows
     for row, own in zip(report.rows, alone, strict=True):
         assert (row["method"], row["top1"], row.get("loss_error")) == (own["method"], own["top1"], own["loss_error"])
         assert [speed["batch_size"] for speed in row["speeds"]] == [2]
@@ -184,7 +186,7 @@ def test_the_file_of_a_tower_gives_its_embedding_and_scores_alike(data: ImageDat
     session = onnxruntime.InferenceSession(str(file.path))
     loop = np.concatenate([session.run(None, {"image": image[None].numpy()})[0] for image in images])
     assert np.allclose(loop, own, atol=1e-4)
-    report = vitrim.evaluate(tower, "tome:r=2", data, files=[file])
+    report = vitrim.evaluate(tower, ["tome:r=2", file], data)
     _, reduced, beside = report.rows
     nearness = loop / np.linalg.norm(loop, axis=1, keepdims=True)
     nearest = (nearness @ nearness.T - 2 * np.eye(13)).argmax(1)
@@ -202,4 +204,4 @@ def test_the_file_of_a_tower_gives_its_embedding_and_scores_alike(data: ImageDat
 
 def test_logits_are_no_embedding(file: vitrim.Exported, data: ImageDataset) -> None:
     with pytest.raises(VitrimError, match="gives logits, and no embedding: export the model without its head"):
-        vitrim.evaluate(file, None, data, task="embedding")
+        vitrim.evaluate(file, None, vitrim.DataSpec(data, task="embedding"))

@@ -32,7 +32,7 @@ def llava() -> Any:
 
 def test_macs_are_those_of_the_shorter_prompt_and_of_choosing(llava: Any) -> None:
     """The language model's as on so many words; DivPrune's are one Gram matrix of 36 tokens of width 16."""
-    report = vitrim.profile(llava, [], select="divprune:tokens=9", text_tokens=5)
+    report = vitrim.profile(llava, [], prompt=vitrim.Prompt(5, select="divprune:tokens=9"))
     dense, few = report.rows
     assert [row["method"] for row in report.rows] == ["dense", "none + divprune:tokens=9"]
     assert few["select"] == "divprune:tokens=9"
@@ -44,14 +44,14 @@ def test_macs_are_those_of_the_shorter_prompt_and_of_choosing(llava: Any) -> Non
     assert round(shares["selection"] * 1e9) == 36 * 36 * 16
     assert few["prefill"]["gmacs"]["selection"]["matching"] == shares["selection"]
     words = torch.full((1, 14), 7)
-    own = vitrim.profile(VLMS["llava"].create(), text_tokens=14 - 9, select="fastervlm:tokens=9").rows[1]
+    own = vitrim.profile(VLMS["llava"].create(), prompt=vitrim.Prompt(14 - 9, select="fastervlm:tokens=9")).rows[1]
     assert own["prefill"]["gmacs"]["language model"] == few["prefill"]["gmacs"]["language model"]
     assert not (words == IMAGE).any()
     assert "vitrim_choosing" not in dict(llava.named_children())
 
 
 def test_a_method_and_a_selector_go_together(llava: Any) -> None:
-    report = vitrim.profile(llava, "tome:r=2", select="visionzip:tokens=9")
+    report = vitrim.profile(llava, "tome:r=2", prompt=vitrim.Prompt(select="visionzip:tokens=9"))
     row = report.rows[1]
     assert row["method"] == "tome:r=2 + visionzip:tokens=9"
     assert row["tokens_per_block"] == [35, 33, 31, 29]
@@ -59,7 +59,13 @@ def test_a_method_and_a_selector_go_together(llava: Any) -> None:
 
 
 def test_bench_times_a_selection(llava: Any) -> None:
-    report = vitrim.bench(llava, (), select="divprune:tokens=9", batch_size=2, repeats=1, min_seconds=0)
+    report = vitrim.bench(
+        llava,
+        (),
+        batch_size=2,
+        images=vitrim.Prompt(select="divprune:tokens=9"),
+        budget=vitrim.Budget(1, min_seconds=0),
+    )
     dense, row = report.rows
     assert (dense["image_tokens"], row["image_tokens"]) == (36, 9)
     assert row["method"] == "none + divprune:tokens=9"
@@ -74,8 +80,8 @@ def cache_bytes(tokens: int) -> int:
 
 def test_an_answer_is_counted_and_its_cache(llava: Any) -> None:
     """Decoding by PyTorch's own counter of the whole answer, without the prefill."""
-    report = vitrim.profile(llava, (), select="divprune:tokens=9", text_tokens=5, new_tokens=3)
-    alone = vitrim.profile(llava, (), select="divprune:tokens=9", text_tokens=5)
+    report = vitrim.profile(llava, (), prompt=vitrim.Prompt(5, select="divprune:tokens=9", new_tokens=3))
+    alone = vitrim.profile(llava, (), prompt=vitrim.Prompt(5, select="divprune:tokens=9"))
     for row, prefill, image_tokens in zip(report.rows, alone.rows, (36, 9), strict=True):
         cost = row["prefill"]
         assert cost["new_tokens"] == 3
@@ -143,7 +149,11 @@ def test_parts_are_timed_apart(number: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_bench_times_the_parts_of_an_answer(llava: Any) -> None:
     report = vitrim.bench(
-        llava, "tome:r=2", select="visionzip:tokens=9", batch_size=(1, 2), repeats=1, min_seconds=0, new_tokens=2
+        llava,
+        "tome:r=2",
+        batch_size=(1, 2),
+        images=vitrim.Prompt(select="visionzip:tokens=9", new_tokens=2),
+        budget=vitrim.Budget(1, min_seconds=0),
     )
     for row, tokens in zip(report.rows, (36, 9, 36, 9), strict=True):
         assert list(row["parts_ms"]) == ["tower", "selection", "language model", "rest", "decoding"]
@@ -156,7 +166,7 @@ def test_bench_times_the_parts_of_an_answer(llava: Any) -> None:
     assert "parts of the prefill and an answer of 2 tokens, batch 2, fp32" in "\n".join(map(str, report.parts()))
     base = llava.model
     with pytest.raises(vitrim.VitrimError, match="has no head for an answer"):
-        vitrim.bench(base, (), select="divprune", new_tokens=2)
+        vitrim.bench(base, (), images=vitrim.Prompt(select="divprune", new_tokens=2))
     for asked in ({"new_tokens": 3}, {"new_tokens": -1}):
         with pytest.raises(vitrim.VitrimError):
             vitrim.bench("test_vit", "tome:r=2", **asked)  # type: ignore[arg-type]
@@ -167,15 +177,15 @@ def test_the_dense_tower_runs_once_for_all_rows(llava: Any, monkeypatch: pytest.
     calls = []
     own = Prefill._counted_tokens
     monkeypatch.setattr(Prefill, "_counted_tokens", lambda self: calls.append(1) or own(self))
-    vitrim.profile(llava, ["tome:r=2", "none", "evit:keep_rate=0.8"], select="divprune:tokens=9")
+    vitrim.profile(llava, ["tome:r=2", "none", "evit:keep_rate=0.8"], prompt=vitrim.Prompt(select="divprune:tokens=9"))
     assert len(calls) == 1
 
 
 def test_a_tower_that_cannot_be_reduced_is_counted_whole() -> None:
-    report = vitrim.profile(OTHERS["qwen2_5_vl"].create(), select="divprune:tokens=9", text_tokens=3)
+    report = vitrim.profile(OTHERS["qwen2_5_vl"].create(), prompt=vitrim.Prompt(3, select="divprune:tokens=9"))
     assert [row["prefill"]["image_tokens"] for row in report.rows] == [256, 9]
     with pytest.raises(vitrim.VitrimError, match="not measured"):
-        vitrim.profile(OTHERS["llava_next"].create(), select="divprune:tokens=9")
+        vitrim.profile(OTHERS["llava_next"].create(), prompt=vitrim.Prompt(select="divprune:tokens=9"))
 
 
 def test_the_command_line(tmp_path: Path, llava: Any) -> None:

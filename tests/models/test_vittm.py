@@ -20,7 +20,8 @@ from vitrim.core.registry import ask
 from vitrim.data import eval_transform
 from vitrim.errors import VitrimError
 from vitrim.measure.macs import count_macs, profile_of
-from vitrim.models import streams, vittm, vittm_mae
+from vitrim.models import vittm, vittm_mae
+from vitrim.models.common import resample_positions
 from vitrim.models.segmenter import LinearDecoder, Segmenter
 from vitrim.models.streams import objective
 from vitrim.models.vittm import ViTTM, checkpoint_filter_fn, unused_names
@@ -411,7 +412,7 @@ def test_a_pre_training_step_draws_masks_anew_and_reads_no_targets() -> None:
 
 
 def resampled(table: Tensor) -> Tensor:
-    return streams.resample_positions(table, (4, 4), (6, 3))
+    return resample_positions(table, (4, 4), (6, 3))
 
 
 def test_positions_are_resampled_as_timm_does() -> None:
@@ -419,7 +420,7 @@ def test_positions_are_resampled_as_timm_does() -> None:
     expected = timm.layers.resample_abs_pos_embed(table, [6, 3], [4, 4], num_prefix_tokens=0)
     torch.testing.assert_close(resampled(table), expected)
     assert resampled(table.double()).dtype == torch.float64
-    assert streams.resample_positions(table, (4, 4), (4, 4)) is table
+    assert resample_positions(table, (4, 4), (4, 4)) is table
 
 
 def test_images_are_of_the_size_that_the_model_was_made_for() -> None:

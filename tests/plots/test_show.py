@@ -143,7 +143,7 @@ def test_a_dataset_is_left_as_it_was_and_pictures_are_written(
         PillowImage.new("RGB", (64, 64), (20, 90, 30)).save(file)
     dataset = ImageDataset(files, [0] * 6, class_names=list("abcde"))
     before, seen = dataset.transform, []
-    shown = show(model, "topk", data=dataset, limit=3, out=tmp_path / "out", on_progress=seen.append)
+    shown = show(model, "topk", out=tmp_path / "out", on_progress=seen.append, images=vitrim.DataSpec(dataset, limit=3))
     assert dataset.transform is before
     assert seen == shown.rows
     assert [Path(row["file"]) for row in shown.rows] == shown.files
@@ -158,7 +158,7 @@ def test_a_dataset_is_left_as_it_was_and_pictures_are_written(
 
 def test_a_model_by_name_has_the_weights_of_its_seed() -> None:
     options = {"img_size": 64, "num_classes": 5}
-    rows = [show("test_vit", "topk", IMAGE, model_options=options, seed=seed).rows for seed in (0, 0, 1)]
+    rows = [show(vitrim.ModelSpec("test_vit", options=options), "topk", IMAGE, seed=seed).rows for seed in (0, 0, 1)]
     assert rows[0] == rows[1] != rows[2]
 
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import served
@@ -133,7 +134,6 @@ def test_no_answer_is_wrong_or_lost(model: tuple[Path, Any], expected: list[list
     workers, each with a half of every layer.
     """
     import openai
-    import psutil
 
     def attempt(number: int) -> bool:
         try:
@@ -154,6 +154,14 @@ def test_no_answer_is_wrong_or_lost(model: tuple[Path, Any], expected: list[list
             assert not psutil.wait_procs(under, timeout=30)[1]
         with running(model[0], *TWO) as (client, _):
             assert all(pool.map(attempt, range(len(expected))))
+
+
+@pytest.mark.full  # vLLM gives both replicas two minutes to start, which a busy machine exceeds
+def test_two_replicas_answer_as_one_does(model: tuple[Path, Any], expected: list[list[int]]) -> None:
+    with running(model[0], "--data-parallel-size", "2") as (client, server), ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(lambda number: right(client, number % len(expected), expected), range(AT_ONCE)))
+        under = psutil.Process(server.pid).children(recursive=True)
+        assert sum(process.name().startswith("VLLM::EngineCor") for process in under) == 2
 
 
 def test_a_bad_setting_ends_the_server_in_one_line(model: tuple[Path, Any]) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+import vitrim
 from image_files import write_noise
 from vitrim.cli import app
 from vitrim.errors import VitrimError
@@ -60,7 +61,9 @@ def test_record_and_text_are_those_of_the_command(tmp_path: Path) -> None:
     given = [*(part for method in methods for part in ("-m", method)), "-b1,2", "--precision=fp32,bf16"]
     result = CliRunner().invoke(app, ["bench", *MODEL, *given, f"--json={target}"])
     assert result.exit_code == 0, result.output
-    report = bench("test_vit", methods, batch_size=(1, 2), precision=["fp32", "bf16"], model_options=OPTIONS)
+    report = bench(
+        vitrim.ModelSpec("test_vit", options=OPTIONS), methods, batch_size=(1, 2), precision=["fp32", "bf16"]
+    )
     assert without_seconds(json.loads(target.read_text())) == without_seconds(report.record)
     printed, said = ([line.rstrip() for line in text.rstrip().splitlines()] for text in (result.stdout, str(report)))
     assert printed == said
@@ -100,7 +103,7 @@ def test_every_setting_is_handed_over_and_the_rounds_are_told() -> None:
     def on_setting(report: SpeedReport) -> None:
         seen.append((len(report.tables), len(report.rows)))
 
-    bench(model(), "tome:r=2", batch_size=(1, 2), **QUICK, on_setting=on_setting, on_progress=told.append)
+    bench(model(), "tome:r=2", batch_size=(1, 2), **QUICK, on_report=on_setting, on_progress=told.append)
     assert seen == [(0, 0), (1, 2), (2, 4)]
     assert told[:4] == [
         "1 of 2, batch 1: making dense (fused) ready, 1 of 3",
@@ -170,7 +173,9 @@ def test_beside_a_process_that_takes_the_core_every_run_says_that_another_may_di
     os.sched_setaffinity(0, {min(cores)})  # which the other process inherits
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        reports = [bench(model(), "tome:r=2", batch_size=2, repeats=10, min_seconds=1.0) for _ in range(2)]
+        reports = [
+            bench(model(), "tome:r=2", batch_size=2, budget=vitrim.Budget(10, min_seconds=1.0)) for _ in range(2)
+        ]
     finally:
         busy.kill()
         busy.wait()

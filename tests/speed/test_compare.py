@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import vitrim
 from image_files import write_noise
 from vitrim.data import load_images
 from vitrim.errors import VitrimError
@@ -60,7 +61,7 @@ def test_accuracy_is_that_of_every_model_alone(source: Path) -> None:
     from vitrim.data import eval_transform
 
     host = model()
-    report = compare(host, METHODS, str(source), batch_size=3, at=2)
+    report = compare(host, METHODS, vitrim.DataSpec(str(source), batch_size=3), at=2)
     dataset = load_images(source)
     dataset.transform = eval_transform(host)
     images = torch.stack([dataset[place][0] for place in range(len(dataset))])
@@ -138,10 +139,13 @@ def test_what_is_known_is_handed_over_after_every_setting(source: Path) -> None:
     seen: list[tuple[int, int]] = []
     told: list[str] = []
     compare(
-        model(), METHODS[:1], str(source), at=[1, 2],
-        on_setting=lambda report: seen.append((len(report.rows), len(report.rows[0]["speeds"]))),
+        model(),
+        METHODS[:1],
+        str(source),
+        at=[1, 2],
+        on_report=lambda report: seen.append((len(report.rows), len(report.rows[0]["speeds"]))),
         on_progress=told.append,
-    )  # fmt: skip
+    )
     assert seen == [(2, 0), (2, 1), (2, 2)]
     assert "10 of 10 images" in told
     assert "2 of 2, batch 2: making tome:r=1 ready, 3 of 3" in told
@@ -166,9 +170,9 @@ def test_parameters_that_a_run_learned_are_timed_too(
                 parameter.fill_(-20.0)
     reduction.save(folder)
     monkeypatch.setitem(MS, "ia_red2", 3.0)
-    rows = compare("test_vit", "ia_red2", str(source), at=1, checkpoint=folder, model_options=OPTIONS).rows
+    rows = compare(vitrim.ModelSpec("test_vit", checkpoint=folder, options=OPTIONS), "ia_red2", str(source), at=1).rows
     assert rows[1]["tokens_at_end"] == 2  # the class token, and one patch
-    drawn = compare("test_vit", "ia_red2", str(source), at=1, model_options=OPTIONS).rows
+    drawn = compare(vitrim.ModelSpec("test_vit", options=OPTIONS), "ia_red2", str(source), at=1).rows
     assert rows[1]["speeds"][0]["promised_speedup"] > 1.5 * drawn[1]["speeds"][0]["promised_speedup"]
 
 

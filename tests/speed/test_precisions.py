@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import vitrim
 from image_files import write_noise
+from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import reduced
 from vitrim.core.registry import parse_method
 from vitrim.data import batches, eval_transform, load_images
@@ -217,8 +219,8 @@ def test_int8_on_random_images_says_so(times: dict[str, float]) -> None:
 def test_a_picture_has_a_bar_for_every_row(times: dict[str, float], tmp_path: Path) -> None:
     times |= {"rounding": 8.0, "rounding int8": 4.0, "tome:r=2 on rounding int8": 3.0}
     path = tmp_path / "bench.png"
-    report = bench(model(), "tome:r=2", batch_size=[1, 2], engine=[Rounding(), Rounding("int8")], figure=path)
-    assert report.files == [path]
+    report = bench(model(), "tome:r=2", batch_size=[1, 2], engine=[Rounding(), Rounding("int8")])
+    report.figure.savefig(path)
     assert path.stat().st_size > 0
     for axis, size in zip(report.figure.axes, (1, 2), strict=True):
         bars = sorted(bar.get_width() for bar in axis.patches)
@@ -236,13 +238,41 @@ def test_a_picture_that_cannot_be_written_is_refused_first(path: str, times: dic
 # ---- compare ---------------------------------------------------------------------------------------------------------
 
 
+class Single(Rounding):
+    """Rounding, that runs methods which follow the image on single images alone, as the engines of files do."""
+
+    def obstacle(self, config: MethodConfig, batch: int) -> str | None:
+        return "for single images" if config.single_images and batch > 1 else None
+
+
+def test_methods_that_follow_the_image_are_scored_one_by_one(source: Path, times: dict[str, float]) -> None:
+    """They had no row in a lower precision where the data came in batches, and no word said so."""
+    times |= {"rounding int8": 4.0, "atm": 3.0}
+    host, method = model(), "atm:alpha=0.99,beta=0.2,theta_min=0.5"
+    report = compare(host, method, vitrim.DataSpec(str(source), batch_size=7), at=1, engine=[Single("int8")])
+    dataset = load_images(source)
+    dataset.transform = eval_transform(host)
+    right = agree = 0
+    for place in range(60):
+        image, label = dataset[place]
+        with torch.inference_mode():
+            dense = host(image[None]).argmax(1)
+            with reduced(host, method):
+                found = host((image[None] / 2.0).round() * 2.0).argmax(1)
+        right, agree = right + int(found == label), agree + int(found == dense)
+    assert [row["method"] for row in report.rows] == ["dense", report.rows[1]["method"]]
+    assert report.rows[1]["method"].startswith("atm:")
+    assert (report.rows[1]["top1"], report.rows[1]["agreement"]) == (right / 60, agree / 60)
+    assert 0 < agree < 60
+
+
 def test_rows_of_a_lower_precision_are_scored_on_their_engine(source: Path, times: dict[str, float]) -> None:
     # of every name the last entry that is in it
     times |= {"rounding": 8.0, "rounding int8": 4.0, "tome:r=2 on rounding int8": 3.0}
     host = model()
     report = compare(
-        host, "tome:r=2", str(source), at=1, batch_size=7, engine=[Rounding(), Rounding("int8")]
-    )  # fmt: skip
+        host, "tome:r=2", vitrim.DataSpec(str(source), batch_size=7), at=1, engine=[Rounding(), Rounding("int8")]
+    )
     assert [(row["method"], row["precision"], row["engine"]) for row in report.rows] == [
         ("dense", "fp32", None),
         ("tome:r=2", "fp32", None),
@@ -381,7 +411,7 @@ def test_embeddings_are_compared_in_lower_precisions(source: Path) -> None:
     torch.manual_seed(0)
     tower = create_model("test_vit", options={**OPTIONS, "num_classes": 0}).eval()
     data = load_images(str(source))
-    report = compare(tower, "tome:r=2", data, at=1, engine=Rounding("bf16"), repeats=1, min_seconds=0)
+    report = compare(tower, "tome:r=2", data, at=1, engine=Rounding("bf16"), budget=vitrim.Budget(1, min_seconds=0))
     data.transform = eval_transform(tower)
     images, labels = next(iter(batches(data, len(data))))
     with torch.no_grad():
@@ -392,4 +422,4 @@ def test_embeddings_are_compared_in_lower_precisions(source: Path) -> None:
     assert row["recall1"] == pytest.approx((labels[nearest] == labels).double().mean().item())
     assert row["cosine"] == pytest.approx(nn.functional.cosine_similarity(dense, rounded).mean().item(), abs=1e-6)
     with pytest.raises(VitrimError, match="engines give this classifier's logits, and not what it reads"):
-        compare(model(), "tome:r=2", data, task="embedding", at=1, engine=Rounding("bf16"))
+        compare(model(), "tome:r=2", vitrim.DataSpec(data, task="embedding"), at=1, engine=Rounding("bf16"))

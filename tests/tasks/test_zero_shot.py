@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import save_file
 from transformers import CLIPImageProcessor, CLIPTokenizer, SiglipImageProcessor
 
 import vitrim
@@ -108,6 +111,74 @@ def test_the_logits_are_those_of_open_clip(tmp_path: Path) -> None:
     assert (dense["tokens_per_block"], reduced["tokens_per_block"]) == ([17, 17], [15, 13])
     tower = evaluate(both.visual, "tome:r=2", DataSpec(data, task="embedding")).rows[1]
     assert reduced["cosine"] == pytest.approx(tower["cosine"], abs=1e-6)
+
+
+def write_open_clip(folder: Path, tokenizer: str | None = None, **text: Any) -> Any:
+    """A folder as open_clip's own `push_to_hf_hub` fills it, and what is in it."""
+    model = open_clip_model(**text)
+    vision = {"layers": 2, "width": 32, "head_width": 16, "patch_size": 8, "image_size": 32}
+    text = {"width": 32, "heads": 2, "layers": 1, "hf_tokenizer_name": tokenizer, **text}
+    config = {"embed_dim": 16, "vision_cfg": vision, "text_cfg": text, "init_logit_bias": -3.0}
+    folder.mkdir()
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {"size": 32}}))
+    save_file(model.state_dict(), folder / "open_clip_model.safetensors")
+    return model
+
+
+def test_a_folder_of_open_clip_is_scored_as_its_model(tmp_path: Path) -> None:
+    pytest.importorskip("open_clip")
+    model = write_open_clip(tmp_path / "clip")
+    write_noise(tmp_path / "images", 6)
+    data = DataSpec(str(tmp_path / "images"), task="zero_shot", options={"class_names": ["cat", "sea lion"]})
+    name = f"open_clip:{tmp_path / 'clip'}"
+    report, wanted = evaluate(name, "tome:r=2", data), evaluate(model, "tome:r=2", data)
+    assert report.record["weights"] == str(tmp_path / "clip")
+    for row, expected in zip(report.rows, wanted.rows, strict=True):
+        assert (row["top1"], row["cosine"]) == (expected["top1"], pytest.approx(expected["cosine"], abs=1e-6))
+    loaded: Any = create_model(name)
+    assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in model.state_dict().items())
+    words = ["a photo of a cat"]
+    torch.testing.assert_close(ask(loaded).text_embeddings(loaded, words), ask(model).text_embeddings(model, words))
+    (tmp_path / "clip" / "open_clip_model.safetensors").unlink()
+    assert evaluate(name, "tome:r=2", data).record["weights"] == "random"
+
+
+def test_a_folder_of_open_clip_reads_by_its_own_tokenizer(tmp_path: Path) -> None:
+    pytest.importorskip("open_clip")
+    words = {word: index for index, word in enumerate([*LETTERS, *(f"{letter}</w>" for letter in LETTERS), "<end>"])}
+    model = write_open_clip(tmp_path / "clip", "its own", vocab_size=len(words), context_length=24)
+    tokenizer = CLIPTokenizer(
+        vocab=words, merges=[], bos_token="<end>", eos_token="<end>", unk_token="<end>", pad_token="<end>"
+    )
+    tokenizer.save_pretrained(tmp_path / "clip")
+    ids = tokenizer(["a cat"], padding="max_length", max_length=24, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        wanted = model.encode_text(ids)
+    loaded = create_model(f"open_clip:{tmp_path / 'clip'}")
+    torch.testing.assert_close(ask(loaded).text_embeddings(loaded, ["a cat"])[0], wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("ViT-B-23", {}, "unknown model of open_clip 'ViT-B-23'; did you mean 'ViT-B-32'"),
+        (
+            "ViT-B-32",
+            {"pretrained": True},
+            "name the repository of one: open_clip:timm/vit_base_patch32_clip_224",
+        ),
+        ("org/repository", {}, "org/repository is no folder; with --pretrained it is a repository on the Hub"),
+        (".", {}, "no open_clip_config.json in .: it is not the folder of a model of open_clip"),
+        ("ViT-B-32", {"options": {"no_such": 1}}, "cannot create open_clip:ViT-B-32: "),
+    ],
+)
+def test_what_names_no_model_of_open_clip(
+    name: str, options: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("open_clip")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(VitrimError, match=re.escape(message)):
+        create_model(f"open_clip:{name}", device="meta", **options)
 
 
 @pytest.mark.parametrize(

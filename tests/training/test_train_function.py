@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+import vitrim
 from tiny_training import TINY
 from vitrim.data import load_images, to_tensor
 from vitrim.errors import VitrimError
@@ -21,7 +22,7 @@ def test_a_run_reports_its_evaluations_and_files(images: Path, tmp_path: Path) -
     out = tmp_path / "run"
     changes = {"epochs": 2, "method": "tome:r=1", "optimizer.lr": 5e-4}
     changes["ramps"] = [{"option": "r", "start": 0, "stop": 1, "end_epoch": 9, "whole": True}]
-    report = train(TINY, images, changes=changes, out=out, device="cpu", log_every=1)
+    report = train(TINY, images, changes=changes, out=vitrim.Running(out, log_every=1), device="cpu")
     assert [row["epoch"] for row in report.rows] == [1.0, 2.0]
     assert report.rows[-1] == report.result["last"]
     assert report.rows == [json.loads(line) for line in (out / "evaluations.jsonl").read_text().splitlines()]

@@ -295,7 +295,7 @@ def test_a_speedup_is_reached_with_the_least_loss_at_another_batch_size(
     source: str, watch: Watch, tmp_path: Path
 ) -> None:
     given = {**GIVEN, "methods": "topk", "max_loss": None, "speedup": 1.05, "batch_size": 5}
-    report = optimize(model(), source, out=tmp_path / "out", labels=False, **given)
+    report = optimize(model(), vitrim.DataSpec(source, labels=False), out=tmp_path / "out", **given)
     assert report.facts["bound"] == {"speedup": 1.05}
     assert report.best is not None
     assert "points of agreement" in report.sentence
@@ -378,7 +378,7 @@ def test_a_tower_is_optimized_by_its_neighbours(labels: bool, watch: Watch, tmp_
     torch.manual_seed(0)
     host = create_model("test_vit", options={**OPTIONS, "num_classes": 0}).eval()
     watch.exports = True
-    report = optimize(host, str(tmp_path / "images"), labels=labels, out=tmp_path / "out", **GIVEN)
+    report = optimize(host, vitrim.DataSpec(str(tmp_path / "images"), labels=labels), out=tmp_path / "out", **GIVEN)
     assert report.best is not None
     data = vitrim.open_data(str(tmp_path / "images"))
     task, dataset = open_task(load(host), data, embeddings=True)

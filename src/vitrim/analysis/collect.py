@@ -45,7 +45,6 @@ class Collect:
     Attributes:
         blocks: after which to keep the class token, from 0; by default a quarter, half and three quarters of the depth,
             and the last one.
-        features: keep class tokens and what the classifier reads.
         patterns: keep where every patch went.
         num_images: images of the whole pass, if known: what would be too large is refused after the first batch.
 
@@ -54,7 +53,6 @@ class Collect:
     """
 
     blocks: Sequence[int] | None = None
-    features: bool = True
     patterns: bool = True
     num_images: int | None = None
     taps: dict[Contestant, _Tap] = field(default_factory=dict, init=False)
@@ -104,7 +102,7 @@ class _Collected(Gauge):
         self.tap = probe.taps[contestant]
         last = self.tap.num_layers - 1
         self.feature_blocks: list[int] = []
-        if probe.features and self.tap.facts is not None and self.tap.facts.has_class_token:
+        if self.tap.facts is not None and self.tap.facts.has_class_token:
             wanted = [*quarter_blocks(last + 1), last] if probe.blocks is None else probe.blocks
             wrong = next((block for block in wanted if not 0 <= block <= last), None)
             if wrong is not None:
@@ -186,8 +184,7 @@ class _Collected(Gauge):
         feature, plain = output.feature, dense.feature
         if feature is not None and plain is not None and feature.ndim == 2:
             found["head_cosine"] = torch.cosine_similarity(feature.double(), plain.double(), dim=-1).float()
-            if self.probe.features:
-                found["head"] = feature.float()
+            found["head"] = feature.float()
         return found
 
     def record(self, header: Mapping[str, Any]) -> Record:

@@ -57,13 +57,11 @@ class Events:
 
     Args:
         jobs: runs the models.
-        limits: of uploads.
         folder: for copies of the example images.
     """
 
-    def __init__(self, jobs: Worker, limits: Limits, folder: Path) -> None:
+    def __init__(self, jobs: Worker, folder: Path) -> None:
         self.jobs = jobs
-        self.limits = limits
         self.slides = {offer.name: offer.slides for offer in jobs.offers}
         self.known = {offer.name: list(offer.examples) for offer in jobs.offers}
         # gradio serves files of its temporary folder only
@@ -113,7 +111,7 @@ class Events:
                 raise VitrimError("give an image: upload or paste one, or take an example")
             others = tuple(map(str, beside)) if isinstance(beside, list) else ()
             choice = Settings(str(model), str(method), value, str(more or ""), others)
-            result: Reply = self.jobs.call("run", _content(image, self.limits), choice, first=("offer", choice.model))
+            result: Reply = self.jobs.call("run", _content(image), choice, first=("offer", choice.model))
         except VitrimError as error:
             return html("result", error=str(error)), gr.update(), "", "", ""
         last = len(result.reduced[0].pictures) - 1
@@ -128,23 +126,19 @@ class Events:
         if file is None:
             return ""
         try:
-            return html("front", front=self.jobs.call("front", _content(file, self.limits)))
+            return html("front", front=self.jobs.call("front", _content(file)))
         except VitrimError as error:
             return html("front", error=str(error))
 
 
-def _content(file: Any, limits: Limits) -> bytes:
-    """The bytes of an uploaded file; gradio has checked that it is one of its uploads.
+def _content(file: Any) -> bytes:
+    """The bytes of an uploaded file; gradio has checked that it is one of its uploads, and not too large.
 
     Raises:
-        VitrimError: it is too large, or was deleted meanwhile.
+        VitrimError: it was deleted meanwhile.
     """
-    path = Path(str(file["path"] if isinstance(file, dict) else file))
     try:
-        size = path.stat().st_size
-        if size > limits.megabytes * 1e6:
-            raise VitrimError(f"the file has {size / 1e6:.1f} MB; at most {limits.megabytes:g} MB are read")
-        return path.read_bytes()
+        return Path(str(file["path"] if isinstance(file, dict) else file)).read_bytes()
     except OSError as error:
         raise VitrimError("the upload is no longer there: uploads are deleted after a while; give it again") from error
 
@@ -178,7 +172,7 @@ def make_page(jobs: Worker, limits: Limits, folder: Path) -> Any:
         limits: of uploads.
         folder: for copies of the example images.
     """
-    events = Events(jobs, limits, folder)
+    events = Events(jobs, folder)
     page = gr.Blocks(
         analytics_enabled=False,
         title="vitrim: what is left of an image",

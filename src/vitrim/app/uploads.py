@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,15 +13,13 @@ from typing import Any
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from vitrim.app.messages import FrontFile, Limits, PlottedPoint
-from vitrim.data.decoding import decode
-from vitrim.errors import DataError, VitrimError, first_line
+from vitrim.data.decoding import DAMAGED, decode
+from vitrim.errors import VitrimError, first_line
 from vitrim.plots.style import DENSE_COLOUR, OKABE_ITO, SMALL, encoded, panels
 from vitrim.tuning.result import non_dominated
 
 __all__ = ["Upload", "read_front", "read_image"]
 
-BROKEN = (OSError, SyntaxError, ValueError, EOFError, TypeError, LookupError, ArithmeticError, struct.error)
-"""Errors of Pillow's decoders on broken files; anything else is a mistake of ours, and shown as one."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """Those that pages show, and TIFF; every further one would be further code that strangers' bytes reach."""
 ORIENTATION = 274
@@ -73,12 +70,7 @@ def read_image(content: bytes, limits: Limits | None = None) -> Upload:
     if not content:
         raise VitrimError("the file is empty; give an image")
     notes = tuple(_check_header(content, limits))
-    try:
-        image = decode(content, "the image")
-    except DataError as error:
-        raise VitrimError(str(error)) from error
-    except BROKEN as error:
-        raise VitrimError(f"cannot read the image: {first_line(error)}") from error
+    image = decode(content, "the image")
     # as a viewer shows it, in RGB
     if image.getexif().get(ORIENTATION, 1) != 1:
         image = ImageOps.exif_transpose(image)
@@ -99,7 +91,7 @@ def _check_header(content: bytes, limits: Limits) -> Iterator[str]:
         raise VitrimError(f"not an image of a known format; valid: {', '.join(FORMATS)}") from None
     except Image.DecompressionBombError:
         raise VitrimError(f"the image has more than {limits.megapixels:g} megapixels; make it smaller") from None
-    except BROKEN as error:
+    except DAMAGED as error:
         raise VitrimError(f"cannot read the image: {first_line(error)}") from error
     with image:
         width, height = image.size

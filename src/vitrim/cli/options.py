@@ -45,8 +45,8 @@ Workers = Annotated[
 
 
 CLASSIFIERS = (
-    "a name of timm (`vitrim list models`), vitrim:NAME, torchvision:NAME, hf:FOLDER or hf:NAME, run:FOLDER of a "
-    "finished run"
+    "a name of timm (`vitrim list models`), vitrim:NAME, torchvision:NAME, hf: or open_clip: and a name or "
+    "folder, run:FOLDER of a finished run"
 )
 MODEL_NAMES = f"{CLASSIFIERS}; segmenter: or vitdet: before any of these"
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_NAMES)]

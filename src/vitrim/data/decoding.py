@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Transform = Callable[[Image.Image], Tensor]
 
-_DAMAGED = (
+DAMAGED = (
     OSError,
     SyntaxError,
     ValueError,
@@ -125,6 +125,6 @@ def _opened(file: bytes | Path | None, where: str) -> Image.Image:
             image.load()
     except UnidentifiedImageError as error:  # its own message shows a memory address
         raise DataError(f"cannot read {where}: not an image of a known format") from error
-    except (*_DAMAGED, Image.DecompressionBombError) as error:
+    except (*DAMAGED, Image.DecompressionBombError) as error:
         raise DataError(f"cannot read {where}: {first_line(error)}") from error
     return image

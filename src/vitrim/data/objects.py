@@ -157,7 +157,7 @@ def examine(outline: Any) -> Outline:
         for polygon in outline:
             numbers = isinstance(polygon, list) and {*map(type, polygon)} <= {int, float}
             if not numbers or len(polygon) < LEAST_NUMBERS or len(polygon) % 2:
-                given = f"{len(polygon)} numbers" if numbers else _shown(polygon)
+                given = f"{len(polygon)} numbers" if numbers else shown(polygon)
                 return Outline(f"has a polygon of {given}; expected x and y of at least three corners")
             try:
                 finite = isfinite(sum(polygon))
@@ -185,7 +185,7 @@ def examine(outline: Any) -> Outline:
         return Outline(f"is of an image of size {size}, of more than {LARGEST_IMAGE} pixels")
     runs = _runs(outline["counts"]) if isinstance(outline["counts"], str) else outline["counts"]
     if runs is None:
-        return Outline(f"has counts {_shown(outline['counts'])}; expected a text of compressed run lengths")
+        return Outline(f"has counts {shown(outline['counts'])}; expected a text of compressed run lengths")
     if not {*map(type, runs)} <= {int} or min(runs, default=0) < 0:
         return Outline("has a run length that is no whole number from 0")
     if sum(runs) != size[0] * size[1]:
@@ -276,5 +276,15 @@ def _runs(text: str) -> list[int] | None:
     return None if shift else runs
 
 
-def _shown(value: Any) -> str:
-    return repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:60]}..."
+def shown(value: Any) -> str:
+    """A value as a file has it, cut off if it is long.
+
+    Example:
+        >>> shown([1, None])
+        '[1, null]'
+    """
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        return "nested too deep"
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"

@@ -136,7 +136,7 @@ def existing(source: str | Path) -> Path:
     raise DataError(f"{path} does not exist: there is no {missing.name!r} in {missing.parent}; {hint}")
 
 
-def listed(names: Iterable[str], most: int = 5) -> str:
+def listed(names: Iterable[str]) -> str:
     """List the first names for a message.
 
     Example:
@@ -144,7 +144,7 @@ def listed(names: Iterable[str], most: int = 5) -> str:
         'a, b, c, d, e, ...'
     """
     every = list(names)
-    return ", ".join(every[:most]) + (", ..." if len(every) > most else "")
+    return ", ".join(every[:5]) + (", ..." if len(every) > 5 else "")
 
 
 def subfolders(folder: Path, source: str) -> list[str]:

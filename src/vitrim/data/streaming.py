@@ -249,17 +249,17 @@ def stream_images(
     )
 
 
-def _digest(file: Path, whole: int = 2**24, pieces: int = 256, length: int = 2**12) -> str:
+def _digest(file: Path) -> str:
     """The digest of a parquet file, of a large one of its footer, which has the place of every page and what is least
     and most in it, and of pieces spread evenly."""
     size = file.stat().st_size
     with file.open("rb") as opened:
-        if size <= whole:
+        if size <= 2**24:
             return hashlib.file_digest(opened, "sha256").hexdigest()
         opened.seek(-8, os.SEEK_END)
         opened.seek(-8 - int.from_bytes(opened.read(4), "little"), os.SEEK_END)
         digest = hashlib.sha256(opened.read())
-        for place in range(0, size, size // pieces):
+        for place in range(0, size, size // 256):
             opened.seek(place)
-            digest.update(opened.read(length))
+            digest.update(opened.read(2**12))
     return digest.hexdigest()

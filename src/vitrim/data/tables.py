@@ -54,11 +54,11 @@ class Rows:
         lengths = compute.fill_null(compute.binary_length(compute.struct_field(column, "bytes")), 0)
         return np.asarray(lengths.to_numpy(), dtype=np.int64)
 
-    def contents(self, at_once: int = 1000) -> Iterator[bytes]:
+    def contents(self) -> Iterator[bytes]:
         """Yield all images as they are in the table: the bytes, the path, or nothing."""
         table = self.table.with_format("arrow")
-        for start in range(0, len(table), at_once):
-            for value in table[start : start + at_once].column(0).to_pylist():
+        for start in range(0, len(table), 1000):
+            for value in table[start : start + 1000].column(0).to_pylist():
                 image = encoded_image(value)
                 yield image if isinstance(image, bytes) else str(image or "").encode()
 

@@ -202,12 +202,11 @@ def digits() -> Exhibit:
     )
 
 
-def photos(data: str, limit: int = PHOTOS) -> Exhibit:
+def photos(data: str) -> Exhibit:
     """The shipped CIFAR-10 ViT on test photographs of your copy of CIFAR-10.
 
     Args:
         data: as `vitrim.data.load_images` takes it; its split `test` is read.
-        limit: of the images.
 
     Raises:
         VitrimError: no such data, or not of ten classes.
@@ -217,7 +216,7 @@ def photos(data: str, limit: int = PHOTOS) -> Exhibit:
     if dataset.num_classes != model.num_classes:
         raise VitrimError(f"{data} has {dataset.num_classes} classes: it is not CIFAR-10")
     dataset.transform = eval_transform(model)
-    read = list(batches(dataset, 100, limit=limit))
+    read = list(batches(dataset, 100, limit=PHOTOS))
     images, labels = (torch.cat(part) for part in zip(*read, strict=True))
     if len(labels.unique()) < SHOWN:
         raise VitrimError(f"{data} has images of {len(labels.unique())} classes among {len(labels)}: it needs all ten")
@@ -238,7 +237,7 @@ def photos(data: str, limit: int = PHOTOS) -> Exhibit:
     )
 
 
-def measure_speed(budget: Budget | None = None, seed: int = 0) -> list[dict[str, Any]]:
+def measure_speed(seed: int) -> list[dict[str, Any]]:
     """Speed of DeiT-S geometry on this machine: dense, ToMe, and ATM at the same MACs.
 
     Weights and images are random: time depends on counts only. ATM's threshold is set so that its MACs are ToMe's.
@@ -250,7 +249,7 @@ def measure_speed(budget: Budget | None = None, seed: int = 0) -> list[dict[str,
     methods = {tome.describe(): tome}
     atm = atm_at_the_macs_of(tome, model, images)
     methods[atm.describe()] = atm
-    budget = budget or Budget(min_rounds=7, min_seconds=0.0, warmup_rounds=1)
+    budget = Budget(min_rounds=7, min_seconds=0.0, warmup_rounds=1)
     setting = {"model": SPEED_MODEL, "batch_size": SPEED_BATCH, "dtype": "fp32", "compiled": False}
     return [{**setting, **row} for row in measure(model, methods, images, budget=budget)]
 

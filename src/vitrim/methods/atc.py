@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -142,7 +143,7 @@ def agglomerate(distance: Tensor, linkage: Linkage, merges: int) -> Tensor:
     """
     if compiled.suit(distance[:1, :1]):  # whatever its size: one merge waits for the other, which operators do, too
         stands = torch.empty(distance.shape[:2], dtype=torch.int64)
-        compiled.AGGLOMERATE(distance, LINKAGES.index(linkage), merges, stands)
+        AGGLOMERATE(distance, LINKAGES.index(linkage), merges, stands)
         return stands
     # a product may round a pair differently from its two ends, and each end must find the other
     distance = torch.minimum(distance, distance.mT)
@@ -264,3 +265,61 @@ def followed(into: Tensor) -> Tensor:
     for _ in range((whole(into.shape[1]) - 1).bit_length()):
         into = into.gather(1, into)
     return into
+
+
+def _agglomerate(distance: Any, linkage: int, merges: int, stands: Any) -> None:
+    """Fill ``stands`` (B, P) as `agglomerate` does, as a loop. It uses ``distance`` (B, P, P) up.
+
+    The closest two clusters merge, ``merges`` times, into the lower of their numbers. Each cluster remembers the
+    closest of those behind it, which only a merge of that one can change: no linkage brings clusters closer.
+
+    Args:
+        linkage: 0 single, 1 complete, 2 average.
+    """
+    n, far = distance.shape[1], distance.dtype.type(np.inf)
+    near, least = np.empty(n, np.int64), np.empty(n, distance.dtype)
+    count = np.empty(n, distance.dtype)
+    for b in range(len(distance)):
+        apart, stand = distance[b], stands[b]
+        count[:] = 1
+        for i in range(n):
+            stand[i] = i
+            best, at = far, i
+            for j in range(i + 1, n):
+                if apart[i, j] < best:
+                    best, at = apart[i, j], j
+            least[i], near[i] = best, at
+        for _ in range(merges):
+            first = 0
+            for i in range(1, n):
+                if least[i] < least[first]:
+                    first = i
+            second = near[first]
+            one, other = apart[first], apart[second]
+            for i in range(n):
+                if linkage == 0:
+                    one[i] = min(one[i], other[i])
+                elif linkage == 1:
+                    one[i] = max(one[i], other[i])
+                else:
+                    one[i] = (count[first] * one[i] + count[second] * other[i]) / (count[first] + count[second])
+            for i in range(n):  # what is gone is far from everything
+                apart[i, first] = one[i]
+                apart[i, second] = far
+            count[first] += count[second]
+            least[second] = far
+            near[second] = second
+            stand[second] = first
+            for i in range(second):
+                if i != first and near[i] != first and near[i] != second:
+                    continue
+                best, at = far, i
+                for j in range(i + 1, n):
+                    if apart[i, j] < best:
+                        best, at = apart[i, j], j
+                least[i], near[i] = best, at
+        for i in range(n):
+            stand[i] = stand[stand[i]]  # the lower number is resolved already
+
+
+AGGLOMERATE = compiled.Loop(_agglomerate)

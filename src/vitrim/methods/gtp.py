@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
@@ -146,7 +147,7 @@ class GTPReducer(ScorerReducer[GTP]):
             none = x.new_empty(x.shape[0], 0)
             before, scale = state.carry.get("scale", none), carry.get("scale", none)  # moved along, so of this block
             graph = (state.carry[name] for name in ("joined", "place", "root"))
-            compiled.SPREAD(x, assignment.anchor, *graph, before, self.config.alpha, reduced, scale)
+            SPREAD(x, assignment.anchor, *graph, before, self.config.alpha, reduced, scale)
             return reduced, after
         stays = torch.zeros(x.shape[0], n, dtype=torch.int8, device=x.device).scatter_(1, assignment.anchor, 1)
         removed = stays.sort(dim=1, stable=True).indices[:, : n - m]
@@ -243,3 +244,27 @@ def semantic_neighbours(patches: Tensor, num_neighbours: int) -> Tensor:
     if count == 0:
         return torch.zeros_like(similarity, dtype=torch.bool)
     return similarity >= similarity.topk(count, dim=2).values[..., -1:]
+
+
+def _spread(
+    x: Any, anchor: Any, joined: Any, place: Any, root: Any, before: Any, alpha: float, reduced: Any, scale: Any
+) -> None:
+    """Add to ``reduced`` (B, M, C) and ``scale`` (B, M) as `GTPReducer.propagate` does; no scales are (B, 0)."""
+    stays = np.empty(x.shape[1], np.bool_)
+    for b in range(x.shape[0]):
+        stays[:] = False
+        for m in range(anchor.shape[1]):
+            stays[anchor[b, m]] = True
+        for m in range(anchor.shape[1]):
+            a, row = anchor[b, m], reduced[b, m]
+            for n in range(len(stays)):
+                if not stays[n] and joined[b, a, place[b, n]]:
+                    weight = root.dtype.type(alpha) * root[b, a] * root[b, n]
+                    token = x[b, n]
+                    for c in range(len(row)):
+                        row[c] += weight * token[c]
+                    if scale.shape[1] > 0:
+                        scale[b, m] += weight * before[b, n]
+
+
+SPREAD = compiled.Loop(_spread)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -151,7 +152,7 @@ class MCTFReducer(Reducer[MCTF]):
             vectors = unit(x[:, p:])
             attraction = cosines(vectors[:, even], vectors[:, odd])
             tau = (self.config.tau_sim, self.config.tau_info, self.config.tau_size)
-            compiled.ATTRACT(received, state.size, p, *tau, attraction)
+            ATTRACT(received, state.size, p, *tau, attraction)
             return attraction
         single = torch.ones_like(x[..., 0])
         if self.config.tau_info > 0.0 and received is not None:
@@ -286,3 +287,26 @@ def fuse_map(assignment: Hard, probabilities: Tensor, size: Tensor) -> Tensor:
     if moved is not None and into is not None:
         summed = summed.scatter_add(2, columns(into), known.gather(2, columns(moved)))
     return each.pool(summed, size.repeat_interleave(heads, dim=0)).view(batch, heads, m, m)
+
+
+def _attract(
+    received: Any, size: Any, num_prefix: int, tau_sim: float, tau_info: float, tau_size: float, attraction: Any
+) -> None:
+    """Turn the cosines in ``attraction`` (B, E, O) into W, as `MCTFReducer.attraction` does, as a loop."""
+    single = np.empty(received.shape[1] - num_prefix, received.dtype)
+    first = num_prefix % 2
+    for b in range(attraction.shape[0]):
+        least, smallest = received[b].min(), size[b].min()
+        for i in range(len(single)):
+            single[i] = (least / received[b, num_prefix + i]) ** tau_info
+            single[i] *= (smallest / size[b, num_prefix + i]) ** tau_size
+        for i in range(attraction.shape[1]):
+            own, row = single[first + 2 * i], attraction[b, i]
+            for j in range(len(row)):
+                similarity = (row[j] + 1) / 2
+                if tau_sim != 1.0:
+                    similarity = max(similarity, 0) ** tau_sim
+                row[j] = own * single[1 - first + 2 * j] * similarity
+
+
+ATTRACT = compiled.Loop(_attract)

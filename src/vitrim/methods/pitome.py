@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -91,7 +92,7 @@ class PiToMeReducer(Reducer[PiToMe]):
             similarity = cosines(keys, keys)
             energy = self.alikeness(similarity.clone()).mean(dim=-1)
             index = torch.empty(keys.shape[0], state.num_tokens + r, dtype=torch.int64)
-            compiled.PAIR(similarity, energy, r, self.protects, state.num_prefix, index)
+            PAIR(similarity, energy, r, self.protects, state.num_prefix, index)
             return merge_of(index, r)
         rank = self.energy(keys).argsort(dim=1, descending=True, stable=True)
         candidates = rank[:, : 2 * r] if self.protects else rank
@@ -124,3 +125,39 @@ class PiToMeReducer(Reducer[PiToMe]):
                 total[:, at : at + step] += pairs.sum(dim=2)
                 total[:, at + step :] += pairs[:, :, step:].sum(dim=1)
         return total / keys.shape[1]
+
+
+def _pair(similarity: Any, energy: Any, r: int, protects: bool, num_prefix: int, index: Any) -> None:
+    """Fill ``index`` with the anchors, the r moved and what they join, as `PiToMeReducer.assign` decides, as a loop."""
+    patches = similarity.shape[1]
+    taking_part = 2 * r if protects else patches
+    sources, destinations = (taking_part + 1) // 2, taking_part // 2
+    kept = num_prefix + patches - r
+    first = kept - destinations  # the destinations are the last anchors
+    best, partner = np.empty(sources, similarity.dtype), np.empty(sources, np.int64)
+    for b in range(similarity.shape[0]):
+        rank = np.argsort(-energy[b], kind="mergesort")
+        for s in range(sources):
+            row = similarity[b, rank[2 * s]]
+            partner[s], best[s] = 0, row[rank[1]]
+            for d in range(1, destinations):
+                if row[rank[2 * d + 1]] > best[s]:
+                    partner[s], best[s] = d, row[rank[2 * d + 1]]
+        order = np.arange(sources) if protects else np.argsort(-best, kind="mergesort")
+        for n in range(num_prefix):
+            index[b, n] = n
+        at = num_prefix
+        for m in range(taking_part, patches):
+            index[b, at] = num_prefix + rank[m]
+            at += 1
+        for m in range(r, sources):
+            index[b, at] = num_prefix + rank[2 * order[m]]
+            at += 1
+        for d in range(destinations):
+            index[b, first + d] = num_prefix + rank[2 * d + 1]
+        for m in range(r):
+            index[b, kept + m] = num_prefix + rank[2 * order[m]]
+            index[b, kept + r + m] = first + partner[order[m]]
+
+
+PAIR = compiled.Loop(_pair)

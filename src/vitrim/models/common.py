@@ -1,4 +1,4 @@
-"""Whole patches, convolutional stems, registration and checkpoints of the models in this folder."""
+"""Whole patches, convolutional stems, registration, positions and checkpoints of the models in this folder."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import torch
 import torch.nn.functional as F
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers.format import Format, nchw_to
 from timm.layers.patch_embed import PatchEmbed
-from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models import build_model_with_cfg
 from torch import Tensor, nn
 
 from vitrim.errors import VitrimError
 
 Model = TypeVar("Model", bound=nn.Module)
+Grid = tuple[int, int]
 
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 """Keys under which checkpoints keep their weights, in the order in which timm looks."""
@@ -29,7 +30,6 @@ def padded(images: Tensor, patch_size: tuple[int, int]) -> tuple[Tensor, tuple[i
         The images, themselves where nothing is missing, and the rows and columns of their patches.
 
     Example:
-        >>> import torch
         >>> whole, grid = padded(torch.ones(1, 3, 30, 32), (16, 16))
         >>> whole.shape, grid
         (torch.Size([1, 3, 32, 32]), (2, 2))
@@ -47,7 +47,6 @@ def patch_map(tokens: Tensor, num_prefix: int, grid: tuple[int, int]) -> Tensor:
             that prunes, or drops patches in training.
 
     Example:
-        >>> import torch
         >>> patch_map(torch.zeros(1, 7, 4), 1, (2, 3)).shape
         torch.Size([1, 6, 4])
     """
@@ -165,7 +164,6 @@ def unwrapped(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     """Take the weights out of a checkpoint (``state_dict_ema`` and the like), and ``module.`` off their names.
 
     Example:
-        >>> import torch
         >>> unwrapped({"state_dict": {"module.head.bias": torch.zeros(2)}, "epoch": 3})
         {'head.bias': tensor([0., 0.])}
     """
@@ -180,7 +178,6 @@ def renamed(state: Mapping[str, Tensor], rules: Sequence[tuple[str, str]]) -> di
     """Rename all weights of ``state`` by the ``rules``, pairs of pattern and replacement for `re.sub`, in turn.
 
     Example:
-        >>> import torch
         >>> renamed({"layers.3.ln1.bias": torch.zeros(1)}, [("^layers[.]", "blocks."), ("[.]ln1[.]", ".norm1.")])
         {'blocks.3.norm1.bias': tensor([0.])}
     """
@@ -192,14 +189,43 @@ def renamed(state: Mapping[str, Tensor], rules: Sequence[tuple[str, str]]) -> di
     return out
 
 
-def resampled_positions(table: Tensor, model: nn.Module, num_prefix: int = 1) -> Tensor:
-    """Resample a position table (1, prefix + P0, C) to the grid of ``model``, bicubic.
+def resample_positions(table: Tensor, old: Grid, new: Grid) -> Tensor:
+    """Resample a table of learned positions to another grid, bicubic and antialiased.
 
-    A table that fits is returned as it is; any other must be one of a square grid. The first ``num_prefix`` rows belong
-    to no patch and are kept.
+    As `timm.layers.resample_abs_pos_embed`, but in the precision of the table where that is more than float32.
+
+    Args:
+        table: (1, H * W, C), rows first, without prefix tokens.
+        old: rows and columns (H, W) of the table.
+        new: rows and columns (H', W') wanted.
+
+    Returns:
+        (1, H' * W', C); the table itself where the grids are equal.
+
+    Example:
+        >>> resample_positions(torch.ones(1, 4, 8), (2, 2), (3, 5)).shape
+        torch.Size([1, 15, 8])
     """
-    stem: Any = model.patch_embed
-    if table.shape[1] == num_prefix + stem.num_patches:
+    if old == new:
         return table
-    resampled: Tensor = resample_abs_pos_embed(table, list(stem.grid_size), num_prefix_tokens=num_prefix)
-    return resampled
+    grid = table.to(torch.promote_types(table.dtype, torch.float32)).unflatten(1, old).permute(0, 3, 1, 2)
+    grid = F.interpolate(grid, size=new, mode="bicubic", antialias=True, align_corners=False)
+    return grid.flatten(2).transpose(1, 2).to(table.dtype)
+
+
+def fit_positions(state: dict[str, Tensor], name: str, grid: Grid, num_prefix: int = 0) -> None:
+    """Resample the position table ``name`` of a checkpoint, if there is one, to ``grid``, in place.
+
+    The table must be one of a square grid behind ``num_prefix`` rows, which are kept.
+
+    Example:
+        >>> state = {"pos_embed": torch.ones(1, 1 + 4, 8)}
+        >>> fit_positions(state, "pos_embed", (3, 5), num_prefix=1)
+        >>> state["pos_embed"].shape
+        torch.Size([1, 16, 8])
+    """
+    if name in state and state[name].shape[1] != num_prefix + grid[0] * grid[1]:
+        table = state[name]
+        side = round((table.shape[1] - num_prefix) ** 0.5)
+        resampled = resample_positions(table[:, num_prefix:], (side, side), grid)
+        state[name] = torch.cat((table[:, :num_prefix], resampled), dim=1)

@@ -32,16 +32,13 @@ from torch import Tensor, nn
 from vitrim.core.attention import merge_heads, split_heads
 from vitrim.core.block import Exchange, is_bare
 from vitrim.errors import VitrimError
-from vitrim.models.common import create, pretrained_cfg, renamed, unwrapped
+from vitrim.models.common import Grid, create, fit_positions, pretrained_cfg, renamed, resample_positions, unwrapped
 from vitrim.models.streams import (
-    Grid,
     TwoStreamClassifier,
-    fit_positions,
     grid_of,
     initialise,
     join_keys_and_values,
     position_table,
-    resample_positions,
     transformer_blocks,
 )
 
@@ -174,18 +171,28 @@ class SharedParts(nn.Module):
 
 
 class LookupBase(TwoStreamClassifier):
-    """Base class of both models: patch embedding and sizes. Arguments as in `LookupViT`."""
+    """Base class of both models. A subclass makes its ``embed`` and its layers. Arguments as in `LookupViT`."""
+
+    num_prefix_tokens = 0
+    """Tokens in front of the lookup tokens of patches."""
 
     def __init__(
         self,
-        img_size: int | tuple[int, int],
-        patch_size: int,
-        compressed_grid: int | tuple[int, int],
-        in_chans: int,
-        num_classes: int,
-        global_pool: str,
-        embed_dim: int,
-        drop_rate: float,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int = 16,
+        compressed_grid: int | tuple[int, int] = 5,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        embed_dim: int = 768,
+        depth: int = 12,
+        num_heads: int = 12,
+        mlp_ratio: float = 4.0,
+        lookup_mlp_ratio: float = 0.5,
+        qkv_bias: bool = True,
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__(img_size, in_chans, embed_dim, num_classes, global_pool, drop_rate)
         self.patch_size = patch_size
@@ -194,6 +201,24 @@ class LookupBase(TwoStreamClassifier):
             self.img_size, patch_size, in_chans, embed_dim, strict_img_size=False, output_fmt="NCHW"
         )
         self.set_compressed_grid(compressed_grid)
+        self.pos_embed = position_table(self.grid, embed_dim, self.num_prefix_tokens)
+        self.add_parts(num_heads, lookup_mlp_ratio)
+        options = {"mlp_ratio": mlp_ratio, "qkv_bias": qkv_bias, "proj_drop": proj_drop_rate}
+        blocks = transformer_blocks(embed_dim, num_heads, depth, drop_path_rate, **options)
+        rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
+        self.layers = nn.ModuleList(
+            self.layer(block, num_heads, lookup_mlp_ratio, rate) for block, rate in zip(blocks, rates, strict=True)
+        )
+        for table in self.parameters(recurse=False):
+            nn.init.trunc_normal_(table, std=0.02)
+        initialise(self.layers, *self.shared_parts)
+
+    def add_parts(self, num_heads: int, lookup_mlp_ratio: float) -> None:
+        """Make the parts beside layers, patches and their positions, if there are any."""
+
+    def layer(self, block: nn.Module, num_heads: int, lookup_mlp_ratio: float, drop_path: float) -> nn.Module:
+        """Make one layer around a transformer block."""
+        raise NotImplementedError
 
     def set_compressed_grid(self, grid: int | tuple[int, int]) -> None:
         """Change the rows and columns of compressed tokens from now on; parameters stay the same.
@@ -245,44 +270,9 @@ class LookupViT(LookupBase):
         [9, 64]
     """
 
-    def __init__(
-        self,
-        img_size: int | tuple[int, int] = 224,
-        patch_size: int = 16,
-        compressed_grid: int | tuple[int, int] = 5,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        global_pool: str = "avg",
-        embed_dim: int = 768,
-        depth: int = 12,
-        num_heads: int = 12,
-        mlp_ratio: float = 4.0,
-        lookup_mlp_ratio: float = 0.5,
-        qkv_bias: bool = True,
-        drop_rate: float = 0.0,
-        proj_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
-    ) -> None:
-        super().__init__(
-            img_size, patch_size, compressed_grid, in_chans, num_classes, global_pool, embed_dim, drop_rate
-        )
-        self.pos_embed = position_table(self.grid, embed_dim)
-        blocks = transformer_blocks(
-            embed_dim,
-            num_heads,
-            depth,
-            drop_path_rate,
-            mlp_ratio=mlp_ratio,
-            qkv_bias=qkv_bias,
-            proj_drop=proj_drop_rate,
-        )
-        rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
-        self.layers = nn.ModuleList(
-            LookupLayer(embed_dim, num_heads, block, lookup_mlp_ratio, rate)
-            for block, rate in zip(blocks, rates, strict=True)
-        )
-        nn.init.trunc_normal_(self.pos_embed, std=0.02)
-        initialise(self.layers)
+    def layer(self, block: nn.Module, num_heads: int, lookup_mlp_ratio: float, drop_path: float) -> nn.Module:
+        """Make one layer around a transformer block."""
+        return LookupLayer(self.embed_dim, num_heads, block, lookup_mlp_ratio, drop_path)
 
     def embed(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Embed images (B, 3, H, W) as compressed (B, M, C) and lookup tokens (B, N, C)."""
@@ -317,48 +307,20 @@ class SharedLookupViT(LookupBase):
         [9, 65]
     """
 
-    def __init__(
-        self,
-        img_size: int | tuple[int, int] = 224,
-        patch_size: int = 16,
-        compressed_grid: int | tuple[int, int] = 5,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        global_pool: str = "avg",
-        embed_dim: int = 768,
-        depth: int = 12,
-        num_heads: int = 12,
-        mlp_ratio: float = 4.0,
-        lookup_mlp_ratio: float = 0.5,
-        qkv_bias: bool = True,
-        class_token: bool = True,
-        drop_rate: float = 0.0,
-        proj_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
-    ) -> None:
-        super().__init__(
-            img_size, patch_size, compressed_grid, in_chans, num_classes, global_pool, embed_dim, drop_rate
-        )
+    def __init__(self, *args: Any, class_token: bool = True, **kwargs: Any) -> None:
         self.num_prefix_tokens = int(class_token)
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if class_token else None
-        self.pos_embed = position_table(self.grid, embed_dim, self.num_prefix_tokens)
+        super().__init__(*args, **kwargs)
+
+    def add_parts(self, num_heads: int, lookup_mlp_ratio: float) -> None:
+        """Make the class token, the positions of compressed tokens, and the `SharedParts`."""
         self.compressed_table_grid = self.compressed_grid
-        self.compressed_pos_embed = position_table(self.compressed_grid, embed_dim)
-        self.shared = SharedParts(embed_dim, num_heads, lookup_mlp_ratio)
-        blocks = transformer_blocks(
-            embed_dim,
-            num_heads,
-            depth,
-            drop_path_rate,
-            mlp_ratio=mlp_ratio,
-            qkv_bias=qkv_bias,
-            proj_drop=proj_drop_rate,
-        )
-        self.layers = nn.ModuleList(SharedLayer(block) for block in blocks)
-        for table in (self.pos_embed, self.compressed_pos_embed, self.cls_token):
-            if table is not None:
-                nn.init.trunc_normal_(table, std=0.02)
-        initialise(self.layers, self.shared)
+        self.compressed_pos_embed = position_table(self.compressed_grid, self.embed_dim)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, self.embed_dim)) if self.num_prefix_tokens else None
+        self.shared = SharedParts(self.embed_dim, num_heads, lookup_mlp_ratio)
+
+    def layer(self, block: nn.Module, num_heads: int, lookup_mlp_ratio: float, drop_path: float) -> nn.Module:
+        """Make one layer around a transformer block."""
+        return SharedLayer(block)
 
     @property
     def shared_parts(self) -> tuple[nn.Module, ...]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitrim.core.block import draw_linear_
 from vitrim.core.versions import require
 from vitrim.errors import VitrimError
-from vitrim.models.common import Stem, create, pretrained_cfg, resampled_positions, unwrapped
+from vitrim.models.common import Stem, create, fit_positions, pretrained_cfg, unwrapped
 
 if TYPE_CHECKING:
     from vitrim.tasks.step import Step
@@ -350,8 +350,7 @@ def checkpoint_filter_fn(checkpoint: Mapping[str, Any], model: LVViT) -> dict[st
         <All keys matched successfully>
     """
     state = unwrapped(checkpoint)
-    if "pos_embed" in state:
-        state["pos_embed"] = resampled_positions(state["pos_embed"], model)
+    fit_positions(state, "pos_embed", model.patch_embed.grid_size, num_prefix=1)
     if model.aux_head is None:
         state = {name: value for name, value in state.items() if not name.startswith("aux_head.")}
     return state

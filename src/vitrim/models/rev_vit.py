@@ -9,13 +9,12 @@ from typing import Any, cast
 import torch
 from timm.layers.drop import calculate_drop_path_rates
 from timm.layers.patch_embed import PatchEmbed
-from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from vitrim.core.block import draw_linear_
 from vitrim.errors import VitrimError
-from vitrim.models.common import create, pretrained_cfg, renamed, resampled_positions, unwrapped
+from vitrim.models.common import Grid, create, fit_positions, pretrained_cfg, renamed, resample_positions, unwrapped
 from vitrim.models.reversible import RevBlock, reversible
 
 __all__ = ["RevBlock", "RevViT", "checkpoint_filter_fn", "reversible"]
@@ -127,11 +126,9 @@ class RevViT(nn.Module):
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
         """Accept images of another size from now on; positions are resampled."""
-        before = self.patch_embed.grid_size
+        before = cast(Grid, self.patch_embed.grid_size)
         self.patch_embed.set_input_size(img_size=img_size)
-        resampled = resample_abs_pos_embed(
-            self.pos_embed.detach(), list(self.patch_embed.grid_size), list(before), num_prefix_tokens=0
-        )
+        resampled = resample_positions(self.pos_embed.detach(), before, cast(Grid, self.patch_embed.grid_size))
         self.pos_embed = nn.Parameter(resampled, requires_grad=self.pos_embed.requires_grad)
 
     def get_classifier(self) -> nn.Module:
@@ -203,10 +200,9 @@ def checkpoint_filter_fn(checkpoint: Mapping[str, Any], model: RevViT) -> dict[s
     state = renamed(unwrapped(checkpoint), RENAMED)
     state.pop("cls_token", None)
     table = state.get("pos_embed")
-    if table is not None:
-        if round(table.shape[1] ** 0.5) ** 2 != table.shape[1]:
-            table = table[:, 1:]  # the first row of a table that is no square is the class token's
-        state["pos_embed"] = resampled_positions(table, model, num_prefix=0)
+    if table is not None and round(table.shape[1] ** 0.5) ** 2 != table.shape[1]:
+        state["pos_embed"] = table[:, 1:]  # the first row of a table that is no square is the class token's
+    fit_positions(state, "pos_embed", cast(Grid, model.patch_embed.grid_size))
     return state
 
 

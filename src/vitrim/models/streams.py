@@ -1,4 +1,4 @@
-"""Parts of models with two streams of tokens: resampled positions, a classifier on each stream, the loss on both."""
+"""Parts of models with two streams of tokens: a classifier on each stream, the loss on both."""
 
 from __future__ import annotations
 
@@ -13,54 +13,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrim.errors import VitrimError
+from vitrim.models.common import Grid
 
 if TYPE_CHECKING:
     from vitrim.tasks.step import Step
-
-Grid = tuple[int, int]
-
-
-def resample_positions(table: Tensor, old: Grid, new: Grid, *, mode: str = "bicubic") -> Tensor:
-    """Resample a table of learned positions to another grid.
-
-    As `timm.layers.resample_abs_pos_embed`, but in the precision of the table where that is more than float32.
-
-    Args:
-        table: (1, H * W, C), rows first, without prefix tokens.
-        old: rows and columns (H, W) of the table.
-        new: rows and columns (H', W') wanted.
-        mode: ``bicubic`` or ``bilinear``, both antialiased.
-
-    Returns:
-        (1, H' * W', C); the table itself where the grids are equal.
-
-    Example:
-        >>> resample_positions(torch.ones(1, 4, 8), (2, 2), (3, 5)).shape
-        torch.Size([1, 15, 8])
-    """
-    if old == new:
-        return table
-    grid = table.to(torch.promote_types(table.dtype, torch.float32)).unflatten(1, old).permute(0, 3, 1, 2)
-    grid = F.interpolate(grid, size=new, mode=mode, antialias=True, align_corners=False)
-    return grid.flatten(2).transpose(1, 2).to(table.dtype)
-
-
-def fit_positions(state: dict[str, Tensor], name: str, grid: Grid, num_prefix: int = 0) -> None:
-    """Resample the position table ``name`` of a checkpoint, if there is one, to ``grid``, in place.
-
-    The table must be one of a square grid behind ``num_prefix`` rows, which are kept.
-
-    Example:
-        >>> state = {"pos_embed": torch.ones(1, 1 + 4, 8)}
-        >>> fit_positions(state, "pos_embed", (3, 5), num_prefix=1)
-        >>> state["pos_embed"].shape
-        torch.Size([1, 16, 8])
-    """
-    if name in state and state[name].shape[1] != num_prefix + grid[0] * grid[1]:
-        table = state[name]
-        side = round((table.shape[1] - num_prefix) ** 0.5)
-        resampled = resample_positions(table[:, num_prefix:], (side, side), grid)
-        state[name] = torch.cat((table[:, :num_prefix], resampled), dim=1)
 
 
 def join_keys_and_values(state: dict[str, Tensor], module: str) -> None:
@@ -110,7 +66,6 @@ class TwoStreamClassifier(nn.Module):
         num_classes: classes K; 0 for no classifiers.
         global_pool: ``avg``; there is no other.
         drop_rate: dropout before the classifiers.
-        norm_eps: of the LayerNorms between pooling and classifier.
 
     Raises:
         VitrimError: another pooling.
@@ -127,7 +82,6 @@ class TwoStreamClassifier(nn.Module):
         num_classes: int,
         global_pool: str,
         drop_rate: float = 0.0,
-        norm_eps: float = 1e-6,
     ) -> None:
         super().__init__()
         self.check_pool(global_pool)
@@ -136,8 +90,8 @@ class TwoStreamClassifier(nn.Module):
         self.global_pool = global_pool
         self.num_classes = num_classes
         self.num_features = self.head_hidden_size = self.embed_dim = dim
-        self.fc_norm = LayerNorm(dim, eps=norm_eps)
-        self.auxiliary_fc_norm = LayerNorm(dim, eps=norm_eps)
+        self.fc_norm = LayerNorm(dim, eps=1e-6)
+        self.auxiliary_fc_norm = LayerNorm(dim, eps=1e-6)
         self.head_drop = nn.Dropout(drop_rate)
         self.head = classifier(dim, num_classes)
         self.auxiliary_head = classifier(dim, num_classes)

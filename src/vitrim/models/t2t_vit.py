@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vitrim.core.matching import full_precision
 from vitrim.core.tokens import decision_dtype
-from vitrim.models.common import Stem, create, pretrained_cfg, renamed, resampled_positions, unwrapped
+from vitrim.models.common import Stem, create, fit_positions, pretrained_cfg, renamed, unwrapped
 
 __all__ = ["T2TViT", "checkpoint_filter_fn", "sinusoid_table"]
 
@@ -69,19 +69,16 @@ class TokenPerformer(nn.Module):
     computed in at least float32.
     """
 
-    def __init__(
-        self, in_dim: int, dim: int, *, num_features: int | None = None, dropout: float = 0.1, **place: Any
-    ) -> None:
+    def __init__(self, in_dim: int, dim: int, **place: Any) -> None:
         super().__init__()
         self.dim = dim
-        num_features = max(dim // 2, 1) if num_features is None else num_features
-        self.w = nn.Parameter(torch.empty(num_features, dim, **place), requires_grad=False)
+        self.w = nn.Parameter(torch.empty(max(dim // 2, 1), dim, **place), requires_grad=False)
         self.kqv = nn.Linear(in_dim, 3 * dim, **place)
         self.proj = nn.Linear(dim, dim, **place)
         self.norm1 = nn.LayerNorm(in_dim, **place)
         self.norm2 = nn.LayerNorm(dim, **place)
         self.mlp = nn.Sequential(nn.Linear(dim, dim, **place), nn.GELU(), nn.Linear(dim, dim, **place))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(0.1)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -271,12 +268,12 @@ def checkpoint_filter_fn(checkpoint: Mapping[str, Any], model: T2TViT) -> dict[s
     Positions are resampled to the grid of ``model``.
 
     Example:
-        >>> checkpoint_filter_fn({"state_dict": {"module.tokens_to_token.project.bias": torch.zeros(1)}}, None)
+        >>> model = T2TViT(embed_dim=32, depth=1, num_heads=2)
+        >>> checkpoint_filter_fn({"state_dict": {"module.tokens_to_token.project.bias": torch.zeros(1)}}, model)
         {'patch_embed.project.bias': tensor([0.])}
     """
     state = renamed(unwrapped(checkpoint), [(r"^tokens_to_token\.", "patch_embed.")])
-    if "pos_embed" in state:
-        state["pos_embed"] = resampled_positions(state["pos_embed"], model)
+    fit_positions(state, "pos_embed", model.patch_embed.grid_size, num_prefix=1)
     return state
 
 

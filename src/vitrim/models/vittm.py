@@ -29,10 +29,9 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from vitrim.errors import VitrimError, check_known
-from vitrim.models.common import create, pretrained_cfg, renamed, unwrapped
+from vitrim.models.common import create, fit_positions, pretrained_cfg, renamed, unwrapped
 from vitrim.models.streams import (
     TwoStreamClassifier,
-    fit_positions,
     grid_of,
     initialise,
     join_keys_and_values,

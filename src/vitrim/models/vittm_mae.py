@@ -42,16 +42,13 @@ class StreamMask(NamedTuple):
     masked: Tensor
 
 
-def random_mask(
-    batch: int, num_patches: int, ratio: float = MASK_RATIO, *, generator: torch.Generator | None = None
-) -> StreamMask:
+def random_mask(batch: int, num_patches: int, ratio: float = MASK_RATIO) -> StreamMask:
     """Mask a random share of the patches, others in every image.
 
     Args:
         batch: images B.
         num_patches: patches N of the stream.
         ratio: share to mask, between 0 and 1; the number kept is rounded down, but at least 1.
-        generator: CPU random numbers.
 
     Raises:
         VitrimError: the ratio masks nothing or is not between 0 and 1.
@@ -63,7 +60,7 @@ def random_mask(
     kept = max(int(num_patches * (1 - ratio)), 1)
     if not 0 < ratio < 1 or kept == num_patches:
         raise VitrimError(f"a mask ratio of {ratio} on {num_patches} patches: it must mask some and be below 1")
-    order = torch.rand(batch, num_patches, generator=generator).argsort(1)
+    order = torch.rand(batch, num_patches).argsort(1)
     return StreamMask(order[:, :kept], order[:, kept:])
 
 
@@ -196,12 +193,7 @@ class MaskedViTTM(nn.Module):
         return self.encoder.pretrained_cfg
 
     def random_masks(
-        self,
-        batch: int,
-        ratio: float = MASK_RATIO,
-        *,
-        matched: bool = False,
-        generator: torch.Generator | None = None,
+        self, batch: int, ratio: float = MASK_RATIO, *, matched: bool = False
     ) -> tuple[StreamMask, StreamMask]:
         """Draw masks of memory and process for ``batch`` images: independent, or ``matched``, one for both.
 
@@ -211,10 +203,10 @@ class MaskedViTTM(nn.Module):
             VitrimError: as `random_mask` and `matched_mask`.
         """
         memory, process = self.encoder.embed.grids
-        process_mask = self._placed(random_mask(batch, process[0] * process[1], ratio, generator=generator))
+        process_mask = self._placed(random_mask(batch, process[0] * process[1], ratio))
         if matched:
             return matched_mask(process_mask, process, memory), process_mask
-        return self._placed(random_mask(batch, memory[0] * memory[1], ratio, generator=generator)), process_mask
+        return self._placed(random_mask(batch, memory[0] * memory[1], ratio)), process_mask
 
     def _placed(self, mask: StreamMask) -> StreamMask:
         return StreamMask(*(part.to(self.mask_token.device) for part in mask))

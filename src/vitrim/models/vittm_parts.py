@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from vitrim.core.attention import merge_heads, split_heads
 from vitrim.core.block import Exchange
-from vitrim.models.streams import Grid, grid_of, position_table, resample_positions
+from vitrim.models.common import Grid, resample_positions
+from vitrim.models.streams import grid_of, position_table
 
 __all__ = ["FUSIONS", "HEADS", "Fusion", "ReadWriteHead", "StreamEmbed"]
 

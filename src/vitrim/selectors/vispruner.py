@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -57,7 +58,7 @@ def diverse(alike: Tensor, tokens: int) -> Tensor:
     """
     if compiled.suit(alike[:1, :1]):  # whatever its size: one round waits for the other
         left = torch.empty(len(alike), tokens, dtype=torch.int64)
-        compiled.DIVERSE(alike, PER_ROUND, left)
+        DIVERSE(alike, PER_ROUND, left)
         return left
     images = torch.arange(len(alike), device=alike.device)[:, None]
     own = left = torch.arange(alike.shape[1], device=alike.device).expand(alike.shape[:2])
@@ -99,3 +100,24 @@ class VisPruner(Selector):
         assert seen.scores is not None
         budget = self.budget(seen.scores.shape[1])
         return [Choice(kept) for kept in important_and_diverse(seen.scores, seen.features, budget, self.important)[0]]
+
+
+def _diverse(alike: Any, step: int, left: Any) -> None:
+    """Fill ``left`` (B, T) as `diverse` does, from ``alike`` (B, S, S), as a loop."""
+    wanted = left.shape[1]
+    for b in range(len(alike)):
+        own = np.arange(alike.shape[1])
+        while len(own) > wanted:
+            drop = min(step, len(own) - wanted, len(own) // 2)
+            even, odd = own[0::2].copy(), own[1::2].copy()
+            nearest = np.empty(len(even), alike.dtype)
+            for i in range(len(even)):
+                row, best = alike[b, even[i]], -alike.dtype.type(np.inf)
+                for other in odd:
+                    best = max(best, row[other])
+                nearest[i] = -best
+            own = np.concatenate((even[np.argsort(nearest, kind="mergesort")][drop:], odd))
+        left[b] = own
+
+
+DIVERSE = compiled.Loop(_diverse)

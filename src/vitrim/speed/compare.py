@@ -243,7 +243,7 @@ class OnEngine(Contestant):
     Args:
         model: dense or reduced, in the dtype of the engine.
         reduction: of a reduced ``model``.
-        run: made of it for batches of ``size``; a smaller one is filled up.
+        run: made of it for batches of ``size``; a larger one is split, and what is left filled up.
         size: B.
     """
 
@@ -252,10 +252,12 @@ class OnEngine(Contestant):
     ) -> None:
         shadow, program = shared_copy(model), Program(model)
 
+        def batch(images: Tensor) -> Tensor:
+            full = torch.cat([images, images[:1].expand(size - len(images), *images.shape[1:])])
+            return program.tensor(run(full.to(engine.dtype)))[: len(images)].float()
+
         def forward(images: Tensor) -> Tensor:
-            count = len(images)
-            full = torch.cat([images, images[:1].expand(size - count, *images.shape[1:])])
-            return program.tensor(run(full.to(engine.dtype)))[:count].float()
+            return torch.cat([batch(some) for some in images.split(size)])
 
         shadow.forward = forward
         super().__init__(shadow, task, reduction)
@@ -298,7 +300,9 @@ def score_on_engines(
     with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in engines)):
         for engine in engines:
             for number, config in enumerate((None, *methods.values())):
-                if config is not None and engine.obstacle(config, size) is not None:
+                # methods that follow the image run on most engines one image at a time, whatever is read at once
+                at = size if config is None or engine.obstacle(config, size) is None else 1
+                if config is not None and engine.obstacle(config, at) is not None:
                     continue
                 copied = in_dtype(model, engine.dtype)
                 reduction = None if config is None else reduce_(copied, config)
@@ -306,9 +310,9 @@ def score_on_engines(
                     take_learned(reduction, learned)
                 place = Path(folder) / f"{number}-{engine.dtype}"
                 place.mkdir(exist_ok=True)
-                given = first.to(device, engine.dtype)
+                given = first[:at].to(device, engine.dtype)
                 run = engine.prepare(copied, given, place, calibration)
-                found.append((OnEngine(copied, task, reduction, engine, run, size), engine))
+                found.append((OnEngine(copied, task, reduction, engine, run, at), engine))
         models = [exact, *(one for one, _ in found)]
         probes = [one for one in standard_probes(task) if not isinstance(one, MacsProbe | Tokens)]  # fp32 has them
         measurement = Measurement(models, [*probes, *paired_probes(task)], task, seed=seed)

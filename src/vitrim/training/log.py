@@ -9,10 +9,10 @@ from __future__ import annotations
 import csv
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from accelerate.tracking import (
     LOGGER_TYPE_TO_CLASS,
@@ -30,6 +30,8 @@ from vitrim.files import json_text, replaced, whole_lines
 from vitrim.weights import EVALUATIONS, UPDATES
 
 TENSORBOARD = "tensorboard"
+SECONDS_BETWEEN_LINES = 30.0
+"""Of progress where there is no terminal."""
 PROJECT = "vitrim"
 """The project under which trackers file a run."""
 
@@ -57,50 +59,23 @@ class Log:
             return
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            for path, drop in ((folder / UPDATES, self._drop_updates), (folder / EVALUATIONS, self._drop_evaluations)):
-                if path.exists():
-                    drop(path, from_update)
-
-    def _drop_updates(self, path: Path, from_update: int) -> None:
-        def cells(line: bytes) -> list[str]:
-            try:
-                return next(csv.reader([line.decode("utf-8").rstrip("\r")]), [])
-            except csv.Error as error:
-                raise ValueError(str(error)) from None
-
-        def row(line: bytes) -> dict[str, str]:
-            found, columns = cells(line), self.columns or []
-            if not columns or len(found) != len(columns):
-                raise ValueError(f"expected {len(columns)} cells, got {len(found)}")
-            named = dict(zip(columns, found, strict=True))
-            if found != columns:  # those of an update are numbers, and its own is a whole one
-                int(named["update"])
-                for cell in found:
-                    float(cell or "nan")
-            return named
-
-        lines, _ = whole_lines(path, cells)
-        self.columns = lines[0] if lines else None
+            updates, evaluations = folder / UPDATES, folder / EVALUATIONS
+            _keep(updates, self._update_of, from_update - 1)
+            _keep(evaluations, _evaluation_of, from_update)
         if self.columns is not None and "update" not in self.columns:
-            raise VitrimError(f"{path}, line 1, is damaged: it names no column 'update'")
-        rows, _ = whole_lines(path, row)
-        with replaced(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
-            if self.columns is not None:
-                writer = csv.DictWriter(file, self.columns)
-                writer.writeheader()
-                writer.writerows(row for row in rows[1:] if int(row["update"]) < from_update)
+            raise VitrimError(f"{updates}, line 1, is damaged: it names no column 'update'")
 
-    def _drop_evaluations(self, path: Path, from_update: int) -> None:
-        def evaluation(line: bytes) -> tuple[int, str]:
-            row = json.loads(line)
-            if not isinstance(row, dict) or type(row.get("update")) is not int:
-                raise ValueError("expected an object with the number of an update")
-            return row["update"], line.decode("utf-8")
-
-        rows, _ = whole_lines(path, evaluation)
-        with replaced(path) as beside:
-            kept = "".join(f"{line}\n" for update, line in rows if update <= from_update)
-            beside.write_text(kept, encoding="utf-8")
+    def _update_of(self, line: bytes) -> int:
+        """The number of the update of a row of numbers; -1 of the header."""
+        cells = line.decode("utf-8").rstrip("\r").split(",")
+        if self.columns is None:
+            self.columns = cells
+            return -1
+        if len(cells) != len(self.columns):
+            raise ValueError(f"expected {len(self.columns)} cells, got {len(cells)}")
+        for cell in cells:
+            float(cell or "nan")
+        return int(dict(zip(self.columns, cells, strict=True)).get("update", -1))
 
     def update(self, row: dict[str, float]) -> None:
         """Write the numbers of an update; ``row["update"]`` says which."""
@@ -134,6 +109,22 @@ class Log:
         numbers = {name: value for name, value in row.items() if isinstance(value, int | float) and name != "update"}
         for tracker in self.trackers:
             tracker.log({f"{tag}/{name}": value for name, value in numbers.items()}, step=row["update"])
+
+
+def _evaluation_of(line: bytes) -> int:
+    """The number of the update after which a line of evaluations was written."""
+    row = json.loads(line)
+    if not isinstance(row, dict) or type(row.get("update")) is not int:
+        raise ValueError("expected an object with the number of an update")
+    return cast(int, row["update"])
+
+
+def _keep(path: Path, update_of: Callable[[bytes], int], last: int) -> None:
+    """Drop the lines of a file, if there is one, behind those of the update ``last``."""
+    if path.exists():
+        lines, _ = whole_lines(path, lambda line: (update_of(line), line))
+        with replaced(path) as beside:
+            beside.write_bytes(b"".join(line + b"\n" for update, line in lines if update <= last))
 
 
 @contextmanager
@@ -211,11 +202,10 @@ class Bar:
         console: where it is shown, or None for nowhere.
         start, stop: updates, the first and one beyond the last.
         images: images of an update.
-        every: seconds between lines where there is no terminal.
     """
 
-    def __init__(self, console: Console | None, start: int, stop: int, images: int, *, every: float = 30.0) -> None:
-        self.console, self.stop, self.images, self.every = console, stop, images, every
+    def __init__(self, console: Console | None, start: int, stop: int, images: int) -> None:
+        self.console, self.stop, self.images = console, stop, images
         self.last = time.monotonic()
         self.bar: Progress | None = None
         if console is not None and console.is_terminal:
@@ -235,7 +225,7 @@ class Bar:
         text = f"epoch {epoch:.2f}  loss {loss:.4f}  {images_per_second:.0f} images/s"
         if self.bar is not None:
             self.bar.update(self.task, completed=done, description=text)
-        elif self.console is not None and (time.monotonic() - self.last >= self.every or done == self.stop):
+        elif self.console is not None and (time.monotonic() - self.last >= SECONDS_BETWEEN_LINES or done == self.stop):
             self.last = time.monotonic()
             minutes = round((self.stop - done) * self.images / max(images_per_second, 1e-9) / 60)
             left = f"{minutes // 60}:{minutes % 60:02d} h left"

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import chain, islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -35,9 +34,6 @@ AUTO = "auto"
 MAX_EPOCHS = 1e7
 MAX_REPEATS = 1000
 """Far above any useful value: typing errors are reported at once."""
-MAX_NAME, MAX_DEPTH, MAX_VALUES = 200, 32, 100_000
-"""Limits of a recipe's file: characters of its base's name, how deeply its values may nest, and how many there may be
-with aliases written out."""
 
 # ---- the keys, their defaults and ranges, and which of them fit together ---------------------------------------------
 
@@ -411,9 +407,12 @@ def load_recipe(name: str | Path | Mapping[str, Any], changes: Sequence[str] | M
     layers = [*given, (COMMAND_LINE, nested(changes))]
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    for source, layer in layers:
-        merge(values, layer)
-        origin |= dict.fromkeys(dict(flat(layer)), source)
+    try:
+        for source, layer in layers:
+            merge(values, layer)
+            origin |= dict.fromkeys(dict(flat(layer)), source)
+    except RecursionError:
+        raise VitrimError(f"{own_name}: a section lies within itself") from None
     return resolve(values, name=own_name, origin=origin)
 
 
@@ -459,7 +458,7 @@ def _chain(name: str, path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[str
     else:
         try:
             given = copy.deepcopy(_read_yaml(path.read_text(encoding="utf-8")))  # sections are merged in place
-        except (yaml.YAMLError, ValueError, OSError) as error:  # also a date that does not exist
+        except (*UNREADABLE, OSError) as error:
             raise VitrimError(f"cannot read {path}: {short(error, 500)}") from None
         if not isinstance(given, dict):
             raise VitrimError(f"{path} is not a recipe: expected keys and values")
@@ -472,8 +471,6 @@ def _chain(name: str, path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[str
     if not isinstance(base, str) or not base or (base != Path(base).name and base not in known):
         wanted = "the name of a recipe: a file beside this one, without .yaml, or one of the package"
         raise VitrimError(f"{path}: base is {wanted}, not {short(base)}")
-    if len(base) > MAX_NAME:  # file systems refuse longer ones
-        raise VitrimError(f"{path}: base is a name of at most {MAX_NAME} characters, not {short(base)}")
     near = path.parent / f"{base}.yaml"
     if near.is_file() and not (near == path and base in known):  # a file may be called like the recipe that it changes
         inside = near.is_relative_to(FOLDER)
@@ -485,6 +482,10 @@ def _chain(name: str, path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[str
 
 
 # ---- values as a person writes them: YAML, and key=value with dotted keys --------------------------------------------
+
+
+UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
+"""Errors of reading YAML: also a date that does not exist, and values that lie too deep within each other."""
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -501,28 +502,8 @@ class _UniqueKeys(yaml.SafeLoader):
 
 @lru_cache(maxsize=16)
 def _read_yaml(text: str) -> Any:
-    """Parse YAML that a person could plausibly have written. Kept by text: many recipes have the same base.
-
-    Raises:
-        yaml.YAMLError: it is no YAML, or its values lie too deep, within themselves, or are too many.
-        ValueError: a date that does not exist, or a number of thousands of digits.
-    """
-    try:
-        value = yaml.load(text, _UniqueKeys)
-    except RecursionError:
-        raise yaml.YAMLError(f"values lie more than {MAX_DEPTH} deep within each other") from None
-
-    level, count = [value], 1
-    for _ in range(MAX_DEPTH):
-        groups = [each for each in level if isinstance(each, dict | list | tuple | set)]
-        inside = (each.values() if isinstance(each, dict) else each for each in groups)
-        level = list(islice(chain.from_iterable(inside), MAX_VALUES + 1))
-        count += len(level)
-        if count > MAX_VALUES:
-            raise yaml.YAMLError(f"it has more than {MAX_VALUES} values, its aliases written out")
-        if not level:
-            return value
-    raise yaml.YAMLError(f"values lie more than {MAX_DEPTH} deep within each other, or within themselves")
+    """Parse YAML. Kept by text: many recipes have the same base."""
+    return yaml.load(text, _UniqueKeys)
 
 
 def nested(changes: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
@@ -552,7 +533,7 @@ def nested(changes: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
                 value = text if text.startswith("@") else copy.deepcopy(_read_yaml(text))
             except yaml.MarkedYAMLError:
                 raise VitrimError(f"cannot read '{short(change)}': its value is not YAML") from None
-            except (yaml.YAMLError, ValueError) as error:
+            except UNREADABLE as error:
                 raise VitrimError(f"cannot read '{short(change)}': {short(error, 500)}") from None
             if isinstance(value, str) and not text.startswith("@"):  # YAML 1.1 takes 1e-4 for a text
                 with suppress(ValueError):

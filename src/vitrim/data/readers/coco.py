@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain
-from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +18,7 @@ import numpy as np
 
 from vitrim.data.dataset import MultiLabelDataset, multi_hot
 from vitrim.data.dense import DetectionDataset
-from vitrim.data.objects import SLACK, Outline, areas, examine, from_corner_and_size, misfit
+from vitrim.data.objects import SLACK, Outline, areas, examine, from_corner_and_size, misfit, shown
 from vitrim.data.paths import check_files, existing, pick_split, read_text
 from vitrim.data.readers import register_reader
 from vitrim.errors import DataError
@@ -30,16 +28,7 @@ LONGEST_SIDE = 2**16
 """Most pixels of a side of an image: more than a JPEG file can have."""
 LARGEST_FLOAT = sys.float_info.max
 
-_ABSENT = object()
 _OUTLINE = "segmentation"
-_ID = frozenset({int, str})
-_WHOLE = frozenset({int})
-_NUMBER = frozenset({int, float})
-_TRUTH = frozenset({int, bool})
-_TEXT = frozenset({str})
-_LIST = frozenset({list})
-_VALID_ID = "a whole number or a text"
-_VALID_BOX = "4 finite numbers x, y, width, height, neither width nor height negative"
 
 
 @register_reader("coco", "multilabel")
@@ -67,8 +56,8 @@ def read_coco(path: str, *, split: str | None = None) -> MultiLabelDataset:
         raise DataError(f"{source} has no {_annotations(Path(), 'train')} and no {_annotations(Path(), 'val')}")
     name = pick_split(split, present, source)
     file = _annotations(root, name)
-    found, _ = _common(file, source, _without_outline)
-    rows = {image: objects for image, objects in found.objects.items() if objects}
+    found = read_annotations(file, source, IMAGE, LABEL, _without_outline)
+    rows = {image: objects for image, objects in found.by_image(found.entries.rows).items() if objects}
     paths = [root / f"{name}2014" / found.images[image]["file_name"] for image in rows]
     check_files(paths, source)
     classes = [[found.place[each["category_id"]] for each in objects] for objects in rows.values()]
@@ -105,11 +94,12 @@ def read_coco_objects(path: str, *, split: str | None = None, task: str = "detec
         )
     name = pick_split(split, sorted(years), source)
     file = _annotations(root, name, years[name])
-    found = read_objects(file, source, outlines=task == "instances")
+    outlines = task == "instances"
+    found = read_annotations(file, source, SIZED_IMAGE, OBJECT, _with_outline if outlines else _without_outline)
     images, rows = [], []
-    for image, objects in zip(found.images.values(), found.objects.values(), strict=True):
+    for image, objects in found.by_image(with_area(found, outlines=outlines)).items():
         if name != "train" or any(not each["iscrowd"] for each in objects):
-            images.append(image)
+            images.append(found.images[image])
             rows.append(objects)
     paths = [root / f"{name}{years[name]}" / image["file_name"] for image in images]
     check_files(paths, source)
@@ -120,7 +110,7 @@ def read_coco_objects(path: str, *, split: str | None = None, task: str = "detec
         [[found.place[each["category_id"]] for each in row] for row in rows],
         crowd=[[each["iscrowd"] for each in row] for row in rows],
         area=[[each["area"] for each in row] for row in rows],
-        outlines=[[each["segmentation"].encoded for each in row] for row in rows] if task == "instances" else None,
+        outlines=[[each["segmentation"].encoded for each in row] for row in rows] if outlines else None,
         sizes=[(image["height"], image["width"]) for image in images],
         class_names=found.class_names,
         source=source,
@@ -134,86 +124,44 @@ def _annotations(root: Path, split: str, year: int = 2014) -> Path:
 
 # ---- annotation files ------------------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True)
-class Annotations:
-    """The content of a file.
-
-    Attributes:
-        file: where it was read.
-        class_names: in the order of the file.
-        images: the entry of every image by its id, in the order of the file.
-        objects: for each image the entries of its objects, in the order of the file; of `read_objects` without those
-            whose box has no area. There, `segmentation` is an `Outline`, or not there.
-        place: the place of every category's id in ``class_names``.
-    """
-
-    file: Path
-    class_names: list[str]
-    images: dict[int | str, dict[str, Any]]
-    objects: dict[int | str, list[dict[str, Any]]]
-    place: dict[int | str, int]
+Id = int | str
+Fields = dict[str, tuple[Callable[[Any], bool], str]]
+"""Fields of an entry by name: when one is right, and the same in words."""
 
 
-def read_objects(file: Path, source: str, *, outlines: bool) -> Annotations:
-    """Read the objects of every image.
-
-    Args:
-        file: in JSON.
-        source: of the data, for messages.
-        outlines: read them too.
-
-    Raises:
-        DataError: as `_common`; or a size, a box, an area, a truth or an outline that is missing, of another form, out
-            of its range or beyond its image.
-    """
-    found, annotations = _common(file, source, _with_outline if outlines else _without_outline)
-    images, valid = Entries(list(found.images.values()), "image", file), f"a whole number from 1 to {LONGEST_SIDE}"
-    sides = []
-    for field in ("height", "width"):
-        side = images.column(field, _WHOLE, valid)
-        images.require(field, (1 <= pixels <= LONGEST_SIDE for pixels in side), valid)
-        sides.append(side)
-    sizes = dict(zip(found.images, zip(*sides, strict=True), strict=True))
-    sizes_of = [sizes[row["image_id"]] for row in annotations.rows]
-    empty = _check_boxes(annotations, np.asarray(sizes_of, dtype=np.float64).reshape(-1, 2))
-    if not set(annotations.column("iscrowd", _TRUTH, "0 or 1")) <= {0, 1}:
-        annotations.require("iscrowd", (row["iscrowd"] in (0, 1) for row in annotations.rows), "0 or 1")
-    valid = "a number from 0 to the pixels of its image"
-    given = annotations.column("area", _NUMBER, valid)
-    for number, (area, (height, width)) in enumerate(zip(given, sizes_of, strict=True)):
-        if not 0 <= area <= (height + SLACK) * (width + SLACK):
-            annotations.refuse(number, "area", valid)
-    objects: dict[int | str, list[dict[str, Any]]] = {image: [] for image in found.images}
-    for number, (row, size, without_area) in enumerate(zip(annotations.rows, sizes_of, empty, strict=True)):
-        if without_area:
-            continue
-        objects[row["image_id"]].append(row)
-        if not outlines:
-            continue
-        outline: Outline | None = row.get(_OUTLINE)
-        if outline is not None:
-            problem = outline.problem or misfit(outline, size)
-            if problem:
-                raise DataError(f"the outline of {annotations.where(number)} {problem}")
-        elif row["iscrowd"]:  # a crowd without an outline gets that of its box
-            x, y, width, height = row["bbox"]
-            right, bottom = x + width, y + height
-            row[_OUTLINE] = Outline(encoded=json.dumps([[x, y, right, y, right, bottom, x, bottom]]).encode())
-        else:
-            raise DataError(
-                f"{annotations.where(number)} has no outline, which task instances needs; valid: a {_OUTLINE} of "
-                "polygons or run lengths"
-            )
-    return Annotations(file, found.class_names, found.images, objects, found.place)
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= LARGEST_FLOAT
 
 
-# ---- checks of columns -----------------------------------------------------------------------------------------------
+def _is_file(value: Any) -> bool:
+    return type(value) is str and "\0" not in value and Path(value).name.strip() not in ("", "..")
+
+
+def _is_box(value: Any) -> bool:
+    return type(value) is list and len(value) == 4 and all(map(_is_number, value)) and min(value[2:]) >= 0
+
+
+_IS_ID = (lambda value: type(value) in (int, str), "a whole number or a text")
+_IS_ID_OF_ONE = (_IS_ID[0], f"the id of one, {_IS_ID[1]}")
+_IS_SIDE = (lambda value: type(value) is int and 1 <= value <= LONGEST_SIDE, f"a whole number from 1 to {LONGEST_SIDE}")
+_IS_AREA = (lambda value: _is_number(value) and value >= 0, "a number from 0 to the pixels of its image")
+
+ID: Fields = {"id": _IS_ID}
+CATEGORY: Fields = {"name": (lambda value: type(value) is str and value.strip() != "", "a text that is not empty")}
+IMAGE: Fields = {"file_name": (_is_file, "the name of a file")}
+SIZED_IMAGE: Fields = {**IMAGE, "height": _IS_SIDE, "width": _IS_SIDE}
+LABEL: Fields = {"image_id": _IS_ID_OF_ONE, "category_id": _IS_ID_OF_ONE}
+OBJECT: Fields = {
+    **LABEL,
+    "bbox": (_is_box, "4 finite numbers x, y, width, height, neither width nor height negative"),
+    "iscrowd": (lambda value: type(value) in (int, bool) and value in (0, 1), "0 or 1"),
+    "area": _IS_AREA,
+}
 
 
 @dataclass(frozen=True)
 class Entries:
-    """The entries of one list of a file, checked column by column: the files of 2017 have 860,000 annotations.
+    """The entries of one list of a file.
 
     Attributes:
         rows: the entries.
@@ -232,75 +180,72 @@ class Entries:
         Raises:
             DataError: it is missing or no list, or an entry is no object.
         """
-        rows = content.get(name, _ABSENT)
-        if type(rows) is not list:
-            found = f"has no {name}" if rows is _ABSENT else f"has {name} {_shown(rows)}"
+        if type(content.get(name)) is not list:
+            found = f"has {name} {shown(content[name])}" if name in content else f"has no {name}"
             raise DataError(f"{file} is not of COCO's form: it {found}; valid: a list of objects")
-        if not set(map(type, rows)) <= {dict}:
-            number = next(number for number, row in enumerate(rows) if type(row) is not dict)
-            raise DataError(f"{what} {number} in {file} is {_shown(rows[number])}; valid: an object")
-        return cls(rows, what, file)
+        for number, row in enumerate(content[name]):
+            if type(row) is not dict:
+                raise DataError(f"{what} {number} in {file} is {shown(row)}; valid: an object")
+        return cls(content[name], what, file)
 
-    def column(self, field: str, kinds: frozenset[type], valid: str) -> list[Any]:
-        """Return a field of every entry, refused if it is missing or of another type."""
-        values = [row.get(field, _ABSENT) for row in self.rows]
-        if not set(map(type, values)) <= kinds:
-            self.require(field, (type(value) in kinds for value in values), valid)
-        return values
-
-    def ids(self) -> list[Any]:
-        """Return the ids, refused if two are the same."""
-        values = self.column("id", _ID, _VALID_ID)
-        self.unique("id", values)
-        return values
-
-    def unique(self, field: str, values: Sequence[Any]) -> None:
-        """Refuse a value that an earlier entry has."""
-        if len(set(values)) == len(values):
-            return
-        first: dict[Any, int] = {}
-        for number, value in enumerate(values):
-            if value in first:
-                self.refuse(number, field, f"one of its own, {self.what} {first[value]} has this one")
-            first[value] = number
-
-    def require(self, field: str, fine: Iterable[bool], valid: str) -> None:
-        """Refuse the first entry whose field is not fine."""
-        for number, one in enumerate(fine):
-            if not one:
-                self.refuse(number, field, valid)
+    def check(self, fields: Fields, *unique: str) -> None:
+        """Refuse an entry without one of the ``fields`` as it must be, or with the value of an earlier one in a field
+        that is ``unique``."""
+        for number, row in enumerate(self.rows):
+            for field, (is_right, valid) in fields.items():
+                if field not in row or not is_right(row[field]):
+                    self.refuse(number, field, valid)
+        for field in unique:
+            first: dict[Any, int] = {}
+            for number, row in enumerate(self.rows):
+                earlier = first.setdefault(row[field], number)
+                if earlier != number:
+                    self.refuse(number, field, f"one of its own, {self.what} {earlier} has this one")
 
     def refuse(self, number: int, field: str, valid: str) -> NoReturn:
         """Raise the error of one entry."""
         row = self.rows[number]
-        found = f"has {field} {_shown(row[field])}" if field in row else f"has no {field}"
+        found = f"has {field} {shown(row[field])}" if field in row else f"has no {field}"
         raise DataError(f"{self.where(number)} {found}; valid: {valid}")
 
     def where(self, number: int) -> str:
         """Name an entry by its place and by its id, which can be looked for in the file."""
         name = self.rows[number].get("id")
-        known = f" (id {_shown(name)})" if type(name) in _ID else ""
+        known = f" (id {shown(name)})" if type(name) in (int, str) else ""
         return f"{self.what} {number}{known} in {self.file}"
 
 
-def _shown(value: Any) -> str:
-    """A value as the file has it, cut off if it is long."""
-    try:
-        text = json.dumps(value)
-    except RecursionError:
-        return "nested too deep"
-    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
+@dataclass(frozen=True)
+class Annotations:
+    """The content of a file.
+
+    Attributes:
+        class_names: in the order of the file.
+        place: the place of every category's id in ``class_names``.
+        images: the entry of every image by its id, in the order of the file.
+        entries: the annotations; in those of `_with_outline`, ``segmentation`` is an `Outline`, or not there.
+    """
+
+    class_names: list[str]
+    place: dict[Id, int]
+    images: dict[Id, dict[str, Any]]
+    entries: Entries
+
+    def by_image(self, rows: Iterable[dict[str, Any]]) -> dict[Id, list[dict[str, Any]]]:
+        """Those of the annotations, for every image, in the order of the file."""
+        found: dict[Id, list[dict[str, Any]]] = {image: [] for image in self.images}
+        for row in rows:
+            found[row["image_id"]].append(row)
+        return found
 
 
-# ---- the file --------------------------------------------------------------------------------------------------------
-
-
-def _common(file: Path, source: str, hook: Any) -> tuple[Annotations, Entries]:
-    """Read a file and check what every task reads.
+def read_annotations(file: Path, source: str, image: Fields, annotation: Fields, hook: Any) -> Annotations:
+    """Read a file and check what is read of it.
 
     Args:
         file: in JSON.
         source: of the data, for messages.
+        image, annotation: the fields of an image and of an annotation that are read.
         hook: for each object of the file, changed in place.
 
     Raises:
@@ -315,33 +260,25 @@ def _common(file: Path, source: str, hook: Any) -> tuple[Annotations, Entries]:
     except RecursionError as error:
         raise DataError(f"cannot read {file}: its lists are nested too deep for JSON") from error
     if type(content) is not dict:
-        raise DataError(f"{file} is not of COCO's form: {_shown(content)}; valid: an object with images, annotations")
+        raise DataError(f"{file} is not of COCO's form: {shown(content)}; valid: an object with images, annotations")
     categories = Entries.of(content, "categories", "category", file)
+    categories.check({**ID, **CATEGORY}, "id", "name")
     if not categories.rows:
         raise DataError(f"{file} lists no categories; valid: at least one")
-    place = {name: number for number, name in enumerate(categories.ids())}
-    class_names = categories.column("name", _TEXT, "a text")
-    categories.require("name", (bool(name.strip()) for name in class_names), "a text that is not empty")
-    categories.unique("name", class_names)
     images = Entries.of(content, "images", "image", file)
-    by_id = dict(zip(images.ids(), images.rows, strict=True))
-    names = images.column("file_name", _TEXT, "the name of a file")
-    fine = ("\0" not in name and Path(name).name.strip() not in ("", "..") for name in names)
-    images.require("file_name", fine, "the name of a file")
-    images.unique("file_name", names)
+    images.check({**ID, **image}, "id", "file_name")
     annotations = Entries.of(content, "annotations", "annotation", file)
     if any("id" in row for row in annotations.rows):  # nobody reads them
-        annotations.ids()
-    objects: dict[int | str, list[dict[str, Any]]] = {image: [] for image in by_id}
-    for field, known, what in (("image_id", by_id, "image"), ("category_id", place, "category")):
-        values = annotations.column(field, _ID, f"the id of one, {_VALID_ID}")
-        if not known.keys() >= set(values):
-            number, value = next((number, value) for number, value in enumerate(values) if value not in known)
-            given = f"{annotations.where(number)} is of {what} {_shown(value)}"
-            raise DataError(f"{given}, which is not in its list; valid: the ids of {len(known)}")
-    for row in annotations.rows:
-        objects[row["image_id"]].append(row)
-    return Annotations(file, class_names, by_id, objects, place), annotations
+        annotations.check(ID, "id")
+    annotations.check(annotation)
+    place = {row["id"]: number for number, row in enumerate(categories.rows)}
+    by_id = {row["id"]: row for row in images.rows}
+    for number, row in enumerate(annotations.rows):
+        for known, what in ((by_id, "image"), (place, "category")):
+            if row[f"{what}_id"] not in known:
+                given = f"{annotations.where(number)} is of {what} {shown(row[f'{what}_id'])}"
+                raise DataError(f"{given}, which is not in its list; valid: the ids of {len(known)}")
+    return Annotations([row["name"] for row in categories.rows], place, by_id, annotations)
 
 
 def _without_outline(value: dict[str, Any]) -> dict[str, Any]:
@@ -360,26 +297,51 @@ def _with_outline(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-# ---- objects ---------------------------------------------------------------------------------------------------------
+def with_area(annotations: Annotations, *, outlines: bool) -> list[dict[str, Any]]:
+    """The annotations whose box has an area.
+
+    Args:
+        annotations: with the fields of `OBJECT`, of images with those of `SIZED_IMAGE`.
+        outlines: each has an `Outline` then, a crowd without its own that of its box.
+
+    Raises:
+        DataError: a box, an area or an outline beyond its image, or an outline that is missing or of another form.
+    """
+    entries, kept = annotations.entries, list[dict[str, Any]]()
+    owners = (annotations.images[row["image_id"]] for row in entries.rows)
+    sizes: list[tuple[int, int]] = [(image["height"], image["width"]) for image in owners]
+    empty = _check_boxes(entries, np.array(sizes, dtype=np.float64).reshape(-1, 2))
+    for number, (row, (height, width), without_area) in enumerate(zip(entries.rows, sizes, empty, strict=True)):
+        if row["area"] > (height + SLACK) * (width + SLACK):
+            entries.refuse(number, "area", _IS_AREA[1])
+        if without_area:
+            continue
+        kept.append(row)
+        outline: Outline | None = row.get(_OUTLINE)
+        if outlines and outline is not None:
+            problem = outline.problem or misfit(outline, (height, width))
+            if problem:
+                raise DataError(f"the outline of {entries.where(number)} {problem}")
+        elif outlines and row["iscrowd"]:
+            x, y, wide, tall = row["bbox"]
+            corners = [x, y, x + wide, y, x + wide, y + tall, x, y + tall]
+            row[_OUTLINE] = Outline(encoded=json.dumps([corners]).encode())
+        elif outlines:
+            raise DataError(
+                f"{entries.where(number)} has no outline, which task instances needs; valid: a {_OUTLINE} of polygons "
+                "or run lengths"
+            )
+    return kept
 
 
 def _check_boxes(annotations: Entries, sizes: np.ndarray[Any, Any]) -> list[bool]:
-    """Check all boxes, and return which have no area.
+    """Check that all boxes lie in their images, and return which have no area.
 
     Args:
         annotations: n of them.
         sizes: (n, 2), height and width of the image of each.
     """
-    given = annotations.column("bbox", _LIST, _VALID_BOX)
-    if not set(map(len, given)) <= {4} or not set(map(type, chain.from_iterable(given))) <= _NUMBER:
-        annotations.require("bbox", (len(box) == 4 and {*map(type, box)} <= _NUMBER for box in given), _VALID_BOX)
-    try:
-        boxes = np.array(given, dtype=np.float64).reshape(-1, 4)
-    except OverflowError:  # a whole number that no float can hold
-        boxes = np.array([[value if abs(value) <= LARGEST_FLOAT else inf for value in box] for box in given])
-    fine = np.isfinite(boxes).all(axis=1) & (boxes[:, 2:] >= 0).all(axis=1)
-    if not fine.all():
-        annotations.refuse(int(fine.argmin()), "bbox", _VALID_BOX)
+    boxes = np.array([row["bbox"] for row in annotations.rows], dtype=np.float64).reshape(-1, 4)
     corners = boxes.copy()
     corners[:, 2:] += corners[:, :2]
     stored = corners.astype(np.float32)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from open_clip import SimpleTokenizer
+from open_clip import SimpleTokenizer, get_tokenizer
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from torch import Tensor, nn
 
@@ -48,7 +48,8 @@ class OpenClipLibrary(Library):
         return "the output of the image tower"
 
     def text_embeddings(self, model: Any, texts: Sequence[str]) -> tuple[Tensor, float, float]:
-        """As of any library, with the model's ``tokenizer``, where somebody set one, else the library's own.
+        """As of any library, with the model's ``tokenizer``, where somebody set one, else that of its name, else the
+        library's own.
 
         Raises:
             VitrimError: the model is one tower, or its vocabulary another's.
@@ -58,6 +59,8 @@ class OpenClipLibrary(Library):
                 f"this {type(model).__name__} is the image tower alone: give the whole model, which reads text, too"
             )
         tokenizer, words = getattr(model, "tokenizer", None), getattr(model, "text", model).vocab_size
+        if tokenizer is None and hasattr(model, "tokenizer_name"):
+            tokenizer = get_tokenizer(model.tokenizer_name)
         if tokenizer is None:
             tokenizer = SimpleTokenizer(context_length=model.context_length)
             if tokenizer.vocab_size != words:
