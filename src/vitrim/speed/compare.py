@@ -38,7 +38,7 @@ from vitrim.measure.evaluation import (
     untrained_methods,
     weight_and_class_notes,
 )
-from vitrim.measure.in_files import MethodsAndFiles, OnFile, check_alike, file_words, parted
+from vitrim.measure.in_files import MethodsAndFiles, OnFile, check_alike, file_words, in_batches, parted
 from vitrim.measure.inputs import EMBEDDING, SCORED, ZERO_SHOT, DataSpec
 from vitrim.measure.latency import Budget
 from vitrim.measure.machine import drawing, environment
@@ -253,13 +253,9 @@ class OnEngine(Contestant):
         shadow, program = shared_copy(model), Program(model)
 
         def batch(images: Tensor) -> Tensor:
-            full = torch.cat([images, images[:1].expand(size - len(images), *images.shape[1:])])
-            return program.tensor(run(full.to(engine.dtype)))[: len(images)].float()
+            return program.tensor(run(images.to(engine.dtype))).float()
 
-        def forward(images: Tensor) -> Tensor:
-            return torch.cat([batch(some) for some in images.split(size)])
-
-        shadow.forward = forward
+        shadow.forward = lambda images: in_batches(batch, images, size)
         super().__init__(shadow, task, reduction)
 
 
