@@ -127,7 +127,8 @@ def tune(*, model: AnyModel, data: Data, how: SearchSetup, machine: Machine, out
         from vitrim.measure.records import Processes
         from vitrim.report import Results
         from vitrim.tuning.result import Target
-        from vitrim.tuning.tune import SearchSpec, train_grid, tune, tune_grid
+        from vitrim.tuning.search import SearchSpec
+        from vitrim.tuning.tune import train_grid, tune, tune_grid
 
         machine.start()
         device = machine.device
