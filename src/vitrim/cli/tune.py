@@ -13,14 +13,12 @@ from vitrim.cli.output import Output, resumable
 from vitrim.errors import VitrimError
 from vitrim.progress import progress
 
-Name = Annotated[str, typer.Argument(metavar="[MODEL]", help=f"{MODEL_NAMES}; none with --train")]
-
 
 @dataclass(frozen=True, kw_only=True)
 class AnyModel(Model):
     """One model and its weights, or none."""
 
-    name: Name = ""
+    name: Annotated[str, typer.Argument(metavar="[MODEL]", help=f"{MODEL_NAMES}; none with --train")] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
