@@ -45,9 +45,10 @@ from vitrim.exporting.formats.base import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.copies import dense_copies, reduced_copy
+from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget, FloatArray, fastest, paired_speedup, summarise, time_interleaved
 from vitrim.measure.macs import count_macs
-from vitrim.speed.bench import promised_speedups, random_images
+from vitrim.speed.bench import promised_speedups
 
 Row = dict[str, Any]
 

@@ -28,8 +28,9 @@ from vitrim.exporting.formats.base import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.copies import reduced_copy
+from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
-from vitrim.speed.bench import measure, random_images
+from vitrim.speed.bench import measure
 from vitrim.speed.words import setting_text
 
 Row = dict[str, Any]

@@ -26,8 +26,8 @@ from vitrim.exporting.formats.base import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.copies import dense_copies, reduced_copy
+from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget, paired_speedup, summarise, time_interleaved
-from vitrim.speed.bench import random_images
 
 CHOICES = ("vitrim.core.attention.unfused_is_faster", "vitrim.core.block.unfused_is_faster")
 """Where the choice is read, which is taken out of vitrim's hands here."""

@@ -48,9 +48,9 @@ from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.exporting.formats.base import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
+from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
 from vitrim.measure.memory import peak_memory_mib
-from vitrim.speed.bench import random_images
 from vitrim.speed.engines import Compiled, Eager, Engine, Run
 
 MODELS = ("deit_small_patch16_224", "deit_base_patch16_224", "vit_large_patch16_224", "vit_small_patch14_dinov2")

@@ -24,9 +24,9 @@ from script import from_shell, write_json
 from vitrim.core.method import MethodConfig
 from vitrim.loading import create_model
 from vitrim.measure import machine
+from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
-from vitrim.speed.bench import random_images
-from vitrim.tuning.cost import LatencyCost, MacsCost, eager, within
+from vitrim.tuning.cost import LatencyCost, MacsCost, eager, latency_fit, within
 from vitrim.tuning.space import Space, quiet
 
 METHODS = ("tome", "topk:blocks=[3,6,9]")
@@ -50,17 +50,18 @@ def judge(model: nn.Module, method: str, images: Tensor, budget: Budget, draws: 
     """A row per draw: the error of the fit, and the place that the setting predicted to be the fastest takes."""
     space = Space.of(model, method)
     macs = MacsCost(model, space)
-    latency = LatencyCost.of(model, space, images, budget=budget)
+    fit, _ = latency_fit(space, lambda configs: eager(model, configs, [images], budget))
+    latency = LatencyCost(space, fit)
     rows = []
     for seed in range(draws):
         configs = drawn(space, macs, seed)
         predicted = np.array([latency.share(config) for config in configs])
-        measured, dense_ms = eager(model, configs, images, budget)
+        measured, dense_ms = eager(model, configs, [images], budget)
         rows.append(
             {
                 "method": method,
                 "left_out_mean": latency.error,
-                "left_out_worst": latency.worst,
+                "left_out_worst": fit.worst,
                 "draw": seed,
                 "settings": [config.describe() for config in configs],
                 "predicted": predicted.tolist(),

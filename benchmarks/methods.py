@@ -34,9 +34,10 @@ from vitrim.core.registry import host_of, make_method, methods, parse_method
 from vitrim.errors import ReductionWarning, one_line_errors
 from vitrim.loading import create_model
 from vitrim.measure import machine
+from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile_of
-from vitrim.speed.bench import measure, random_images
+from vitrim.speed.bench import measure
 from vitrim.tuning import match_macs
 
 Row = dict[str, Any]

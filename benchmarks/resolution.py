@@ -36,8 +36,8 @@ from vitrim.errors import ReductionWarning
 from vitrim.exporting.formats.base import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
+from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
-from vitrim.speed.bench import random_images
 from vitrim.speed.engines import Eager
 
 MODELS = ("vit_small_patch16_224", "vit_base_patch16_224")

@@ -56,9 +56,10 @@ def measure_commit(model_name: str, batch_sizes: Sequence[int], threads: int, ro
 
     from vitrim.core.registry import parse_method
     from vitrim.loading import create_model
+    from vitrim.measure.inputs import random_images
     from vitrim.measure.latency import Budget
     from vitrim.measure.machine import processor
-    from vitrim.speed.bench import measure, random_images
+    from vitrim.speed.bench import measure
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)

@@ -18,7 +18,7 @@ import yaml
 from full_matrix import EVERY, FULL_MATRIX
 from golden_files import Reference, using_up
 from older import left_out, refusal
-from vitrim import progress
+from vitrim import loading, progress
 from vitrim.measure.latency import MachineWatch
 from vitrim.speed import bench
 
@@ -150,6 +150,23 @@ def two_processes(uneven: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     tiny.write_text(yaml.safe_dump({**TINY, **COPIES, "dataset": "folders of colours"}))
     in_two_processes(Path(__file__).with_name("training_worker.py"), uneven, tiny, out)
     return out
+
+
+FITTING = set[str]()
+
+
+@pytest.fixture(autouse=True)
+def _models_that_fit_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial of a model on the meta device, a tenth of a second, is made once for every name and options."""
+    check = loading._check_fit
+
+    def known(name: str, options: Any, device: Any) -> None:
+        key = repr((name, options, device))
+        if key not in FITTING:
+            check(name, options, device)
+            FITTING.add(key)
+
+    monkeypatch.setattr(loading, "_check_fit", known)
 
 
 PROFILES: dict[tuple[object, ...], Any] = {}

@@ -18,8 +18,15 @@ PAGE = Path(__file__).parents[1] / "docs" / "running.md"
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("name", ["model.onnx", "model.xml"])
-@pytest.mark.parametrize(("width", "height"), [(61, 47), (40, 83)])
+@pytest.mark.parametrize(
+    ("name", "width", "height"),
+    [
+        ("model.onnx", 61, 47),
+        ("model.xml", 40, 83),
+        pytest.param("model.onnx", 40, 83, marks=pytest.mark.full),
+        pytest.param("model.xml", 61, 47, marks=pytest.mark.full),
+    ],
+)
 def test_a_program_of_the_page_gives_what_the_model_gives(
     name: str, width: int, height: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -97,17 +97,17 @@ def create_model(
         _check_option(name, key, value)
     # sizes are a library's own without options; references and runs come back here with the model that they are of
     if create is hf_model or (options and create in (timm_model, torchvision_model)):
-        _check_fit(name, _created(name, create, own_name, False, options, "meta"), options, torch.device(device))
+        _check_fit(name, options, torch.device(device))
     model: Any = _created(name, create, own_name, pretrained, options, device)
-    if checkpoint is not None:
+    place = None if checkpoint is None else Path(checkpoint)
+    if place is not None:
         from vitrim.reference import class_names
         from vitrim.weights import load_checkpoint, weights_file
 
-        load_checkpoint(model, weights_file(Path(checkpoint)))
-        model.class_names = class_names(Path(checkpoint))
-    weights = weights_of(name, pretrained=pretrained, checkpoint=None if checkpoint is None else Path(checkpoint))
-    learned = learned_reduction(name, None if checkpoint is None else Path(checkpoint))
-    model.vitrim_origin = Origin(name, weights, options, learned, _edits(model))
+        load_checkpoint(model, weights_file(place))
+        model.class_names = class_names(place)
+    weights = weights_of(name, pretrained=pretrained, checkpoint=place)
+    model.vitrim_origin = Origin(name, weights, options, learned_reduction(name, place), _edits(model))
     return model.eval()  # type: ignore[no-any-return]
 
 
@@ -186,7 +186,7 @@ def _check_option(name: str, key: str, value: Any) -> None:
         raise VitrimError(f"{name}: {key}={value} must be a number from 0 to 1")
 
 
-def _check_fit(name: str, trial: nn.Module, options: Options, device: torch.device) -> None:
+def _check_fit(name: str, options: Options, device: torch.device) -> None:
     """Refuse a model that does not fit into memory or does not take images, judged by one on the meta device.
 
     Raises:
@@ -196,6 +196,7 @@ def _check_fit(name: str, trial: nn.Module, options: Options, device: torch.devi
 
     from vitrim.core.registry import ask
 
+    trial = _created(name, *creator(name), False, options, "meta")
     need = sum(weight.numel() * weight.element_size() for weight in chain(trial.parameters(), trial.buffers()))
     have = memory(device)
     if need > have:
@@ -685,13 +686,14 @@ class ModelSpec:
         place = device if device is not None else self.device if self.device is not None else "cpu"
         given = getattr(self.model, "_orig_mod", self.model)
         how: dict[str, Any] = {"pretrained": self.pretrained, "checkpoint": self.checkpoint, "device": place}
+        how["model_options"] = dict(self.options or {})
         if self.seed is None or not self.named:
-            return load(given, **how, model_options=dict(self.options or {}))
+            return load(given, **how)
         import torch
 
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)
-            return load(given, **how, model_options=dict(self.options or {}))
+            return load(given, **how)
 
 
 class Loaded(NamedTuple):
@@ -738,11 +740,9 @@ def load(
         'test_vit'
     """
     if isinstance(model, str):
-        path = None if checkpoint is None else Path(checkpoint)
         options = dict(model_options or {})
-        made = create_model(model, pretrained=pretrained, checkpoint=path, options=options, device=device)
-        weights = weights_of(model, pretrained=pretrained, checkpoint=path)
-        return Loaded(made, model, weights, options, learned_reduction(model, path))
+        made: Any = create_model(model, pretrained=pretrained, checkpoint=checkpoint, options=options, device=device)
+        return Loaded(made, *made.vitrim_origin[:4])
     from torch import nn
 
     from vitrim.core.registry import ask

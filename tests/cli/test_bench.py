@@ -17,11 +17,12 @@ from vitrim.core.registry import parse_method
 from vitrim.errors import MissingPackageError, VitrimError, one_line_errors
 from vitrim.loading import create_model
 from vitrim.measure.copies import reduced_copy
+from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import count_macs, profile_of
 from vitrim.measure.records import Row
 from vitrim.speed import bench as profiling
-from vitrim.speed.bench import measure, promised_speedups, random_images
+from vitrim.speed.bench import measure, promised_speedups
 from vitrim.speed.engines import Compiled, compilation
 from vitrim.speed.words import advice, verdicts
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from full_matrix import cells
 from image_files import write_noise
 from vitrim.data import ImageDataset
 from vitrim.exporting import writing
-from vitrim.exporting.writing import _classes
 from vitrim.loading import create_model
 
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 2}
@@ -208,19 +206,6 @@ def test_a_file_holds_one_method(run: Run) -> None:
     assert (code, out) == (2, "")
     assert err == "error: a file holds one method, got 2: tome:r=2, topk\n"
     assert not Path("m.pt2").exists()
-
-
-def test_a_file_has_the_names_of_the_model_before_those_of_the_images() -> None:
-    """Those of the images only where there are as many, in the order of which nothing is known."""
-    options: dict[str, Any] = {**OPTIONS, "num_classes": 3}
-    model: Any = create_model("test_vit", options=options)
-    images: Any = SimpleNamespace(class_names=["a", "b", "c"])
-    assert _classes(None, model) is None
-    assert _classes(images, model) == ["a", "b", "c"]
-    model.class_names = ["c", "b", "a"]
-    assert _classes(images, model) == _classes(None, model) == ["c", "b", "a"]
-    model.class_names = images.class_names = ["a", "b"]  # of another head
-    assert _classes(images, model) is None
 
 
 def test_as_many_images_as_a_batch_are_enough() -> None:

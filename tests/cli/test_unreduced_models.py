@@ -10,6 +10,7 @@ from torch import nn
 import image_files
 import vitrim
 from cli_runs import exit_code
+from full_matrix import cells
 from vitrim.analysis.analyze import analyze_records
 from vitrim.core.registry import fitting, input_size_of, parse_method
 from vitrim.data import ImageDataset, eval_transform
@@ -87,7 +88,7 @@ def test_bench_and_compare_time_it(name, data):
     assert (row["method"], row["loss"], len(row["speeds"])) == ("dense", 0.0, 1)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", cells(MODELS, ["swin", "vittm"]))
 def test_export_writes_what_it_computes(name, tmp_path):
     model = made(name)
     file = vitrim.export(model, "none", tmp_path / "model.pt2", check=3)

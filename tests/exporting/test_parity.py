@@ -326,7 +326,7 @@ def test_a_wrong_file_is_refused(wrong: str, monkeypatch: pytest.MonkeyPatch) ->
     differs = np.flatnonzero(np.abs(found - right).max(1) > 1e-4)
     assert len(differs)
     assert not check(giving(found, images), model, images).holds
-    for place in differs[:1]:
+    for place in differs[-1:]:  # of the batch of 57: as many changed images run at once
         once = right.copy()
         once[place] = found[place]
         parity = check(giving(once, images), model, images)

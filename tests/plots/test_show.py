@@ -18,7 +18,7 @@ from vitrim.core.registry import host_of
 from vitrim.data import ImageDataset, eval_transform
 from vitrim.errors import VitrimError
 from vitrim.plots.patches import draw_kept
-from vitrim.plots.show import MethodRow, _class_names, draw_show, pixels_of, prepared, rows_of, show
+from vitrim.plots.show import MethodRow, draw_show, pixels_of, prepared, rows_of, show
 
 METHODS = ("topk:keep_rate=0.5", "random:keep_rate=0.5", "tome:r=2")
 IMAGE = torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -235,15 +235,3 @@ def test_another_prediction_than_the_dense_one_is_told() -> None:
     (row,), changed = rows_of(models, image)
     assert (row.same, row.prediction.partition(" (")[0]) == (False, dense.partition(" (")[0])
     assert changed.partition(" (")[0] != dense.partition(" (")[0]
-
-
-def test_classes_have_the_names_of_the_model_then_of_the_data(model: nn.Module) -> None:
-    """Those of the data count where the model has none, and neither where there are too many or too few."""
-    data = ImageDataset([b""], [0], class_names=["d0", "d1", "d2", "d3", "d4"])
-    assert list(_class_names(model, data) or ()) == data.class_names
-    named = small(num_classes=5)
-    named.class_names = ["m0", "m1", "m2", "m3", "m4"]
-    assert list(_class_names(named, data) or ()) == named.class_names
-    named.class_names = ["m0", "m1"]
-    assert list(_class_names(named, data) or ()) == data.class_names
-    assert _class_names(named, ImageDataset([b""], [0], class_names=["d0"])) is None

@@ -400,8 +400,8 @@ def test_scores_of_an_engine_read_int8_ranges_from_the_first_images(source: Path
     dataset = load_images(source)
     dataset.transform = eval_transform(host)
     engine = Rounding("int8")
-    (rows,) = score_on_engines(host, METHODS, [engine], lambda: as_batches(batches(dataset, 8)), task)
-    assert [found.method for found in rows] == ["dense", "tome:r=2"]
+    rows = score_on_engines(host, METHODS, [engine], lambda: as_batches(batches(dataset, 8)), task)
+    assert [(row.method, one) for row, one in rows] == [("dense", engine), ("tome:r=2", engine)]
     assert engine.calibrated == [60, 60]
     assert not hasattr(host, "vitrim_reduction")
 

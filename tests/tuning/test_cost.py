@@ -15,7 +15,7 @@ from vitrim.core.registry import make_method, methods
 from vitrim.errors import VitrimError
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile_of
-from vitrim.tuning.cost import Fit, LatencyCost, MacsCost, samples
+from vitrim.tuning.cost import Fit, LatencyCost, MacsCost, eager, latency_fit, samples
 from vitrim.tuning.space import Space, quiet
 
 IMAGES = torch.zeros(2, 3, 32, 32)
@@ -67,20 +67,18 @@ def test_the_latency_of_a_method_that_adapts_follows_the_tokens_of_real_images(m
                 left += sum(reduction.mean_tokens_per_block)
         return 3.0 + left / len(images)
 
-    seen: list[int] = []
-
-    def clock(model: Any, configs: Any, batches: Any, budget: Any) -> tuple[Any, float]:
-        seen.append(len(batches))
+    def clock(configs: Any) -> tuple[Any, float]:
         return np.array([milliseconds(config) / 100.0 for config in configs]), 100.0
 
     with quiet():
-        cost = LatencyCost.of(model, space, images, number=20, timer=clock, counted=MacsCost(model, space, images))
+        counted = MacsCost(model, space, images)
+        fit, dense_ms = latency_fit(space, clock, number=20, counted=counted)
+        cost = LatencyCost(space, fit, counted=counted)
         configs = samples(space, 6, seed=5)
         counts = [milliseconds(config) for config in configs]
     assert len(set(counts)) > 1
-    assert set(seen) == {len(images)}
     for config, expected in zip(configs, counts, strict=True):
-        assert cost.milliseconds(config) == pytest.approx(expected, rel=0.01)
+        assert dense_ms * cost.share(config) == pytest.approx(expected, rel=0.01)
 
 
 def test_planted_coefficients_are_recovered_and_errors_are_those_of_leaving_one_out() -> None:
@@ -102,11 +100,12 @@ def test_planted_coefficients_are_recovered_and_errors_are_those_of_leaving_one_
 def test_latency_is_timed_on_this_device_and_states_its_error(model: VisionTransformer) -> None:
     space = Space.of(model, "tome")
     with quiet():
-        cost = LatencyCost.of(model, space, [IMAGES], budget=Budget(1, 0.0, 1, 0), number=8)
-    config = vitrim.ToMe(r=4)
-    assert cost.dense_ms > 0.0
-    assert 0.0 <= cost.error <= cost.worst
-    assert cost.milliseconds(config) == cost.share(config) * cost.dense_ms
+        fit, dense_ms = latency_fit(
+            space, lambda configs: eager(model, configs, [IMAGES], Budget(1, 0.0, 1, 0)), number=8
+        )
+    assert dense_ms > 0.0
+    assert 0.0 <= fit.error <= fit.worst
+    assert LatencyCost(space, fit).error == fit.error
 
 
 def test_settings_that_are_timed_more_are_fitted_with_the_first_ones(model: VisionTransformer) -> None:
@@ -114,13 +113,13 @@ def test_settings_that_are_timed_more_are_fitted_with_the_first_ones(model: Visi
     asked: list[np.ndarray[Any, Any]] = []
     noise = np.random.default_rng(0)
 
-    def timed(model: Any, configs: Any, *rest: Any) -> tuple[Any, float]:
+    def timed(configs: Any) -> tuple[Any, float]:
         asked.append(noise.uniform(0.7, 1.3, len(configs)))
         return asked[-1], 10.0
 
     space = Space.of(model, "tome")
     with quiet():
-        cost = LatencyCost.of(model, space, [IMAGES], number=12, timer=timed)
+        cost = LatencyCost(space, latency_fit(space, timed, number=12)[0])
         configs = samples(space, 18, 0)
     assert [len(each) for each in asked] == [12, 6]
     terms = []

@@ -18,7 +18,7 @@ from vitrim.errors import VitrimError
 from vitrim.speed.engines import Eager, Run
 from vitrim.tuning import cost as costs
 from vitrim.tuning import search
-from vitrim.tuning.cost import LatencyCost, eager, timer_on
+from vitrim.tuning.cost import LatencyCost, eager, latency_fit, timer_on
 from vitrim.tuning.space import Space, quiet
 
 IMAGES = torch.zeros(1, 3, 32, 32)
@@ -78,9 +78,9 @@ def test_a_latency_is_that_of_the_engine(model: VisionTransformer, together: lis
     space = Space.of(model, "tome")
     timer = timer_on([Graph("quick", 0.5, together)])
     with quiet():
-        cost = LatencyCost.of(model, space, [IMAGES], timer=timer, number=8)
-    assert cost.worst < 1e-6
-    assert cost.milliseconds(vitrim.ToMe(r=4)) == pytest.approx(0.5 * (12 + 8))
+        fit, dense_ms = latency_fit(space, lambda configs: timer(model, configs, [IMAGES], None), number=8)
+    assert fit.worst < 1e-6
+    assert dense_ms * LatencyCost(space, fit).share(vitrim.ToMe(r=4)) == pytest.approx(0.5 * (12 + 8))
 
 
 def test_a_method_that_does_not_run_on_every_engine_is_refused(model: VisionTransformer, together: list[int]) -> None:

@@ -22,6 +22,7 @@ from vitrim.errors import VitrimError
 from vitrim.files import check_file
 from vitrim.loading import load_reference
 from vitrim.measure.evaluation import standard_probes, task_of
+from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
 from vitrim.measure.machine import environment, set_threads
 from vitrim.measure.macs import profile_of
@@ -31,7 +32,7 @@ from vitrim.methods.atm import ATM
 from vitrim.plots.charts import plot_accuracy_over_macs
 from vitrim.plots.patches import plot_merged
 from vitrim.report import Report, Table
-from vitrim.speed.bench import measure, random_images
+from vitrim.speed.bench import measure
 from vitrim.tuning import match_macs
 
 # Amounts that cut the MACs of the digits model by about 30 and 50 %; the table shows what they really cut.

@@ -158,17 +158,18 @@ def export(
         ...     file.metadata["method"], file.metadata["tokens_per_block"][:2]
         ('tome:r=2', [15, 13])
     """
-    spec, source, wished = ModelSpec.of(model), DataSpec.of(images), file or FileSpec()
+    spec, source, wanted = ModelSpec.of(model), DataSpec.of(images), file or FileSpec()
     check_read(spec, MADE)
     check_read(source, (*WHERE, "limit"))
-    precision, preprocess, batch, size = wished.precision, wished.preprocess, wished.batch, wished.size
+    precision, preprocess, batch, size = wanted.precision, wanted.preprocess, wanted.batch, wanted.size
     config = parse_method(method) if isinstance(method, str) else method
-    fixing, capacity = freeze is not False, None if isinstance(freeze, bool) else freeze
+    fixing = freeze is not False
     if fixing and config is None and isinstance(spec.model, nn.Module) and (reduction := get_reduction(spec.model)):
         config = reduction.config
-    _check_fixing(config, freeze is True, capacity, source.source, source.limit)
+    _check_fixing(config, freeze, source)
     path = as_path(path)
-    wanted = _Wanted(path, format_named(wished.to, path), batch, wished.opset, precision, preprocess)
+    kind = format_named(wanted.to, path)
+    _check_file(wanted, path, kind)
     if precision == "int8" and source.source is None:
         raise VitrimError("int8 finds the ranges of activations on images: give them, with --images DATA or images=")
     tell = on_progress or (lambda _: None)
@@ -184,7 +185,11 @@ def export(
             _check_images(dataset, plain, size, check, batch)
         if fixing and config is not None:
             tell("finding counts")
-            config = _fixed(plain, config, dataset, source.limit or FITTED, capacity, learned)
+            counting = (images for images, _ in batches(dataset, 32, limit=source.limit or FITTED))
+            if freeze is True:
+                config = static.freeze(plain, config, counting, learned=learned)
+            else:
+                config = static.bound(plain, config, counting, quantile=freeze, learned=learned)
         reduced = _reduced(plain, config, learned, batch)
         if bench and _follows(reduced):
             raise VitrimError(
@@ -201,33 +206,32 @@ def export(
             calibrating = torch.diff(parts, prepend=torch.tensor([-1])) > 0 if own else parts < 0
             check, calibration = (every[~calibrating] if check else 0), every[calibrating]
         compared = _images(check, shape, batch, preprocess)
-        names = _classes(dataset, reduced) if wished.classes is None else wished.classes
+        others = None if dataset is None else dataset.class_names
+        names = class_names(reduced, others) if wanted.classes is None else wanted.classes
         counted: Any = torch.zeros(1, *shape)
         if _follows(reduced):
             counted = _images(1, shape, batch, preprocess) if compared is None else compared[:CHECKED]
             counted = Program(reduced, told).normalised(counted) if preprocess else counted
-        facts = _describe(reduced, counted, told, wished.name or loaded.name, names)
+        facts = _describe(reduced, counted, told, wanted.name or loaded.name, names)
         if _follows(reduced):
             real = dataset is not None or isinstance(check, Tensor)
             facts["counted_on"] = f"{len(counted)} {'images' if real and compared is not None else 'random images'}"
         tell("exporting")
-        with staged(wanted.path) as place:
-            written = _write(wanted, reduced, shape, told, facts, place)
+        with staged(path) as place:
+            written = _write(wanted, kind, reduced, shape, told, facts, place)
             if compared is not None:
                 tell("comparing")
                 found = compare(written, reduced, compared)
                 if not found.holds:
-                    raise VitrimError(
-                        f"{wanted.path} is not written: as {wanted.kind.name} it disagrees with the model; {found}"
-                    )
+                    raise VitrimError(f"{path} is not written: as {kind.name} it disagrees with the model; {found}")
                 words = {"parity": str(found), "near_ties": found.near_ties, "largest_difference": found.largest}
                 written = replace(written, metadata={**written.metadata, **words})
-            if precision in wanted.kind.makes:
+            if precision in kind.makes:
                 tell(f"making {precision}")
-                written = _made(written, wanted, calibration, compared, real=dataset is not None)
+                written = _made(written, path, precision, calibration, compared, real=dataset is not None)
             text = json_text(dict(written.metadata), indent=2) + "\n"
             sidecar(place).write_text(text, encoding="utf-8")
-        made = replace(written, path=wanted.path)
+        made = replace(written, path=path)
         report = _report(made, loaded.weights, seed)
         if bench:
             dense = _dense(reduced)
@@ -241,34 +245,25 @@ def export(
     return replace(made, report=report)
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """The options of a file, checked before any work."""
-
-    path: Path
-    kind: type[Format]
-    batch: int | None
-    opset: int
-    precision: str
-    preprocess: bool
-
-    def __post_init__(self) -> None:
-        if self.batch is not None and not 1 <= self.batch <= MAX_BATCH:
-            raise VitrimError(f"batch={self.batch} must be a whole number from 1 to {MAX_BATCH}, or none for any")
-        if self.opset not in OPSETS:
-            raise VitrimError(f"opset={self.opset} must be a whole number from {OPSETS.start} to {OPSETS.stop - 1}")
-        check_known(f"precision of {self.kind.name} files", self.precision, (*self.kind.casts, *self.kind.makes))
-        self.kind.check()
-        if self.precision == "int8":
-            check_quantiser()
-        for file in (self.path, sidecar(self.path), *weights_beside(self.path)):
-            check_file(file)
-            if file.exists() and not file.is_file():
-                raise VitrimError(f"cannot write {file}: it is a device or a pipe, and a model is written as a file")
+def _check_file(wanted: FileSpec, path: Path, kind: type[Format]) -> None:
+    """Refuse, before any work, options that the format does not have, and places that cannot be written."""
+    if wanted.batch is not None and not 1 <= wanted.batch <= MAX_BATCH:
+        raise VitrimError(f"batch={wanted.batch} must be a whole number from 1 to {MAX_BATCH}, or none for any")
+    if wanted.opset not in OPSETS:
+        raise VitrimError(f"opset={wanted.opset} must be a whole number from {OPSETS.start} to {OPSETS.stop - 1}")
+    check_known(f"precision of {kind.name} files", wanted.precision, (*kind.casts, *kind.makes))
+    kind.check()
+    if wanted.precision == "int8":
+        check_quantiser()
+    for file in (path, sidecar(path), *weights_beside(path)):
+        check_file(file)
+        if file.exists() and not file.is_file():
+            raise VitrimError(f"cannot write {file}: it is a device or a pipe, and a model is written as a file")
 
 
 def _write(
-    wanted: _Wanted,
+    wanted: FileSpec,
+    kind: type[Format],
     reduced: nn.Module,
     shape: tuple[int, int, int],
     told: Preprocessing,
@@ -276,7 +271,7 @@ def _write(
     place: Path,
 ) -> Exported:
     """Write the file to ``place``."""
-    weights = wanted.precision if wanted.precision in wanted.kind.casts else "fp32"
+    weights = wanted.precision if wanted.precision in kind.casts else "fp32"
     cast = reduced if weights == "fp32" else copy.deepcopy(reduced).to(PRECISIONS[weights])
     module = Program(cast, told if wanted.preprocess else None).eval()
     channels, height, width = shape
@@ -300,15 +295,21 @@ def _write(
         "weights": weights,
         "precision": weights,
         "opset": wanted.opset,
-        "format": wanted.kind.name,
+        "format": kind.name,
     }
-    nodes = wanted.kind.write(Graph(program, output, json_text(known), wanted.opset, PRECISIONS[weights]), place)
+    nodes = kind.write(Graph(program, output, json_text(known), wanted.opset, PRECISIONS[weights]), place)
     known = {**known, "nodes": nodes}
-    return Exported(place, wanted.kind.name, {"image": inputs}, nodes, size_of(place), known, trust=True)
+    return Exported(place, kind.name, {"image": inputs}, nodes, size_of(place), known, trust=True)
 
 
 def _made(
-    written: Exported, wanted: _Wanted, calibration: Tensor | None, compared: Tensor | None, *, real: bool
+    written: Exported,
+    path: Path,
+    precision: str,
+    calibration: Tensor | None,
+    compared: Tensor | None,
+    *,
+    real: bool,
 ) -> Exported:
     """The file in a precision that its engine makes, in place of the fp32 one, and how it agrees with that.
 
@@ -317,7 +318,7 @@ def _made(
     """
     place, size = written.path, written.batch or 1
     batches = [] if calibration is None else [as_array(each) for each in calibration.split(size) if len(each) == size]
-    made = written.in_precision(wanted.precision, place.with_stem(f"{place.stem}.made"), batches)
+    made = written.in_precision(precision, place.with_stem(f"{place.stem}.made"), batches)
     if compared is not None:
         size = written.batch or 32
         images = [as_array(each) for each in compared.split(size) if len(each) == size or written.batch is None]
@@ -338,7 +339,7 @@ def _made(
             what = f"embeddings with a cosine of {cosines.mean():.4f}, and {ALIKE} or more"
         found = f"{what} as fp32 in {100 * same:.1f} % of {len(ones)} {'images' if real else 'random images'}"
         if not np.isfinite(ones).all() or (real and same < AGREES):
-            raise VitrimError(f"{wanted.path} is not written: {wanted.precision} is too coarse for it; {found}")
+            raise VitrimError(f"{path} is not written: {precision} is too coarse for it; {found}")
         made = replace(made, metadata={**made.metadata, "parity": found, "agreement": float(same)})
     for file in (made.path, *weights_beside(made.path)):
         if file.is_file():
@@ -349,20 +350,19 @@ def _made(
 # ---- what is asked for -----------------------------------------------------------------------------------------------
 
 
-def _check_fixing(
-    config: MethodConfig | None, freeze: bool, capacity: float | None, images: object, limit: int | None
-) -> None:
+def _check_fixing(config: MethodConfig | None, freeze: bool | float, source: DataSpec) -> None:
     """Refuse, before any work, ways to fixed counts without a method that needs them or without images."""
-    asked = freeze or capacity is not None
-    option = "--freeze" if freeze else "--capacity"
-    if capacity is not None and not 0.0 < capacity <= 1.0:
-        raise VitrimError(f"--capacity {capacity} must be above 0 and at most 1: the share of images that fit")
-    if asked and config is None:
+    option = "--freeze" if freeze is True else "--capacity"
+    if freeze is False:
+        if source.limit is not None:
+            raise VitrimError("--limit says on how many images --freeze and --capacity find counts: give one of them")
+        return
+    if not 0.0 < freeze <= 1.0:
+        raise VitrimError(f"{option} {freeze} must be above 0 and at most 1: the share of images that fit")
+    if config is None:
         raise VitrimError(f"{option} is for a method that adapts to the images: give one with -m")
-    if asked and images is None:
+    if source.source is None:
         raise VitrimError(f"{option} finds counts on images: give --images too")
-    if limit is not None and not asked:
-        raise VitrimError("--limit says on how many images --freeze and --capacity find counts: give one of them")
 
 
 def _check_images(
@@ -390,21 +390,6 @@ def _check_images(
             f"{dataset.source} has {len(dataset)} images, too few to compare a file for batches of {batch}: give more, "
             "or --check 0"
         )
-
-
-def _fixed(
-    model: nn.Module,
-    config: MethodConfig,
-    dataset: ImageDataset,
-    limit: int,
-    capacity: float | None,
-    learned: Path | None,
-) -> MethodConfig:
-    """The method with fixed counts, found under the parameters of its own that a run learned."""
-    found = (batch for batch, _ in batches(dataset, 32, limit=limit))
-    if capacity is None:
-        return static.freeze(model, config, found, learned=learned)
-    return static.bound(model, config, found, quantile=capacity, learned=learned)
 
 
 def _plain(model: nn.Module) -> nn.Module:
@@ -472,13 +457,6 @@ def _spread(dataset: ImageDataset, count: int, as_bytes: Preprocessing | None) -
     return images if as_bytes is None else as_read(images, as_bytes)
 
 
-def _classes(dataset: ImageDataset | None, model: nn.Module) -> list[str] | None:
-    """Names of the model's classes: its own, those of the images, or ImageNet's, if there are as many as classes."""
-    host = ask(model)
-    every = (host.class_names(model), None if dataset is None else dataset.class_names, class_names(model))
-    return next((list(names) for names in every if names and len(names) == host.num_classes(model)), None)
-
-
 def _images(wanted: int | Tensor, shape: tuple[int, int, int], batch: int | None, preprocess: bool) -> Tensor | None:
     """The images of the comparison, as the file takes them, or None for no comparison."""
     channels, height, width = shape
@@ -539,7 +517,6 @@ def _describe(
             deviations over them.
         told: the preprocessing of its images; what is not known is None in it.
         name: of the model.
-        classes: names of the classes.
     """
     reduction = get_reduction(model)
     dense = count_macs(_dense(model), images[:1]).total
@@ -590,7 +567,6 @@ def time_exported(
         reduced: the same, reduced as it was exported.
         dense, exported: their files (`dense_file`).
         images: (B, ...) as the file takes them.
-        budget: how long to time.
 
     Returns:
         Four rows, ``engine`` eager and that of the file, each dense and reduced, with ``latency_ms, images_per_second,

@@ -56,7 +56,6 @@ class Contestant:
 
     Args:
         model: what runs. If it is ``watched`` it must be a private copy: hooks that are never taken off are set on it.
-        task: makes the prediction.
         reduction: the handle of a reduced ``model``, made with ``record=True``; None for the dense one.
         watched: whether features and, where ``model`` is a host, tokens are wanted.
     """

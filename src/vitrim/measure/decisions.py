@@ -203,7 +203,6 @@ def read_arrays(file: str | Path, what: str, version: int) -> tuple[dict[str, An
     """The header and the arrays that `write_arrays` wrote. Sizes are checked before an array is read.
 
     Args:
-        file: to read.
         what: the file should be, for the message.
         version: the ``format`` that the header must have.
 

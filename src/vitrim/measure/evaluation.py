@@ -126,7 +126,6 @@ def check_dataset(dataset: Any, task: Task, model: str) -> None:
 
     Args:
         dataset: of this package.
-        task: of the model.
         model: its name on the command line, for the message.
 
     Raises:
@@ -212,8 +211,7 @@ def open_task(loaded: Loaded, data: Any, *, embeddings: bool = False) -> tuple[T
             "tune, optimize and analyze take those"
         )
     if spec.by_name:
-        columns: dict[str, Any] = spec.columns
-        dataset: Any = open_data(spec.source, task=name, **columns, options={**trained, **options})
+        dataset: Any = open_data(spec.source, task=name, **spec.columns, options={**trained, **options})
     else:
         if any(spec.columns.values()) or options:
             raise VitrimError("split, columns and data_options say how to read a source, and a dataset is given")
@@ -329,8 +327,6 @@ def evaluate(
     with drawing(selected or torch.device("cpu"), seed):
         on_file = None if isinstance(spec.model, str | nn.Module) else FileModel(spec.model)
         loaded = (spec if on_file is None else replace(spec, model=on_file)).load("cpu")
-        if on_file is not None:
-            loaded = loaded._replace(name=str(on_file.file.path), weights=str(on_file.file.path))
         beside = list(beside_model.values())
         if beside:
             check_alike(loaded.model, ask(loaded.model).preprocessing(loaded.model), beside)

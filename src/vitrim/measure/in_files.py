@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
 from vitrim.errors import VitrimError
-from vitrim.loading import ModelSpec
+from vitrim.loading import ModelSpec, Origin
 from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.macs import PARTS
 from vitrim.tasks.base import Task
@@ -70,6 +70,7 @@ class FileModel(nn.Module):
                 f"expected a model or its name, e.g. deit_small_patch16_224, or a file, got {type(file).__name__}"
             )
         self.file = file
+        self.vitrim_origin = Origin(str(file.path), str(file.path), {}, None, 0)
         self.place = nn.Parameter(torch.zeros(()), requires_grad=False)  # says that it takes float32 on the CPU
         self.as_bytes = file.metadata["input"].get("dtype") == "uint8"
         sides = [int(side) for side in file.shape[1:]]
@@ -98,18 +99,30 @@ class FileModel(nn.Module):
         return self
 
     def forward(self, images: Tensor) -> Tensor:
-        size = self.file.batch or len(images)
-        found = []
-        for part in self._given(images).split(size):
-            full = torch.cat([part, part[:1].expand(size - len(part), *part.shape[1:])])
-            found.append(torch.from_numpy(self.file.run(full.numpy())[: len(part)]))
-        return torch.cat(found)
+        def run(batch: Tensor) -> Tensor:
+            return torch.from_numpy(self.file.run(batch.numpy()))
+
+        return in_batches(run, self._given(images), self.file.batch or len(images))
 
     def _given(self, images: Tensor) -> Tensor:
         if not self.as_bytes:
             return images.float().contiguous()
         mean, std = (torch.tensor(self.pretrained_cfg[name])[:, None, None] for name in ("mean", "std"))
         return ((images * std + mean) * 255.0).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+
+
+def in_batches(run: Callable[[Tensor], Tensor], images: Tensor, size: int) -> Tensor:
+    """The outputs of ``run``, which takes batches of ``size`` alone: images are split, and what is left filled up.
+
+    Example:
+        >>> in_batches(lambda batch: batch + len(batch), torch.tensor([0, 1, 2]), 2).tolist()
+        [2, 3, 4]
+    """
+    found = []
+    for part in images.split(size):
+        full = torch.cat([part, part[:1].expand(size - len(part), *part.shape[1:])])
+        found.append(run(full)[: len(part)])
+    return torch.cat(found)
 
 
 def parted(methods: MethodsAndFiles) -> tuple[list[MethodConfig], dict[str, FileModel]]:
@@ -130,10 +143,6 @@ def parted(methods: MethodsAndFiles) -> tuple[list[MethodConfig], dict[str, File
 
 class OnFile(Contestant):
     """A file as one that is compared: its predictions, with the counts that its metadata say.
-
-    Args:
-        model: the file.
-        task: makes the prediction.
 
     Raises:
         VitrimError: embeddings are asked for, and it gives logits.

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import saved_method
-from vitrim.core.registry import ask
+from vitrim.core.registry import ask, input_size_of
 from vitrim.data import ImageDataset, eval_transform, load_data, load_images, spread, to_tensor
 from vitrim.errors import VitrimError, check_kinds, check_whole, unknown
 from vitrim.loading import as_trained, load
 from vitrim.measure.copies import reduced_copy
+from vitrim.measure.prefill import Prefill
 from vitrim.tasks import tasks
 
 EMBEDDING = "embedding"
@@ -83,7 +84,7 @@ class DataSpec:
         return isinstance(self.source, str | Path)
 
     @property
-    def columns(self) -> dict[str, str | None]:
+    def columns(self) -> dict[str, Any]:
         """The part of a source, and its columns."""
         return {"split": self.split, "image_column": self.image_column, "label_column": self.label_column}
 
@@ -200,6 +201,20 @@ def open_images(model: nn.Module, images: Any) -> Any:
     if dataset.transform is to_tensor:
         dataset.transform = eval_transform(model)
     return dataset
+
+
+def random_images(model: nn.Module, count: int, seed: int = 0) -> Tensor:
+    """Standard normal images (count, C, H, W), float32 on the CPU, of the size and channels that ``model`` takes.
+
+    (count, n, C, H, W) for a `Prefill` of prompts with n images.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, *image_shape(model), generator=generator)
+
+
+def image_shape(model: nn.Module) -> tuple[int, ...]:
+    """Channels, height and width of the images that ``model`` takes, of a `Prefill` behind the images of a prompt."""
+    return model.shape if isinstance(model, Prefill) else input_size_of(model)
 
 
 def untrained_counts(host: nn.Module, configs: Iterable[MethodConfig], learned: Path | None = None) -> list[str]:

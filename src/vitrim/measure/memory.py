@@ -26,7 +26,6 @@ def peak_memory_mib(run: Callable[[], object], device: torch.device | str = "cpu
 
     Args:
         run: one forward pass, with autograd off if that is what should be measured.
-        device: where it works.
 
     Returns:
         MiB, or None on other devices: they have no such counter.

@@ -191,10 +191,6 @@ class Prompt:
 def as_measured(model: nn.Module, prompt: Prompt | None = None) -> nn.Module:
     """``model`` itself, or where it is a vision-language model its `Prefill` of a prompt.
 
-    Args:
-        model: any.
-        prompt: None: the usual one.
-
     Raises:
         VitrimError: a prompt is described, and the model reads none; and as `Prefill`.
 

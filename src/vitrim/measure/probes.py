@@ -183,9 +183,6 @@ class Agreement(Gauge):
     * ``cosine``: the mean cosine, to the dense model's, of the feature the classifier reads: the class token after the
       last norm; the mean of class and distillation token; or the pooled patches of a model that pools them. Of a
       dense head the mean over the patches; nan where it reads merged tokens, of which there are fewer.
-
-    Args:
-        task: compares predictions.
     """
 
     def __init__(self, task: Task) -> None:
@@ -228,9 +225,6 @@ class Values(Metric):
 
 class Lists(Metric):
     """Tensors (B, ...) of all batches by name, on the CPU: what is recorded of every image.
-
-    Args:
-        names: of the tensors.
 
     Example:
         >>> lists = Lists("ids")
@@ -348,7 +342,6 @@ class PairedLoss(Gauge):
     change. ``kl`` is the mean divergence of `divergence`.
 
     Args:
-        task: compares predictions.
         labels: it is top-1 that is lost; False: agreement with the first model.
     """
 

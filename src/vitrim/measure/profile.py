@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,14 +14,21 @@ from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import get_reduction
-from vitrim.core.registry import ask, has_trunk, input_size_of, parse_methods, reads_prompts
-from vitrim.data import ImageDataset, batches, eval_transform, load_images
-from vitrim.data.decoding import to_tensor
+from vitrim.core.registry import ask, has_trunk, parse_methods, reads_prompts
+from vitrim.data import ImageDataset, batches, load_images
 from vitrim.errors import VitrimError, check_known, check_read, check_whole, one_line_errors
 from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.copies import apart
 from vitrim.measure.earlier import earlier
-from vitrim.measure.inputs import WHERE, DataSpec, untrained_counts, untrained_notes
+from vitrim.measure.inputs import (
+    WHERE,
+    DataSpec,
+    image_shape,
+    open_images,
+    random_images,
+    untrained_counts,
+    untrained_notes,
+)
 from vitrim.measure.machine import drawing, environment
 from vitrim.measure.macs import CONVENTIONS, Profile, profile_of
 from vitrim.measure.prefill import Prefill, Prompt, as_measured
@@ -98,10 +104,9 @@ def profile(
     adaptive = [name for name, each in {one.describe(): one for one in [*own, *configs]}.items() if each.is_adaptive()]
     if limit is not None and not adaptive:
         raise VitrimError("limit says how many images to run, and none are: no method here adapts to its images")
-    columns: dict[str, Any] = spec.columns
-    if not spec.by_name and any(value is not None for value in columns.values()):
+    if not spec.by_name and any(value is not None for value in spec.columns.values()):
         raise VitrimError("split, image_column and label_column say how to read a source of images, and none is given")
-    dataset = load_images(images, **columns) if adaptive and isinstance(images, str | Path) else images
+    dataset = load_images(images, **spec.columns) if adaptive and isinstance(images, str | Path) else images
     source = images.source if isinstance(images, ImageDataset) else None if images is None else str(images)
     count = (limit or IMAGES) if not isinstance(dataset, ImageDataset) else min(limit or IMAGES, len(dataset))
     # shapes are all that counts, unless a method looks at the content
@@ -165,22 +170,12 @@ def _batches(host: nn.Module, dataset: ImageDataset | None, batch_size: int, lim
     """Batches (B, C, H, W) for every method in turn: of ``dataset``, else random ones."""
     weight = next(host.parameters())
     if dataset is not None:
-        read = copy.copy(dataset)
-        read.transform = eval_transform(host) if read.transform is to_tensor else read.transform
-        found = [images for images, _ in batches(read, batch_size, limit=limit)]
+        found = [images for images, _ in batches(open_images(host, dataset), batch_size, limit=limit)]
     elif weight.is_meta:
-        return [torch.empty(1, *_input_size(host), device="meta")]
+        return [torch.empty(1, *image_shape(host), device="meta")]
     else:
-        generator = torch.Generator().manual_seed(seed)
-        found = list(torch.randn(limit, *_input_size(host), generator=generator).split(batch_size))
+        found = list(random_images(host, limit, seed).split(batch_size))
     return [images.to(weight.device, weight.dtype) for images in found]
-
-
-def _input_size(model: nn.Module) -> tuple[int, ...]:
-    """Channels, height and width of the images that ``model`` takes, of a prefill behind the images of a prompt."""
-    if isinstance(model, Prefill):
-        return model.shape
-    return input_size_of(model)
 
 
 # ---- rows, tables, notes ---------------------------------------------------------------------------------------------

@@ -160,7 +160,6 @@ def read(
         batch_size: B, at least 1; the last batch of the dataset may be smaller.
         limit: read at most this many images, spread evenly over the dataset; None for all.
         workers: processes that decode images for this one, 0 for itself.
-        processes: this process and its like.
         done: how many batches of this process were run before, and are not read again.
         collate: makes images (B, C, H, W) and targets of B items; by default they are stacked.
 

@@ -207,7 +207,6 @@ def run(
         model: a supported host that is not reduced; it is left as it was.
         methods: configs or their text form; each becomes one row after the dense one.
         batches: pairs of images (B, C, H, W) and targets, or `Batch` objects; read once.
-        probes: what to measure.
         task: what the model predicts; its targets and metrics.
         seed: of methods that draw at random.
 
@@ -241,7 +240,6 @@ class Partial:
     Args:
         folder: made if it does not exist.
         settings: everything the numbers depend on; a folder of other settings is refused.
-        processes: this process and its like.
         resume: whether to go on from what the folder holds. Otherwise it must hold no measurement.
 
     Raises:

@@ -26,8 +26,6 @@ class Stopwatch:
 
     Args:
         model: dense or reduced.
-        call: runs it once.
-        device: where it runs.
 
     Attributes:
         rounds: milliseconds of every part, for every call.

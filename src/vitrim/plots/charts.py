@@ -24,7 +24,6 @@ class Line(NamedTuple):
     """One line of a chart; None, or nan within, where there is no number.
 
     Attributes:
-        x, y: of its points.
         low, high: of the band around it, an interval.
         least: a lower bound, drawn dashed.
         chance: what random choices give, drawn dotted.
@@ -62,7 +61,6 @@ def heat(
     """Draw a heat map and return its image, for a colour bar; small ones have their numbers written into the cells.
 
     Args:
-        axis: to draw on.
         values: (R, C), nan for none.
         rows, columns: names on the axes, none for a map of places.
         limits: of the colours; default: those of the values.
@@ -187,7 +185,6 @@ def plot_accuracy_over_macs(
         points: (method, gmacs, accuracy in [0, 1]) per setting; settings of one method are joined.
         dense: gmacs and accuracy of the dense model.
         path: the file to write; its ending decides the format.
-        title: line above the figure.
         dashed: methods whose lines are dashed, to tell kinds of methods apart.
     """
     base, accuracy = dense

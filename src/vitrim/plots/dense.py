@@ -148,7 +148,6 @@ def draw_boxes(
         scale: enlarge the image by this whole factor first, so that lines and letters are thin next to small objects.
         width: of the lines in pixels of the result; default: by its width.
         font_size: of what is written, in pixels of the result; default: by its width; 0 for no text.
-        opacity: of the masks.
 
     Returns:
         (H * scale, W * scale, 3) float32 in [0, 1].
@@ -368,10 +367,8 @@ def draw_comparison(
 
     Args:
         models: of `vitrim.measure.contestants.contestants`, the dense one first.
-        task: of the models.
         shown: of `scene`.
         class_names: for the legend; default: numbers.
-        title: above the figure.
         seed: of methods that draw at random; the global generators stay as they were.
         notes: gets what stands below every prediction, by the name of the model.
 

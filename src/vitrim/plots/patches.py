@@ -195,7 +195,6 @@ def plot_merged(
         grid: rows and columns of patches.
         path: the file to write; its ending decides the format.
         captions: one line above each image.
-        title: line above the figure.
     """
     count = len(images)
     scale = max(1, 224 // images.shape[1])

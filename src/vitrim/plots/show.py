@@ -204,7 +204,8 @@ def show(
         return _dense(pictures, configs, data if source else None, blocks, class_names, selected)
     dataset = _opened(data) if source else opened
     models = prepared(dense, configs, device=selected, learned=loaded.learned)
-    names, facts = class_names or _class_names(dense, dataset), host_of(dense).facts(dense)
+    names = class_names or names_of(dense, getattr(dataset, "class_names", None))
+    facts = host_of(dense).facts(dense)
     shape, (rows, columns) = tuple(facts.input_size), facts.grid_size
     for name, title, image in _images(dataset, limit, partial(eval_transform, dense), shape, loose=not source):
         drawn, predicted = rows_of(models, image, names, seed=seed)
@@ -219,10 +220,7 @@ class _Pictures:
     """The pictures of a call, one by one.
 
     Attributes:
-        loaded: the model.
         out: folder that they are written to; None: they are kept.
-        format: of the files.
-        seed: of the call.
         on_progress: called with the row of every picture.
     """
 
@@ -331,8 +329,7 @@ def _opened(data: DataSpec) -> Any:
         if any(data.columns.values()) or data.options:
             raise VitrimError("split, columns and options say how to read a source, and a dataset is given")
         return copy.copy(data.source)
-    columns: dict[str, Any] = data.columns
-    return open_data(data.source, **columns, options=data.options)
+    return open_data(data.source, **data.columns, options=data.options)
 
 
 def _loose(data: DataSpec) -> Any:
@@ -351,14 +348,6 @@ def _loose(data: DataSpec) -> Any:
         raise VitrimError("files and images that are read already do not mix: give either")
     found = loose_images(Path(one) for one in images)
     return ImageDataset(found, [0] * len(found), source="the images")
-
-
-def _class_names(dense: nn.Module, dataset: Any) -> Sequence[str] | None:
-    """The names of the model's classes: its own, those of the data, or ImageNet's, if there are as many."""
-    count = host_of(dense).facts(dense).num_classes
-    theirs = getattr(dataset, "class_names", None)
-    known = (ask(dense).class_names(dense), theirs and described(theirs), names_of(dense))
-    return next((described(names) for names in known if names and len(names) == count), None)
 
 
 def _images(
@@ -565,7 +554,6 @@ def draw_show(
         grid: rows and columns of the patches.
         dense: the dense model's prediction, in words.
         blocks: the columns, from 0; by default those that changed tokens under any method, at most eight.
-        title: above the figure.
 
     Raises:
         VitrimError: a block that the model does not have, or a grid that the patches do not fill.

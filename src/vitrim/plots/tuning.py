@@ -28,7 +28,6 @@ def plot_front(
         path: the file to write; its ending decides the format.
         front: (share, damage) of the points that no other dominates, drawn as a line of steps.
         cost: what the shares are of.
-        damage: what is minimised.
     """
     figure = sheet(6.4, 4.2)
     axis = figure.subplots()
@@ -58,7 +57,6 @@ def plot_schedule(schedules: Mapping[str, Sequence[float]], initial: int, path: 
         schedules: (L,) tokens after each block, by name, of the constant setting and the searched one.
         initial: tokens that enter the first block.
         path: the file to write; its ending decides the format.
-        title: line above the figure.
     """
     figure = sheet(6.4, 3.6)
     axis = figure.subplots()
@@ -91,7 +89,6 @@ def plot_heat(
         values: (R, C), nan where there is none.
         rows, columns: name of an option and its values, R and C of them.
         path: the file to write; its ending decides the format.
-        label: what the numbers are.
     """
     table = np.array(values, dtype=np.float64)
     size = (max(3.6, 1.6 + 0.62 * table.shape[1]), max(2.4, 1.2 + 0.42 * table.shape[0]))

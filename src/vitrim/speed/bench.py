@@ -19,7 +19,7 @@ from torch.utils.data import Subset
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import handle_of
-from vitrim.core.registry import ask, fitting, input_size_of, parse_method
+from vitrim.core.registry import ask, fitting, parse_method
 from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, batches, spread
 from vitrim.errors import VitrimError, check_read, one_line_errors
@@ -29,7 +29,7 @@ from vitrim.loading import MADE, ModelSpec
 from vitrim.measure.copies import apart, dense_copies, reduced_copy, shared_copy
 from vitrim.measure.earlier import earlier
 from vitrim.measure.in_files import AnyModel, FileModel, MethodsAndFiles, file_words, parted
-from vitrim.measure.inputs import WHERE, DataSpec, open_images, untrained_counts, untrained_notes
+from vitrim.measure.inputs import WHERE, DataSpec, open_images, random_images, untrained_counts, untrained_notes
 from vitrim.measure.latency import (
     Budget,
     FloatArray,
@@ -161,9 +161,7 @@ def bench(
         own = kept.enter_context(apart(loaded.model))
         prompt = replace(prompt, select=prompt.select or own.select)
         given = own.with_own(given) or ([] if prompt.select is None else [parse_method("none")])
-        if on_file is not None:
-            loaded = loaded._replace(name=str(on_file.file.path), weights=str(on_file.file.path))
-        elif not given and not beside:
+        if on_file is None and not given and not beside:
             raise VitrimError("there is nothing to compare with dense: name at least one method")
         behind = f" + {prompt.select.describe()}" if isinstance(prompt.select, Selector) else ""
         host = as_measured(own.model, prompt)
@@ -366,7 +364,6 @@ def measure(
         engines: names (`vitrim.speed.engines.engines`: eager, compile, onnxruntime, openvino, aoti, torch.export) or
             engines; by name in the precision of the model's parameters. Every model runs on each, but for methods
             without a fixed graph on those that need one.
-        budget: how long to time.
         learned: folder of a saved reduction, whose parameters the methods of that name get.
         files: exported files by the name that the rows should carry, each on its own engine.
         calibration: (N, C, H, W) for int8; None: ``images``.
@@ -479,9 +476,7 @@ class Entry:
     Attributes:
         name: of the method, or "dense".
         kernel: the attention kernel of a dense model.
-        engine: what runs it.
         part: of the model; None where it is timed as one.
-        model: what runs.
         promised: dense MACs over its MACs.
         run: runs batches; `prepare` makes it.
         call: one forward of the images.
@@ -677,13 +672,3 @@ def cost_varies(model: nn.Module) -> bool:
     """
     library = ask(model)
     return library.front(model) is not None and tasks()[library.tasks(model)[0]].cost_varies
-
-
-def random_images(model: nn.Module, count: int, seed: int = 0) -> Tensor:
-    """Standard normal images (count, C, H, W), float32 on the CPU, of the size and channels that ``model`` takes.
-
-    (count, n, C, H, W) for a `Prefill` of prompts with n images.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    shape = model.shape if isinstance(model, Prefill) else input_size_of(model)
-    return torch.randn(count, *shape, generator=generator)

@@ -38,7 +38,7 @@ from vitrim.measure.evaluation import (
     untrained_methods,
     weight_and_class_notes,
 )
-from vitrim.measure.in_files import MethodsAndFiles, OnFile, check_alike, file_words, parted
+from vitrim.measure.in_files import MethodsAndFiles, OnFile, check_alike, file_words, in_batches, parted
 from vitrim.measure.inputs import EMBEDDING, SCORED, ZERO_SHOT, DataSpec
 from vitrim.measure.latency import Budget
 from vitrim.measure.machine import drawing, environment
@@ -59,7 +59,7 @@ from vitrim.speed.bench import (
     place_of,
 )
 from vitrim.speed.engines import Engine, Run, compilation, engines_named, listed
-from vitrim.speed.words import bounds, engine_of, shows_only_cost, unrest
+from vitrim.speed.words import bounds, doubt, engine_of, shows_only_cost, unrest
 from vitrim.tasks import Task
 
 SCORED_ON_ENGINES = ("classification", "multilabel", EMBEDDING, ZERO_SHOT)
@@ -205,12 +205,11 @@ def compare(
                 else row
                 for row in measurement.rows()
             ]
-            scores: list[tuple[Sequence[Row], Engine | None]] = [(found, None)]
+            scores: list[tuple[Row, Engine | None]] = [(row, None) for row in found]
             if lower:
-                rows_of = score_on_engines(
+                scores += score_on_engines(
                     loaded.model, configs, lower, batches, goal, learned=loaded.learned, seed=seed, on_progress=progress
                 )
-                scores += [(rows, one) for rows, one in zip(rows_of, lower, strict=True)]
         facts = {
             "environment": environment(
                 device=str(place), dtype=",".join(dict.fromkeys(one.precision for one in engines)), seed=seed
@@ -243,9 +242,7 @@ class OnEngine(Contestant):
 
     Args:
         model: dense or reduced, in the dtype of the engine.
-        task: makes the prediction.
         reduction: of a reduced ``model``.
-        engine: runs it.
         run: made of it for batches of ``size``; a larger one is split, and what is left filled up.
         size: B.
     """
@@ -256,13 +253,9 @@ class OnEngine(Contestant):
         shadow, program = shared_copy(model), Program(model)
 
         def batch(images: Tensor) -> Tensor:
-            full = torch.cat([images, images[:1].expand(size - len(images), *images.shape[1:])])
-            return program.tensor(run(full.to(engine.dtype)))[: len(images)].float()
+            return program.tensor(run(images.to(engine.dtype))).float()
 
-        def forward(images: Tensor) -> Tensor:
-            return torch.cat([batch(some) for some in images.split(size)])
-
-        shadow.forward = forward
+        shadow.forward = lambda images: in_batches(batch, images, size)
         super().__init__(shadow, task, reduction)
 
 
@@ -276,7 +269,7 @@ def score_on_engines(
     learned: Path | None = None,
     seed: int = 0,
     on_progress: Callable[[int], None] | None = None,
-) -> list[list[Row]]:
+) -> list[tuple[Row, Engine]]:
     """The task's metrics, and agreement with the dense model in fp32, of models as their engines compute them.
 
     Args:
@@ -290,7 +283,7 @@ def score_on_engines(
         on_progress: called after every batch with the number of images seen.
 
     Returns:
-        For every engine a row per model, the dense one first.
+        A row per model and engine, engine by engine, the dense model first.
     """
     first = next(iter(batches())).images
     size, calibration = len(first), None
@@ -299,11 +292,10 @@ def score_on_engines(
         calibration = torch.cat([batch.images for batch in few])[:CALIBRATED]
     exact = Contestant(in_dtype(model, torch.float32), task)
     device = next(exact.forward.parameters()).device
-    found: list[list[OnEngine]] = []
+    found: list[tuple[OnEngine, Engine]] = []
     with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in engines)):
         for engine in engines:
-            own: list[OnEngine] = []
-            for config in (None, *methods.values()):
+            for number, config in enumerate((None, *methods.values())):
                 # methods that follow the image run on most engines one image at a time, whatever is read at once
                 at = size if config is None or engine.obstacle(config, size) is None else 1
                 if config is not None and engine.obstacle(config, at) is not None:
@@ -312,21 +304,20 @@ def score_on_engines(
                 reduction = None if config is None else reduce_(copied, config)
                 if reduction is not None:
                     take_learned(reduction, learned)
-                place = Path(folder) / f"{len(own)}-{engine.dtype}"
+                place = Path(folder) / f"{number}-{engine.dtype}"
                 place.mkdir(exist_ok=True)
                 given = first[:at].to(device, engine.dtype)
                 run = engine.prepare(copied, given, place, calibration)
-                own.append(OnEngine(copied, task, reduction, engine, run, at))
-            found.append(own)
-        models = [exact, *(one for own in found for one in own)]
+                found.append((OnEngine(copied, task, reduction, engine, run, at), engine))
+        models = [exact, *(one for one, _ in found)]
         probes = [one for one in standard_probes(task) if not isinstance(one, MacsProbe | Tokens)]  # fp32 has them
         measurement = Measurement(models, [*probes, *paired_probes(task)], task, seed=seed)
         measurement.follow(batches(), on_progress)
         left_out = () if task.embeds else ("cosine",)  # of what a head reads, which engines do not give
-        rows = iter(
-            [Row(row.method, {key: row[key] for key in row if key not in left_out}) for row in measurement.rows()[1:]]
-        )
-    return [list(islice(rows, len(own))) for own in found]
+    return [
+        (Row(row.method, {key: row[key] for key in row if key not in left_out}), engine)
+        for row, (_, engine) in zip(measurement.rows()[1:], found, strict=True)
+    ]
 
 
 # ---- rows and words --------------------------------------------------------------------------------------------------
@@ -336,48 +327,45 @@ def _fill(
     report: Comparison,
     model: str,
     task: Task,
-    scores: Sequence[tuple[Sequence[Row], Engine | None]],
+    scores: Sequence[tuple[Row, Engine | None]],
     timed: Sequence[Sequence[Row]],
 ) -> None:
     """Put accuracy and speeds together, as far as they are measured.
 
     Args:
-        report: to be filled.
         model: its name.
-        task: of the model.
-        scores: rows in fp32, and those of every engine in a lower precision.
+        scores: rows in fp32, without an engine, and those of engines in a lower precision.
         timed: rows of `Speeds` for every batch size.
     """
-    exact, main = {row.method: row for row in scores[0][0]}, task.selects_by
+    exact, main = {row.method: row for row, engine in scores if engine is None}, task.selects_by
     dense = exact[DENSE]
     report.rows = []
-    for rows, engine in scores:
+    for row, engine in scores:
         label, precision = (None, "fp32") if engine is None else (engine.label, engine.precision)
-        for row in rows:
-            # what a lower precision does not change was counted in fp32
-            whole = {"precision": precision, "engine": label, **exact[row.method], **row}
-            speeds = []
-            for setting in timed:
-                own = [
-                    one
-                    for one in setting
-                    if one.method == row.method and one["precision"] == whole["precision"]
-                    if label in (None, one["engine"]) and one.get("part", WHOLE) == WHOLE
-                ]
-                if own:
-                    speeds.append(dict(max(own, key=lambda one: one["speedup"])))
-            if timed and not speeds:
-                continue  # fp32 is the measure of loss, and was not timed
-            report.rows.append(
-                {
-                    "model": model,
-                    **whole,
-                    "saved": 1 - sum(whole["gmacs"].values()) / sum(dense["gmacs"].values()),
-                    "loss": dense[main] - whole[main],
-                    "loss_error": whole.get("loss_error"),
-                    "speeds": speeds,
-                }
-            )
+        # what a lower precision does not change was counted in fp32
+        whole = {"precision": precision, "engine": label, **exact[row.method], **row}
+        speeds = []
+        for setting in timed:
+            own = [
+                one
+                for one in setting
+                if one.method == row.method and one["precision"] == whole["precision"]
+                if label in (None, one["engine"]) and one.get("part", WHOLE) == WHOLE
+            ]
+            if own:
+                speeds.append(dict(max(own, key=lambda one: one["speedup"])))
+        if timed and not speeds:
+            continue  # fp32 is the measure of loss, and was not timed
+        report.rows.append(
+            {
+                "model": model,
+                **whole,
+                "saved": 1 - sum(whole["gmacs"].values()) / sum(dense["gmacs"].values()),
+                "loss": dense[main] - whole[main],
+                "loss_error": whole.get("loss_error"),
+                "speeds": speeds,
+            }
+        )
     report.tables = [_table(report, main)]
     report.notes = list(_notes(report.facts, report.rows, task))
     report.words = list(in_words(report.rows, main))
@@ -453,7 +441,6 @@ def in_words(rows: Sequence[Mapping[str, Any]], metric: str) -> Iterator[str]:
 
     Args:
         rows: of `compare`, dense first.
-        metric: what is lost.
 
     Example:
         >>> def row(method, loss, median):
@@ -488,11 +475,7 @@ tome:r=8 (1.21x, loses 0.30)
                 winner = min(better, key=lambda other: (other["loss"], -other["speeds"][place]["speedup"]))
                 texts.append(f"{text}, dominated by {named(winner)} ({_in_short(winner, place)})")
             elif bounds(speed)[0] <= 1.0 and len(every) == 1:
-                quartiles = f"{speed['speedup_q1']:.2f}-{speed['speedup_q3']:.2f}"
-                why = f"its quartiles {quartiles} include 1"
-                if speed["speedup_q1"] > 1.0:
-                    why = "the halves of the rounds disagree"
-                texts.append(f"{text}, no clear gain: {why}")
+                texts.append(f"{text}, no clear gain: {doubt(speed)}")
             else:
                 best[size].append(row)
                 texts.append(f"{text}, and nothing here is clearly better")
@@ -539,8 +522,6 @@ def draw(rows: Sequence[Mapping[str, Any]], metric: str, title: str = "") -> Any
 
     Args:
         rows: of `compare`, dense first.
-        metric: what is lost.
-        title: above the panels.
 
     Returns:
         A matplotlib figure.

@@ -303,7 +303,6 @@ class FileEngine(Engine):
     small operations there are (OpenVINO at batch 1: dense by 2 %, ToMe by 7 %).
 
     Args:
-        kind: the format.
         precision: fp32, or what the engine makes of fp32 weights.
 
     Example:
@@ -379,11 +378,7 @@ class FileEngine(Engine):
 
 
 class FileRun:
-    """A call that runs batches through an exported file.
-
-    Args:
-        file: what runs.
-    """
+    """A call that runs batches through an exported file."""
 
     def __init__(self, file: Exported) -> None:
         self.file = file

@@ -146,6 +146,20 @@ def bounds(row: Mapping[str, Any]) -> tuple[float, float]:
     return min(found), max(found)
 
 
+def doubt(row: Mapping[str, Any]) -> str:
+    """The reason why a speed-up is no clear gain.
+
+    Example:
+        >>> doubt({"speedup_q1": 0.9, "speedup_q3": 1.2}), doubt({"speedup_q1": 0.8, "speedup_q3": 0.9})
+        ('its quartiles 0.90-1.20 include 1', 'its quartiles 0.80-0.90 are below 1')
+    """
+    quartiles = f"its quartiles {row['speedup_q1']:.2f}-{row['speedup_q3']:.2f}"
+    if bounds(row)[1] < 1.0:
+        return f"{quartiles} are below 1"
+    inside = row["speedup_q1"] <= 1.0 <= row["speedup_q3"]
+    return f"{quartiles} include 1" if inside else "the halves of the rounds disagree"
+
+
 def unrest(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A line on what disturbed the times of one setting, if something did.
 
@@ -308,10 +322,7 @@ def verdicts(row: Mapping[str, Any], dense: Mapping[str, Any], *, several: bool 
         speed = f"{row['speedup']:.2f}x the speed of dense ({row['dense_kernel']})"
         lines.append(f"{method} does not pay {where}: {speed}, {promise}")
     elif bounds(row)[0] <= 1.0:
-        quartiles = f"{row['speedup_q1']:.2f}-{row['speedup_q3']:.2f}"
-        inside = row["speedup_q1"] <= 1.0 <= row["speedup_q3"]
-        spread = f"its quartiles {quartiles} include 1" if inside else "the halves of the rounds disagree"
-        lines.append(f"{method} shows no clear gain {where}: {row['speedup']:.2f}x, but {spread}, {promise}")
+        lines.append(f"{method} shows no clear gain {where}: {row['speedup']:.2f}x, but {doubt(row)}, {promise}")
     else:
         speed = f"{row['speedup']:.2f}x ({row['speedup_q1']:.2f}-{row['speedup_q3']:.2f}) the speed of dense"
         lines.append(f"{method} pays {where}: {speed} ({row['dense_kernel']}), {promise}")

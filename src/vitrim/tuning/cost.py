@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
 from vitrim.errors import VitrimError
-from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
+from vitrim.measure.copies import dense_copies, reduced_copy
 from vitrim.measure.latency import Budget, fastest, in_turn, time_interleaved
 from vitrim.measure.macs import Profile, profile_of
 from vitrim.speed.bench import check_engines, in_dtype
@@ -82,7 +82,6 @@ class MacsCost(Cost):
 
     Args:
         model: the dense model; left as it was.
-        space: of the method.
         images: batches (B, C, H, W) that a method which adapts to the images is counted on.
         seed: of the settings that are drawn.
 
@@ -162,71 +161,27 @@ Timer = Callable[[nn.Module, Sequence[MethodConfig], Sequence[Tensor], Budget | 
 spend to (S,) ratios of latency to the dense model's, and that in milliseconds. Another engine than eager PyTorch is
 another function of this kind."""
 
-Again = Callable[[Sequence[MethodConfig]], list[float]]
-"""From settings (S) to S ratios of latency to the dense model's."""
-
 
 class LatencyCost(Cost):
-    """Latency on one device, predicted by a least-squares fit over sums of token counts; see `of`.
+    """Latency on one device, predicted by a least-squares fit over sums of token counts.
 
     Args:
-        space: of the method.
-        fit: of the latency over the dense model's.
-        dense_ms: latency of the dense model in milliseconds.
-        again: times settings once more, for `measure`; None: they are never timed again.
+        fit: of the latency over the dense model's, see `latency_fit`.
+        again: from settings (S) to S ratios of latency to the dense model's, timed once more, for `measure`.
         counted: counts the tokens of a method that adapts to the images, on some; None for other methods.
-
-    Attributes:
-        error, worst: mean and largest relative error where each timed setting is predicted from the others.
     """
 
     unit = "latency"
 
     def __init__(
-        self, space: Space, fit: Fit, dense_ms: float, again: Again | None = None, counted: MacsCost | None = None
-    ) -> None:
-        self.space, self.fit, self.dense_ms, self.again, self.counted = space, fit, dense_ms, again, counted
-        self.error, self.worst = fit.error, fit.worst
-        self.steps = Cost.steps if counted is None else counted.steps
-
-    @classmethod
-    def of(
-        cls,
-        model: nn.Module,
+        self,
         space: Space,
-        images: Sequence[Tensor],
-        *,
-        budget: Budget | None = None,
-        number: int = SAMPLES,
-        seed: int = 0,
-        timer: Timer | None = None,
+        fit: Fit,
+        again: Callable[[Sequence[MethodConfig]], list[float]] | None = None,
         counted: MacsCost | None = None,
-    ) -> LatencyCost:
-        """Time settings drawn from the space, in turn with the dense model in its faster attention kernel.
-
-        What is fitted is the ratio to the dense model within a round.
-
-        Args:
-            model: the dense model on its device; left as it was.
-            space: of the method.
-            images: batches (B, C, H, W) of the size to be fast at. Rounds take one after the other; for a method that
-                adapts to the images they are real ones.
-            timer: times settings; default `eager`. One that exports or compiles them makes this the latency there.
-            budget: the time to spend on every setting.
-            number: settings to time; half as many more where the mean error is above 5 %.
-            seed: of the settings that are drawn.
-            counted: as of `LatencyCost`.
-        """
-        timed = timer or eager
-        configs = samples(space, number + number // 2, seed)
-        terms = np.stack([_few_terms(space, config, counted) for config in configs])
-        model = shared_copy(model).eval()
-        ratios, dense_ms = timed(model, configs[:number], images, budget)
-        fit = Fit.of(terms[:number], ratios)
-        if fit.error > WANTED_ERROR and len(configs) > number:
-            more, _ = timed(model, configs[number:], images, budget)
-            fit = Fit.of(terms, np.concatenate([ratios, more]))
-        return cls(space, fit, dense_ms, counted=counted)
+    ) -> None:
+        self.space, self.fit, self.again, self.counted, self.error = space, fit, again, counted, fit.error
+        self.steps = Cost.steps if counted is None else counted.steps
 
     def share(self, config: MethodConfig) -> float:
         """The predicted latency of a setting over the dense model's."""
@@ -235,9 +190,34 @@ class LatencyCost(Cost):
     def measure(self, configs: Sequence[MethodConfig]) -> list[float] | None:
         return None if self.again is None else self.again(configs)
 
-    def milliseconds(self, config: MethodConfig) -> float:
-        """The predicted latency of a setting."""
-        return self.share(config) * self.dense_ms
+
+def latency_fit(
+    space: Space,
+    clock: Callable[[Sequence[MethodConfig]], tuple[FloatArray, float]],
+    *,
+    number: int = SAMPLES,
+    seed: int = 0,
+    counted: MacsCost | None = None,
+) -> tuple[Fit, float]:
+    """Time settings drawn from a space, and fit their latency over the dense model's, the ratio within a round.
+
+    Args:
+        clock: a `Timer` for a model, images and a budget.
+        number: settings to time; half as many more where the mean error is above 5 %.
+        seed: of the settings that are drawn.
+        counted: as of `LatencyCost`.
+
+    Returns:
+        The fit, and the latency of the dense model in milliseconds.
+    """
+    configs = samples(space, number + number // 2, seed)
+    terms = np.stack([_few_terms(space, config, counted) for config in configs])
+    ratios, dense_ms = clock(configs[:number])
+    fit = Fit.of(terms[:number], ratios)
+    if fit.error > WANTED_ERROR and len(configs) > number:
+        more, _ = clock(configs[number:])
+        fit = Fit.of(terms, np.concatenate([ratios, more]))
+    return fit, dense_ms
 
 
 def eager(
@@ -388,9 +368,7 @@ def within(space: Space, point: Point | None, cost: Cost, limit: float) -> Metho
     """The mildest setting of a point whose cost is at most ``limit``, by bisection over the scale; None without one.
 
     Args:
-        space: of the method.
         point: weights; None for one value for all blocks.
-        cost: what is limited.
         limit: share of the dense model's cost.
     """
 

@@ -142,7 +142,6 @@ class Ladder:
     """A method with a schedule: where it acts, and how much more it does in one block than in another.
 
     Attributes:
-        space: of the method.
         cost: its MACs.
         point: weights of the blocks; None: one value for all.
         schedule: in words.
@@ -438,14 +437,8 @@ class Race:
 
     Attributes:
         model: dense.
-        task: of the model.
         loss: the probe that says what is lost.
-        images: in three parts.
-        engines: of files.
         batch_size: to be fast at.
-        study: keeps all numbers.
-        folder: of the files.
-        tell: is told what is being done.
         rows: of everything that was timed.
         known: by ladder, share of the MACs, setting and loss of all that was scored, mildest first.
         slope: top-1 lost per nat of divergence, over these.
@@ -777,7 +770,6 @@ def in_words(race: Race, dense: Candidate, chosen: Candidate | None, score: Mapp
 
     Args:
         race: its first row is PyTorch.
-        dense: the fastest dense file.
         chosen: the file of a reduced model; None where none pays.
         score: of the file that is handed over, on the last third.
     """
@@ -867,7 +859,6 @@ def draw(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Any:
 
     Args:
         rows: of `optimize`, the last of them what was handed over.
-        facts: of its report.
 
     Returns:
         A matplotlib figure.

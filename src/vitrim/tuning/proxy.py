@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch.utils.data import Subset
 
 from vitrim.core.method import MethodConfig
 from vitrim.data import spread
-from vitrim.errors import VitrimError, unknown
+from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, ModelOutput, contestants
 from vitrim.measure.probes import Gauge, Values, are_logits, divergence
 from vitrim.measure.records import Batch, Processes, as_batches, read
@@ -36,36 +36,7 @@ Scores = Mapping[str, NDArray[np.float32]]
 """Per proxy the damage of every image, (N,) float32."""
 
 
-def check_proxy(name: str) -> Proxy:
-    """The proxy of that name.
-
-    Raises:
-        VitrimError: there is none.
-    """
-    for proxy in get_args(Proxy):
-        if proxy == name:
-            return proxy  # type: ignore[no-any-return]
-    raise unknown("proxy", name, get_args(Proxy))
-
-
 # ---- images ----------------------------------------------------------------------------------------------------------
-
-
-class ImageParts(Protocol):
-    """Images in three disjoint parts."""
-
-    batch_size: int
-
-    def count(self, part: Part) -> int:
-        """The number of images in a part."""
-        ...
-
-    def batches(self, part: Part, start: int, stop: int, processes: Processes | None = None) -> Iterator[Batch]:
-        """The images ``start`` to ``stop`` of a part, of several processes every so many batches for this one.
-
-        ``start`` is a multiple of the batch size.
-        """
-        ...
 
 
 class DatasetImages:
@@ -95,7 +66,8 @@ class DatasetImages:
         return len(self.places[part])
 
     def batches(self, part: Part, start: int, stop: int, processes: Processes | None = None) -> Iterator[Batch]:
-        """Read a piece of a part."""
+        """Read the images ``start``, a multiple of the batch size, to ``stop`` of a part; of several processes every so
+        many batches for this one."""
         some = Subset(self.dataset, self.places[part][start:stop])
         return read(some, self.batch_size, workers=self.workers, processes=processes, collate=self.collate)
 
@@ -122,10 +94,14 @@ class BatchImages:
         return sum(len(images) for images, _ in self.parts[part])
 
     def batches(self, part: Part, start: int, stop: int, processes: Processes | None = None) -> Iterator[Batch]:
-        """The batches of a piece of a part."""
+        """The batches of a piece of a part, as `DatasetImages.batches`."""
         first, last = start // self.batch_size, -(-stop // self.batch_size)
         among = processes or Processes()
         return islice(as_batches(self.parts[part][first:last]), among.index, None, among.count)
+
+
+ImageParts = DatasetImages | BatchImages
+"""Images in three disjoint parts."""
 
 
 # ---- scores ----------------------------------------------------------------------------------------------------------
@@ -140,7 +116,6 @@ class CachedDense(Contestant):
 
     Args:
         model: a private copy.
-        task: makes the prediction.
 
     Attributes:
         place: which batch `run` gets next; the same place always holds the same images.
@@ -173,8 +148,6 @@ class ModelScorer:
 
     Args:
         model: the dense model; left as it was.
-        task: of the model.
-        images: in three parts.
         seed: of methods that draw at random.
         processes: this process and its like, which share the batches; every one gets all scores.
     """
@@ -242,11 +215,7 @@ def _in_order(everyone: Sequence[list[Scores]], images: int, batch_size: int) ->
 
 
 class Damage(Gauge):
-    """The proxies as a probe: ``feature``, ``cosine``, ``kl`` and ``agree``, each as far as the model has it.
-
-    Args:
-        task: compares predictions.
-    """
+    """The proxies as a probe: ``feature``, ``cosine``, ``kl`` and ``agree``, each as far as the model has it."""
 
     def __init__(self, task: Task) -> None:
         self.task = task

@@ -17,7 +17,6 @@ from vitrim.errors import VitrimError, check_known
 from vitrim.files import write_text
 from vitrim.report import Table
 from vitrim.tuning.cost import Cost
-from vitrim.tuning.proxy import Proxy
 from vitrim.tuning.space import Point
 from vitrim.tuning.study import Evaluator, means
 
@@ -45,7 +44,6 @@ class Target:
     Attributes:
         kind: ``macs``, at most that share of the dense model's; ``speedup``, at least so many times as fast on this
             device; ``agree``, at least that share of the dense model's decisions, as cheaply as possible.
-        value: the number.
 
     Raises:
         VitrimError: an unknown kind, or a value out of its range.
@@ -98,8 +96,6 @@ class Trial:
 
     Attributes:
         number: in the order of the search, the constant setting is 0.
-        config: the setting.
-        point: its weights.
         share: its cost as a share of the dense model's.
         source: where it is from: constant, start, mutation, crossover, random, gp or tpe.
         images: images of the search part it was scored on.
@@ -198,7 +194,6 @@ class Result:
         trials: all, in their order.
         levels: means on the check images by proxy, of "constant" and "searched"; empty where they are the same.
         proxy: what was minimised.
-        target: what was asked for.
         cost: what the shares are of.
         about: what the search follows from; it goes into the file.
         race: a row for every method, best first, where there were several.
@@ -210,7 +205,7 @@ class Result:
     better: bool
     trials: tuple[Trial, ...]
     levels: Mapping[str, Mapping[str, float]]
-    proxy: Proxy
+    proxy: str
     target: Target
     cost: Cost = field(compare=False)
     about: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -344,7 +339,6 @@ class FrontPoint:
     Attributes:
         target: as it was given.
         setting: "constant" or "searched".
-        config: the setting.
         share: its cost as a share of the dense model's.
         scores: means over the check images by proxy, less is better.
         returned: whether it is the result for its target.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, Unpack
+from typing import Annotated, Any, Literal, TypedDict, Unpack, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from vitrim.core.checks import described
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, check_known
 from vitrim.files import check_file
 from vitrim.measure.copies import shared_copy
 from vitrim.measure.evaluation import num_classes
@@ -37,8 +37,8 @@ from vitrim.measure.run import weights_fingerprint
 from vitrim.speed.bench import check_engines
 from vitrim.speed.engines import engines_named
 from vitrim.tasks import Task, make_task
-from vitrim.tuning.cost import Cost, Fit, LatencyCost, MacsCost, Timer, timer_on, within
-from vitrim.tuning.proxy import PARTS, BatchImages, ImageParts, ModelScorer, Scores, check_proxy
+from vitrim.tuning.cost import Cost, Fit, LatencyCost, MacsCost, Timer, latency_fit, timer_on, within
+from vitrim.tuning.proxy import PARTS, BatchImages, ImageParts, ModelScorer, Proxy, Scores
 from vitrim.tuning.result import Difference, ParetoFront, Raced, Result, Target, Trial, difference
 from vitrim.tuning.space import Point, Space, quiet
 from vitrim.tuning.strategy import Evolution, Observation, Strategy, make_strategy
@@ -89,14 +89,9 @@ class Search:
     """A search for the least damage that one method does at the cost of a target.
 
     Args:
-        space: of the method.
-        cost: what is limited.
-        evaluator: gives the damage of settings.
-        target: what is asked for.
         strategy: proposes candidates; default evolution.
         seed: of the candidates that are drawn.
         stops: asked before new candidates are proposed; True ends the search.
-        on_trial: called with every finished trial.
 
     Attributes:
         trials: of the last exploration, in their order; the first is the constant setting.
@@ -357,7 +352,6 @@ class Runner:
     """A method in the race: its search, the best of what that starts from, and the scores of this one so far.
 
     Attributes:
-        search: of the method.
         best: the best start on the first images.
         scores: of the best start.
         behind: the difference to the leader of the last round; None for the leader.
@@ -605,7 +599,6 @@ class Searches:
     Args:
         model, method, images: as of `search`.
         targets: of one kind.
-        options: see `SearchOptions`.
 
     Attributes:
         evaluator: gives the damage of settings, from the study or by running them.
@@ -624,7 +617,8 @@ class Searches:
     ) -> None:
         self.targets = [Target.parse(one) if isinstance(one, str) else one for one in targets]
         self.model, self.options = model, options
-        proxy = check_proxy(options.get("proxy", "feature"))
+        proxy = options.get("proxy", "feature")
+        check_known("proxy", proxy, get_args(Proxy))
         self.evaluations = options.get("evaluations", EVALUATIONS)
         if self.evaluations < 1:
             raise VitrimError(f"a search needs at least 1 evaluation, got {self.evaluations}")
@@ -647,10 +641,7 @@ class Searches:
         self.spaces = [Space.of(model, one, placed=shape != "free") for one in methods]
         if len(self.spaces) > 1 and self.targets[0].kind == "agree":
             raise VitrimError("several methods race at one cost: give macs or speedup, or one method for agree")
-        if not hasattr(images, "batches"):
-            images = BatchImages(images)
-        assert not isinstance(images, Sequence)
-        self.images: ImageParts = images
+        self.images: ImageParts = images if isinstance(images, ImageParts) else BatchImages(images)
         task = options.get("task") or make_task("classification", num_classes(model))
         self.seed, processes, file = options.get("seed", 0), options.get("processes"), options.get("study")
         self.about = {
@@ -665,14 +656,14 @@ class Searches:
             **({} if precision == ["fp32"] else {"precision": ", ".join(precision)}),
             "seed": self.seed,
             "evaluations": self.evaluations,
-            "images": {part: images.count(part) for part in PARTS},
-            "batch_size": images.batch_size,
+            "images": {part: self.images.count(part) for part in PARTS},
+            "batch_size": self.images.batch_size,
             **options.get("about", {}),
         }
         if file is not None:
             check_file(file)
         self.study = Study(file, self.about, resume=options.get("resume", False), processes=processes)
-        scorer = ModelScorer(model, task, images, seed=self.seed, processes=processes)
+        scorer = ModelScorer(model, task, self.images, seed=self.seed, processes=processes)
         self.evaluator = Evaluator(scorer, self.study, proxy)
         self._costs: list[Cost] = []
 
@@ -712,17 +703,18 @@ class Searches:
         whole = [batch for batch in few if len(batch) == len(few[0])]
         timed = whole if space.adaptive else whole[:1]
 
+        def clock(configs: Sequence[MethodConfig]) -> tuple[NDArray[np.float64], float]:
+            return self.timer(model, configs, timed, budget)
+
         def measure() -> dict[str, Any]:
-            how: dict[str, Any] = {"budget": budget, "seed": self.seed, "timer": self.timer, "counted": counted}
-            cost = LatencyCost.of(model, space, timed, **how)
-            fit = cost.fit
-            return {"fit": fit.coefficients.tolist(), "error": fit.error, "worst": fit.worst, "dense_ms": cost.dense_ms}
+            fit, dense_ms = latency_fit(space, clock, seed=self.seed, counted=counted)
+            return {"fit": fit.coefficients.tolist(), "error": fit.error, "worst": fit.worst, "dense_ms": dense_ms}
 
         def again(configs: Sequence[MethodConfig]) -> list[float]:
             texts = ", ".join(config.describe() for config in configs)
             ratios: list[float] = self.study.value(
                 f"once more: {texts}",
-                lambda: self.timer(model, configs, timed, budget)[0].tolist(),
+                lambda: clock(configs)[0].tolist(),
                 kind=Annotated[list[_Positive], Field(min_length=len(configs), max_length=len(configs))],
             )
             return ratios
@@ -730,4 +722,4 @@ class Searches:
         name = "latency" if len(self.spaces) == 1 else f"latency of {space.base.describe()}"
         found = self.study.value(name, measure, kind=_Latency)
         fit = Fit(np.array(found["fit"]), found["error"], found["worst"])
-        return LatencyCost(space, fit, found["dense_ms"], again, counted)
+        return LatencyCost(space, fit, again, counted)

@@ -52,8 +52,6 @@ class Observation:
     """A trial as a strategy knows it.
 
     Attributes:
-        point: its weights.
-        config: its setting.
         value: its score on all search images; of a trial that stopped before, estimated from those it saw.
         full: whether it saw all of them.
     """
@@ -84,7 +82,6 @@ class Strategy(ABC):
         Args:
             space: of at least two values.
             seen: the trials so far, in their order.
-            seed: of the search.
         """
 
 

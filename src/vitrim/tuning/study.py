@@ -92,7 +92,6 @@ class Study:
         """The scores of settings, from the log as far as it goes.
 
         Args:
-            name: of the images.
             texts: the settings.
             measure: gives the scores of those settings whose places it gets.
 
@@ -121,8 +120,6 @@ class Study:
         """A value of plain JSON that may differ from run to run, measured once and kept.
 
         Args:
-            name: of the value.
-            measure: gives it.
             together: all processes call it, and it gives all of them the same; otherwise the first one does.
             kind: its type, as pydantic takes it.
 
@@ -271,14 +268,11 @@ class Evaluator:
     """Scores of settings on pieces of the images: from the study, or by running the models, each once in a search.
 
     Args:
-        scorer: gives the damage of settings.
-        study: keeps what was measured.
         proxy: the score that is minimised.
     """
 
-    def __init__(self, scorer: ModelScorer, study: Study, proxy: Proxy = "feature") -> None:
-        self.scorer, self.study = scorer, study
-        self.proxy: Proxy = proxy
+    def __init__(self, scorer: ModelScorer, study: Study, proxy: str = "feature") -> None:
+        self.scorer, self.study, self.proxy = scorer, study, proxy
         self._known: dict[tuple[str, str], Scores] = {}
 
     def images(self, part: Part) -> int:

@@ -112,7 +112,6 @@ def parse_grid(given: Sequence[str], *, recipe: bool = False) -> Grid:
 
     Args:
         given: texts as above, or names of `paper_grids`.
-        recipe: whether they are of a recipe.
 
     Raises:
         VitrimError: an unknown name, text of another form, an option that is given twice, or several methods.
@@ -184,7 +183,6 @@ class SweepResult:
     """The results of the points of a grid.
 
     Attributes:
-        grid: the grid.
         metric: what is best where it is largest.
         rows: the values of each point by option, and its numbers; the point's text under "method" or "out".
     """
@@ -267,10 +265,7 @@ def sweep(
 
     Args:
         model: the dense model, on its device; left as it was.
-        configs: the settings.
-        task: of the model.
         batches: gives those of this process, anew at every call.
-        study: keeps what was measured.
         seed: of methods that draw at random.
         on_point: called with the number of finished points.
 

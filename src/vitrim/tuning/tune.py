@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
-from vitrim.errors import VitrimError, check_read, check_whole
+from vitrim.errors import VitrimError, check_known, check_read, check_whole
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.earlier import earlier
@@ -30,10 +30,11 @@ from vitrim.measure.inputs import SCORED, DataSpec
 from vitrim.measure.machine import environment, select_device
 from vitrim.measure.records import Processes, read
 from vitrim.measure.run import run, weights_fingerprint
+from vitrim.plots.tuning import plot_front, plot_heat, plot_schedule
 from vitrim.report import Report, Results, Table
 from vitrim.speed.engines import engines_named, listed
 from vitrim.tasks import Task
-from vitrim.tuning.proxy import DatasetImages, check_proxy
+from vitrim.tuning.proxy import DatasetImages, Proxy
 from vitrim.tuning.result import ParetoFront, Result, Target, Trial, saving
 from vitrim.tuning.search import EVALUATIONS, Methods, Searches, SearchOptions, of_one_kind
 from vitrim.tuning.space import Space, quiet, training_free
@@ -113,7 +114,8 @@ class SearchSpec:
     precision: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        check_proxy(self.proxy), make_strategy(self.strategy, self.shape)
+        check_known("proxy", self.proxy, get_args(Proxy))
+        make_strategy(self.strategy, self.shape)
 
 
 def _with_grids(function: Callable[..., TuneReport]) -> Callable[..., TuneReport]:
@@ -359,13 +361,9 @@ class _Begun:
     """Model and images, opened for a search or for a grid.
 
     Attributes:
-        loaded: the model.
-        task, dataset: of it.
         size: images per batch.
         about: entries for the study and the result.
         folder: for results; None: nothing is written, or another process writes.
-        study: file of the study.
-        processes: this process and its like.
     """
 
     loaded: Loaded
@@ -473,7 +471,6 @@ class HeldOut:
     """Images to score what a search returns on.
 
     Attributes:
-        task: of the model.
         dataset: the images, with their labels.
         source: where they are from.
         same: whether the search read them too.
@@ -490,7 +487,6 @@ def _open_check(check: Any, loaded: Loaded, searched: DataSpec, dataset: Any) ->
 
     Args:
         check: what is opened.
-        loaded: the model.
         searched, dataset: what the search reads, as it was given and as it was opened.
     """
     if not isinstance(check, str | Path):
@@ -532,8 +528,6 @@ def _report_searches(
         report.files += [*files, folder / "front.json"]
         report.notes.append(f"use them as {', '.join(f'-m @{file}' for file in files)}")
         if _can_draw():
-            from vitrim.plots.tuning import plot_front
-
             proxy, unit = results[0].proxy, results[0].cost.unit
             points = [(one.setting, one.share, one.scores[proxy]) for one in front.points]
             steps = [(one.share, one.scores[proxy]) for one in front.points if one.on_front]
@@ -551,8 +545,6 @@ def _draw_schedule(report: TuneReport, result: Result, model: nn.Module, file: P
     counts = {name: space.counts(trial.config) for name, (space, trial) in spaces.items()}
     if not _can_draw() or None in counts.values():
         return
-    from vitrim.plots.tuning import plot_schedule
-
     patches = next(iter(spaces.values()))[0].patches
     plot_schedule({name: each or [] for name, each in counts.items()}, patches, file, title=str(result.target))
     _say_picture(report, file)
@@ -596,8 +588,6 @@ def _report_sweep(found: SweepResult, about: Mapping[str, Any], folder: Path | N
         report.notes[0] += f"; all of them: {', '.join(map(str, report.files))}"
         heat = found.heat()
         if heat is not None and _can_draw():
-            from vitrim.plots.tuning import plot_heat
-
             values, down, across = heat
             percent = [[100 * value for value in row] for row in values]
             others = ", best over the other options" if len(found.varied) > 2 else ""

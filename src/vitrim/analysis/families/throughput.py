@@ -21,13 +21,13 @@ from vitrim.core.schedule import Amount, BringBack, Keep, Remove
 from vitrim.errors import VitrimError, one_line_errors
 from vitrim.exporting.formats.base import DTYPES
 from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
+from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget, images_per_second, paired_speedup, summarise, time_interleaved
 from vitrim.measure.memory import peak_memory_mib
 from vitrim.measure.records import DENSE
 from vitrim.plots.charts import Line, line
 from vitrim.plots.style import SMALL, TEXT, names_below, panels
 from vitrim.report import Table
-from vitrim.speed.bench import random_images
 
 MULTIPLE = 8
 OWN = "own"

@@ -13,11 +13,12 @@ from vitrim.tasks.base import spelling
 WORDNET = re.compile(r"(n\d{8})\s*(.*)")
 
 
-def class_names(model: nn.Module) -> list[str] | None:
-    """The names of the classes of a classifier: its own, or ImageNet's if it has as many.
+def class_names(model: nn.Module, others: Sequence[str] | None = None) -> list[str] | None:
+    """The names of the classes of a classifier: its own, else ``others``, else ImageNet's, if there are as many.
 
     Args:
         model: of any library.
+        others: such as those of its images.
 
     Example:
         >>> from vitrim.loading import create_model
@@ -30,9 +31,9 @@ def class_names(model: nn.Module) -> list[str] | None:
 
     library = ask(model)
     count = library.num_classes(model)
-    own = library.class_names(model)
-    if own is not None and len(own) == count:
-        return described(own)
+    for names in (library.class_names(model), others):
+        if names and len(names) == count:
+            return described(names)
     if not count:
         return None
     subset = infer_imagenet_subset({"num_classes": count})  # timm knows no more of its own models, either
