@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -23,17 +24,6 @@ REDRAWN_SECONDS = 0.2
 def is_first_process() -> bool:
     """True in the process that prints and writes; others are those that ``accelerate launch`` started beside it."""
     return int(os.environ.get("RANK", "0")) == 0
-
-
-def clock(seconds: float) -> str:
-    """A time as people read it.
-
-    Example:
-        >>> clock(5.4), clock(75), clock(3600)
-        ('0:05', '1:15', '1:00:00')
-    """
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 class Signs:
@@ -132,7 +122,7 @@ class Signs:
                 return
             if self.written is None or time.monotonic() - self.written >= SECONDS_BETWEEN_LINES:
                 first, self.written = self.written is None, time.monotonic()
-                spent = "" if first else f"[{clock(self.written - self.begun)}] "
+                spent = "" if first else f"[{timedelta(seconds=int(self.written - self.begun))}] "
                 self.console.print(f"{spent}{self.text}", markup=False, highlight=False, soft_wrap=True)
 
 

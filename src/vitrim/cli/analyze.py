@@ -30,22 +30,6 @@ if TYPE_CHECKING:
     from vitrim.report import Report
 
 Out = Annotated[Path, typer.Option("--out", help="folder for the report, its tables, figures and records")]
-Only = Annotated[
-    str | None,
-    typer.Option(
-        "--only",
-        help="families with commas: patterns, depth, counts, features, loss, and those that run the model once more, "
-        "sensitivity, attention, router, tsne, throughput (so does loss, if named); all; default: those of one pass",
-    ),
-]
-Sizes = Annotated[
-    str | None, typer.Option("--sizes", help="throughput: pixels a side, with commas; default: the model's own")
-]
-Blocks = Annotated[
-    str | None,
-    typer.Option("--blocks", help="attention, router: blocks to draw, from 0, with commas, e.g. 2,5,8,11"),
-]
-Formats = Annotated[str, typer.Option("--format", help="of the files in figures/: png, svg, or both with a comma")]
 Compare = Annotated[
     bool,
     typer.Option("--compare", help="compare finished analyses, whose folders stand in place of MODEL"),
@@ -85,10 +69,25 @@ class AnalysedImages(Reading):
 class AnalysisOptions(Setup):
     """The parts of the report, and the way images are read for it."""
 
-    only: Only = None
-    sizes: Sizes = None
-    blocks: Blocks = None
-    formats: Formats = "png"
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--only",
+            help="families with commas: patterns, depth, counts, features, loss, and those that run the model once "
+            "more, sensitivity, attention, router, tsne, throughput (so does loss, if named); all; default: those of "
+            "one pass",
+        ),
+    ] = None
+    sizes: Annotated[
+        str | None, typer.Option("--sizes", help="throughput: pixels a side, with commas; default: the model's own")
+    ] = None
+    blocks: Annotated[
+        str | None,
+        typer.Option("--blocks", help="attention, router: blocks to draw, from 0, with commas, e.g. 2,5,8,11"),
+    ] = None
+    formats: Annotated[
+        str, typer.Option("--format", help="of the files in figures/: png, svg, or both with a comma")
+    ] = "png"
     batch_size: BatchSize = 32
     dtype: Dtype = "fp32"
     workers: Workers = 0

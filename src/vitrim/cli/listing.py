@@ -116,7 +116,7 @@ def methods() -> list[dict[str, Any]]:
 def does(config: type) -> str:
     """The first sentence of a method's page of options: it says what the method does."""
     first = " ".join((config.__doc__ or "").strip().split("\n\n")[0].split()).replace("`", "")
-    return first.replace("FixedRadial with", "Keep patches near the middle, by").rstrip(".")
+    return first.rstrip(".")
 
 
 def selectors() -> list[dict[str, Any]]:

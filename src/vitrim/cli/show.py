@@ -27,25 +27,21 @@ if TYPE_CHECKING:
     from vitrim.measure.inputs import DataSpec
 
 Files = Annotated[list[Path] | None, typer.Argument(metavar="IMAGE", help="image files, or folders that images lie in")]
-Source = Annotated[str | None, typer.Option("--data", help="instead, images as for `vitrim eval`")]
 Limit = Annotated[
     int | None, typer.Option("--limit", min=1, help="so many images only, spread evenly; default: 8 of --data")
 ]
-Out = Annotated[Path, typer.Option("--out", help="folder for the pictures, one per image")]
 PICTURES = Path("pictures")
-Blocks = Annotated[
-    str | None, typer.Option("--blocks", help="columns, from 0, with commas; default: those that change tokens")
-]
-Format = Annotated[str, typer.Option("--format", help="of the pictures: png or svg")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PictureOptions(Setup):
     """The pictures that are written."""
 
-    out: Out = PICTURES
-    blocks: Blocks = None
-    format: Format = "png"
+    out: Annotated[Path, typer.Option("--out", help="folder for the pictures, one per image")] = PICTURES
+    blocks: Annotated[
+        str | None, typer.Option("--blocks", help="columns, from 0, with commas; default: those that change tokens")
+    ] = None
+    format: Annotated[str, typer.Option("--format", help="of the pictures: png or svg")] = "png"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +49,7 @@ class ImagesToShow(Reading):
     """The images to draw."""
 
     files: Files = None
-    source: Source = None
+    source: Annotated[str | None, typer.Option("--data", help="instead, images as for `vitrim eval`")] = None
     limit: Limit = None
     data_option: DataOptions = None
 

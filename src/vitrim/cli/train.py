@@ -25,10 +25,6 @@ Name = Annotated[str | None, typer.Argument(metavar="RECIPE", help="a name of --
 Changes = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="changes, e.g. epochs=5 optimizer.lr=1e-4")
 ]
-ModelOfRun = Annotated[
-    str | None, typer.Option("--model", help="the model, as for `vitrim eval`; the same as model=NAME")
-]
-Method = Annotated[str | None, typer.Option("--method", "-m", help="e.g. tome:r=8, or @FILE; the same as method=TEXT")]
 Limit = Annotated[
     int | None, typer.Option("--limit", min=1, help="so many images of every part only, spread evenly; as limit=N")
 ]
@@ -37,45 +33,42 @@ Checkpoint = Annotated[
     Path | None,
     typer.Option("--checkpoint", help="start from this file (safetensors or .pth), or the folder of a finished run"),
 ]
-Out = Annotated[Path, typer.Option("--out", help="folder of checkpoints, logs and weights")]
-Resume = Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint in --out")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="check data, shapes, memory and time on two batches; write nothing")
 ]
 List = Annotated[bool, typer.Option("--list", help="list the recipes, as `vitrim list recipes`")]
 Show = Annotated[bool, typer.Option("--show", help="print the recipe's values and where each is from")]
-SaveMinutes = Annotated[float, typer.Option("--save-minutes", min=0.0, help="minutes between checkpoints")]
-LogEvery = Annotated[int, typer.Option("--log-every", min=1, help="updates between rows of the log")]
-EvalBatch = Annotated[int, typer.Option("--eval-batch", min=1, max=MAX_BATCH, help="images at once in evaluations")]
-Tensorboard = Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard's files")]
-LogWith = Annotated[
-    list[str] | None,
-    typer.Option("--log-with", help="also log with this tracker of accelerate, e.g. wandb or mlflow; may be repeated"),
-]
-MaxUpdates = Annotated[int | None, typer.Option("--max-updates", min=1, help="stop there, to be resumed later")]
-Device = Annotated[str | None, typer.Option("--device", help="cpu, or what accelerate finds if left out")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Setup):
     """Options for running a recipe; none of them changes what is learned."""
 
-    out: Out = Path("runs/train")
-    resume: Resume = False
+    out: Annotated[Path, typer.Option("--out", help="folder of checkpoints, logs and weights")] = Path("runs/train")
+    resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint in --out")] = False
     workers: Workers = 0
-    save_minutes: SaveMinutes = 10.0
-    log_every: LogEvery = 10
-    eval_batch: EvalBatch = 64
-    tensorboard: Tensorboard = False
-    log_with: LogWith = None
-    max_updates: MaxUpdates = None
+    save_minutes: Annotated[float, typer.Option("--save-minutes", min=0.0, help="minutes between checkpoints")] = 10.0
+    log_every: Annotated[int, typer.Option("--log-every", min=1, help="updates between rows of the log")] = 10
+    eval_batch: Annotated[
+        int, typer.Option("--eval-batch", min=1, max=MAX_BATCH, help="images at once in evaluations")
+    ] = 64
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard's files")] = False
+    log_with: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--log-with", help="also log with this tracker of accelerate, e.g. wandb or mlflow; may be repeated"
+        ),
+    ] = None
+    max_updates: Annotated[int | None, typer.Option("--max-updates", min=1, help="stop there, to be resumed later")] = (
+        None
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnDevice(Setup):
     """The device and the threads of a run."""
 
-    device: Device = None
+    device: Annotated[str | None, typer.Option("--device", help="cpu, or what accelerate finds if left out")] = None
     threads: Threads = None
 
 
@@ -83,8 +76,12 @@ class OnDevice(Setup):
 class RecipeOptions(Setup):
     """Changes of the recipe that have options of their own."""
 
-    model: ModelOfRun = None
-    method: Method = None
+    model: Annotated[
+        str | None, typer.Option("--model", help="the model, as for `vitrim eval`; the same as model=NAME")
+    ] = None
+    method: Annotated[
+        str | None, typer.Option("--method", "-m", help="e.g. tome:r=8, or @FILE; the same as method=TEXT")
+    ] = None
     limit: Limit = None
 
     def before(self, changes: list[str] | None) -> list[str]:

@@ -11,16 +11,14 @@ import typer
 from vitrim.cli.options import MODEL_NAMES, BatchSize, Data, Machine, Model, Setup, Workers
 from vitrim.cli.output import Output, resumable
 from vitrim.errors import VitrimError
-from vitrim.progress import progress
-
-Name = Annotated[str, typer.Argument(metavar="[MODEL]", help=f"{MODEL_NAMES}; none with --train")]
+from vitrim.progress import is_first_process, progress
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnyModel(Model):
     """One model and its weights, or none."""
 
-    name: Name = ""
+    name: Annotated[str, typer.Argument(metavar="[MODEL]", help=f"{MODEL_NAMES}; none with --train")] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +122,6 @@ def tune(*, model: AnyModel, data: Data, how: SearchSetup, machine: Machine, out
     unit = "settings" if how.grid is None else "points" if how.train is None else "runs"
     how.check_options(model, data)
     with resumable(how.out / "study.jsonl"), progress(f"loading {model.name or how.train}", unit) as signs:
-        from vitrim.measure.records import Processes
         from vitrim.report import Results
         from vitrim.tuning.result import Target
         from vitrim.tuning.search import SearchSpec
@@ -155,5 +152,5 @@ def tune(*, model: AnyModel, data: Data, how: SearchSetup, machine: Machine, out
                     spec, how.methods or (), images, target=aim, evaluations=how.evaluations, search=found,
                     check=how.check, **common,
                 )  # fmt: skip
-    if Processes.launched(machine.device).index == 0:
+    if is_first_process():
         output.finish(report)

@@ -74,7 +74,7 @@ class FixedRadial(StagedConfig):
 
 
 class L1(FixedRadial):
-    """`FixedRadial` with the distance |x| + |y|: a diamond.
+    """Keep patches near the middle, by the distance |x| + |y|: a diamond.
 
     Example:
         >>> L1(keep_rate=0.5).counts(196, 12)[3]
@@ -86,7 +86,7 @@ class L1(FixedRadial):
 
 
 class L2(FixedRadial):
-    """`FixedRadial` with the Euclidean distance: a disc.
+    """Keep patches near the middle, by the Euclidean distance: a disc.
 
     Example:
         >>> L2(keep_rate=0.5).counts(196, 12)[3]
@@ -98,7 +98,7 @@ class L2(FixedRadial):
 
 
 class Linf(FixedRadial):
-    """`FixedRadial` with the distance max(|x|, |y|): a square.
+    """Keep patches near the middle, by the distance max(|x|, |y|): a square.
 
     Example:
         >>> Linf(keep_rate=0.5).counts(196, 12)[3]
