@@ -80,7 +80,6 @@ class _Rows(TransformersHost):
 
     purpose = "segmentation, detection, poses, depth"
     heads: ClassVar[tuple[Head, ...]] = ("grid",)
-    layers_name = "encoder.layer"
     has_maps = False
     tokens_of_images = False  # but of windows
 
@@ -103,7 +102,6 @@ class _Rows(TransformersHost):
             # that of a window attends to other windows, too: no method scores the patches of one by it
             has_class_token=facts.has_class_token and side == 1,
             grid_size=(rows // side, columns // side),
-            dense=True,
             windows=side**2,
             across_windows=side > 1,
         )
@@ -144,7 +142,6 @@ class HFLwDetr(_Rows):
     trunk_classes = (lw_detr.LwDetrViTBackbone,)
     maker_name = "embeddings.projection"
     num_prefix = 0
-    has_class_token = False
 
     @classmethod
     def windows_a_side(cls, config: Any) -> int:

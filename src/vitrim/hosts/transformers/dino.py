@@ -72,7 +72,6 @@ class HFDinov2(TransformersHost):
     heads = ("patches",)  # the classifier reads the class token and the mean of the patches
     reduced_blocks = (ReducedDinov2Layer,)
     trunk_classes = (dinov2.Dinov2Model, dinov2.Dinov2Backbone)
-    layers_name = "encoder.layer"
 
 
 class HFDinov2WithRegisters(TransformersHost):
@@ -82,7 +81,6 @@ class HFDinov2WithRegisters(TransformersHost):
     heads = ("patches",)
     reduced_blocks = (ReducedDinov2WithRegistersLayer,)
     trunk_classes = (dinov2_with_registers.Dinov2WithRegistersModel, dinov2_with_registers.Dinov2WithRegistersBackbone)
-    layers_name = "encoder.layer"
 
 
 class HFDINOv3(TransformersHost):

@@ -51,7 +51,6 @@ class _Eomt(TransformersHost):
     purpose = "segmentation, detection, poses, depth"
     heads = ("grid",)
     layers_name = "layers"
-    grid_readers = (nn.Module,)
     tokens_of_images = False  # its own head cannot be taken off: queries run through the last layers
 
     @classmethod

@@ -252,8 +252,6 @@ class PackedHost(TransformersHost):
     purpose = "vision-language models"
     heads = ("grid",)
     num_prefix = 0
-    has_class_token = False
-    grid_readers = (nn.Module,)
     has_maps = False
     tokens_of_images = False  # it hands out one sequence of all images
 

@@ -28,7 +28,6 @@ class HFRadio(TransformersHost):
     heads = ("patches",)
     reduced_blocks = (ReducedRadioLayer,)
     trunk_classes = (radio.RadioModel,)
-    layers_name = "encoder.layer"
     maker_name = "embeddings"
 
     @classmethod

@@ -99,7 +99,6 @@ class _Windowed(WindowedHost, TransformersHost):
     purpose = "segmentation, detection, poses, depth"
     has_maps = False
     num_prefix = 0
-    has_class_token = False
     tokens_of_images = False  # it hands out maps, of a neck or of its own layout
     chooses_kernel = False  # the class of the attention says which it is
 
@@ -130,7 +129,6 @@ class HFVitDet(_Windowed):
     name = "transformers ViTDet"
     reduced_blocks = (ReducedVitDetLayer,)
     trunk_classes = (vitdet.VitDetModel, vitdet.VitDetBackbone)
-    layers_name = "encoder.layer"
     maker_name = "embeddings.projection"
 
     @classmethod

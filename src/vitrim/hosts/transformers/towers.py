@@ -91,7 +91,6 @@ class PatchTower(TransformersHost):
     purpose = "images and text"
     heads: ClassVar[tuple[Head, ...]] = ("no class token",)
     num_prefix = 0
-    has_class_token = False
     layers_name = "encoder.layers"
 
 

@@ -57,8 +57,6 @@ class _Video(TransformersHost):
     purpose = "video and audio"
     heads: ClassVar[tuple[Head, ...]] = ("no class token",)
     num_prefix = 0
-    has_class_token = False
-    layers_name = "encoder.layer"
     tokens_of_images = False  # but of clips
     maker_name = None  # its map has three axes
     frames_name: ClassVar[str] = "num_frames"

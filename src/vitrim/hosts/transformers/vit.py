@@ -119,7 +119,6 @@ class HFIJepa(TransformersHost):
     trunk_classes = (ijepa.IJepaModel,)
     layers_name = VIT_LAYERS
     num_prefix = 0
-    has_class_token = False
 
     @classmethod
     def check(cls, model: nn.Module) -> None:

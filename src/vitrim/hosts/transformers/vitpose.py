@@ -37,10 +37,7 @@ class HFVitPose(TransformersHost):
     heads = ("grid",)
     reduced_blocks = (ReducedVitPoseBackboneLayer,)
     trunk_classes = (vitpose_backbone.VitPoseBackbone,)
-    layers_name = "encoder.layer"
-    grid_readers = (nn.Module,)
     num_prefix = 0
-    has_class_token = False
 
     @classmethod
     def check(cls, model: nn.Module) -> None:
