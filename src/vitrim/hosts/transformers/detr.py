@@ -54,8 +54,6 @@ class ReducedRowLayer(WindowBlock, ReducedLayer):
 
 
 class ReducedLwDetrLayer(ReducedRowLayer, lw_detr.LwDetrViTLayer):
-    """`LwDetrViTLayer` under reduction."""
-
     attention_classes = (lw_detr.LwDetrViTAttention,)
     update_names = ("gamma_1",)
     mlp_names = ("layernorm_after", "intermediate", "gamma_2")
@@ -66,8 +64,6 @@ class ReducedLwDetrLayer(ReducedRowLayer, lw_detr.LwDetrViTLayer):
 
 
 class ReducedRfDetrLayer(ReducedRowLayer, ReducedDinoLayer, rf_detr.RfDetrDinov2Layer):
-    """`RfDetrDinov2Layer` under reduction."""
-
     attention_classes = (rf_detr.RfDetrDinov2Attention,)
 
     @property

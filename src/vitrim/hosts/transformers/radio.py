@@ -13,8 +13,6 @@ from vitrim.hosts.transformers.versions import OLDER_DINO, DinoForm, attention
 
 
 class ReducedRadioLayer(DinoForm, radio.RadioLayer):
-    """`RadioLayer` under reduction."""
-
     attention_classes = (attention(radio, "Radio", OLDER_DINO),)
 
 

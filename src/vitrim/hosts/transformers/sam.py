@@ -40,8 +40,6 @@ class _ReducedWindowLayer(WindowBlock, JointBlock):
 
 
 class ReducedSamVisionLayer(_ReducedWindowLayer, sam.SamVisionLayer):
-    """`SamVisionLayer` under reduction."""
-
     attention_classes = (sam.SamVisionAttention, sam.SamVisionSdpaAttention)
     norm_name = "layer_norm1"
     mlp_names = ("layer_norm2", "mlp")
@@ -51,8 +49,6 @@ class ReducedSamVisionLayer(_ReducedWindowLayer, sam.SamVisionLayer):
 
 
 class ReducedVitDetLayer(_ReducedWindowLayer, vitdet.VitDetLayer):
-    """`VitDetLayer` under reduction."""
-
     attention_classes = (vitdet.VitDetAttention,)
     attention_name = "attention"
     update_names = ("drop_path",)

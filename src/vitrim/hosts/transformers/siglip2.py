@@ -21,8 +21,6 @@ from vitrim.hosts.transformers.versions import tower
 
 
 class ReducedSiglip2EncoderLayer(ReducedClipLayer, siglip2.Siglip2EncoderLayer):
-    """`Siglip2EncoderLayer` under reduction."""
-
     attention_classes = (siglip2.Siglip2Attention,)
 
 

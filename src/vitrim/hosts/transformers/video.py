@@ -20,8 +20,6 @@ from vitrim.hosts.transformers.common import ReducedLayer, ReducedOlderLayer, Tr
 
 
 class ReducedVideoMAELayer(ReducedOlderLayer, videomae.VideoMAELayer):
-    """`VideoMAELayer` under reduction."""
-
     attention_classes = (videomae.VideoMAESelfAttention,)
 
 

@@ -12,8 +12,6 @@ from vitrim.hosts.transformers.common import ReducedLayer, ReducedOlderLayer, Tr
 
 
 class ReducedVitPoseBackboneLayer(ReducedOlderLayer, vitpose_backbone.VitPoseBackboneLayer):
-    """`VitPoseBackboneLayer` under reduction."""
-
     attention_classes = (vitpose_backbone.VitPoseBackboneSelfAttention,)
     mlp_names = ("layernorm_after", "mlp")
 

@@ -22,14 +22,10 @@ class _UnmaskedLayer(ReducedClipLayer):
 
 
 class ReducedIdefics3EncoderLayer(_UnmaskedLayer, idefics3.Idefics3EncoderLayer):
-    """`Idefics3EncoderLayer` under reduction."""
-
     attention_classes = (idefics3.Idefics3VisionAttention,)
 
 
 class ReducedSmolVLMEncoderLayer(_UnmaskedLayer, smolvlm.SmolVLMEncoderLayer):
-    """`SmolVLMEncoderLayer` under reduction."""
-
     attention_classes = (smolvlm.SmolVLMVisionAttention,)
 
 
