@@ -27,6 +27,8 @@ from vitrim.hosts.transformers.common import ReducedDinoLayer, ReducedLayer, Tra
 class ReducedRowLayer(WindowBlock, ReducedLayer):
     """The reduced form of a layer that gets windows as batch rows, and gives them so."""
 
+    OWN = (*ReducedBlock.OWN, "windows_a_side")
+
     windows_a_side: int
     """Windows in a row of the image; set on every layer by the host."""
 
@@ -122,12 +124,6 @@ class _Rows(TransformersHost):
         super().install(model, trace)
         for block in cls.blocks(model):
             block.windows_a_side = cls.windows_a_side(cls.trunk(model).config)  # type: ignore[assignment]
-
-    @classmethod
-    def uninstall(cls, model: nn.Module) -> None:
-        super().uninstall(model)
-        for block in cls.blocks(model):
-            del block.windows_a_side
 
 
 class HFLwDetr(_Rows):
