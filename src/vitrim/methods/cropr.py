@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention, merge_heads, split_heads
-from vitrim.core.block import Reducer, Site, draw_linear_, is_bare
+from vitrim.core.block import Reducer, Site, Step, draw_linear_, is_bare
 from vitrim.core.matching import full_precision
 from vitrim.core.method import MethodConfig, Restore, Tunable
 from vitrim.core.plan import Layer
@@ -133,9 +133,7 @@ class RoutingReducer(ScorerReducer[Cropr]):
             self.head.add_module("head", nn.Linear(layer.dim, layer.num_classes))
         draw_linear_(self)
 
-    def reduce(
-        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
-    ) -> tuple[Tensor, TokenState]:
+    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
         if site == "before" and self.training:
             aggregated = self.cross_attn(x.detach())
             if aggregated.shape[1] == 1:
@@ -156,9 +154,7 @@ class FusingReducer(Reducer[Cropr]):
 
     site: ClassVar[Site] = "before"
 
-    def reduce(
-        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
-    ) -> tuple[Tensor, TokenState]:
+    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
         return state.refill(x) if site == self.site else (x, state)
 
 

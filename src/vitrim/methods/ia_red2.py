@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
-from vitrim.core.block import Reducer, Site, is_bare
+from vitrim.core.block import Reducer, Site, Step, is_bare
 from vitrim.core.matching import full_precision
 from vitrim.core.method import Adaptive, MethodConfig, Tunable
 from vitrim.core.plan import Layer
@@ -114,9 +114,7 @@ class IARED2Reducer(Reducer[IARED2]):
         self.acts = config.stage is None or own <= config.stage
         self.draws = config.stage is None or own == config.stage
 
-    def reduce(
-        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
-    ) -> tuple[Tensor, TokenState]:
+    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
         if site != self.site or not self.acts:
             return x, state
         if self.training:
