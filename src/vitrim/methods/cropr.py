@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention, merge_heads, split_heads
 from vitrim.core.block import Reducer, Site, Step, draw_linear_, is_bare
 from vitrim.core.matching import full_precision
-from vitrim.core.method import MethodConfig, Restore, Tunable
+from vitrim.core.method import Count, MethodConfig, Restore, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, BringBack, Remove, one_each
@@ -23,8 +23,6 @@ from vitrim.core.tokens import TokenState, decision_dtype
 from vitrim.errors import VitrimError
 
 AUXILIARY = "auxiliary_logits"
-
-Count = Annotated[int, Field(ge=0)]
 
 
 class Cropr(MethodConfig):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from vitrim.core.assignment import Hard, Soft, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site, Step
 from vitrim.core.matching import best_partners, full_precision, unit
-from vitrim.core.method import MethodConfig, Needs, Tunable
+from vitrim.core.method import Count, MethodConfig, Needs, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import register
@@ -25,8 +25,6 @@ from vitrim.errors import VitrimError
 
 POLICY = "diffrate_policy"
 KEPT = "kept_numbers"
-
-Count = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)

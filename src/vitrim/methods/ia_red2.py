@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -14,7 +14,7 @@ from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site, Step, is_bare
 from vitrim.core.matching import full_precision
-from vitrim.core.method import Adaptive, MethodConfig, Tunable
+from vitrim.core.method import Adaptive, Count, MethodConfig, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Remove, at_blocks, check_blocks, removed_by
@@ -65,7 +65,7 @@ class IARED2(Adaptive):
 
     blocks: tuple[int, ...] | None = Field(None, description="first block of each group, 0-based; default three groups")
     threshold: float = Field(0.5, ge=0.0, le=1.0, description="patches with a lower score are dropped in evaluation")
-    r: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+    r: tuple[Count, ...] | None = Field(
         None, description="instead of the threshold: patches dropped before each group, the same number in every image"
     )
     heads: int | None = Field(None, ge=1, description="heads of the interpreter; default as many as the attention has")
