@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter
 from math import prod
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -115,28 +115,47 @@ def _named(called: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     return {**dict(zip(tuple(inspect.signature(type(called).forward).parameters)[1:], args, strict=False)), **kwargs}
 
 
-class OnePromptARow:
+Hook = tuple[Callable[..., Any], Callable[..., Any]]
+"""The call that registers a hook, and the hook."""
+
+
+class ThreadHooks:
+    """Within, hooks on modules that see calls of this thread alone: others may run the same model meanwhile."""
+
+    def hooks(self) -> list[Hook]:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        thread = threading.get_ident()
+
+        def own(hook: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda *given: hook(*given) if threading.get_ident() == thread else None
+
+        self.handles = [register(own(hook)) for register, hook in self.hooks()]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+class OnePromptARow(ThreadHooks):
     """Within, forwards without mask and cache get a mask, so gaps in positions start no packed prompts.
 
-    In this thread, like `Early`: ``generate`` drops a mask of ones.
+    ``generate`` drops a mask of ones.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
-    def __enter__(self) -> None:
-        thread = threading.get_ident()
+    def hooks(self) -> list[Hook]:
+        return [(partial(self.model.register_forward_pre_hook, with_kwargs=True), self.mask)]
 
-        def whole(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-            told = kwargs.get("attention_mask") is not None or cache_of(kwargs) is not None
-            if told or threading.get_ident() != thread or kwargs.get("input_ids") is None:
-                return None
-            return args, {**kwargs, "attention_mask": torch.ones_like(kwargs["input_ids"])}
-
-        self.hook = self.model.register_forward_pre_hook(whole, with_kwargs=True)
-
-    def __exit__(self, *error: object) -> None:
-        self.hook.remove()
+    def mask(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        told = kwargs.get("attention_mask") is not None or cache_of(kwargs) is not None
+        if told or kwargs.get("input_ids") is None:
+            return None
+        return args, {**kwargs, "attention_mask": torch.ones_like(kwargs["input_ids"])}
 
 
 @dataclass(eq=False, repr=False)
@@ -203,10 +222,8 @@ class CompactGenerate(Installed):
         return next((value for value in values if value not in (None, unset)), None)
 
 
-class Early:
+class Early(ThreadHooks):
     """Within, a connector gets of the tower's tokens only those that are chosen, one image behind the other.
-
-    In this thread: others may run the same model meanwhile.
 
     Args:
         tower: whose output the choice may look at.
@@ -221,26 +238,16 @@ class Early:
         self.chosen: list[Taken]
         self.output: Any = None
 
-    def __enter__(self) -> Early:
-        thread = threading.get_ident()
+    def hooks(self) -> list[Hook]:
+        return [(self.tower.register_forward_hook, self.see), (self.connector.register_forward_pre_hook, self.cut)]
 
-        def see(module: nn.Module, args: Any, output: Any) -> None:
-            if threading.get_ident() == thread:
-                self.output = output
+    def see(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.output = output
 
-        def cut(module: nn.Module, args: Any) -> Any:
-            if threading.get_ident() != thread:
-                return None
-            self.chosen = self.among(list(args[0]), self.output)
-            return (torch.cat([image.features for image in self.chosen])[None], *args[1:])
-
-        self.hooks = [self.tower.register_forward_hook(see), self.connector.register_forward_pre_hook(cut)]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for hook in self.hooks:
-            hook.remove()
+    def cut(self, module: nn.Module, args: Any) -> Any:
+        self.chosen = self.among(list(args[0]), self.output)
         self.output = None
+        return (torch.cat([image.features for image in self.chosen])[None], *args[1:])
 
 
 class HuggingFaceVLM(VisionLanguage):
