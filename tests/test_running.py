@@ -14,6 +14,7 @@ from timm.data.transforms_factory import create_transform
 
 import vitrim
 
+pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 PAGE = Path(__file__).parents[1] / "docs" / "running.md"
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 

@@ -21,6 +21,7 @@ from vitrim.data import ImageDataset
 from vitrim.exporting import writing
 from vitrim.loading import create_model
 
+pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 2}
 SHALLOW = {**OPTIONS, "depth": 1}
 

@@ -18,6 +18,7 @@ from vitrim.errors import UnsupportedModelError
 from vitrim.loading import create_model
 from vitrim.measure.evaluation import num_classes
 
+pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 CLASSES = 3
 SMALL = {"img_size": 32, "depth": 1, "embed_dim": 16, "num_heads": 2}
 STAGES = {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 1]}

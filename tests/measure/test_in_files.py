@@ -20,6 +20,7 @@ from vitrim.data import ImageDataset
 from vitrim.errors import VitrimError
 from vitrim.measure.in_files import FileModel
 
+pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 3}
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import tiny
 import vitrim
 
+pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 MODEL = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 3}
 
 

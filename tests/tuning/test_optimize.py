@@ -38,6 +38,7 @@ ROUNDS = 8
 FILES = ["best.json", "loss_over_time.png", "model.pt2", "model.pt2.json", "report.json", "study.jsonl"]
 
 pytestmark = [
+    pytest.mark.xdist_group("onnx"),
     pytest.mark.usefixtures("macs_counted_once"),
     pytest.mark.filterwarnings("ignore:the loss is that of:UserWarning"),  # of few images, as all here are
 ]
