@@ -57,7 +57,8 @@ if TYPE_CHECKING:
     from vitrim.training.running import Running
     from vitrim.training.train import train
     from vitrim.tuning.optimize import optimize
-    from vitrim.tuning.tune import SearchSpec, train_grid, tune, tune_grid
+    from vitrim.tuning.search import SearchSpec
+    from vitrim.tuning.tune import train_grid, tune, tune_grid
 
 __all__ = [
     "Adaptive",
@@ -164,7 +165,8 @@ _NAMES = {
     "vitrim.training.running": ("Running",),
     "vitrim.training.train": ("train",),
     "vitrim.tuning.optimize": ("optimize",),
-    "vitrim.tuning.tune": ("SearchSpec", "train_grid", "tune", "tune_grid"),
+    "vitrim.tuning.search": ("SearchSpec",),
+    "vitrim.tuning.tune": ("train_grid", "tune", "tune_grid"),
 }
 """The public names, by the module that defines them."""
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}

@@ -19,9 +19,11 @@ from vitrim.speed.engines import Eager, Run
 from vitrim.tuning import cost as costs
 from vitrim.tuning import search
 from vitrim.tuning.cost import LatencyCost, eager, latency_fit, timer_on
+from vitrim.tuning.search import SearchSpec
 from vitrim.tuning.space import Space, quiet
 
 IMAGES = torch.zeros(1, 3, 32, 32)
+EXPORTED = SearchSpec(engine="torch.export")
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +99,12 @@ def test_eager_alone_is_the_timer_that_was() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engine": ["onnx"]}, "unknown engine 'onnx'; did you mean 'onnxruntime'"),
-        ({"engine": []}, "no engine is given"),
-        ({"engine": ["torch.export"], "target": "macs=0.5"}, "an engine is for speedup targets: macs=0.5"),
-        ({"engine": ["torch.export"], "timer": eager}, "give an engine or a timer, not both"),
+        ({"spec": SearchSpec(engine=["onnx"])}, "unknown engine 'onnx'; did you mean 'onnxruntime'"),
+        (
+            {"spec": SearchSpec(engine="torch.export"), "target": "macs=0.5"},
+            "an engine is for speedup targets: macs=0.5",
+        ),
+        ({"spec": SearchSpec(engine="torch.export"), "timer": eager}, "give an engine or a timer, not both"),
     ],
 )
 def test_wrong_engines_of_a_search(model: VisionTransformer, options: dict[str, Any], message: str) -> None:

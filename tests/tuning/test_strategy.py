@@ -15,6 +15,7 @@ from timm.models import VisionTransformer
 import vitrim
 from vitrim.errors import VitrimError
 from vitrim.tuning import Result, search
+from vitrim.tuning.search import SearchSpec
 from vitrim.tuning.space import Space, normal, slope
 from vitrim.tuning.strategy import Curves, Observation, RandomSearch, Slopes, bend_of, curve, make_strategy
 
@@ -70,7 +71,7 @@ def test_a_free_search_is_what_it_was() -> None:
 
 @pytest.mark.parametrize("shape", ["slope", "curve"])
 def test_every_trial_of_a_search_has_the_shape(model: VisionTransformer, shape: str) -> None:
-    result = find(model, shape=shape)
+    result = find(model, spec=SearchSpec(shape=shape))
     assert 2 < len(result.trials) <= 10
     for trial in result.trials:
         straight = bool(np.allclose(np.diff(trial.point, 2), 0.0))
@@ -79,7 +80,7 @@ def test_every_trial_of_a_search_has_the_shape(model: VisionTransformer, shape: 
 
 
 def test_stages_of_a_shape_are_those_of_the_method(model: VisionTransformer) -> None:
-    result = find(model, "topk:blocks=[1,2]", shape="slope", evaluations=3)
+    result = find(model, "topk:blocks=[1,2]", spec=SearchSpec(shape="slope"), evaluations=3)
     assert {len(trial.point) for trial in result.trials} == {2}
     free, placed = (Space(vitrim.TopK(), 12, (8, 8), 1, placed=placed) for placed in (False, True))
     assert (free.blocks, placed.blocks) == (tuple(range(12)), (3, 6, 9))
@@ -102,7 +103,7 @@ def test_a_search_whose_time_is_over_chooses_among_what_it_tried_and_resumes_as_
     model: VisionTransformer, tmp_path: Path
 ) -> None:
     study = tmp_path / "study.jsonl"
-    result = find(model, evaluations=60, seconds=1e-6, study=study)
+    result = find(model, evaluations=60, spec=SearchSpec(minutes=1e-8), study=study)
     trials = result.trials
     assert {trial.source for trial in trials} == {"constant", "start"}  # the clock is asked after the starts
     text = study.read_bytes()
@@ -111,10 +112,10 @@ def test_a_search_whose_time_is_over_chooses_among_what_it_tried_and_resumes_as_
     assert again.record() == result.record()
     assert study.read_bytes() == text
     assert "shape" not in result.about
-    longer = find(model, evaluations=len(trials) + 2, seconds=600.0)
+    longer = find(model, evaluations=len(trials) + 2, spec=SearchSpec(minutes=10.0))
     assert len(longer.trials) > len(trials)
     with pytest.raises(VitrimError, match="needs some time"):
-        find(model, seconds=0.0)
+        find(model, spec=SearchSpec(minutes=0.0))
 
 
 def test_normal_points_are_curves_of_their_own() -> None:

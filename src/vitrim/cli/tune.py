@@ -124,7 +124,8 @@ def tune(*, model: AnyModel, data: Data, how: SearchSetup, machine: Machine, out
     with resumable(how.out / "study.jsonl"), progress(f"loading {model.name or how.train}", unit) as signs:
         from vitrim.report import Results
         from vitrim.tuning.result import Target
-        from vitrim.tuning.tune import SearchSpec, train_grid, tune, tune_grid
+        from vitrim.tuning.search import SearchSpec
+        from vitrim.tuning.tune import train_grid, tune, tune_grid
 
         machine.start()
         device = machine.device

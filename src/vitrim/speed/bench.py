@@ -241,12 +241,11 @@ class Speeds:
         """
         for turn, size in enumerate(sizes):
             which = f"{turn + 1} of {len(sizes)}, batch {size}" if len(sizes) > 1 else f"batch {size}"
-            tell = None if on_progress is None else partial(_tell, on_progress, which)
             with one_line_errors(f"batch {size}"):
-                rows = self._at(size, tell)
+                rows = self._at(size, partial(_tell, on_progress or _silent, which))
             yield [Row(row.method, {"batch_size": size, **row}) for row in rows]
 
-    def _at(self, size: int, tell: Tell | None) -> list[Row]:
+    def _at(self, size: int, tell: Tell) -> list[Row]:
         held_out, given, dataset = None, None, self.dataset
         if dataset is None:
             ring = [random_images(self.model, size, self.seed)]
@@ -270,6 +269,10 @@ class Speeds:
 
 def _tell(tell: Tell, which: str, text: str) -> None:
     tell(f"{which}: {text}")
+
+
+def _silent(text: str) -> None:
+    """Tell nobody."""
 
 
 def in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -400,7 +403,7 @@ def measure(
         >>> [(row["method"], row["engine"]) for row in rows]
         [('dense', 'eager'), ('tome:r=1', 'eager')]
     """
-    ring = [images] if isinstance(images, Tensor) else list(images)
+    ring, tell = [images] if isinstance(images, Tensor) else list(images), on_progress or _silent
     images = ring[0]
     if len(ring) > 1:  # every batch counts alike, in both halves of the rounds
         budget = budget or Budget()
@@ -438,21 +441,19 @@ def measure(
     with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in chosen)):
         models: dict[int, int] = {}
         for number, entry in enumerate(entries):
-            if on_progress is not None:
-                on_progress(f"making {entry.key} ready, {number + 1} of {len(entries)}")
+            tell(f"making {entry.key} ready, {number + 1} of {len(entries)}")
             # a folder for every model: precisions of one engine are made of one file
             place = Path(folder) / str(models.setdefault(id(entry.model), len(models)))
             entry.prepare(ring, place, calibration)
-        if on_progress is not None:
-            budget = _Watched(**vars(budget or Budget()), tell=on_progress)
+        watched = _Watched(**vars(budget or Budget()), tell=tell)
         with torch.inference_mode():
             with ExitStack() as watching:
                 for entry in entries:
                     entry.watch(watching, images.device)
                 calls = {entry.key: entry.call for entry in entries}
                 with watched_machine() as machine:
-                    times = time_interleaved(calls, images.device, budget)
-            rows = _rows(entries, times, [DENSE, *methods, *(files or {})], images, model, held_out, on_progress)
+                    times = time_interleaved(calls, images.device, watched)
+            rows = _rows(entries, times, [DENSE, *methods, *(files or {})], images, model, held_out, tell)
         disturbed = machine[0].disturbance()
         return rows if disturbed is None else [Row(row.method, {**row, "disturbed": disturbed}) for row in rows]
 
@@ -461,7 +462,7 @@ def measure(
 class _Watched(Budget):
     """A budget that says how far it is spent. It is asked between rounds, so nothing that is timed takes longer."""
 
-    tell: Tell = lambda _: None
+    tell: Tell = _silent
 
     def spent(self, rounds: int, seconds: float, candidates: int) -> bool:
         share = min(rounds / self.min_rounds, seconds / (self.min_seconds * candidates) if self.min_seconds else 1.0)
@@ -549,7 +550,7 @@ def _rows(
     images: Tensor,
     model: nn.Module,
     held_out: Sequence[tuple[Tensor, Any]] | None,
-    on_progress: Tell | None,
+    tell: Tell,
 ) -> list[Row]:
     """A row for every method, engine and part; of the dense model on an engine that with its faster kernel."""
 
@@ -590,8 +591,7 @@ def _rows(
         numbers["engine_speedup"] = paired_speedup(own_dense, times[entry.key]).median
         numbers["prepare_seconds"] = entry.seconds
         if held_out and entry.name == DENSE and entry.part is None:
-            if on_progress is not None:
-                on_progress(f"comparing {entry.key} with fp32")
+            tell(f"comparing {entry.key} with fp32")
             numbers |= _agreement(entry, held_out, model, exact)
         rows.append(Row(entry.name, {**facts, **numbers, "peak_memory_mib": peak}))
     return rows

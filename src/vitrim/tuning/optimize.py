@@ -756,7 +756,7 @@ def _hand_over(
     config = best.config or parse_method("none")
     made_for = {**described(host_of(race.model), race.model), "parameters": weights_fingerprint(race.model)}
     write_text(folder / "best.json", json_text(entries(config, {"made_for": made_for, **facts}), indent=2) + "\n")
-    write_text(folder / "report.json", json_text(report.record, indent=2) + "\n")
+    report.save(folder / "report.json")
     report.files += [folder / "best.json", folder / "report.json"]
     if importlib.util.find_spec("matplotlib") is not None:
         style.save(report.figure, folder / "loss_over_time.png")
@@ -777,7 +777,8 @@ def in_words(race: Race, dense: Candidate, chosen: Candidate | None, score: Mapp
     points = 100 * score["loss"]
     change = f"{abs(points):.1f} {what} {'fewer' if points >= 0 else 'more'}"
     sentence = f"{race.rows[0]['p50_ms']:.1f} ms per batch of {race.batch_size} as you run it now (PyTorch, fp32); "
-    sentence += f"{dense.row['p50_ms']:.1f} with {_spoken(dense)}"
+    spoken = SPOKEN.get(dense.engine.label, dense.engine.label)
+    sentence += f"{dense.row['p50_ms']:.1f} with {spoken} in {dense.engine.precision}"
     if chosen is None:
         sentence += f", {dense.row['speedup']:.1f} times as fast, {change}"
         end = "; reducing tokens does not pay here within the bound, so the file is of the dense model"
@@ -806,10 +807,6 @@ def metric(*, neighbours: bool, labels: bool) -> str:
     if neighbours:
         return "recall@1" if labels else "the dense model's neighbours"
     return "top-1" if labels else "agreement"
-
-
-def _spoken(one: Candidate) -> str:
-    return f"{SPOKEN.get(one.engine.label, one.engine.label)} in {one.engine.precision}"
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:

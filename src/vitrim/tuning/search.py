@@ -35,7 +35,7 @@ from vitrim.measure.latency import Budget
 from vitrim.measure.records import Processes
 from vitrim.measure.run import weights_fingerprint
 from vitrim.speed.bench import check_engines
-from vitrim.speed.engines import engines_named
+from vitrim.speed.engines import engines_named, listed
 from vitrim.tasks import Task, make_task
 from vitrim.tuning.cost import Cost, Fit, LatencyCost, MacsCost, Timer, latency_fit, timer_on, within
 from vitrim.tuning.proxy import PARTS, BatchImages, ImageParts, ModelScorer, Proxy, Scores
@@ -475,44 +475,67 @@ def of_one_kind(targets: Sequence[Target]) -> list[Target]:
     return list(targets)
 
 
+@dataclass(frozen=True)
+class SearchSpec:
+    """A search: where its settings come from, what they are judged by, and when it ends.
+
+    Attributes:
+        strategy: evolution, random, or optuna's gp or tpe.
+        shape: amounts over the depth: slope (9 settings), curve (2 numbers), free (a number per block).
+        proxy: the damage that is minimised: feature, kl, cosine or agree (1 - agreement).
+        minutes: end the search after so long, if the number of settings does not.
+        engine: for speedup: the engine to be fast on, as of ``vitrim bench``; of several, a list or separated by
+            commas, the one that is the fastest for the dense model; None: eager.
+        precision: for speedup: fp32, bf16, fp16 or int8, one or several, as ``engine``: the fastest pair of both that
+            there is for the dense model; None: fp32. Damage is measured in fp32.
+
+    Raises:
+        VitrimError: there is no such proxy, strategy or shape.
+    """
+
+    strategy: str = "evolution"
+    shape: str = "free"
+    proxy: str = "feature"
+    minutes: float | None = None
+    engine: str | Sequence[str] | None = None
+    precision: str | Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_known("proxy", self.proxy, get_args(Proxy))
+        make_strategy(self.strategy, self.shape)
+
+    @property
+    def where(self) -> tuple[list[str], list[str]]:
+        """The names of the engines, and the precisions."""
+        return listed(self.engine) or ["eager"], listed(self.precision) or ["fp32"]
+
+
 class SearchOptions(TypedDict, total=False):
     """Options of `search` and `front`.
 
     Attributes:
         task: of the model; default classification.
-        proxy: the damage that is minimised: feature (default), kl, cosine or agree.
+        spec: where settings come from, what they are judged by, and when the search ends. The time is that of this run,
+            of several targets each has its share; a study that was resumed ends where it did.
         evaluations: most settings to try for a target, default 60; the race of several methods comes on top.
-        strategy: where candidates come from: evolution (default), random, or optuna's gp or tpe.
-        shape: how freely blocks may differ: free (default), slope or curve (`vitrim.tuning.strategy.Shape`), for
-            methods with stages over those of their own.
-        seconds: end the search when they are over, and choose among what was tried; for several targets each has its
-            share. The limit is of this run, a study that was resumed ends where it did.
         seed: of the settings that are drawn, and of methods that draw at random.
         study: file that keeps what was measured.
         resume: go on from that file; the result is that of a search that was never stopped.
         about: more entries for study and result, e.g. what the images are.
         budget: time to spend on every timed setting, for ``speedup``.
-        engine: names of `vitrim.speed.engines.engines`, for ``speedup``: of several that which is the fastest for the
-            dense model; default eager.
-        precision: likewise, of `vitrim.exporting.formats.base.PRECISIONS`.
-        timer: in place of ``engine``, a function that times settings (`vitrim.tuning.cost.Timer`).
+        timer: in place of an engine, a function that times settings (`vitrim.tuning.cost.Timer`).
         processes: this process and its like. All get the same result, the first one writes.
         on_trial: called with every finished trial.
     """
 
     task: Task | None
-    proxy: str
+    spec: SearchSpec
     evaluations: int
-    strategy: str
-    shape: str
-    seconds: float | None
     seed: int
     study: Path | None
     resume: bool
     about: Mapping[str, Any]
     budget: Budget | None
-    engine: Sequence[str]
-    precision: Sequence[str]
     timer: Timer | None
     processes: Processes | None
     on_trial: Callable[[Trial], None] | None
@@ -617,18 +640,15 @@ class Searches:
     ) -> None:
         self.targets = [Target.parse(one) if isinstance(one, str) else one for one in targets]
         self.model, self.options = model, options
-        proxy = options.get("proxy", "feature")
-        check_known("proxy", proxy, get_args(Proxy))
+        spec = options.get("spec", SearchSpec())
         self.evaluations = options.get("evaluations", EVALUATIONS)
         if self.evaluations < 1:
             raise VitrimError(f"a search needs at least 1 evaluation, got {self.evaluations}")
-        strategy, shape = options.get("strategy", "evolution"), options.get("shape", "free")
-        self.strategy: Strategy = make_strategy(strategy, shape)
-        self.seconds = options.get("seconds")
+        self.strategy: Strategy = make_strategy(spec.strategy, spec.shape)
+        self.seconds = None if spec.minutes is None else 60.0 * spec.minutes
         if self.seconds is not None and not self.seconds > 0.0:
             raise VitrimError(f"a search needs some time, got seconds={self.seconds:g}")
-        engine = list(options.get("engine", ["eager"]))
-        precision = list(options.get("precision", ["fp32"]))
+        engine, precision = spec.where
         engines, _ = engines_named(engine, precision, next(model.parameters()).device)
         if engine != ["eager"] or precision != ["fp32"]:
             if options.get("timer") is not None:
@@ -638,7 +658,7 @@ class Searches:
             check_engines(engines, {}, model, 1)
         self.timer = options.get("timer") or timer_on(engine, precision)
         methods = [method] if isinstance(method, str | MethodConfig) else list(method)
-        self.spaces = [Space.of(model, one, placed=shape != "free") for one in methods]
+        self.spaces = [Space.of(model, one, placed=spec.shape != "free") for one in methods]
         if len(self.spaces) > 1 and self.targets[0].kind == "agree":
             raise VitrimError("several methods race at one cost: give macs or speedup, or one method for agree")
         self.images: ImageParts = images if isinstance(images, ImageParts) else BatchImages(images)
@@ -649,9 +669,9 @@ class Searches:
             "made_for": {**described(host_of(model), model), "parameters": weights_fingerprint(model)},
             "base": ", ".join(space.base.describe() for space in self.spaces),
             "target": ", ".join(map(str, self.targets)),
-            "proxy": proxy,
-            **({} if strategy == "evolution" else {"strategy": strategy}),
-            **({} if shape == "free" else {"shape": shape}),
+            "proxy": spec.proxy,
+            **({} if spec.strategy == "evolution" else {"strategy": spec.strategy}),
+            **({} if spec.shape == "free" else {"shape": spec.shape}),
             **({} if engine == ["eager"] else {"engine": ", ".join(engine)}),
             **({} if precision == ["fp32"] else {"precision": ", ".join(precision)}),
             "seed": self.seed,
@@ -664,7 +684,7 @@ class Searches:
             check_file(file)
         self.study = Study(file, self.about, resume=options.get("resume", False), processes=processes)
         scorer = ModelScorer(model, task, self.images, seed=self.seed, processes=processes)
-        self.evaluator = Evaluator(scorer, self.study, proxy)
+        self.evaluator = Evaluator(scorer, self.study, spec.proxy)
         self._costs: list[Cost] = []
 
     def run(self) -> list[Result]:

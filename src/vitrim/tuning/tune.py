@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
-from vitrim.errors import VitrimError, check_known, check_read, check_whole
+from vitrim.errors import VitrimError, check_read, check_whole
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.earlier import earlier
@@ -32,13 +32,12 @@ from vitrim.measure.records import Processes, read
 from vitrim.measure.run import run, weights_fingerprint
 from vitrim.plots.tuning import plot_front, plot_heat, plot_schedule
 from vitrim.report import Report, Results, Table
-from vitrim.speed.engines import engines_named, listed
+from vitrim.speed.engines import engines_named
 from vitrim.tasks import Task
-from vitrim.tuning.proxy import DatasetImages, Proxy
+from vitrim.tuning.proxy import DatasetImages
 from vitrim.tuning.result import ParetoFront, Result, Target, Trial, saving
-from vitrim.tuning.search import EVALUATIONS, Methods, Searches, SearchOptions, of_one_kind
+from vitrim.tuning.search import EVALUATIONS, Methods, Searches, SearchOptions, SearchSpec, of_one_kind
 from vitrim.tuning.space import Space, quiet, training_free
-from vitrim.tuning.strategy import make_strategy
 from vitrim.tuning.study import Study
 from vitrim.tuning.sweep import SweepResult, parse_grid, sweep, train_sweep
 
@@ -86,36 +85,6 @@ class TuneReport(Report):
         if self.results and self.front is None:
             del found["rows"]  # the facts have them as "constant" and "searched" of what is "tuned"
         return found
-
-
-@dataclass(frozen=True)
-class SearchSpec:
-    """A search: where its settings come from, what they are judged by, and when it ends.
-
-    Attributes:
-        strategy: evolution, random, or optuna's gp or tpe.
-        shape: amounts over the depth: slope (9 settings), curve (2 numbers), free (a number per block).
-        proxy: the damage that is minimised: feature, kl, cosine or agree (1 - agreement).
-        minutes: end the search after so long, if the number of settings does not.
-        engine: for speedup: the engine to be fast on, as of ``vitrim bench``; of several, a list or separated by
-            commas, the one that is the fastest for the dense model; None: eager.
-        precision: for speedup: fp32, bf16, fp16 or int8, one or several, as ``engine``: the fastest pair of both that
-            there is for the dense model; None: fp32. Damage is measured in fp32.
-
-    Raises:
-        VitrimError: there is no such proxy, strategy or shape.
-    """
-
-    strategy: str = "evolution"
-    shape: str = "free"
-    proxy: str = "feature"
-    minutes: float | None = None
-    engine: str | Sequence[str] | None = None
-    precision: str | Sequence[str] | None = None
-
-    def __post_init__(self) -> None:
-        check_known("proxy", self.proxy, get_args(Proxy))
-        make_strategy(self.strategy, self.shape)
 
 
 def _with_grids(function: Callable[..., TuneReport]) -> Callable[..., TuneReport]:
@@ -212,8 +181,7 @@ def tune(
     check_whole(evaluations=(evaluations, 1))
     targets, several = _targets(target)
     configs = _configs(methods)
-    names, precisions = listed(spec.engine) or ["eager"], listed(spec.precision) or ["fp32"]
-    engines, _ = engines_named(names, precisions, select_device(str(ModelSpec.of(model).device or "cpu")))
+    engines, _ = engines_named(*spec.where, select_device(str(ModelSpec.of(model).device or "cpu")))
     begun = _begin(model, source, results, seed)
     if configs is None:
         configs = training_free(begun.loaded.model, counted=targets[0].kind == "speedup")
@@ -224,9 +192,7 @@ def tune(
     tried = EVALUATIONS if evaluations is None else evaluations
     heard = on_progress if begun.first else None
     how: SearchOptions = {
-        "task": begun.task, "proxy": spec.proxy, "evaluations": tried, "strategy": spec.strategy, "shape": spec.shape,
-        "engine": names, "precision": precisions, "seed": seed,
-        "seconds": None if spec.minutes is None else 60.0 * spec.minutes,
+        "task": begun.task, "spec": spec, "evaluations": tried, "seed": seed,
         "study": begun.study, "resume": results.resume, "about": begun.about, "processes": begun.processes,
         "on_trial": None if heard is None else _improvements(heard, tried * len(targets), spec.proxy),
     }  # fmt: skip
