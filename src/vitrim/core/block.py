@@ -457,15 +457,18 @@ class ReducedBlock(nn.Module):
 
     # ---- in and out of a model -------------------------------------------------------------------------------------
 
-    OWN = ("depth", "num_prefix", "proportional", "last", "head_rows", "unmerge_at_end", "restore", "trace")
+    OWN: ClassVar[tuple[str, ...]] = (
+        *("depth", "num_prefix", "proportional", "last", "head_rows", "unmerge_at_end", "restore", "trace"),
+    )
+    """Attributes that a block has only while it is reduced; those of a family's own are set by `Host.install`."""
 
     @classmethod
     def adopt(cls, block: nn.Module, reducer: Reducer[Any], **settings: Any) -> None:
         """Turn the host's ``block`` into a reduced one, in place. ``settings`` are the attributes named in ``OWN``."""
         change_class(block, cls)
         block.add_module("reducer", reducer)
-        for name in cls.OWN:
-            setattr(block, name, settings[name])
+        for name, value in settings.items():
+            setattr(block, name, value)
 
     def release(self) -> None:
         """Turn this block back into the host's own, in place."""

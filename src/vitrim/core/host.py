@@ -92,7 +92,7 @@ class Host:
 
     @classmethod
     def uninstall(cls, model: nn.Module) -> None:
-        """Undo what `install` did besides putting hooks and calls (`Installed`) on modules, which are taken off."""
+        """Undo what `install` did besides `Installed` objects on modules and attributes that blocks name in ``OWN``."""
 
     @classmethod
     def reduced_class(cls, block: nn.Module) -> type[ReducedBlock]:

@@ -347,6 +347,8 @@ class MethodConfig(Options):
         return config
 
 
+Count = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
 Fused = Annotated[int | float, Field(ge=0)]
 """Patches that merge, or below 1 a share of those there are (`vitrim.core.schedule.Fuse`)."""
 
@@ -389,9 +391,6 @@ class Adaptive(MethodConfig):
             counts: slots for patches after each block.
         """
         raise NotImplementedError
-
-
-Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 class StagedConfig(MethodConfig):

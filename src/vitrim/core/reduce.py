@@ -41,9 +41,7 @@ from vitrim.core.registry import (
     supported_parts,
     vision_language,
 )
-from vitrim.core.saving import REDUCERS_FILE as REDUCERS_FILE  # its users import these two from here
 from vitrim.core.saving import read_parameters, read_reduction, saved_part, write_reduction
-from vitrim.core.saving import saved_method as saved_method
 from vitrim.core.selection import Choosing, Selector
 from vitrim.core.tokens import Entered, Handed, TokenState, Trace
 from vitrim.errors import UnsupportedModelError, VitrimError
@@ -104,7 +102,7 @@ def reduce_(
         (torch.Size([1, 10]), 101)
         >>> vitrim.restore_(model)
     """
-    config, selector = _config(method, select), None if select is None else parse_selector(select)
+    config, selector = _parsed(method, select)
     parts = reduced_parts(model)
     if len(parts) != 1:
         return _reduce(model, model, config, record, compact, selector)
@@ -149,7 +147,7 @@ def reduced(
         ...     print(reduction.tokens_per_block)
         [93, 85, 77, 69, 61, 53]
     """
-    config, selector = _config(method, select), None if select is None else parse_selector(select)
+    config, selector = _parsed(method, select)
     parts = reduced_parts(model)
     put_back = _take_off(handle_of(parts[0][1]), model) if len(parts) == 1 else None
     try:
@@ -163,13 +161,13 @@ def reduced(
             put_back()
 
 
-def _config(method: MethodConfig | str | None, select: Selector | str | None) -> MethodConfig:
+def _parsed(method: MethodConfig | str | None, select: Selector | str | None) -> tuple[MethodConfig, Selector | None]:
     if method is None and select is not None:
         method = "none"
     config = parse_method(method) if isinstance(method, str) else method
     if not isinstance(config, MethodConfig):
         raise VitrimError(f"expected a method such as vitrim.ToMe(r=13) or 'tome:r=13', got {type(method).__name__}")
-    return config
+    return config, None if select is None else parse_selector(select)
 
 
 def _reduce(

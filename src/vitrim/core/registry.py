@@ -401,17 +401,6 @@ def ask(model: nn.Module) -> Library:
     return adapter(find_host(model))
 
 
-def refused_because(kind: type) -> str | None:
-    """The reason why models of a class are refused, by its name, its module, or those of what it inherits from.
-
-    Example:
-        >>> from timm.models.resnet import ResNet
-        >>> refused_because(ResNet).partition(",")[0]
-        'its layers are convolutions over a map'
-    """
-    return _REFUSED.find(kind, str)
-
-
 def refused_module(name: str) -> str:
     """The reason why models of a module are refused, such as timm.models.resnet; "" if none is written down."""
     return _REFUSED.entry(name) or ""
@@ -551,8 +540,8 @@ def host_of(model: nn.Module) -> type[Host]:
         more = f" or {len(parts) - 2} others" if len(parts) > 2 else ""
         raise UnsupportedModelError(f"{name} is not a supported host itself: reduce {named}{more} instead")
     for where, part in model.named_modules():
-        # of a part only by its class: a convolutional stem, say, is no reason
-        if reason := _REFUSED.find(type(part)) if where else refused_because(type(part)):
+        # of a part only by its class, not by its module: a convolutional stem, say, is no reason
+        if reason := _REFUSED.find(type(part), None if where else str):
             raise UnsupportedModelError(f"{access(where)} ({type(part).__name__}) is refused: {reason}")
         if where and (reason := refusal(part)):
             raise UnsupportedModelError(

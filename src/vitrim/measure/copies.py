@@ -13,8 +13,9 @@ from tempfile import TemporaryDirectory
 from torch import nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.reduce import Reduction, get_reduction, reduce_, refuse_reduced, restore_, saved_method
+from vitrim.core.reduce import Reduction, get_reduction, reduce_, refuse_reduced, restore_
 from vitrim.core.registry import ask
+from vitrim.core.saving import saved_method
 from vitrim.core.selection import Selector
 from vitrim.measure.prefill import Prefill
 

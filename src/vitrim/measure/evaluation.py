@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.reduce import saved_method
 from vitrim.core.registry import ask, fitting, host_of, supported_parts
+from vitrim.core.saving import saved_method
 from vitrim.data import DataError
 from vitrim.data.dataset import ImageDataset, MultiLabelDataset
 from vitrim.data.decoding import to_tensor

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.reduce import saved_method
 from vitrim.core.registry import ask, input_size_of
+from vitrim.core.saving import saved_method
 from vitrim.data import ImageDataset, eval_transform, load_data, load_images, spread, to_tensor
 from vitrim.errors import VitrimError, check_kinds, check_whole, unknown
 from vitrim.loading import as_trained, load

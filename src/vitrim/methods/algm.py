@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -22,7 +22,7 @@ from vitrim.core.matching import (
     most_similar_first,
     unit,
 )
-from vitrim.core.method import Adaptive, MethodConfig, Needs, Tunable, refuse_align
+from vitrim.core.method import Adaptive, Count, MethodConfig, Needs, Tunable, refuse_align
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Limited, Pattern, Remove, half
@@ -78,7 +78,7 @@ class ALGM(Adaptive):
     tunable = Tunable("threshold", 1.0, 0.05, digits=4, similarity=True)
 
     threshold: float = Field(0.88, ge=-1.0, le=1.0, description="mean cosine from which on a window is merged")
-    r: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] | None = Field(
+    r: tuple[Count, Count] | None = Field(
         None, description="instead of thresholds: windows and pairs merged, the same numbers in every image"
     )
     local_block: int = Field(0, ge=0, description="block that merges windows, 0-based")

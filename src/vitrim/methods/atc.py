@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.matching import cosines, merge_groups, unit_mean_keys
-from vitrim.core.method import StagedConfig, Tunable
+from vitrim.core.method import Count, StagedConfig, Tunable
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, per_layer
 from vitrim.core.tokens import TokenState, is_traced, no_gradient, whole
@@ -22,7 +22,6 @@ from vitrim.errors import VitrimError
 
 Linkage = Literal["single", "complete", "average"]
 LINKAGES: tuple[Linkage, ...] = get_args(Linkage)
-Count = Annotated[int, Field(ge=0)]
 FAR = 1e30
 """Farther than any two clusters. Finite, as it is averaged."""
 

@@ -24,7 +24,7 @@ from vitrim.core.matching import (
     unit,
     unit_mean_keys,
 )
-from vitrim.core.method import Adaptive, MethodConfig, Tunable
+from vitrim.core.method import Adaptive, Count, MethodConfig, Tunable
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Limited, per_layer, removed_by
 from vitrim.core.tokens import TokenState, decision_dtype, is_traced, sizes_follow, take
@@ -97,7 +97,7 @@ class ATM(Adaptive):
         None, ge=0, description="last layer (counted from 1) with alternate matching; default floor(0.75 L)"
     )
     granularity: Literal["batch", "image"] = Field("batch", description="one amount per batch (paper) or per image")
-    r: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+    r: tuple[Count, ...] | None = Field(
         None, description="instead of thresholds: pairs merged in every layer, the same number in every image"
     )
     capacity: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention, merge_heads, split_heads
-from vitrim.core.block import Reducer, Site, draw_linear_, is_bare
+from vitrim.core.block import Reducer, Site, Step, draw_linear_, is_bare
 from vitrim.core.matching import full_precision
-from vitrim.core.method import MethodConfig, Restore, Tunable
+from vitrim.core.method import Count, MethodConfig, Restore, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, BringBack, Remove, one_each
@@ -23,8 +23,6 @@ from vitrim.core.tokens import TokenState, decision_dtype
 from vitrim.errors import VitrimError
 
 AUXILIARY = "auxiliary_logits"
-
-Count = Annotated[int, Field(ge=0)]
 
 
 class Cropr(MethodConfig):
@@ -133,9 +131,7 @@ class RoutingReducer(ScorerReducer[Cropr]):
             self.head.add_module("head", nn.Linear(layer.dim, layer.num_classes))
         draw_linear_(self)
 
-    def reduce(
-        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
-    ) -> tuple[Tensor, TokenState]:
+    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
         if site == "before" and self.training:
             aggregated = self.cross_attn(x.detach())
             if aggregated.shape[1] == 1:
@@ -156,9 +152,7 @@ class FusingReducer(Reducer[Cropr]):
 
     site: ClassVar[Site] = "before"
 
-    def reduce(
-        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
-    ) -> tuple[Tensor, TokenState]:
+    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
         return state.refill(x) if site == self.site else (x, state)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from math import sqrt
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -12,10 +12,9 @@ from torch import Tensor
 
 from vitrim.core.assignment import Hard, merge
 from vitrim.core.attention import Attention
-from vitrim.core.block import Reducer
+from vitrim.core.block import Reducer, Step
 from vitrim.core.matching import most_similar_first, unit
 from vitrim.core.method import MethodConfig, Needs, Share, Tunable, refuse_align
-from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Pattern, check_blocks
 from vitrim.core.tokens import TokenState, decision_dtype, no_gradient, take, whole
@@ -121,10 +120,11 @@ class Shrunk(Hard):
 
     patches: Tensor = field(kw_only=True)
 
-    def apply(self, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
+    def apply(self, x: Tensor, state: TokenState) -> Step:
         return torch.cat([x[:, : state.num_prefix], self.patches], dim=1), self.advance(x, state)
 
 
+@register(CubistMerge)
 class CubistMergeReducer(Reducer[CubistMerge]):
     site = "before"
     spares_block = True
@@ -155,11 +155,6 @@ class CubistMergeReducer(Reducer[CubistMerge]):
             decided = merge(state, kept, moved, place.gather(1, moved))
         parts = {each.name: getattr(decided, each.name) for each in fields(decided)}  # torch.compile cannot read `vars`
         return Shrunk(**parts, patches=patches)
-
-
-@register(CubistMerge)
-def _reducer(config: CubistMerge, layer: Layer) -> type[Reducer[Any]] | None:
-    return None if layer.amount is None else CubistMergeReducer
 
 
 class ShortLine(NamedTuple):

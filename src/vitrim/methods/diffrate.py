@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from vitrim.core.assignment import Hard, Soft, merge, prune
 from vitrim.core.attention import Attention
-from vitrim.core.block import Reducer, Site
+from vitrim.core.block import Reducer, Site, Step
 from vitrim.core.matching import best_partners, full_precision, unit
-from vitrim.core.method import MethodConfig, Needs, Tunable
+from vitrim.core.method import Count, MethodConfig, Needs, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import register
@@ -25,8 +25,6 @@ from vitrim.errors import VitrimError
 
 POLICY = "diffrate_policy"
 KEPT = "kept_numbers"
-
-Count = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,7 @@ class DiffRateReducer(Reducer[DiffRate]):
     def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor | None:
         return patch_score(attention, state, self.config.score)
 
-    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
+    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> Step:
         merged, after = assignment.apply(x, state)
         if not self.config.discount_sizes or not isinstance(assignment, Hard):
             return merged, after
@@ -180,9 +178,7 @@ class LearningReducer(Reducer[DiffRate]):
         self.prune = KeptShare(layer.initial_patches)
         self.merge = KeptShare(layer.initial_patches)
 
-    def reduce(
-        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
-    ) -> tuple[Tensor, TokenState]:
+    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
         if site != self.site or attention is None:
             return x, state
         p = state.num_prefix

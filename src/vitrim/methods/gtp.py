@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrim.core import compiled
 from vitrim.core.assignment import Hard, Soft
 from vitrim.core.attention import Attention, KnownMap, map_is_faster
-from vitrim.core.block import Site
+from vitrim.core.block import Site, Step
 from vitrim.core.matching import full_precision
 from vitrim.core.method import MethodConfig, Needs, Tunable
 from vitrim.core.registry import register
@@ -99,14 +99,12 @@ class GTPReducer(ScorerReducer[GTP]):
     stable = True
     everywhere = True
 
-    def reduce(
-        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
-    ) -> tuple[Tensor, TokenState]:
+    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
         if site == "before" and self.layer.depth == 0 and self.config.propagation == "graph":
             return x, self.start(x, state)
         return super().reduce(site, x, attention, state)
 
-    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
+    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> Step:
         reduced, after = assignment.apply(x, state)
         if "joined" in state.carry and isinstance(assignment, Hard):
             reduced, after = self.propagate(x, state, reduced, after, assignment)
@@ -135,9 +133,7 @@ class GTPReducer(ScorerReducer[GTP]):
             carry["scale"] = torch.ones_like(state.size)
         return changed(state, carry=carry)
 
-    def propagate(
-        self, x: Tensor, state: TokenState, reduced: Tensor, after: TokenState, assignment: Hard
-    ) -> tuple[Tensor, TokenState]:
+    def propagate(self, x: Tensor, state: TokenState, reduced: Tensor, after: TokenState, assignment: Hard) -> Step:
         """Give the removed ones of the tokens ``x`` (B, N, C) to their neighbours among the ``reduced`` (B, M, C).
 
         Rows of the graph have moved along with their tokens; columns stay those of the input tokens.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
-from vitrim.core.block import Reducer, Site, is_bare
+from vitrim.core.block import Reducer, Site, Step, is_bare
 from vitrim.core.matching import full_precision
-from vitrim.core.method import Adaptive, MethodConfig, Tunable
+from vitrim.core.method import Adaptive, Count, MethodConfig, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Remove, at_blocks, check_blocks, removed_by
@@ -65,7 +65,7 @@ class IARED2(Adaptive):
 
     blocks: tuple[int, ...] | None = Field(None, description="first block of each group, 0-based; default three groups")
     threshold: float = Field(0.5, ge=0.0, le=1.0, description="patches with a lower score are dropped in evaluation")
-    r: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+    r: tuple[Count, ...] | None = Field(
         None, description="instead of the threshold: patches dropped before each group, the same number in every image"
     )
     heads: int | None = Field(None, ge=1, description="heads of the interpreter; default as many as the attention has")
@@ -114,9 +114,7 @@ class IARED2Reducer(Reducer[IARED2]):
         self.acts = config.stage is None or own <= config.stage
         self.draws = config.stage is None or own == config.stage
 
-    def reduce(
-        self, site: Site, x: Tensor, attention: Attention | None, state: TokenState
-    ) -> tuple[Tensor, TokenState]:
+    def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
         if site != self.site or not self.acts:
             return x, state
         if self.training:

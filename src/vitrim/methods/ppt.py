@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitrim.core.assignment import Hard, merge, prune
 from vitrim.core.attention import Attention
-from vitrim.core.block import Reducer
+from vitrim.core.block import Reducer, Step
 from vitrim.core.matching import alternate_similarity, match_alternate
 from vitrim.core.method import Fused, MethodConfig, Needs, Tunable, refuse_parts
 from vitrim.core.registry import register
@@ -106,7 +106,7 @@ class PPT(MethodConfig):
 class Afresh(Hard):
     """An assignment of tokens that count once each, whatever they stand for."""
 
-    def apply(self, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
+    def apply(self, x: Tensor, state: TokenState) -> Step:
         return super().apply(x, changed(state, size=torch.ones_like(state.size), uniform=True))
 
 

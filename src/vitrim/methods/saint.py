@@ -13,7 +13,7 @@ from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.matching import cosines, unit_mean_keys
-from vitrim.core.method import Adaptive, MethodConfig, Tunable
+from vitrim.core.method import Adaptive, Count, MethodConfig, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Remove, at_blocks, check_blocks, one_each, removed_by
@@ -76,7 +76,7 @@ class SAINT(Adaptive):
     variant: Literal["image", "published"] = Field(
         "image", description="each image drops its own number; 'published': the mean of the batch, rounded down"
     )
-    r: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+    r: tuple[Count, ...] | None = Field(
         None, description="patches dropped per block instead, the same number in every image; the ranking stays"
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -10,10 +10,9 @@ from torch import Tensor
 
 from vitrim.core.assignment import Hard, Soft
 from vitrim.core.attention import MAP_BYTES, Attention, KnownMap, heads_at_once, map_is_faster
-from vitrim.core.block import Reducer
+from vitrim.core.block import Reducer, Step
 from vitrim.core.matching import alternate_cosines, match_alternate
 from vitrim.core.method import Fused, MethodConfig, Needs, Tunable, refuse_parts
-from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Fuse, at_blocks, check_blocks
 from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient
@@ -89,6 +88,7 @@ class VidTLDR(MethodConfig):
         return at_blocks(Fuse, self.r, blocks, num_layers, "vid_tldr: r")
 
 
+@register(VidTLDR)
 class VidTLDRReducer(Reducer[VidTLDR]):
     site = "between"
 
@@ -107,16 +107,11 @@ class VidTLDRReducer(Reducer[VidTLDR]):
             mass = state.size.scatter(1, pairs.moved, moved.to(state.size.dtype))
         return changed(pairs, weight=mass)
 
-    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
+    def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> Step:
         assert isinstance(assignment, Hard)
         assert assignment.weight is not None
         # the mass that a token brings into a mean is also the size that it brings
         return changed(assignment, weight=None).apply(x, changed(state, size=assignment.weight))
-
-
-@register(VidTLDR)
-def _reducer(config: VidTLDR, layer: Layer) -> type[Reducer[Any]] | None:
-    return None if layer.amount is None else VidTLDRReducer
 
 
 def sharpness(attention: Attention, size: Tensor | None) -> Tensor:

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from vitrim.core.attention import Attention
 from vitrim.core.matching import best_partners, full_precision, most_similar_first, unit
-from vitrim.core.method import MethodConfig, Needs, Tunable, refuse_align
+from vitrim.core.method import Count, MethodConfig, Needs, Share, Tunable, refuse_align
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, Keep, check_blocks, quarter_blocks
+from vitrim.core.schedule import Amount, Keep, check_blocks, one_each, quarter_blocks
 from vitrim.core.scoring import EarlyScorer, ScorerReducer
 from vitrim.core.tokens import TokenState, take
-from vitrim.errors import VitrimError
 
 
 @dataclass(frozen=True)
@@ -76,8 +75,10 @@ class ZeroTPrune(MethodConfig):
         "keep_rate", 1.0, 0.05, digits=3, per_layer="keep_rate", places="blocks", others={"num_similar": 0}
     )
 
-    num_similar: int | tuple[int, ...] = Field(10, description="patches dropped as similar, for all or for each block")
-    keep_rate: float | tuple[float, ...] = Field(0.8, description="share of the others kept, for all or for each block")
+    num_similar: Count | tuple[Count, ...] = Field(
+        10, description="patches dropped as similar, for all or for each block"
+    )
+    keep_rate: Share | tuple[Share, ...] = Field(0.8, description="share of the others kept, for all or for each block")
     blocks: tuple[int, ...] | None = Field(None, description="acts after these, 0-based; default a quarter apart")
     iterations: int | None = Field(None, ge=1, le=1000, description="of PageRank; default 30, 5 or 1 by depth")
     boost_class_token: bool = Field(True, description="start the class token, where there is one, sqrt(N) times higher")
@@ -88,10 +89,6 @@ class ZeroTPrune(MethodConfig):
     @model_validator(mode="after")
     def _check(self) -> ZeroTPrune:
         refuse_align(self)
-        if min(_each(self.num_similar, 1), default=0) < 0:
-            raise ValueError("num_similar must not be negative")
-        if not all(0.0 < rate <= 1.0 for rate in _each(self.keep_rate, 1)):
-            raise ValueError("keep_rate must be above 0 and at most 1")
         if not 0.0 <= self.variance_range[0] < self.variance_range[1]:
             raise ValueError("variance_range must be two ascending numbers, not negative")
         return self
@@ -105,12 +102,11 @@ class ZeroTPrune(MethodConfig):
     def amounts(self, num_layers: int) -> list[Amount | None]:
         blocks = self.stages(num_layers)
         check_blocks(blocks, num_layers)
-        similar, rates = _each(self.num_similar, len(blocks)), _each(self.keep_rate, len(blocks))
-        if not len(similar) == len(rates) == len(blocks):
-            raise VitrimError(f"zero_tprune acts after {len(blocks)} blocks: give one amount for all, or {len(blocks)}")
+        similar = one_each(self.num_similar, len(blocks), "zero_tprune: num_similar")
+        rates = one_each(self.keep_rate, len(blocks), "zero_tprune: keep_rate")
         schedule: list[Amount | None] = [None] * num_layers
         for block, count, rate in zip(blocks, similar, rates, strict=True):
-            schedule[block] = TwoStages(int(count), rate)
+            schedule[block] = TwoStages(count, rate)
         return schedule
 
     def iterations_at(self, depth: int, num_layers: int) -> int:
@@ -236,8 +232,3 @@ def similar_patches(importance: Tensor, keys: Tensor, count: int) -> Tensor:
     keys = unit(keys)
     best, _ = best_partners(take(keys, low), take(keys, high))
     return low.gather(1, most_similar_first(best)[:, :count])
-
-
-def _each(value: float | tuple[float, ...], count: int) -> tuple[float, ...] | tuple[int, ...]:
-    """One value for each of ``count`` blocks, or the given ones."""
-    return value if isinstance(value, tuple) else (value,) * count

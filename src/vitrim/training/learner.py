@@ -19,8 +19,9 @@ from accelerate.utils import broadcast
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
-from vitrim.core.reduce import REDUCERS_FILE, Reduction, handle_of, reduce_
+from vitrim.core.reduce import Reduction, handle_of, reduce_
 from vitrim.core.registry import ask, find_host, parse_method
+from vitrim.core.saving import REDUCERS_FILE
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task
 from vitrim.tasks.step import Criterion, Step

@@ -229,6 +229,7 @@ class WindowBlock(NamedBlock):
 
     channels_first: ClassVar[bool] = False
     """The maps are (B, C, rows, columns)."""
+    OWN = (*NamedBlock.OWN, "side")
 
     window_size: int
     side: int
@@ -387,9 +388,3 @@ class WindowedHost(Host):
         side = cls.side(model)
         for block in cls.blocks(model):
             block.side = side  # type: ignore[assignment]
-
-    @classmethod
-    def uninstall(cls, model: nn.Module) -> None:
-        super().uninstall(model)
-        for block in cls.blocks(model):
-            del block.side

@@ -17,8 +17,6 @@ from vitrim.hosts.transformers.versions import OLDER_VIT, VIT_LAYERS, ViTForm, a
 
 
 class ReducedASTLayer(ViTForm, audio_spectrogram_transformer.ASTLayer):
-    """`ASTLayer` under reduction."""
-
     attention_classes = (attention(audio_spectrogram_transformer, "AST", OLDER_VIT),)
 
 

@@ -14,8 +14,6 @@ from vitrim.hosts.transformers.common import ReducedLayer, TransformersHost, ref
 
 
 class ReducedBeitLayer(ReducedLayer, BeitLayer):
-    """`BeitLayer` under reduction."""
-
     attention_classes = (BeitAttention,)
     update_names = ("dropout", "lambda_1", "drop_path")
     mlp_names = ("layernorm_after", "mlp", "dropout", "lambda_2", "drop_path")

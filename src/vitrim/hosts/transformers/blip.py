@@ -11,8 +11,6 @@ from vitrim.hosts.transformers.common import ReducedClipLayer, ReducedJointLayer
 
 
 class ReducedBlipEncoderLayer(ReducedJointLayer, ReducedClipLayer, BlipEncoderLayer):
-    """`BlipEncoderLayer` under reduction."""
-
     attention_classes = (BlipAttention,)
     output_names = ("projection",)
 
@@ -21,8 +19,6 @@ class ReducedBlipEncoderLayer(ReducedJointLayer, ReducedClipLayer, BlipEncoderLa
 
 
 class ReducedBlip2EncoderLayer(ReducedJointLayer, ReducedClipLayer, Blip2EncoderLayer):
-    """`Blip2EncoderLayer` under reduction."""
-
     attention_classes = (Blip2Attention,)
     output_names = ("projection",)
     dropout_name = "attention_dropout"

@@ -273,18 +273,20 @@ class TransformersHost(Host):
 
     trunk_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
     """The classes that own patch embedding and layers; a task model holds one of them."""
-    layers_name: ClassVar[str] = ""
-    """Dotted name of a trunk's layers, e.g. ``encoder.layers``."""
+    layers_name: ClassVar[str] = "encoder.layer"
+    """Dotted name of a trunk's layers."""
     maker_name: ClassVar[str | None] = ""
     """Dotted name of the `patch_maker` in a trunk; empty: the convolution in its embeddings, whatever its name."""
     size_names: ClassVar[tuple[str, ...]] = ("image_size",)
     """The config's names for height and width of an image; one name: for both."""
     num_prefix: ClassVar[int] = 1
-    has_class_token: ClassVar[bool] = True
+    """Tokens in front of the patches, registers not counted: the first one is a class token."""
     prefix_readers: ClassVar[tuple[type[nn.Module], ...]] = ()
     """Models with a head that reads the prefix alone. Others average patches, or hand out their last hidden states."""
     grid_readers: ClassVar[tuple[type[nn.Module], ...]] = ()
-    """Models in which something reads every patch at its place (`HostFacts.dense`): pruned ones come back."""
+    """Models in which something reads every patch at its place (`HostFacts.dense`): pruned ones come back. Where "grid"
+    is the one kind of head, all models are meant.
+    """
     pools: ClassVar[bool] = True
     """Heads that read all tokens take a mean, or attend: they must not read the zeros of pruned patches."""
     has_maps: ClassVar[bool] = True
@@ -342,12 +344,12 @@ class TransformersHost(Host):
             num_heads=config.num_attention_heads,
             num_classes=first.out_features if isinstance(first, nn.Linear) else 0,
             num_prefix=cls.prefix_of(trunk),
-            has_class_token=cls.has_class_token,
+            has_class_token=cls.num_prefix > 0,
             grid_size=(height // patch_height, width // patch_width),
             # a forward of the user's own may read any token
             head_rows=cls.head_rows(model) if type(model).forward.__module__.startswith("transformers.") else None,
             input_size=(getattr(config, "num_channels", 3), height, width),
-            dense=isinstance(model, cls.grid_readers),
+            dense=cls.heads == ("grid",) or isinstance(model, cls.grid_readers),
         )
 
     @classmethod

@@ -27,6 +27,8 @@ from vitrim.hosts.transformers.common import ReducedDinoLayer, ReducedLayer, Tra
 class ReducedRowLayer(WindowBlock, ReducedLayer):
     """The reduced form of a layer that gets windows as batch rows, and gives them so."""
 
+    OWN = (*ReducedBlock.OWN, "windows_a_side")
+
     windows_a_side: int
     """Windows in a row of the image; set on every layer by the host."""
 
@@ -54,8 +56,6 @@ class ReducedRowLayer(WindowBlock, ReducedLayer):
 
 
 class ReducedLwDetrLayer(ReducedRowLayer, lw_detr.LwDetrViTLayer):
-    """`LwDetrViTLayer` under reduction."""
-
     attention_classes = (lw_detr.LwDetrViTAttention,)
     update_names = ("gamma_1",)
     mlp_names = ("layernorm_after", "intermediate", "gamma_2")
@@ -66,8 +66,6 @@ class ReducedLwDetrLayer(ReducedRowLayer, lw_detr.LwDetrViTLayer):
 
 
 class ReducedRfDetrLayer(ReducedRowLayer, ReducedDinoLayer, rf_detr.RfDetrDinov2Layer):
-    """`RfDetrDinov2Layer` under reduction."""
-
     attention_classes = (rf_detr.RfDetrDinov2Attention,)
 
     @property
@@ -80,7 +78,6 @@ class _Rows(TransformersHost):
 
     purpose = "segmentation, detection, poses, depth"
     heads: ClassVar[tuple[Head, ...]] = ("grid",)
-    layers_name = "encoder.layer"
     has_maps = False
     tokens_of_images = False  # but of windows
 
@@ -103,7 +100,6 @@ class _Rows(TransformersHost):
             # that of a window attends to other windows, too: no method scores the patches of one by it
             has_class_token=facts.has_class_token and side == 1,
             grid_size=(rows // side, columns // side),
-            dense=True,
             windows=side**2,
             across_windows=side > 1,
         )
@@ -129,12 +125,6 @@ class _Rows(TransformersHost):
         for block in cls.blocks(model):
             block.windows_a_side = cls.windows_a_side(cls.trunk(model).config)  # type: ignore[assignment]
 
-    @classmethod
-    def uninstall(cls, model: nn.Module) -> None:
-        super().uninstall(model)
-        for block in cls.blocks(model):
-            del block.windows_a_side
-
 
 class HFLwDetr(_Rows):
     """LW-DETR's ViT, alone or in the detector: [windows](#windows) that are batch rows. Square images only."""
@@ -144,7 +134,6 @@ class HFLwDetr(_Rows):
     trunk_classes = (lw_detr.LwDetrViTBackbone,)
     maker_name = "embeddings.projection"
     num_prefix = 0
-    has_class_token = False
 
     @classmethod
     def windows_a_side(cls, config: Any) -> int:

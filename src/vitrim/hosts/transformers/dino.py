@@ -18,14 +18,10 @@ from vitrim.hosts.transformers.versions import DINOV3_LAYERS, OLDER_DINO, DinoFo
 
 
 class ReducedDinov2Layer(DinoForm, dinov2.Dinov2Layer):
-    """`Dinov2Layer` under reduction."""
-
     attention_classes = (attention(dinov2, "Dinov2", OLDER_DINO),)
 
 
 class ReducedDinov2WithRegistersLayer(DinoForm, dinov2_with_registers.Dinov2WithRegistersLayer):
-    """`Dinov2WithRegistersLayer` under reduction."""
-
     attention_classes = (attention(dinov2_with_registers, "Dinov2WithRegisters", OLDER_DINO),)
 
 
@@ -60,8 +56,6 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, num_prefix: int) -> Tensor:
 
 
 class ReducedDINOv3ViTLayer(ReducedRotaryLayer, dinov3_vit.DINOv3ViTLayer):
-    """`DINOv3ViTLayer` under reduction."""
-
     attention_classes = (dinov3_vit.DINOv3ViTAttention,)
 
 
@@ -72,7 +66,6 @@ class HFDinov2(TransformersHost):
     heads = ("patches",)  # the classifier reads the class token and the mean of the patches
     reduced_blocks = (ReducedDinov2Layer,)
     trunk_classes = (dinov2.Dinov2Model, dinov2.Dinov2Backbone)
-    layers_name = "encoder.layer"
 
 
 class HFDinov2WithRegisters(TransformersHost):
@@ -82,7 +75,6 @@ class HFDinov2WithRegisters(TransformersHost):
     heads = ("patches",)
     reduced_blocks = (ReducedDinov2WithRegistersLayer,)
     trunk_classes = (dinov2_with_registers.Dinov2WithRegistersModel, dinov2_with_registers.Dinov2WithRegistersBackbone)
-    layers_name = "encoder.layer"
 
 
 class HFDINOv3(TransformersHost):

@@ -26,8 +26,6 @@ from vitrim.hosts.transformers.library import TransformersLibrary
 
 
 class ReducedEomtLayer(ReducedDinoLayer, eomt.EomtLayer):
-    """`EomtLayer` under reduction."""
-
     attention_classes = (eomt.EomtAttention,)
     output_names = ("out_proj",)
     scale_name = "scale"
@@ -35,8 +33,6 @@ class ReducedEomtLayer(ReducedDinoLayer, eomt.EomtLayer):
 
 
 class ReducedEomtDinov3Layer(ReducedRotaryLayer, eomt_dinov3.EomtDinov3Layer):
-    """`EomtDinov3Layer` under reduction."""
-
     attention_classes = (eomt_dinov3.EomtDinov3Attention,)
 
 
@@ -51,7 +47,6 @@ class _Eomt(TransformersHost):
     purpose = "segmentation, detection, poses, depth"
     heads = ("grid",)
     layers_name = "layers"
-    grid_readers = (nn.Module,)
     tokens_of_images = False  # its own head cannot be taken off: queries run through the last layers
 
     @classmethod

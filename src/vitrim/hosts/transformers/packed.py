@@ -90,8 +90,6 @@ class PackedLayer(ReducedLayer):
 
 
 class ReducedPixtralAttentionLayer(PackedLayer, pixtral.PixtralAttentionLayer):  # type: ignore[misc]
-    """`PixtralAttentionLayer` under reduction."""
-
     attention_classes = (pixtral.PixtralAttention,)
     norm_name = "attention_norm"
     update_names = ()
@@ -119,14 +117,10 @@ class _ReducedQwenBlock(PackedLayer, ReducedJointLayer):
 
 
 class ReducedQwen2VLVisionBlock(_ReducedQwenBlock, qwen2_vl.Qwen2VLVisionBlock):  # type: ignore[misc]
-    """`Qwen2VLVisionBlock` under reduction."""
-
     attention_classes = (qwen2_vl.VisionAttention,)
 
 
 class ReducedQwen3VLVisionBlock(_ReducedQwenBlock, qwen3_vl.Qwen3VLVisionBlock):
-    """`Qwen3VLVisionBlock` under reduction."""
-
     attention_classes = (qwen3_vl.Qwen3VLVisionAttention,)
 
 
@@ -252,8 +246,6 @@ class PackedHost(TransformersHost):
     purpose = "vision-language models"
     heads = ("grid",)
     num_prefix = 0
-    has_class_token = False
-    grid_readers = (nn.Module,)
     has_maps = False
     tokens_of_images = False  # it hands out one sequence of all images
 

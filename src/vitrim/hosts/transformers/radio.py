@@ -13,8 +13,6 @@ from vitrim.hosts.transformers.versions import OLDER_DINO, DinoForm, attention
 
 
 class ReducedRadioLayer(DinoForm, radio.RadioLayer):
-    """`RadioLayer` under reduction."""
-
     attention_classes = (attention(radio, "Radio", OLDER_DINO),)
 
 
@@ -28,7 +26,6 @@ class HFRadio(TransformersHost):
     heads = ("patches",)
     reduced_blocks = (ReducedRadioLayer,)
     trunk_classes = (radio.RadioModel,)
-    layers_name = "encoder.layer"
     maker_name = "embeddings"
 
     @classmethod

@@ -40,8 +40,6 @@ class _ReducedWindowLayer(WindowBlock, JointBlock):
 
 
 class ReducedSamVisionLayer(_ReducedWindowLayer, sam.SamVisionLayer):
-    """`SamVisionLayer` under reduction."""
-
     attention_classes = (sam.SamVisionAttention, sam.SamVisionSdpaAttention)
     norm_name = "layer_norm1"
     mlp_names = ("layer_norm2", "mlp")
@@ -51,8 +49,6 @@ class ReducedSamVisionLayer(_ReducedWindowLayer, sam.SamVisionLayer):
 
 
 class ReducedVitDetLayer(_ReducedWindowLayer, vitdet.VitDetLayer):
-    """`VitDetLayer` under reduction."""
-
     attention_classes = (vitdet.VitDetAttention,)
     attention_name = "attention"
     update_names = ("drop_path",)
@@ -99,7 +95,6 @@ class _Windowed(WindowedHost, TransformersHost):
     purpose = "segmentation, detection, poses, depth"
     has_maps = False
     num_prefix = 0
-    has_class_token = False
     tokens_of_images = False  # it hands out maps, of a neck or of its own layout
     chooses_kernel = False  # the class of the attention says which it is
 
@@ -130,7 +125,6 @@ class HFVitDet(_Windowed):
     name = "transformers ViTDet"
     reduced_blocks = (ReducedVitDetLayer,)
     trunk_classes = (vitdet.VitDetModel, vitdet.VitDetBackbone)
-    layers_name = "encoder.layer"
     maker_name = "embeddings.projection"
 
     @classmethod

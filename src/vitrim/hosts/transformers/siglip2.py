@@ -21,8 +21,6 @@ from vitrim.hosts.transformers.versions import tower
 
 
 class ReducedSiglip2EncoderLayer(ReducedClipLayer, siglip2.Siglip2EncoderLayer):
-    """`Siglip2EncoderLayer` under reduction."""
-
     attention_classes = (siglip2.Siglip2Attention,)
 
 
@@ -101,7 +99,6 @@ class HFSiglip2(TransformersHost):
     reduced_blocks = (ReducedSiglip2EncoderLayer,)
     trunk_classes = (tower(siglip2, "Siglip2"),)
     num_prefix = 0
-    has_class_token = False
     tokens_of_images = False  # but of patches
     layers_name = "encoder.layers"
     maker_name = "embeddings"

@@ -24,32 +24,22 @@ from vitrim.hosts.transformers.versions import tower
 
 
 class ReducedCLIPEncoderLayer(ReducedClipLayer, clip.CLIPEncoderLayer):
-    """`CLIPEncoderLayer` under reduction."""
-
     attention_classes = (clip.CLIPAttention,)
 
 
 class ReducedSiglipEncoderLayer(ReducedClipLayer, siglip.SiglipEncoderLayer):
-    """`SiglipEncoderLayer` under reduction."""
-
     attention_classes = (siglip.SiglipAttention,)
 
 
 class ReducedAltCLIPEncoderLayer(ReducedClipLayer, altclip.AltCLIPEncoderLayer):
-    """`AltCLIPEncoderLayer` under reduction."""
-
     attention_classes = (altclip.AltCLIPAttention,)
 
 
 class ReducedChineseCLIPVisionLayer(ReducedClipLayer, chinese_clip.ChineseCLIPVisionLayer):
-    """`ChineseCLIPVisionLayer` under reduction."""
-
     attention_classes = (chinese_clip.ChineseCLIPVisionAttention,)
 
 
 class ReducedAimv2EncoderLayer(ReducedLayer, aimv2.Aimv2EncoderLayer):
-    """`Aimv2EncoderLayer` under reduction."""
-
     attention_classes = (aimv2.Aimv2Attention,)
     norm_name = "rms_norm1"
     output_names = ("out_proj",)
@@ -60,20 +50,14 @@ class ReducedAimv2EncoderLayer(ReducedLayer, aimv2.Aimv2EncoderLayer):
 
 
 class ReducedMetaClip2EncoderLayer(ReducedClipLayer, metaclip_2.MetaClip2EncoderLayer):
-    """`MetaClip2EncoderLayer` under reduction."""
-
     attention_classes = (metaclip_2.MetaClip2Attention,)
 
 
 class ReducedOwlViTEncoderLayer(ReducedClipLayer, owlvit.OwlViTEncoderLayer):
-    """`OwlViTEncoderLayer` under reduction."""
-
     attention_classes = (owlvit.OwlViTAttention,)
 
 
 class ReducedOwlv2EncoderLayer(ReducedClipLayer, owlv2.Owlv2EncoderLayer):
-    """`Owlv2EncoderLayer` under reduction."""
-
     attention_classes = (owlv2.Owlv2Attention,)
 
 
@@ -91,7 +75,6 @@ class PatchTower(TransformersHost):
     purpose = "images and text"
     heads: ClassVar[tuple[Head, ...]] = ("no class token",)
     num_prefix = 0
-    has_class_token = False
     layers_name = "encoder.layers"
 
 

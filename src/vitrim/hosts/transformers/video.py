@@ -20,8 +20,6 @@ from vitrim.hosts.transformers.common import ReducedLayer, ReducedOlderLayer, Tr
 
 
 class ReducedVideoMAELayer(ReducedOlderLayer, videomae.VideoMAELayer):
-    """`VideoMAELayer` under reduction."""
-
     attention_classes = (videomae.VideoMAESelfAttention,)
 
 
@@ -57,8 +55,6 @@ class _Video(TransformersHost):
     purpose = "video and audio"
     heads: ClassVar[tuple[Head, ...]] = ("no class token",)
     num_prefix = 0
-    has_class_token = False
-    layers_name = "encoder.layer"
     tokens_of_images = False  # but of clips
     maker_name = None  # its map has three axes
     frames_name: ClassVar[str] = "num_frames"

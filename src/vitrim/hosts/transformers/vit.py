@@ -15,32 +15,22 @@ from vitrim.hosts.transformers.versions import OLDER_VIT, VIT_LAYERS, ViTForm, a
 
 
 class ReducedViTLayer(ViTForm, vit.ViTLayer):
-    """`ViTLayer` under reduction."""
-
     attention_classes = (attention(vit, "ViT", OLDER_VIT),)
 
 
 class ReducedDeiTLayer(ViTForm, deit.DeiTLayer):
-    """`DeiTLayer` under reduction."""
-
     attention_classes = (attention(deit, "DeiT", OLDER_VIT),)
 
 
 class ReducedViTMAELayer(ViTForm, vit_mae.ViTMAELayer):
-    """`ViTMAELayer` under reduction."""
-
     attention_classes = (attention(vit_mae, "ViTMAE", OLDER_VIT),)
 
 
 class ReducedViTMSNLayer(ViTForm, vit_msn.ViTMSNLayer):
-    """`ViTMSNLayer` under reduction."""
-
     attention_classes = (attention(vit_msn, "ViTMSN", OLDER_VIT),)
 
 
 class ReducedIJepaLayer(ViTForm, ijepa.IJepaLayer):
-    """`IJepaLayer` under reduction."""
-
     attention_classes = (attention(ijepa, "IJepa", OLDER_VIT),)
 
 
@@ -119,7 +109,6 @@ class HFIJepa(TransformersHost):
     trunk_classes = (ijepa.IJepaModel,)
     layers_name = VIT_LAYERS
     num_prefix = 0
-    has_class_token = False
 
     @classmethod
     def check(cls, model: nn.Module) -> None:

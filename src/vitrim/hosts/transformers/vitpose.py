@@ -12,8 +12,6 @@ from vitrim.hosts.transformers.common import ReducedLayer, ReducedOlderLayer, Tr
 
 
 class ReducedVitPoseBackboneLayer(ReducedOlderLayer, vitpose_backbone.VitPoseBackboneLayer):
-    """`VitPoseBackboneLayer` under reduction."""
-
     attention_classes = (vitpose_backbone.VitPoseBackboneSelfAttention,)
     mlp_names = ("layernorm_after", "mlp")
 
@@ -37,10 +35,7 @@ class HFVitPose(TransformersHost):
     heads = ("grid",)
     reduced_blocks = (ReducedVitPoseBackboneLayer,)
     trunk_classes = (vitpose_backbone.VitPoseBackbone,)
-    layers_name = "encoder.layer"
-    grid_readers = (nn.Module,)
     num_prefix = 0
-    has_class_token = False
 
     @classmethod
     def check(cls, model: nn.Module) -> None:

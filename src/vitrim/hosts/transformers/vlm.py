@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter
 from math import prod
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -75,8 +75,9 @@ class PromptHook(Installed):
     def __call__(self, called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Shorten the inputs of ``called``: the whole model, or what it is without its head."""
         given = _named(called, args, kwargs)
-        if self.family.follows(self.model, given):
-            return (), self.family.compact(self.model, given, self.trace, self.choosing, called)[0]
+        prompt = ImagePrompt(self.family, self.model, given, self.trace, self.choosing)
+        if prompt.follows():
+            return (), prompt.compact(called)[0]
         cache = cache_of(given)
         behind: Tensor | None = getattr(cache, BEHIND, None)
         if behind is None or given.get("position_ids") is not None:
@@ -114,28 +115,47 @@ def _named(called: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     return {**dict(zip(tuple(inspect.signature(type(called).forward).parameters)[1:], args, strict=False)), **kwargs}
 
 
-class OnePromptARow:
+Hook = tuple[Callable[..., Any], Callable[..., Any]]
+"""The call that registers a hook, and the hook."""
+
+
+class ThreadHooks:
+    """Within, hooks on modules that see calls of this thread alone: others may run the same model meanwhile."""
+
+    def hooks(self) -> list[Hook]:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        thread = threading.get_ident()
+
+        def own(hook: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda *given: hook(*given) if threading.get_ident() == thread else None
+
+        self.handles = [register(own(hook)) for register, hook in self.hooks()]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+class OnePromptARow(ThreadHooks):
     """Within, forwards without mask and cache get a mask, so gaps in positions start no packed prompts.
 
-    In this thread, like `Early`: ``generate`` drops a mask of ones.
+    ``generate`` drops a mask of ones.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
-    def __enter__(self) -> None:
-        thread = threading.get_ident()
+    def hooks(self) -> list[Hook]:
+        return [(partial(self.model.register_forward_pre_hook, with_kwargs=True), self.mask)]
 
-        def whole(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-            told = kwargs.get("attention_mask") is not None or cache_of(kwargs) is not None
-            if told or threading.get_ident() != thread or kwargs.get("input_ids") is None:
-                return None
-            return args, {**kwargs, "attention_mask": torch.ones_like(kwargs["input_ids"])}
-
-        self.hook = self.model.register_forward_pre_hook(whole, with_kwargs=True)
-
-    def __exit__(self, *error: object) -> None:
-        self.hook.remove()
+    def mask(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        told = kwargs.get("attention_mask") is not None or cache_of(kwargs) is not None
+        if told or kwargs.get("input_ids") is None:
+            return None
+        return args, {**kwargs, "attention_mask": torch.ones_like(kwargs["input_ids"])}
 
 
 @dataclass(eq=False, repr=False)
@@ -155,7 +175,8 @@ class CompactGenerate(Installed):
     def __call__(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         generate: Any = type(self.model).generate  # type: ignore[attr-defined]
         given = kwargs if inputs is None or "input_ids" in kwargs else {**kwargs, "input_ids": inputs}
-        if not self.family.follows(self.model, given):
+        prompt = ImagePrompt(self.family, self.model, given, self.trace, self.choosing)
+        if not prompt.follows():
             return generate(self.model, inputs, *args, **kwargs)
         cache = cache_of(given)
         if cache is not None and cache.get_seq_length() > 0:
@@ -163,8 +184,8 @@ class CompactGenerate(Installed):
                 "a compact model generates from whole conversations: the cache holds fewer tokens than the prompt, so "
                 "call generate without past_key_values"
             )
-        prompt: Tensor = given["input_ids"]
-        given, ragged = self.family.compact(self.model, given, self.trace, self.choosing)
+        ids: Tensor = given["input_ids"]
+        given, ragged = prompt.compact(self.model)
         config = given.get("generation_config") or self.model.generation_config
         copies = [given.get(name, getattr(config, name, None)) for name in ("num_beams", "num_return_sequences")]
         if ragged and max(number or 1 for number in copies) > 1:
@@ -172,7 +193,7 @@ class CompactGenerate(Installed):
                 "beams and several sequences per prompt need images that keep equal numbers of tokens in this "
                 f"{type(self.model).__name__}: use a method whose counts do not depend on the image, or one prompt"
             )
-        shorter = prompt.shape[1] - given["input_ids"].shape[1]
+        shorter = ids.shape[1] - given["input_ids"].shape[1]
         for name in ("max", "min"):  # both lengths count the prompt, which is handed back whole; new tokens count alone
             whole = self._asked(f"{name}_length", given)
             if whole is not None and self._asked(f"{name}_new_tokens", given) is None:
@@ -182,8 +203,8 @@ class CompactGenerate(Installed):
             out = self.family.generate(self.model, given, *args)
         sequences: Tensor = out if isinstance(out, Tensor) else out.sequences
         if shorter > 0:  # put the prompt as it was given in front
-            new = sequences[:, prompt.shape[1] - shorter :]
-            copied = prompt.repeat_interleave(len(new) // len(prompt), dim=0).to(new.device)
+            new = sequences[:, ids.shape[1] - shorter :]
+            copied = ids.repeat_interleave(len(new) // len(ids), dim=0).to(new.device)
             sequences = torch.cat([copied, new], dim=1)
         if isinstance(out, Tensor):
             return sequences
@@ -201,10 +222,8 @@ class CompactGenerate(Installed):
         return next((value for value in values if value not in (None, unset)), None)
 
 
-class Early:
+class Early(ThreadHooks):
     """Within, a connector gets of the tower's tokens only those that are chosen, one image behind the other.
-
-    In this thread: others may run the same model meanwhile.
 
     Args:
         tower: whose output the choice may look at.
@@ -219,26 +238,16 @@ class Early:
         self.chosen: list[Taken]
         self.output: Any = None
 
-    def __enter__(self) -> Early:
-        thread = threading.get_ident()
+    def hooks(self) -> list[Hook]:
+        return [(self.tower.register_forward_hook, self.see), (self.connector.register_forward_pre_hook, self.cut)]
 
-        def see(module: nn.Module, args: Any, output: Any) -> None:
-            if threading.get_ident() == thread:
-                self.output = output
+    def see(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.output = output
 
-        def cut(module: nn.Module, args: Any) -> Any:
-            if threading.get_ident() != thread:
-                return None
-            self.chosen = self.among(list(args[0]), self.output)
-            return (torch.cat([image.features for image in self.chosen])[None], *args[1:])
-
-        self.hooks = [self.tower.register_forward_hook(see), self.connector.register_forward_pre_hook(cut)]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for hook in self.hooks:
-            hook.remove()
+    def cut(self, module: nn.Module, args: Any) -> Any:
+        self.chosen = self.among(list(args[0]), self.output)
         self.output = None
+        return (torch.cat([image.features for image in self.chosen])[None], *args[1:])
 
 
 class HuggingFaceVLM(VisionLanguage):
@@ -310,108 +319,8 @@ class HuggingFaceVLM(VisionLanguage):
             del model.vitrim_choosing
 
     @classmethod
-    def tower_is_reduced(cls, model: nn.Module) -> bool:
-        """True if the tower hands out fewer tokens; otherwise tokens are at most selected behind it."""
-        if isinstance(vars(model).get(HANDLE), Selection):
-            return False
-        parts = reduced_parts(cls.tower(model))
-        return bool(parts) and handle_of(parts[0][1]).compact
-
-    @classmethod
-    def follows(cls, model: nn.Module, given: Mapping[str, Any]) -> bool:
-        """True if a call with these inputs brings images whose tokens are fewer now.
-
-        Raises:
-            VitrimError: the prompt is not given as ids.
-        """
-        selecting = isinstance(vars(model).get(HANDLE), Selection)
-        brought = [name for name in PIXELS.values() if given.get(name) is not None]
-        if not brought or not (selecting or cls.tower_is_reduced(model)):  # the tower was restored by itself
-            return False
-        if not (selecting or "pixel_values" in brought):
-            if not hasattr(model, "vitrim_choosing"):
-                return False
-            raise VitrimError(
-                "tokens of videos are selected behind a tower as it is: give no method, and a selector that needs no "
-                "attention (divprune, dart, cdpruner, evs)"
-            )
-        if not isinstance(given.get("input_ids"), Tensor):
-            raise VitrimError(
-                "a compact model needs input_ids beside pixel_values, to know which tokens of the prompt stand for "
-                "images; inputs_embeds do not say"
-            )
-        check_prompt(given, PER_TOKEN)
-        for name, instead in COUNTING.items():
-            if given.get(name) is not None:
-                raise VitrimError(f"{name} counts the tokens of the whole prompt, which gets shorter: give {instead}")
-        if any(not len(given[name]) for name in brought):
-            raise VitrimError("pixel_values holds no image: leave it out where a prompt has none")
-        return True
-
-    @classmethod
-    def compact(
-        cls,
-        model: Any,
-        given: Mapping[str, Any],
-        trace: Trace,
-        choosing: Choosing | None = None,
-        called: nn.Module | None = None,
-    ) -> tuple[dict[str, Any], bool]:
-        """The inputs with features in place of images, and without the tokens that went; and whether images differ.
-
-        They are those of ``called``, by default the whole ``model``.
-        """
-        ids, cache, mask = given["input_ids"], cache_of(given), given.get("attention_mask")
-        if getattr(given.get("logits_to_keep", 0), "ndim", 0) == 2:
-            require("transformers", "5.21", "logits_to_keep with a row for each prompt")
-        held = 0 if cache is None else cache.get_seq_length()
-        if held and isinstance(mask, Tensor) and mask.shape[1] != held + ids.shape[1]:
-            raise VitrimError(
-                f"expected an attention_mask for the {held} tokens in the cache, which are fewer than the prompts had, "
-                f"and {ids.shape[1]} new ones, got {mask.shape[1]}"
-            )
-        reduced = cls.tower_is_reduced(model)
-        outputs: dict[str, Any] = {}
-        handed: list[Handed] = []
-        encoded: set[str] = set()
-        kept, ragged = torch.ones_like(ids, dtype=torch.bool), False
-        for kind, pixels in PIXELS.items():
-            if given.get(pixels) is None:
-                continue
-            if kind == "video" and reduced:
-                raise VitrimError("a compact model takes images; videos need one that is reduced with compact=False")
-            encoder = cls.encoder(model, kind)
-            names = [name for name in inspect.signature(encoder).parameters if name in given]
-            own = {name: given[name] for name in names}
-            if pixels not in own:  # one encoder for both, which calls them images
-                own["pixel_values"] = given[pixels]
-            if reduced:
-                output, taken = cls.of_reduced(model, given, own, trace, choosing)
-            else:
-                assert choosing is not None
-                output, taken = cls.of_whole(model, given, own, kind, choosing)
-            outputs[kind] = output
-            handed += [image.handed for image in taken]
-            encoded |= {*names, pixels}
-            kept &= kept_in_prompt(ids, cls.placeholder(model, kind), [image.flags for image in taken])
-            ragged |= isinstance(output.pooler_output, Tensor) and len({len(image.features) for image in taken}) > 1
-        trace.call.handed = handed
-        filler = next(number for number in range(3) if number not in cls.placeholders(model))
-        original = choosing is not None and choosing.selector.positions == "original"
-        given = cls.positioned(model, given, kept, original)
-        left = {name: value for name, value in given.items() if name not in encoded}
-        out = trimmed(left, PER_TOKEN, kept, filler, close=not original)
-        arguments = inspect.signature(type(called or model).forward).parameters
-        # some must be given whether they are needed or not
-        out |= dict.fromkeys(
-            name for name in encoded if name in arguments and arguments[name].default is Parameter.empty
-        )
-        out["mm_encoder_outputs"] = outputs
-        return out, ragged
-
-    @classmethod
     def generate(cls, model: Any, given: Mapping[str, Any], *args: Any) -> Any:
-        """Run the library's own ``generate`` on a prompt that `compact` shortened."""
+        """Run the library's own ``generate`` on a prompt that `ImagePrompt.compact` shortened."""
         generate: Any = type(model).generate
         return generate(model, None, *args, **given)
 
@@ -421,107 +330,9 @@ class HuggingFaceVLM(VisionLanguage):
         return getattr(model.config, f"{kind}_token_id")  # type: ignore[no-any-return]
 
     @classmethod
-    def placeholders(cls, model: Any) -> list[int]:
-        """The `placeholder` of every kind that the model has."""
-        found = [getattr(model.config, f"{kind}_token_id", None) for kind in PIXELS]
-        return [number for number in found if number is not None]
-
-    @classmethod
-    def of_whole(
-        cls, model: Any, given: Mapping[str, Any], own: Mapping[str, Any], kind: str, choosing: Choosing
-    ) -> tuple[Any, list[Taken]]:
-        """Select among all tokens that the connector gives, behind a tower as it is; its output has those alone.
-
-        Args:
-            model: the whole one.
-            given: its inputs.
-            own: those of the encoder.
-            kind: of `PIXELS`.
-            choosing: makes the choice.
-        """
-        encoder, selector = cls.encoder(model, kind), choosing.selector
-        watch = cls.watch(model, given, kind, selector)
-        with watch or nullcontext():
-            output = encoder(**own, return_dict=True)
-        images = by_image(
-            cls.pooled(model, output), runs(given["input_ids"], cls.placeholder(model, kind)), cls.prompts_together
-        )
-        grids = cls.grids(model, given, kind, images)
-
-        def look() -> list[Taken]:
-            more = [None] * len(images) if watch is None else watch.seen()
-            candidates = [
-                Candidates(image, torch.ones(len(image), dtype=torch.bool), grid=grid, more=own)
-                for image, grid, own in zip(images, grids, more, strict=True)
-            ]
-            return cls.chosen(model, given, kind, selector, candidates)
-
-        chosen = choosing(look)
-        cls.narrowed(output, chosen)
-        return output, chosen
-
-    @classmethod
     def watch(cls, model: Any, given: Mapping[str, Any], kind: str, selector: Selector) -> Any:
         """Within, a tower as it is shows what a selector needs, and ``seen()`` gives it; None: that is nothing."""
         return None
-
-    @classmethod
-    def of_reduced(
-        cls, model: Any, given: Mapping[str, Any], own: Mapping[str, Any], trace: Trace, choosing: Choosing | None
-    ) -> tuple[Any, list[Taken]]:
-        """Take the tokens that a reduced tower has left, and select among them if there is a selector.
-
-        The connector's output has those alone.
-
-        Args:
-            model: the whole one.
-            given: its inputs.
-            own: those of the encoder.
-            trace: of the tower.
-            choosing: makes the choice; acts in front of a connector that reads tokens one by one, if it is made for it.
-        """
-        base, cell = model.base_model, cls.cell(model)
-        selector = None if choosing is None else choosing.selector
-        full = cell > 1 or cls.reads_all(model, given)
-        watched = [] if selector is None else cls.watched(model, given, selector)
-        early = selector is not None and selector.place == "before" and cell == 1 and given.get("image_sizes") is None
-        with trace.handing_out(dense=full, fewer=True), trace.watching(watched) as notes:
-
-            def among(images: Sequence[Tensor], tower: Any) -> list[Taken]:
-                assert choosing is not None
-                left = cls.survivors(model, given, trace)
-                pairs = [own.take(image, full) for own, image in zip(left, images, strict=True)]
-                look = partial(cls.chosen_of_left, model, given, choosing.selector, left, pairs, notes, tower)
-                return choosing(look)  # type: ignore[no-any-return]
-
-            if early:
-                with Early(cls.tower(model), model.base_model.multi_modal_projector, among) as chooser:
-                    output = base.get_image_features(**own, return_dict=True)
-                lengths = [len(image.features) for image in chooser.chosen]
-                cls.put(output, torch.cat(by_image(output.pooler_output, [], False)).split(lengths))
-                return output, chooser.chosen
-            output = base.get_image_features(**own, return_dict=True)
-        left = cls.survivors(model, given, trace)
-        pairs = cls.taken(output, left, full)
-        if choosing is None:
-            return output, [
-                Taken(own, kept, torch.arange(len(own)), Handed(kept, torch.zeros_like(kept))) for own, kept in pairs
-            ]
-        chosen = choosing(partial(cls.chosen_of_left, model, given, choosing.selector, left, pairs, notes, None))
-        cls.narrowed(output, chosen)
-        return output, chosen
-
-    @classmethod
-    def survivors(cls, model: nn.Module, given: Mapping[str, Any], trace: Trace) -> list[Survivors]:
-        """The tokens that are left of every image behind the block that the connector reads."""
-        state = cls.read_state(model, given, trace)
-        return survivors(state, cls.cell(model), not cls.cell_by_cell, cls.dropped(model, given))
-
-    @classmethod
-    def read_state(cls, model: nn.Module, given: Mapping[str, Any], trace: Trace) -> TokenState:
-        """The state behind the block that the connector reads."""
-        number = len(trace.call.states)
-        return trace.call.states[max((layer % number for layer in cls.layers(model, given)), default=-1)]
 
     @classmethod
     def held(cls, model: nn.Module) -> list[Tensor]:
@@ -530,73 +341,13 @@ class HuggingFaceVLM(VisionLanguage):
         handed = reduction.image_places
         every = [torch.arange(len(image.kept)) for image in handed]
         if not whole:
-            trace, cell, raster = reduction._trace, cls.cell(model), not cls.cell_by_cell
-            state, left = cls.read_state(model, {}, trace), cls.survivors(model, {}, trace)
+            last, cell, raster = ImagePrompt(cls, model, {}, reduction._trace), cls.cell(model), not cls.cell_by_cell
+            state, left = last.read_state(), last.survivors()
             every = [
                 holders(state, number, own, cell, raster, len(image.kept))
                 for number, (own, image) in enumerate(zip(left, handed, strict=True))
             ]
         return [torch.where((own >= 0) & image.kept[own], own, -1) for own, image in zip(every, handed, strict=True)]
-
-    @classmethod
-    def watched(cls, model: nn.Module, given: Mapping[str, Any], selector: Selector) -> list[int]:
-        """The blocks whose attention the selector needs."""
-        tower = cls.tower(model)
-        last = len(host_of(tower).blocks(tower)) - 1
-        read = max((layer % (last + 2) for layer in cls.layers(model, given)), default=last + 1) - 1
-        return {"none": [], "read": [max(read, 0)], "last": [last]}[selector.needs().attention]
-
-    @classmethod
-    def chosen_of_left(
-        cls,
-        model: Any,
-        given: Mapping[str, Any],
-        selector: Selector,
-        left: Sequence[Survivors],
-        pairs: Sequence[tuple[Tensor, Tensor]],
-        notes: Sequence[Any],
-        tower: Any,
-    ) -> list[Taken]:
-        """Choose among what a reduced tower has left.
-
-        Args:
-            model: the whole one.
-            given: its inputs.
-            selector: makes the choice.
-            left: of every image.
-            pairs: features and flags of every image, as `Survivors.take` gives them.
-            notes: attention of the watched block.
-            tower: the tower's output, where a class token that the connector leaves out may go on; else None.
-        """
-        facts, wide = host_of(cls.tower(model)).facts(cls.tower(model)), selector.needs().attention == "last"
-        attention = attended(notes, facts.has_class_token, wide, cls.cell(model), not cls.cell_by_cell)
-        layers = cls.layers(model, given)
-        candidates = []
-        for place, (survivor, (features, flags)) in enumerate(zip(left, pairs, strict=True)):
-            front = len(features) - len(survivor.places)
-            more = attention[place].at(survivor.places) if attention else {}
-            more = {name: value.to(features.device) for name, value in more.items()}
-            if tower is not None and facts.has_class_token and front == 0 and layers:
-                tokens = [tower.hidden_states[layer][place, 0] for layer in layers]
-                more["class_token"] = torch.cat(tokens, dim=-1).to(features.device)
-            candidates.append(Candidates(features, flags, front, (1, 1, len(survivor.places)), more))
-        return cls.chosen(model, given, "image", selector, candidates)
-
-    @classmethod
-    def chosen(
-        cls, model: Any, given: Mapping[str, Any], kind: str, selector: Selector, images: Sequence[Candidates]
-    ) -> list[Taken]:
-        """Choose among the tokens of all images, or videos, of a prompt."""
-        if selector.needs().text:
-            ids, embed = given["input_ids"], model.get_input_embeddings()
-            words = texts(ids, given.get("attention_mask"), cls.placeholders(model), embed)
-            rows = rows_of_images(ids, cls.placeholder(model, kind), [len(image.flags) for image in images])
-            images = [
-                replace(image, more={**(image.more or {}), "text": words[row]})
-                for image, row in zip(images, rows, strict=True)
-            ]
-        choices = choose(selector, images)
-        return [image.chosen(choice) for image, choice in zip(images, choices, strict=True)]
 
     @classmethod
     def narrowed(cls, output: Any, chosen: Sequence[Taken]) -> None:
@@ -626,23 +377,6 @@ class HuggingFaceVLM(VisionLanguage):
     def pooled(cls, model: Any, output: Any) -> Any:
         """The features in the encoder's ``output``, as the language model gets them."""
         return output.pooler_output
-
-    @classmethod
-    def encoder(cls, model: Any, kind: str) -> Any:
-        """The library's call that makes features of images, or videos."""
-        base = model.base_model
-        return getattr(base, f"get_{kind}_features", None) or base.get_image_features
-
-    @classmethod
-    def grids(cls, model: Any, given: Mapping[str, Any], kind: str, images: Sequence[Tensor]) -> list[Grid | None]:
-        """Frames, rows and columns of the tokens of every image or video; None where the inputs do not say."""
-        unknown: list[Grid | None] = [(1, 1, len(image)) if kind == "image" else None for image in images]
-        table = given.get(f"{kind}_grid_thw")
-        if table is None:
-            return unknown
-        merge = getattr(getattr(model.config, "vision_config", None), "spatial_merge_size", 1)
-        found = [(frames, rows // merge, columns // merge) for frames, rows, columns in table.tolist()]
-        return [*found] if [prod(grid) for grid in found] == [len(image) for image in images] else unknown
 
     @classmethod
     def has_axes(cls, model: Any) -> bool:
@@ -700,21 +434,279 @@ class HuggingFaceVLM(VisionLanguage):
         """The features (n, D) of every image in the connector's output."""
         return list(output.pooler_output)
 
-    @classmethod
-    def positioned(
-        cls, model: Any, given: Mapping[str, Any], kept: Tensor, original: bool = False
-    ) -> Mapping[str, Any]:
+
+@dataclass(frozen=True)
+class ImagePrompt:
+    """The inputs of a call of a model, which are to follow its images.
+
+    Attributes:
+        family: of the model.
+        model: the whole one.
+        given: the inputs, by name.
+        trace: of the tower.
+        choosing: chooses among the tokens of images; None: all that a reduced tower has left go on.
+    """
+
+    family: type[HuggingFaceVLM]
+    model: Any
+    given: Mapping[str, Any]
+    trace: Trace
+    choosing: Choosing | None = None
+
+    def tower_is_reduced(self) -> bool:
+        """True if the tower hands out fewer tokens; otherwise tokens are at most selected behind it."""
+        if isinstance(vars(self.model).get(HANDLE), Selection):
+            return False
+        parts = reduced_parts(self.family.tower(self.model))
+        return bool(parts) and handle_of(parts[0][1]).compact
+
+    def follows(self) -> bool:
+        """True if the call brings images whose tokens are fewer now.
+
+        Raises:
+            VitrimError: the prompt is not given as ids.
+        """
+        given, model = self.given, self.model
+        selecting = isinstance(vars(model).get(HANDLE), Selection)
+        brought = [name for name in PIXELS.values() if given.get(name) is not None]
+        if not brought or not (selecting or self.tower_is_reduced()):  # the tower was restored by itself
+            return False
+        if not (selecting or "pixel_values" in brought):
+            if not hasattr(model, "vitrim_choosing"):
+                return False
+            raise VitrimError(
+                "tokens of videos are selected behind a tower as it is: give no method, and a selector that needs no "
+                "attention (divprune, dart, cdpruner, evs)"
+            )
+        if not isinstance(given.get("input_ids"), Tensor):
+            raise VitrimError(
+                "a compact model needs input_ids beside pixel_values, to know which tokens of the prompt stand for "
+                "images; inputs_embeds do not say"
+            )
+        check_prompt(given, PER_TOKEN)
+        for name, instead in COUNTING.items():
+            if given.get(name) is not None:
+                raise VitrimError(f"{name} counts the tokens of the whole prompt, which gets shorter: give {instead}")
+        if any(not len(given[name]) for name in brought):
+            raise VitrimError("pixel_values holds no image: leave it out where a prompt has none")
+        return True
+
+    def compact(self, called: nn.Module) -> tuple[dict[str, Any], bool]:
+        """The inputs with features in place of images, and without the tokens that went; and whether images differ.
+
+        They are those of ``called``: the whole model, or what it is without its head.
+        """
+        family, model, given = self.family, self.model, self.given
+        ids, cache, mask = given["input_ids"], cache_of(given), given.get("attention_mask")
+        if getattr(given.get("logits_to_keep", 0), "ndim", 0) == 2:
+            require("transformers", "5.21", "logits_to_keep with a row for each prompt")
+        held = 0 if cache is None else cache.get_seq_length()
+        if held and isinstance(mask, Tensor) and mask.shape[1] != held + ids.shape[1]:
+            raise VitrimError(
+                f"expected an attention_mask for the {held} tokens in the cache, which are fewer than the prompts had, "
+                f"and {ids.shape[1]} new ones, got {mask.shape[1]}"
+            )
+        reduced = self.tower_is_reduced()
+        outputs: dict[str, Any] = {}
+        handed: list[Handed] = []
+        encoded: set[str] = set()
+        kept, ragged = torch.ones_like(ids, dtype=torch.bool), False
+        for kind, pixels in PIXELS.items():
+            if given.get(pixels) is None:
+                continue
+            if kind == "video" and reduced:
+                raise VitrimError("a compact model takes images; videos need one that is reduced with compact=False")
+            encoder = self.encoder(kind)
+            names = [name for name in inspect.signature(encoder).parameters if name in given]
+            own = {name: given[name] for name in names}
+            if pixels not in own:  # one encoder for both, which calls them images
+                own["pixel_values"] = given[pixels]
+            output, taken = self.of_reduced(own) if reduced else self.of_whole(own, kind)
+            outputs[kind] = output
+            handed += [image.handed for image in taken]
+            encoded |= {*names, pixels}
+            kept &= kept_in_prompt(ids, family.placeholder(model, kind), [image.flags for image in taken])
+            ragged |= isinstance(output.pooler_output, Tensor) and len({len(image.features) for image in taken}) > 1
+        self.trace.call.handed = handed
+        filler = next(number for number in range(3) if number not in self.placeholders())
+        original = self.choosing is not None and self.choosing.selector.positions == "original"
+        left = {name: value for name, value in self.positioned(kept, original).items() if name not in encoded}
+        out = trimmed(left, PER_TOKEN, kept, filler, close=not original)
+        arguments = inspect.signature(type(called).forward).parameters
+        # some must be given whether they are needed or not
+        out |= dict.fromkeys(
+            name for name in encoded if name in arguments and arguments[name].default is Parameter.empty
+        )
+        out["mm_encoder_outputs"] = outputs
+        return out, ragged
+
+    def of_whole(self, own: Mapping[str, Any], kind: str) -> tuple[Any, list[Taken]]:
+        """Select among all tokens that the connector gives, behind a tower as it is; its output has those alone.
+
+        Args:
+            own: the inputs of the encoder.
+            kind: of `PIXELS`.
+        """
+        assert self.choosing is not None
+        family, model, given, selector = self.family, self.model, self.given, self.choosing.selector
+        watch = family.watch(model, given, kind, selector)
+        with watch or nullcontext():
+            output = self.encoder(kind)(**own, return_dict=True)
+        images = by_image(
+            family.pooled(model, output),
+            runs(given["input_ids"], family.placeholder(model, kind)),
+            family.prompts_together,
+        )
+        grids = self.grids(kind, images)
+
+        def look() -> list[Taken]:
+            more = [None] * len(images) if watch is None else watch.seen()
+            candidates = [
+                Candidates(image, torch.ones(len(image), dtype=torch.bool), grid=grid, more=own)
+                for image, grid, own in zip(images, grids, more, strict=True)
+            ]
+            return self.chosen(selector, kind, candidates)
+
+        chosen = self.choosing(look)
+        family.narrowed(output, chosen)
+        return output, chosen
+
+    def of_reduced(self, own: Mapping[str, Any]) -> tuple[Any, list[Taken]]:
+        """Take the tokens that a reduced tower has left, and select among them if there is a selector.
+
+        The connector's output has those alone. A selector acts in front of a connector that reads tokens one by one, if
+        it is made for it. ``own`` are the inputs of the encoder.
+        """
+        family, model, given, choosing = self.family, self.model, self.given, self.choosing
+        base, cell = model.base_model, family.cell(model)
+        selector = None if choosing is None else choosing.selector
+        full = cell > 1 or family.reads_all(model, given)
+        watched = [] if selector is None else self.watched(selector)
+        early = selector is not None and selector.place == "before" and cell == 1 and given.get("image_sizes") is None
+        with self.trace.handing_out(dense=full, fewer=True), self.trace.watching(watched) as notes:
+
+            def among(images: Sequence[Tensor], tower: Any) -> list[Taken]:
+                assert choosing is not None
+                left = self.survivors()
+                pairs = [own.take(image, full) for own, image in zip(left, images, strict=True)]
+                look = partial(self.chosen_of_left, choosing.selector, left, pairs, notes, tower)
+                return choosing(look)  # type: ignore[no-any-return]
+
+            if early:
+                with Early(family.tower(model), model.base_model.multi_modal_projector, among) as chooser:
+                    output = base.get_image_features(**own, return_dict=True)
+                lengths = [len(image.features) for image in chooser.chosen]
+                family.put(output, torch.cat(by_image(output.pooler_output, [], False)).split(lengths))
+                return output, chooser.chosen
+            output = base.get_image_features(**own, return_dict=True)
+        left = self.survivors()
+        pairs = family.taken(output, left, full)
+        if choosing is None:
+            return output, [
+                Taken(own, kept, torch.arange(len(own)), Handed(kept, torch.zeros_like(kept))) for own, kept in pairs
+            ]
+        chosen = choosing(partial(self.chosen_of_left, choosing.selector, left, pairs, notes, None))
+        family.narrowed(output, chosen)
+        return output, chosen
+
+    def survivors(self) -> list[Survivors]:
+        """The tokens that are left of every image behind the block that the connector reads."""
+        family, dropped = self.family, self.family.dropped(self.model, self.given)
+        return survivors(self.read_state(), family.cell(self.model), not family.cell_by_cell, dropped)
+
+    def read_state(self) -> TokenState:
+        """The state behind the block that the connector reads."""
+        states, layers = self.trace.call.states, self.family.layers(self.model, self.given)
+        return states[max((layer % len(states) for layer in layers), default=-1)]
+
+    def watched(self, selector: Selector) -> list[int]:
+        """The blocks whose attention the selector needs."""
+        tower = self.family.tower(self.model)
+        last = len(host_of(tower).blocks(tower)) - 1
+        layers = self.family.layers(self.model, self.given)
+        read = max((layer % (last + 2) for layer in layers), default=last + 1) - 1
+        return {"none": [], "read": [max(read, 0)], "last": [last]}[selector.needs().attention]
+
+    def chosen_of_left(
+        self,
+        selector: Selector,
+        left: Sequence[Survivors],
+        pairs: Sequence[tuple[Tensor, Tensor]],
+        notes: Sequence[Any],
+        tower: Any,
+    ) -> list[Taken]:
+        """Choose among what a reduced tower has left.
+
+        Args:
+            selector: makes the choice.
+            left: of every image.
+            pairs: features and flags of every image, as `Survivors.take` gives them.
+            notes: attention of the watched block.
+            tower: the tower's output, where a class token that the connector leaves out may go on; else None.
+        """
+        family, model = self.family, self.model
+        own = family.tower(model)
+        facts, wide = host_of(own).facts(own), selector.needs().attention == "last"
+        attention = attended(notes, facts.has_class_token, wide, family.cell(model), not family.cell_by_cell)
+        layers = family.layers(model, self.given)
+        candidates = []
+        for place, (survivor, (features, flags)) in enumerate(zip(left, pairs, strict=True)):
+            front = len(features) - len(survivor.places)
+            more = attention[place].at(survivor.places) if attention else {}
+            more = {name: value.to(features.device) for name, value in more.items()}
+            if tower is not None and facts.has_class_token and front == 0 and layers:
+                tokens = [tower.hidden_states[layer][place, 0] for layer in layers]
+                more["class_token"] = torch.cat(tokens, dim=-1).to(features.device)
+            candidates.append(Candidates(features, flags, front, (1, 1, len(survivor.places)), more))
+        return self.chosen(selector, "image", candidates)
+
+    def chosen(self, selector: Selector, kind: str, images: Sequence[Candidates]) -> list[Taken]:
+        """Choose among the tokens of all images, or videos, of a prompt."""
+        if selector.needs().text:
+            ids, embed = self.given["input_ids"], self.model.get_input_embeddings()
+            words = texts(ids, self.given.get("attention_mask"), self.placeholders(), embed)
+            placeholder = self.family.placeholder(self.model, kind)
+            rows = rows_of_images(ids, placeholder, [len(image.flags) for image in images])
+            images = [
+                replace(image, more={**(image.more or {}), "text": words[row]})
+                for image, row in zip(images, rows, strict=True)
+            ]
+        choices = choose(selector, images)
+        return [image.chosen(choice) for image, choice in zip(images, choices, strict=True)]
+
+    def placeholders(self) -> list[int]:
+        """The placeholder of every kind that the model has."""
+        found = [getattr(self.model.config, f"{kind}_token_id", None) for kind in PIXELS]
+        return [number for number in found if number is not None]
+
+    def encoder(self, kind: str) -> Any:
+        """The library's call that makes features of images, or videos."""
+        base = self.model.base_model
+        return getattr(base, f"get_{kind}_features", None) or base.get_image_features
+
+    def grids(self, kind: str, images: Sequence[Tensor]) -> list[Grid | None]:
+        """Frames, rows and columns of the tokens of every image or video; None where the inputs do not say."""
+        unknown: list[Grid | None] = [(1, 1, len(image)) if kind == "image" else None for image in images]
+        table = self.given.get(f"{kind}_grid_thw")
+        if table is None:
+            return unknown
+        merge = getattr(getattr(self.model.config, "vision_config", None), "spatial_merge_size", 1)
+        found = [(frames, rows // merge, columns // merge) for frames, rows, columns in table.tolist()]
+        return [*found] if [prod(grid) for grid in found] == [len(image) for image in images] else unknown
+
+    def positioned(self, kept: Tensor, original: bool) -> Mapping[str, Any]:
         """The inputs with positions of all tokens, where the language model is not to count its tokens itself.
 
         Where positions have three axes, a token keeps time, row and column of its anchor, and text goes on as behind
         the whole image.
         """
+        given = self.given
         if given.get("position_ids") is not None:
             return given
         ids, mask = given["input_ids"], given.get("attention_mask")
         real = torch.ones_like(kept) if mask is None else mask[:, -ids.shape[1] :].bool()
-        if cls.has_axes(model):
-            base = model.base_model
+        if self.family.has_axes(self.model):
+            base = self.model.base_model
             arguments = {*inspect.signature(base.get_rope_index).parameters} - {"input_ids", "attention_mask"}
             if "mm_token_type_ids" in arguments and given.get("mm_token_type_ids") is None:
                 raise VitrimError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.idefics3 import modeling_idefics3 as idefics3
 from transformers.models.internvl import modeling_internvl as internvl
 from transformers.models.smolvlm import modeling_smolvlm as smolvlm
@@ -22,14 +22,10 @@ class _UnmaskedLayer(ReducedClipLayer):
 
 
 class ReducedIdefics3EncoderLayer(_UnmaskedLayer, idefics3.Idefics3EncoderLayer):
-    """`Idefics3EncoderLayer` under reduction."""
-
     attention_classes = (idefics3.Idefics3VisionAttention,)
 
 
 class ReducedSmolVLMEncoderLayer(_UnmaskedLayer, smolvlm.SmolVLMEncoderLayer):
-    """`SmolVLMEncoderLayer` under reduction."""
-
     attention_classes = (smolvlm.SmolVLMVisionAttention,)
 
 
@@ -45,12 +41,12 @@ class ReducedInternVLVisionLayer(ReducedLayer, internvl.InternVLVisionLayer):
 
 
 class _Padded(TransformersHost):
+    """A projector joins neighbouring tokens behind the tower."""
+
     purpose = "vision-language models"
     heads = ("grid",)
     layers_name = "encoder.layers"
     num_prefix = 0
-    has_class_token = False
-    grid_readers = (nn.Module,)  # a projector joins neighbouring tokens behind the tower
 
     @classmethod
     def check_inputs(cls, trunk: Any, given: Mapping[str, Any]) -> None:
@@ -85,5 +81,3 @@ class HFInternVL(TransformersHost):
     heads = ("grid",)
     reduced_blocks = (ReducedInternVLVisionLayer,)
     trunk_classes = (internvl.InternVLVisionModel,)
-    layers_name = "encoder.layer"
-    grid_readers = (nn.Module,)  # as there

@@ -6,8 +6,8 @@ of their keys behind the rotary embedding; then cells go from the order of windo
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +17,11 @@ from transformers.vision_utils import get_vision_window_index
 
 from vitrim.core.attention import Attention
 from vitrim.core.tokens import decision_dtype
+from vitrim.hosts.transformers.vlm import Hook, ThreadHooks
 
 
-class LastWholeMap:
-    """Within, it keeps what the attention of the last block without windows reads, of calls of this thread.
+class LastWholeMap(ThreadHooks):
+    """Within, it keeps what the attention of the last block without windows reads.
 
     Args:
         tower: of Qwen2.5-VL.
@@ -33,26 +34,15 @@ class LastWholeMap:
         self.projected: Tensor | None = None
         self.given: Mapping[str, Any] = {}
 
-    def __enter__(self) -> LastWholeMap:
-        thread = threading.get_ident()
+    def hooks(self) -> list[Hook]:
+        begins = partial(self.attention.register_forward_pre_hook, with_kwargs=True)
+        return [(begins, self.begin), (self.attention.qkv.register_forward_hook, self.project)]
 
-        def begin(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
-            if threading.get_ident() == thread:
-                self.given = kwargs
+    def begin(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+        self.given = kwargs
 
-        def project(module: nn.Module, args: Any, output: Tensor) -> None:
-            if threading.get_ident() == thread:
-                self.projected = output
-
-        self.hooks = [
-            self.attention.register_forward_pre_hook(begin, with_kwargs=True),
-            self.attention.qkv.register_forward_hook(project),
-        ]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for hook in self.hooks:
-            hook.remove()
+    def project(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        self.projected = output
 
     @torch.no_grad()
     def seen(self) -> list[dict[str, Tensor]]:

@@ -122,7 +122,6 @@ class HFYolos(TransformersHost):
     heads = ("class token", "patches")
     reduced_blocks = (ReducedYolosLayer,)
     trunk_classes = (yolos.YolosModel,)
-    layers_name = "encoder.layer"
     prefix_readers = (yolos.YolosForObjectDetection,)
     pools = False
 
