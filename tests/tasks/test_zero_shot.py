@@ -158,6 +158,14 @@ def test_a_folder_of_open_clip_reads_by_its_own_tokenizer(tmp_path: Path) -> Non
     torch.testing.assert_close(ask(loaded).text_embeddings(loaded, ["a cat"])[0], wanted)
 
 
+def test_a_name_of_open_clip_fetches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own default is to fetch the weights of text towers that are transformers'."""
+    open_clip, given = pytest.importorskip("open_clip"), dict[str, Any]()
+    monkeypatch.setattr(open_clip, "create_model", lambda _, **options: given.update(options) or torch.nn.Identity())
+    create_model("open_clip:ViT-B-32")
+    assert (given["load_weights"], given["pretrained_text"]) == (False, False)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
