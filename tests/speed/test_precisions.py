@@ -264,6 +264,11 @@ def test_methods_that_follow_the_image_are_scored_one_by_one(source: Path, times
     assert report.rows[1]["method"].startswith("atm:")
     assert (report.rows[1]["top1"], report.rows[1]["agreement"]) == (right / 60, agree / 60)
     assert 0 < agree < 60
+    (note,) = [note for note in report.notes if "counts on the whole batch" in note]
+    assert "MACs saved are those of batches of 7, and engines are scored on single images" in note
+    alone = compare(host, method, vitrim.DataSpec(str(source), batch_size=1), at=1, engine=[Single("int8")])
+    assert not [note for note in alone.notes if "counts on the whole batch" in note]
+    assert alone.rows[1]["top1"] == report.rows[1]["top1"]
 
 
 def test_rows_of_a_lower_precision_are_scored_on_their_engine(source: Path, times: dict[str, float]) -> None:

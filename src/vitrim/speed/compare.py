@@ -222,7 +222,11 @@ def compare(
             "data": about_data,
             "at": sizes,
             "timed_on": "random images" if timed_on is None else "the data",
-            "lacking": [*([file_words(list(beside.values()))] if beside else []), *lacking],
+            "lacking": [
+                *([file_words(list(beside.values()))] if beside else []),
+                *lacking,
+                *_of_other_batches(configs, lower, batch_size),
+            ],
         }
         report = Comparison("compare", facts)
         timed: list[list[Row]] = []
@@ -235,6 +239,16 @@ def compare(
             _fill(report, loaded.name, goal, scores, timed)
             tell(report)
     return report
+
+
+def _of_other_batches(methods: Mapping[str, MethodConfig], engines: Sequence[Engine], batch_size: int) -> list[str]:
+    """A line for every method that counts on the whole batch, and is scored on engines one image at a time."""
+    return [
+        f"{name} counts on the whole batch: MACs saved are those of batches of {batch_size}, and engines are scored "
+        "on single images, of which it may merge more; with --batch-size 1 (batch_size=1) both are of those"
+        for name, config in methods.items()
+        if config.batch_dependent and any(one.obstacle(config, batch_size) is not None for one in engines)
+    ]
 
 
 class OnEngine(Contestant):
