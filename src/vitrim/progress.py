@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SILENT_SECONDS = 2.0
-"""What is done, or refuses its input, within this time says nothing of progress where there is no terminal."""
+"""The time from which a command shows progress where there is no terminal: one that ends sooner stays silent."""
 SECONDS_BETWEEN_LINES = 30.0
 REDRAWN_SECONDS = 0.2
 
