@@ -393,7 +393,9 @@ def open_clip_model(name: str, pretrained: bool, options: Options) -> nn.Module:
         if pretrained:
             tags = open_clip.list_pretrained_tags_by_model(name)
             places = [open_clip.get_pretrained_cfg(name, tag).get("hf_hub", "").rstrip("/") for tag in tags]
-            known = ", ".join(f"open_clip:{place}" for place in places if place) or "none"
+            known = ", ".join(f"open_clip:{place}" for place in places if place)
+            if not known:
+                raise VitrimError(f"open_clip has no weights of {name} on the Hub: give them with --checkpoint")
             raise VitrimError(f"{name} has several sets of weights; name the repository of one: {known}")
         source, weights = name, False
     place = torch.get_default_device()  # `create_model` has set it

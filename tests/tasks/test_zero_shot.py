@@ -175,6 +175,7 @@ def test_a_name_of_open_clip_fetches_nothing(monkeypatch: pytest.MonkeyPatch) ->
             {"pretrained": True},
             "name the repository of one: open_clip:timm/vit_base_patch32_clip_224",
         ),
+        ("mt5-base-ViT-B-32", {"pretrained": True}, "no weights of mt5-base-ViT-B-32 on the Hub: give them with"),
         ("org/repository", {}, "org/repository is no folder; with --pretrained it is a repository on the Hub"),
         (".", {}, "no open_clip_config.json in .: it is not the folder of a model of open_clip"),
         ("ViT-B-32", {"options": {"no_such": 1}}, "cannot create open_clip:ViT-B-32: "),
