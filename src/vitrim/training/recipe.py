@@ -1,10 +1,10 @@
-"""Recipes: everything about a training run but the data, as one validated, frozen record, read from YAML.
+"""Recipes: everything about a training run but the data, as a validated, frozen record, read from YAML.
 
     recipe = load_recipe("evit_deit_small", ["epochs=5", "optimizer.lr=1e-4", "method=evit:keep_rate=0.5"])
 
 The recipes of the papers are the files in ``recipes/``, one per published table, and the rows of its ``study.csv``
-(`vitrim.training.study`). A recipe may say ``base: NAME`` and give only what differs. `Resolved.origin` has the source
-of each value.
+(`vitrim.training.study`). A recipe may name a ``base: NAME`` and contain only differences. `Resolved.origin` has the
+source of each value.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ FOLDER = Path(__file__).with_name("recipes")
 DEFAULT = "default"
 COMMAND_LINE = "command line"
 AUTO = "auto"
-"""A split that follows from what the data have."""
+"""A split that is chosen by those of the data."""
 MAX_EPOCHS = 1e7
 MAX_REPEATS = 1000
-"""Far above any useful value: typing errors are reported at once."""
+"""Far above any useful value, so typing errors are reported at once."""
 
-# ---- the keys, their defaults and ranges, and which of them fit together ---------------------------------------------
+# ---- keys, defaults, ranges and their dependencies -------------------------------------------------------------------
 
 
 class Augment(Section):
-    """Changes to a training image. Sizes, mean and standard deviation are the model's."""
+    """Augmentation of a training image. Sizes, mean and standard deviation are the model's."""
 
     crop: Literal["resized", "padded", "squash"] = Field(
         "resized",
@@ -81,7 +81,7 @@ class Augment(Section):
 
 
 class Distil(Section):
-    """Learning from the dense model's logits (DeiT)."""
+    """Distillation from the dense model's logits (DeiT)."""
 
     kind: Literal["soft", "hard"] = "soft"
     alpha: float = Field(0.5, ge=0, le=1, description="weight of the teacher")
@@ -89,7 +89,7 @@ class Distil(Section):
 
 
 class Optimizer(Section):
-    """The optimiser, by timm's name, and its groups of parameters."""
+    """The optimiser, by timm's name, and its parameter groups."""
 
     name: str = "adamw"
     lr: float = Field(1e-3, ge=0, description="learning rate for a batch of lr_batch images, or of any size")
@@ -157,7 +157,7 @@ class Ema(Section):
 
 
 PATCH_DROP = "patch_drop"
-"""A ramp of this name sets the share of patches that a timm model drops in training."""
+"""A ramp with this name sets the share of patches that a timm model drops in training."""
 
 
 class Ramp(Section):
@@ -182,7 +182,7 @@ class Ramp(Section):
 
 
 class Switch(Section):
-    """An option of the method that changes its value at an epoch, where a ramp of numbers will not do."""
+    """An option of the method that changes once, at an epoch; for values that a numeric ramp cannot express."""
 
     option: str = Field(description="a run-time option of the method, e.g. blocks or stage")
     value: Any = Field(description="from that epoch on; before it is as the method says")
@@ -190,7 +190,7 @@ class Switch(Section):
 
 
 class Recipe(Section):
-    """A training run but for its data.
+    """A training run without its data.
 
     Example:
         >>> Recipe(model="vit_tiny_patch16_224", epochs=3).optimizer.name
@@ -276,7 +276,7 @@ class Recipe(Section):
     eval_every: float | None = Field(1.0, gt=0, description="epochs between evaluations; null: only at the end")
 
     def updates_per_unit(self, updates_per_epoch: int) -> int:
-        """Updates in one `unit`, for data of so many ``updates_per_epoch``.
+        """Updates per `unit`.
 
         Example:
             >>> [Recipe(model="m", epochs=5, unit=unit).updates_per_unit(20) for unit in ("epochs", "updates")]
@@ -292,7 +292,7 @@ class Recipe(Section):
     @field_validator("method")
     @classmethod
     def _from_file(cls, value: str) -> str:
-        """Put the method itself in the place of a file's name: a run's recipe must not change with that file."""
+        """Replace a file name by the method in the file, which may change later."""
         return parse_method(value).describe() if value.strip().startswith("@") else value
 
     @field_validator("eval_split", mode="before")
@@ -337,12 +337,12 @@ class Recipe(Section):
 
 @dataclass(frozen=True)
 class Resolved:
-    """A recipe, its name, and the source of each of its values.
+    """A recipe, its name, and the source of each value.
 
     Attributes:
-        name: of the file.
+        name: name of the file.
         recipe: the values.
-        origin: by dotted name, e.g. ``optimizer.lr``: "default", the name of a recipe, or "command line".
+        origin: sources by dotted name, e.g. ``optimizer.lr``: "default", the name of a recipe, or "command line".
     """
 
     name: str
@@ -350,7 +350,7 @@ class Resolved:
     origin: Mapping[str, str]
 
     def rows(self) -> Iterator[tuple[str, Any, str]]:
-        """Every value by its dotted name, with its source.
+        """Yield dotted name, value and source of every value.
 
         Example:
             >>> next(iter(resolve({"model": "test_vit", "epochs": 1}).rows()))
@@ -362,7 +362,7 @@ class Resolved:
 
 @cache
 def recipes() -> Mapping[str, Path]:
-    """The recipes that come with the package by name, and the file that each is in; read once.
+    """The recipes in the package by name, with the file that each is in; read once.
 
     Example:
         >>> found = recipes()
@@ -377,16 +377,16 @@ def load_recipe(name: str | Path | Mapping[str, Any], changes: Sequence[str] | M
     """Read a recipe by its name or file, and change some of its values.
 
     Args:
-        name: one of `recipes`, e.g. ``evit_deit_small`` or ``study/imagenet/topk@25``, or the path of a YAML file,
-            or the values themselves.
-        changes: ``key=value`` with dotted keys, whose values are read as YAML, or a mapping with dotted keys. Of a key
-            that is given twice the last counts.
+        name: one of `recipes`, e.g. ``evit_deit_small`` or ``study/imagenet/topk@25``, the path of a YAML file, or the
+            values themselves.
+        changes: ``key=value`` with dotted keys and YAML values, or a mapping with dotted keys. For duplicate keys the
+            last one counts.
 
     Returns:
         The validated recipe with the origin of each value.
 
     Raises:
-        VitrimError: no such recipe, YAML that cannot be read, an unknown key, or a value out of its range; one line.
+        VitrimError: an unknown recipe, malformed YAML, an unknown key, or a value out of its range; one line.
 
     Example:
         >>> load_recipe("cifar10_vit", ["epochs=2", "optimizer.lr=1e-4"]).recipe.optimizer.lr
@@ -420,7 +420,7 @@ def resolve(values: Mapping[str, Any], *, name: str = "recipe", origin: Mapping[
     """Validate the values of a recipe.
 
     Raises:
-        VitrimError: a key or a value that is not valid; one line that names it.
+        VitrimError: an invalid key or value; one line that names it.
     """
     try:
         recipe = Recipe.model_validate(values)
@@ -430,12 +430,12 @@ def resolve(values: Mapping[str, Any], *, name: str = "recipe", origin: Mapping[
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """All values of a recipe as YAML, which `load_recipe` reads back."""
+    """All values of a recipe as YAML for `load_recipe`."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
 
 
 def _shipped(name: str) -> Path:
-    """The file of a recipe of the package."""
+    """The file of a recipe in the package."""
     known = recipes()
     if name in known:
         return known[name]
@@ -450,14 +450,14 @@ def _shipped(name: str) -> Path:
 
 
 def _chain(name: str, path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
-    """A recipe's own values after those of its base, with the name of the recipe they are from."""
+    """The values of a recipe's bases and then its own, each with the name of its recipe."""
     if path in seen:
         raise VitrimError(f"{path.name} is its own base: {' -> '.join(p.stem for p in (*seen, path))}")
     if path == study.TABLE:
         given = study.study(name)
     else:
         try:
-            given = copy.deepcopy(_read_yaml(path.read_text(encoding="utf-8")))  # sections are merged in place
+            given = copy.deepcopy(_read_yaml(path.read_text(encoding="utf-8")))  # `merge` changes sections in place
         except (*UNREADABLE, OSError) as error:
             raise VitrimError(f"cannot read {path}: {short(error, 500)}") from None
         if not isinstance(given, dict):
@@ -466,13 +466,13 @@ def _chain(name: str, path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[str
     if base is None:
         return [(name, given)]
 
-    # a base is a file next to the recipe's own, or a recipe of the package
+    # a base is a file beside the recipe, or a recipe of the package
     known = recipes()
     if not isinstance(base, str) or not base or (base != Path(base).name and base not in known):
         wanted = "the name of a recipe: a file beside this one, without .yaml, or one of the package"
         raise VitrimError(f"{path}: base is {wanted}, not {short(base)}")
     near = path.parent / f"{base}.yaml"
-    if near.is_file() and not (near == path and base in known):  # a file may be called like the recipe that it changes
+    if near.is_file() and not (near == path and base in known):  # a file may have the name of its base
         inside = near.is_relative_to(FOLDER)
         found = near.relative_to(FOLDER).with_suffix("").as_posix() if inside else near.stem
         below = _chain(found, near, (*seen, path))
@@ -481,15 +481,15 @@ def _chain(name: str, path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[str
     return [*below, (name, given)]
 
 
-# ---- values as a person writes them: YAML, and key=value with dotted keys --------------------------------------------
+# ---- values as written by people: YAML, and key=value with dotted keys -----------------------------------------------
 
 
 UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
-"""Errors of reading YAML: also a date that does not exist, and values that lie too deep within each other."""
+"""Errors of reading YAML, including dates that do not exist and deep nesting."""
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML loader that refuses duplicate keys: the first value would be lost silently."""
+    """YAML loader that refuses duplicate keys, whose first value would be lost silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         named = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
@@ -502,16 +502,15 @@ class _UniqueKeys(yaml.SafeLoader):
 
 @lru_cache(maxsize=16)
 def _read_yaml(text: str) -> Any:
-    """Parse YAML. Kept by text: many recipes have the same base."""
+    """Parse YAML, cached by text, because many recipes share a base."""
     return yaml.load(text, _UniqueKeys)
 
 
 def nested(changes: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """The values of ``key=value`` texts, or of a mapping with dotted keys; of a key that is given twice the last
-    counts.
+    """The nested values of ``key=value`` texts, or of a mapping with dotted keys; the last of duplicate keys counts.
 
     Raises:
-        VitrimError: a text without key or ``=``, or whose value is not YAML; one line.
+        VitrimError: text without key or ``=``, or whose value is not YAML; one line.
 
     Example:
         >>> nested(["epochs=5", "optimizer.lr=1e-4"])
@@ -529,13 +528,13 @@ def nested(changes: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
             key, equals, text = change.partition("=")
             if not equals or not key:
                 raise VitrimError(f"cannot read '{short(change)}': write key=value, e.g. optimizer.lr=1e-4")
-            try:  # a file, e.g. of a method, begins with a sign that YAML keeps for itself
+            try:  # YAML reserves the @ of a method's file
                 value = text if text.startswith("@") else copy.deepcopy(_read_yaml(text))
             except yaml.MarkedYAMLError:
                 raise VitrimError(f"cannot read '{short(change)}': its value is not YAML") from None
             except UNREADABLE as error:
                 raise VitrimError(f"cannot read '{short(change)}': {short(error, 500)}") from None
-            if isinstance(value, str) and not text.startswith("@"):  # YAML 1.1 takes 1e-4 for a text
+            if isinstance(value, str) and not text.startswith("@"):  # YAML 1.1 reads 1e-4 as text
                 with suppress(ValueError):
                     value = float(value)
         for part in reversed(key.split(".")):
@@ -545,7 +544,7 @@ def nested(changes: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge(values: dict[str, Any], given: Mapping[str, Any]) -> None:
-    """Write ``given`` over ``values``, section by section."""
+    """Override ``values`` with ``given``, section by section, in place."""
     for key, value in given.items():
         if isinstance(value, Mapping) and isinstance(values.get(key), dict):
             merge(values[key], value)
