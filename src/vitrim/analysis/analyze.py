@@ -352,12 +352,7 @@ def _write(
     """Write the tables and the report of ``results``.
 
     Args:
-        folder: where to write.
-        results: results by family.
-        records: the records analysed.
         found: entries of the summary; they override those that follow from the records.
-        formats: formats of the figures.
-        files: files written before.
     """
     results = {**({"summary": summary(titled(records))} if records else {}), **results}
     headers = [record.header for record in records]

@@ -243,8 +243,6 @@ def anchors(state: TokenState, images: int, *, whole: bool) -> Tensor:
     """The anchor patches of the real patch tokens, (B, P) bool.
 
     Args:
-        state: state after a block.
-        images: B.
         whole: leave out tokens that hold several patches, such as EViT's fused token.
     """
     prefix, patches = state.num_prefix, state.initial_patches
@@ -284,7 +282,6 @@ def collect(
 
     Args:
         model: a supported host that is not reduced; left unchanged.
-        methods: configs or their text form.
         batches: pairs of images (B, C, H, W), all of one size, and labels, or `Batch` objects; read once.
         probe: which data to keep; None for all.
         header: as in `records_of`.

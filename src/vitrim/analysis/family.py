@@ -74,7 +74,6 @@ class Drawing:
         name: file name without suffix.
         family: family whose table it draws.
         table: name of this table.
-        title: one line.
         caption: description of the picture, also used as its alternative text.
         draw: from all tables to a matplotlib figure; None if the tables have nothing to draw, such as a line over rates
             when every method has only one.
@@ -154,10 +153,8 @@ def line_panels(
 
     Args:
         tables: all tables of the report, for the colours.
-        table: name of the table.
         measures: per panel, the column of the line and, optionally, the two columns of its band.
         over: column of whole numbers on the x axis.
-        label: label of the x axis.
         across: most panels, and entries of the legend, in a row.
 
     Returns:
@@ -188,7 +185,6 @@ def fullest(blocks: Iterable[int], most: int) -> list[int]:
 
     Args:
         blocks: one for each row of a table.
-        most: largest number of blocks.
 
     Example:
         >>> fullest([0, 1, 1, 2, 3, 3, 3], 2), fullest([0, 1, 2, 3], 2)
@@ -209,7 +205,6 @@ def drawn_blocks(arrays: Mapping[str, NDArray[Any]], name: str, most: int) -> di
 
     Args:
         arrays: with ``NAME/blocks``, and with ``drawn`` if blocks were requested.
-        name: name of the record.
         most: largest number of blocks, if none were requested.
 
     Example:
@@ -226,7 +221,6 @@ def note_blocks(result: FamilyResult, asked: Sequence[int], found: Mapping[str, 
     """Store the requested blocks, with a note on each record that has no map of one.
 
     Args:
-        result: result of a family.
         asked: requested blocks; empty for the family's choice.
         found: blocks with maps, by record name.
     """
@@ -243,7 +237,6 @@ class PairMap(NamedTuple):
     """A heat map of all pairs of records.
 
     Attributes:
-        title: title above the map.
         rows: rows with ``method_a`` and ``method_b``.
         column: column of a pair's value.
         turned: column of the reversed pair's value.

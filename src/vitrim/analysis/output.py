@@ -47,9 +47,6 @@ def in_folder(file: Path) -> Record:
 def write_records(folder: Path, records: Sequence[Record]) -> list[Path]:
     """Write each record to ``record_METHOD.npz``, or ``record_MODEL_METHOD.npz`` for several models, and return the
     files. ``folder`` is created if necessary; records of an earlier analysis in it are deleted.
-
-    Raises:
-        VitrimError: a file cannot be written.
     """
     files = []
     several = len({record.header.get("model") for record in records}) > 1
@@ -66,12 +63,7 @@ def write_tables(folder: Path, results: Mapping[str, FamilyResult], found: Mappi
     """Write ``tables/TABLE.csv``, ``arrays/FAMILY.npz`` of families with arrays, and ``analysis.json``.
 
     Args:
-        folder: created if necessary.
-        results: results by family.
         found: other entries of the summary, JSON-serialisable.
-
-    Raises:
-        VitrimError: a file cannot be written.
     """
     files = []
     tables = {table.name: table for result in results.values() for table in result.tables}
@@ -108,12 +100,8 @@ def write_report(
 
     Args:
         folder: folder that holds ``tables/``, see `write_tables`.
-        results: results by family.
         found: entries of the summary; the main facts are shown at the top.
         formats: file formats of the figures; the page embeds PNG.
-
-    Raises:
-        VitrimError: a file cannot be written.
     """
     from jinja2 import Environment
 

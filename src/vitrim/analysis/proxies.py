@@ -71,12 +71,9 @@ def draw_anchors(tables: Tables, pairs: str, anchors: str, measure: str, label: 
     """Scatter plots, one panel per anchor: a measure against the difference in accuracy; titles give rank correlations.
 
     Args:
-        tables: tables of the family.
         pairs: name of the table of pairs.
         anchors: name of the table with columns `ANCHORS`.
         measure: column of ``pairs``.
-        label: label of the measure.
-        block: block whose rows are drawn.
     """
     found = [row for row in tables[anchors].records() if (row["measure"], row["block"]) == (measure, block)]
     rows = [

@@ -108,11 +108,7 @@ class Record:
         return int(rows * columns)
 
     def labels(self) -> NDArray[np.int32]:
-        """(I, S, P), the patch token that holds each patch after each of the ``blocks``; -1 for none.
-
-        Raises:
-            VitrimError: the record has no patterns.
-        """
+        """(I, S, P), the patch token that holds each patch after each of the ``blocks``; -1 for none."""
         prefix = self.header["num_prefix"]
         found: NDArray[np.int32] = np.maximum(self._array("source", "patterns")[..., prefix:] - prefix, -1)
         return found
@@ -130,19 +126,11 @@ class Record:
         return np.unpackbits(bits, axis=-1, count=self.num_patches).astype(bool)
 
     def tokens(self) -> NDArray[np.int64]:
-        """(I, L), tokens after each block, with prefix, without padding.
-
-        Raises:
-            VitrimError: the record has no counts.
-        """
+        """(I, L), tokens after each block, with prefix, without padding."""
         return self._array("num_tokens", "numbers of tokens").astype(np.int64)
 
     def feature(self, block: int | None) -> NDArray[np.float32]:
-        """(J, C), the class token after a block, or the classifier's input for None; J images, see `Record`.
-
-        Raises:
-            VitrimError: the record does not have it.
-        """
+        """(J, C), the class token after a block, or the classifier's input for None; J images, see `Record`."""
         if block is None:
             return self._array("head", "features").astype(np.float32)
         places = list(self.header.get("feature_blocks", ()))
@@ -177,11 +165,7 @@ class Record:
         return self.arrays["logits"].argmax(1) if "logits" in self.arrays else None
 
     def save(self, path: str | Path) -> None:
-        """Write a compressed .npz without pickles, integers in the narrowest type that holds them.
-
-        Raises:
-            VitrimError: it cannot be written.
-        """
+        """Write a compressed .npz without pickles, integers in the narrowest type that holds them."""
         arrays = dict(self.arrays)
         for name, array in arrays.items():
             if array.dtype.kind in "iu" and array.size:
@@ -195,11 +179,7 @@ class Record:
 
     @classmethod
     def load(cls, path: str | Path) -> Record:
-        """Read what `save` wrote.
-
-        Raises:
-            VitrimError: there is no such file, or it is no record of this format.
-        """
+        """Read what `save` wrote."""
         header, arrays = read_arrays(path, "record of an analysis", FORMAT)
         missing = {"method", "kind", "blocks", "num_layers", "grid", "num_prefix"} - set(header)
         if missing or "ids" not in arrays:
@@ -321,9 +301,6 @@ def titled(records: Sequence[Record]) -> list[Record]:
 
 def check_comparable(records: Sequence[Record]) -> None:
     """Refuse to compare records of different images or grids, or batch-dependent records of different batches.
-
-    Raises:
-        VitrimError: two records cannot be compared.
 
     Example:
         >>> one, other = (Record({"method": "none"}, {"ids": np.arange(count)}) for count in (3, 4))

@@ -32,9 +32,6 @@ def spearman_kendall(x: ArrayLike, y: ArrayLike) -> RankCorrelation:
     Args:
         x, y: (n,), n >= 2.
 
-    Raises:
-        VitrimError: different numbers of values, or fewer than two pairs.
-
     Example:
         >>> found = spearman_kendall([1, 2, 3, 4], [1, 3, 2, 4])
         >>> round(found.spearman, 4), round(found.kendall, 4)
@@ -60,7 +57,6 @@ def spearman_ci(pairs: ArrayLike, n: int = DRAWS, seed: int = 0) -> tuple[float,
     Args:
         pairs: (m, 2), m independent rows.
         n: draws. If a column is constant in one of them, the interval is nan.
-        seed: seed of the draws.
 
     Example:
         >>> low, high = spearman_ci([[1, 2], [2, 4], [3, 3], [4, 7], [5, 6], [6, 9]])
@@ -85,9 +81,6 @@ def summary(values: ArrayLike, n: int = DRAWS) -> list[tuple[float, float, float
     Args:
         values: (I, K), images by measures.
         n: draws of the interval, see `spearman_ci`.
-
-    Raises:
-        VitrimError: there are no images.
 
     Example:
         >>> [round(number, 3) for number in summary([[0.0], [1.0]])[0]]

@@ -40,7 +40,6 @@ class Decision:
     Attributes:
         depth: block, from 0.
         x: (B, N, C), the input tokens.
-        state: state of these tokens.
         scores: (B, P), the ranking of the patches, highest kept; None if the reducer does not rank them.
         assignment: the result; None if all tokens stay.
     """
@@ -83,7 +82,6 @@ class Watch:
     """Records the decisions in a reduced model's forwards, by hooks that are never removed: pass a private copy.
 
     Args:
-        reduction: reduction of the model.
         scores: record the reducers' rankings too, which computes them a second time.
 
     Example:
@@ -133,8 +131,6 @@ class Subject:
 
     Attributes:
         model: dense model, in eval mode on its device and in its dtype; never changed.
-        methods: configs that fit it.
-        task: the model's task.
         dataset: map-style; items are pairs of image and target.
         batch_size: B.
         limit: images of the analysis, None for all. A family may use fewer.

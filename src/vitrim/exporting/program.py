@@ -132,8 +132,6 @@ class Parity:
     """The comparison of a file with its model.
 
     Attributes:
-        images: number of compared images.
-        batches: their batch sizes.
         largest: largest difference between two logits.
         beyond: images with a difference above ``atol``.
         same_top1: images with the same top-1; None for outputs other than one row of logits per image.

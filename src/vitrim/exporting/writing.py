@@ -510,8 +510,6 @@ def _describe(
         model: a copy, in eval mode.
         images: (I, C, H, W), to count tokens and MACs on: means and, for several, standard deviations.
         told: preprocessing; unknown values are None.
-        name: name of the model.
-        classes: names of the classes.
     """
     reduction = get_reduction(model)
     dense = count_macs(_dense(model), images[:1]).total
@@ -562,7 +560,6 @@ def time_exported(
         reduced: the model, reduced as exported.
         dense, exported: their files (`dense_file`).
         images: (B, ...) as the file takes them.
-        budget: time to spend.
 
     Returns:
         Four rows, ``engine`` eager and the file's, each dense and reduced, with ``latency_ms, images_per_second,

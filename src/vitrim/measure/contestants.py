@@ -56,7 +56,6 @@ class Contestant:
 
     Args:
         model: model to run. A ``watched`` model must be a private copy: it keeps hooks.
-        task: task of the model.
         reduction: handle of a reduced ``model``, made with ``record=True``; None for the dense model.
         watched: record features and, if ``model`` is a host, tokens.
     """
@@ -197,8 +196,6 @@ def contestants(
 
     Args:
         model: not reduced, not changed; a model that cannot be reduced only accepts ``none``, its dense row.
-        methods: configs or their text form.
-        task: task of the models.
         device: None for the model's device.
         dtype: dtype of the parameters; None for the model's.
         learned: folder of a saved reduction (`Reduction.save`), whose parameters the methods of that name load; other

@@ -36,7 +36,6 @@ def take_learned(reduction: Reduction, learned: Path | None) -> None:
     """Load the parameters of a saved reduction if it is of the same method; others keep their parameters.
 
     Args:
-        reduction: handle of a reduced model.
         learned: folder of `Reduction.save`, or None.
 
     Raises:
@@ -51,9 +50,6 @@ def reduced_copy(model: nn.Module, method: MethodConfig | str, learned: Path | N
 
     Args:
         learned: see `take_learned`.
-
-    Raises:
-        VitrimError: see `vitrim.reduce_`.
     """
     refuse_reduced(model)
     reduced = shared_copy(model)
@@ -67,7 +63,6 @@ class Apart:
     """A dense model and how it was reduced.
 
     Attributes:
-        model: the dense model.
         method: method of the reduction; None without one.
         select: selector of image tokens; None without one.
         learned: folder with the method's parameters, for `take_learned`.

@@ -52,11 +52,7 @@ class Decisions:
     num_tokens: NDArray[Any]
 
     def save(self, file: str | Path) -> None:
-        """Write a compressed .npz without pickles, in the narrowest integer types.
-
-        Raises:
-            VitrimError: the file cannot be written.
-        """
+        """Write a compressed .npz without pickles, in the narrowest integer types."""
         source = narrowed(self.source)
         header = {**self.header, "format": FORMAT, "pruned": int(np.iinfo(source.dtype).max)}
         arrays = {"ids": self.ids, "source": source, "num_tokens": self.num_tokens.astype(np.int32)}
@@ -64,11 +60,7 @@ class Decisions:
 
     @classmethod
     def load(cls, file: str | Path) -> Decisions:
-        """Read a file of `save`.
-
-        Raises:
-            VitrimError: there is no such file, or it has another format.
-        """
+        """Read a file of `save`."""
         header, arrays = read_arrays(file, "record of decisions", FORMAT)
         try:
             return cls(header, arrays["ids"], widened(arrays["source"], header["pruned"]), arrays["num_tokens"])
@@ -113,7 +105,6 @@ def whereabouts(reduction: Reduction, images: int) -> dict[str, Tensor]:
 
     Args:
         reduction: made with ``record=True``.
-        images: B.
 
     Returns:
         ``source`` and ``num_tokens`` (see `Decisions`) with B rows, int32 on the CPU.
@@ -188,11 +179,7 @@ def widened(source: NDArray[Any], pruned: int) -> NDArray[np.int32]:
 
 
 def write_arrays(file: str | Path, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write ``arrays`` and a JSON-serialisable ``header`` atomically, creating parent folders.
-
-    Raises:
-        VitrimError: the file cannot be written.
-    """
+    """Write ``arrays`` and a JSON-serialisable ``header`` atomically, creating parent folders."""
     text: dict[str, Any] = {HEADER: np.array(json.dumps(dict(header)))}
     with written(Path(file)) as place, place.open("wb") as out:
         np.savez_compressed(out, **text, **arrays)  # type: ignore[arg-type]
@@ -202,7 +189,6 @@ def read_arrays(file: str | Path, what: str, version: int) -> tuple[dict[str, An
     """Read a file of `write_arrays`. Sizes are checked before an array is read.
 
     Args:
-        file: the file.
         what: the expected content, for error messages.
         version: the required ``format`` in the header.
 

@@ -125,8 +125,6 @@ def check_dataset(dataset: Any, task: Task, model: str) -> None:
     """Check that the model has the classes of the labels, before any image is read.
 
     Args:
-        dataset: a dataset of this package.
-        task: task of the model.
         model: name of the model, for error messages.
 
     Raises:

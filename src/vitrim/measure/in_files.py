@@ -128,9 +128,6 @@ def in_batches(run: Callable[[Tensor], Tensor], images: Tensor, size: int) -> Te
 def parted(methods: MethodsAndFiles) -> tuple[list[MethodConfig], dict[str, FileModel]]:
     """Split a list, or a single entry, into methods and files by path.
 
-    Raises:
-        VitrimError: see `vitrim.core.registry.parse_methods` and `FileModel`.
-
     Example:
         >>> [config.describe() for config in parted("tome:r=8")[0]]
         ['tome:r=8']

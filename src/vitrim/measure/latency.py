@@ -93,14 +93,10 @@ def time_interleaved(
     Args:
         candidates: callables by name; on an accelerator they may return before their work is done.
         device: device of the work, synchronised before and after every call.
-        budget: default: `Budget()`.
 
     Returns:
         Per name the latency of every round, (R,) float64 in milliseconds; entry i of all belongs to the same round. If
         the halves of the rounds disagree (`restless`), the budget is spent up to three times.
-
-    Raises:
-        VitrimError: no candidates.
 
     Example:
         >>> times = time_interleaved({"short": lambda: sum(range(10)), "long": lambda: sum(range(1000))},

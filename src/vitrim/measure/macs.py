@@ -357,8 +357,6 @@ class Profile:
     """The cost of one model under one method.
 
     Attributes:
-        model: name of the model.
-        method: method, as on the command line.
         params: parameters of the host and of the reducers.
         macs: MACs per image; per prompt for a `Prefill`.
         tokens_per_block: tokens after every block, prefix included; means over images of the real tokens, although

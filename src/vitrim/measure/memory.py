@@ -26,7 +26,6 @@ def peak_memory_mib(run: Callable[[], object], device: torch.device | str = "cpu
 
     Args:
         run: one forward; disable autograd to exclude its memory.
-        device: device of the tensors.
 
     Returns:
         MiB, or None on devices without such a counter.

@@ -35,7 +35,6 @@ def save_predictions(findings: Findings, dataset: Any, file: Path) -> Path:
 
     Args:
         findings: with a `Predictions` gauge per model.
-        dataset: dataset of the images, if any.
         file: .csv or .parquet.
     """
     found = [next(one for one in gauges if isinstance(one, Predictions)).table() for gauges in findings.gauges]

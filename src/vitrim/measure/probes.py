@@ -335,7 +335,6 @@ class PairedLoss(Gauge):
     change. ``kl`` is the mean `divergence`.
 
     Args:
-        task: task of the models.
         labels: the loss is of top-1; False: of agreement with the dense model.
     """
 
@@ -368,9 +367,6 @@ class PairedIoU(Gauge):
 
     mIoU is not a mean over images, so its change is linearised: each image moves both scores through the intersections
     and unions it adds, and the error is that of the sum of these paired moves.
-
-    Args:
-        task: segmentation.
 
     Example:
         >>> from vitrim.tasks import make_task

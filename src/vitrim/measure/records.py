@@ -156,7 +156,6 @@ def read(
         batch_size: B, at least 1; the last batch of the dataset may be smaller.
         limit: largest number of images, spread evenly over the dataset; None for all.
         workers: processes that decode images, 0 for this one.
-        processes: this process and its peers; default: one.
         done: number of this process's batches to skip.
         collate: makes images (B, C, H, W) and targets from B items; by default they are stacked.
 

@@ -58,11 +58,8 @@ class Measurement:
     global generators do not change.
 
     Args:
-        models: contestants, the dense model first.
-        probes: measurements of each model.
         task: task of the models; checks the targets.
         processes: this process and its peers; each processes its own batches, and `rows` joins the results.
-        seed: seed of methods that draw at random.
         precision: context of the forwards; by default autocast is off, also under a caller's.
 
     Attributes:
@@ -137,11 +134,7 @@ class Measurement:
         """Update on all ``batches``, `Batch` objects or pairs of images and targets, read once.
 
         Args:
-            batches: the batches.
             on_progress: called after every batch with the number of images processed.
-
-        Raises:
-            VitrimError: see `update`; earlier batches count.
         """
         for batch in as_batches(batches):
             self.update(batch)
@@ -205,11 +198,7 @@ def run(
 
     Args:
         model: a supported host that is not reduced; not changed.
-        methods: configs or their text form; each has a row after the dense one.
         batches: pairs of images (B, C, H, W) and targets, or `Batch` objects; read once.
-        probes: measurements.
-        task: task of the model; defines targets and metrics.
-        seed: seed of methods that draw at random.
 
     Raises:
         VitrimError: the model or a method does not fit, targets or outputs are invalid, or there are no images.
@@ -241,7 +230,6 @@ class Partial:
     Args:
         folder: created if necessary.
         settings: everything that the numbers depend on; a folder with other settings is refused.
-        processes: this process and its peers.
         resume: continue the measurement in the folder; otherwise the folder must not hold one.
 
     Raises:

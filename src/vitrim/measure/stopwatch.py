@@ -26,8 +26,6 @@ class Stopwatch:
 
     Args:
         model: dense or reduced.
-        call: runs the model.
-        device: device of the model.
 
     Attributes:
         rounds: milliseconds of every part, per call.

@@ -326,7 +326,6 @@ def scene(image: PillowImage, target: Any, transform: Callable[[Any, Any], tuple
     """Transform an image and its target for evaluation.
 
     Args:
-        image: an image of any mode.
         target: a mask (H, W), or objects.
         transform: `Task.eval_transform`.
     """
@@ -366,10 +365,8 @@ def draw_comparison(
 
     Args:
         models: from `vitrim.measure.contestants.contestants`, the dense model first.
-        task: a dense task.
         shown: from `scene`.
         class_names: names in the legend; default: numbers.
-        title: title of the figure.
         seed: seed of methods that draw at random; the global generators do not change.
         notes: receives the note below every prediction, by model name.
 

@@ -85,7 +85,6 @@ def draw_handed(image: NDArray[Any], rows: Sequence[HandedRow], *, title: str = 
     Args:
         image: (H, W, 3) or (H, W), values in [0, 1].
         rows: from `handed_rows`.
-        title: title of the figure.
 
     Example:
         >>> row = HandedRow("divprune", "1 of 4 image tokens", np.array([0, -1, -1, -1]), np.zeros(4, bool))

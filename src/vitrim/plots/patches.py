@@ -129,9 +129,6 @@ def _means(image: Image, token: NDArray[Any], chosen: NDArray[np.bool_]) -> Imag
 def in_colour(image: NDArray[Any]) -> Image:
     """A float32 copy of an image (H, W, 3), (H, W, 1) or (H, W) with three channels.
 
-    Raises:
-        VitrimError: another shape.
-
     Example:
         >>> in_colour(np.zeros((2, 3))).shape
         (2, 3, 3)
@@ -153,9 +150,6 @@ def draw_groups(image: NDArray[np.float32], source: NDArray[np.int64], grid: tup
     Args:
         image, grid, scale: see `draw_kept`; the grid divides H and W.
         source: (P,), the token that holds each patch in raster order, -1 for none.
-
-    Raises:
-        VitrimError: shapes that do not fit.
     """
     rows, columns = grid
     height, width = image.shape[:2]
@@ -188,9 +182,6 @@ def plot_merged(
         images: (B, H, W, 3) or (B, H, W), values in [0, 1].
         reductions: label and final state of each reduction of these images.
         grid: rows and columns of patches.
-        path: file to write; its suffix decides the format.
-        captions: one line above each image.
-        title: title of the figure.
     """
     count = len(images)
     scale = max(1, 224 // images.shape[1])
@@ -247,9 +238,6 @@ def overlay(
 
     Returns:
         (H * scale, W * scale, 3) float32 in [0, 1].
-
-    Raises:
-        VitrimError: the grid does not have P patches.
 
     Example:
         >>> overlay(np.zeros((2, 2)), np.array([0.0, np.nan, 0.5, 1.0]), (2, 2))[0, 1].astype(float).round(2).tolist()

@@ -63,7 +63,6 @@ class MethodRow(NamedTuple):
     """One method and one image.
 
     Attributes:
-        name: the method.
         prediction: class and probability, as text.
         cost: tokens left and share of the MACs, as text.
         same: True if the prediction is the dense model's.
@@ -356,7 +355,6 @@ def _images(
 
     Args:
         dataset: a dataset, or a list of images or tensors.
-        limit: number of images.
         make: makes the transform; not called for tensors.
         shape: (C, H, W) of the model's input.
         loose: the labels are dummies.
@@ -447,7 +445,6 @@ def rows_of(
         models: from `prepared`, the dense model first.
         image: (C, H, W), preprocessed.
         class_names: default: numbers.
-        seed: seed of methods that draw at random.
 
     Raises:
         VitrimError: outputs that are not finite.
@@ -551,7 +548,6 @@ def draw_show(
         grid: rows and columns of the patches.
         dense: the dense model's prediction, as text.
         blocks: the columns, from 0; default: at most eight blocks in which any method changes tokens.
-        title: title of the figure.
 
     Raises:
         VitrimError: a block that does not exist, or a grid that the patches do not fill.

@@ -120,8 +120,6 @@ def panels(count: int, *, across: int, size: tuple[float, float], above: float =
     """A figure with ``count`` panels, at most ``across`` in a row, and its axes in reading order.
 
     Args:
-        count: number of panels, at least one.
-        across: most panels in a row.
         size: size of a panel in inches, labels included.
         above: extra inches for a title and a legend.
     """
@@ -169,11 +167,7 @@ def names_below(figure: Any, axes: Sequence[Any], names: Iterable[str] | None = 
 
 
 def encoded(figure: Any, kind: str = "png") -> bytes:
-    """The bytes of a figure's file, reproducible.
-
-    Raises:
-        VitrimError: a kind outside `FORMATS`.
-    """
+    """The bytes of a figure's file, reproducible."""
     import matplotlib
 
     if kind not in FORMATS:
@@ -185,11 +179,7 @@ def encoded(figure: Any, kind: str = "png") -> bytes:
 
 
 def check(path: Path) -> None:
-    """Check that a figure could be written to ``path``, before the work behind it.
-
-    Raises:
-        VitrimError: see `save`.
-    """
+    """Check that a figure could be written to ``path``, before the work behind it."""
     check_known("format", path.suffix.removeprefix("."), FORMATS)
     check_file(path)
 
@@ -205,10 +195,6 @@ def save(figure: Any, path: Path) -> None:
 
 
 def write(content: bytes, path: Path) -> None:
-    """Write the bytes of a figure atomically, creating parent folders.
-
-    Raises:
-        VitrimError: the file cannot be written.
-    """
+    """Write the bytes of a figure atomically, creating parent folders."""
     with written(path) as place:
         place.write_bytes(content)

@@ -25,10 +25,7 @@ def plot_front(
 
     Args:
         points: (kind, share of the dense model's cost, damage); lines join each kind, "constant" and "searched".
-        path: file to write; its suffix decides the format.
         front: (share, damage) of the points on the Pareto front, drawn as steps.
-        cost: name of the cost.
-        damage: name of the damage.
     """
     figure = sheet(6.4, 4.2)
     axis = figure.subplots()
@@ -57,8 +54,6 @@ def plot_schedule(schedules: Mapping[str, Sequence[float]], initial: int, path: 
     Args:
         schedules: (L,) tokens after each block, by name: the constant setting and the searched setting.
         initial: tokens at the input of the first block.
-        path: file to write; its suffix decides the format.
-        title: title of the figure.
     """
     figure = sheet(6.4, 3.6)
     axis = figure.subplots()
@@ -90,8 +85,6 @@ def plot_heat(
     Args:
         values: (R, C), nan for missing.
         rows, columns: name of an option and its values, R and C of them.
-        path: file to write; its suffix decides the format.
-        label: label of the colour bar.
     """
     table = np.array(values, dtype=np.float64)
     size = (max(3.6, 1.6 + 0.62 * table.shape[1]), max(2.4, 1.2 + 0.42 * table.shape[0]))

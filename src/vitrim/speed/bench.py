@@ -209,10 +209,8 @@ class Speeds:
     """Models to time at several batch sizes, on images spread evenly over a dataset, or random images.
 
     Attributes:
-        model: the dense model.
         methods, engines, budget, learned, files: see `measure`.
         dataset: with the model's transform; None for random images.
-        seed: seed of random images.
         scored: compare dense models with fp32 on ``dataset``.
     """
 
@@ -281,11 +279,7 @@ def check_enough(dataset: ImageDataset, count: int) -> None:
 
 
 def batch_sizes(given: int | Sequence[int]) -> list[int]:
-    """The distinct batch sizes.
-
-    Raises:
-        VitrimError: no size, or an invalid size.
-    """
+    """The distinct batch sizes."""
     sizes = list(dict.fromkeys([given] if isinstance(given, int | str) else given))
     for size in sizes or ("",):
         if isinstance(size, bool | str) or not 1 <= size <= MAX_BATCH:
@@ -593,9 +587,7 @@ def _agreement(
     """The share of images with the top-1 of the dense fp32 model, and top-1 if there are labels.
 
     Args:
-        entry: a dense model on an engine.
         held_out: batches outside the calibration set.
-        model: the dense model.
         exact: cache of its fp32 logits.
     """
     program, device = Program(entry.model), next(model.parameters()).device

@@ -257,9 +257,6 @@ class OnEngine(Contestant):
 
     Args:
         model: dense or reduced, in the dtype of the engine.
-        task: task of the model.
-        reduction: reduction of a reduced ``model``.
-        engine: engine that made ``run``.
         run: runs batches of ``size``; larger batches are split, and the last one is padded.
         size: B.
     """
@@ -296,7 +293,6 @@ def score_on_engines(
         batches: makes an iterator over the batches; called twice for int8.
         task: one of `SCORED_ON_ENGINES`.
         learned: folder of a saved reduction, whose parameters the methods of that name load.
-        seed: seed of methods that draw at random.
         on_progress: called after every batch with the number of images processed.
 
     Returns:
@@ -351,8 +347,6 @@ def _fill(
 
     Args:
         report: changed in place.
-        model: name of the model.
-        task: task of the model.
         scores: fp32 rows, without an engine, and rows of engines in lower precisions.
         timed: rows of `Speeds` for every batch size.
     """
@@ -459,9 +453,6 @@ def in_words(rows: Sequence[Mapping[str, Any]], metric: str) -> Iterator[str]:
     better in time or loss: its quartiles do not overlap, or the losses differ by more than their combined standard
     error.
 
-    Args:
-        rows: rows of `compare`, dense first.
-
     Example:
         >>> def row(method, loss, median):
         ...     speed = {"speedup": median, "speedup_q1": median - 0.02, "speedup_q3": median + 0.02}
@@ -539,11 +530,6 @@ def draw(rows: Sequence[Mapping[str, Any]], metric: str, title: str = "") -> Any
 
     Dense models are stars; a line marks the time of the fastest. Lines join the settings of one method. Error bars are
     quartiles of the speed-up, and standard errors of the loss.
-
-    Args:
-        rows: rows of `compare`, dense first.
-        metric: name of the metric.
-        title: title of the figure.
 
     Returns:
         A matplotlib figure.

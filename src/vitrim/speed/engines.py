@@ -36,9 +36,6 @@ COMPILED_VARIANTS = 1000
 class Engine(ABC):
     """One way to run a model. A name may stand for several: ``compile`` is compilation with and without frozen weights.
 
-    Args:
-        precision: precision of the computation.
-
     Attributes:
         label: name in rows.
         precisions: precisions that the engine supports, if the machine does.
@@ -240,7 +237,6 @@ class Compiled(Engine):
     """``torch.compile`` in its default mode.
 
     Args:
-        precision: precision of the computation.
         freezing: treat weights as constants, which inductor folds and packs for the processor's matrix products: for
             inference only, with a second copy of the weights in memory.
     """

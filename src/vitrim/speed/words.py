@@ -247,11 +247,7 @@ def prepared(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The best engine for the dense model and every method, and what reducing adds to the fastest dense model.
-
-    Args:
-        rows: rows of one setting, dense first, on several engines.
-    """
+    """The best engine for the dense model and every method, and what reducing adds to the fastest dense model."""
     parts = list(dict.fromkeys(row.get("part") for row in rows))
     return [line for part in parts for line in _advice([row for row in rows if row.get("part") == part])]
 
@@ -298,7 +294,6 @@ def verdicts(row: Mapping[str, Any], dense: Mapping[str, Any], *, several: bool 
     """A sentence on the gain at this setting, and another if the method needs more memory.
 
     Args:
-        row: row of a method.
         dense: row of the dense model on the same engine.
         several: engines are compared; `advice` then covers speed.
 
@@ -336,9 +331,6 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Draw milliseconds per image of dense and reduced models, a panel per batch size: shorter bars are better.
 
     Bars are medians, coloured by engine and precision; a line marks the fastest dense model.
-
-    Args:
-        rows: rows of `vitrim.bench`.
 
     Returns:
         A matplotlib figure.

@@ -62,16 +62,10 @@ def build_trainer(
     """Build a run that is ready to start: everything is checked, nothing is written.
 
     Args:
-        resolved: the recipe.
         data: a source for `vitrim.data.load_data`, whose splits the recipe names; or data sets by the name of the
             split; or a single one to train on.
-        running: how to run it.
         checkpoint: starting weights, a safetensors file or the folder of a finished run.
         cpu: do not use a GPU.
-        signs: shows progress.
-
-    Raises:
-        VitrimError: see `Trainer`, `load_data` and `create_model`.
     """
     accelerator = make_accelerator(resolved.recipe, cpu=cpu)
     seed_all(resolved.recipe.seed)

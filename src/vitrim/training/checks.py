@@ -118,7 +118,6 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) ->
     Args:
         before: facts in the checkpoint.
         now: facts of this run: ``recipe``, ``data`` (images, classes, fingerprints) and ``start``.
-        path: the checkpoint, for messages.
     """
     # fill in the defaults of keys that are newer than the checkpoint
     filled = resolve(before["recipe"], name=str(path)).recipe.model_dump(mode="json")

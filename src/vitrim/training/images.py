@@ -160,9 +160,7 @@ def epoch_order(count: int, epoch: int, *, seed: int = 0, repeats: int = 1, shuf
     different processes, and the epoch is cut to ``count`` rounded down to a multiple of 256 (from 256 images on).
 
     Args:
-        count: images in the dataset.
         epoch: 0, 1, ...
-        seed: seed of the recipe.
         repeats: 1 or more.
         shuffle: false keeps the order of the dataset in every epoch; with ``repeats``, its last images never come.
 
@@ -307,7 +305,6 @@ class Seeded(Dataset[Any]):
     Args:
         dataset: map-style, or a stream, for which a `Place` holds a row; its transform may draw from the global
             generators of `random`, numpy and torch.
-        seed: seed of the recipe.
     """
 
     dataset: Dataset[Any]

@@ -65,10 +65,7 @@ class Objective(nn.Module):
     """A model and its loss in one module, so that wrappers (DDP, FSDP) see all parameters in use.
 
     Args:
-        model: the model, reduced or not.
-        criterion: loss of the task.
         auxiliary: loss of auxiliary heads; None for ``criterion``.
-        reduction: handle of a reduced model.
         teacher: a frozen model; not registered as a submodule, so it is not wrapped, averaged or saved.
         distil: options of distillation from the teacher, or None.
         options: options of the method's loss, see `vitrim.training.objectives`.
@@ -133,10 +130,8 @@ class Learner:
     """A model that learns by a recipe, in all processes of a run.
 
     Args:
-        recipe: the recipe.
         model: host with its starting weights; gets the head of the task, moves to the device, and is then reduced.
         task: provides head and criterion.
-        accelerator: devices and processes.
         updates_per_unit: updates in one unit of the recipe's times (`Recipe.updates_per_unit`).
         start: see `vitrim.training.loop.Trainer`.
 

@@ -50,14 +50,10 @@ class Trainer:
     """One training run.
 
     Args:
-        resolved: the recipe.
         model: unreduced host with its starting weights; gets the head of the task and is then reduced.
         train_data: map-style, with ``transform`` and ``num_classes`` like `vitrim.data.ImageDataset`. Or a
             `vitrim.data.ImageStream`, which every process reads in full, decoding only its share.
         eval_data: map-style, for evaluations, with the model's own transform; or None.
-        accelerator: devices and processes.
-        running: how to run it.
-        signs: shows progress, or None.
         test_data: like ``eval_data``: scored once, after the last update; or None.
         start: file or folder of the model's weights. If it is the folder of a run whose method learned parameters, they
             are loaded into the recipe's method, which must be the same.

@@ -70,7 +70,6 @@ def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[s
     its own ``lr_scale``, a factor on the entire schedule.
 
     Args:
-        model: the model, reduced or not.
         recipe: provides the ``optimizer`` section.
         lr: the scaled learning rate.
 

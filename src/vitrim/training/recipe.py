@@ -341,7 +341,6 @@ class Resolved:
 
     Attributes:
         name: name of the file.
-        recipe: the values.
         origin: sources by dotted name, e.g. ``optimizer.lr``: "default", the name of a recipe, or "command line".
     """
 

@@ -45,9 +45,6 @@ class RunFolder:
     Args:
         path: the folder; it need not exist.
         resume: the run continues an earlier one.
-
-    Raises:
-        VitrimError: the path cannot be a folder.
     """
 
     def __init__(self, path: Path, *, resume: bool) -> None:
@@ -108,8 +105,6 @@ class RunFolder:
 
         Args:
             learner: with the amounts for later use.
-            recipe: name of the recipe.
-            result: results to write.
             class_names: names of the training data's classes, written with the results.
 
         Raises:

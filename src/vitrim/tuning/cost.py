@@ -82,9 +82,7 @@ class MacsCost(Cost):
 
     Args:
         model: the dense model; not changed.
-        space: settings to count.
         images: batches (B, C, H, W) to count an adaptive method on.
-        seed: seed of the drawn settings.
 
     Raises:
         VitrimError: an adaptive method without images.
@@ -166,7 +164,6 @@ class LatencyCost(Cost):
     """Latency on one device, predicted by a least-squares fit over sums of token counts.
 
     Args:
-        space: settings to predict.
         fit: fit of the latency over the dense model's, see `latency_fit`.
         again: measures settings (S) once more, as S ratios of latency to the dense model's.
         counted: counts the tokens of an adaptive method; None for other methods.
@@ -203,10 +200,8 @@ def latency_fit(
     """Time settings drawn from a space, and fit their latency over the dense model's, the ratio within a round.
 
     Args:
-        space: settings to draw.
         clock: a `Timer` for a model, images and a budget.
         number: settings to time; half as many more if the mean error exceeds 5 %.
-        seed: seed of the drawn settings.
         counted: see `LatencyCost`.
 
     Returns:

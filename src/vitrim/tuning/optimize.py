@@ -142,9 +142,7 @@ class Ladder:
     """A method with a schedule: where it acts, and with which relative strength per block.
 
     Attributes:
-        cost: counts its MACs.
         point: weights of the blocks; None for one value for all.
-        schedule: name of the schedule.
     """
 
     space: Space
@@ -319,7 +317,6 @@ def check_vector(model: nn.Module, task: Task, images: Tensor) -> None:
 
     Args:
         model: dense, without a classifier.
-        task: an embedding task.
         images: (B, C, H, W).
 
     Raises:
@@ -423,9 +420,7 @@ class Race:
     """The measurements of one model, each made once: the study keeps the numbers, a folder the files.
 
     Attributes:
-        model: the dense model.
         loss: probe of the loss.
-        batch_size: batch size of the files.
         rows: rows of everything that was timed.
         known: by ladder, share of the MACs, setting and loss of everything scored, mildest first.
         slope: loss of top-1 per nat of divergence, fitted over these.
@@ -751,7 +746,6 @@ def in_words(race: Race, dense: Candidate, chosen: Candidate | None, score: Mapp
 
     Args:
         race: its first row is PyTorch.
-        dense: the fastest dense file.
         chosen: the reduced file; None if reducing does not pay.
         score: score of the chosen file on the last third.
     """
@@ -835,10 +829,6 @@ def draw(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Any:
     """Draw loss in points over milliseconds per batch: dense models as stars, methods as dots, the chosen file circled.
 
     Error bars are standard errors of the loss.
-
-    Args:
-        rows: rows of `optimize`, the chosen file last.
-        facts: facts of the report.
 
     Returns:
         A matplotlib figure.

@@ -45,7 +45,6 @@ class DatasetImages:
     Args:
         dataset: map-style; items are pairs of image and target.
         each: most images per part.
-        batch_size: B.
         workers: processes that decode images, 0 for this one.
         collate: makes images and targets from B items.
 
@@ -116,7 +115,6 @@ class CachedDense(Contestant):
 
     Args:
         model: a private copy.
-        task: task of the model.
 
     Attributes:
         place: key of the next batch; equal keys must mean equal images.
@@ -147,9 +145,7 @@ class ModelScorer:
 
     Args:
         model: the dense model; not changed.
-        task: task of the model.
         images: images in three parts.
-        seed: seed of methods that draw at random.
         processes: this process and its peers, which share the batches; each gets all scores.
     """
 

@@ -44,7 +44,6 @@ class Target:
     Attributes:
         kind: ``macs``: at most this share of the dense model's; ``speedup``: at least this speed-up on this device;
             ``agree``: at least this share of the dense model's decisions, at the least cost.
-        value: the bound.
 
     Raises:
         VitrimError: an unknown kind, or a value out of its range.
@@ -120,8 +119,6 @@ class Difference:
 
     Attributes:
         mean: mean of first minus second; negative if the first is better.
-        error: standard error of the mean.
-        images: number of pairs.
     """
 
     mean: float
@@ -160,7 +157,6 @@ class Raced:
     """The outcome of one method in a race.
 
     Attributes:
-        method: the method as passed.
         state: searched, dropped in the race, or unable to reach the target.
         config: its best setting in the race, or the result of its search; None if the target is out of reach.
         share: cost as a share of the dense model's.
@@ -194,9 +190,6 @@ class Result:
         better: True if the searched trial is significantly better on the check images.
         trials: all trials, in order.
         levels: means on the check images by proxy, of "constant" and "searched"; empty if they are the same.
-        proxy: the minimised damage.
-        target: the target.
-        cost: the cost of the shares.
         about: settings of the search, stored in the file.
         race: a row per method, best first, if there were several.
     """
@@ -276,11 +269,7 @@ class Result:
         )
 
     def save(self, file: str | Path) -> None:
-        """Write the setting as JSON, for ``@FILE`` in `vitrim.reduce_` and every command's ``--method``.
-
-        Raises:
-            VitrimError: the file cannot be written.
-        """
+        """Write the setting as JSON, for ``@FILE`` in `vitrim.reduce_` and every command's ``--method``."""
         write_text(Path(file), json.dumps(self.record(), indent=2) + "\n")
 
     def tables(self) -> list[Table]:
@@ -341,7 +330,6 @@ class FrontPoint:
     Attributes:
         target: the target as text.
         setting: "constant" or "searched".
-        config: the setting.
         share: cost as a share of the dense model's.
         scores: means over the check images by proxy, less is better.
         returned: it is the result for its target.
@@ -392,11 +380,7 @@ class ParetoFront:
         return [{**asdict(one), "config": one.config.describe()} for one in self.points]
 
     def save(self, folder: Path) -> list[Path]:
-        """Write ``front.json`` and one file per target, e.g. ``macs-0.5.json``; return the latter.
-
-        Raises:
-            VitrimError: they cannot be written.
-        """
+        """Write ``front.json`` and one file per target, e.g. ``macs-0.5.json``; return the latter."""
         folder.mkdir(parents=True, exist_ok=True)
         files = []
         for result in self.results:

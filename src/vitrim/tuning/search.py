@@ -90,9 +90,7 @@ class Search:
 
     Args:
         strategy: proposes candidates; default evolution.
-        seed: seed of drawn candidates.
         stops: called before new candidates are proposed; True ends the search.
-        on_trial: called with every finished trial.
 
     Attributes:
         trials: trials of the last exploration, in order; the first is the constant setting.
@@ -559,7 +557,6 @@ def search(
         method: one or several, configs or text; options other than the amount are kept.
         images: in three parts, or batches in memory (`vitrim.tuning.proxy.BatchImages`).
         target: ``Target`` or text such as ``"macs=0.5"``.
-        options: see `SearchOptions`.
 
     Raises:
         VitrimError: a method without a tunable amount, a target out of reach, or a study of another search.

@@ -41,7 +41,6 @@ class Space:
 
     Attributes:
         base: the method with its fixed options.
-        num_layers: blocks of the model.
         grid: rows and columns of patches.
         num_prefix: tokens before the patches.
         placed: do not search the blocks in which the method acts.

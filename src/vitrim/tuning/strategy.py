@@ -81,8 +81,6 @@ class Strategy(ABC):
 
         Args:
             space: with at least two values.
-            seen: the trials so far, in order.
-            seed: seed of the search.
         """
 
 

@@ -122,7 +122,6 @@ class Study:
 
         Args:
             name: key of the value.
-            measure: measures the value.
             together: all processes call ``measure``, which returns the same for all; otherwise the first one does.
             kind: type of the value, for pydantic.
 

@@ -233,11 +233,7 @@ class SweepResult:
         return Table("grid", "", (*axes, *numbers), rows, text_columns=len(axes))
 
     def save(self, folder: Path, about: Mapping[str, Any]) -> list[Path]:
-        """Write ``grid.json`` and ``grid.csv``.
-
-        Raises:
-            VitrimError: they cannot be written.
-        """
+        """Write ``grid.json`` and ``grid.csv``."""
         folder.mkdir(parents=True, exist_ok=True)
         text = {"metric": self.metric, **about, "rows": [dict(row) for row in self.rows]}
         write_text(folder / "grid.json", json_text(text, indent=2) + "\n")
@@ -266,11 +262,8 @@ def sweep(
 
     Args:
         model: the dense model, on its device; not changed.
-        configs: the settings.
-        task: task of the model.
         batches: makes an iterator over this process's batches.
         study: stores the rows.
-        seed: seed of methods that draw at random.
         on_point: called with the number of finished points.
 
     Raises:
@@ -317,11 +310,8 @@ def train_sweep(
 
     Args:
         recipe: name or file.
-        grid: values of the recipe.
         data: source, see `vitrim train`.
         running: how to run each training; ``out`` is the parent folder, ``resume`` continues interrupted runs.
-        number: train at this many random points; None for all.
-        seed: seed of drawn points.
         cpu: do not use a GPU.
         on_point: called with the number of finished points.
 

@@ -36,7 +36,6 @@ class Family(NamedTuple):
     """One family: its title in a report, and the functions that make its tables.
 
     Attributes:
-        title: one line.
         of_records: makes tables from the records of one pass; None if the family needs more than records hold.
         of_model: makes tables from the model and images in a pass of its own; runs only if the family is named.
     """
@@ -69,8 +68,6 @@ def chosen(only: str | Sequence[str] | None, sizes: Sequence[int] = (), blocks: 
 
     Args:
         only: names, as a sequence or comma-separated text; "all" for all.
-        sizes: image sizes to time.
-        blocks: blocks to draw.
 
     Raises:
         VitrimError: an unknown family, or sizes or blocks without a family that uses them.

@@ -115,9 +115,6 @@ def js_bits(a: ArrayLike, b: ArrayLike, *, reference: bool = False) -> float:
 def pcc(a: ArrayLike, b: ArrayLike) -> float:
     """Pearson's correlation of two maps, in [-1, 1]; nan if a map is constant.
 
-    Raises:
-        VitrimError: maps of different shapes.
-
     Example:
         >>> round(pcc([0, 1, 2], [0, 2, 4]), 12)
         1.0
@@ -145,9 +142,6 @@ def sim(a: ArrayLike, b: ArrayLike) -> float:
 
     In [0, 1]; nan if a map is constant. Source: Bylinskii et al., What Do Different Evaluation Metrics Tell Us About
     Saliency Models? (TPAMI 2019).
-
-    Raises:
-        VitrimError: maps of different shapes.
 
     Example:
         >>> sim([0, 1, 1], [0, 0, 5])

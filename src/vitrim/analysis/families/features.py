@@ -38,9 +38,6 @@ Floats = NDArray[np.float64]
 def center(features: ArrayLike) -> Floats:
     """Features (I, C) minus their mean over images, divided by their Frobenius norm; zeros for constant features.
 
-    Raises:
-        VitrimError: not a matrix.
-
     Example:
         >>> center([[0.0], [2.0]]).round(4).tolist()
         [[-0.7071], [0.7071]]

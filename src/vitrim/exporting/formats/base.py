@@ -50,10 +50,8 @@ class Graph:
 
     Attributes:
         program: torch.export program, with the input ``image``.
-        output: name of the output.
         metadata: JSON to store in the file.
         opset: ONNX operator set, for formats that are or pass through ONNX.
-        dtype: dtype of the weights.
     """
 
     program: ExportedProgram
@@ -186,7 +184,6 @@ def quantised(model: Any, images: Iterable[Array], name: str, kept: Iterable[str
     Args:
         model: from an fp32 file.
         images: batches as the file takes them.
-        name: name of the input.
         kept: names of operations to leave out: all but products with weights, and those that decide.
 
     Raises:

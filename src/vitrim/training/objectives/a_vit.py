@@ -44,8 +44,6 @@ def objective(
     Args:
         reduction: handle of the model; its last forward reported ponder and halting.
         logits: (B, K) of the model.
-        targets: targets of ``criterion``.
-        criterion: the task's own loss.
         ponder_scale, distribution_scale: weights of the two terms.
         target_depth: block around which halting should happen, 0-based; default two thirds of the depth (8 of 12).
         published_mean: compute the mean halting probability as the published code does.

@@ -63,7 +63,6 @@ def objective(
         reduction: handle of the model; its last forward reported the auxiliary logits.
         logits: (B, classes) of the model.
         targets: targets of ``criterion``, the same for the model and all routers.
-        criterion: loss of the task.
         auxiliary_criterion: loss of the routers; None for the task's, which needs one output per image.
 
     Returns:

@@ -76,8 +76,6 @@ def objective(
     Args:
         reduction: handle of a model reduced with ``learn=True``, after a forward and before its backward.
         logits: (B, classes) of the model.
-        targets: targets of ``criterion``.
-        criterion: loss of the task.
         target_gmacs: target cost of the blocks for one image, in 10^9 multiply-accumulates (`block_macs`), without
             patch embedding, norms and head.
         target_macs: instead, target share in (0, 1) of the unreduced blocks' cost.

@@ -64,8 +64,6 @@ def objective(
     Args:
         reduction: handle of the model; its last forward reported the decisions.
         logits: (B, classes) of the student.
-        targets: targets of ``criterion``.
-        criterion: classification loss.
         features: (B, P, C) patch tokens of the student after the final norm; None omits the token term.
         teacher_logits: (B, classes) of the unreduced, frozen teacher; None omits the class term.
         teacher_features: (B, P, C) of the teacher, like ``features``.

@@ -34,8 +34,6 @@ def objective(
     Args:
         reduction: handle of a model reduced with ``class_head=True``, after a forward in training mode.
         logits: (B, classes) of the model.
-        targets: targets of ``criterion``.
-        criterion: loss of the task.
 
     Returns:
         "main", "class_token", and "total", their mean.

@@ -24,7 +24,6 @@ def losses(step: Step, reduction: Reduction, *, tau: float = 0.5) -> dict[str, T
 
     Args:
         step: the batch; one class per image.
-        reduction: handle of the model.
         tau: price of a wrong prediction in the reward.
 
     Raises:
@@ -78,7 +77,6 @@ def objective(
         reduction: handle of the model, after a forward in training mode and before its backward.
         logits: (B, classes) of that forward.
         targets: (B,) class indices.
-        criterion: loss of the task.
         baseline: (B,) R_greedy, the `reward` of an earlier forward in evaluation mode on the same images.
         tau: price of a wrong prediction in the reward.
 

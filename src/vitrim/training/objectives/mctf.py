@@ -32,7 +32,6 @@ def losses(
 
     Args:
         step: the batch; one class per image.
-        reduction: handle of the model.
         teacher_r: largest amount of the teacher, or smallest and largest (inclusive): tokens, or fractions below 1,
             drawn in steps of 0.01, independent of the type of ``r``. Default: 0 to 7 tokens, but fewer than ``r``.
         options: ``weight``, ``confidence`` and ``confident_of`` of `objective`.
