@@ -297,7 +297,6 @@ LISTS: dict[str, tuple[str, Any]] = {
 
 
 def _check_lists(**given: object) -> None:
-    """Refuse arguments of the wrong type."""
     for name, value in given.items():
         words, entries = LISTS[name]
         listed = isinstance(value, Iterable) and (entries is str or not isinstance(value, str))  # a text is of names

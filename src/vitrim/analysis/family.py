@@ -50,7 +50,6 @@ class Tables(dict[str, Table]):
 
     @classmethod
     def of(cls, results: Mapping[str, FamilyResult]) -> Tables:
-        """All tables of the families, with their arrays."""
         return cls(
             {table.name: table for result in results.values() for table in result.tables},
             {family: result.arrays for family, result in results.items()},

@@ -168,7 +168,6 @@ class Subject:
 
     @property
     def facts(self) -> HostFacts:
-        """Geometry of the model."""
         return host_of(self.model).facts(self.model)
 
     @property

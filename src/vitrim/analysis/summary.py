@@ -212,7 +212,6 @@ def score_of(record: Record) -> float | None:
 
 
 def _metric(table: Table) -> str:
-    """The display name of a summary's metric."""
     return spelled(table.columns[SCORE].removesuffix(" %"))
 
 

@@ -269,7 +269,6 @@ def _write(
     facts: dict[str, object],
     place: Path,
 ) -> Exported:
-    """Write the file to ``place``."""
     weights = wanted.precision if wanted.precision in kind.casts else "fp32"
     cast = reduced if weights == "fp32" else copy.deepcopy(reduced).to(PRECISIONS[weights])
     module = Program(cast, told if wanted.preprocess else None).eval()
@@ -421,7 +420,6 @@ def _follows(model: nn.Module) -> bool:
 
 
 def _dense(model: nn.Module) -> nn.Module:
-    """An unreduced copy."""
     dense = shared_copy(model)
     restore_(dense)
     return dense
@@ -613,14 +611,12 @@ def dense_file(model: nn.Module, exported: Exported) -> Iterator[Exported]:
 
 
 def _noise(file: Exported, count: int, seed: int) -> Tensor:
-    """Random images, as the file takes them."""
     shape = (count, *(int(side) for side in file.shape[1:]))
     images = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     return (images * 64 + 128).clamp(0, 255).to(torch.uint8) if file.metadata["input"]["dtype"] == "uint8" else images
 
 
 def _report(file: Exported, weights: str, seed: int) -> ExportReport:
-    """A report with notes on a file, before it is timed."""
     known = file.metadata
     shape = ", ".join(map(str, file.shape))
     counts = known["tokens_per_block"]
@@ -639,7 +635,6 @@ def _report(file: Exported, weights: str, seed: int) -> ExportReport:
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    """The timings at one batch size."""
     first = rows[0]
     title = f"batch {first['batch_size']}, threads: {first['threads']}, rounds: {first['rounds']}"
     cells: list[tuple[Any, ...]] = [

@@ -239,7 +239,6 @@ def untrained_counts(host: nn.Module, configs: Iterable[MethodConfig], learned: 
 
 
 def untrained_notes(untrained: Iterable[str]) -> Iterator[str]:
-    """Yield a note on the methods of `untrained_counts`, if there are any."""
     names = ", ".join(untrained)
     if names:
         yield (

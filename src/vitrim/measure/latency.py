@@ -182,7 +182,6 @@ class Speedup:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The columns for rows of reports."""
         found: dict[str, Any] = {"speedup": self.median, "speedup_q1": self.q1, "speedup_q3": self.q3}
         return found if isnan(self.halves[0]) else {**found, "speedup_halves": list(self.halves)}
 

@@ -71,7 +71,6 @@ def environment(*, device: str = "cpu", dtype: str = "float32", seed: int | None
 
 
 def processor() -> str:
-    """The CPU name reported by the system."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text().splitlines():

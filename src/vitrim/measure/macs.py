@@ -309,7 +309,6 @@ class Macs:
 
     @property
     def total(self) -> int:
-        """The sum of all parts."""
         return self.under("all")
 
     def under(self, convention: str) -> int:

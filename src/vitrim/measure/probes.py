@@ -70,7 +70,6 @@ class Gauge(ABC):
         return {}
 
     def state(self) -> State:
-        """A copy of the current state."""
         found: State = {}
         for name, metric in self.metrics.items():
             for key, value in metric.metric_state.items():
@@ -122,7 +121,6 @@ def joined(states: Iterable[State]) -> State:
 
 
 def moved(value: Tensor | list[Tensor], device: torch.device | str) -> Tensor | list[Tensor]:
-    """Move a tensor, or every tensor of a list, to a device."""
     return [one.to(device) for one in value] if isinstance(value, list) else value.to(device)
 
 
@@ -236,12 +234,10 @@ class Lists(Metric):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
     def batches(self, name: str) -> list[Tensor]:
-        """The tensors of one name, batch by batch."""
         found: list[Tensor] = getattr(self, name)
         return found
 
     def update(self, **tensors: Tensor) -> None:
-        """Append the tensors of one batch."""
         for name, tensor in tensors.items():
             self.batches(name).append(tensor.detach().cpu())
 
@@ -316,7 +312,6 @@ class Tokens(Gauge):
         super().__init__({"tokens": self.sums})
 
     def start(self, contestant: Contestant) -> Gauge:
-        """Start the gauge of one model."""
         return Tokens(contestant.forward.num_blocks)
 
     def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:

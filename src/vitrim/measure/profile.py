@@ -206,7 +206,6 @@ def _row(row: Profile) -> dict[str, Any]:
 
 
 def _table(rows: Sequence[Profile], convention: str) -> Table:
-    """The costs of all models; every model starts with its dense row."""
     prompts = sum(row.prefill is not None for row in rows)
     several = len({row.model for row in rows}) > 1
     columns = ["method", "params M", "linear", "attention", "matching", "norm", "total", "MACs saved %"]
@@ -277,7 +276,6 @@ def compact(tokens: Sequence[float]) -> str:
 def _notes(
     rows: Sequence[Profile], convention: str, adaptive: Sequence[str], images: str | None, count: int, weights: str
 ) -> Iterator[str]:
-    """Yield the notes needed to compare the table with a published one."""
     # published numbers of parameters may include some that the authors' code never uses
     for name, params, unused in {(row.model, row.params, row.unused_params): None for row in rows if row.unused_params}:
         yield (

@@ -63,7 +63,6 @@ class Row(dict[str, Any]):
 
     @property
     def method(self) -> str:
-        """The method, as on the command line."""
         return str(self["method"])
 
 

@@ -166,7 +166,6 @@ class Measurement:
         return Findings(rows, found)
 
     def rows(self) -> list[Row]:
-        """The rows of `findings`."""
         return self.findings().rows
 
     def state(self) -> dict[str, State]:

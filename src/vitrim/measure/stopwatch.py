@@ -69,7 +69,6 @@ class Stopwatch:
         self._hooks.close()
 
     def __call__(self) -> object:
-        """Run once, and record the times."""
         self._begun, self._prefilled = {}, {}
         self._spent = dict.fromkeys(("tower", "connector", "selection", "language model"), 0.0)
         start = self._now()

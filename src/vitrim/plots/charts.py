@@ -99,7 +99,6 @@ def square(names: Sequence[str], most: int) -> tuple[float, int]:
 
 
 def colour_bar(figure: Any, image: Any, axes: Any, label: str) -> None:
-    """Draw a colour bar beside some axes."""
     bar = figure.colorbar(image, ax=axes, shrink=0.85, pad=0.02, aspect=25)
     bar.set_label(label, fontsize=TEXT)
     bar.ax.tick_params(labelsize=SMALL)

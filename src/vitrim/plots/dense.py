@@ -418,13 +418,11 @@ class _Drawing:
         self.seen: list[Any] = []
 
     def prediction(self, prediction: Any) -> NDArray[np.float32]:
-        """Draw the prediction for a batch of this one image."""
         if isinstance(self.task, Segmentation):
             return self._mask(prediction[0].argmax(0).cpu().numpy())
         return self._boxes(in_stored_pixels(prediction[0], self.shown.target))
 
     def truth(self) -> NDArray[np.float32]:
-        """Draw the stored target."""
         stored = self.shown.stored
         if isinstance(self.task, Segmentation):
             return self._mask(np.asarray(stored))

@@ -107,7 +107,6 @@ class Shown(Report):
 
     @property
     def figure(self) -> Any:
-        """The figure of the first image."""
         return self.figures[0]
 
     def parts(self) -> Iterator[Any]:

@@ -152,7 +152,6 @@ def stars_and_dots(figure: Any, shades: Mapping[str, str], shapes: Mapping[str, 
 
 
 def below(figure: Any, handles: Sequence[Any], across: int = 3) -> None:
-    """Write a legend below the panels."""
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=across, fontsize=SMALL, frameon=False)
 

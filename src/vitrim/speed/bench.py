@@ -273,13 +273,11 @@ def in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def check_enough(dataset: ImageDataset, count: int) -> None:
-    """Refuse a batch of more images than there are."""
     if len(dataset) < count:
         raise VitrimError(f"{dataset.source} has {len(dataset)} images, too few for a batch of {count}")
 
 
 def batch_sizes(given: int | Sequence[int]) -> list[int]:
-    """The distinct batch sizes."""
     sizes = list(dict.fromkeys([given] if isinstance(given, int | str) else given))
     for size in sizes or ("",):
         if isinstance(size, bool | str) or not 1 <= size <= MAX_BATCH:
@@ -302,7 +300,6 @@ def _notes(
     images: str | None,
     seed: int,
 ) -> Iterator[str]:
-    """Yield notes on what the timings depend on, and on what is not timed."""
     if cost_varies(host):
         yield (
             "the work of RoI heads depends on their proposals; these are of the weights and images at hand, what is "

@@ -428,7 +428,6 @@ def _speed_cell(speed: Mapping[str, Any], several: bool) -> str:
 
 
 def _notes(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], task: Task) -> Iterator[str]:
-    """Yield the notes needed to read the table."""
     yield (
         f"{spelled(task.selects_by)}, agree ({task.agreement_means}) and MACs saved in %; change in points"
         f"{'' if rows[0]['loss_error'] is None else f' ± its standard error{NONE_CHANGED}'}; ms per "

@@ -47,7 +47,6 @@ class SpeedReport(Report):
     parts_tables: list[Table] = field(default_factory=list)
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Add the rows of one setting, dense first."""
         self.rows = [*self.rows, *rows]
         self.tables.append(table(rows))
         self.words.append(in_words(rows))
@@ -189,7 +188,6 @@ def engine_of(row: Mapping[str, Any]) -> str:
 
 
 def _several(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """True if engines or precisions are compared."""
     return len({engine_of(row) for row in rows}) > 1
 
 

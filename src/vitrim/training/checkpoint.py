@@ -219,7 +219,6 @@ def load(path: Path) -> Snapshot:
 
 
 def reason(error: Exception) -> str:
-    """The system's reason why a file could not be written."""
     return error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
 
 
@@ -229,6 +228,5 @@ def storable(value: Tensor) -> Tensor:
 
 
 def _flush(path: Path) -> None:
-    """Flush a file to the disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())

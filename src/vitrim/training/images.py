@@ -258,7 +258,6 @@ class TrainOrder:
         self.rank, self.world_size = rank, world_size
 
     def __len__(self) -> int:
-        """The number of micro-batches of this process."""
         return (self.stop - self.start) * (self.batch_size // self.world_size // self.micro_batch)
 
     def __iter__(self) -> Iterator[list[Place]]:

@@ -96,7 +96,6 @@ class Log:
         self._track("evaluation", row)
 
     def close(self) -> None:
-        """Finish the trackers."""
         for tracker in self.trackers:
             tracker.finish()
 

@@ -329,7 +329,6 @@ class Trainer:
         }
 
     def _save(self) -> None:
-        """Write a checkpoint, from the first process."""
         values = {
             "update": self.update,
             **self._facts,
@@ -355,7 +354,6 @@ class Trainer:
 
 
 def _shown(row: Mapping[str, Any]) -> str:
-    """The numbers of an evaluation in one line."""
     return "  ".join(
         f"{name} {value:.2f}" for name, value in row.items() if name not in ("update", "weights", "classes")
     )

@@ -321,7 +321,6 @@ class Fit:
         return cls(coefficients, float(errors.mean()), float(errors.max()))
 
     def value(self, terms: FloatArray) -> float:
-        """The value at ``terms`` (K,)."""
         return float(self.coefficients @ terms)
 
 

@@ -406,7 +406,6 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """The method, or "dense"."""
         return named(self.config)
 
 
@@ -455,7 +454,6 @@ class Race:
         return self.calibration.repeat(repeated, 1, 1, 1)[: self.batch_size]
 
     def say(self, text: str) -> None:
-        """Report progress in the current step."""
         self.tell(f"step {self.step} of {STEPS}, {text}")
 
     def ready(self, config: MethodConfig | None, engine: Engine) -> Any:
@@ -816,7 +814,6 @@ def _loss_cell(row: Mapping[str, Any]) -> str:
 
 
 def _meaning(engine: Engine) -> list[str]:
-    """Notes on the columns of the table."""
     return [
         "ms: median of a batch; over PyTorch: speed-up over the model in PyTorch in fp32; over dense: over the dense "
         f"file on {engine}, where methods run; in brackets quartiles, where both were timed in one run",

@@ -89,7 +89,6 @@ class BatchImages:
         self.batch_size = len(pairs[0][0])
 
     def count(self, part: Part) -> int:
-        """The number of images in a part."""
         return sum(len(images) for images, _ in self.parts[part])
 
     def batches(self, part: Part, start: int, stop: int, processes: Processes | None = None) -> Iterator[Batch]:
@@ -162,7 +161,6 @@ class ModelScorer:
         return self.source.batch_size
 
     def images(self, part: Part) -> int:
-        """The number of images in a part."""
         return self.source.count(part)
 
     def __call__(self, configs: Sequence[MethodConfig], part: Part, start: int, stop: int) -> list[Scores]:

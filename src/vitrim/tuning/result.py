@@ -213,7 +213,6 @@ class Result:
 
     @property
     def config(self) -> MethodConfig:
-        """The setting to use."""
         return self.best.config
 
     @property
@@ -295,7 +294,6 @@ class Result:
         return [*tables, Table("settings", "", heads, rows, text_columns=2)]
 
     def notes(self) -> list[str]:
-        """Notes on the tables, and on the returned setting."""
         notes = []
         if self.race:
             notes.append(
@@ -376,7 +374,6 @@ class ParetoFront:
         return {key: value for key, value in self.results[0].about.items() if key != "target"}
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row per point."""
         return [{**asdict(one), "config": one.config.describe()} for one in self.points]
 
     def save(self, folder: Path) -> list[Path]:
@@ -391,7 +388,6 @@ class ParetoFront:
         return files
 
     def table(self) -> Table:
-        """A table of all points."""
         names, unit = [name for name in HEADS if name in self.points[0].scores], self.results[0].cost.unit
         rows: list[tuple[Any, ...]] = [
             (
@@ -406,7 +402,6 @@ class ParetoFront:
         return Table("front", "", columns, rows, text_columns=5)
 
     def notes(self) -> list[str]:
-        """Notes on the table, and on the returned settings."""
         first = "means over the check images, less is better; front: no other is as cheap and does as little damage"
         return [first, *(f"{result.target}: {result.verdict}" for result in self.results)]
 

@@ -196,7 +196,6 @@ class Search:
         return found
 
     def out_of_reach(self, limit: float) -> str:
-        """A message that no setting meets the limit."""
         least = self.cost.share(self.space.constant(1.0))
         return (
             f"{self.space.base.name} cannot go below {least:.0%} of the dense model's {self.cost.unit} here, and "
@@ -504,7 +503,6 @@ class SearchSpec:
 
     @property
     def where(self) -> tuple[list[str], list[str]]:
-        """The names of the engines, and the precisions."""
         return listed(self.engine) or ["eager"], listed(self.precision) or ["fp32"]
 
 

@@ -72,7 +72,6 @@ class Strategy(ABC):
     children = 4
 
     def starts(self, space: Space) -> list[Point]:
-        """Initial points besides the constant setting."""
         return space.starts()
 
     @abstractmethod
@@ -175,7 +174,6 @@ class Slopes(Strategy):
     children = 1
 
     def starts(self, space: Space) -> list[Point]:
-        """All slopes."""
         return [slope(float(s), space.size) for s in np.linspace(-1.0, 1.0, VALUES)] if space.size > 1 else []
 
     def propose(self, space: Space, seen: Sequence[Observation], seed: int) -> Iterator[tuple[str, Point]]:

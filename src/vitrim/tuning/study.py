@@ -270,7 +270,6 @@ class Evaluator:
         self._known: dict[tuple[str, str], Scores] = {}
 
     def images(self, part: Part) -> int:
-        """The number of images in a part."""
         return self.scorer.images(part)
 
     def rounds(self) -> list[int]:
@@ -305,7 +304,6 @@ class Evaluator:
         return self.piece(configs, part, 0, self.images(part))
 
     def mean(self, scores: Scores) -> float:
-        """The mean of the minimised proxy."""
         return float(scores[self.proxy].mean(dtype=np.float64))
 
 

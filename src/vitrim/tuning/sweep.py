@@ -91,7 +91,6 @@ class Grid:
         ]
 
     def config(self, point: Values) -> MethodConfig:
-        """The method at a point."""
         assert self.method is not None
         return make_method(self.method, **{key: read_value(text, key) for key, text in point.items()})
 
@@ -223,7 +222,6 @@ class SweepResult:
         return found.tolist(), (down, rows), (across, columns)
 
     def table(self) -> Table:
-        """A table of the best points, in %."""
         best, axes = self.best(), self.grid.axes
         numbers = [name for name, value in best[0].items() if isinstance(value, float) and name != "epoch"]
         rows: list[tuple[Any, ...]] = [
@@ -233,7 +231,6 @@ class SweepResult:
         return Table("grid", "", (*axes, *numbers), rows, text_columns=len(axes))
 
     def save(self, folder: Path, about: Mapping[str, Any]) -> list[Path]:
-        """Write ``grid.json`` and ``grid.csv``."""
         folder.mkdir(parents=True, exist_ok=True)
         text = {"metric": self.metric, **about, "rows": [dict(row) for row in self.rows]}
         write_text(folder / "grid.json", json_text(text, indent=2) + "\n")

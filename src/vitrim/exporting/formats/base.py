@@ -151,7 +151,6 @@ class Format:
 
 
 def as_array(value: Any) -> Array:
-    """An output of any engine as an array."""
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 

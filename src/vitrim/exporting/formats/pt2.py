@@ -114,7 +114,6 @@ class AOTI(OfTorch):
 
 
 def operations(graph: Graph) -> int:
-    """The number of calls in a torch program."""
     return sum(node.op == "call_function" for node in graph.program.graph.nodes)
 
 
