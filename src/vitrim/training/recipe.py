@@ -44,32 +44,31 @@ class Augment(Section):
     crop: Literal["resized", "padded", "squash"] = Field(
         "resized",
         description="resized: a random area, resized; padded: a random window of the image with a margin; "
-        "squash: the whole image, whatever its sides",
+        "squash: the entire image, resized regardless of its aspect ratio",
     )
     scale: tuple[float, float] = Field((0.08, 1.0), description="area of a resized crop, as a share of the image")
     ratio: tuple[float, float] = Field((3 / 4, 4 / 3), description="width over height of a resized crop")
-    padding: int = Field(4, ge=0, description="margin of a padded crop in pixels, a reflection")
-    hflip: float = Field(0.5, ge=0, le=1, description="probability of mirroring left and right")
+    padding: int = Field(4, ge=0, description="margin of a padded crop in pixels, filled by reflection")
+    hflip: float = Field(0.5, ge=0, le=1, description="probability of a horizontal flip")
     cutout: float = Field(
-        0.0, ge=0, le=1, description="probability of a rectangle of half the sides, of a random colour"
+        0.0, ge=0, le=1, description="probability of filling a rectangle of half the sides with a random colour"
     )
-    color_jitter: float = Field(0.0, ge=0, description="strength; unused where auto is given")
-    auto: str | None = Field(None, description="timm's name of a policy, e.g. rand-m9-mstd0.5-inc1")
+    color_jitter: float = Field(0.0, ge=0, description="strength; unused with auto")
+    auto: str | None = Field(None, description="name of a timm policy, e.g. rand-m9-mstd0.5-inc1")
     erase: float = Field(0.0, ge=0, le=1, description="probability of erasing a rectangle, filled with noise")
     interpolation: Literal["bicubic", "bilinear", "random"] = Field(
-        "bicubic", description="of resizing, and of the rotations and shears of auto"
+        "bicubic", description="for resizing, and for the rotations and shears of auto"
     )
     repeats: int = Field(
         1,
         ge=1,
         le=MAX_REPEATS,
-        description="times an image comes in an epoch, each time changed anew; an epoch "
-        "stays as long and sees fewer images",
+        description="augmented copies of an image in an epoch, which keeps its length and sees fewer images",
     )
     shuffle: bool = Field(
         True,
-        description="false: images come in the order of the data in every epoch, as of DeiT's repeated augmentation "
-        "with shuffle=False, which then sees the first 1 / repeats of them only",
+        description="false: the order of the data in every epoch, as in DeiT's repeated augmentation with "
+        "shuffle=False, which then only sees the first 1 / repeats of them",
     )
 
     @model_validator(mode="after")
@@ -96,26 +95,26 @@ class Optimizer(Section):
     lr_batch: int | None = Field(None, ge=1, description="lr is scaled by batch_size / lr_batch; null: not scaled")
     weight_decay: float = Field(0.05, ge=0)
     decay_all: bool = Field(False, description="decay biases, norms, positions and class tokens as well")
-    betas: tuple[float, float] | None = Field(None, description="of Adam's kind; null: the optimiser's own")
-    momentum: float | None = Field(None, ge=0, lt=1, description="of SGD and Muon; null: the optimiser's own")
+    betas: tuple[float, float] | None = Field(None, description="of Adam variants; null: the optimiser's default")
+    momentum: float | None = Field(None, ge=0, lt=1, description="of SGD and Muon; null: the optimiser's default")
     layer_decay: float | None = Field(
         None, gt=0, le=1, description="factor on the learning rate, min_lr and warmup_lr per layer from the top"
     )
     backbone_scale: float = Field(
         1.0,
         ge=0,
-        description="factor on the learning rate of all that a new task or method "
-        "leaves as it is: blocks, class token, last norm",
+        description="factor on the learning rate of the parts that a new task or method does not replace: blocks, "
+        "class token, last norm",
     )
     backbone: Literal["trunk", "host"] = Field(
         "trunk",
-        description="what backbone_scale and freeze_epochs are for; trunk: blocks, class token, last norm; host: "
-        "everything but what the method adds, so that the head, positions and patch embedding belong to it as well",
+        description="parts for backbone_scale and freeze_epochs; trunk: blocks, class token, last norm; host: "
+        "everything except the method's parts, so also head, positions and patch embedding",
     )
     freeze_epochs: float = Field(
         0.0, ge=0, le=MAX_EPOCHS, description="epochs in which the learning rate of the backbone is 0"
     )
-    clip: float | None = Field(None, gt=0, description="largest norm of the gradient; null: not clipped")
+    clip: float | None = Field(None, gt=0, description="largest norm of the gradient; null: no clipping")
 
 
 class Schedule(Section):
@@ -129,8 +128,8 @@ class Schedule(Section):
     milestones: tuple[float, ...] = Field((), description="of steps, in epochs, ascending")
     factor: float = Field(0.1, gt=0, lt=1, description="of steps")
     warmup_epochs: float = Field(0.0, ge=0, le=MAX_EPOCHS)
-    warmup_lr: float = Field(1e-6, ge=0, description="at the first update")
-    min_lr: float = Field(1e-5, ge=0, description="of cosine and poly at the end, of all groups")
+    warmup_lr: float = Field(1e-6, ge=0, description="learning rate of the first update")
+    min_lr: float = Field(1e-5, ge=0, description="final learning rate of cosine and poly, for all groups")
     shift: bool = Field(False, description="true: the curve begins after the warm-up; false: it runs from the start")
     cooldown_epochs: float = Field(
         0.0, ge=0, le=MAX_EPOCHS, description="epochs at min_lr after the curve, beyond `epochs`"
@@ -153,7 +152,7 @@ class Ema(Section):
     """The moving average of the weights."""
 
     decay: float = Field(0.9999, gt=0, lt=1)
-    warmup: bool = Field(False, description="start from a small decay, as timm's ModelEmaV3")
+    warmup: bool = Field(False, description="start with a small decay, like timm's ModelEmaV3")
 
 
 PATCH_DROP = "patch_drop"
@@ -169,10 +168,10 @@ class Ramp(Section):
     )
     start: float
     stop: float
-    begin_epoch: float = Field(0.0, ge=0, description="until then it is `start`")
-    end_epoch: float = Field(gt=0, description="from then on it is `stop`")
+    begin_epoch: float = Field(0.0, ge=0, description="`start` until this epoch")
+    end_epoch: float = Field(gt=0, description="`stop` from this epoch on")
     shape: Literal["linear", "cosine", "step"] = Field("linear", description="step: `start` until end_epoch")
-    whole: bool = Field(False, description="round to a whole number (r, not keep_rate)")
+    whole: bool = Field(False, description="round to an integer (r, not keep_rate)")
 
     @model_validator(mode="after")
     def _ordered(self) -> Ramp:
@@ -185,7 +184,7 @@ class Switch(Section):
     """An option of the method that changes once, at an epoch; for values that a numeric ramp cannot express."""
 
     option: str = Field(description="a run-time option of the method, e.g. blocks or stage")
-    value: Any = Field(description="from that epoch on; before it is as the method says")
+    value: Any = Field(description="value from that epoch on; before it, the method's own")
     epoch: float = Field(gt=0)
 
 
@@ -197,13 +196,13 @@ class Recipe(Section):
         'adamw'
     """
 
-    paper: str = Field("", description="what it reproduces, and where the paper says so")
-    notes: str = Field("", description="what is read into the paper, or differs from it, and why")
-    dataset: str = Field("", description="what --data should be")
+    paper: str = Field("", description="the reproduced result, and its place in the paper")
+    notes: str = Field("", description="interpretations of the paper and deviations from it, with reasons")
+    dataset: str = Field("", description="the data set for --data")
 
-    model: str = Field(description="as on the command line: of timm, torchvision:NAME, hf:NAME or vitrim:NAME")
+    model: str = Field(description="as on the command line: a name of timm, torchvision:NAME, hf:NAME or vitrim:NAME")
     model_options: dict[str, Any] = Field(
-        default_factory=dict, description="keyword arguments of the library's model; null: none, whatever the base has"
+        default_factory=dict, description="keyword arguments of the library's model; null: none, not even the base's"
     )
     pretrained: bool = Field(False, description="start from the library's weights; --checkpoint replaces them")
     backbone: str | None = Field(
@@ -213,19 +212,19 @@ class Recipe(Section):
     )
     init: Literal["default", "mimetic"] = Field(
         "default",
-        description="starting weights of a model that is not pretrained; mimetic: attention and positions "
-        "as pretrained ViTs have them (Trockman and Kolter 2023)",
+        description="starting weights of a model that is not pretrained; mimetic: attention and positions as in "
+        "pretrained ViTs (Trockman and Kolter 2023)",
     )
     method: str = Field("none", description="name:key=value,key=value, or @FILE")
     objective: dict[str, Any] = Field(
-        default_factory=dict, description="options of the method's own loss; null: none, whatever the base has"
+        default_factory=dict, description="options of the method's own loss; null: none, not even the base's"
     )
-    teacher: Literal["dense"] | None = Field(None, description="dense: a frozen copy of the model as it starts")
+    teacher: Literal["dense"] | None = Field(None, description="dense: a frozen copy of the starting model")
     teacher_checkpoint: str | None = Field(
-        None, description="safetensors file with the weights of the teacher; null: those the model starts from"
+        None, description="safetensors file with the teacher's weights; null: the model's starting weights"
     )
     distil: Distil | None = None
-    trainable: tuple[str, ...] = Field(("*",), description="patterns of parameter names that are trained")
+    trainable: tuple[str, ...] = Field(("*",), description="patterns of the names of trained parameters")
 
     task: str = "classification"
     data_options: dict[str, Any] = Field(
@@ -233,33 +232,31 @@ class Recipe(Section):
     )
     stream: bool = Field(
         False,
-        description="read the training images from front to back, shuffled by file and within a buffer: for tables "
-        "that are too large to download or to index",
+        description="read the training images sequentially, shuffled by file and within a buffer: for tables that are "
+        "too large to download or to index",
     )
     split: str | None = Field(
         "train",
-        description="the part of the data to train on; null where it has only one; auto: train if there are parts, "
-        "else all images",
+        description="split to train on; null if there is only one; auto: train if there are splits, else all images",
     )
     eval_split: str | float | None = Field(
         "test",
-        description="what is watched while training: a part of the data, or a share of the training images, e.g. 0.1, "
-        "that are held out (the same ones whatever the seed); null for none; auto: the part val or test, or a tenth of "
-        "the training images",
+        description="split for evaluations during training, or a share of the training images, e.g. 0.1, to hold out "
+        "(the same images for every seed); null: none; auto: the split val or test, or a tenth of the training images",
     )
-    test_split: str | None = Field(None, description="the part that is scored once, at the end; null for none")
+    test_split: str | None = Field(None, description="split to score once, at the end; null: none")
 
     limit: int | None = Field(
-        None, ge=1, description="so many images of every part only, spread evenly over it; null: all"
+        None, ge=1, description="largest number of images of every split, spread evenly over it; null: all"
     )
     unit: Literal["epochs", "updates"] = Field(
         "epochs",
-        description="what the length of the run and all its other times count, whatever they are called: with updates, "
+        description="unit of the run's length and of all its other times, whatever their names: with updates, "
         "epochs=40000 is 40,000 updates",
     )
     epochs: float = Field(gt=0, le=MAX_EPOCHS, description="length of the run")
     batch_size: int = Field(128, ge=1, description="images of one update, over all processes")
-    micro_batch: int | None = Field(None, ge=1, description="images at once on one device; null: all of its share")
+    micro_batch: int | None = Field(None, ge=1, description="images at once on one device; null: its entire share")
     augment: Augment = Augment()
     dense_augment: DenseAugment = DenseAugment()
     protocol: Protocol = Protocol()
