@@ -348,11 +348,7 @@ def _write(
     formats: Sequence[str],
     files: Sequence[Path] = (),
 ) -> Report:
-    """Write the tables and the report of ``results``.
-
-    Args:
-        found: entries of the summary; they override those that follow from the records.
-    """
+    """Write the tables and the report of ``results``; ``found`` overrides facts that follow from the records."""
     results = {**({"summary": summary(titled(records))} if records else {}), **results}
     headers = [record.header for record in records]
     models = {one["model"]: {"model": one["model"], "weights": one.get("weights")} for one in headers if "model" in one}

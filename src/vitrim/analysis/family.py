@@ -71,8 +71,6 @@ class Drawing:
 
     Attributes:
         name: file name without suffix.
-        family: family whose table it draws.
-        table: name of this table.
         caption: description of the picture, also used as its alternative text.
         draw: from all tables to a matplotlib figure; None if the tables have nothing to draw, such as a line over rates
             when every method has only one.
@@ -236,7 +234,6 @@ class PairMap(NamedTuple):
     """A heat map of all pairs of records.
 
     Attributes:
-        rows: rows with ``method_a`` and ``method_b``.
         column: column of a pair's value.
         turned: column of the reversed pair's value.
         own: value of a record with itself: 1 for a similarity, 0 for a distance.

@@ -43,7 +43,7 @@ class Exported:
     Attributes:
         path: path of the file.
         format: onnx, pt2, aoti or openvino.
-        inputs: shapes by name; the text "batch" stands for any batch size.
+        inputs: shapes by name; the text "batch" means any batch size.
         nodes: operations in the graph; 0 if unknown.
         bytes: size of the file and of the weights beside it.
         metadata: version, method, model, preprocessing, classes, tokens per block, MACs, precision.

@@ -309,11 +309,7 @@ def _made(
     *,
     real: bool,
 ) -> Exported:
-    """Replace the fp32 file by one in a derived precision, and record their agreement.
-
-    Raises:
-        VitrimError: on real images, the top-1 often differs.
-    """
+    """Replace the fp32 file by one in a derived precision, and record their agreement; refuse if it is low."""
     place, size = written.path, written.batch or 1
     batches = [] if calibration is None else [as_array(each) for each in calibration.split(size) if len(each) == size]
     made = written.in_precision(precision, place.with_stem(f"{place.stem}.made"), batches)
@@ -393,11 +389,7 @@ def _plain(model: nn.Module) -> nn.Module:
 
 
 def _reduced(plain: nn.Module, method: MethodConfig | None, learned: Path | None, batch: int | None) -> nn.Module:
-    """A copy reduced by ``method``, with its parameters in the folder ``learned``.
-
-    Raises:
-        VitrimError: the method has no fixed graph or does not fit.
-    """
+    """A copy reduced by ``method``, with its parameters in ``learned``; methods without a fixed graph are refused."""
     reduced = shared_copy(plain)
     if method is not None:
         take_learned(reduce_(reduced, method), learned)
@@ -502,12 +494,9 @@ def _describe(
     name: str,
     classes: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """The metadata of a model, reduced or not, without entries about the file.
+    """The metadata of a model in eval mode, without entries about the file.
 
-    Args:
-        model: a copy, in eval mode.
-        images: (I, C, H, W), to count tokens and MACs on: means and, for several, standard deviations.
-        told: preprocessing; unknown values are None.
+    Tokens and MACs are counted on ``images`` (I, C, H, W): means and, for several images, standard deviations.
     """
     reduction = get_reduction(model)
     dense = count_macs(_dense(model), images[:1]).total
@@ -554,7 +543,6 @@ def time_exported(
     Eager dense uses the faster attention kernel of the host.
 
     Args:
-        model: the dense model.
         reduced: the model, reduced as exported.
         dense, exported: their files (`dense_file`).
         images: (B, ...) as the file takes them.

@@ -221,11 +221,7 @@ def read_arrays(file: str | Path, what: str, version: int) -> tuple[dict[str, An
 
 
 def _check_entries(opened: BinaryIO) -> None:
-    """Check the headers of an .npz file's entries without reading the arrays.
-
-    Raises:
-        ValueError: an entry is not numeric, has the wrong size for its shape, or all are too large.
-    """
+    """Raise `ValueError` for entries of an .npz file whose headers are invalid, without reading the arrays."""
     with zipfile.ZipFile(opened) as stored:
         entries = stored.infolist()
         names = {entry.filename for entry in entries}

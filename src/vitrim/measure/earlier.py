@@ -121,11 +121,7 @@ def earlier(**objects: Any) -> Callable[[Function], Function]:
 
 
 def _with(own: Any, kind: Any, usual: Any, values: dict[str, Any]) -> Any:
-    """``own`` with the fields ``values``; converted to ``kind`` if necessary.
-
-    Raises:
-        VitrimError: ``values`` contradict ``own``.
-    """
+    """``own``, converted to ``kind`` if necessary, with the fields ``values``, which must not contradict it."""
     first = dataclasses.fields(kind)[0]
     if own is not None and (kind is not usual or (first.name in values and not isinstance(own, kind))):
         raise VitrimError(f"give {first.name} or what stands in its place, not both")

@@ -131,11 +131,7 @@ class Measurement:
     def follow(
         self, batches: Iterable[Batch | tuple[Tensor, Any]], on_progress: Callable[[int], None] | None = None
     ) -> None:
-        """Update on all ``batches``, `Batch` objects or pairs of images and targets, read once.
-
-        Args:
-            on_progress: called after every batch with the number of images processed.
-        """
+        """Update on all ``batches``, `Batch` objects or pairs of images and targets, read once."""
         for batch in as_batches(batches):
             self.update(batch)
             if on_progress is not None:

@@ -24,9 +24,6 @@ class Stopwatch:
     """A call of a `Prefill` whose parts are timed by hooks, which cost microseconds. On an accelerator, it synchronises
     the device at both ends of every part but decoding.
 
-    Args:
-        model: dense or reduced.
-
     Attributes:
         rounds: milliseconds of every part, per call.
 

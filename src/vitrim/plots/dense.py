@@ -55,7 +55,6 @@ class Column(NamedTuple):
     """One model of a figure: its prediction and its tokens.
 
     Attributes:
-        title: title above the prediction.
         prediction: (H, W, 3), from `draw_mask` or `draw_boxes`.
         kept: (H, W, 3), from `draw_kept`; None for a dense model.
         note: second line of the title.

@@ -34,8 +34,6 @@ class HandedRow(NamedTuple):
     """One method and one image.
 
     Attributes:
-        name: method and selector.
-        text: the number of tokens passed on.
         sources: (P,), for every patch the patch of the token that holds it, -1 for none.
         made: (P,), patches whose token the selector merged from several.
     """

@@ -65,7 +65,6 @@ class MethodRow(NamedTuple):
     Attributes:
         prediction: class and probability, as text.
         cost: tokens left and share of the MACs, as text.
-        same: True if the prediction is the dense model's.
         sources: (L, P), the token that holds each patch after each block, -1 for none.
         scores: by block, the method's ranking of the patches (P,), nan for removed patches; empty for a method that
             does not rank them.
@@ -214,12 +213,7 @@ def show(
 
 @dataclass
 class _Pictures:
-    """Collects the pictures of a call.
-
-    Attributes:
-        out: folder for files; None keeps all figures in memory.
-        on_progress: called with the row of every picture.
-    """
+    """Collects the pictures of a call; without a folder ``out``, it keeps all figures in memory."""
 
     loaded: Loaded
     out: Path | None
@@ -350,13 +344,9 @@ def _loose(data: DataSpec) -> Any:
 def _images(
     dataset: Any, limit: int | None, make: Callable[[], Transform], shape: Sequence[int], *, loose: bool
 ) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield the file name, the title and the pixels of every image to draw.
+    """Yield the file name, the title and the pixels of every image to draw, from a dataset or a list.
 
-    Args:
-        dataset: a dataset, or a list of images or tensors.
-        make: makes the transform; not called for tensors.
-        shape: (C, H, W) of the model's input.
-        loose: the labels are dummies.
+    ``make`` makes the transform; ``shape`` is that of the input, (C, H, W); the labels of ``loose`` images are dummies.
     """
     from vitrim.measure.decisions import file_name  # imports torchmetrics
 
@@ -385,11 +375,7 @@ def _images(
 
 
 def _pixels(image: Tensor | PillowImage, make: Callable[[], Transform], taken: Sequence[int]) -> Tensor:
-    """The model's input (C, H, W) for a Pillow image or a tensor.
-
-    Raises:
-        VitrimError: neither of these, or a tensor of another shape.
-    """
+    """The model's input (C, H, W) for a Pillow image or a tensor; other types and shapes are refused."""
     if isinstance(image, Tensor):
         if tuple(image.shape) != tuple(taken):
             wrong = tuple(image.shape)

@@ -456,7 +456,6 @@ class Entry:
     """One model, or a part of it, on one engine.
 
     Attributes:
-        name: method, or "dense".
         kernel: attention kernel of a dense model.
         part: part of the model; None if the model is timed as one.
         promised: dense MACs over its MACs.
@@ -583,9 +582,7 @@ def _agreement(
 ) -> dict[str, Any]:
     """The share of images with the top-1 of the dense fp32 model, and top-1 if there are labels.
 
-    Args:
-        held_out: batches outside the calibration set.
-        exact: cache of its fp32 logits.
+    ``held_out`` are batches outside the calibration set; ``exact`` caches the fp32 logits.
     """
     program, device = Program(entry.model), next(model.parameters()).device
     if not exact:

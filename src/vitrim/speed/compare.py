@@ -293,7 +293,6 @@ def score_on_engines(
         batches: makes an iterator over the batches; called twice for int8.
         task: one of `SCORED_ON_ENGINES`.
         learned: folder of a saved reduction, whose parameters the methods of that name load.
-        on_progress: called after every batch with the number of images processed.
 
     Returns:
         A row per model and engine, engine by engine, the dense model first.
@@ -345,10 +344,8 @@ def _fill(
 ) -> None:
     """Fill in the report's rows, tables, notes and words from the measurements so far.
 
-    Args:
-        report: changed in place.
-        scores: fp32 rows, without an engine, and rows of engines in lower precisions.
-        timed: rows of `Speeds` for every batch size.
+    ``scores`` are fp32 rows, without an engine, and rows of engines in lower precisions; ``timed`` are rows of `Speeds`
+    for every batch size.
     """
     exact, main = {row.method: row for row, engine in scores if engine is None}, task.selects_by
     dense = exact[DENSE]

@@ -34,7 +34,7 @@ COMPILED_VARIANTS = 1000
 
 
 class Engine(ABC):
-    """One way to run a model. A name may stand for several: ``compile`` is compilation with and without frozen weights.
+    """One way to run a model. A name can cover several: ``compile`` is compilation with and without frozen weights.
 
     Attributes:
         label: name in rows.

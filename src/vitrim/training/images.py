@@ -41,7 +41,6 @@ class TrainTransform:
 
     Args:
         geometry: size and normalisation of the model's input.
-        augment: section of the recipe.
 
     Example:
         >>> from PIL import Image

@@ -131,13 +131,11 @@ class Learner:
 
     Args:
         model: host with its starting weights; gets the head of the task, moves to the device, and is then reduced.
-        task: provides head and criterion.
         updates_per_unit: updates in one unit of the recipe's times (`Recipe.updates_per_unit`).
         start: see `vitrim.training.loop.Trainer`.
 
     Attributes:
         model: the host, reduced if the recipe has a method.
-        reduction: its handle, or None.
         ema: moving average of the model, or None; ``average`` is the model with its weights.
         learned: the model to evaluate and write: the average if there is one.
         sharded: each process has only a part of the parameters (FSDP), so the outermost module must run.

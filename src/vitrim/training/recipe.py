@@ -30,7 +30,7 @@ FOLDER = Path(__file__).with_name("recipes")
 DEFAULT = "default"
 COMMAND_LINE = "command line"
 AUTO = "auto"
-"""A split that is chosen by those of the data."""
+"""Chooses a split by the names of the data's splits."""
 MAX_EPOCHS = 1e7
 MAX_REPEATS = 1000
 """Far above any useful value, so typing errors are reported at once."""
@@ -337,7 +337,6 @@ class Resolved:
     """A recipe, its name, and the source of each value.
 
     Attributes:
-        name: name of the file.
         origin: sources by dotted name, e.g. ``optimizer.lr``: "default", the name of a recipe, or "command line".
     """
 

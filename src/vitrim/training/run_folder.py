@@ -43,7 +43,6 @@ class RunFolder:
     """The folder of a run, as found at its start.
 
     Args:
-        path: the folder; it need not exist.
         resume: the run continues an earlier one.
     """
 

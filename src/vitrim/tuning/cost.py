@@ -297,8 +297,6 @@ class Fit:
 
     Attributes:
         coefficients: (K,), of the terms.
-        error: mean error.
-        worst: largest error.
 
     Example:
         >>> terms = np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0], [1.0, 5.0]])
@@ -361,7 +359,7 @@ def _terms(space: Space, config: MethodConfig) -> FloatArray:
 def within(space: Space, point: Point | None, cost: Cost, limit: float) -> MethodConfig | None:
     """The mildest setting of a point whose cost is at most ``limit``, found by bisection over the scale; else None.
 
-    ``point`` None stands for one value for all blocks; ``limit`` is a share of the dense model's cost.
+    ``point`` None means one value for all blocks; ``limit`` is a share of the dense model's cost.
     """
 
     def at(scale: float) -> MethodConfig:

@@ -117,7 +117,6 @@ class OptimizeReport(Report):
     """The findings of `optimize`.
 
     Attributes:
-        file: the file to deploy.
         best: its method; None for the dense model, if reducing does not pay.
         sentence: its gain and loss.
     """
@@ -396,8 +395,6 @@ class Candidate:
 
     Attributes:
         config: None for the dense model.
-        engine: engine in its precision.
-        row: its row of the report so far.
     """
 
     config: MethodConfig | None
@@ -420,10 +417,8 @@ class Race:
 
     Attributes:
         loss: probe of the loss.
-        rows: rows of everything that was timed.
         known: by ladder, share of the MACs, setting and loss of everything scored, mildest first.
         slope: loss of top-1 per nat of divergence, fitted over these.
-        step: current step, from 1.
     """
 
     model: nn.Module
@@ -596,7 +591,7 @@ class Race:
     def score(self, wanted: Sequence[MethodConfig] | None) -> None:
         """Race methods and schedules at one share of the MACs, and measure the losses of the best at all shares.
 
-        ``wanted`` None stands for all methods that need no training.
+        ``wanted`` None means all methods that need no training.
         """
         configs = wanted
         if configs is None:
@@ -633,7 +628,7 @@ class Race:
 
         Top-1 of a few hundred images is too noisy to detect a loss of one point. So the expected loss is the divergence
         from the dense model, which is measured far more precisely, times the loss per nat over all scored settings; the
-        measured loss must only not contradict the bound. Disagreement is precise enough by itself.
+        measured loss only has to be compatible with the bound. Disagreement itself is precise enough.
         """
         if not self.loss.labels:
             return bool(score["loss"] <= bound)

@@ -159,7 +159,6 @@ class Raced:
     Attributes:
         state: searched, dropped in the race, or unable to reach the target.
         config: its best setting in the race, or the result of its search; None if the target is out of reach.
-        share: cost as a share of the dense model's.
         images: number of search images it raced on.
         score: mean of the proxy over these, or over the selection images if it was searched.
         behind: its difference to the leader at the end of its race; None for the leader.
@@ -188,7 +187,6 @@ class Result:
         searched: the best trial on the selection images, which may be the constant one.
         check: searched minus constant on the check images, by proxy; empty if they are the same.
         better: True if the searched trial is significantly better on the check images.
-        trials: all trials, in order.
         levels: means on the check images by proxy, of "constant" and "searched"; empty if they are the same.
         about: settings of the search, stored in the file.
         race: a row per method, best first, if there were several.
@@ -327,8 +325,6 @@ class FrontPoint:
 
     Attributes:
         target: the target as text.
-        setting: "constant" or "searched".
-        share: cost as a share of the dense model's.
         scores: means over the check images by proxy, less is better.
         returned: it is the result for its target.
         on_front: no other point dominates it.

@@ -318,10 +318,8 @@ class Search:
         return trial
 
     def _first_within(self, ranked: Sequence[Trial], limit: float) -> Trial:
-        """The first of ``ranked`` whose measured cost is within the limit, up to the prediction error.
-
-        Only the first few and the constant trial are measured; if none of the first few is within, the cheapest wins.
-        """
+        """The first of ``ranked`` whose measured cost is within the limit, up to the prediction error, or else the
+        cheapest. Only the first few and the constant trial are measured."""
         first = [trial.number for trial in ranked[:TIMED]]
         timed = first if 0 in first else [*first, 0]
         shares = self.cost.measure([self.trials[number].config for number in timed])
@@ -350,7 +348,6 @@ class Runner:
 
     Attributes:
         best: the best start on the first images.
-        scores: scores of the best start so far.
         behind: difference to the leader of the last round; None for the leader.
     """
 

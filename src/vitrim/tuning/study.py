@@ -147,7 +147,7 @@ class Study:
         return row["value"]
 
     def ended(self, over: Callable[[], bool]) -> bool:
-        """True if the search ends here: where it did in the log, and after the log if ``over()`` of the first process.
+        """True if the search ends here: as recorded in the log or, after its end, if ``over()`` of the first process.
 
         Example:
             >>> Study(None, {}).ended(lambda: True)
@@ -187,11 +187,7 @@ class Study:
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
-    """The lines of a study; an incomplete last line, left by an interruption, is removed.
-
-    Raises:
-        VitrimError: the file is not a study, or is damaged before its end.
-    """
+    """The lines of a study; an incomplete last line, left by an interruption, is removed from the file."""
     rows, size = whole_lines(file, _record)
     if not rows and file.stat().st_size:
         raise VitrimError(f"{file}, line 1, is damaged: it is not a study")

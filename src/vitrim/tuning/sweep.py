@@ -183,7 +183,6 @@ class SweepResult:
     """The results of the points of a grid.
 
     Attributes:
-        metric: the metric to maximise.
         rows: each point's ``values`` by option, and its numbers; its text under "method" or "out".
     """
 
@@ -261,7 +260,6 @@ def sweep(
         model: the dense model, on its device; not changed.
         batches: makes an iterator over this process's batches.
         study: stores the rows.
-        on_point: called with the number of finished points.
 
     Raises:
         VitrimError: a setting does not fit the model, or the study belongs to another sweep.
@@ -310,7 +308,6 @@ def train_sweep(
         data: source, see `vitrim train`.
         running: how to run each training; ``out`` is the parent folder, ``resume`` continues interrupted runs.
         cpu: do not use a GPU.
-        on_point: called with the number of finished points.
 
     Raises:
         VitrimError: a value that the recipe does not accept, before any run; or an error of a run.

@@ -56,8 +56,6 @@ class TuneReport(Report):
     """The findings of `tune`.
 
     Attributes:
-        results: results of a search, one per target.
-        front: Pareto front of several targets.
         sweep: results of a grid (`tune_grid`, `train_grid`).
         checked: rows of the dense model and the settings on the images of ``check``.
     """
@@ -322,13 +320,7 @@ def train_grid(
 
 @dataclass(frozen=True)
 class _Begun:
-    """Model and images of a search or a grid.
-
-    Attributes:
-        size: images per batch.
-        about: entries for the study and the result.
-        folder: for results; None if nothing is written, or another process writes.
-    """
+    """Model and images of a search or a grid; ``folder`` is None if nothing is written, or another process writes."""
 
     loaded: Loaded
     task: Task
@@ -394,11 +386,7 @@ def _targets(target: Target | str | Sequence[Target | str]) -> tuple[list[Target
 
 
 def _configs(methods: Methods | None) -> list[MethodConfig] | None:
-    """The methods; None for "all".
-
-    Raises:
-        VitrimError: an unknown or duplicate method, or another method beside "all".
-    """
+    """The methods; None for "all"."""
     given = methods if isinstance(methods, list | tuple) else [methods]
     if "all" in given:
         if len(given) > 1:
@@ -434,8 +422,6 @@ class HeldOut:
     """Images to score the result of a search on.
 
     Attributes:
-        dataset: the images with labels.
-        source: name of their source.
         same: the search read them too.
     """
 
@@ -446,12 +432,8 @@ class HeldOut:
 
 
 def _open_check(check: Any, loaded: Loaded, searched: DataSpec, dataset: Any) -> HeldOut:
-    """Open the images of ``check``: a dataset, ``SOURCE`` or ``SOURCE:SPLIT``.
-
-    Args:
-        check: the images.
-        searched, dataset: the search's images, as passed and as opened.
-    """
+    """Open ``check``: a dataset, ``SOURCE`` or ``SOURCE:SPLIT``; ``searched`` and ``dataset`` are the search's
+    images."""
     if not isinstance(check, str | Path):
         task, found = open_task(loaded, DataSpec(check, task=searched.task, options=searched.options), embeddings=True)
         return HeldOut(task, found, found.source, check is searched.source)

@@ -156,7 +156,7 @@ PAIRS = ("method_a", "method_b", "block", "images", *MEASURES, "difference", "si
 SHOWN = PAIRS[:-1]
 PROXY = ("block", "measure", "pairs", "spearman", "spearman_low", "spearman_high", "spearman_p", "kendall", "kendall_p")
 HEAD = "head"
-"""Stands for a block in the rows on the classifier's input."""
+"""Value of the block column in rows about the classifier's input."""
 
 
 def features(*groups: Sequence[Record]) -> FamilyResult:

@@ -308,7 +308,7 @@ def patterns(records: Sequence[Record]) -> FamilyResult:
 
 PROXIES = (*PAIR, "iou", "v_measure", "difference", "signed")
 AT_END = "end"
-"""Stands for a block in rows after the last block."""
+"""Value of the block column in rows about the end of the model."""
 
 
 def _proxies(records: Sequence[Record], found: Sequence[Table]) -> list[Table]:
