@@ -146,16 +146,13 @@ def line_panels(
     label: str = "block",
     across: int = 3,
 ) -> tuple[Any, list[Any]]:
-    """A figure with a panel per measure and a line per record of a table, with the legend below.
+    """A figure, and its axes, with a panel per measure and a line per record of a table, with the legend below.
 
     Args:
         tables: all tables of the report, for the colours.
         measures: per panel, the column of the line and, optionally, the two columns of its band.
         over: column of whole numbers on the x axis.
         across: most panels, and entries of the legend, in a row.
-
-    Returns:
-        The figure and its axes.
     """
     colour, marker = styles(tables)
     own = by_method(tables[table])

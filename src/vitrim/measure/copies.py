@@ -110,10 +110,8 @@ def apart(model: nn.Module) -> Iterator[Apart]:
 def dense_copies(model: nn.Module) -> dict[str, nn.Module]:
     """Copies of the unreduced model, one for each attention kernel of its library, which share its weights.
 
-    The faster kernel depends on device, dtype and shape, so a fair baseline measures both.
-
-    Returns:
-        ``{"fused": ..., "unfused": ...}`` for hosts with both, else ``{"host": ...}``.
+    The keys are "fused" and "unfused" for hosts with both, else "host". The faster kernel depends on device, dtype and
+    shape, so a fair baseline measures both.
 
     Example:
         >>> from timm.models import VisionTransformer

@@ -101,13 +101,10 @@ class DecisionsProbe(Gauge):
 
 
 def whereabouts(reduction: Reduction, images: int) -> dict[str, Tensor]:
-    """The fate of the input tokens in the last forward of B images.
+    """``source`` and ``num_tokens`` (see `Decisions`) of the last forward of B images, int32 on the CPU.
 
     Args:
         reduction: made with ``record=True``.
-
-    Returns:
-        ``source`` and ``num_tokens`` (see `Decisions`) with B rows, int32 on the CPU.
     """
     states = reduction.states[1:]
     source = torch.stack([state.source.expand(images, -1) for state in states], 1)

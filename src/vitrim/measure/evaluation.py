@@ -495,12 +495,11 @@ def _table(title: str, rows: Sequence[Row], task: Task) -> Table:
 def unseen(change: float, error: float | None, images: int) -> float | None:
     """The largest change, in points, compatible with n images of which none changed: 3/n, at 95 % (the rule of three).
 
+    None if an image changed, or the error is unknown.
+
     Args:
         change, error: shares from `PairedLoss` or `Neighbours`.
         images: n.
-
-    Returns:
-        None if an image changed, or the error is unknown.
 
     Example:
         >>> unseen(0.0, 1 / 20, 20), unseen(0.0, 0.07, 20), unseen(-0.05, 1 / 20, 20)

@@ -16,7 +16,8 @@ SILENT = "99"
 
 
 def peak_memory_mib(run: Callable[[], object], device: torch.device | str = "cpu") -> float | None:
-    """Peak memory in MiB (2**20 bytes) of the tensors that ``run()`` creates, including its result.
+    """Peak memory in MiB (2**20 bytes) of the tensors that ``run()`` creates, including its result; None on devices
+    without such a counter.
 
     Memory allocated before (weights, inputs) does not count. On CUDA: torch's own peak counter. On CPU: the running sum
     of all allocations and releases of torch's allocator; exact, except that it misses scratch memory of libraries such
@@ -26,9 +27,6 @@ def peak_memory_mib(run: Callable[[], object], device: torch.device | str = "cpu
 
     Args:
         run: one forward; disable autograd to exclude its memory.
-
-    Returns:
-        MiB, or None on devices without such a counter.
 
     Example:
         >>> def two_then_one():

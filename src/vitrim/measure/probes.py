@@ -171,7 +171,7 @@ class Agreement(Gauge):
 
     * ``agreement``: agreement of the predictions, in [0, 1], see `Task.agreement`; for classification the share of
       images with the same predicted class.
-    * ``cosine``: mean cosine, to the dense model's, of the classifier's input: the class token after the last norm; the
+    * ``cosine``: mean cosine of the classifier's input to the dense model's: the class token after the last norm; the
       mean of class and distillation token; or the pooled patches. For a dense head the mean over the patches; nan if it
       reads merged tokens, whose number differs.
     """
@@ -326,8 +326,8 @@ class Tokens(Gauge):
 class PairedLoss(Gauge):
     """Loss against the dense model, image by image: ``loss`` and its standard error ``loss_error``, shares, and ``kl``.
 
-    The standard error is that of the mean difference, and at least one image's share, because no image of a few may
-    change. ``kl`` is the mean `divergence`.
+    The standard error is that of the mean difference, and at least one image's share, because among few images none
+    may change. ``kl`` is the mean `divergence`.
 
     Args:
         labels: the loss is of top-1; False: of agreement with the dense model.

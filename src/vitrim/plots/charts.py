@@ -21,7 +21,7 @@ LONG = 26
 
 
 class Line(NamedTuple):
-    """One line of a chart; None, or nan within, for missing numbers.
+    """One line of a chart; missing numbers are None or nan.
 
     Attributes:
         low, high: ends of the band around it.
@@ -62,7 +62,7 @@ def heat(
 
     Args:
         values: (R, C), nan for missing.
-        rows, columns: names on the axes, empty for a map of places.
+        rows, columns: names on the axes, empty for a map over an image.
         limits: limits of the colours; default: those of the values.
         cmap: viridis or cividis, whose lightness increases.
     """

@@ -360,7 +360,7 @@ def draw_comparison(
     seed: int = 0,
     notes: dict[str, str] | None = None,
 ) -> Any:
-    """A figure of one image under every model: predictions, kept tokens, and the truth.
+    """A figure of one image under every model: predictions, kept tokens, and the truth; see `compare`.
 
     Args:
         models: from `vitrim.measure.contestants.contestants`, the dense model first.
@@ -368,9 +368,6 @@ def draw_comparison(
         class_names: names in the legend; default: numbers.
         seed: seed of methods that draw at random; the global generators do not change.
         notes: receives the note below every prediction, by model name.
-
-    Returns:
-        A matplotlib figure, see `vitrim.plots.dense.compare`.
 
     Raises:
         VitrimError: see `check_drawable`; or outputs that are not finite.

@@ -27,7 +27,7 @@ ORDER = (
 )
 """Methods in the order of colours: often compared methods come first; the registry's others follow by name."""
 COMPARED = ("tome", "topk", "atm", "mctf", "random")
-"""Methods that stand out among many: those to start with, the nearest to them, and chance."""
+"""Methods with colours in a figure of many: good first choices, close alternatives, and the random baseline."""
 MARKERS = "osD^vP*X<>p"
 APART = 3
 """Steps in `MARKERS` from one shade of a colour to the next."""

@@ -522,13 +522,10 @@ def _in_short(row: Mapping[str, Any], place: int) -> str:
 
 
 def draw(rows: Sequence[Mapping[str, Any]], metric: str, title: str = "") -> Any:
-    """Draw loss in points over milliseconds per image, a panel per batch size: down and to the left is better.
+    """A figure of loss in points over milliseconds per image, a panel per batch size: down and to the left is better.
 
     Dense models are stars; a line marks the time of the fastest. Lines join the settings of one method. Error bars are
     quartiles of the speed-up, and standard errors of the loss.
-
-    Returns:
-        A matplotlib figure.
     """
     names = [named(row) for row in rows]
     stars = [named(row) for row in rows if row["method"] == DENSE]

@@ -326,12 +326,9 @@ def verdicts(row: Mapping[str, Any], dense: Mapping[str, Any], *, several: bool 
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Draw milliseconds per image of dense and reduced models, a panel per batch size: shorter bars are better.
+    """A figure of milliseconds per image of dense and reduced models, a panel per batch size: shorter bars are better.
 
     Bars are medians, coloured by engine and precision; a line marks the fastest dense model.
-
-    Returns:
-        A matplotlib figure.
     """
     sizes = list(dict.fromkeys(row["batch_size"] for row in rows))
     # entire models only

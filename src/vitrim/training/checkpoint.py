@@ -108,10 +108,9 @@ def put_back(snapshot: Snapshot, learner: Learner) -> None:
 
 
 def save(folder: Path, snapshot: Snapshot, *, keep: int = LEAST_KEPT) -> Path:
-    """Write a snapshot as a new checkpoint in ``folder``, and delete the oldest beyond ``keep`` undamaged ones.
+    """Write a snapshot as a new checkpoint in ``folder``, and return the checkpoint's folder.
 
-    Returns:
-        The checkpoint's own folder.
+    The oldest checkpoints beyond ``keep`` undamaged ones are deleted.
 
     Raises:
         VitrimError: it cannot be written, e.g. because the disk is full; existing checkpoints are unchanged.

@@ -199,13 +199,12 @@ def latency_fit(
 ) -> tuple[Fit, float]:
     """Time settings drawn from a space, and fit their latency over the dense model's, the ratio within a round.
 
+    Return the fit, and the latency of the dense model in milliseconds.
+
     Args:
         clock: a `Timer` for a model, images and a budget.
         number: settings to time; half as many more if the mean error exceeds 5 %.
         counted: see `LatencyCost`.
-
-    Returns:
-        The fit, and the latency of the dense model in milliseconds.
     """
     configs = samples(space, number + number // 2, seed)
     terms = np.stack([_few_terms(space, config, counted) for config in configs])

@@ -818,12 +818,9 @@ def _meaning(engine: Engine) -> list[str]:
 
 
 def draw(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Any:
-    """Draw loss in points over milliseconds per batch: dense models as stars, methods as dots, the chosen file circled.
+    """A figure of loss in points over milliseconds per batch: stars are dense models, dots methods, a circle the file.
 
     Error bars are standard errors of the loss.
-
-    Returns:
-        A matplotlib figure.
     """
     figure, (axis,) = style.panels(1, across=1, size=(6.4, 4.4), above=1.0)
     *timed, last = rows

@@ -156,10 +156,8 @@ class Search:
         return replace(self.check(constant, result.searched, trials), better=False)
 
     def explore(self, limit: float, evaluations: int) -> tuple[Trial, Trial]:
-        """Search at a cost of at most ``limit``, a share of the dense model's, and choose on the selection images.
-
-        Returns:
-            The constant trial and the chosen one, which may be the same.
+        """Search at a cost of at most ``limit``, a share of the dense model's, and choose on the selection images;
+        return the constant trial and the chosen one, which may be the same.
         """
         self.trials, self._seen = [], []
         starts = self.starts(limit)[:evaluations]

@@ -207,8 +207,7 @@ class SweepResult:
     def heat(self) -> tuple[list[list[float]], tuple[str, Sequence[str]], tuple[str, Sequence[str]]] | None:
         """The best metric for every pair of values of the two options with the most values; None with fewer than two.
 
-        Returns:
-            Numbers (R, C), nan for missing, and name and values of the option of the rows and of the columns.
+        Numbers (R, C), nan for missing, and name and values of the options of rows and columns.
         """
         if len(self.varied) < 2:
             return None

@@ -132,7 +132,7 @@ def tune(
 
     Args:
         model: the dense model, not changed; its name, or a `vitrim.ModelSpec`.
-        methods: one or several, configs or text such as ``"tome"``; several race. ``"all"`` stands for all
+        methods: one or several, configs or text such as ``"tome"``; several race. ``"all"`` means all
             training-free methods that fit the model.
         data: images: a source, as for ``--data``, a dataset, or a `vitrim.DataSpec`, whose ``limit`` defaults to 6,144.
         target: ``"macs=0.5"`` (share of the dense MACs), ``"speedup=1.5"`` (on this device) or ``"agree=0.98"``.

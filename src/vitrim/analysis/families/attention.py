@@ -29,15 +29,12 @@ SHOWN = (*COLUMNS[:4], "mean_absolute_low", "mean_absolute_high", "kl_nats", "kl
 
 
 def kl_nats(p: ArrayLike, q: ArrayLike) -> NDArray[np.float64]:
-    """KL(p || q) = sum p log(p / q) in nats over the last axis; rows are normalised to sum 1.
+    """KL(p || q) = sum p log(p / q) in nats over the last axis, (...) float64; rows are normalised to sum 1.
 
     Entries with p = 0 contribute 0; infinite if q = 0 where p > 0.
 
     Args:
         p, q: (..., N), not negative.
-
-    Returns:
-        (...), float64.
 
     Example:
         >>> kl_nats([[0.5, 0.5]], [[0.5, 0.5]]).tolist(), kl_nats([1, 0], [1, 1]).round(4).tolist()

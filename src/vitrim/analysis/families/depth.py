@@ -29,7 +29,7 @@ class MeanDepth(NamedTuple):
 
 
 def depth_map(kept: ArrayLike, blocks: Sequence[int], num_layers: int) -> Floats:
-    """The block in which each patch is dropped; ``num_layers`` if it never is.
+    """The block in which each patch is dropped, (..., P) float64; ``num_layers`` if it never is.
 
     A patch that returns counts from its first removal. Source: "Which Tokens to Use?", averaged depth of patches.
 
@@ -37,9 +37,6 @@ def depth_map(kept: ArrayLike, blocks: Sequence[int], num_layers: int) -> Floats
         kept: (..., S, P) bool, the patches left after each of S blocks.
         blocks: the S blocks, from 0, ascending.
         num_layers: L.
-
-    Returns:
-        (..., P) float64.
 
     Raises:
         VitrimError: the number of blocks is not S.

@@ -1,4 +1,4 @@
-"""Loss: the cost of each block: change of its class token, cost of reducing in it alone, and errors of merging.
+"""Loss, block by block: change of the class token, cost of reducing in one block alone, and errors of merging.
 
 ATM is Lee and Choi, Lossless Token Merging Even Without Fine-Tuning in Vision Transformers (ECAI 2025); MCTF is Lee et
 al., Multi-criteria Token Fusion with One-step-ahead Attention (CVPR 2024)."""
@@ -61,15 +61,12 @@ def merging_error(tokens: ArrayLike, sizes: ArrayLike, groups: ArrayLike) -> Mer
         D = sum_i n_i |x_i - m|^2 = N (1 - |m|^2)
 
     so that D / 2 <= E <= D. For a pair, D is 2 n_i n_j / (n_i + n_j) times the cosine distance, which is Theorem 1; the
-    bounds here hold for groups of any size.
+    bounds here hold for groups of any size. Results are (...) float64.
 
     Args:
         tokens: (..., N, C), before the step.
         sizes: (..., N), input tokens in each.
         groups: (..., N), the token that each becomes part of, -1 for none.
-
-    Returns:
-        Three arrays (...,), float64.
 
     Raises:
         VitrimError: different numbers of tokens, sizes and groups.
@@ -101,14 +98,12 @@ def merging_error(tokens: ArrayLike, sizes: ArrayLike, groups: ArrayLike) -> Mer
 def spread_in_groups(tokens: ArrayLike, sizes: ArrayLike, groups: ArrayLike, merged: ArrayLike) -> Floats:
     """The squared distance of tokens to the tokens they become, relative to their squared length, weighted by size.
 
-    sum_i n_i |x_i - y_g(i)|^2 / sum_i n_i |x_i|^2 over the tokens with a group: 0 if nothing is lost.
+    sum_i n_i |x_i - y_g(i)|^2 / sum_i n_i |x_i|^2 over the tokens with a group, (...) float64: 0 if nothing is lost,
+    nan without tokens.
 
     Args:
         tokens, sizes, groups: see `merging_error`, also for errors.
         merged: (..., M, C), the new tokens y.
-
-    Returns:
-        (...), float64; nan without tokens.
 
     Example:
         >>> round(float(spread_in_groups([[1.0], [3.0]], [1, 1], [0, 0], [[2.0]])), 4)

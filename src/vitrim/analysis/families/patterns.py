@@ -41,15 +41,12 @@ Floats = NDArray[np.float64]
 
 
 def iou(a: ArrayLike, b: ArrayLike) -> Floats:
-    """Intersection over union of sets of patches, |A & B| / |A | B|; 0 if both are empty. Symmetric.
+    """Intersection over union of sets of patches, |A & B| / |A | B|, (...) float64; 0 if both are empty. Symmetric.
 
     Source: "Which Tokens to Use?", section 5.
 
     Args:
         a, b: (..., P) bool, True for the patches of the set.
-
-    Returns:
-        (...), float64 in [0, 1].
 
     Example:
         >>> float(iou([True, True, False, False], [True, False, True, False]))
@@ -60,16 +57,13 @@ def iou(a: ArrayLike, b: ArrayLike) -> Floats:
 
 
 def ioa(a: ArrayLike, b: ArrayLike) -> Floats:
-    """Share of the second set that lies in the first, |A & B| / |B|; 0 if B is empty.
+    """Share of the second set that lies in the first, |A & B| / |B|, (...) float64; 0 if B is empty.
 
     Source: "Which Tokens to Use?", section 5; there B is the set of the lower keep rate, so 1 means that the higher
     rate keeps all of it.
 
     Args:
         a, b: see `iou`.
-
-    Returns:
-        (...), float64 in [0, 1].
 
     Example:
         >>> float(ioa([True, True, True, False], [True, False, False, True]))
@@ -148,8 +142,9 @@ EPS = float(np.finfo(np.float64).eps)
 def homogeneity(a: ArrayLike, b: ArrayLike) -> Floats:
     """The degree to which every cluster of ``b`` holds patches of a single cluster of ``a``: 1 - H(A|B) / H(A).
 
-    1 if ``a`` is a single cluster. The same as scikit-learn's ``homogeneity_score(labels_true=a, labels_pred=b)``,
-    which takes a millisecond per image, or minutes for the pairs and blocks of one analysis; this one is vectorised.
+    (...) float64 in [0, 1]; 1 if ``a`` is a single cluster. The same as scikit-learn's
+    ``homogeneity_score(labels_true=a, labels_pred=b)``, which takes a millisecond per image, or minutes for the pairs
+    and blocks of one analysis; this one is vectorised.
 
     Rosenberg and Hirschberg, V-Measure (EMNLP 2007). "Which Tokens to Use?" compares a higher rate M1 with a lower rate
     M2 by 1 - H(M2|M1) / H(M2), which is ``homogeneity(M2, M1)``; the formula in section E of its supplement is what its
@@ -157,9 +152,6 @@ def homogeneity(a: ArrayLike, b: ArrayLike) -> Floats:
 
     Args:
         a, b: (..., P) integers, the cluster of every patch; -1, a removed patch, counts as a cluster.
-
-    Returns:
-        (...), float64 in [0, 1].
 
     Example:
         >>> homogeneity([[0, 0, 1, 1], [0, 1, 2, 3]], [[0, 1, 2, 3], [0, 0, 1, 1]]).round(4).tolist()
@@ -196,15 +188,13 @@ def v_measure(a: ArrayLike, b: ArrayLike) -> Floats:
 def ami(a: ArrayLike, b: ArrayLike) -> Floats:
     """Adjusted mutual information, (I - E[I]) / ((H(A) + H(B)) / 2 - E[I]): about 0 for unrelated clusterings.
 
-    I is the mutual information, and E[I] its mean over all pairs of clusterings with clusters of the same sizes. Vinh
-    et al., Information Theoretic Measures for Clusterings Comparison (JMLR 2010). The same as scikit-learn's
-    ``adjusted_mutual_info_score``, vectorised over images.
+    (...) float64, at most 1; 1 if both are a single cluster, 0 if only one is. I is the mutual information, and E[I]
+    its mean over all pairs of clusterings with clusters of the same sizes. Vinh et al., Information Theoretic Measures
+    for Clusterings Comparison (JMLR 2010). The same as scikit-learn's ``adjusted_mutual_info_score``, vectorised over
+    images.
 
     Args:
         a, b: see `homogeneity`.
-
-    Returns:
-        (...), float64, at most 1; 1 if both are a single cluster, 0 if only one is.
 
     Example:
         >>> float(ami([0, 0, 1, 1], [1, 1, 0, 0]))

@@ -28,13 +28,10 @@ SHOWN = (*COLUMNS[:-4], "persistence")
 def concordance(a: ArrayLike, b: ArrayLike) -> float:
     """The probability that two items have the same order in ``a`` as in ``b``, ties counting half: (1 + tau) / 2.
 
-    tau is Kendall's tau-a over the items known in both.
+    tau is Kendall's tau-a over the items known in both. 0.5 by chance; nan for fewer than two items.
 
     Args:
         a, b: (P,), nan if unknown.
-
-    Returns:
-        In [0, 1], 0.5 by chance; nan for fewer than two items.
 
     Example:
         >>> concordance([1, 2, 3, np.nan], [10, 30, 20, 0]), concordance([1, 2], [5, 5])

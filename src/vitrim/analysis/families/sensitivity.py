@@ -1,4 +1,4 @@
-"""Sensitivity: effects that should be small: of the other images in a batch, their order, and the splitting layer."""
+"""Sensitivity to the other images in a batch, to their order, and to the splitting layer; all should be small."""
 
 from __future__ import annotations
 

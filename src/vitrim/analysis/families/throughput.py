@@ -176,8 +176,7 @@ class Aligned:
 def align(reduction: Reduction, multiple: int) -> bool:
     """Round the tokens that every block keeps, prefix included, up to a multiple; `Reduction.set` undoes this.
 
-    Returns:
-        False, with nothing changed, if the counts do not follow from plain amounts.
+    Return False, with nothing changed, if the counts do not follow from plain amounts.
 
     Example:
         >>> import timm, vitrim

@@ -122,7 +122,8 @@ class Format:
 
     @classmethod
     def in_precision(cls, path: Path, precision: str, metadata: str, images: Iterable[Array], made: Path) -> int:
-        """Write the fp32 file ``path`` again, to ``made``, in one of `makes`.
+        """Write the fp32 file ``path`` again, to ``made``, in one of `makes`; return the number of operations in its
+        graph.
 
         Args:
             path: a file from `write`.
@@ -130,9 +131,6 @@ class Format:
             metadata: replaces the metadata in the file.
             images: batches as the file takes them, to calibrate int8 on.
             made: path of the new file, in a folder of its own.
-
-        Returns:
-            The number of operations in its graph.
 
         Raises:
             MissingPackageError: the package for quantisation is not installed.
