@@ -82,11 +82,7 @@ class _Tap:
         self.tokens[depth] = output[:, 0].detach()
 
     def class_tokens(self, images: int) -> Tensor | None:
-        """(B, L, C) float32, None without a class token.
-
-        Raises:
-            VitrimError: the model runs its blocks on parts of the batch.
-        """
+        """(B, L, C) float32, None without a class token; `VitrimError` if the blocks run on parts of the batch."""
         if not self.tokens:
             return None
         if any(len(token) != images for token in self.tokens.values()):

@@ -25,11 +25,7 @@ ARRAYS_FORMAT = 1
 
 
 def read_analysis(folder: Path) -> list[Record]:
-    """The records of a finished analysis; ``report`` of their headers is the name of the folder.
-
-    Raises:
-        VitrimError: the folder holds no analysis or an incomplete one, or a record cannot be read.
-    """
+    """The records of a finished analysis, else `VitrimError`; ``report`` of their headers is the name of the folder."""
     files = sorted(folder.glob("record_*.npz")) if (folder / SUMMARY).is_file() else []
     if not files:
         raise VitrimError(f"{folder} holds no finished analysis: give the folder of an analysis of a model")

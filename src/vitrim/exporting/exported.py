@@ -220,10 +220,8 @@ class Exported:
 def staged(path: Path) -> Iterator[Path]:
     """Yield a path of the same name in a new folder beside ``path``; at the end, all files in it are moved beside it.
 
-    After an error nothing is moved, and existing files are unchanged.
-
-    Raises:
-        VitrimError: a target is a folder, or cannot be written.
+    After an error, such as a target that is a folder or cannot be written, nothing is moved, and existing files are
+    unchanged.
 
     Example:
         >>> from tempfile import TemporaryDirectory

@@ -68,9 +68,7 @@ class Program(nn.Module):
 
 def as_read(images: Tensor, told: Preprocessing) -> Tensor:
     """Convert normalised images (B, C, H, W) to (B, H, W, C) uint8, the input of a program that normalises.
-
-    Raises:
-        VitrimError: mean or standard deviation are unknown.
+    `VitrimError` if mean or standard deviation are unknown.
     """
     mean, std = normalisation(told)
     return ((images * std + mean) * 255.0).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()

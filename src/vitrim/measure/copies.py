@@ -83,10 +83,8 @@ class Apart:
 def apart(model: nn.Module) -> Iterator[Apart]:
     """Separate ``model`` from its reduction; the dense model is a copy that shares its weights.
 
-    The folder of learned parameters exists within the ``with`` statement only.
-
-    Raises:
-        VitrimError: several parts of the model are reduced.
+    The folder of learned parameters exists within the ``with`` statement only. `VitrimError` if several parts of the
+    model are reduced.
 
     Example:
         >>> import timm

@@ -95,11 +95,7 @@ def paired_probes(task: Task) -> list[Probe]:
 
 
 def num_classes(model: nn.Module) -> int:
-    """The number of classes that ``model`` predicts.
-
-    Raises:
-        VitrimError: it has no classifier, or consists of several hosts.
-    """
+    """The number of classes that ``model`` predicts; `VitrimError` without a classifier, or for several hosts."""
     if supported_parts(model):
         host_of(model)  # raises an error that names the part to use
     count = ask(model).num_classes(model)
@@ -155,11 +151,7 @@ def check_dataset(dataset: Any, task: Task, model: str) -> None:
 
 
 def check_names(dataset: Any, task: Task, model: nn.Module) -> None:
-    """Check, if data and model both name their classes, that some names match.
-
-    Raises:
-        VitrimError: no name matches, so scores by index would be meaningless.
-    """
+    """Refuse data that share no class name with the model, if both have names: indices would be meaningless."""
     if not dataset.class_names or task.reads is not None or task.name == EMBEDDING or task.places is not None:
         return
     known = strange(dataset.class_names, model)

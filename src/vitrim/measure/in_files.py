@@ -170,11 +170,7 @@ class OnFile(Contestant):
 
 
 def check_alike(model: nn.Module, told: Any, files: Sequence[FileModel]) -> None:
-    """Check that ``files`` accept images prepared for ``model``, whose `vitrim.core.plan.Preprocessing` is ``told``.
-
-    Raises:
-        VitrimError: a file differs in size or normalisation.
-    """
+    """Refuse ``files`` of another size or normalisation than ``model``, whose preprocessing is ``told``."""
     for file in files:
         own: dict[str, Any] = {"size": file.img_size, **{name: file.pretrained_cfg[name] for name in ("mean", "std")}}
         for name, value in own.items():

@@ -268,10 +268,8 @@ def summarise(times_ms: ArrayLike) -> Latency:
 def paired_speedup(baseline_ms: ArrayLike, times_ms: ArrayLike) -> Speedup:
     """Speed-up over the baseline from the same rounds (R,) of both, in any unit.
 
-    Ratios are paired, so a round in which the entire machine was slow is as informative as any other.
-
-    Raises:
-        ValueError: different numbers of rounds.
+    Ratios are paired, so a round in which the entire machine was slow is as informative as any other. `ValueError` for
+    different numbers of rounds.
 
     Example:
         >>> paired_speedup([2.0, 20.0, 3.0], [1.0, 10.0, 2.0])  # the second round was slow for both

@@ -334,11 +334,7 @@ def scene(image: PillowImage, target: Any, transform: Callable[[Any, Any], tuple
 
 
 def check_drawable(task: Task) -> None:
-    """Refuse tasks without pictures.
-
-    Raises:
-        VitrimError: the task is not dense, or its protocol runs the model several times per image.
-    """
+    """Refuse tasks that are not dense, and protocols that run the model several times per image."""
     if not isinstance(task, Segmentation | Detection):
         raise VitrimError(f"task {task.name} has no map to draw; valid: segmentation, detection, instances")
     if isinstance(task, Segmentation):

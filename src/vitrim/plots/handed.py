@@ -112,11 +112,7 @@ def draw_handed(image: NDArray[Any], rows: Sequence[HandedRow], *, title: str = 
 
 
 def preparing(prefill: Prefill) -> tuple[Callable[[], Transform], Callable[[Tensor], NDArray[Any]]]:
-    """Factory of the transform from Pillow images to the model's input, at the measured size, and its inverse.
-
-    Raises:
-        VitrimError: the model's preprocessing cannot be read.
-    """
+    """Factory of the transform from Pillow images to the model's input, if it is known, and its inverse."""
     told = ask(prefill.model).preprocessing(prefill.model)
     mean, std = told.mean or IMAGENET_DEFAULT_MEAN, told.std or IMAGENET_DEFAULT_STD
 

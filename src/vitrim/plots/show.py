@@ -408,11 +408,7 @@ def prepared(
 
 
 def check_shown(model: nn.Module) -> None:
-    """Refuse a model that is not a classifier.
-
-    Raises:
-        VitrimError: the model is for a dense task, or has no classes.
-    """
+    """Refuse models for dense tasks, and models without classes."""
     facts = host_of(model).facts(model)
     if facts.dense or not facts.num_classes:
         kind = "predicts places, not one class" if facts.dense else "has no classes"

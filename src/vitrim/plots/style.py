@@ -184,11 +184,7 @@ def check(path: Path) -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure atomically, creating parent folders; the suffix decides the format.
-
-    Raises:
-        VitrimError: a suffix outside `FORMATS`, or the file cannot be written.
-    """
+    """Write a figure atomically, creating parent folders; the suffix, one of `FORMATS`, decides the format."""
     check_file(path)
     write(encoded(figure, path.suffix.removeprefix(".")), path)
 

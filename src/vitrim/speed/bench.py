@@ -66,11 +66,7 @@ WHOLE = "whole model"
 
 
 def place_of(spec: ModelSpec) -> torch.device:
-    """The device of a model: that of its spec if the model is given by name, else where its parameters are.
-
-    Raises:
-        VitrimError: an unknown device, a module on another device than its spec, or neither a name nor a module.
-    """
+    """The device of a model: of its spec if given by name, else of its parameters; `VitrimError` if they differ."""
     selected = select_device(str(spec.device or "cpu"))
     if spec.named:
         return selected
@@ -506,11 +502,7 @@ def check_engines(
     model: nn.Module,
     batch: int,
 ) -> None:
-    """Refuse engines that cannot run this model, and methods that run on none of them.
-
-    Raises:
-        VitrimError: with the reason and a remedy.
-    """
+    """Refuse engines that cannot run this model, and methods that run on none of them, and suggest a remedy."""
     part = (ask(model).front(model) or (None,))[0]
     for engine in engines:
         if isinstance(model, Prefill) and not engine.runs_prompts:

@@ -90,11 +90,7 @@ def build_trainer(
 
 
 def chosen_splits(recipe: Recipe, data: Any) -> Recipe:
-    """The recipe with ``auto`` splits replaced by those of the data.
-
-    Raises:
-        VitrimError: the data have splits, but none for training.
-    """
+    """The recipe with ``auto`` splits replaced by those of the data; `VitrimError` if none of them is for training."""
     if AUTO not in (recipe.split, recipe.eval_split):
         return recipe
     names = splits_of(data) if isinstance(data, str | Path) else list(data) if isinstance(data, Mapping) else []

@@ -202,11 +202,7 @@ def _digest(path: Path) -> str:
 
 
 def load(path: Path) -> Snapshot:
-    """Read a checkpoint.
-
-    Raises:
-        VitrimError: it cannot be read, or another version of vitrim wrote it.
-    """
+    """Read a checkpoint; `VitrimError` if it is unreadable, or another version of vitrim wrote it."""
     try:
         values = json.loads((path / STATE).read_text())
         if values["format"] != FORMAT:

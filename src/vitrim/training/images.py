@@ -260,11 +260,7 @@ class TrainOrder:
         return (self.stop - self.start) * (self.batch_size // self.world_size // self.micro_batch)
 
     def __iter__(self) -> Iterator[list[Place]]:
-        """Yield micro-batches, in order.
-
-        Raises:
-            VitrimError: an epoch ends too early, e.g. because a stream is shorter than its metadata say.
-        """
+        """Yield micro-batches, in order; `VitrimError` if a stream is shorter than its metadata say."""
         epoch = -1
         images: Iterator[Any] = iter(())
         for update in range(self.start, self.stop):
@@ -281,10 +277,7 @@ class TrainOrder:
 
 
 def updates_per_epoch(count: int, batch_size: int, repeats: int = 1) -> int:
-    """The number of complete batches in an epoch.
-
-    Raises:
-        VitrimError: there is none.
+    """The number of complete batches in an epoch; `VitrimError` if there is none.
 
     Example:
         >>> updates_per_epoch(50_000, 128)

@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 def select_trainable(model: nn.Module, patterns: Iterable[str]) -> int:
     """Train only parameters whose names match one of ``patterns``; return their total number of values.
 
-    Parameters that the model itself does not train, such as fixed positions, stay frozen.
-
-    Raises:
-        VitrimError: a pattern without a match.
+    Parameters that the model itself does not train, such as fixed positions, stay frozen. `VitrimError` for a pattern
+    without a match.
 
     Example:
         >>> model = nn.Linear(3, 2)

@@ -412,11 +412,7 @@ def load_recipe(name: str | Path | Mapping[str, Any], changes: Sequence[str] | M
 
 
 def resolve(values: Mapping[str, Any], *, name: str = "recipe", origin: Mapping[str, str] | None = None) -> Resolved:
-    """Validate the values of a recipe.
-
-    Raises:
-        VitrimError: an invalid key or value; one line that names it.
-    """
+    """Validate the values of a recipe; one line of `VitrimError` names an invalid key or value."""
     try:
         recipe = Recipe.model_validate(values)
     except ValidationError as error:

@@ -60,11 +60,7 @@ class RunFolder:
             raise VitrimError(f"{self.path} has a finished run: name another folder")
 
     def newest(self) -> tuple[Path, list[str]]:
-        """The newest undamaged checkpoint, and descriptions of the damage to newer ones.
-
-        Raises:
-            VitrimError: there is none.
-        """
+        """The newest undamaged checkpoint, or `VitrimError`, and descriptions of the damage to newer ones."""
         found = {path: checkpoint.damage(path) for path in self.seen}
         path = next((path for path in reversed(self.seen) if found[path] is None), None)
         damaged = [
@@ -77,11 +73,7 @@ class RunFolder:
 
     @contextmanager
     def alone(self, accelerator: Accelerator) -> Iterator[None]:
-        """Allow one run at a time: the first process holds the lock, and all processes learn of the outcome.
-
-        Raises:
-            VitrimError: another run uses the folder, or has used it meanwhile.
-        """
+        """Hold the folder's lock in the first process; `VitrimError` in all if another run uses it, or just did."""
         with ExitStack() as stack:
             refusal = None
             if accelerator.is_main_process:

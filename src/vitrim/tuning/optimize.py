@@ -549,11 +549,7 @@ class Race:
     # ---- the dense model ---------------------------------------------------------------------------------------------
 
     def dense(self, bound: float) -> Candidate:
-        """The fastest dense file whose own loss is within ``bound``, a share.
-
-        Raises:
-            VitrimError: there is none.
-        """
+        """The fastest dense file whose own loss is within ``bound``, a share; `VitrimError` if there is none."""
         self.step, eager = 3, Eager()
         pairs: list[tuple[MethodConfig | None, Engine]] = [(None, one) for one in (eager, *self.engines)]
         found = [

@@ -178,11 +178,7 @@ class Search:
         return self.trials[0], chosen
 
     def starts(self, limit: float) -> list[Proposal]:
-        """The initial candidates, the constant setting first.
-
-        Raises:
-            VitrimError: the limit is out of reach.
-        """
+        """The initial candidates, the constant setting first; `VitrimError` if the limit is out of reach."""
         constant = within(self.space, None, self.cost, limit)
         if constant is None:
             raise VitrimError(self.out_of_reach(limit))
@@ -205,11 +201,7 @@ class Search:
         return within(self.space, None, self.cost, limit) is not None
 
     def agreement(self, trial: Trial) -> float:
-        """The agreement with the dense model on the selection images.
-
-        Raises:
-            VitrimError: agreement is not defined image by image.
-        """
+        """The agreement with the dense model on the selection images; `VitrimError` if it is undefined per image."""
         scores = self.evaluator.whole([trial.config], "selection")[0]
         if "agree" not in scores:
             raise VitrimError("this model's predictions do not agree or disagree image by image: give another target")
@@ -457,11 +449,7 @@ def _bar(images: int) -> float:
 
 
 def of_one_kind(targets: Sequence[Target]) -> list[Target]:
-    """The targets of a front.
-
-    Raises:
-        VitrimError: targets of several kinds, or of agreement.
-    """
+    """The targets of a front; `VitrimError` for several kinds, or for agreement."""
     if len({one.kind for one in targets}) != 1 or targets[0].kind == "agree":
         raise VitrimError(f"a front is over targets of one kind, macs or speedup, got {', '.join(map(str, targets))}")
     return list(targets)

@@ -60,11 +60,7 @@ class Space:
 
     @classmethod
     def of(cls, model: nn.Module, method: MethodConfig | str, *, placed: bool = False) -> Space:
-        """The space of a method on a model.
-
-        Raises:
-            VitrimError: the method has no tunable amount, or its options leave no room for it.
-        """
+        """The space of a method on a model; `VitrimError` if no amount is tunable, or options fix it."""
         base = parse_method(method) if isinstance(method, str) else method
         host = host_of(model)
         facts = host.facts(model)
@@ -78,11 +74,7 @@ class Space:
 
     @property
     def tunable(self) -> Tunable:
-        """The tunable option and its range.
-
-        Raises:
-            VitrimError: the method has none.
-        """
+        """The tunable option and its range; `VitrimError` if the method has none."""
         if self.base.tunable is None:
             raise VitrimError(f"{self.base.name} has no option that says how much it removes: there is nothing to tune")
         return self.base.tunable

@@ -67,11 +67,7 @@ class TuneReport(Report):
 
     @property
     def best(self) -> MethodConfig:
-        """The setting found for the target, for `vitrim.reduce_`.
-
-        Raises:
-            VitrimError: there are several targets, or a grid.
-        """
+        """The setting found for the target, for `vitrim.reduce_`; `VitrimError` for several targets, or a grid."""
         if len(self.results) != 1:
             raise VitrimError("there is no single setting: those of targets are in .results, of points in .rows")
         return self.results[0].config

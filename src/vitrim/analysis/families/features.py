@@ -107,10 +107,8 @@ def cca(a: ArrayLike, b: ArrayLike) -> CCA:
     """Canonical correlation analysis of two features.
 
     The correlations are the singular values of S_AA^(-1/2) S_AB S_BB^(-1/2), with symmetric roots by eigendecomposition
-    in which eigenvalues that are not positive count as 0.
-
-    Raises:
-        VitrimError: no more images than channels, where every correlation would be 1.
+    in which eigenvalues that are not positive count as 0. There must be more images than channels (else `VitrimError`),
+    or every correlation would be 1.
 
     Example:
         >>> a = np.random.default_rng(0).normal(size=(9, 2))

@@ -270,11 +270,7 @@ PAIR = ("method_a", "method_b", "block", "images")
 
 
 def patterns(records: Sequence[Record]) -> FamilyResult:
-    """Overlap of kept patches, and agreement of clusters, of every pair of records, block by block.
-
-    Raises:
-        VitrimError: records of different images.
-    """
+    """Overlap of kept patches, and agreement of clusters, of every pair of records of the same images, by block."""
     reduced = [record for record in records if record.blocks]
     if len(reduced) < 2:
         return FamilyResult(notes=["patterns skipped: they need two records of methods that reduce"])

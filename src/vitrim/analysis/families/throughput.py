@@ -140,11 +140,7 @@ def _timed(
 
 
 def without_last(model: nn.Module, number: int) -> nn.Module:
-    """Drop the last ``number`` patches before the first block, in place: pass a private copy.
-
-    Raises:
-        VitrimError: the model has too few patches.
-    """
+    """Drop the last ``number`` patches, fewer than all, before the first block, in place: pass a private copy."""
     host = host_of(model)
     rows, columns = host.facts(model).grid_size
     if rows * columns <= number:

@@ -113,9 +113,7 @@ def _places(message: Any) -> Iterator[str]:
 
 def to_onnx(graph: Graph) -> Any:
     """The program as torch's ``ONNXProgram`` with input ``image`` and named output; a dynamic batch is named ``batch``.
-
-    Raises:
-        VitrimError: an operator of the model has no translation.
+    `VitrimError` if an operator of the model has no translation.
     """
     from torch.onnx import OnnxExporterError
 

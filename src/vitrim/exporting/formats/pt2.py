@@ -118,11 +118,7 @@ def operations(graph: Graph) -> int:
 
 
 def packaged(path: Path, ending: str) -> str | None:
-    """The text of the first entry of a torch package whose name has this ending; None if there is none.
-
-    Raises:
-        ValueError: the entry is too large, or not text.
-    """
+    """The first entry of a torch package whose name has this ending; None without, `ValueError` if it is too large."""
     if not zipfile.is_zipfile(path):
         return None
     with zipfile.ZipFile(path) as package:

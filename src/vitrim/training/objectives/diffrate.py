@@ -37,10 +37,7 @@ def losses(
 ) -> dict[str, Tensor]:
     """With ``learn``, the loss that learns the amounts on one batch; otherwise the task's alone.
 
-    For options see `objective`; learning needs one of ``target_gmacs`` and ``target_macs``.
-
-    Raises:
-        VitrimError: learning without a target or with two, or a target without learning.
+    For options see `objective`; one of ``target_gmacs`` and ``target_macs`` is for learning, and required there.
     """
     config = reduction.config
     assert isinstance(config, DiffRate)

@@ -24,10 +24,7 @@ TokenLoss = Literal["mse", "kl"]
 def losses(step: Step, reduction: Reduction, **options: Any) -> dict[str, Tensor]:
     """The paper's loss on one batch: all four terms with a teacher, otherwise "base" and "ratio".
 
-    For options see `objective`.
-
-    Raises:
-        VitrimError: not four weights, an unknown ``token_loss``, or a teacher without comparable tokens.
+    For options and errors see `objective`; the teacher must have comparable tokens.
     """
     _check_options(**options)
     if step.teacher is None:
