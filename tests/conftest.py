@@ -44,6 +44,7 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)  # pytest looks for garbage once more in its own, which takes seconds
 def pytest_unconfigure() -> None:
     """Let the interpreter end as it does elsewhere."""
     gc.unfreeze()
