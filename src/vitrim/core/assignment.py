@@ -301,7 +301,6 @@ def prune(state: TokenState, keep: Tensor, *, valid: Tensor | None = None, dropp
     """Keep the prefix and the patch tokens ``keep``, in that order.
 
     Args:
-        state: the current state.
         keep: (B, K) patch indices in [0, P), not counting the prefix.
         valid: (B, K) bool, False for padding where images keep different numbers of tokens.
         dropped: (B, R) patch indices that go to the bank, from which ``state.refill`` returns them. By default all that
@@ -338,7 +337,6 @@ def merge(
     """Keep the prefix and the patch tokens ``keep``, in that order, and pool the patch tokens ``moved`` into them.
 
     Args:
-        state: the current state.
         keep: (B, K) patch indices in [0, P).
         moved: (B, R) patch indices that join another token.
         into: (B, R) the entry of ``keep`` that each joins, in [0, K); K means none (with ``valid`` or ``ragged``).

@@ -133,7 +133,7 @@ class Reducer(nn.Module, Generic[C]):
         return None
 
     def fused_maps(self, given: Hard, block: ReducedBlock, *args: Any, **host: Any) -> tuple[Tensor, Tensor] | None:
-        """For analysis, maps (B, H, M, M) that fused tokens get and that they would compute; None if they get none.
+        """The maps (B, H, M, M) that fused tokens get and that they would compute, for analysis; or None.
 
         Arguments as of `attend_reduced`.
         """
@@ -365,11 +365,7 @@ class ReducedBlock(nn.Module):
         return self.outgoing(*self.step(x, state, *host_args))
 
     def _run_mapped(self, x: Tensor, *host_args: Any) -> Tensor:
-        """`_run` under ``torch.vmap``, which hides the values that some methods decide by.
-
-        Raises:
-            VitrimError: torch cannot map what this method does.
-        """
+        """`_run` under ``torch.vmap``, which hides the values that some methods decide by."""
         try:
             return self._run(x, *host_args)
         except RuntimeError as error:

@@ -113,7 +113,6 @@ class CellReducer(Reducer[Any]):
     Args:
         inner: the reducer that decides.
         area: patches of a cell.
-        num_prefix: tokens in front of the patches.
         gathers: patches come in raster order of a square image, so the first block makes the members of a cell
             consecutive.
     """
@@ -194,9 +193,6 @@ class CellReducer(Reducer[Any]):
 def gathered(state: TokenState, area: int) -> Hard:
     """The reordering that makes the members of each cell consecutive, for a square image in raster order.
 
-    Raises:
-        UnsupportedModelError: the patches are not those of a square of whole cells.
-
     Example:
         >>> gathered(TokenState.start(torch.zeros(1, 16, 8), num_prefix=0), 4).anchor[0, :8]
         tensor([0, 1, 4, 5, 2, 3, 6, 7])
@@ -211,11 +207,7 @@ def gathered(state: TokenState, area: int) -> Hard:
 
 
 def build_reducer(config: MethodConfig, layer: Layer, block: nn.Module, facts: HostFacts) -> Reducer[Any]:
-    """Make the reducer of one layer, with the device, dtype and mode of its block.
-
-    Raises:
-        UnsupportedModelError: the model reduces patches in cells, and the method cannot decide about cells.
-    """
+    """Make the reducer of one layer, with the device, dtype and mode of its block."""
     reducer = make_reducer(config, layer)
     if facts.cell > 1:
         kind, needs = type(reducer), config.needs()

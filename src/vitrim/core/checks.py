@@ -70,11 +70,7 @@ def described(host: type[Host], model: nn.Module) -> dict[str, Any]:
 def check_origin(config: MethodConfig, host: type[Host], model: nn.Module) -> None:
     """Compare ``model`` with the one that the file of ``config`` was made for, if it is from such a file.
 
-    Raises:
-        VitrimError: the number of blocks differs.
-
-    Warns:
-        ReductionWarning: something else differs.
+    Warns of a difference, and refuses another number of blocks.
     """
     if config.made_for is None:
         return
@@ -94,9 +90,6 @@ def check_proportional(config: MethodConfig, model: nn.Module) -> None:
 
     ToMe, ATM and PPT were published without proportional attention for MAE. Only what the library records is checked: a
     fine-tuned MAE that pools its patches looks like any other model.
-
-    Warns:
-        ReductionWarning: naming the option.
     """
     if config.proportional and "proportional" not in config.model_fields_set and ask(model).masked_autoencoder(model):
         warnings.warn(
@@ -151,8 +144,7 @@ def check_head(config: MethodConfig, facts: HostFacts, within: bool = False) -> 
 def at_the_end(config: MethodConfig, facts: HostFacts, num_layers: int) -> tuple[int | None, Restore | None]:
     """The rows that the last block computes, and how pruned patches return.
 
-    Returns:
-        None in place of the rows if all are computed; None in place of the return if nobody reads their places.
+    The former is None if all are computed, the latter if nobody reads their places.
 
     Raises:
         UnsupportedModelError: ``last_block`` leaves out rows that the head reads, or patches are to return before the
@@ -183,11 +175,7 @@ def at_the_end(config: MethodConfig, facts: HostFacts, num_layers: int) -> tuple
 
 
 def patch_maker(config: MethodConfig, host: type[Host], model: nn.Module) -> nn.Module | None:
-    """The module that shows the grid of every forward, if ``config`` needs it.
-
-    Raises:
-        UnsupportedModelError: it is needed, and ``model`` has none.
-    """
+    """The module that shows the grid of every forward, if ``config`` needs it; models without one are refused."""
     if not config.needs().grid:
         return None
     maker = host.patch_maker(model)
@@ -236,8 +224,7 @@ def check_reducers(
 ) -> None:
     """Refuse reducers that the ``blocks`` cannot carry. ``rows``: those that the last block computes, None for all.
 
-    Raises:
-        UnsupportedModelError: the last reducer needs all rows, or the method adds parameters to a sharded model.
+    The last reducer may need all rows; and parameters cannot be added to a sharded model.
     """
     if rows is not None and reducers[-1].needs_full_last_block:
         raise UnsupportedModelError(

@@ -33,8 +33,7 @@ HALF = (torch.bfloat16, torch.float16)
 class Loop:
     """A function of arrays and numbers, compiled on its first call; tensors are passed as arrays.
 
-    The function returns nothing. Tensors that it reads are made contiguous, so that it is compiled once per dtype;
-    those it fills must be contiguous.
+    Tensors that it reads are made contiguous, so that it is compiled once per dtype; those it fills must be contiguous.
 
     Example:
         >>> def double(x, out):

@@ -362,11 +362,7 @@ def alteration(part: nn.Module) -> str | None:
 
 
 def refuse_own_forward(block: nn.Module, depth: int, then: str) -> None:
-    """Refuse a block with a forward on the instance, as accelerate's hooks put there: it would call the dense one.
-
-    Raises:
-        UnsupportedModelError: saying so.
-    """
+    """Refuse a block with a forward on the instance, as accelerate's hooks put there: it would call the dense one."""
     if "forward" in vars(block):
         raise UnsupportedModelError(
             f"block {depth} has a forward of its own, put on the instance, which would go on calling the one that it "

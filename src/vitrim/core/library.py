@@ -23,7 +23,8 @@ METHOD = "reducer"
 class Library:
     """Answers about every model of a library, reducible or not. `vitrim.core.registry.ask` makes one.
 
-    A subclass answers for one library; a further subclass, for a family that differs.
+    A subclass answers for one library; a further subclass, for a family that differs. Questions that a model cannot
+    answer raise `UnsupportedModelError`, or its base class `VitrimError`.
 
     Attributes:
         host: the family of the model; None if it has none.
@@ -53,11 +54,7 @@ class Library:
         return []
 
     def readers(self, model: nn.Module) -> list[nn.Module]:
-        """The modules whose inputs are compared with the dense model's; by default the classifiers.
-
-        Raises:
-            UnsupportedModelError: the model has none.
-        """
+        """The modules whose inputs are compared with the dense model's; by default the classifiers."""
         found = self.classifiers(model)
         if not found:
             raise UnsupportedModelError(f"{type(model).__name__} has no classifier")
@@ -82,11 +79,7 @@ class Library:
         return getattr(model, "class_names", None)
 
     def reset_head(self, model: nn.Module, num_classes: int) -> None:
-        """Give ``model`` a new head for ``num_classes``, initialised as its library does.
-
-        Raises:
-            VitrimError: the head of such a model cannot be replaced.
-        """
+        """Give ``model`` a new head for ``num_classes``, initialised as its library does."""
         raise VitrimError(
             f"{type(model).__name__} cannot be given {num_classes} classes: create it with that many (model_options), "
             "as vitrim does not know how to replace its head"
@@ -105,9 +98,6 @@ class Library:
         """The embedding (B, D) of ``images`` (B, C, H, W), as the library defines it: see `embedding_name`.
 
         By default the input of the classifier, averaged over classifiers, or the output of a model without one.
-
-        Raises:
-            UnsupportedModelError: the model gives no vector per image.
         """
         found: list[Tensor] = []
         hooks = [
@@ -129,11 +119,7 @@ class Library:
         return output if isinstance(output, Tensor) and output.ndim == 2 else None
 
     def text_embeddings(self, model: nn.Module, texts: Sequence[str]) -> tuple[Tensor, float, float]:
-        """(K, D) embeddings of ``texts``, and the scale and bias of their cosines with images in the logits.
-
-        Raises:
-            VitrimError: the model has no text tower.
-        """
+        """(K, D) embeddings of ``texts``, and the scale and bias of their cosines with images in the logits."""
         raise VitrimError(
             f"{type(model).__name__} has no text tower: take a CLIP or SigLIP of transformers or open_clip"
         )
@@ -145,11 +131,7 @@ class Library:
     # ---- tokens
 
     def features_and_logits(self, model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (B, N, C) that the head reads, and logits (B, K), from one forward on ``images`` (B, C, H, W).
-
-        Raises:
-            VitrimError: the model cannot be run in two halves.
-        """
+        """Tokens (B, N, C) that the head reads, and logits (B, K), from one forward on ``images`` (B, C, H, W)."""
         raise VitrimError(
             f"this loss compares tokens, and {type(model).__name__} does not give them: it needs a forward in two "
             "halves, tokens and then the head"
@@ -159,30 +141,18 @@ class Library:
         """The backbone for a dense head: ``model`` without pooling and classifiers, or its part that makes tokens.
 
         ``model`` itself may be changed.
-
-        Raises:
-            UnsupportedModelError: nothing is known about its tokens.
         """
         raise no_tokens(model)
 
     def tokens(self, model: nn.Module, images: Tensor) -> Tensor:
         """Tokens (B, N, C) of ``images`` (B, C, H, W) after the last norm, prefix first, patches in raster order.
 
-        Args:
-            model: as returned by `without_head`, reduced or not.
-            images: of whole patches.
-
-        Raises:
-            VitrimError: the model returns no tokens, or takes images of another size only.
+        ``model`` is as returned by `without_head`, reduced or not; ``images`` consist of whole patches.
         """
         raise no_tokens(model)
 
     def layout(self, model: nn.Module) -> Layout:
-        """The layout of `tokens`.
-
-        Raises:
-            UnsupportedModelError: as `without_head`.
-        """
+        """The layout of `tokens`."""
         if self.host is None:
             raise no_tokens(model)
         facts = self.host.facts(model)
@@ -272,9 +242,6 @@ class Library:
 
         By default the model's ``eval_transform``, from a PIL image in RGB to (C, H, W), with its ``mean`` and ``std``,
         and its ``image_size``, one number or height and width; all optional.
-
-        Raises:
-            VitrimError: the model's attributes cannot be read.
         """
         own: Any = getattr(model, "eval_transform", None)
         normalises = own is not None and hasattr(own, "mean") and hasattr(own, "std")
@@ -327,11 +294,7 @@ class Library:
     # ---- switches
 
     def checkpoint_gradients(self, model: nn.Module, on: bool = True) -> None:
-        """Turn gradient checkpointing on or off: recompute activations in the backward pass instead of storing them.
-
-        Raises:
-            VitrimError: the model has no such switch.
-        """
+        """Turn gradient checkpointing on or off: recompute activations in the backward pass instead of storing them."""
         raise VitrimError(f"{type(model).__name__} cannot checkpoint gradients: set grad_checkpointing=false")
 
     def patch_dropout(self, model: nn.Module) -> Any | None:

@@ -155,7 +155,6 @@ def merge_most_similar(
     The new order is that of ToMe: remaining sources in order, then all destinations.
 
     Args:
-        state: the current state.
         sources: (S,) or (B, S) patch indices of the sources.
         destinations: (D,) or (B, D) patch indices of the destinations.
         best: (B, S) similarity of each source to its partner.
@@ -191,12 +190,8 @@ def kth_matching(state: TokenState, metric: Tensor, k: int) -> Hard:
     the published code. That code counts the class token as a patch, which a state without prefix reproduces.
 
     Args:
-        state: the current state, with P patches.
         metric: (B, P, d) vectors, compared by cosine.
         k: from 2 to P.
-
-    Raises:
-        VitrimError: another ``k``.
 
     Example:
         >>> state = TokenState.start(torch.zeros(1, 6, 8), num_prefix=0)
@@ -230,7 +225,6 @@ def window_matching(
     whole windows only merge.
 
     Args:
-        state: the current state, with P patches.
         metric: (B, P, d) vectors, compared by cosine.
         grid: rows and columns of the P patches.
         r: patches that merge, limited to those that are no destination.
@@ -290,7 +284,6 @@ def merge_clusters(state: TokenState, centres: Tensor, cluster: Tensor, weight: 
     """Merge every cluster into the plain weighted sum of its patches, at the place of its centre.
 
     Args:
-        state: the current state.
         centres: (B, K) distinct patch indices, in output order.
         cluster: (B, P) the cluster of each patch, in [0, K).
         weight: (B, P) weights of the patches.
@@ -336,7 +329,6 @@ def merge_groups(state: TokenState, stands: Tensor, count: int, weight: Tensor |
     """Merge every group into the mean of its patches, at the place of its representative; groups in order of place.
 
     Args:
-        state: the current state.
         stands: (B, P) the representative of each patch's group; it represents itself.
         count: groups of every image.
         weight: (B, N) weights of all tokens in the means; None for their sizes.
@@ -374,7 +366,6 @@ def merge_alternate(state: TokenState, order: Tensor, partner: Tensor, *, by_pos
     As `merge_most_similar` with that split, in half as many operations, which are the cost at batch 1.
 
     Args:
-        state: the current state.
         order: (B, S) the sources, those that merge first.
         partner: (B, r) the destination of each of the first r, in [0, D).
         by_position: sort the remaining sources by position; False: keep their order.
@@ -408,7 +399,6 @@ def match_alternate(state: TokenState, similarity: Tensor, r: int, *, by_positio
     """Merge the ``r`` most similar pairs of the `alternate_split`: `pair_most_similar`, then `merge_alternate`.
 
     Args:
-        state: the current state.
         similarity: (B, S, D), see `cosines`.
         r: sources that merge, 0 <= r <= S.
         by_position: see `merge_alternate`.
@@ -433,7 +423,6 @@ def match_both_ways(state: TokenState, attraction: Tensor, r: int, bidirectional
     order, then odd ones by descending attraction in the second phase.
 
     Args:
-        state: the current state.
         attraction: (B, E, O) of the patches at even and odd places.
         r: patches that merge, 0 < r <= (E + O) // 2.
         bidirectional: False: all r from even to odd places.

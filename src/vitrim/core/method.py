@@ -112,7 +112,7 @@ class Tunable:
 
 
 class Needs(NamedTuple):
-    """What a method needs of a model.
+    """The needs of a method: what a model must have.
 
     Attributes:
         class_token: a class token, whose attention it reads.
@@ -157,7 +157,7 @@ class MethodConfig(Options):
     kind: ClassVar[Kind] = "prune"
     training_free: ClassVar[bool] = True
     batch_dependent: ClassVar[bool] = False
-    """With the default options, an image's result depends on the other images of its batch."""
+    """True if, with the default options, an image's result depends on the other images of its batch."""
     single_images: ClassVar[bool] = False
     """Counts depend on the images, and graphs for single images support that (`vitrim.core.tokens.flagged`)."""
     merges_pairs: ClassVar[bool] = False
@@ -172,17 +172,17 @@ class MethodConfig(Options):
     last_block: Literal["full", "class_token", "auto"] = Field(
         "full",
         description="'class_token': the last block computes only the rows the head reads (exact, a shorter output); "
-        "'auto': that, where the head reads prefix tokens only",
+        "'auto': the same, if the head reads prefix tokens only",
     )
     restore: Restore | None = Field(
         None,
-        description="what pruned patches are where every patch is read: 'end': their value when pruned, set in after "
-        "the last block; 'last_block': the same, set in before it; 'zeros'. Default: 'end' for dense heads, else "
+        description="values of pruned patches for heads that read every patch: 'end': their value when pruned, put "
+        "back after the last block; 'last_block': the same, before it; 'zeros'. Default: 'end' for dense heads, else "
         "'zeros'",
     )
     strict: bool = Field(False, description="refuse, instead of warn, when a layer cannot remove as much as asked")
     align: int = Field(
-        1, ge=1, description="round what blocks keep up to so many tokens, prefix included, or a multiple; 1: do not"
+        1, ge=1, description="round the tokens that blocks keep, prefix included, up to a multiple of this; 1: do not"
     )
 
     @model_validator(mode="after")
@@ -201,7 +201,7 @@ class MethodConfig(Options):
         return self
 
     def restoring(self) -> Restore:
-        """How pruned patches reach a dense head."""
+        """The form in which pruned patches reach a dense head."""
         if self.kind not in ("prune", "mixed") or self.is_adaptive():
             return "zeros"
         return self.restore or "end"
@@ -233,7 +233,7 @@ class MethodConfig(Options):
         return tuple(range(num_layers))
 
     def needs(self) -> Needs:
-        """What a model must have for these options."""
+        """The needs of these options."""
         return Needs()
 
     def is_adaptive(self) -> bool:

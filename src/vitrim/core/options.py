@@ -55,9 +55,6 @@ class Options(BaseModel):
     def changed(self, *without: str, **changes: Any) -> Self:
         """The same options with ``changes``, and those named ``without`` unset.
 
-        Raises:
-            VitrimError: a value is invalid.
-
         Example:
             >>> import vitrim
             >>> vitrim.ToMe(r=8, proportional=False).changed("r", keep_rate=0.7).describe()
@@ -99,9 +96,8 @@ def _text(value: Any) -> str:
 def _check_value(option: str, value: Any, kinds: Any) -> None:
     """Refuse values that pydantic would convert to something else, also in a list.
 
-    Raises:
-        VitrimError: a bool for a number, which pydantic reads as 1 or 0; a set, which it lists in arbitrary order; an
-            integer that no tensor holds.
+    These are a bool for a number, which it reads as 1 or 0; a set, which it lists in arbitrary order; and an integer
+    that no tensor holds.
     """
     entries = value if isinstance(value, list | tuple) else (value,)
     if bool not in (kinds, *get_args(kinds)) and any(isinstance(entry, bool) for entry in entries):

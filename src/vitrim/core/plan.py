@@ -69,11 +69,7 @@ class HostFacts:
     cell_by_cell: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a class token that ``num_prefix`` does not count.
-
-        Raises:
-            VitrimError: naming the fields.
-        """
+        """Refuse a class token that ``num_prefix`` does not count."""
         if self.has_class_token and self.num_prefix < 1:
             raise VitrimError(f"a host says has_class_token=True and num_prefix={self.num_prefix}: it counts as one")
 

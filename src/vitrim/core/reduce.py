@@ -297,9 +297,6 @@ def refuse_while_running(model: nn.Module) -> None:
     """Refuse to change a model whose blocks another thread is running.
 
     Inspects what other threads execute now, so forwards pay nothing, and one that failed leaves no trace.
-
-    Raises:
-        VitrimError: naming the thread.
     """
     others = {ident: frame for ident, frame in sys._current_frames().items() if ident != threading.get_ident()}
     if not others:
@@ -318,11 +315,7 @@ def refuse_while_running(model: nn.Module) -> None:
 
 
 def _take_off(reduction: Reduction, outer: nn.Module) -> Callable[[], None]:
-    """Remove ``reduction`` from its model, which ``outer`` is or contains; return a function that puts it back.
-
-    Raises:
-        VitrimError: as `restore_`; nothing is changed then.
-    """
+    """Remove ``reduction`` from its model, which ``outer`` is or contains; return a function that puts it back."""
     model = reduction.model  # wrappers of torch.compile and peft return the handle of the wrapped model
     if isinstance(reduction, Selection):
         return _stop_selecting(reduction)
@@ -644,11 +637,7 @@ class Reduction:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Refuse forwards that other threads start within the context.
-
-        Raises:
-            VitrimError: a forward of the model runs in another thread.
-        """
+        """Refuse forwards that other threads start within the context."""
         refuse_while_running(self.model)  # first without refusing forwards, since this may fail
         self._trace.changing = True
         try:

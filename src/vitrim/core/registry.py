@@ -43,10 +43,7 @@ def discover(package: str) -> None:
 
 
 def enter(table: dict[K, Any], key: K, value: object, what: str) -> None:
-    """Register ``value`` under ``key``, which must be free.
-
-    Raises:
-        VitrimError: ``key`` has an entry; the message calls it ``what``.
+    """Register ``value`` under ``key``, which must be free; the message calls the entry ``what``.
 
     Example:
         >>> enter({"tome": 1}, "tome", 2, "method 'tome'")
@@ -88,11 +85,7 @@ _SELECTORS: dict[str, type[Selector]] = {}
 
 
 def register_method(config: type[C]) -> type[C]:
-    """Class decorator: register a method's config under its ``name``.
-
-    Raises:
-        VitrimError: the class has no name or an unknown kind, or the name is taken.
-    """
+    """Class decorator: register a method's config under its ``name``, which must be free, and check its ``kind``."""
     if not config.name:
         raise VitrimError(f'{config.__name__} has no name: write name = "..." in the class')
     if config.kind not in get_args(Kind):
@@ -102,11 +95,7 @@ def register_method(config: type[C]) -> type[C]:
 
 
 def register_selector(selector: type[S]) -> type[S]:
-    """Class decorator: register a selector of image tokens under its ``name``.
-
-    Raises:
-        VitrimError: the class has no name, or the name is taken.
-    """
+    """Class decorator: register a selector of image tokens under its ``name``, which must be free."""
     if not selector.name:
         raise VitrimError(f'{selector.__name__} has no name: write name = "..." in the class')
     enter(_SELECTORS, selector.name, selector, f"selector '{selector.name}'")
@@ -159,11 +148,7 @@ def register(config: type[MethodConfig]) -> Callable[[R], R]:
 
 
 def make_reducer(config: MethodConfig, layer: Layer) -> Reducer[Any]:
-    """The reducer of one layer; an `Idle` one where the method does nothing.
-
-    Raises:
-        VitrimError: an option does not fit the model.
-    """
+    """The reducer of one layer; an `Idle` one where the method does nothing."""
     found = entry_of(_REDUCERS, type(config))
     if found is None:
         raise VitrimError(f"method '{config.name}' has no reducer: register one with @reduces({type(config).__name__})")
@@ -486,10 +471,7 @@ def fitting(model: nn.Module, methods: Sequence[MethodConfig]) -> list[MethodCon
 
 
 def input_size_of(model: nn.Module) -> tuple[int, int, int]:
-    """Channels, height and width of the images that ``model`` was made for.
-
-    Raises:
-        UnsupportedModelError: unknown.
+    """Channels, height and width of the images that ``model`` was made for; an error if unknown.
 
     Example:
         >>> import timm
@@ -613,10 +595,7 @@ def refusal(part: nn.Module) -> str | None:
 
 
 def make_method(name: str, /, **options: Any) -> MethodConfig:
-    """The config of the method called ``name``, with validated options.
-
-    Raises:
-        VitrimError: an unknown method, option or value, in one line with the valid ones.
+    """The config of the method called ``name``, with validated options. An error lists the valid ones.
 
     Example:
         >>> make_method("tome", r=8).r
@@ -700,9 +679,6 @@ def parse_selector(text: str | Selector) -> Selector:
 def parse_methods(methods: MethodConfig | str | Sequence[MethodConfig | str] | None) -> list[MethodConfig]:
     """One method or several, as configs or texts, as a list of configs.
 
-    Raises:
-        VitrimError: a method is unknown or repeated.
-
     Example:
         >>> [config.describe() for config in parse_methods(["tome:r=8", "evit:keep_rate=0.7"])]
         ['tome:r=8', 'evit:keep_rate=0.7']
@@ -734,9 +710,6 @@ def split_options(text: str) -> list[str]:
 
 def read_value(text: str, key: str) -> Any:
     """A JSON value where ``text`` is one (number, true, null, list), else the text itself; ``key`` is for messages.
-
-    Raises:
-        VitrimError: a number with too many digits, or lists nested too deeply.
 
     Example:
         >>> read_value("[16,8]", "r"), read_value("floor_current", "rule")

@@ -85,11 +85,7 @@ def _named(config: MethodConfig) -> dict[str, Any]:
 
 
 def record(text: str, path: Path) -> dict[str, Any]:
-    """The entries of a saved method from JSON, of which "method" and "options" are always there.
-
-    Raises:
-        VitrimError: ``text`` is not such a record; the message names ``path``.
-    """
+    """The entries of a saved method from JSON, of which "method" and "options" are always there."""
     try:
         saved = json.loads(text)
     except (ValueError, RecursionError) as error:  # not JSON, or lists nested too deeply
@@ -120,8 +116,7 @@ def write_reduction(
 ) -> None:
     """Write ``config`` and the learned parameters of ``model``; see `Reduction.save`.
 
-    ``whole``: the tower's tokens are read by what is around it, which gets all of them (`checks.facts_for_reader`);
-    ``select``: the selector behind it, as text.
+    ``whole``: see `checks.facts_for_reader`; ``select``: the selector behind the model, as text.
     """
     folder = _folder(folder)
     with os_errors(f"cannot save to {folder}"):
@@ -167,11 +162,7 @@ def read_parameters(model: nn.Module, config: MethodConfig, folder: str | Path) 
 
 
 def read_reduction(folder: str | Path) -> dict[str, Any]:
-    """The entries of ``reduction.json`` in ``folder``; "method" and "options" are always there.
-
-    Raises:
-        VitrimError: it is missing or unreadable.
-    """
+    """The entries of ``reduction.json`` in ``folder``; "method" and "options" are always there."""
     folder = _folder(folder)
     path = folder / CONFIG_FILE
     try:
@@ -200,20 +191,12 @@ def read_reduction(folder: str | Path) -> dict[str, Any]:
 
 
 def saved_method(folder: Path) -> str:
-    """The name of the method saved in ``folder``.
-
-    Raises:
-        VitrimError: there is none, or it is unreadable.
-    """
+    """The name of the method saved in ``folder``."""
     return str(read_reduction(folder)["method"])
 
 
 def saved_part(model: nn.Module, saved: dict[str, Any], folder: str | Path) -> nn.Module:
-    """The part of ``model`` that ``saved`` is the reduction of; ``model`` itself if it is such a part.
-
-    Raises:
-        VitrimError: ``model`` has no such part.
-    """
+    """The part of ``model`` that ``saved`` is the reduction of; ``model`` itself if it is such a part."""
     name = saved.get("module", "")
     if not name or not isinstance(model, nn.Module):
         return model
@@ -240,11 +223,7 @@ def _learned(model: nn.Module, state: Mapping[str, Tensor] | None = None) -> dic
 
 
 def _folder(given: str | Path) -> Path:
-    """The path of a saved reduction's folder.
-
-    Raises:
-        VitrimError: ``given`` names none.
-    """
+    """The path of a saved reduction's folder."""
     if not isinstance(given, str | os.PathLike) or not str(given):
         raise VitrimError(f"a reduction is saved in a folder, and {given!r} names none")
     return Path(given)

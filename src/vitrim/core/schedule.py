@@ -156,7 +156,7 @@ class Pattern:
         raise NotImplementedError
 
     def reaches(self, grid: tuple[int, int]) -> bool:
-        """False if the grid does not allow as few patches as asked."""
+        """True unless the grid does not allow as few patches as asked."""
         return True
 
     def keep(self, initial: int, current: int) -> int:
@@ -165,9 +165,6 @@ class Pattern:
 
 def square_of(initial: int) -> tuple[int, int]:
     """Rows and columns of ``initial`` patches in a square.
-
-    Raises:
-        VitrimError: they do not form one.
 
     Example:
         >>> square_of(196)
@@ -280,10 +277,7 @@ def keep_rate(
 def at_blocks(
     amount: Callable[[N], Amount], values: N | Sequence[N], blocks: Sequence[int], num_layers: int, what: str
 ) -> list[Amount | None]:
-    """An ``amount`` at each of ``blocks`` (0-based, in order), made from one value for all, or one each.
-
-    Raises:
-        VitrimError: another number of ``values``; the message calls them ``what``.
+    """An ``amount`` at each of ``blocks`` (0-based, in order), made from ``values`` (see `one_each`).
 
     Example:
         >>> at_blocks(Fuse, [8, 0.5], [1, 2], 4, "r")
@@ -323,10 +317,9 @@ def one_each(values: N | Sequence[N], count: int, what: str) -> tuple[N, ...]:
 
 
 def check_blocks(blocks: Sequence[int], num_layers: int) -> None:
-    """Refuse ``blocks`` with which a reduction would silently do nothing, or not what was asked.
+    """Refuse ``blocks`` that are empty, repeat a block, or name one that a model of ``num_layers`` lacks.
 
-    Raises:
-        VitrimError: they are empty, repeat a block, or name one that a model of ``num_layers`` lacks.
+    A reduction would silently do nothing, or not what was asked.
     """
     valid = f"the model has blocks 0 to {num_layers - 1}"
     if not blocks:

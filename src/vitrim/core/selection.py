@@ -91,7 +91,7 @@ class Choice(NamedTuple):
 
 
 class SelectorNeeds(NamedTuple):
-    """What a selector needs of a model.
+    """The needs of a selector: what a model must have.
 
     Attributes:
         attention: of a block of the tower.
@@ -118,20 +118,20 @@ class Selector(Options):
     merges: ClassVar[bool] = False
     """Some output tokens are made from several."""
     rounding: ClassVar[Literal["round", "floor", "ceil"]] = "round"
-    """How ``keep`` is rounded to a count."""
+    """The rounding of ``keep`` to a count."""
     published_with: ClassVar[str] = ""
     """Models of the paper, or of the code that ships the selector."""
     default_keep: ClassVar[float | None] = 0.25
     """``keep`` if neither it nor ``tokens`` is given; None: the selector finds a number per image."""
 
-    tokens: int | None = Field(None, ge=1, description="tokens kept of each image, or tile; all, of one that has fewer")
+    tokens: int | None = Field(None, ge=1, description="tokens kept of each image, or tile; all if it has fewer")
     keep: Annotated[float, Field(gt=0.0, le=1.0)] | None = Field(
         None, description="share of the tokens kept of each image"
     )
     positions: Positions | None = Field(
         None,
-        description="where survivors stand for the language model: 'closed' up, or at their 'original' places, and "
-        "text goes on as behind the whole image; default: closed, and original where positions have three axes",
+        description="positions of the remaining tokens: 'closed', without gaps, or 'original', so that text continues "
+        "as behind the whole image; default: closed, and original if positions have three axes",
     )
 
     @model_validator(mode="after")
@@ -141,7 +141,7 @@ class Selector(Options):
         return self
 
     def needs(self) -> SelectorNeeds:
-        """What a model must have for these options."""
+        """The needs of these options."""
         return SelectorNeeds()
 
     def keeps_places(self) -> bool:
@@ -227,9 +227,6 @@ class Choosing(nn.Module):
 
 def as_grid(grid: Sequence[int] | int) -> Grid:
     """Frames, rows and columns.
-
-    Raises:
-        VitrimError: not one, two or three positive integers.
 
     Example:
         >>> as_grid((3, 4)), as_grid(12)

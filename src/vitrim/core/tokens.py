@@ -96,7 +96,6 @@ class Mixed(IndexMap):
     """The map after every new patch token became a mix of all old ones. Follows the largest weights, for plots.
 
     Args:
-        before: the map of the old tokens.
         num_prefix: prefix tokens, which stay.
         matrix: (B, M, P) weights of the P old patches in each of the M new ones.
     """
@@ -120,7 +119,6 @@ class BankedIndices:
     """Indices of the tokens that one reduction put into the bank.
 
     Args:
-        before: the map of the tokens that were reduced.
         dropped: (B, K) old indices of the banked tokens.
     """
 
@@ -400,11 +398,7 @@ class TokenState:
         return whole(self.index_map.num_inputs)
 
     def known_grid(self, method: str) -> tuple[int, int]:
-        """``grid``, for a ``method`` that needs it.
-
-        Raises:
-            VitrimError: it is unknown.
-        """
+        """``grid``, for a ``method`` that needs it."""
         if self.grid is None:
             raise VitrimError(
                 f"{method} needs the rows and columns of the {self.initial_patches} patches, which this forward does "
@@ -647,11 +641,7 @@ class Trace:
         return self.call.full_grids or self.call.next_full_grid
 
     def start(self, state: TokenState, config: Any = None) -> None:
-        """Begin a forward under ``config``, which discards the states of this thread's previous one.
-
-        Raises:
-            UnsupportedModelError: the model changed since it was reduced.
-        """
+        """Begin a forward under ``config``: discard this thread's previous states, and check `form`."""
         if self.form is not None:
             self.form()
         call = self.call

@@ -48,9 +48,6 @@ def is_older(package: str, than: str) -> bool:
 def require(package: str, since: str, what: str, error: type[VitrimError] = VitrimError) -> None:
     """Refuse ``what`` if a package is older than the version ``since``.
 
-    Raises:
-        VitrimError: or another ``error``, naming both versions.
-
     Example:
         >>> require("torch", "999.0", "this example")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
