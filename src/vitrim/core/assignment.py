@@ -382,8 +382,7 @@ def merge(
 
 
 def merge_of(index: Tensor, r: int) -> Hard:
-    """The merge that a loop wrote into ``index`` (B, N + r): anchors, the r moved tokens, and the new indices they
-    join."""
+    """The merge that a loop wrote into ``index`` (B, N + r): anchors, the r moved tokens, and what they join."""
     kept = index.shape[1] - 2 * r
     return Hard(index[:, :kept], moved=index[:, kept : kept + r], into=index[:, kept + r :])
 

@@ -175,8 +175,7 @@ class Attention:
         return heads_at_once(bytes_per_image, batch, MAP_BYTES["cpu" if self.q.device.type == "cpu" else "gpu"])
 
     def narrow(self, dim: int, first: int, count: int) -> Attention:
-        """``count`` images (``dim`` 0) or heads (``dim`` 1), without values unless that is all of them: for
-        decisions."""
+        """``count`` images (``dim`` 0) or heads (``dim`` 1), to decide by; without values unless that is all."""
         if first == 0 and count >= self.q.shape[dim]:
             return self
         own = (slice(None),) * dim + (slice(first, first + count),)
@@ -285,8 +284,7 @@ def project_parts(
 
 
 UNFUSED_BYTES = 16 * 2**20
-"""Bytes of the largest bfloat16 map for which plain matrix products keep up with the fused kernel: it fits the
-cache."""
+"""Bytes of the largest bfloat16 map, in cache, for which plain matrix products keep up with the fused kernel."""
 
 
 def unfused_is_faster(device: torch.device, dtype: torch.dtype, *map_shape: int) -> bool:

@@ -140,7 +140,7 @@ class Reducer(nn.Module, Generic[C]):
         return None
 
     def forward(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | Soft | None:
-        # a module call, so that the MAC counter can tell what is spent on deciding
+        # a module call, so that the MAC counter can attribute its cost to deciding
         if self.planned and self.num_removed(state) == 0:
             return None
         return self.assign(x, cast(Attention, attention), state)
@@ -198,7 +198,7 @@ class Reducer(nn.Module, Generic[C]):
         if assignment.is_selection and rows is None:
             return reduced, merge_heads(self.attend(attention.select(assignment.anchor), after)), after
         out = merge_heads(self.attend(attention, state))
-        # x + attention pools to the pooled x + the pooled attention: rows are linear
+        # pooling is linear: x + attention pools to pooled x + pooled attention
         return reduced, out if rows is not None else assignment.pool(out, state.size), after
 
     def prepare(self, attention: Attention, state: TokenState) -> Attention:
@@ -267,8 +267,7 @@ class ReducedBlock(nn.Module):
     # ---- what the host file writes ---------------------------------------------------------------------------------
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
-        """The attention of tokens ``x`` (B, N, C), pre-norm included, with the queries of the first ``rows`` tokens
-        if given.
+        """The attention of tokens ``x`` (B, N, C), pre-norm included; with ``rows``, only that many queries.
 
         ``host_args`` are what the host passes to its blocks besides tokens. They are made for all N0 input tokens: read
         tables of positions through ``state.patch_rows`` and ``state.pair_bias``.
@@ -414,7 +413,7 @@ class ReducedBlock(nn.Module):
             state = stamp
         else:
             depth, latest = self.trace.call.latest or (-1, None)  # of this thread
-            # in a backward pass a block repeats a forward
+            # a backward pass recomputes blocks out of order
             recomputes = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
             if latest is None or depth != self.depth - 1 or recomputes:
                 if self.trace.form is not None:  # block 0 may have been replaced
@@ -605,7 +604,7 @@ def access(name: str, root: str = "model") -> str:
 class Exchange(nn.Module):
     """Marks modules that exchange information between two streams of tokens: ViTTM's heads, LookupViT's attention.
 
-    The MAC counter (`vitrim.measure.macs`) reports products inside their ``forward`` apart: published figures count
+    The MAC counter (`vitrim.measure.macs`) lists products inside their ``forward`` separately: published figures count
     them even where they leave out the blocks' self-attention.
 
     Example:

@@ -95,9 +95,7 @@ class Moved(IndexMap):
 class Mixed(IndexMap):
     """The map after every new patch token became a mix of all old ones. Follows the largest weights, for plots.
 
-    Args:
-        num_prefix: prefix tokens, which stay.
-        matrix: (B, M, P) weights of the P old patches in each of the M new ones.
+    ``matrix`` (B, M, P) are the weights of the P old patches in each of the M new ones; the prefix stays.
     """
 
     def __init__(self, before: IndexMap, num_prefix: int, matrix: Tensor) -> None:
@@ -116,11 +114,7 @@ class Mixed(IndexMap):
 
 
 class BankedIndices:
-    """Indices of the tokens that one reduction put into the bank.
-
-    Args:
-        dropped: (B, K) old indices of the banked tokens.
-    """
+    """Indices of the tokens that one reduction put into the bank: ``dropped`` (B, K) of those that ``before`` maps."""
 
     def __init__(self, before: IndexMap, dropped: Tensor) -> None:
         self.before, self.dropped = before, dropped
@@ -668,8 +662,7 @@ class Trace:
         Args:
             dense: all N0 tokens after every block: merged ones as copies of their group, pruned ones as zeros. Blocks
                 still compute on reduced tokens; the cost is two gathers per block.
-            fewer: the remaining tokens, not un-merged unless ``dense``, and their states are kept: for a language
-                model.
+            fewer: the remaining tokens, not un-merged unless ``dense``, for a language model. Their states are kept.
         """
         call = self.call
         before = call.full_grids, call.compact
@@ -684,8 +677,7 @@ class Trace:
         """Keep the attention of the blocks at ``depths`` in this thread's forwards within the context.
 
         Yields:
-            A list that grows: depth, `Attention`, state of its tokens, and the images of a call that it is of (None:
-            all).
+            A list that grows, with entries as in `Call.attentions`.
         """
         call = self.call
         before = call.watched, call.attentions
