@@ -260,7 +260,7 @@ def _vision_languages() -> list[str]:
     for key, family in vision_languages().items():
         classes.setdefault(family, []).append(key.rpartition(".")[2])
     lines = ["", "**Whole vision-language models, for `compact=True`**", ""]
-    lines += ["| family | model classes | tokens go | what follows the tower |", "|---|---|---|---|"]
+    lines += ["| family | model classes | tokens are removed | connector |", "|---|---|---|---|"]
     for family, names in sorted(classes.items(), key=lambda entry: entry[0].name):
         shown = ", ".join(f"`{name}`" for name in names)
         goes = "-" if family.refused else "in cells" if family.in_cells else "one by one"
