@@ -57,7 +57,9 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked ``full``, except under ``VITRIM_FULL_MATRIX=1``, and give each group to one worker.
+    """Leave out what is marked ``full`` or ``slow``, and give each group to one worker.
+
+    `pytest -m slow` runs what is ``slow``, and ``VITRIM_FULL_MATRIX=1`` runs everything.
 
     Of the cases of a test that is marked ``sampled(n)``, every n-th stays. In a table of hosts and methods, host by
     host, that is a diagonal: it meets all hosts and all methods where n divides neither number. `VITRIM_EVERY=n` keeps
@@ -71,7 +73,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if fnmatch(item.nodeid, f"*{name.replace('[', '[[]')}*"):
                 item.add_marker(pytest.mark.skip(reason=reason))
     if not FULL_MATRIX:
-        unasked = [item for item in items if item.get_closest_marker("full")]
+        left_to_others = ["full"] if "slow" in config.option.markexpr else ["full", "slow"]
+        unasked = [item for item in items if any(map(item.get_closest_marker, left_to_others))]
         places = Counter[str]()
         for item in items:
             mark, test = item.get_closest_marker("sampled"), item.nodeid.partition("[")[0]

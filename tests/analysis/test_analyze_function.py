@@ -63,6 +63,7 @@ def report(model: nn.Module, images: ImageDataset, tmp_path_factory: pytest.Temp
     )
 
 
+@pytest.mark.slow
 def test_a_model_is_left_as_it_was(model: nn.Module, report: Report, images: ImageDataset, tmp_path: Path) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     analyze(vitrim.ModelSpec(model, dtype="bf16"), "topk", images, out=tmp_path, only=["counts"])
@@ -112,6 +113,7 @@ def test_records_and_folders_are_analysed_again(report: Report, tmp_path: Path) 
     assert not (tmp_path / "no").exists()
 
 
+@pytest.mark.slow
 def test_two_models_are_compared(model: nn.Module, images: ImageDataset, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     found = analyze(

@@ -40,6 +40,7 @@ if __name__ == "__main__":
 """
 """The server tells of every connection that it makes to another machine."""
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.xdist_group("browser"),
     # the server imports it, which takes seconds
     pytest.mark.skipif(find_spec("gradio") is None, reason="the page needs gradio: pip install 'vitrim[app]'"),

@@ -79,6 +79,7 @@ def records(report: Path) -> dict[str, Record]:
     return {record.method: record for record in map(Record.load, sorted(report.glob("record_*.npz")))}
 
 
+@pytest.mark.slow
 def test_every_family_has_its_tables(report: Path) -> None:
     names = {file.stem for file in (report / "tables").iterdir()}
     assert names == {
@@ -154,6 +155,7 @@ def test_the_report_has_its_figures(report: Path) -> None:
     assert f"![{'Maps over the image'}" in (report / "report.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 def test_several_models_see_the_same_images(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "capacity"
@@ -170,6 +172,7 @@ def test_several_models_see_the_same_images(images: Path, tmp_path: Path) -> Non
     assert np.array_equal(kept[0].arrays["ids"], kept[1].arrays["ids"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 def test_one_image_is_enough(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "one"
@@ -178,6 +181,7 @@ def test_one_image_is_enough(images: Path, tmp_path: Path) -> None:
     assert {row["images"] for row in table(out, "counts")} == {"1"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 def test_finished_analyses_are_compared(report: Path, images: Path, tmp_path: Path) -> None:
     second = tmp_path / "second"
@@ -214,6 +218,7 @@ def test_experiments_alone_need_no_pass(images: Path, tmp_path: Path) -> None:
     assert "mctf:r=2 is left out of router: it does not rank patches" in notes
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 def test_loss_is_of_records_and_of_the_model(report: Path, images: Path, tmp_path: Path) -> None:
     found = [row for row in table(report, "class_tokens") if "tome" in row["method"]]
@@ -264,6 +269,7 @@ def test_what_was_gathered_before_a_stop_is_analysed(
     assert len(records(out)[METHODS[0]]) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 def test_a_family_that_cannot_be_had_does_not_cost_the_records(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -135,6 +135,7 @@ class Order(nn.Module):
         return torch.cat([order, rows.max(dim=-1, keepdim=True).indices], dim=-1).float()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [ONNX, OpenVINO])
 @pytest.mark.parametrize("batch", [None, 3])
 def test_of_equal_values_the_first_comes_first(kind: type[Format], batch: int | None, tmp_path: Path) -> None:

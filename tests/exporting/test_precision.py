@@ -295,6 +295,7 @@ def test_a_product_takes_time_in_fp32() -> None:
 # ---- processors without VNNI -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_nncf
 def test_weights_keep_to_seven_bits(tmp_path: Path) -> None:
     """Products of two of them and of activations of 8 bits then fit into the 16 bits of processors without VNNI."""
@@ -415,6 +416,7 @@ def not_quantised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_format, "quantised", lambda model, *_: model)
 
 
+@pytest.mark.slow
 @needs_nncf
 @pytest.mark.usefixtures("not_quantised")
 def test_int8_is_calibrated_on_other_images_than_it_is_compared_on(
@@ -461,6 +463,7 @@ def test_embeddings_are_compared_by_their_cosine(tmp_path: Path, monkeypatch: py
         vitrim.export(model(depth=1, num_classes=0), None, tmp_path / "n.onnx", **given)
 
 
+@pytest.mark.slow
 @needs_nncf
 @pytest.mark.usefixtures("not_quantised")
 def test_a_file_that_is_too_coarse_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,7 @@ def test_wrong_shapes(name: str, strategy: str, message: str) -> None:
         make_strategy(strategy, name)
 
 
+@pytest.mark.slow
 def test_a_search_whose_time_is_over_chooses_among_what_it_tried_and_resumes_as_it_ended(
     model: VisionTransformer, tmp_path: Path
 ) -> None:

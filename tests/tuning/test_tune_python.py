@@ -111,6 +111,7 @@ def test_a_model_is_tuned_and_left_as_it_was(model: nn.Module, images: Path) -> 
         model.eval()
 
 
+@pytest.mark.slow
 def test_weights_of_a_name_follow_from_the_seed_and_those_that_are_given_are_searched(
     model: nn.Module, images: Path
 ) -> None:
