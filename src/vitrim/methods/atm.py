@@ -212,9 +212,7 @@ class ATMReducer(Reducer[ATM]):
         return match_alternate(state, similarity, r) if r else None
 
     def merge_single(self, patches: Tensor, state: TokenState) -> Hard | None:
-        """Merge, in the single image of an exported graph, its pairs above the threshold; both granularities agree
-        there, unless the batch mean is rounded.
-        """
+        """Merge the pairs above the threshold in the single image of an exported graph, for both granularities."""
         if self.theta >= 1.0:
             return None
         if self.by_size:
@@ -302,8 +300,7 @@ class ATMReducer(Reducer[ATM]):
 
 
 def least_by_size(current: int, num_prefix: int) -> int:
-    """The fewest of ``current`` patches that merging small into large tokens can leave: prefix tokens count among the
-    small ones, but do not merge.
+    """The fewest of ``current`` patches that by-size merging can leave: prefix tokens count as small, but do not merge.
 
     Example:
         >>> least_by_size(256, num_prefix=1), least_by_size(256, num_prefix=5)

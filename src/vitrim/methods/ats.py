@@ -212,8 +212,7 @@ def sample_study(score: Tensor, real: Tensor, points: int, float32_heights: bool
 
 
 def study_arange(points: int, device: torch.device | None = None) -> Tensor:
-    """Heights as the study's code computes them: ``points`` float32 numbers, or one more where rounding includes the
-    end of the range.
+    """The heights of the study's code: ``points`` float32 numbers, or one more where rounding includes the end.
 
     Example:
         >>> len(study_arange(56)), len(study_arange(57))

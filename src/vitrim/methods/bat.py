@@ -146,7 +146,5 @@ def cluster_inattentive(patches: Tensor, count: int) -> tuple[Tensor, Tensor, Te
 
 
 def log_densities(distance: Tensor, channels: int) -> Tensor:
-    """(B, P) log rho: minus the mean over all patches, itself included, of the squared ``distance`` (B, P, P) per
-    channel.
-    """
+    """(B, P) log rho: minus the mean squared ``distance`` (B, P, P) to all patches, itself included, per channel."""
     return -distance.square().mean(dim=2) / channels

@@ -287,10 +287,7 @@ class KeptShare(nn.Module):
 
 
 def learned(reduction: Reduction) -> DiffRate:
-    """Return the config with the amounts that a reduction with ``learn=True`` found, at the model's own image size.
-
-    Raises:
-        VitrimError: the reduction does not learn.
+    """Return the config with the amounts that ``learn=True`` found, at the model's own image size.
 
     Example:
         >>> import timm, vitrim

@@ -122,9 +122,7 @@ class GTPReducer(ScorerReducer[GTP]):
         return self.scaled(attention, state).output()
 
     def start(self, x: Tensor, state: TokenState) -> TokenState:
-        """Add the graph of the tokens (B, N, C) to the state, the prefix without neighbours (see `patch_graph`), and
-        scales of 1.
-        """
+        """Add the graph of tokens (B, N, C), without the prefix (see `patch_graph`), and scales of 1 to the state."""
         p = state.num_prefix
         grid = (1, state.num_patches) if self.config.graph == "semantic" else state.known_grid(GTP.name)
         with no_gradient():
@@ -200,8 +198,7 @@ class GTPReducer(ScorerReducer[GTP]):
 
 
 def patch_graph(patches: Tensor, grid: tuple[int, int], kind: Graph, num_neighbours: int) -> tuple[Tensor, Tensor]:
-    """Neighbours (B, P, P), bool, of the ``patches`` (B, P, C) on a ``grid``, and D^-1/2 (B, P): the input of
-    `normalised`.
+    """Neighbours (B, P, P), bool, of ``patches`` (B, P, C) on a ``grid``, and D^-1/2 (B, P), for `normalised`.
 
     Bool, because the graph lives as long as the tokens do and should need little memory beside them.
 

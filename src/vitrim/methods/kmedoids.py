@@ -173,9 +173,7 @@ def farthest_first(distance: Tensor, count: int) -> Tensor:
 
 
 def published_start(distance: Tensor, count: int) -> Tensor:
-    """(B, count) distinct patches: one drawn for the whole batch, then always that of the largest distance to any
-    chosen.
-    """
+    """(B, count) distinct patches: one drawn for the batch, then always that of the largest distance to any chosen."""
     first = torch.randint(distance.shape[1], (1, 1), device=distance.device).expand(distance.shape[0], 1)
     return _one_after_another(distance, first, count, torch.maximum)
 
@@ -183,9 +181,7 @@ def published_start(distance: Tensor, count: int) -> Tensor:
 def _one_after_another(
     distance: Tensor, first: Tensor, count: int, joined: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """(B, count) distinct patches: ``first`` (B, 1), then always that of the largest gap: its distances to those
-    chosen, ``joined`` to one number.
-    """
+    """(B, count) distinct patches: ``first`` (B, 1), then always that of the largest ``joined`` distance."""
     chosen, gap = [first], None
     taken = torch.zeros_like(distance[:, 0], dtype=torch.bool)
     for _ in range(count - 1):

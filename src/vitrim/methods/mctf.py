@@ -181,9 +181,7 @@ class OneStepAhead(MCTFReducer):
 
     @property
     def fuses_map(self) -> bool:
-        """True for the elementwise maximum of query rows, which is not linear and cannot be applied to the output
-        instead.
-        """
+        """True for the elementwise maximum of query rows, which is not linear and cannot act on the output instead."""
         return self.config.attention_map == "shared" or self.config.pooling == "max"
 
     def query(

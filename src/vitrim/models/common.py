@@ -61,11 +61,8 @@ class DenseModel(nn.Module):
     """Base class of dense models: a head on the tokens of a backbone.
 
     Args:
-        backbone: a model without head whose tokens `vitrim.core.library.Library.tokens` can return.
+        backbone: a model without head; `VitrimError` if `vitrim.core.library.Library.tokens` cannot return its tokens.
         num_classes: classes K.
-
-    Raises:
-        VitrimError: the backbone's tokens are not available.
     """
 
     def __init__(self, backbone: nn.Module, num_classes: int) -> None:
@@ -100,11 +97,7 @@ class Stem(PatchEmbed):
         raise NotImplementedError
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (B, 3, H, W) to tokens (B, P, C), or to ``output_fmt``.
-
-        Raises:
-            VitrimError: the model does not accept this image size.
-        """
+        """Map images (B, 3, H, W), of an accepted size, to tokens (B, P, C), or to ``output_fmt``."""
         size = (images.shape[2], images.shape[3])
         if self.img_size is not None and self.strict_img_size and size != tuple(self.img_size):
             raise VitrimError(f"images are {_by(size)}, this model takes {_by(self.img_size)}; see set_input_size")

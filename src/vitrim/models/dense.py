@@ -42,11 +42,11 @@ ANY_SIZE = "dynamic_img_size"
 
 
 def segmenter(create: Create, pretrained: bool, options: Options) -> nn.Module:
-    """Put a `Segmenter` on a backbone.
+    """Put a `Segmenter` on the backbone that ``create`` makes; its decoder is always new.
 
     Args:
         create: creates the backbone.
-        pretrained: load the backbone's weights; the decoder is always new.
+        pretrained: load the backbone's weights.
         options: `SEGMENTER_OPTIONS`, and those of the backbone.
 
     Raises:
@@ -73,11 +73,7 @@ def segmenter(create: Create, pretrained: bool, options: Options) -> nn.Module:
 
 
 def detector(create: Create, pretrained: bool, options: Options) -> nn.Module:
-    """Put a `Detector` on a backbone. Arguments as `segmenter`, with `DETECTOR_OPTIONS`.
-
-    Raises:
-        VitrimError: an option is not valid, or the backbone's tokens are not available, or it cannot have windows.
-    """
+    """Put a `Detector` on a backbone, as `segmenter`, with `DETECTOR_OPTIONS`; its backbone must allow windows."""
     from vitrim.models.vitdet import Detector
     from vitrim.models.windowed import windowed
 
@@ -93,10 +89,7 @@ def detector(create: Create, pretrained: bool, options: Options) -> nn.Module:
 
 
 def split(options: Options, names: Collection[str]) -> tuple[Options, Options]:
-    """Split ``options`` into those called ``names``, checked, and the rest; None means the default.
-
-    Raises:
-        VitrimError: a value is not valid.
+    """Split ``options`` into those called ``names``, valid, and the rest; None means the default.
 
     Example:
         >>> split({"masks": True, "img_size": 64}, ("masks",))
@@ -121,11 +114,7 @@ def split(options: Options, names: Collection[str]) -> tuple[Options, Options]:
 
 
 def backbone(create: Create, pretrained: bool, options: Options) -> nn.Module:
-    """Create the backbone without its head; a timm model accepts images of any size where it can.
-
-    Raises:
-        UnsupportedModelError: its tokens are not available.
-    """
+    """Create the backbone without its head, with tokens to read; timm models accept any image size where they can."""
     if ANY_SIZE not in options:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             trial = create(False, options)

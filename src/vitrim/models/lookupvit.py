@@ -212,8 +212,7 @@ class LookupBase(TwoStreamClassifier):
         raise NotImplementedError
 
     def set_compressed_grid(self, grid: int | tuple[int, int]) -> None:
-        """Change the rows and columns of compressed tokens from now on, with the same parameters; `VitrimError` for
-        none.
+        """Change the rows and columns of compressed tokens, at least 1, from now on, with the same parameters.
 
         Example:
             >>> model = LookupViT(img_size=64, patch_size=8, embed_dim=32, depth=1, num_heads=2)
@@ -234,24 +233,11 @@ class LookupViT(LookupBase):
     """The paper's model. ``model(images)`` returns the logits of the compressed tokens' classifier.
 
     Args:
-        img_size: height and width, or one number for both, of the position table.
-        patch_size: side of the patches in pixels.
+        img_size, patch_size: of the position table, and of the patches, which must divide it, in pixels.
         compressed_grid: rows and columns of compressed tokens, or one number for both.
-        in_chans: channels of the images.
-        num_classes: classes K; 0 for none.
         global_pool: only ``avg``.
-        embed_dim: channels C.
-        depth: layers L.
-        num_heads: attention heads H of blocks and exchange.
-        mlp_ratio: hidden channels of the blocks' MLPs over C.
         lookup_mlp_ratio: hidden channels of the lookup MLP over C (1 / q, with q = 2 in the paper).
-        qkv_bias: biases in the blocks' q, k and v.
-        drop_rate: dropout before the classifiers.
-        proj_drop_rate: dropout in the blocks.
-        drop_path_rate: stochastic depth of the last layer; grows linearly from 0.
-
-    Raises:
-        VitrimError: another pooling, or an image size that does not divide into patches.
+        others: as in timm's `VisionTransformer`.
 
     Example:
         >>> model = LookupViT(img_size=64, patch_size=8, compressed_grid=3, embed_dim=32, depth=1, num_heads=2)

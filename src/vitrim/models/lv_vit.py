@@ -237,10 +237,7 @@ class LVViT(VisionTransformer):
 
         In training mode a random box of tokens is mixed, unless the model drops patches. Without an auxiliary head, or
         reduced, the model learns the task from its logits (B, K), as DynamicViT and GTP train it: the auxiliary logits
-        of removed patches are meaningless.
-
-        Raises:
-            VitrimError: there is a teacher, whose logits are of images and not of patches.
+        of removed patches are meaningless. A teacher, whose logits are of images, is refused.
         """
         if self.aux_head is None or step.reduction is not None:
             return {"total": step.criterion(step.logits(), step.targets)}
@@ -277,8 +274,7 @@ def swap_box(x: Tensor, box: Box) -> Tensor:
 
 
 def sample_box(grid: tuple[int, int], generator: torch.Generator | None = None) -> Box:
-    """Draw a random box on a ``grid`` as CutMix does: a uniform share of the area around a uniform centre, cut at the
-    border.
+    """Draw a random box on a ``grid`` as in CutMix: a uniform share of the area, a uniform centre, cut at the border.
 
     Example:
         >>> box = sample_box((14, 14))

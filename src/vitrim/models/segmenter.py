@@ -62,13 +62,10 @@ class MaskTransformer(nn.Module):
         num_classes: classes K.
         layers: blocks.
         width: channels of the blocks; default C.
-        heads: attention heads; default one per 64 channels of the blocks.
+        heads: attention heads, which divide ``width``; default one per 64 channels.
         dropout: in the blocks, after attention weights, projections and MLP layers.
         drop_path: stochastic depth of the last block; grows linearly from 0.
         proportional: attend to a token of size s as to s copies.
-
-    Raises:
-        VitrimError: ``heads`` does not divide ``width``.
 
     Example:
         >>> MaskTransformer(64, num_classes=3)(torch.zeros(2, 5, 64)).shape
@@ -140,15 +137,11 @@ class Segmenter(DenseModel):
     Images are padded with zeros at right and bottom to full patches, and the logits cropped to the image.
 
     Args:
-        backbone: as in `DenseModel`.
+        backbone, num_classes: as in `DenseModel`.
         decoder: a `LinearDecoder`, a `MaskTransformer`, or any module from tokens (B, M, C) and their sizes (B, M) or
             None to scores (B, M, K).
-        num_classes: classes K.
         decoder_tokens: ``all``: one token per patch, those of a reduced backbone un-merged. ``merged``: the remaining
             tokens, whose scores are un-merged (ALGM). For a linear decoder the results are equal.
-
-    Raises:
-        VitrimError: the backbone's tokens are not available.
 
     Example:
         >>> import timm
@@ -172,11 +165,7 @@ class Segmenter(DenseModel):
     front_name = "trunk"
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute the logits (B, K, H, W) of ``images`` (B, 3, H, W).
-
-        Raises:
-            VitrimError: the backbone does not accept this image size.
-        """
+        """Compute the logits (B, K, H, W) of ``images`` (B, 3, H, W), of a size that the backbone accepts."""
         whole, grid = padded(images, self.layout.patch_size)
         scores = self.scores(self.library.tokens(self.backbone, whole), grid)
         maps = scores.transpose(1, 2).unflatten(2, grid).contiguous()  # upsampling is several times as fast

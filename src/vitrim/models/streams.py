@@ -33,10 +33,7 @@ def join_keys_and_values(state: dict[str, Tensor], module: str) -> None:
 
 
 def grid_of(size: Sequence[int], patch_size: int) -> Grid:
-    """Rows and columns of patches in an image of ``size`` (height, width) in pixels.
-
-    Raises:
-        VitrimError: a side is not a multiple of the patch size.
+    """Rows and columns of patches in an image of ``size`` (height, width) in pixels, which they must divide.
 
     Example:
         >>> grid_of((64, 96), 16)
@@ -60,11 +57,9 @@ class TwoStreamClassifier(nn.Module):
 
     Args:
         img_size: height and width, or one number for both, of the position tables.
-        in_chans: channels of the images.
         dim: channels C of both streams.
-        num_classes: classes K; 0 for no classifiers.
         global_pool: only ``avg``; `VitrimError` for others.
-        drop_rate: dropout before the classifiers.
+        in_chans, num_classes, drop_rate: as in timm's `VisionTransformer`.
     """
 
     embed: Callable[[Tensor], tuple[Tensor, Tensor]]

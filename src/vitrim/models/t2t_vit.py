@@ -210,11 +210,8 @@ class T2TViT(VisionTransformer):
 
     Args:
         token_module, token_dim, splits: of `TokensToToken`; "transformer" is T2T-ViT_t, "performer" T2T-ViT.
-        qk_scale: factor of the blocks' attention logits; None: one over the root of a head's width.
+        qk_scale: factor of the blocks' attention logits, not with ``qk_norm``; default: a head's width^-0.5.
         kwargs: of timm's `VisionTransformer`.
-
-    Raises:
-        ValueError: ``qk_scale`` together with ``qk_norm``.
 
     Example:
         >>> import timm, vitrim.models

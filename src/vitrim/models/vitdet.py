@@ -118,8 +118,7 @@ class Detector(DenseModel):
     """Boxes, and with ``masks`` outlines, of the objects in images.
 
     Args:
-        backbone: as in `DenseModel`.
-        num_classes: classes K, background excluded.
+        backbone, num_classes: as in `DenseModel`, background excluded.
         masks: predict a mask for every box (Mask R-CNN).
         cascade: refine the boxes in three stages of heads (Cascade R-CNN).
         channels: of the pyramid.
@@ -128,10 +127,7 @@ class Detector(DenseModel):
         samples: proposals of an image that train the heads, up to a quarter of them on objects.
         soft_nms: in evaluation, lower the scores of boxes that overlap a better one by more than this IoU, linearly,
             instead of dropping them above 0.5.
-        maskness: in evaluation, multiply scores by the mean probability of a mask where it exceeds this value.
-
-    Raises:
-        VitrimError: the backbone's tokens are not available; ``maskness`` without ``masks``.
+        maskness: in evaluation, multiply scores by the mean probability of a mask where it is higher; needs ``masks``.
 
     Example:
         >>> import timm

@@ -80,27 +80,14 @@ class ViTTM(TwoStreamClassifier):
 
     Args:
         img_size: height and width, or one number for both, of the position tables.
-        process_patch_size: side of the patches of the process stream, in pixels.
-        memory_patch_size: side of the patches of the memory stream, in pixels.
-        in_chans: channels of the images.
-        num_classes: classes K; 0 for none.
+        process_patch_size, memory_patch_size: side of the patches of each stream, in pixels; they divide ``img_size``.
         global_pool: only ``avg``.
-        embed_dim: channels C of both streams.
-        depth: layers L.
-        num_heads: attention heads of blocks and of read and write heads.
-        mlp_ratio: hidden channels of the blocks' MLPs over C.
-        qkv_bias: biases in the blocks' q, k and v.
         read_write: a key of `HEADS`.
         fusion: a key of `FUSIONS`.
         latent_scale: C over the channels of queries and keys of the heads ("latent size scale").
         memory_mlp: an MLP on the memory in every layer.
-        drop_rate: dropout before the classifiers.
-        proj_drop_rate, attn_drop_rate: dropout in the blocks.
-        drop_path_rate: stochastic depth of the last block; grows linearly from 0.
         read_write_drop_path: stochastic depth of reads and writes (the published segmentation model).
-
-    Raises:
-        VitrimError: head, fusion or pooling are unknown, or the image size does not divide into patches.
+        others: as in timm's `VisionTransformer`.
 
     Example:
         >>> model = ViTTM(img_size=32, process_patch_size=8, memory_patch_size=4, embed_dim=32, depth=1, num_heads=2)
@@ -175,11 +162,7 @@ class ViTTM(TwoStreamClassifier):
         return self.read_fusion, self.write_fusion, self.read_write_drop
 
     def run_layer(self, layer: nn.Module, tokens: Tensor, auxiliary: Tensor) -> tuple[Tensor, Tensor]:
-        """Run memory and process tokens through ``layer``.
-
-        Raises:
-            VitrimError: heads or fusions are for other numbers of tokens.
-        """
+        """Run both streams through ``layer``; `VitrimError` if its parts are for other numbers of tokens."""
         given, made_for = (tokens.shape[1], auxiliary.shape[1]), self.embed.num_tokens
         if self.fixed_length and given != made_for:
             parts = "token_learner heads and add_erase fusion"

@@ -46,10 +46,7 @@ def random_mask(batch: int, num_patches: int, ratio: float = MASK_RATIO) -> Stre
     Args:
         batch: images B.
         num_patches: patches N of the stream.
-        ratio: share to mask, between 0 and 1; the number kept is rounded down, but at least 1.
-
-    Raises:
-        VitrimError: the ratio masks nothing or is not between 0 and 1.
+        ratio: share to mask, in (0, 1), at least one patch; the number kept is rounded down, but at least 1.
 
     Example:
         >>> [part.shape for part in random_mask(2, 64)]
@@ -135,9 +132,6 @@ class MaskedViTTM(nn.Module):
         decoder_dim, decoder_depth, decoder_num_heads: channels, blocks and attention heads of the decoders.
         normalise: predict pixels normalised per patch (unbiased variance, + 1e-6).
         num_classes: of the data, for the training loop; not learned.
-
-    Raises:
-        VitrimError: the encoder has such a head or fusion.
 
     Example:
         >>> encoder = ViTTM(img_size=32, process_patch_size=8, memory_patch_size=8, embed_dim=32, depth=1, num_heads=2)

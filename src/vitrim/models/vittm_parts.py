@@ -24,10 +24,8 @@ LATENT_BOTTLENECK = 64  # hidden width of the two MLPs of LatentHead
 class StreamEmbed(nn.Module):
     """Embed the patches of one image as the tokens of both streams, with learned positions.
 
-    With equal patch sizes one convolution makes both streams (memory in its first C outputs).
-
-    Raises:
-        VitrimError: the image size does not divide into patches.
+    With equal patch sizes one convolution makes both streams (memory in its first C outputs). `VitrimError` for images
+    that do not divide into patches.
     """
 
     def __init__(self, img_size: Grid, process_patch: int, memory_patch: int, in_chans: int, dim: int) -> None:
@@ -47,11 +45,7 @@ class StreamEmbed(nn.Module):
         return self.memory_pos.shape[1], self.process_pos.shape[1]
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Embed images (B, 3, H, W) as memory (B, N, C) and process tokens (B, M, C).
-
-        Raises:
-            VitrimError: a side of the images does not divide into patches.
-        """
+        """Embed images (B, 3, H, W) as memory (B, N, C) and process tokens (B, M, C)."""
         grids = [grid_of(images.shape[-2:], patch) for patch in self.patch_sizes]
         if self.shared:
             memory, process = self.patches[0](images).chunk(2, dim=-1)

@@ -88,13 +88,9 @@ def windowed(model: nn.Module, window_size: int, global_blocks: Collection[int])
     """Give the blocks of a plain ViT, or EVA, windows in place. Removes prefix tokens; other parameters and names stay.
 
     Args:
-        model: of timm, without a head, for images of any size.
+        model: of timm, without a head, for images of any size; `UnsupportedModelError` for others.
         window_size: patches of a window a side.
-        global_blocks: numbers of the blocks that attend across windows, from 1 as in the papers.
-
-    Raises:
-        VitrimError: a block does not exist.
-        UnsupportedModelError: another model.
+        global_blocks: numbers of existing blocks that attend across windows, from 1 as in the papers.
 
     Example:
         >>> import timm, torch

@@ -46,10 +46,7 @@ def references() -> dict[str, Path]:
 
 
 def folder(name: str) -> Path:
-    """Folder of a reference checkpoint.
-
-    Raises:
-        VitrimError: there is no such checkpoint.
+    """Folder of a reference checkpoint; `VitrimError` for an unknown name.
 
     Example:
         >>> folder("cifar10_vit").name
@@ -64,9 +61,6 @@ def folder(name: str) -> Path:
 
 def reached(name: str) -> dict[str, Any]:
     """Scores of a reference checkpoint's run: its last and its best evaluation, updates and seconds.
-
-    Raises:
-        VitrimError: there is no such checkpoint.
 
     Example:
         >>> reached("cifar10_vit")["last"]["top1"] > 50
@@ -84,11 +78,7 @@ def result(run: Path) -> dict[str, Any]:
 def class_names(checkpoint: Path) -> list[str] | None:
     """Class names that a run learned, in order; None for other weights, or classes without names.
 
-    Args:
-        checkpoint: the folder of the run, or the file of weights in it.
-
-    Raises:
-        VitrimError: the results of the run cannot be read.
+    ``checkpoint`` is the folder of the run, or its file of weights; `VitrimError` if its results cannot be read.
 
     Example:
         >>> class_names(folder("cifar10_vit"))[:2]

@@ -21,10 +21,7 @@ def tasks() -> dict[str, type[Task]]:
 
 
 def make_task(name: str, num_classes: int) -> Task:
-    """The task ``name`` for data of ``num_classes`` classes.
-
-    Raises:
-        VitrimError: there is no such task.
+    """The task ``name`` for data of ``num_classes`` classes; `VitrimError` for an unknown name.
 
     Example:
         >>> make_task("classification", 10).selects_by

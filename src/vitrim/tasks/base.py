@@ -89,14 +89,11 @@ class Task(ABC):
         """The loss from logits (B, K) and targets."""
 
     def mixer(self, mix: Mix) -> Mixup | None:
-        """timm's mixup and cutmix of a recipe, or None.
+        """timm's mixup and cutmix of a recipe, or None; `VitrimError` if the task does not mix.
 
         Maps images (B, C, H, W), which it overwrites, with B even, and (B,) class indices, or (B, K) for several
         labels, to mixed images and (B, K) targets. Draws from numpy's global stream. The criterion smooths labels:
         mixing and smoothing are linear, so their order does not matter.
-
-        Raises:
-            VitrimError: the recipe mixes, but the task's targets cannot be mixed, such as those of dense tasks.
         """
         if not mix.on:
             return None

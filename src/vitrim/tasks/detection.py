@@ -234,15 +234,9 @@ class DetectionScores(Metric):
 
     `box_AP` is the mean over IoU thresholds 0.50 to 0.95 and over the classes that occur, `box_AP50` and `box_AP75` are
     at one threshold, `box_AP_small`, `box_AP_medium` and `box_AP_large` are of objects below 32^2, up to 96^2 and
-    above, in square pixels. With outlines also `mask_AP` and so on; nan without objects. Crowds are ignored, areas are
-    the data's, at most 100 detections of an image count. Computed by torchmetrics with `faster_coco_eval` if installed,
-    else `pycocotools`. Keeps every detection; outlines as run lengths.
-
-    Args:
-        masks: score outlines too.
-
-    Raises:
-        MissingPackageError: neither package is installed.
+    above, in square pixels. With ``masks`` also `mask_AP` and so on; nan without objects. Crowds are ignored, areas are
+    the data's, at most 100 detections of an image count. Computed by torchmetrics with `faster_coco_eval` or
+    `pycocotools`; `MissingPackageError` without both. Keeps every detection; outlines as run lengths.
 
     Example:
         >>> objects = {"boxes": torch.tensor([[0.0, 0, 8, 8]]), "labels": torch.tensor([1])}

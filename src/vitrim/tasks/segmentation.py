@@ -179,11 +179,7 @@ class PixelCrossEntropy:
     smoothing: float = 0.0
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss, a scalar, from logits (B, K, H, W) and labels (B, H, W) in [0, K) or `IGNORED`.
-
-        Raises:
-            VitrimError: the sizes differ.
-        """
+        """The loss, a scalar, from logits (B, K, H, W) and labels (B, H, W) of equal size, in [0, K) or `IGNORED`."""
         if logits.ndim != 4 or logits.shape[-2:] != labels.shape[-2:]:
             given, wanted = tuple(logits.shape), tuple(labels.shape)
             raise VitrimError(
@@ -206,11 +202,7 @@ class PatchCrossEntropy:
     smoothing: float = 0.0
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss, a scalar, from logits (B, P, K), row by row, and labels (B, H, W) in [0, K) or `IGNORED`.
-
-        Raises:
-            VitrimError: no grid of P square patches fills the labels.
-        """
+        """The loss, a scalar, from logits (B, P, K), row by row, and labels (B, H, W), see `patch_grid`."""
         grid = patch_grid(logits.shape[1], (labels.shape[-2], labels.shape[-1]))
         small = F.interpolate(labels[:, None].float(), size=grid, mode="nearest").long()
         return _cross_entropy(logits.transpose(1, 2), small.flatten(1), self.smoothing)

@@ -82,19 +82,11 @@ class Step:
         return ask(self.model).logits(self.model(self.images))
 
     def tokens_and_logits(self) -> tuple[Tensor, Tensor]:
-        """Run the model: tokens (B, N, C) after its last norm, and logits (B, K).
-
-        Raises:
-            VitrimError: the model does not return its tokens.
-        """
+        """Run the model: tokens (B, N, C) after its last norm, and logits (B, K); `VitrimError` without tokens."""
         return ask(self.model).features_and_logits(self.model, self.images)
 
     def teach(self) -> tuple[Tensor, Tensor]:
-        """Run the teacher without gradients: tokens and logits, as `tokens_and_logits`.
-
-        Raises:
-            VitrimError: the recipe has no teacher.
-        """
+        """Run the teacher without gradients, as `tokens_and_logits`; `VitrimError` without a teacher."""
         if self.teacher is None:
             raise VitrimError("this loss needs the dense model as a teacher: set teacher=dense in the recipe")
         with torch.no_grad():

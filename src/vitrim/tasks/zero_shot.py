@@ -36,11 +36,7 @@ class ZeroShot(Classification):
         self.texts: tuple[Tensor, float, float] | None = None
 
     def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
-        """Embed the data's classes.
-
-        Raises:
-            VitrimError: they have no names, or numbers for names; or the model has no text tower.
-        """
+        """Embed the data's classes; `VitrimError` without names (numbers are none), or without a text tower."""
         if not class_names or all(name.strip().isdecimal() for name in class_names):
             found = "none" if not class_names else f"numbers: {', '.join(class_names[:3])}"
             raise VitrimError(

@@ -33,11 +33,7 @@ def changed(given: Any, changes: dict[str, Any], config: Any) -> Any:
 
 
 def create_model_config(self: Any) -> Any:
-    """vLLM's configuration; with a setting, that of the selecting architecture.
-
-    Raises:
-        VitrimError: the setting is wrong, or does not fit the model.
-    """
+    """vLLM's configuration; with a setting, that of the selecting architecture; `VitrimError` if it does not fit."""
     selector = asked(self.additional_config, os.environ)
     plain = LIBRARY(self)
     if selector is None:

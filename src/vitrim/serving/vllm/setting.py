@@ -53,10 +53,7 @@ FAMILIES = {
 
 
 def asked(additional: Mapping[str, Any] | None, environment: Mapping[str, str]) -> Selector | None:
-    """The selector of ``--additional-config``, or else of the environment; None: there is no setting.
-
-    Raises:
-        VitrimError: it is no selector, or does not work in a server.
+    """The selector of ``--additional-config``, or else of the environment, valid in a server; None without a setting.
 
     Example:
         >>> asked({"vitrim": {"select": "divprune:keep=0.25"}}, {}).count(64)
@@ -93,13 +90,9 @@ def family_of(architectures: Sequence[str] | None, config: Any, selector: Select
     """The supported architecture, and its family.
 
     Args:
-        architectures: names in the model's configuration.
+        architectures: names in the model's configuration; `UnsupportedModelError` without a supported one.
         config: that configuration.
-        selector: to fit the family.
-
-    Raises:
-        UnsupportedModelError: the model is not supported.
-        VitrimError: the selector does not fit it.
+        selector: `VitrimError` if it does not fit the family.
     """
     found = next((name for name in architectures or () if name in FAMILIES), None)
     interrupted = getattr(getattr(config, "vision_config", None), "model_type", None) == "pixtral"
