@@ -37,7 +37,7 @@ KINDS = {
     "prune": "prunes",
     "merge": "merges",
     "mixed": "prunes and merges",
-    "soft": "mixes: every new token is made of all",
+    "soft": "mixes all tokens into every new one",
 }
 ROOMS = (
     *("core", "methods", "hosts", "models", "data", "tasks", "measure", "plots", "training", "exporting", "speed"),
@@ -175,7 +175,7 @@ TABLES = {
         *("{MACs of dense} of dense", "{mIoU} mIoU"),
     ),
     "Detection of blood cells: BCCD": (
-        ("BCCD", "detection-of-blood-cells-bccd", "not trained where it does not say so, dense {box AP}"),
+        ("BCCD", "detection-of-blood-cells-bccd", "not trained unless noted, dense {box AP}"),
         *("{MACs of the trunk} of the dense trunk", "{box AP} box AP"),
     ),
     "Speed of every method at half the MACs": (
