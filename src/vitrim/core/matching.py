@@ -50,13 +50,7 @@ def unit_mean_keys(attention: Attention, num_prefix: int) -> Tensor:
 
 
 def alternate_similarity(attention: Attention, num_prefix: int) -> Tensor:
-    """(B, S, D) cosines of the mean keys of sources and destinations of the `alternate_split`.
-
-    Example:
-        >>> attention = Attention(*torch.randn(3, 1, 2, 6, 8), scale=1.0)
-        >>> alternate_similarity(attention, num_prefix=1).shape
-        torch.Size([1, 2, 3])
-    """
+    """(B, S, D) cosines of the mean keys of sources and destinations of the `alternate_split`."""
     sources, destinations = alternate_split(num_prefix)
     if compiled.suit(attention.keys.detach()):
         keys = unit_mean_keys(attention, num_prefix)
@@ -402,12 +396,6 @@ def match_alternate(state: TokenState, similarity: Tensor, r: int, *, by_positio
         similarity: (B, S, D), see `cosines`.
         r: sources that merge, 0 <= r <= S.
         by_position: see `merge_alternate`.
-
-    Example:
-        >>> state = TokenState.start(torch.zeros(1, 5, 8), num_prefix=1)
-        >>> hard = match_alternate(state, torch.tensor([[[0.1, 0.2], [0.9, 0.3]]]), 1)
-        >>> hard.anchor, hard.moved, hard.into
-        (tensor([[0, 2, 1, 3]]), tensor([[4]]), tensor([[2]]))
     """
     if not compiled.suit(similarity):
         return merge_alternate(state, *pair_most_similar(similarity, r), by_position=by_position)

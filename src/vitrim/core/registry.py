@@ -386,12 +386,7 @@ def support_libraries(model: nn.Module) -> None:
 
 
 def reads_prompts(kind: type) -> bool:
-    """True if models of class ``kind`` are of a family of vision-language models.
-
-    Example:
-        >>> reads_prompts(nn.Linear)
-        False
-    """
+    """True if models of class ``kind`` are of a family of vision-language models."""
     return _VISION_LANGUAGE.find(kind) is not None
 
 
@@ -435,12 +430,7 @@ def vision_language(model: nn.Module, selecting: bool = False) -> tuple[nn.Modul
 
 
 def has_trunk(model: nn.Module) -> bool:
-    """True if the class of ``model``, or of its backbone, has a host family.
-
-    Example:
-        >>> has_trunk(nn.Linear(2, 2))
-        False
-    """
+    """True if the class of ``model``, or of its backbone, has a host family."""
     host = find_host(model)
     return host is not None and (host.trunk_host(model) is host or bool(host.blocks(model)))
 

@@ -422,11 +422,6 @@ class TokenState:
 
         Returns:
             ``table`` itself while nothing was reduced, else (B, ..., P, d).
-
-        Example:
-            >>> state = TokenState.start(torch.zeros(2, 5, 8), num_prefix=1)
-            >>> state.patch_rows(torch.zeros(4, 6)).shape
-            torch.Size([4, 6])
         """
         if not self.reduced:
             return table

@@ -227,7 +227,7 @@ class TrunkHook(Installed):
 
 @dataclass(eq=False, repr=False)
 class HiddenHook(Installed):
-    """Runs after that forward, and lays the last hidden state out on the full grid.
+    """Runs after the trunk's forward, and lays the last hidden state out on the full grid.
 
     If a head reads all tokens, the last block returns the same as without hidden states (`TrunkHook`): a mean over
     patches or an attention pooling must not read the zeros of pruned ones.

@@ -45,8 +45,8 @@ class PaddedForward(Installed):
     """The forward of the tower: padded batches run grid by grid, see `vitrim.hosts.shared.padding`.
 
     If every patch has a value, the output has as many rows as the input, with zeros for padding; if patches were
-    pruned, the remaining ones, padded to the longest. With ``averaged`` all rows are filled with the mean of the
-    remaining tokens, because the classifier averages its rows under the original mask.
+    pruned, the remaining ones, padded to the longest. With ``averaged``, the remaining tokens are followed by their
+    mean up to the full length, because the classifier averages its rows under the original mask.
     """
 
     def __init__(self, tower: nn.Module, trace: Trace, averaged: bool) -> None:
