@@ -398,6 +398,7 @@ def test_every_selector_is_timed_on_a_small_model(monkeypatch: pytest.MonkeyPatc
     assert videos.startswith("evs:keep=0.25 on 8 frames")
 
 
+@pytest.mark.slow
 def test_what_reads_selected_tokens_is_the_end_of_the_model(model: nn.Module) -> None:
     """With all patches and the image's own class token it is the model, wherever that is cut."""
     images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))

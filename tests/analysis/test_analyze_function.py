@@ -73,6 +73,7 @@ def test_a_model_is_left_as_it_was(model: nn.Module, report: Report, images: Ima
     assert vitrim.get_reduction(model) is None
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_report_has_what_the_command_writes(model: nn.Module, report: Report, images: ImageDataset) -> None:
     assert (report.command, report.facts["model"], report.facts["weights"]) == ("analyze", "test_vit", "given")

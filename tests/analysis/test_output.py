@@ -73,6 +73,7 @@ def test_the_page_asks_for_nothing(page: Page) -> None:
     assert not re.search(r"url\(|@import|https?:", next(style))
 
 
+@pytest.mark.slow
 def test_every_picture_is_whole_and_has_words(page: Page, folder: Path) -> None:
     pictures = [given for tag, given in page.tags if tag == "img"]
     assert (

@@ -88,6 +88,7 @@ def test_a_program_has_the_logits_and_the_counts_of_the_model(name: str) -> None
     assert found[:, classes:].tolist() == counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cells(SETTINGS, ("atm",)))
 @pytest.mark.parametrize("suffix", cells([".onnx", ".xml"], (".onnx",)))
 def test_engines_compute_what_the_model_does(name: str, suffix: str, tmp_path: Path) -> None:

@@ -391,6 +391,7 @@ def rewritten(path: Path, change: dict[str, Any]) -> None:
     onnx.save(file, str(path))
 
 
+@pytest.mark.slow
 def test_files_of_earlier_versions_open_in_the_precision_of_their_weights(written: Exported) -> None:
     rewritten(written.path, {"precision": None})
     assert Exported.open(written.path).precision == "fp32"

@@ -267,6 +267,7 @@ def off_by_a_bit() -> Iterator[type[Format]]:
     del file_formats._OTHERS["off"]
 
 
+@pytest.mark.slow
 def test_a_file_that_disagrees_does_not_stay(off_by_a_bit: type[Format], tmp_path: Path) -> None:
     path = tmp_path / "m.off"
     path.write_text("what was there")

@@ -112,6 +112,7 @@ def test_a_file_for_other_images_is_refused(model: Any, data: ImageDataset, tmp_
         vitrim.evaluate(model, [made], data)
 
 
+@pytest.mark.slow
 def test_code_is_not_run_without_trust(model: Any, data: ImageDataset, tmp_path: Path) -> None:
     vitrim.export(model, None, tmp_path / "m.pt2", check=0)
     with pytest.raises(VitrimError, match="files are code"):

@@ -149,6 +149,7 @@ def test_parts_are_timed_apart(number: int, monkeypatch: pytest.MonkeyPatch) -> 
     assert not watch.rounds
 
 
+@pytest.mark.slow
 def test_bench_times_the_parts_of_an_answer(llava: Any) -> None:
     report = vitrim.bench(
         llava,

@@ -375,6 +375,7 @@ def test_what_was_trained_is_evaluated_as_it_was_trained(
     assert "IoU" not in capsys.readouterr().out.replace("mIoU", "")  # the classes are not in the table
 
 
+@pytest.mark.slow
 def test_scores_of_every_class(finished: Path, masks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the record and in the result of a run; their mean is what is printed."""
     (dense,) = compared(monkeypatch, finished, masks, tmp_path / "a.json")["rows"]

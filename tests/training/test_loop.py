@@ -263,6 +263,7 @@ def test_a_checkpoint_that_is_there_is_never_taken_away(images: Path, tmp_path: 
     assert {path.name: path.stat().st_ino for path in saved.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_a_log_that_was_cut_short_by_a_full_disk_is_mended_on_resume(
     images: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

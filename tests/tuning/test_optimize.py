@@ -342,6 +342,7 @@ def test_a_bound_that_few_images_cannot_show_is_said_at_the_start_and_in_the_rep
     assert any(note.startswith(f"the loss is that of {count} images: ") for note in whole.report.notes)
 
 
+@pytest.mark.slow
 def test_a_bound_that_few_images_cannot_show_is_refused_unless_told(source: str, watch: Watch, tmp_path: Path) -> None:
     said = (
         r"a loss of 2 points cannot be seen on 12 images: even where none of them changes it is only known to be "

@@ -38,6 +38,7 @@ AMOUNTS = st.one_of(
 )
 
 
+@pytest.mark.slow
 def test_speed_of_all_combinations(model: nn.Module, data: TensorDataset) -> None:
     own = subject(model, data, "tome:r=2", "mctf:r=2", batch_size=2, sizes=(24, 16))
     result = throughput(own, QUICK)
