@@ -281,6 +281,7 @@ def test_a_part_of_the_study_goes_on_where_it_stopped(
         study.main(["methods", "--data", str(photos), *common, "--batch-size", "3"])
 
 
+@pytest.mark.slow
 def test_data_sets_are_compared_by_their_maps(photos: Path, tmp_path: Path) -> None:
     data = ["--data", f"one={photos}", "--data", f"other={photos}", "--method", "topk", "--method", "l2"]
     study.main(["data", *data, "--rate", "0.5", "--threads", "1", "--out", str(tmp_path)])
@@ -291,6 +292,7 @@ def test_data_sets_are_compared_by_their_maps(photos: Path, tmp_path: Path) -> N
     assert float(same[0]["emd_patches"]) == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_data_without_a_name_is_refused(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(VitrimError, match="has a name, as in photos=PATH"):
         study.main(["data", "--data", str(photos), "--out", str(tmp_path)])
@@ -396,6 +398,7 @@ def test_every_selector_is_timed_on_a_small_model(monkeypatch: pytest.MonkeyPatc
     assert videos.startswith("evs:keep=0.25 on 8 frames")
 
 
+@pytest.mark.slow
 def test_what_reads_selected_tokens_is_the_end_of_the_model(model: nn.Module) -> None:
     """With all patches and the image's own class token it is the model, wherever that is cut."""
     images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))

@@ -94,6 +94,7 @@ def test_a_model_is_what_it_was_saved_as_if_it_takes_images_alone(tmp_path: Path
     assert type(create_model(f"hf:{tmp_path / 'clip'}")).__name__ == "CLIPVisionModelWithProjection"
 
 
+@pytest.mark.slow
 def test_weights_of_other_classes_bring_their_head(tmp_path: Path) -> None:
     for name, option in (("test_vit", "head.weight"), ("test_convnext", "head.fc.weight")):
         three, five = (create_model(name, options={"num_classes": classes}) for classes in (3, 5))
@@ -138,6 +139,7 @@ def test_torchvision() -> None:
         assert isinstance(create_model("torchvision:vit_b_16", options=options, device="meta"), VisionTransformer)
 
 
+@pytest.mark.slow
 def test_profile_of_the_three_libraries_in_one_table(run: Run, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "profile.json"
     names = [f"hf:{folder}", "test_vit"]
@@ -179,6 +181,7 @@ def test_eval_without_a_saved_processor_says_what_is_missing(tmp_path: Path) -> 
         eval_transform(create_model(f"hf:{tmp_path}"))
 
 
+@pytest.mark.slow
 def test_torchvision_prepares_images_as_its_weights_do_at_the_size_of_the_model() -> None:
     image = Image.new("L", (300, 200))
     model = create_model("torchvision:vit_b_16", options={"num_classes": 4}, device="meta")
@@ -339,6 +342,7 @@ def test_a_run_has_its_own_weights(tmp_path: Path) -> None:
     assert loading.weights_of("vitrim:cifar10_vit", pretrained=True) == "reference"
 
 
+@pytest.mark.slow
 def test_classes_are_those_of_a_run_or_refused() -> None:
     assert create_model("vitrim:cifar10_vit", options={"num_classes": 10}).num_classes == 10
     with pytest.raises(VitrimError, match=r"head.* has shape"):

@@ -41,6 +41,7 @@ def test_weights_are_bfloat16_and_come_with_the_recipe_and_the_log_that_made_the
     assert load_recipe(folder / "recipe.yaml").recipe.dataset
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", references())
 def test_accuracy_on_real_images_is_that_of_the_record(name: str) -> None:

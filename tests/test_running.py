@@ -19,6 +19,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "running.md"
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "width", "height"),
     [

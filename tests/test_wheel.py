@@ -106,6 +106,7 @@ def test_without_history_the_version_is_the_fallback(tmp_path: Path) -> None:
 
 
 # importing every library takes seconds: in `make test` what reading the registry and a recipe imports
+@pytest.mark.slow
 @pytest.mark.parametrize("modules", cells(["all", "few"], ["few"]))
 def test_it_works_unpacked(modules: str, wheel: Path, tmp_path: Path) -> None:
     """Modules import from there, not from this folder."""

@@ -4,11 +4,11 @@
     model = timm.create_model("deit_small_patch16_224", pretrained=True)
     reduction = vitrim.reduce_(model, vitrim.ToMe(r=13))
 
-Every command of the command line is a function too: `profile`, `bench`, `compare`, `evaluate`, `show`, `tune`,
-`optimize`, `analyze`, `export`, `train`.
+Every command is also a function: `profile`, `bench`, `compare`, `evaluate`, `show`, `tune`, `optimize`, `analyze`,
+`export`, `train`.
 
-Names are resolved on first use, so that ``vitrim --help`` need not import torch. Config classes of methods
-and selectors (``vitrim.ToMe``, ``vitrim.DivPrune``, ...) come from the registry: a new file adds its own.
+Names are resolved on first use, so ``vitrim --help`` does not import torch. Config classes of methods and selectors
+(``vitrim.ToMe``, ``vitrim.DivPrune``, ...) come from the registry.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""``python -m vitrim``: the command line, also for launchers that start modules."""
+"""``python -m vitrim``: the command line, for launchers that start modules."""
 
 from vitrim.cli import main
 

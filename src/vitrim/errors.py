@@ -1,4 +1,4 @@
-"""The errors a user can cause. Each message is one line: what was wrong, and what is valid."""
+"""Errors that a user can cause. Each message is one line: the problem and the valid values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONGEST_LINE = 500
 
 
 def one_line(text: str) -> str:
-    """Turn a message into one readable line: files, and other libraries, put line breaks and much text into it.
+    """Turn a message, which may contain text of files and libraries, into one readable line.
 
     Example:
         >>> one_line("unknown method 'a\\nb'")
@@ -31,7 +31,7 @@ def one_line(text: str) -> str:
 
 
 class VitrimError(ValueError):
-    """Bad input: the command line prints its one line and exits with code 2. Nothing was changed.
+    """Bad input. Nothing was changed; the command line prints the line and exits with code 2.
 
     Example:
         >>> str(VitrimError("no folder called\\nhere"))
@@ -43,15 +43,15 @@ class VitrimError(ValueError):
 
 
 class UnsupportedModelError(VitrimError):
-    """The model is of a family vitrim does not know, or of a form it cannot reduce faithfully."""
+    """The model's family is unknown, or vitrim cannot reduce its form faithfully."""
 
 
 class MissingPackageError(VitrimError, ModuleNotFoundError):
-    """An optional package is needed and not installed; the message says how to install it."""
+    """An optional package is missing; the message contains the command to install it."""
 
 
 class DataError(VitrimError):
-    """Raised for a dataset that cannot be read as asked; the message is one line and says what is valid.
+    """A dataset cannot be read with these arguments.
 
     Example:
         >>> from vitrim.data import load_images
@@ -63,19 +63,22 @@ class DataError(VitrimError):
     """
 
     def __init__(self, message: str) -> None:
-        # from a worker process the message arrives as a whole traceback, which ends with the error itself
+        # from a worker process the message is a traceback that ends with the error
         super().__init__(message.rpartition(f"{__name__}.DataError: ")[2].strip())
 
 
 class ReductionWarning(UserWarning):
-    """The reduction does less than was asked; the message says what it does."""
+    """The reduction does less than requested; the message describes the difference."""
 
 
 def check_whole(**given: tuple[object, int]) -> None:
-    """Refuse what is no whole number, or too small: every argument with its least value; None stands for a default.
+    """Refuse a value that is no integer or is below its minimum; None is a default.
+
+    Args:
+        given: by name, the value and its minimum.
 
     Raises:
-        VitrimError: naming the first that is wrong.
+        VitrimError: names the first wrong value.
 
     Example:
         >>> check_whole(batch_size=(8, 1), limit=(None, 1))
@@ -97,14 +100,14 @@ KINDS: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("on_progress", "on_report"), (Callable, "a function")),
     **dict.fromkeys(("blocks", "class_names"), (list | tuple | range, "a list")),
 }
-"""Kinds of arguments that many functions take, and their names in messages."""
+"""Types of common arguments, and their names in messages."""
 
 
 def check_kinds(**given: object) -> None:
-    """Refuse arguments of another kind than their names have in `KINDS`; None stands for a default.
+    """Refuse arguments whose type is not the one in `KINDS`; None is a default.
 
     Raises:
-        VitrimError: naming the first that is wrong.
+        VitrimError: names the first wrong argument.
 
     Example:
         >>> check_kinds(split="test", model_options=None)
@@ -119,14 +122,14 @@ def check_kinds(**given: object) -> None:
 
 
 def check_read(given: Any, read: Collection[str]) -> None:
-    """Refuse a description with a value that the function which takes it does not read.
+    """Refuse a description whose caller set a field without effect.
 
     Args:
-        given: a dataclass with a default for every field but the first.
-        read: the names of the fields that are read, beside the first.
+        given: a dataclass with a default for every field except the first.
+        read: the names of the fields that have an effect, besides the first.
 
     Raises:
-        VitrimError: naming the field and those that are read.
+        VitrimError: names the field and those that have an effect.
     """
     for field in fields(given)[1:]:
         value = getattr(given, field.name)
@@ -136,10 +139,10 @@ def check_read(given: Any, read: Collection[str]) -> None:
 
 
 def check_known(what: str, given: object, valid: Collection[str]) -> None:
-    """Refuse a name that is not among the ``valid`` ones.
+    """Refuse a name that is not among the ``valid`` names.
 
     Raises:
-        VitrimError: the one that `unknown` makes.
+        VitrimError: made by `unknown`.
 
     Example:
         >>> check_known("method", "tome", ["atm", "tome"])
@@ -162,7 +165,7 @@ def unknown(what: str, given: object, valid: Iterable[str]) -> VitrimError:
 
 
 def nearest(given: str, names: Iterable[str]) -> str | None:
-    """The name that was meant: the shortest one that begins with what was given, else the one that looks most like it.
+    """The likely name: the shortest that begins with ``given``, else the most similar.
 
     Example:
         >>> nearest("deit_small", ["deit_small_patch16_224", "deit3_small", "deit_small_distilled_patch16_224"])
@@ -193,13 +196,13 @@ PLAIN = (
     (r"less than ", "below "),
     (r"", ""),
 )
-"""Endings of pydantic's "Input should be ...", and what they are here; the first that fits counts."""
+"""Endings of pydantic's "Input should be ...", and our words for them; the first match counts."""
 LENGTH = re.compile(r"\w+ should have (at least|at most) (\d+) items? after validation, not (\w+)")
-"""Pydantic's words for a list that is too short or too long."""
+"""Pydantic's message for a list that is too short or too long."""
 
 
 def plain(message: str) -> str:
-    """A message of pydantic in this project's words.
+    """A message of pydantic in our words.
 
     Example:
         >>> plain("tome: r=x: Input should be a valid integer, unable to parse string as an integer")
@@ -216,11 +219,11 @@ def plain(message: str) -> str:
 
 
 WHERE = re.compile(r"(Exception from|Check '.*' failed at) \S+:\d+:")
-"""A line that says where in its source a library failed, and not why: OpenVINO's, in front of the reason."""
+"""A line with the place in a library's source, without a reason: OpenVINO writes one before the reason."""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's error message that gives a reason; the kind of error if there is no message.
+    """The first line with a reason of a library's error message; the type of the error if the message is empty.
 
     Example:
         >>> first_line(RuntimeError("no memory\\nTraceback: ...")), first_line(KeyError())
@@ -234,7 +237,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def os_errors(what: str, kind: type[VitrimError] = VitrimError) -> Iterator[None]:
-    """Turn an error of the operating system into a ``kind``: ``what``, such as "cannot read x.json", and the reason.
+    """Turn an `OSError` into a ``kind`` with the message "``what``: reason".
 
     Example:
         >>> with os_errors("cannot read x.json"):
@@ -250,11 +253,11 @@ def os_errors(what: str, kind: type[VitrimError] = VitrimError) -> Iterator[None
 
 @contextmanager
 def one_line_errors(setting: str, kept: str = "; settings finished before are kept") -> Iterator[None]:
-    """Turn running out of memory, and a dtype that the device cannot compute in, into a `VitrimError`.
+    """Turn an out-of-memory error, or an unsupported dtype, into a `VitrimError`.
 
     Args:
-        setting: what ran, for the message.
-        kept: what the message says of what was there before.
+        setting: the setting that ran, for the message.
+        kept: end of the message, about earlier results.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Output locations: refused before the work that fills them, and written whole or not at all."""
+"""Output files: checked before the work begins, and written atomically."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEVICES = Path("/dev")
-"""A system folder, whose files are lost at a restart."""
+"""A system folder; a new file in it would be lost at a restart."""
 
 
 def as_path(given: str | os.PathLike[str]) -> Path:
-    """A path from what a caller gave for one.
+    """The argument as a path.
 
     Raises:
-        VitrimError: it is neither text nor a path.
+        VitrimError: it is neither a string nor a path.
 
     Example:
         >>> as_path("m.onnx").name
@@ -43,7 +43,7 @@ def as_path(given: str | os.PathLike[str]) -> Path:
 
 
 def safe_name(text: str, signs: str) -> str:
-    """A text as the name of a file: letters, digits and ``signs`` stay; a long one ends in a sum.
+    """A text as a file name: letters, digits and ``signs`` stay; a long name ends in a checksum.
 
     Example:
         >>> safe_name("lr=1e-3 or less", "=-")
@@ -54,7 +54,7 @@ def safe_name(text: str, signs: str) -> str:
 
 
 def csv_text(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """Comma-separated values, with a line of names.
+    """Comma-separated values with a header.
 
     Example:
         >>> csv_text(["method", "share"], [("tome:r=8,blocks=[1]", 0.5)])
@@ -67,10 +67,10 @@ def csv_text(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a run's folder that cannot be created or written to. Nothing is created.
+    """Refuse an output folder that cannot be created or written to. Creates nothing.
 
     Raises:
-        VitrimError: it is empty or the current folder, a file is in its way, or there is no permission.
+        VitrimError: the path is empty or the current folder, a file blocks it, or permission is missing.
 
     Example:
         >>> check_folder(Path("runs/new"))
@@ -81,10 +81,10 @@ def check_folder(folder: Path) -> None:
 
 
 def check_file(file: Path) -> None:
-    """Refuse a file that `write_text` could not write. Nothing is created.
+    """Refuse a file that `write_text` could not write. Creates nothing.
 
     Raises:
-        VitrimError: no name, a folder, a file in the place of a folder above it, or no permission.
+        VitrimError: the path is empty or a folder, a file blocks a parent folder, or permission is missing.
 
     Example:
         >>> check_file(Path("records/new.json"))
@@ -104,12 +104,10 @@ def check_file(file: Path) -> None:
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """``value`` as strict JSON: a number that is not finite, such as a score without images, becomes null.
-
-    Mappings other than dicts are written as dicts.
+    """``value`` as strict JSON: non-finite numbers become null, and mappings become dicts.
 
     Raises:
-        TypeError: something JSON does not know.
+        TypeError: a value that JSON cannot represent.
 
     Example:
         >>> json_text({"box_AP": 0.5, "box_AP_large": float("nan"), "classes": (1, 2)})
@@ -127,10 +125,10 @@ def _strict(value: Any) -> Any:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a file whole or not at all, with the folders above it. Links are followed, devices and pipes stay such.
+    """Write a file atomically, and create its parent folders. Follows links, and writes into devices and pipes.
 
     Raises:
-        VitrimError: it cannot be written; what was there is as it was.
+        VitrimError: it cannot be written; an existing file is unchanged.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -145,11 +143,7 @@ def write_text(file: Path, text: str) -> None:
 
 @contextmanager
 def written(file: Path) -> Iterator[Path]:
-    """Yield where to write what becomes ``file`` once it is complete, with the folders above it; see `write_text`.
-
-    Raises:
-        VitrimError: it cannot be written; what was there is as it was.
-    """
+    """Yield a path to write, which becomes ``file`` at the end; see `write_text`."""
     check_file(file)
     with os_errors(f"cannot write {file}"):
         if file.exists() and not file.is_file():
@@ -162,17 +156,17 @@ def written(file: Path) -> Iterator[Path]:
 
 
 def whole_lines(file: Path, parse: Callable[[bytes], T]) -> tuple[list[T], int]:
-    """Read the lines of a log up to a damaged end, as a kill or a full disk leaves it.
+    """Read the lines of a log up to a damaged end, such as after a kill or on a full disk.
 
     Args:
         file: a log, written line by line.
-        parse: turns a line into its value; raises `ValueError` for a damaged one.
+        parse: turns a line into a value; raises `ValueError` for a damaged line.
 
     Returns:
-        The parsed lines, and how many bytes from the start they take.
+        The parsed lines, and their size in bytes.
 
     Raises:
-        VitrimError: it cannot be read, or intact lines follow a damaged one; the message names the line.
+        VitrimError: the file cannot be read, or intact lines follow a damaged line, which the message names.
 
     Example:
         >>> import tempfile
@@ -199,7 +193,7 @@ def whole_lines(file: Path, parse: Callable[[bytes], T]) -> tuple[list[T], int]:
 
 
 def save_file(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] | None = None) -> None:
-    """safetensors' ``save_file``, but with the usual mode: files of its own are readable by their owner alone.
+    """safetensors' ``save_file`` with the usual file mode; the library makes files that only their owner can read.
 
     Raises:
         OSError, SafetensorError: it cannot be written.
@@ -230,7 +224,7 @@ def save_file(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] |
 
 @contextmanager
 def replaced(file: Path) -> Iterator[Path]:
-    """Yield a file to write, which replaces ``file`` once complete; after an error ``file`` is unchanged.
+    """Yield a path to write, which replaces ``file`` at the end; after an error ``file`` is unchanged.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -240,7 +234,7 @@ def replaced(file: Path) -> Iterator[Path]:
         ...     [path.name for path in Path(folder).iterdir()]
         ['log.csv']
     """
-    # a name of this process, so that a file of the user is never taken for a leftover
+    # the process id makes the name unique
     beside = file.with_name(f".{file.name}.{os.getpid()}.partial")
     try:
         yield beside
@@ -255,14 +249,14 @@ def _place(file: Path) -> Path:
 
 
 def _check_way(folder: Path, wanted: Path) -> None:
-    """Check that the nearest existing path above is a folder, and writable."""
+    """Check that the nearest existing parent is a writable folder."""
     with os_errors(f"cannot write to {wanted}"):
         there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():
         raise VitrimError(f"cannot write to {wanted}: {there} is a file")
     if not os.access(there, os.W_OK | os.X_OK):
         raise VitrimError(f"cannot write to {wanted}: no permission in {there}")
-    # a file that is deleted at once finds what permissions do not say, as of /proc
+    # a temporary file reveals more than permissions do, such as for /proc
     with os_errors(f"cannot write to {wanted}"), TemporaryFile(dir=there):
         longest = os.pathconf(there, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
     if any(len(os.fsencode(part)) > longest for part in wanted.parts):

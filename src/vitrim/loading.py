@@ -1,6 +1,5 @@
-"""Models by name, of each library: ``vit_small_patch16_224``, ``torchvision:vit_b_16``, ``hf:FOLDER_OR_NAME``,
-``open_clip:NAME_OR_FOLDER``, ``vitrim:cifar10_vit``, ``run:FOLDER``, and any of them as a backbone,
-``segmenter:NAME``, ``vitdet:NAME``.
+"""Models by name: timm's, ``torchvision:``, ``hf:``, ``open_clip:``, ``vitrim:``, ``run:``, ``segmenter:``,
+``vitdet:``.
 
     model = create_model("torchvision:vit_b_16", pretrained=True)
 
@@ -41,17 +40,17 @@ SIZES: dict[str, tuple[int, int]] = {
     **dict.fromkeys(("embed_dim", "hidden_dim", "mlp_dim", "hidden_size", "intermediate_size"), (1, WIDTH)),
     **dict.fromkeys(("num_heads", "num_attention_heads"), (1, 2**12)),
     "num_classes": (0, 2**24),
-    "num_labels": (0, 2**17),  # transformers makes a name for each
+    "num_labels": (0, 2**17),  # transformers creates a name for each
     **dict.fromkeys(("reg_tokens", "num_register_tokens"), (0, 2**16)),
 }
-"""Size options of timm, torchvision and transformers, with their smallest and largest values: far beyond what
-is built, so that a typing error is reported before anything is created."""
+"""Size options of timm, torchvision and transformers, with their smallest and largest values. Far above real models,
+they catch typing errors before anything is created."""
 RATES = ("_rate", "dropout", "dropout_prob")
-"""Name endings of options whose values are shares in [0, 1]."""
+"""Endings of the names of options in [0, 1]."""
 INSTEAD = {"pretrained": "--pretrained", "checkpoint_path": "--checkpoint"}
-"""Options that timm takes, each with the option of vitrim that checks what it loads."""
+"""Options of timm, and the options of vitrim that check the weights which they load."""
 FOREIGN_CODE = ("trust_remote_code", "code_revision")
-"""Options by which transformers runs code of a model's repository."""
+"""Options with which transformers runs code from a model's repository."""
 
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -69,15 +68,16 @@ def create_model(
 
     Args:
         name: of timm, or ``torchvision:NAME``, ``hf:FOLDER_OR_NAME``, ``open_clip:NAME_OR_FOLDER``,
-            ``vitrim:NAME`` (a reference checkpoint), ``run:FOLDER`` (a finished run of ``vitrim train``).
+            ``vitrim:NAME`` (a reference checkpoint), ``run:FOLDER`` (a finished run of ``vitrim train``), or a
+            backbone of these after ``segmenter:`` or ``vitdet:``.
         pretrained: load the library's weights.
-        checkpoint: load this safetensors file instead, or the one in the folder of a run of ``vitrim train``.
+        checkpoint: load this file of weights instead, or the file in this folder of a run.
         options: keyword arguments of the library's model.
-        device: where it is created.
+        device: of the new model.
 
     Raises:
-        VitrimError: an unknown name (with the nearest one), options the model does not take, weights that do not fit.
-        MissingPackageError: its library is not installed.
+        VitrimError: an unknown name (the message suggests one), invalid options, or weights that do not fit.
+        MissingPackageError: the library is not installed.
 
     Example:
         >>> create_model("deit_tiny_patch16_224", options={"num_classes": 3}, device="meta").num_classes
@@ -95,7 +95,7 @@ def create_model(
         raise VitrimError("give either pretrained weights or a checkpoint, not both")
     for key, value in options.items():
         _check_option(name, key, value)
-    # sizes are a library's own without options; references and runs come back here with the model that they are of
+    # sizes need no check without options; references and runs call this function again with their model
     if create is hf_model or (options and create in (timm_model, torchvision_model)):
         _check_fit(name, options, torch.device(device))
     model: Any = _created(name, create, own_name, pretrained, options, device)
@@ -112,11 +112,10 @@ def create_model(
 
 
 class Origin(NamedTuple):
-    """The answers of `create_model` about a model, kept on it as ``vitrim_origin``; see `Loaded`.
+    """The origin of a model from `create_model`, stored on it as ``vitrim_origin``; fields as of `Loaded`.
 
     Attributes:
-        edits: how often its parameters had been written to when it was made: weights that were written to since are
-            not those that it was made with.
+        edits: `_edits` of the new model; a different number later means that its weights have changed.
     """
 
     name: str
@@ -127,18 +126,18 @@ class Origin(NamedTuple):
 
 
 def _edits(model: nn.Module) -> int:
-    """The number of times that parameters of ``model`` were written to in place."""
-    # parameters that were made in inference mode do not count
+    """The number of in-place changes of the parameters."""
+    # parameters created in inference mode have no counter
     return sum(parameter._version for parameter in model.parameters() if not parameter.is_inference())
 
 
 def _created(
     name: str, create: Creator, own_name: str, pretrained: bool, options: Options, device: str | torch.device
 ) -> nn.Module:
-    """Create the library's model; errors in the name, the options or the files are reported in one line."""
+    """Create the library's model, and turn its errors into one line."""
     import torch
 
-    # a trial on the meta device must not change what is drawn afterwards
+    # a trial on the meta device must not advance the random generator
     with torch.random.fork_rng(devices=[], enabled=str(device) == "meta"), torch.device(device):
         try:
             return create(own_name, pretrained, options)
@@ -149,7 +148,7 @@ def _created(
 
 
 def _errors_of_libraries() -> tuple[type[Exception], ...]:
-    """The kinds of errors that libraries raise for options and files that they cannot use."""
+    """Errors that libraries raise for invalid options and files."""
     from safetensors import SafetensorError
 
     general = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError, OSError)
@@ -157,25 +156,21 @@ def _errors_of_libraries() -> tuple[type[Exception], ...]:
 
 
 def _said(error: Exception) -> str:
-    """The message of a library's error; for an error of the system without one, its file."""
+    """The message of a library's error; for an `OSError`, the file and the reason."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return first_line(error)
 
 
 def _check_option(name: str, key: str, value: Any) -> None:
-    """Refuse sizes and rates that no model has.
-
-    Raises:
-        VitrimError: naming the option and what is valid.
-    """
+    """Refuse sizes and rates that no model has."""
     from torch.utils._pytree import tree_leaves
 
     if key in INSTEAD:
         raise VitrimError(f"{key} is no option of a model here: use {INSTEAD[key]}")
     if key in FOREIGN_CODE:
         raise VitrimError(f"{key} is no option of a model here: the code of a model's repository is never run")
-    if value is None:  # the library's own
+    if value is None:  # the library's default
         return
     if key in SIZES:
         least, most = SIZES[key]
@@ -187,11 +182,7 @@ def _check_option(name: str, key: str, value: Any) -> None:
 
 
 def _check_fit(name: str, options: Options, device: torch.device) -> None:
-    """Refuse a model that does not fit into memory or does not take images, judged by one on the meta device.
-
-    Raises:
-        VitrimError: with the memory it needs and there is, or with what its forward says.
-    """
+    """Refuse a model that exceeds the memory or fails on its images, tested on the meta device."""
     import torch
 
     from vitrim.core.registry import ask
@@ -215,7 +206,7 @@ def _check_fit(name: str, options: Options, device: torch.device) -> None:
 
 
 def memory(device: torch.device) -> float:
-    """Bytes of memory of this machine or of an accelerator, used or not; infinity where that is not known.
+    """Total memory in bytes of this machine or of an accelerator; infinity if unknown.
 
     Example:
         >>> import torch
@@ -232,10 +223,10 @@ def memory(device: torch.device) -> float:
 
 
 def check_name(name: str) -> None:
-    """Refuse an unknown library or model of timm without creating anything; other libraries say so when they create.
+    """Refuse an unknown library, or an unknown model of timm, without creating a model.
 
     Raises:
-        VitrimError: an unknown name, with the nearest one.
+        VitrimError: an unknown name; the message suggests one.
 
     Example:
         >>> check_name("deit_tiny_patch16_224")
@@ -246,8 +237,10 @@ def check_name(name: str) -> None:
 
 
 def creator(name: str) -> tuple[Creator, str]:
-    """The function that creates models of the library in front of the colon, timm's without one, and the rest of
-    ``name``. The function takes that rest, whether to load pretrained weights, and options.
+    """The function that creates models of a library, and the name within the library.
+
+    Args:
+        name: ``LIBRARY:NAME``; timm without a colon.
 
     Raises:
         VitrimError: an unknown library.
@@ -265,7 +258,7 @@ def creator(name: str) -> tuple[Creator, str]:
 
 
 def timm_model(name: str, pretrained: bool, options: Options) -> nn.Module:
-    """timm's model ``name``, or one of vitrim's own, which timm knows once they are imported."""
+    """A model of timm, or of vitrim's models, which are registered with timm."""
     import timm
 
     _check_timm_name(name)
@@ -287,7 +280,7 @@ def _check_timm_name(name: str) -> None:
 
 
 def supported_models() -> dict[str, str]:
-    """The names of timm's models, and vitrim's own, of a supported class, and their modules: none is built.
+    """Names and modules of timm's and vitrim's models of a supported class; builds no model.
 
     Example:
         >>> supported_models()["deit_small_patch16_224"]
@@ -304,7 +297,7 @@ def supported_models() -> dict[str, str]:
 
 
 def model_modules() -> dict[str, tuple[str, ...]]:
-    """The modules of timm's models, and of vitrim's own, and the names of the host families for classes in each.
+    """The modules of timm's and vitrim's models, and the names of the host families in each.
 
     Example:
         >>> model_modules()["timm.models.deit"], model_modules()["timm.models.resnet"]
@@ -330,7 +323,7 @@ def model_modules() -> dict[str, tuple[str, ...]]:
 
 
 def torchvision_model(name: str, pretrained: bool, options: Options) -> nn.Module:
-    """torchvision's model ``name``, with the images that its default weights expect as its `eval_transform`."""
+    """A model of torchvision, with the transform of its default weights as `eval_transform`."""
     models = _import("torchvision.models", "torchvision")
     if name not in models.list_models():
         raise unknown("model of torchvision", name, models.list_models(include="vit*"))
@@ -338,7 +331,7 @@ def torchvision_model(name: str, pretrained: bool, options: Options) -> nn.Modul
     model: Any = models.get_model(name, weights=weights if pretrained else None, **options)
     transform = weights.transforms()
     side = getattr(model, "image_size", None)
-    if side is not None and transform.crop_size != [side]:  # another size than that of the weights: the same share
+    if side is not None and transform.crop_size != [side]:  # keep the crop ratio at a different size
         scale = side / transform.crop_size[0]
         transform = weights.transforms(crop_size=side, resize_size=round(transform.resize_size[0] * scale))
     model.eval_transform = transform
@@ -347,7 +340,7 @@ def torchvision_model(name: str, pretrained: bool, options: Options) -> nn.Modul
 
 
 def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
-    """The Hugging Face model in the folder ``name``, with its weights if they are there, or of that name on the Hub."""
+    """A Hugging Face model: from the folder ``name``, with its weights if it has any, or by its name on the Hub."""
     transformers = _import("transformers", "hf")
     folder = Path(name).expanduser()
     if not folder.is_dir() and (folder.is_absolute() or name.startswith(("./", "../", "~"))):
@@ -357,7 +350,7 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     source = str(folder) if folder.is_dir() else name
     if not folder.is_dir():
         check_hub(name, HF_WEIGHTS if pretrained else ("config.json",))
-    trust = {"trust_remote_code": False}  # or the library may ask at the terminal
+    trust = {"trust_remote_code": False}  # otherwise the library may prompt at the terminal
     config, unused = transformers.AutoConfig.from_pretrained(source, return_unused_kwargs=True, **trust, **options)
     if unused:
         raise unknown(f"option of {config.model_type}", next(iter(unused)), config.to_dict())
@@ -372,8 +365,10 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
 
 
 def open_clip_model(name: str, pretrained: bool, options: Options) -> nn.Module:
-    """open_clip's model ``name``, of both towers: one that it knows, in a folder with its ``open_clip_config.json``, or
-    of a repository on the Hub. Its ``tokenizer_name`` is what `open_clip.get_tokenizer` takes."""
+    """A model of open_clip with both towers: by name, from a folder with ``open_clip_config.json``, or from the Hub.
+
+    Its ``tokenizer_name`` is the argument for `open_clip.get_tokenizer`.
+    """
     import torch
 
     open_clip = _import("open_clip", "clip")
@@ -405,12 +400,11 @@ def open_clip_model(name: str, pretrained: bool, options: Options) -> nn.Module:
 
 
 def check_hub(name: str, files: Sequence[str]) -> None:
-    """Refuse a model of the Hub that is not in the cache where the Hub cannot be reached: libraries that look for it
-    try for half a minute.
+    """Refuse a model that is not in the cache if the Hub is unreachable; libraries would retry for half a minute.
 
     Args:
-        name: of its repository.
-        files: one of them is needed.
+        name: of the repository.
+        files: alternatives; one is enough.
 
     Raises:
         VitrimError: there is no connection, and none of the files in the cache.
@@ -421,15 +415,15 @@ def check_hub(name: str, files: Sequence[str]) -> None:
         if not any(isinstance(hub.try_to_load_from_cache(name, file), str) for file in files):
             hub.get_hf_file_metadata(hub.hf_hub_url(name, files[0]))  # tries once
     except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError):
-        return  # it answers, or the name is none: the library says more
-    except Exception as error:  # its client has changed, and with it what a failed connection raises
+        return  # the Hub answers, or the name is invalid: the library has a better message
+    except Exception as error:  # versions of its client raise different errors for a failed connection
         raise VitrimError(
             f"{name} is not in the cache of the Hugging Face Hub, which cannot be reached: {first_line(error)}"
         ) from error
 
 
 def dense_model(kind: str, name: str, pretrained: bool, options: Options) -> nn.Module:
-    """A head for dense tasks, ``segmenter`` or ``vitdet``, on the model ``name`` of any library."""
+    """A dense head, ``segmenter`` or ``vitdet``, on the model ``name`` of any library."""
     from vitrim.models.dense import KINDS
 
     create, own_name = creator(name)
@@ -441,10 +435,10 @@ def load_reference(name: str, **options: Any) -> nn.Module:
 
     Args:
         name: one of `vitrim.reference.references`.
-        options: of the model, as of `load_run`.
+        options: as of `load_run`.
 
     Raises:
-        VitrimError: there is no such checkpoint, or the options change the names or shapes of its weights.
+        VitrimError: no such checkpoint, or the options change names or shapes of its weights.
 
     Example:
         >>> import torch
@@ -460,15 +454,15 @@ def load_reference(name: str, **options: Any) -> nn.Module:
 def load_run(folder: str | Path, **options: Any) -> nn.Module:
     """The model of a finished run of ``vitrim train`` with its weights, float32, in eval mode and not reduced.
 
-    A method whose parameters were trained is put on it by ``vitrim.Reduction.load(model, folder)``.
+    ``vitrim.Reduction.load(model, folder)`` adds the trained method.
 
     Args:
         folder: of the run, with weights and recipe.
-        options: of the model, over those of the recipe; they must leave the weights' shapes as they are. Rates of
-            dropping something in training are those of the library unless given here.
+        options: of the model; they override the recipe's and must not change the shapes of its weights. Drop rates of
+            the recipe are not used.
 
     Raises:
-        VitrimError: the run is not finished, or the options change the names or shapes of its weights.
+        VitrimError: the run is not finished, or the options change names or shapes of its weights.
     """
     import torch
 
@@ -482,25 +476,21 @@ def load_run(folder: str | Path, **options: Any) -> nn.Module:
     recipe = _recipe(folder)
     given = {key: value for key, value in recipe["model_options"].items() if not key.endswith("_rate")}
     model: Any = create_model(recipe["model"], options={**given, **options}, device=torch.get_default_device())
-    load = load_checkpoint if "num_classes" in options else load_host  # as asked, or not at all
+    load = load_checkpoint if "num_classes" in options else load_host  # an explicit number must fit
     load(model, folder / WEIGHTS_FILE)
-    del model.vitrim_origin  # it is of the model without its run
+    del model.vitrim_origin  # that of the model without its run
     model.class_names = class_names(folder)
     return model  # type: ignore[no-any-return]
 
 
 def _recipe(run: Path) -> Options:
-    """The values of the recipe that a run has left.
-
-    Raises:
-        VitrimError: it cannot be read, or is not the recipe of a run.
-    """
+    """The values of the recipe of a finished run."""
     from vitrim.weights import RECIPE
 
     file = run / RECIPE
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:  # also a date that does not exist
+    except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:  # ValueError: an invalid date
         raise VitrimError(f"cannot read {file}: {' '.join(str(error).split())}") from None
     found = values if isinstance(values, dict) else {}
     if found.get("model_options") is None:
@@ -513,14 +503,14 @@ def _recipe(run: Path) -> Options:
 
 
 def as_trained(model: str, changes: Mapping[str, Any] | None = None) -> tuple[Protocol, Options]:
-    """The protocol and the options of the data that a model was trained with, the plain ones if no recipe is known.
+    """The evaluation protocol and the data options of a model's recipe; defaults if it has none.
 
     Args:
         model: as on the command line; ``run:FOLDER`` and ``vitrim:NAME`` have recipes.
-        changes: values of the protocol that replace the recipe's.
+        changes: values of the protocol that override the recipe's.
 
     Raises:
-        VitrimError: changes that are not valid, or a recipe that cannot be read.
+        VitrimError: invalid changes, or a recipe that cannot be read.
 
     Example:
         >>> protocol, options = as_trained("vitrim:camvid_vit", {"flip": True})
@@ -550,7 +540,7 @@ def as_trained(model: str, changes: Mapping[str, Any] | None = None) -> tuple[Pr
 
 
 def has_weights(folder: Path) -> bool:
-    """True if a folder holds weights in a form that its library reads: transformers by their names, open_clip any."""
+    """True if a folder contains weights that its library reads: transformers by their names, open_clip any."""
     if (folder / OPEN_CLIP_CONFIG).is_file():
         return any(file.suffix in (".safetensors", ".bin", ".pth") for file in folder.iterdir())
     return any((folder / file).is_file() for file in HF_WEIGHTS)
@@ -567,7 +557,7 @@ def _import(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != package:  # installed, but something it needs is not
+        if error.name != package:  # installed, but a dependency is missing
             raise
         install = f"'vitrim[{extra}]'" if extra != package else package
         raise MissingPackageError(f"models of {package} need that package: pip install {install}") from error
@@ -577,7 +567,7 @@ LIBRARIES: dict[str, Creator] = {
     "torchvision": torchvision_model,
     "hf": hf_model,
     "open_clip": open_clip_model,
-    # these two always have their weights
+    # these two always include their weights
     "vitrim": lambda name, pretrained, options: load_reference(name, **options),
     "run": lambda folder, pretrained, options: load_run(Path(folder).expanduser(), **options),
     "segmenter": partial(dense_model, "segmenter"),
@@ -586,7 +576,7 @@ LIBRARIES: dict[str, Creator] = {
 
 
 def learned_reduction(model: str, checkpoint: Path | None) -> Path | None:
-    """The folder of the run that produced a model or its weights, if a method learned parameters in it."""
+    """The folder of the run that trained a model or its weights, if its method has learned parameters."""
     from vitrim.core.saving import REDUCERS_FILE
 
     library, _, rest = model.partition(":")
@@ -595,7 +585,7 @@ def learned_reduction(model: str, checkpoint: Path | None) -> Path | None:
 
 
 def weights_of(name: str, *, pretrained: bool = False, checkpoint: Path | None = None) -> str:
-    """Describe a model's weights for the record: pretrained, the file or folder they come from, or random."""
+    """A description of a model's weights for the record: pretrained, reference, random, or a file or folder."""
     library, _, folder = name.partition(":")
     if checkpoint is not None:
         return str(checkpoint)
@@ -614,21 +604,19 @@ MADE = ("pretrained", "checkpoint", "options", "seed")
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model, and how it is made where a name stands for it, by the function that takes it.
-
-    The command line gives functions such a description; in Python `create_model` makes the model itself.
+    """A model, or its name with the options to create it.
 
     Attributes:
-        model: itself, its name, or an exported file.
+        model: a module, a name, or an exported file.
         pretrained, checkpoint, options: as of `create_model`; only with a name.
-        device: where a named model is made, or a copy of a given one runs; None: the CPU, or where it is.
-        dtype: of parameters and images, fp32 or bf16; None: fp32, or what a given model has.
-        learned: folder of a saved reduction (`vitrim.Reduction.save`), whose parameters the methods of that name get;
-            None: the run that made the model.
-        seed: of random weights of a named model; None: drawn from torch's generator.
+        device: of the created model, or of a copy of a module; None: the CPU, or the module's device.
+        dtype: of parameters and images, fp32 or bf16; None: fp32, or the module's dtype.
+        learned: folder of a saved reduction (`vitrim.Reduction.save`) with learned parameters for methods of its
+            name; None: the run of the model.
+        seed: of random weights of a named model; None: torch's generator.
 
     Raises:
-        VitrimError: an argument of another kind.
+        VitrimError: an argument of a wrong type.
 
     Example:
         >>> ModelSpec("test_vit", options={"num_classes": 3}).load().model.num_classes
@@ -649,15 +637,15 @@ class ModelSpec:
 
     @classmethod
     def of(cls, model: Any) -> ModelSpec:
-        """The description of a model: itself where it is one."""
+        """The description of a model; a `ModelSpec` is returned unchanged."""
         return model if isinstance(model, cls) else cls(model)
 
     @classmethod
     def each(cls, models: Any) -> list[ModelSpec]:
-        """The descriptions of several models, or of one; one description of a list holds for every model in it.
+        """The descriptions of one or several models; the options of a description of a list apply to all of them.
 
         Raises:
-            VitrimError: none is given, or one file of weights for several.
+            VitrimError: no model, or one checkpoint for several.
         """
         spec = models if isinstance(models, cls) else cls(models)
         if not isinstance(spec.model, list | tuple):
@@ -677,13 +665,14 @@ class ModelSpec:
 
     @property
     def named(self) -> bool:
-        """True of a model that is given by its name."""
+        """True if the model is a name."""
         return isinstance(self.model, str)
 
     def load(self, device: str | torch.device | None = None) -> Loaded:
-        """The model, as `load`; made on ``device`` where that is given, in place of its own.
+        """Load or create the model; see `load`. Unwraps a compiled model.
 
-        A compiled model predicts, and is counted, as the model in it.
+        Args:
+            device: overrides that of the description.
         """
         place = device if device is not None else self.device if self.device is not None else "cpu"
         given = getattr(self.model, "_orig_mod", self.model)
@@ -699,14 +688,14 @@ class ModelSpec:
 
 
 class Loaded(NamedTuple):
-    """A model, and what the record of a measurement says about it.
+    """A model with its description for records.
 
     Attributes:
-        model: in eval mode where it was created here.
-        name: as on the command line; of a model in hand that vitrim did not make, its library's name.
-        weights: "random", "pretrained", "reference", the file or folder they are from, or "given".
+        model: in eval mode if it was created here.
+        name: as on the command line; the library's name for a module that vitrim did not create.
+        weights: "random", "pretrained", "reference", a file or folder, or "given".
         options: keyword arguments of the library's model.
-        learned: the folder of the run that produced the weights, if a method learned parameters in it.
+        learned: as of `learned_reduction`.
     """
 
     model: nn.Module
@@ -724,15 +713,15 @@ def load(
     model_options: Options | None = None,
     device: str | torch.device = "cpu",
 ) -> Loaded:
-    """The model that a function of vitrim was given, itself or by name.
+    """Load a model argument, a module or a name.
 
     Args:
-        model: is used where it is and as it is, and what `create_model` knows of it still holds, unless its weights
-            were changed since; a name, as of `create_model`, is created with the arguments that follow.
+        model: a module, used unchanged, with its description by `create_model` if its weights have not changed since;
+            or a name for `create_model`.
         pretrained, checkpoint, model_options, device: as of `create_model`; only with a name.
 
     Raises:
-        VitrimError: as `create_model`, or arguments that say how to create a model that is there already.
+        VitrimError: as `create_model`, or such arguments with a module.
 
     Example:
         >>> load("test_vit", model_options={"num_classes": 3}).weights
@@ -756,7 +745,7 @@ def load(
     origin: Origin | None = getattr(model, "vitrim_origin", None)
     if origin is None:
         return Loaded(model, ask(model).architecture(model), "given", {}, None)
-    # of random weights in hand their owner knows, and may have made them so
+    # random weights of a module may be intended: reports call them "given"
     same = origin.weights != "random" and origin.edits == _edits(model)
     weights, learned = (origin.weights, origin.learned) if same else ("given", None)
     return Loaded(model, origin.name, weights, origin.options, learned)

@@ -1,4 +1,4 @@
-"""Signs of life of what takes long: what it is doing, and how much is left."""
+"""Progress of long commands: the current step, and the time left."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SILENT_SECONDS = 2.0
-"""The time from which a command shows progress where there is no terminal: one that ends sooner stays silent."""
+"""Delay of the first line without a terminal: shorter commands print no progress."""
 SECONDS_BETWEEN_LINES = 30.0
 REDRAWN_SECONDS = 0.2
 
 
 def is_first_process() -> bool:
-    """True in the process that prints and writes; others are those that ``accelerate launch`` started beside it."""
+    """True in the process that prints and writes, among those of ``accelerate launch``."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 class Signs:
-    """One line on what is being done: redrawn in place on a terminal, else written every half minute.
+    """A progress line: redrawn in place on a terminal, else printed every half minute.
 
-    A terminal's line is drawn when it changes, a few times a second at most, and never in between: what is timed runs
-    undisturbed. Lines elsewhere come whether or not there is anything new to say.
+    On a terminal the line is drawn only when it changes, a few times per second at most, so that it does not disturb
+    timing.
 
     Args:
-        text: what is done first.
-        unit: of what is counted.
-        console: where it is shown; default: standard error.
+        text: the first step.
+        unit: of the counts.
+        console: default: standard error.
     """
 
     def __init__(self, text: str, unit: str = "images", console: Console | None = None) -> None:
@@ -54,21 +54,21 @@ class Signs:
         if self.console.is_terminal:
             from rich.live import Live
 
-            # what goes to standard output stays there, and warnings stand above the line
+            # standard output is not redirected; warnings appear above the line
             self.live = Live(console=self.console, auto_refresh=False, transient=True, redirect_stdout=False)
             self._draw()
         else:
             Thread(target=self._beat, daemon=True).start()
 
-    # ---- what is said -----------------------------------------------------------------------------------------
+    # ---- content -----------------------------------------------------------------------------------------------------
 
     def tell(self, text: str) -> None:
-        """Say what is being done now."""
+        """Show the current step."""
         self.text, self.counted = text, (0, None)
         self._draw()
 
     def move(self, done: int, total: int | None = None, line: str = "", more: str = "") -> None:
-        """Say how much is done, of a total if it is known, and perhaps a line that stays, and ``more`` behind it."""
+        """Show a count, of ``total`` if known, then ``more``; ``line`` is printed permanently."""
         of = "" if total is None else f" of {total}"
         self.text = f"{done}{of} {self.unit}{self.pace.left(done, total, time.monotonic())}{more}"
         self.counted = (done, total)
@@ -77,24 +77,24 @@ class Signs:
         self._draw()
 
     def say(self, line: str) -> None:
-        """Say a line that stays."""
+        """Print a permanent line."""
         if is_first_process():
             self.clear()
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def clear(self) -> None:
-        """Give way to other lines; the next word draws this one again."""
+        """Remove the line for other output; the next change draws it again."""
         self.written = time.monotonic()
         self.drawn = -REDRAWN_SECONDS
         if self.live is not None:
             self.live.stop()
 
     def end(self) -> None:
-        """Leave the terminal as it was."""
+        """Stop, and remove the line."""
         self.ended.set()
         self.clear()
 
-    # ---- how it is shown ---------------------------------------------------------------------------------------------
+    # ---- drawing -----------------------------------------------------------------------------------------------------
 
     def _draw(self) -> None:
         if self.live is None or time.monotonic() - self.drawn < REDRAWN_SECONDS:
@@ -114,7 +114,7 @@ class Signs:
         self.live.update(shown, refresh=True)
 
     def _beat(self) -> None:
-        """Write the line whenever nothing was written for half a minute."""
+        """Print the line whenever nothing was printed for half a minute."""
         while True:
             now = time.monotonic()
             due = self.begun + SILENT_SECONDS if self.written is None else self.written + SECONDS_BETWEEN_LINES
@@ -128,7 +128,7 @@ class Signs:
 
 @contextmanager
 def progress(text: str, unit: str = "images", console: Console | None = None) -> Iterator[Signs]:
-    """Say what is done until the end of a block; arguments as of `Signs`.
+    """Show progress until the end of a block; arguments as of `Signs`.
 
     Example:
         >>> with progress("loading") as signs:

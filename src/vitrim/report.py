@@ -1,10 +1,10 @@
-"""The findings of a command: tables to read, numbers to keep, notes on how to read them.
+"""The result of a command: tables, numbers and notes.
 
-Every command of the command line is a function too, and both give the same `Report`:
+Every command is also a function that returns a `Report`:
 
     report = vitrim.bench("vit_small_patch16_224", "tome:r=13")  # $ vitrim bench vit_small_patch16_224 -m tome:r=13
-    print(report)                                                # the table that the command prints
-    report.rows[1]["speedup"], report.record                     # the numbers that --json writes
+    print(report)                                                # the table of the command
+    report.rows[1]["speedup"], report.record                     # the numbers of --json
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from vitrim.errors import VitrimError, check_kinds
 from vitrim.files import csv_text, json_text, write_text
 
 WIDTH = 120
-"""Columns of text where nothing says how wide the place is: a pipe, a file, a string."""
+"""Columns of text without a terminal: in a pipe, a file or a string."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """The place where a command writes, and what it keeps there; a folder alone says enough in most cases.
+    """The output of a function; a folder alone suffices in most cases.
 
     Attributes:
-        folder: for everything; None: nothing is written.
-        resume: go on from what a call before this one left in it.
-        formats: of pictures: png, svg; several with commas, or as a list.
-        decisions: of `vitrim.evaluate`: a folder for the way of every token, a file per method.
-        predictions: of `vitrim.evaluate`: a file, .csv or .parquet, a row per image.
-        preprocess: of `vitrim.optimize`: the file takes images as they are read, (B, H, W, C) uint8.
+        folder: for all output; None: write nothing.
+        resume: continue from the partial results in the folder.
+        formats: of pictures: png, svg; a list, or a string with commas.
+        decisions: of `vitrim.evaluate`: a folder for the decisions about every token, a file per method.
+        predictions: of `vitrim.evaluate`: a file, .csv or .parquet, with a row per image.
+        preprocess: of `vitrim.optimize`: the file takes pixels, (B, H, W, C) uint8.
 
     Raises:
-        VitrimError: a place that is no path.
+        VitrimError: a value of a wrong type, or ``resume`` without a folder.
     """
 
     folder: str | Path | None = None
@@ -55,7 +55,7 @@ class Results:
 
     @classmethod
     def of(cls, out: str | Path | Results | None) -> Results:
-        """The description of a place: itself where it is one."""
+        """A `Results` of a folder; a `Results` is returned unchanged."""
         return out if isinstance(out, Results) else cls(out)
 
     @property
@@ -66,15 +66,15 @@ class Results:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of plain numbers and texts; None where there is no number.
+    """A table of numbers and texts; None is a missing number.
 
     Attributes:
-        name: of its file, without an ending.
+        name: of its file, without a suffix.
         title: one line.
         columns: names, with units.
-        rows: one value per column. Texts are shown as they are, numbers by `cell`.
-        shown: the columns that people see; None for all, none for a table that is too long to be shown.
-        text_columns: how many columns, from the left, hold text: they stand at their left edge.
+        rows: one value per column; numbers are formatted by `cell`.
+        shown: the displayed columns; None for all, () for a table that is too long to display.
+        text_columns: the number of text columns, from the left; they are left-aligned.
 
     Example:
         >>> print(Table("one", "One.", ("method", "share"), [("tome", 0.5), ("topk", None)]).csv().strip())
@@ -99,11 +99,11 @@ class Table:
     text_columns: int = 1
 
     def csv(self) -> str:
-        """The table as comma-separated values, with a line of names."""
+        """The table as comma-separated values with a header."""
         return csv_text(self.columns, (["" if _missing(value) else value for value in row] for row in self.rows))
 
     def records(self) -> list[dict[str, Any]]:
-        """The rows as dictionaries that JSON can hold: no number is None."""
+        """The rows as dictionaries for JSON, with None for missing numbers."""
         return [
             {name: None if _missing(value) else value for name, value in zip(self.columns, row, strict=True)}
             for row in self.rows
@@ -115,13 +115,13 @@ class Table:
         return [row[place] for row in self.rows]
 
     def cells(self) -> tuple[tuple[str, ...], list[list[str]]]:
-        """Names and texts of the columns that are shown; no columns where the table is not shown."""
+        """Names and texts of the displayed columns."""
         names = self.columns if self.shown is None else self.shown
         places = [self.columns.index(name) for name in names]
         return names, [[cell(row[place]) for place in places] for row in self.rows]
 
     def parts(self) -> Iterator[Any]:
-        """The title, in a line of its own (above the table it would be folded to its width), and the table."""
+        """The title in a separate line, because a table would fold it to its width, and the table."""
         if self.title:
             yield self.title
         yield replace(self, title="")
@@ -143,11 +143,11 @@ class Table:
         return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>"
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        """The table for a terminal of any width; no name and no number is broken.
+        """The table for a terminal of any width; names and numbers are never broken.
 
-        Where it is too wide, with lines between the columns and without, long texts such as those of methods become
-        short names with a key below; where that is not enough, too, columns stand below each other, each part with the
-        first one. A table of texts that is too wide becomes a list.
+        A table that is too wide first loses the lines between its columns. Then long texts, such as methods, become
+        short names with a key below, and columns move into further tables, each with the text columns. A table of texts
+        that is too wide becomes a list.
         """
         from rich.text import Text
 
@@ -203,11 +203,11 @@ class Table:
 
 
 LONG = 16
-"""Characters of a text that is replaced by a short one where a table is too wide."""
+"""Longer texts, in characters, get short names in a table that is too wide."""
 
 
 def shortened(rows: Sequence[Sequence[str]], text_columns: int = 1) -> tuple[list[list[str]], dict[str, str]]:
-    """Rows whose long texts, such as those of methods with many options, are replaced by short names, and the key.
+    """Rows with short names for long texts, such as methods with many options, and the key.
 
     Example:
         >>> shortened([["dense", "1"], ["tome:r=[13,13,13,13]", "2"], ["tome:r=[8,8,8,8,8,8]", "3"]])
@@ -229,7 +229,7 @@ def shortened(rows: Sequence[Sequence[str]], text_columns: int = 1) -> tuple[lis
 def _widths(
     names: Sequence[str], rows: Sequence[Sequence[str]], width: int, text_columns: int, *, lean: bool
 ) -> list[int] | None:
-    """The widths of the columns in a table of ``width``; None where a number, or a word of a text, would be broken."""
+    """The widths of the columns in a table of ``width``; None if a number or a word would be broken."""
     from rich.cells import cell_len
 
     wide, least = [], []
@@ -248,7 +248,7 @@ def _widths(
 
 
 def _parts(names: Sequence[str], rows: Sequence[Sequence[str]], width: int, text_columns: int) -> list[list[int]]:
-    """The columns of the tables that a table too wide becomes; each has those of text, and as many others as fit."""
+    """The columns of the parts of a table that is too wide: the text columns, and as many others as fit."""
     head = list(range(max(1, min(text_columns, len(names)))))
     parts: list[list[int]] = []
     for place in range(len(head), len(names)):
@@ -262,7 +262,7 @@ def _parts(names: Sequence[str], rows: Sequence[Sequence[str]], width: int, text
 
 
 def _listed(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """A table of texts as a list: the first cell on a line of its own, the others below it with their names."""
+    """A table of texts as a list: the first cell on one line, the others below it with their names."""
     for row in rows:
         yield row[0]
         rest = "; ".join(
@@ -276,14 +276,14 @@ def _listed(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> 
 
 @dataclass
 class Report:
-    """The findings of one command.
+    """The result of one command.
 
     Attributes:
         command: its name on the command line.
-        facts: what the numbers depend on, by name: the environment, the weights, the images, ...
-        rows: the numbers, one mapping per line of the result; units are part of the names.
-        tables: for people. What is in them is in ``rows`` and ``facts``, unrounded.
-        notes: one line each, needed to read the tables correctly.
+        facts: conditions of the numbers, by name: the environment, the weights, the images, ...
+        rows: the numbers, unrounded, one mapping per line of the result; names include units.
+        tables: ``rows`` and ``facts`` for display.
+        notes: one line each, needed to interpret the tables.
         files: written by the command.
 
     Example:
@@ -302,19 +302,15 @@ class Report:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Everything but the tables, as ``--json`` writes it."""
+        """Everything except the tables, as ``--json`` writes it."""
         return {"command": self.command, **self.facts, "rows": [dict(row) for row in self.rows]}
 
     def save(self, path: str | Path) -> None:
-        """Write the `record` as JSON, whole or not at all.
-
-        Raises:
-            VitrimError: there is no such place, or no permission.
-        """
+        """Write the `record` as JSON; see `write_text`."""
         write_text(Path(path), json_text(self.record, indent=2) + "\n")
 
     def parts(self) -> Iterator[Table | str]:
-        """The parts that a terminal shows, from top to bottom."""
+        """Tables and notes for a terminal."""
         for table in self.tables:
             if table.shown != ():
                 yield from table.parts()
@@ -337,7 +333,7 @@ class Report:
 
 
 class Pace:
-    """The time that is left, by the pace so far.
+    """An estimate of the time left, by the pace so far.
 
     Example:
         >>> pace = Pace()
@@ -349,13 +345,13 @@ class Pace:
         self.first: tuple[int, float] | None = None
 
     def left(self, done: int, total: int | None, seconds: float) -> str:
-        """Words on it; none where it is not known.
+        """The estimate in words; empty if unknown.
 
         Args:
-            done: of ``total``.
-            seconds: on any clock.
+            done, total: counts.
+            seconds: of any clock.
         """
-        if self.first is None or done < self.first[0]:  # another count began
+        if self.first is None or done < self.first[0]:  # a new count began
             self.first = (done, seconds)
         pace = (done - self.first[0]) / max(seconds - self.first[1], 1e-9)
         if total is None or pace <= 0 or done >= total:
@@ -364,7 +360,7 @@ class Pace:
 
 
 def show(out: Any, report: Report) -> None:
-    """Print the tables and notes of ``report`` on a rich console: folded at words on a terminal, else whole lines."""
+    """Print the tables and notes of ``report`` on a rich console; only a terminal wraps lines."""
     for part in report.parts():
         line = isinstance(part, str) and not (out.is_terminal and " " in part and not part.startswith("wrote "))
         out.print(part, markup=False, highlight=False, soft_wrap=line, crop=False)
@@ -375,7 +371,7 @@ def _missing(value: Any) -> bool:
 
 
 def cell(value: object) -> str:
-    """A value as people read it in a table.
+    """A value formatted for a table.
 
     Example:
         >>> cell(0.123456), cell(None), cell(float("nan")), cell(3)

@@ -1,7 +1,7 @@
 """Weights from local files, all checked before any is loaded.
 
-Files are safetensors, or what ``torch.save`` wrote (.pth, .pt, .bin): of those tensors and plain values are read, and
-no pickle is executed.
+Files are safetensors, or of ``torch.save`` (.pth, .pt, .bin); only tensors and plain values of these are read, and no
+pickle is executed.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from vitrim.errors import VitrimError, first_line
 from vitrim.files import check_file, replaced, save_file
 
 WEIGHTS_FILE = "model.safetensors"
-"""File of the model's weights in the folder of a run of ``vitrim train``."""
+"""The model's weights in the folder of a run of ``vitrim train``."""
 
 RECIPE = "recipe.yaml"
-"""File of all values of the run's recipe."""
+"""All values of the run's recipe."""
 
 RESULT = "result.json"
-"""File of the run's results: updates, seconds, the last evaluation and the best."""
+"""The run's results: updates, seconds, the last and the best evaluation."""
 
 UPDATES, EVALUATIONS = "log.csv", "evaluations.jsonl"
-"""Files of its log: a row for each update that is logged, a line for each evaluation."""
+"""The run's log: a row per logged update, a line per evaluation."""
 
 MOST_NAME, MOST_REASON = 200, 200
-"""Most characters in a message of a file's name, and of another library's reason."""
+"""Most characters of a file name, and of a library's reason, in a message."""
 
 PICKLE_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".tar")
-"""Suffixes of files that torch.save wrote; any file that is such an archive is also treated as one."""
+"""Suffixes of ``torch.save``; its zip archives are recognised with any suffix."""
 
 DDP = "module."
-"""Prefix that DataParallel adds to every name."""
+"""Prefix of DataParallel."""
 
 ENCODER = "encoder."
-"""Name, in a model for pre-training, of the part that is fine-tuned."""
+"""Prefix of the part of a pre-training model that is fine-tuned."""
 
 
 def weights_file(checkpoint: Path) -> Path:
-    """The file itself, or the one in the folder of a run of ``vitrim train``.
+    """The path of a file of weights: ``checkpoint``, or the file in this folder of a run.
 
     Raises:
-        VitrimError: a name that the file system refuses.
+        VitrimError: an invalid path.
 
     Example:
         >>> weights_file(Path("runs/a.safetensors")).name
@@ -67,11 +67,11 @@ def weights_file(checkpoint: Path) -> Path:
 
 
 def load_checkpoint(model: nn.Module, path: Path) -> None:
-    """Load a file of weights into ``model``; every name, shape and kind of number must fit, else nothing is loaded.
+    """Load a file of weights into ``model``; after an error the model is unchanged.
 
     Raises:
-        VitrimError: no such file, no file of weights, the first name or shape that does not fit, integers or complex
-            numbers for real ones, or a weight that is not finite in the precision of the model.
+        VitrimError: no such file, no file of weights, a name or shape that does not match, integers or complex numbers
+            instead of real numbers, or a weight that is not finite in the model's precision.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -85,14 +85,14 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
 
 
 def load_host(model: nn.Module, path: Path) -> None:
-    """`load_checkpoint`, where the file's classifier may have another number of classes: the model gets its head.
+    """Load a file of weights as `load_checkpoint` does, with a classifier of any number of classes.
 
     Args:
-        model: gets a new head if the file's is of other classes and its host knows how; else it must fit.
+        model: gets a new head if the number of classes in the file differs.
         path: of a file of weights.
 
     Raises:
-        VitrimError: as `load_checkpoint`; the head is as it was then.
+        VitrimError: as `load_checkpoint`.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -117,11 +117,11 @@ def load_host(model: nn.Module, path: Path) -> None:
 
 
 def load_encoder(model: nn.Module, path: Path) -> None:
-    """Load the encoder's weights from pre-training without labels into ``model``, whose classifiers stay new.
+    """Load the encoder of a pre-training without labels into ``model``; its classifiers stay unchanged.
 
     Args:
-        model: its host names its classifiers.
-        path: of a file of weights with the encoder under ``encoder.``; decoders and the like are left out.
+        model: any supported model.
+        path: of a file of weights with the encoder under ``encoder.``; other parts, such as a decoder, are ignored.
 
     Raises:
         VitrimError: as `load_checkpoint`, or no encoder in the file.
@@ -146,11 +146,11 @@ def load_encoder(model: nn.Module, path: Path) -> None:
 
 
 def load_backbone(model: nn.Module, path: Path) -> None:
-    """Load a classifier's weights, but for its head, into the backbone of a dense model.
+    """Load a classifier's weights without its head into the backbone of a dense model.
 
     Args:
         model: of `vitrim.models.segmenter` or `vitrim.models.vitdet`; patch kernels and position tables are resampled
-            to the backbone's sizes.
+            to its sizes.
         path: of a file of weights.
 
     Raises:
@@ -164,7 +164,7 @@ def load_backbone(model: nn.Module, path: Path) -> None:
 
 
 def holds_encoder(path: Path, model: nn.Module) -> bool:
-    """True if a file of weights is of a model whose encoder is one such as ``model``.
+    """True if a file of weights has an encoder for ``model``.
 
     Raises:
         VitrimError: no such file, or no file of weights.
@@ -174,12 +174,12 @@ def holds_encoder(path: Path, model: nn.Module) -> bool:
 
 
 def convert_weights(source: Path, target: Path, *, key: str | None = None) -> tuple[int, int]:
-    """Write the weights of a file that ``torch.save`` wrote as safetensors, under the same names.
+    """Convert a file of ``torch.save`` to safetensors, with the same names.
 
     Args:
         source: the file; nothing in it is executed.
-        target: a safetensors file that is written whole or not at all.
-        key: which of its dicts, where several hold weights; dots for inner ones.
+        target: a safetensors file, written atomically.
+        key: of the dict to convert, if several contain weights; dots for nested dicts.
 
     Returns:
         The numbers of tensors and of values.
@@ -214,7 +214,7 @@ def convert_weights(source: Path, target: Path, *, key: str | None = None) -> tu
 
 
 def _without_memory(model: nn.Module) -> nn.Module:
-    """A copy of a model whose parameters and buffers have shapes and no values."""
+    """A copy of a model on the meta device."""
     shapes: dict[int, Any] = {}
     for value in model.state_dict(keep_vars=True).values():
         empty = torch.empty_like(value, device="meta", requires_grad=False)
@@ -223,7 +223,7 @@ def _without_memory(model: nn.Module) -> nn.Module:
 
 
 def _load(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    """Check all names, shapes and values, then load; a model on the meta device has nothing to load into."""
+    """Check all weights, then load; a model on the meta device is only checked."""
     expected = model.state_dict()
     _check_fit(expected, weights, path)
     if not any(value.is_meta for value in expected.values()):
@@ -231,7 +231,7 @@ def _load(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
 
 
 def _check_fit(expected: dict[str, Tensor], weights: dict[str, Tensor], path: Path) -> None:
-    """Refuse weights of other names, shapes or kinds of numbers than those that are expected."""
+    """Refuse weights whose names, shapes or kinds of numbers differ from ``expected``."""
     for what, names in (
         ("lacks, of this model,", sorted(set(expected) - set(weights))),
         ("has, beside those of this model,", sorted(set(weights) - set(expected))),
@@ -244,7 +244,7 @@ def _check_fit(expected: dict[str, Tensor], weights: dict[str, Tensor], path: Pa
             raise VitrimError(
                 f"{path}: {key} has shape {tuple(value.shape)}, this model needs {tuple(expected[key].shape)}{own}"
             )
-    for key, value in weights.items():  # torch would cast silently: complex lose half, large become infinite
+    for key, value in weights.items():  # torch would cast silently: drop imaginary parts, overflow to infinity
         dtype = expected[key].dtype
         given, needed = (str(kind).removeprefix("torch.") for kind in (value.dtype, dtype))
         if value.dtype.is_complex or value.dtype.is_floating_point != dtype.is_floating_point:
@@ -262,7 +262,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _names(path: Path) -> list[str]:
-    """The names in a file, without reading its tensors if it is safetensors."""
+    """The names in a file; tensors of safetensors are not read."""
     if _is_pickle(path):
         return list(_read_pickle(path))
     with _reading(path), safe_open(path, framework="pt") as file:
@@ -271,7 +271,7 @@ def _names(path: Path) -> list[str]:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Raise one error for a file that cannot be read or is not safetensors."""
+    """Turn errors of reading a file into a `VitrimError`."""
     try:
         yield
     except OSError as error:
@@ -282,31 +282,27 @@ def _reading(path: Path) -> Iterator[None]:
         ) from error
 
 
-# ---- what torch.save wrote -------------------------------------------------------------------------------------------
+# ---- files of torch.save ---------------------------------------------------------------------------------------------
 
 
 def _is_pickle(path: Path) -> bool:
-    """True if torch.save wrote a file: judged by its name, or by being such an archive.
-
-    Raises:
-        VitrimError: there is no such file.
-    """
+    """True for a file of torch.save, by its suffix or its format."""
     with _reading(path):
         if not path.is_file():
             raise VitrimError(f"no checkpoint at {path}")
-        if not path.stat().st_size:  # so are the files of /proc, which cannot be mapped
+        if not path.stat().st_size:  # also the files of /proc, which cannot be mapped
             kind = "file that torch.save wrote" if path.suffix.lower() in PICKLE_SUFFIXES else "safetensors file"
             raise VitrimError(f"{path} is not a {kind}: it is empty, or no regular file")
         return path.suffix.lower() in PICKLE_SUFFIXES or zipfile.is_zipfile(path)
 
 
 def _read_pickle(path: Path, *, key: str | None = None, option: str = "") -> dict[str, Tensor]:
-    """The weights in a file that torch.save wrote.
+    """The weights in a file of torch.save.
 
     Args:
         path: of the file.
-        key: which dict of the file; None: the only one that has weights.
-        option: of the command, that names a key; used in messages.
+        key: of the dict; None: the only one with weights.
+        option: of the command, for messages.
     """
     content = _unpickled(path)
     weights = _only_weights(content, path, option) if key is None else _under(content, key, path)
@@ -314,7 +310,7 @@ def _read_pickle(path: Path, *, key: str | None = None, option: str = "") -> dic
     found = {name.removeprefix(DDP) if stripped else name: value for name, value in weights.items()}
     for name, value in found.items():
         plain = value.layout == torch.strided and not value.is_meta and not value.is_quantized
-        # a view may say that it is far larger than what the file holds
+        # a view may claim to be far larger than its storage
         if not plain or value.untyped_storage().nbytes() < value.numel() * value.element_size():
             raise VitrimError(f"{path}: {name} is not stored as a plain tensor")
     return found
@@ -324,13 +320,13 @@ OF_A_MADE_UP_FILE = (
     *(pickle.UnpicklingError, struct.error, zipfile.BadZipFile, EOFError, OSError, MemoryError),
     *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
 )
-"""Errors of torch's reader on a file that torch.save did not write: it trusts what the file says."""
+"""Errors of torch's reader on a malformed file, whose content it trusts."""
 
 
 def _unpickled(path: Path) -> Any:
-    """The content of the file: tensors, containers, numbers and texts; anything else is refused before it is made."""
+    """The content of the file: tensors, containers, numbers and strings; anything else is refused."""
     try:
-        # Namespace, the arguments that training scripts put beside the weights, holds values and does nothing
+        # training scripts save their arguments as a Namespace, which only holds values
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -344,7 +340,7 @@ def _unpickled(path: Path) -> Any:
 def _why(error: Exception) -> str:
     """Torch's reason in brackets, without its advice to execute the file."""
     if isinstance(error, KeyError):
-        return ""  # a number of torch's reader
+        return ""  # an internal number of torch's reader
     text = str(error)
     named = re.search(r"Unsupported (global|class|operand)[:\s]+(GLOBAL )?(\S+)", text)
     if named is not None:
@@ -353,7 +349,7 @@ def _why(error: Exception) -> str:
 
 
 def _only_weights(content: Any, path: Path, option: str) -> dict[str, Tensor]:
-    """The dict of weights in a checkpoint: itself, or the only one among its values."""
+    """The dict of weights in a checkpoint: the checkpoint itself, or its only value that is one."""
     if _is_weights(content):
         return cast("dict[str, Tensor]", content)
     inner = content if isinstance(content, Mapping) else {}

@@ -63,6 +63,7 @@ def report(model: nn.Module, images: ImageDataset, tmp_path_factory: pytest.Temp
     )
 
 
+@pytest.mark.slow
 def test_a_model_is_left_as_it_was(model: nn.Module, report: Report, images: ImageDataset, tmp_path: Path) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     analyze(vitrim.ModelSpec(model, dtype="bf16"), "topk", images, out=tmp_path, only=["counts"])
@@ -72,6 +73,7 @@ def test_a_model_is_left_as_it_was(model: nn.Module, report: Report, images: Ima
     assert vitrim.get_reduction(model) is None
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_report_has_what_the_command_writes(model: nn.Module, report: Report, images: ImageDataset) -> None:
     assert (report.command, report.facts["model"], report.facts["weights"]) == ("analyze", "test_vit", "given")
@@ -112,6 +114,7 @@ def test_records_and_folders_are_analysed_again(report: Report, tmp_path: Path) 
     assert not (tmp_path / "no").exists()
 
 
+@pytest.mark.slow
 def test_two_models_are_compared(model: nn.Module, images: ImageDataset, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     found = analyze(
@@ -234,6 +237,7 @@ def test_what_is_no_list_of_records_or_folders(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_a_tower_is_scored_by_its_embeddings_and_its_records_keep_the_scores(
     images: ImageDataset, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ def texts(figure: Any) -> Iterator[Any]:
     return (text for text in figure.findobj(Text) if text.get_text() and text.get_visible())
 
 
+@pytest.mark.slow
 def test_every_figure_of_records_is_drawn_with_letters_that_can_be_read(made: Tables) -> None:
     found = [one for family in RECORDS for one in drawn(family, made)]
     assert {drawing.name for drawing, _ in found} == {one.name for family in RECORDS for one in drawings(family)}
@@ -70,6 +71,7 @@ def test_a_new_method_has_its_colour_without_being_named(monkeypatch: pytest.Mon
     assert markers(["unknown", "norms"])["norms"] == markers(["norms"])["norms"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [draw_overlap, draw_depth_pairs])
 def test_long_names_below_squares_are_whole(draw: Callable[[Tables], Any], made: Tables) -> None:
     long = {name: f"{name},blocks=[3,6,9]" for name in NAMES}

@@ -61,6 +61,7 @@ def page(folder: Path) -> Page:
     return Page((folder / "index.html").read_text())
 
 
+@pytest.mark.slow
 def test_the_page_asks_for_nothing(page: Page) -> None:
     assert not [tag for tag, _ in page.tags if tag in ("script", "iframe", "object", "video")]
     targets = [
@@ -72,6 +73,7 @@ def test_the_page_asks_for_nothing(page: Page) -> None:
     assert not re.search(r"url\(|@import|https?:", next(style))
 
 
+@pytest.mark.slow
 def test_every_picture_is_whole_and_has_words(page: Page, folder: Path) -> None:
     pictures = [given for tag, given in page.tags if tag == "img"]
     assert (
@@ -119,6 +121,7 @@ def test_the_markdown_names_the_files(folder: Path) -> None:
     assert header.count("|") == rule.count("|")
 
 
+@pytest.mark.slow
 def test_files_are_the_same_every_time(folder: Path, tmp_path: Path) -> None:
     write_report(tmp_path, {"counts": SOME["counts"]}, FOUND, formats=["png", "svg"])
     for file in (tmp_path / "figures").iterdir():

@@ -62,11 +62,13 @@ def test_a_result(answers: Events, upload: dict[str, str]) -> None:
     assert scope["reduction"].config.describe() == first
 
 
+@pytest.mark.slow
 def test_methods_break_behind_their_options_and_nowhere_else(answers: Events, upload: dict[str, str]) -> None:
     shown = answers.run(upload, MODEL, "tome", 8, "inflect=-1", [], 2)[0]
     assert "tome:<wbr>r=8,<wbr>inflect=-1.0" in shown
 
 
+@pytest.mark.slow
 def test_the_copied_command_is_one(answers: Events, upload: dict[str, str], tmp_path: Path) -> None:
     from vitrim.core.registry import parse_method
 
@@ -89,6 +91,7 @@ def test_a_model_that_takes_the_place_of_another_shows_what_it_knows(answers: Ev
     assert answers.example("../../secret") == page_file().gr.skip()
 
 
+@pytest.mark.slow
 def test_the_text_to_copy_is_of_this_model(service: Service, ship: bytes) -> None:
     python_of, command_of, html = (getattr(page_file(), name) for name in ("python_of", "command_of", "html"))
     result = service.run(ship, Settings(MODEL, "tome", 8, ""))

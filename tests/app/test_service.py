@@ -20,7 +20,7 @@ from vitrim.app.messages import ModelSource, Settings
 from vitrim.app.page import html
 from vitrim.app.photographs import EXAMPLES
 from vitrim.app.service import KEPT_MODELS, ROUNDS, Service, _reduced
-from vitrim.app.sliders import slide_of
+from vitrim.app.sliders import config_of, slide_of
 from vitrim.core.reduce import HANDLE
 from vitrim.core.registry import methods
 from vitrim.data.transforms import eval_transform
@@ -53,6 +53,15 @@ SHOWN = ("topk", "l2", "random", "evit", "ats", "tome", "mctf", "atm", "gtp", "d
 """Others differ from one of these in a score alone, or in which pairs they merge or drop."""
 
 
+@pytest.mark.parametrize("method", FREE)
+def test_a_slider_begins_where_something_is_removed(method: str) -> None:
+    """At a value that it can take: a share of the patches is a whole number of them on it."""
+    slide, tunable = slide_of(method, patches=64), methods()[method].tunable
+    assert slide.minimum <= slide.value <= slide.maximum
+    assert getattr(config_of(method, slide.value), tunable.option) == slide.value != tunable.mildest
+
+
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("method", cells(FREE, SHOWN))
 def test_every_method_shows_its_pictures(method: str, service: Service, ship: bytes) -> None:
@@ -75,6 +84,7 @@ def test_every_method_shows_its_pictures(method: str, service: Service, ship: by
     assert 0 < q1 <= median <= q3
 
 
+@pytest.mark.slow
 def test_methods_stand_side_by_side_at_the_same_macs(service: Service, ship: bytes) -> None:
     """Each alone at the setting that is shown gives what is shown beside the first; all are timed against one dense."""
     result = service.run(ship, Settings(MODEL, "tome", 8, beside=("topk", "tome", "atm", "topk")))
@@ -88,6 +98,7 @@ def test_methods_stand_side_by_side_at_the_same_macs(service: Service, ship: byt
     assert (alone.method, alone.side, alone.pictures) == (topk.method, topk.side, topk.pictures)
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_the_other_commands(service: Service, ship: bytes) -> None:
     """MACs and tokens of `vitrim profile`, and the probability that the reduced model itself gives."""
     result = service.run(ship, Settings(MODEL, "tome", 9))
@@ -129,6 +140,7 @@ def test_a_model_is_shown_what_it_knows(service: Service) -> None:
     assert len(known) >= 6
 
 
+@pytest.mark.slow
 def test_a_model_that_knows_nothing_is_shown_photographs() -> None:
     known = Service([ModelSource("test_vit")]).offer("test_vit").examples
     assert known == [one.name for one in EXAMPLES if one.credit]
@@ -155,6 +167,7 @@ def test_a_slider_at_its_mild_end_changes_nothing(service: Service, ship: bytes)
     assert reduced.pictures[-1].words == "after block 5: all 64 patches are there"
 
 
+@pytest.mark.slow
 def test_what_a_reduction_cannot_do_is_noted(service: Service, ship: bytes) -> None:
     """Ten blocks of 32 patches cannot lose 32 in each."""
     notes = service.run(ship, Settings(MODEL, "tome", 32)).notes
@@ -187,6 +200,7 @@ def test_choices_that_are_not_on_offer(choice: Settings, message: str, service: 
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_users_share_nothing_but_weights(service: Service, ship: bytes) -> None:
     """Jobs in turn are what they are alone, and the model is as it was."""
     before = {name: weight.clone() for name, weight in service._load(MODEL).model.state_dict().items()}
@@ -243,6 +257,7 @@ def test_timing_takes_what_is_left_of_the_time(
     assert (result.reduced[0].timing == "timed") is timed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduced_class", [0, 3])
 def test_whether_the_answer_is_the_same(
     reduced_class: int, service: Service, ship: bytes, monkeypatch: pytest.MonkeyPatch
@@ -270,6 +285,7 @@ def test_models_that_cannot_be_shown(name: str, message: str) -> None:
         Service([ModelSource(name)]).offer(name)
 
 
+@pytest.mark.slow
 def test_a_tower_is_shown_by_its_nearest_examples_and_the_cosine_to_dense() -> None:
     options = {"img_size": 64, "num_classes": 0}
     service = Service([ModelSource("test_vit", options=options)])

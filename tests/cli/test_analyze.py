@@ -79,6 +79,7 @@ def records(report: Path) -> dict[str, Record]:
     return {record.method: record for record in map(Record.load, sorted(report.glob("record_*.npz")))}
 
 
+@pytest.mark.slow
 def test_every_family_has_its_tables(report: Path) -> None:
     names = {file.stem for file in (report / "tables").iterdir()}
     assert names == {
@@ -96,6 +97,7 @@ def test_every_family_has_its_tables(report: Path) -> None:
     assert header["environment"]["device"] == "cpu"
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_the_metrics(report: Path) -> None:
     found = records(report)
     topk, random = found[METHODS[0]], found[METHODS[1]]
@@ -135,6 +137,7 @@ def test_the_numbers_are_those_of_the_metrics(report: Path) -> None:
     assert len(places) == 16 * 4  # soft tokens stand on no patch
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 def test_records_give_the_same_tables_again(report: Path, tmp_path: Path) -> None:
     stored = [report / f"record_{file_name(method)}.npz" for method in ("dense", *METHODS)]
@@ -145,6 +148,7 @@ def test_records_give_the_same_tables_again(report: Path, tmp_path: Path) -> Non
     assert not list((tmp_path / "again").glob("record_*"))
 
 
+@pytest.mark.slow
 def test_the_report_has_its_figures(report: Path) -> None:
     figures = {file.name for file in (report / "figures").iterdir()}
     assert {"overlap.png", "clusters.png", "depth_maps.png", "tokens.png"} <= figures
@@ -154,6 +158,7 @@ def test_the_report_has_its_figures(report: Path) -> None:
     assert f"![{'Maps over the image'}" in (report / "report.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 def test_several_models_see_the_same_images(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "capacity"
@@ -170,6 +175,7 @@ def test_several_models_see_the_same_images(images: Path, tmp_path: Path) -> Non
     assert np.array_equal(kept[0].arrays["ids"], kept[1].arrays["ids"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 def test_one_image_is_enough(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "one"
@@ -178,6 +184,7 @@ def test_one_image_is_enough(images: Path, tmp_path: Path) -> None:
     assert {row["images"] for row in table(out, "counts")} == {"1"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 def test_finished_analyses_are_compared(report: Path, images: Path, tmp_path: Path) -> None:
     second = tmp_path / "second"
@@ -199,6 +206,7 @@ def test_finished_analyses_are_compared(report: Path, images: Path, tmp_path: Pa
     assert "Analyses compared" in (out / "index.html").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 def test_experiments_alone_need_no_pass(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -214,6 +222,7 @@ def test_experiments_alone_need_no_pass(images: Path, tmp_path: Path) -> None:
     assert "mctf:r=2 is left out of router: it does not rank patches" in notes
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 def test_loss_is_of_records_and_of_the_model(report: Path, images: Path, tmp_path: Path) -> None:
     found = [row for row in table(report, "class_tokens") if "tome" in row["method"]]
@@ -225,6 +234,7 @@ def test_loss_is_of_records_and_of_the_model(report: Path, images: Path, tmp_pat
     assert names == {"summary", "class_tokens", "loss_alone", "loss_alone_mean", "merging_error"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 def test_only_some_families(report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = next(report.glob("record_topk*"))
@@ -239,6 +249,7 @@ def test_only_some_families(report: Path, tmp_path: Path, capsys: pytest.Capture
     }
 
 
+@pytest.mark.slow
 def test_figures_of_other_kinds(report: Path, tmp_path: Path) -> None:
     one = next(report.glob("record_topk*"))
     assert run("--from", one, "--only", "counts", "--format", "svg", "--out", tmp_path / "some") == 0
@@ -264,6 +275,7 @@ def test_what_was_gathered_before_a_stop_is_analysed(
     assert len(records(out)[METHODS[0]]) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 def test_a_family_that_cannot_be_had_does_not_cost_the_records(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -371,5 +383,5 @@ def test_a_package_that_is_not_installed(
 def test_the_families_of_the_help_are_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert f"families with commas: {', '.join(DEFAULT)}, and those that run the model once more, " in printed
+    assert f"families with commas: {', '.join(DEFAULT)}; or those that run the model again: " in printed
     assert ", ".join(name for name in FAMILIES if name not in DEFAULT) in printed

@@ -236,6 +236,7 @@ def test_settings_finished_before_a_failure_are_kept(monkeypatch, tmp_path, to_f
     assert [(row["batch_size"], row["method"]) for row in record["rows"]] == [(2, "dense"), (2, "tome:r=1")]
 
 
+@pytest.mark.slow
 def test_a_batch_that_cannot_even_be_made():
     with pytest.raises(VitrimError, match=r"out of memory at batch 1048576;"):
         run("-m", "tome:r=1", "-b", "1048576", "--model-option", "in_chans=40000")  # 170 TB
@@ -385,6 +386,7 @@ class Repeat(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_many_variants_are_compiled_and_not_run_eagerly_instead():
     """The compiler's own limit would let the ninth candidate run uncompiled, without an error."""
     graphs = []
@@ -624,6 +626,7 @@ def test_a_picture_is_written_and_named(tmp_path):
         assert min(picture.size) > 100
 
 
+@pytest.mark.slow
 def test_a_method_with_a_long_text_is_timed_on_files():
     """Amounts of many blocks are longer than the name of a file may be."""
     long, budget = "tome:r=" + "1" * 300, Budget(min_rounds=1, min_seconds=0.0, warmup_rounds=0)

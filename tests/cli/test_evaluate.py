@@ -409,6 +409,7 @@ def test_an_evaluation_goes_on_where_it_was_stopped(folder, tmp_path, monkeypatc
     assert "holds an evaluation with images=" in the_error(capsys)
 
 
+@pytest.mark.slow
 def test_decisions_are_written_for_every_method(folder, tmp_path, monkeypatch, capsys):
     arguments = [MODEL, *SMALL, "-m", "tome:r=2", "-m", "topk:keep_rate=0.5", "--data", folder]
     assert run(monkeypatch, *arguments, "--decisions", tmp_path / "new") == 0
@@ -476,6 +477,7 @@ def run_folder(path: Path, names: list[str], scores: list[float]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_names_decide_which_class_is_which(folder, tmp_path, monkeypatch, capsys):
     """The run knows the six classes backwards and says eel to everything: 2 of 12, and 2 of 8 where ant is missing."""
     names, out = list(CLASSES)[::-1], tmp_path / "out.json"
@@ -530,6 +532,7 @@ def test_photographs_of_other_things_than_imagenets_are_refused(
 # ---- the same from Python
 
 
+@pytest.mark.slow
 def test_the_function_gives_the_record_table_and_files_of_the_command(folder, tmp_path, monkeypatch, capsys):
     options = {"img_size": 64, "num_classes": 6}
     methods = ["tome:r=[4,2]", "random:keep_rate=0.5"]
@@ -566,6 +569,7 @@ def test_the_function_gives_the_record_table_and_files_of_the_command(folder, tm
     assert again.rows == report.rows
 
 
+@pytest.mark.slow
 def test_a_model_and_a_dataset_that_are_there_give_the_same_and_stay_as_they_were(folder):
     torch.manual_seed(0)
     model = timm.create_model(MODEL, img_size=64, num_classes=6).train()
@@ -644,6 +648,7 @@ def test_a_task_is_opened_with_options_of_their_kind(folder, options, message):
         open_task(load(MODEL), DataSpec(folder, **options))
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_evaluated_as_the_model_in_it(folder):
     model = timm.create_model(MODEL, img_size=64, num_classes=6)
     compiled = torch.compile(model, backend="eager")

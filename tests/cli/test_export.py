@@ -59,6 +59,7 @@ def test_a_file_and_its_record(run: Run) -> None:
     assert file.run(np.zeros((3, 3, 32, 32), np.float32)).shape == (3, 2)
 
 
+@pytest.mark.slow
 def test_dense_for_one_batch_timed(run_shallow: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """And compared on as many images as fill a batch of the file, more than were asked for."""
     monkeypatch.setattr("vitrim.measure.latency.Budget.spent", lambda self, rounds, *_: rounds >= 2)
@@ -96,6 +97,7 @@ def test_the_function_does_what_the_command_does(run_shallow: Run, monkeypatch: 
     np.testing.assert_array_equal(first, second)  # the same random weights
 
 
+@pytest.mark.slow
 def test_a_reduced_model_is_timed_against_itself_made_dense(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrim.measure.latency.Budget.spent", lambda self, rounds, *_: rounds >= 2)
     model = create_model("test_vit", options=SHALLOW)
@@ -106,6 +108,7 @@ def test_a_reduced_model_is_timed_against_itself_made_dense(run: Run, monkeypatc
     assert vitrim.get_reduction(model) is reduction
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", cells([["--freeze"], ["--capacity", "0.9"]], [["--freeze"]]))
 def test_an_adaptive_method(run: Run, how: list[str]) -> None:
     method = "atm:alpha=0.5,beta=0.1,theta_min=0.2,splitting_layer=2"
@@ -117,6 +120,7 @@ def test_an_adaptive_method(run: Run, how: list[str]) -> None:
     assert ("capacity=[" in known) == (how != ["--freeze"])
 
 
+@pytest.mark.slow
 def test_counts_are_frozen_under_what_a_run_learned(run: Run) -> None:
     """The run's interpreters let only the best patch stay; random ones would let about half of the 16 stay."""
     model = create_model("test_vit", options=OPTIONS)
@@ -134,6 +138,7 @@ def test_counts_are_frozen_under_what_a_run_learned(run: Run) -> None:
     assert vitrim.Exported.open("m.pt2").metadata["method"] == "ia_red2:r=[15,0]"
 
 
+@pytest.mark.slow
 def test_images_that_only_name_the_classes_need_no_size(run: Run) -> None:
     given = ["--image-size", "48", "--model-option", "dynamic_img_size=true", "--batch", "9", "--check", "0"]
     code, _, err = run("--out", "m.pt2", "--images", "images", *given)

@@ -123,6 +123,7 @@ def test_hosts_come_in_groups(run: Run) -> None:
         assert places[group] < out.index(f"│ {row['name']} ") < end
 
 
+@pytest.mark.slow
 def test_families_in_cells_and_compact_ones_are_named(run: Run) -> None:
     """The marks of a class are what its models answer, and one line each says which they are."""
     for name, vlm in VLMS.items():
@@ -237,6 +238,7 @@ def test_errors_are_one_line(run: Run, arguments: list[str], message: str) -> No
     assert message in err
 
 
+@pytest.mark.slow
 def test_recipes_that_differ_in_their_keep_rate_are_one_line(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def cells(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in table.splitlines() if line[:1] == "│"]
 
 
+@pytest.mark.slow
 def test_table_has_the_dense_model_first_and_says_what_it_counts(run: Run) -> None:
     code, out, _ = run("deit_small_patch16_224", "-m", "tome:r=13", "-m", "evit:keep_rate=0.7", "-m", "none")
     assert code == 0
@@ -99,6 +100,7 @@ def test_record_alone_on_standard_output(run: Run) -> None:
     assert "GMACs per image" in err
 
 
+@pytest.mark.slow
 def test_several_models(run: Run) -> None:
     code, out, _ = run("test_vit", "test_vit2", "-m", "tome:r=5")
     assert code == 0
@@ -121,6 +123,7 @@ def test_model_options(record: Callable[..., dict[str, Any]]) -> None:
 ATM = "atm:alpha=0.9,beta=0.2,theta_min=0.1"
 
 
+@pytest.mark.slow
 def test_random_images_for_methods_that_adapt_and_it_says_so(run: Run, record: Callable[..., dict[str, Any]]) -> None:
     arguments = ("test_vit", "-m", ATM, "--limit", "3", "--batch-size", "2", "--model-option", "img_size=96")
     code, out, _ = run(*arguments)
@@ -134,6 +137,7 @@ def test_random_images_for_methods_that_adapt_and_it_says_so(run: Run, record: C
     assert found["rows"] != record(*arguments, "--seed", "1")["rows"]
 
 
+@pytest.mark.slow
 def test_parameters_that_nobody_learned_are_named(run: Run, record: Callable[..., dict[str, Any]]) -> None:
     small = ("test_vit", "--limit", "1", "--model-option", "img_size=96")
     code, out, _ = run(*small, "-m", "ia_red2", "-m", "a_vit")
@@ -152,6 +156,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "images"
 
 
+@pytest.mark.slow
 def test_images_of_a_folder(run: Run, record: Callable[..., dict[str, Any]], folder: Path) -> None:
     arguments = ("test_vit", "-m", ATM, "--images", str(folder), "--model-option", "img_size=96")
     found = record(*arguments)
@@ -228,6 +233,7 @@ def test_a_folder_without_permission_is_one_line(run: Run, monkeypatch: pytest.M
 # ---- the same from Python
 
 
+@pytest.mark.slow
 def test_the_function_gives_the_record_and_the_table_of_the_command(
     run: Run, record: Callable[..., dict[str, Any]], folder: Path
 ) -> None:
@@ -239,6 +245,7 @@ def test_the_function_gives_the_record_and_the_table_of_the_command(
     assert run(*arguments)[1] == f"{report}\n"
 
 
+@pytest.mark.slow
 def test_models_that_are_there_are_counted_as_by_name_and_stay_as_they_were() -> None:
     torch.manual_seed(0)
     models = [timm.create_model(name, img_size=96).train() for name in ("test_vit", "test_vit2")]
@@ -287,6 +294,7 @@ def test_arguments_that_say_nothing_are_refused(models: Any, options: dict[str, 
         profile.profile(models, **options)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_counted_as_it_was_written() -> None:
     model = timm.create_model("test_vit")
     assert profile.profile(torch.compile(model), "tome:r=8").rows == profile.profile(model, "tome:r=8").rows

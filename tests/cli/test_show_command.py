@@ -39,6 +39,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return runner(monkeypatch, capsys, "show", *MODEL)
 
 
+@pytest.mark.slow
 def test_files_and_folders(images: Path, run: Run, tmp_path: Path) -> None:
     """Of files with one name, none is lost."""
     out = tmp_path / "pictures"
@@ -49,6 +50,7 @@ def test_files_and_folders(images: Path, run: Run, tmp_path: Path) -> None:
     assert matplotlib.image.imread(out / "0.png").shape[1] > 500
 
 
+@pytest.mark.slow
 def test_a_name_that_stands_for_a_second_one_may_be_there(images: Path, run: Run, tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     for name in ("0.jpg", "0_2.png"):
@@ -119,6 +121,7 @@ def test_a_model_for_segmentation_is_drawn_beside_the_truth(
     assert re.search(r"dense: every token; tome:r=\[2\]: \d+% of the MACs, \d+\.\d% as dense", printed)
 
 
+@pytest.mark.slow
 def test_a_model_of_imagenet_names_its_classes(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

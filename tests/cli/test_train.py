@@ -124,6 +124,7 @@ def test_the_next_command_scores_the_share_that_was_held_out(
     assert 100 * record["rows"][0]["top1"] == pytest.approx(watched["top1"])  # as the run's own last evaluation
 
 
+@pytest.mark.slow
 def test_the_next_command_scores_the_part_that_was_held_out(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,6 +153,7 @@ def test_parts_without_one_to_train_on_are_one_line(
     assert "the data have the parts more, test: name the one to train on, split=NAME" in the_error(capsys)
 
 
+@pytest.mark.slow
 def test_eval_takes_the_folder_of_a_run_with_what_its_method_learned(
     images: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

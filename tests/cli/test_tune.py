@@ -59,6 +59,7 @@ def test_a_result_is_read_by_other_commands_and_a_study_is_resumed(run: Run) -> 
     assert (Path("tuned/best.json").read_text(), Path("tuned/study.jsonl").read_bytes()) == (best, study)
 
 
+@pytest.mark.slow
 def test_settings_are_scored_on_images_that_the_search_did_not_read(run: Run, tmp_path: Path) -> None:
     write_noise(tmp_path / "others", 3)
     code, out, err = run(*TUNE, "-m", "tome", "--shape", "slope", "--minutes", "60", "--check", "others")
@@ -76,6 +77,7 @@ def test_settings_are_scored_on_images_that_the_search_did_not_read(run: Run, tm
     assert "these numbers are optimistic" in out
 
 
+@pytest.mark.slow
 def test_methods_race_and_the_table_has_all_of_them(run: Run) -> None:
     code, out, err = run(*TUNE, "-m", "tome", "-m", "gtp", "--json", "record.json")
     assert code == 0, err
@@ -87,6 +89,7 @@ def test_methods_race_and_the_table_has_all_of_them(run: Run) -> None:
     assert code == 0, err
 
 
+@pytest.mark.slow
 def test_a_front_has_a_file_for_every_target_and_pictures(run: Run) -> None:
     code, out, err = run("tune", "test_vit", *SMALL, *DATA, *FEW, "-m", "tome", "--front", "0.7,0.9", "--search", "tpe")
     assert code == 0, err
@@ -99,6 +102,7 @@ def test_a_front_has_a_file_for_every_target_and_pictures(run: Run) -> None:
     assert "use them as -m @tuned/macs-0.7.json, -m @tuned/macs-0.9.json" in out
 
 
+@pytest.mark.slow
 def test_a_grid_is_evaluated_point_by_point_and_resumed(run: Run) -> None:
     grid = ["tune", "test_vit", *SMALL, *DATA, "--limit", "8", "--grid", "tome:r=0|1|2,last_block=full|auto"]
     code, out, err = run(*grid, "--json", "record.json")

@@ -89,6 +89,7 @@ def test_bench_and_compare_time_it(name, data):
     assert (row["method"], row["loss"], len(row["speeds"])) == ("dense", 0.0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cells(MODELS, ["swin", "vittm"]))
 def test_export_writes_what_it_computes(name, tmp_path):
     model = made(name)

@@ -499,6 +499,7 @@ def wrap_for_compiling(block: nn.Module) -> nn.Module:
     return wrapped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [wrap_for_checkpoints, wrap_for_compiling])
 def test_wrappers_around_blocks_stay_allowed_and_are_restored(wrap: Callable[[nn.Module], nn.Module]) -> None:
     model = EVERYWHERE["vit"]().eval()

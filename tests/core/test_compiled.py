@@ -291,6 +291,7 @@ def test_who_watches_operators_sees_them() -> None:
     assert not any(seen[1:])
 
 
+@pytest.mark.slow
 def test_an_exported_model_holds_operators() -> None:
     model = tiny.vit(depth=1)()
     vitrim.reduce_(model, vitrim.ToMe(r=6))

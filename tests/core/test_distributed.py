@@ -12,6 +12,7 @@ import torch.distributed
 from distributed_worker import CASES
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this build of torch has no gloo"),
     pytest.mark.xdist_group("distributed"),  # the processes are started once
 ]

@@ -45,6 +45,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return lines
 
 
+@pytest.mark.slow
 def test_damaged_data_is_refused_in_one_line(found: list[dict[str, Any]]) -> None:
     names, said = found[:-1:2], found[1::2]
     assert [each["case"] for each in names] == [case.name for case in REFUSED]
@@ -57,6 +58,7 @@ def test_damaged_data_is_refused_in_one_line(found: list[dict[str, Any]]) -> Non
     assert wrong == {}
 
 
+@pytest.mark.slow
 def test_what_is_wrong_in_a_coco_file_is_named(found: list[dict[str, Any]]) -> None:
     said = dict(zip((each["case"] for each in found[:-1:2]), (each["err"] for each in found[1::2]), strict=True))
     wrong = {}
@@ -72,6 +74,7 @@ def test_what_is_wrong_in_a_coco_file_is_named(found: list[dict[str, Any]]) -> N
     assert wrong == {}
 
 
+@pytest.mark.slow
 def test_damaged_data_takes_little_memory(found: list[dict[str, Any]]) -> None:
     assert found[-1]["megabytes"] < MOST_MEGABYTES
 

@@ -101,6 +101,7 @@ def test_digits_vit_is_ready_to_classify() -> None:
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_digits_vit_reaches_its_stated_accuracy(split: digits.Split, metadata: dict[str, str]) -> None:
     with torch.inference_mode():
         predictions = digits.load_digits_vit()(split.test_images).argmax(dim=1)

@@ -70,6 +70,7 @@ def test_the_methods_are_those_that_say_so() -> None:
     assert vitrim.parse_method("tome").in_graph(8) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cells(SETTINGS, ["atm", "saint", "a_vit"]))
 def test_a_program_has_the_logits_and_the_counts_of_the_model(name: str) -> None:
     model, reduction = reduced(name)
@@ -87,6 +88,7 @@ def test_a_program_has_the_logits_and_the_counts_of_the_model(name: str) -> None
     assert found[:, classes:].tolist() == counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cells(SETTINGS, ("atm",)))
 @pytest.mark.parametrize("suffix", cells([".onnx", ".xml"], (".onnx",)))
 def test_engines_compute_what_the_model_does(name: str, suffix: str, tmp_path: Path) -> None:
@@ -135,6 +137,7 @@ class Order(nn.Module):
         return torch.cat([order, rows.max(dim=-1, keepdim=True).indices], dim=-1).float()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [ONNX, OpenVINO])
 @pytest.mark.parametrize("batch", [None, 3])
 def test_of_equal_values_the_first_comes_first(kind: type[Format], batch: int | None, tmp_path: Path) -> None:

@@ -280,6 +280,7 @@ def test_a_near_tie_is_no_fault() -> None:
     assert (found.beyond, found.near_ties, found.holds) == (1, 0, False)
 
 
+@pytest.mark.slow
 def test_near_ties_in_many_images_are_a_fault() -> None:
     model, images = tiny.HOSTS["vit"](), tiny.images(20)
     vitrim.reduce_(model, "tome:r=4", record=True)
@@ -300,6 +301,7 @@ def test_near_ties_in_many_images_are_a_fault() -> None:
 WRONGS = ("shifted indices", "swapped halves", "wrong sizes", "another schedule", "decisions in fp16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONGS)
 def test_a_wrong_file_is_refused(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """If it is wrong in every image, and if in one."""

@@ -230,6 +230,7 @@ def test_a_damaged_file_says_what_is_wrong(
     assert not any(word in str(error.value) for word in ("Exception from", ".cpp", "\n"))
 
 
+@pytest.mark.slow
 @needs_openvino
 def test_bf16_is_recorded_and_asked_for_when_the_file_is_opened(
     openvino_files: Callable[[str], Exported], reports: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -295,6 +296,7 @@ def test_a_product_takes_time_in_fp32() -> None:
 # ---- processors without VNNI -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_nncf
 def test_weights_keep_to_seven_bits(tmp_path: Path) -> None:
     """Products of two of them and of activations of 8 bits then fit into the 16 bits of processors without VNNI."""
@@ -329,6 +331,7 @@ def test_processors_without_vnni_are_known(
     assert base.without_vnni() == lacks
 
 
+@pytest.mark.slow
 def test_a_file_for_processors_with_vnni_does_not_run_on_others(
     written: Exported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,6 +391,7 @@ def rewritten(path: Path, change: dict[str, Any]) -> None:
     onnx.save(file, str(path))
 
 
+@pytest.mark.slow
 def test_files_of_earlier_versions_open_in_the_precision_of_their_weights(written: Exported) -> None:
     rewritten(written.path, {"precision": None})
     assert Exported.open(written.path).precision == "fp32"
@@ -415,6 +419,7 @@ def not_quantised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_format, "quantised", lambda model, *_: model)
 
 
+@pytest.mark.slow
 @needs_nncf
 @pytest.mark.usefixtures("not_quantised")
 def test_int8_is_calibrated_on_other_images_than_it_is_compared_on(
@@ -444,6 +449,7 @@ def test_int8_is_calibrated_on_other_images_than_it_is_compared_on(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "m.onnx", "m.onnx.json"]
 
 
+@pytest.mark.slow
 @needs_nncf
 @pytest.mark.usefixtures("not_quantised")
 def test_embeddings_are_compared_by_their_cosine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,6 +467,7 @@ def test_embeddings_are_compared_by_their_cosine(tmp_path: Path, monkeypatch: py
         vitrim.export(model(depth=1, num_classes=0), None, tmp_path / "n.onnx", **given)
 
 
+@pytest.mark.slow
 @needs_nncf
 @pytest.mark.usefixtures("not_quantised")
 def test_a_file_that_is_too_coarse_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,6 +509,7 @@ def test_what_quantises_is_named_where_it_is_missing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_file_is_made_of_one_in_fp32_that_its_format_makes(written: Exported, tmp_path: Path) -> None:
     file = vitrim.export(model(depth=1), None, tmp_path / "m.pt2", check=0, file=vitrim.FileSpec(precision="bf16"))
     assert file.precision == "bf16"

@@ -51,6 +51,7 @@ def test_a_maximum_and_its_place_are_one_operation_and_the_first_of_equal_ones_c
     assert kinds["ArgMax"] == kinds["ReduceMax"] == 0
 
 
+@pytest.mark.slow
 def test_means() -> None:
     x = torch.randn(2, 3, 4, 5)
     cases = [(dim, keep) for dim in (1, -1, (0, 2), (1, 2, 3)) for keep in (False, True)]
@@ -66,6 +67,7 @@ def test_means_of_half_precision_are_summed_in_the_dtype_that_is_asked_for() -> 
     torch.testing.assert_close(found, x.mean(1, dtype=torch.float32))
 
 
+@pytest.mark.slow
 def test_attention_scales_queries_alone() -> None:
     cases = [(scale, shape) for scale in (None, 0.3) for shape in (None, (2, 1, 1, 7), (3, 5, 7))]
     given = [

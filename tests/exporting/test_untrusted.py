@@ -141,6 +141,7 @@ def test_every_format_has_a_file_of_a_stranger() -> None:
     assert {name for name, kind in formats().items() if kind.code} == {"pt2", "aoti"}
 
 
+@pytest.mark.slow
 def test_no_import_no_shell_and_no_pickle_of_a_file(tmp_path: Path) -> None:
     """In one process for all files, which has a hook of the interpreter: it cannot be taken off again."""
     present = [(name, way) for name, way in FILES if formats()[name].missing() is None]

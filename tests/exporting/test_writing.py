@@ -121,6 +121,7 @@ def test_images_of_another_shape_are_refused(written: tuple[nn.Module, Exported]
         written[1].run(images)
 
 
+@pytest.mark.slow
 def test_timing_has_four_rows(written: tuple[nn.Module, Exported]) -> None:
     made, file = written
     reduced = copy.deepcopy(made)
@@ -158,6 +159,7 @@ def test_speedups_are_over_what_they_say(written: tuple[nn.Module, Exported], mo
 # ---- with torch.export, which is quick ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_model_stays_as_it_was(tmp_path: Path) -> None:
     made = model(depth=1).train()
     before = copy.deepcopy(made.state_dict())
@@ -171,6 +173,7 @@ def test_the_model_stays_as_it_was(tmp_path: Path) -> None:
     assert all(torch.equal(before[key], after[key]) and after[key].dtype == before[key].dtype for key in before)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_reduced_already_keeps_what_it_learned(tmp_path: Path) -> None:
     made = model(depth=1)
     vitrim.reduce_(made, "dynamicvit:blocks=[0],keep_rate=0.5")
@@ -186,6 +189,7 @@ def test_a_model_that_is_reduced_already_keeps_what_it_learned(tmp_path: Path) -
     assert other.metadata["method"] == "tome:r=2"
 
 
+@pytest.mark.slow
 def test_one_size_of_batch_and_another_of_images(tmp_path: Path) -> None:
     resizable = model(dynamic_img_size=True)
     file = vitrim.export(
@@ -211,12 +215,14 @@ def test_a_segmentation_model(tmp_path: Path) -> None:
     assert file.run(np.zeros((2, 3, SIZE, SIZE), np.float32)).shape == (2, 4, SIZE, SIZE)
 
 
+@pytest.mark.slow
 def test_a_model_without_a_head_gives_its_features(tmp_path: Path) -> None:
     file = vitrim.export(model(depth=1, num_classes=0), None, tmp_path / "m.pt2", check=3)
     assert file.metadata["output"]["name"] == "features"
     assert "top-1" not in file.metadata["parity"]
 
 
+@pytest.mark.slow
 def test_a_candidate_for_timing(tmp_path: Path) -> None:
     assert {"torch.export", "onnxruntime"} <= set(engines())
     run = FileEngine(engines()["torch.export"]).prepare(model(depth=1), torch.zeros(2, 3, SIZE, SIZE), tmp_path)
@@ -261,6 +267,7 @@ def off_by_a_bit() -> Iterator[type[Format]]:
     del file_formats._OTHERS["off"]
 
 
+@pytest.mark.slow
 def test_a_file_that_disagrees_does_not_stay(off_by_a_bit: type[Format], tmp_path: Path) -> None:
     path = tmp_path / "m.off"
     path.write_text("what was there")

@@ -298,6 +298,7 @@ def test_a_model_is_pickled_after_a_forward(name: str) -> None:
     assert torch.equal(logits(twin, given), dense)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["llava", "internvl", "qwen3_vl"])
 def test_copies_files_and_changes(name: str, tmp_path: Path) -> None:

@@ -182,6 +182,7 @@ SELECTORS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("selector", SELECTORS)
 @pytest.mark.parametrize("method", [None, "tome:r=2", "evit:keep_rate=0.8,blocks=[1]"])
@@ -946,6 +947,7 @@ def test_other_models_are_refused(create: Callable[[], nn.Module], message: str,
     assert "vitrim_reduction" not in vars(model)
 
 
+@pytest.mark.slow
 def test_the_form_of_positions_is_known_of_every_family() -> None:
     """Of all in the library that give positions axes: four rows where its code says so, and a refusal elsewhere."""
     four, families, borrowed = set(), {}, {"glm46v": "Glm4vTextModel", "minicpmv4_7": "Qwen3_5TextModel"}

@@ -129,6 +129,7 @@ def test_the_data_tell_the_metrics_apart():
     assert len({row["top1"], row["top5"], row["agreement"]}) == 3
 
 
+@pytest.mark.slow
 def test_the_dense_row_comes_first_and_methods_keep_their_order():
     rows = evaluate(classifier(), METHODS, data())
     assert [row.method for row in rows] == ["dense", *METHODS]
@@ -154,6 +155,7 @@ def test_one_pass_for_all_methods_equals_a_pass_for_each():
         assert evaluate(model, [row.method], data()) == [together[0], row]
 
 
+@pytest.mark.slow
 def test_data_are_read_once():
     read = iter(data())  # a second pass would find nothing
     rows = evaluate(classifier(), METHODS, read)
@@ -212,6 +214,7 @@ def test_every_host_form(host):
     assert 0.0 < tome["cosine"] < 1.0
 
 
+@pytest.mark.slow
 def test_macs_of_adaptive_methods_are_means_over_all_images():
     model, batches = classifier(), data()
     copied, _ = reduced(model, ATM)
@@ -225,6 +228,7 @@ def test_macs_of_adaptive_methods_are_means_over_all_images():
 # ---- random numbers, dtype
 
 
+@pytest.mark.slow
 def test_random_methods_repeat_under_a_seed_and_leave_the_global_generator_alone():
     model, method = classifier(), "random:keep_rate=0.4"
     first = evaluate(model, [method], data(), seed=1)
@@ -290,6 +294,7 @@ def test_reduced_models_share_one_copy_of_the_parameters():
 # ---- errors
 
 
+@pytest.mark.slow
 def test_a_failing_batch_changes_nothing_and_what_was_gathered_stays():
     evaluation = started(classifier(), METHODS)
     for index, pair in enumerate(data()):

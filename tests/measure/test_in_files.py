@@ -60,6 +60,7 @@ def own_loop(file: vitrim.Exported, data: ImageDataset) -> np.ndarray:
     return np.concatenate([session.run(None, {"image": image[None]})[0] for image in images])
 
 
+@pytest.mark.slow
 def test_a_file_alone_scores_as_a_loop_of_ones_own(file: vitrim.Exported, data: ImageDataset) -> None:
     row = vitrim.evaluate(file, None, vitrim.DataSpec(data, batch_size=5)).rows[0]
     right = own_loop(file, data).argmax(1) == np.array(data.labels)
@@ -91,6 +92,7 @@ def test_beside_its_model_with_the_error_of_the_difference(
     assert f"{file.path} is tome:r=3 of test_vit on onnxruntime in fp32" in report.notes
 
 
+@pytest.mark.slow
 def test_a_file_for_a_batch_that_reads_bytes_scores_alike(model: Any, data: ImageDataset, tmp_path: Path) -> None:
     made = vitrim.export(
         model, "tome:r=3", tmp_path / "m.onnx", check=0, file=vitrim.FileSpec(batch=4, preprocess=True)
@@ -100,6 +102,7 @@ def test_a_file_for_a_batch_that_reads_bytes_scores_alike(model: Any, data: Imag
     assert rows[2]["agreement"] == rows[1]["agreement"]
 
 
+@pytest.mark.slow
 def test_a_file_for_other_images_is_refused(model: Any, data: ImageDataset, tmp_path: Path) -> None:
     other = vitrim.create_model("test_vit", options={**OPTIONS, "img_size": 40})
     made = vitrim.export(other, None, tmp_path / "m.onnx", check=0)
@@ -109,6 +112,7 @@ def test_a_file_for_other_images_is_refused(model: Any, data: ImageDataset, tmp_
         vitrim.evaluate(model, [made], data)
 
 
+@pytest.mark.slow
 def test_code_is_not_run_without_trust(model: Any, data: ImageDataset, tmp_path: Path) -> None:
     vitrim.export(model, None, tmp_path / "m.pt2", check=0)
     with pytest.raises(VitrimError, match="files are code"):
@@ -168,6 +172,7 @@ def test_the_command_takes_files(
         assert "no exported model at" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_file_of_a_tower_gives_its_embedding_and_scores_alike(data: ImageDataset, tmp_path: Path) -> None:
     """DINOv2 of transformers hands out tokens; its embedding is the class token, which is what eval scores."""
     from transformers import BitImageProcessor, Dinov2Config, Dinov2Model

@@ -39,6 +39,7 @@ def test_data_in_hand_is_the_source_that_it_was_opened_from(source: Path) -> Non
     assert all(torch.equal(data[place][0], whole[int(of)][0]) for place, of in enumerate(places))
 
 
+@pytest.mark.slow
 def test_objects_give_the_record_of_names(source: Path, checkpoint: Path) -> None:
     how = {"checkpoint": checkpoint, "model_options": OPTIONS}
     by_name = vitrim.evaluate("test_vit", "tome:r=2", vitrim.DataSpec(source, limit=6), **how)

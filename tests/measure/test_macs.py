@@ -114,6 +114,7 @@ def test_ppt_as_its_code_counts_without_norms() -> None:
     assert found.matching == sum(384 * n + 64 * ((n - 1) // 2) * (n // 2) for n in (197, 147, 97))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("linkage", ["single", "average"])
 def test_atc_compares_all_pairs_of_mean_keys(linkage: str) -> None:

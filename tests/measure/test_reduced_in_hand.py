@@ -34,6 +34,7 @@ def test_profile_counts_it_as_under_the_method_as_text() -> None:
     assert vitrim.get_reduction(given) is reduction
 
 
+@pytest.mark.slow
 def test_bench_times_it_beside_its_dense_self() -> None:
     given = model()
     reduction = vitrim.reduce_(given, "tome:r=3")
@@ -59,6 +60,7 @@ def test_evaluate_scores_it_with_what_it_has_learned() -> None:
     assert vitrim.evaluate(given, None, batches()).facts["untrained"] == []
 
 
+@pytest.mark.slow
 def test_a_file_of_it_under_another_method_is_that_of_the_dense_model(tmp_path: Path) -> None:
     given, images = model(), batches()[0][0]
     vitrim.reduce_(given, "topk:keep_rate=0.5")
@@ -70,6 +72,7 @@ def test_a_file_of_it_under_another_method_is_that_of_the_dense_model(tmp_path: 
     assert file.metadata["method"] == "tome:r=3"
 
 
+@pytest.mark.slow
 def test_a_reduced_part_is_in_the_metadata_of_the_whole(tmp_path: Path) -> None:
     whole = torch.nn.Sequential(tiny.HOSTS["vit"]())
     whole.image_size = 24  # type: ignore[assignment]

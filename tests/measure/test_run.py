@@ -131,6 +131,7 @@ def test_probes_may_be_any():
 # ---- processes
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("processes", "several"), [(2, True), (3, False), others(2, False), others(3, True)])
 def test_rows_are_the_same_however_many_processes_share_the_batches(processes: int, several: bool):
@@ -200,6 +201,7 @@ def test_a_measurement_that_was_stopped_goes_on_to_the_same_rows(tmp_path: Path,
     assert np.array_equal(records[0].source, records[1].source)
 
 
+@pytest.mark.slow
 def test_lists_come_back_in_their_order(tmp_path: Path):
     """Of more than ten batches: as text, 10 comes before 2."""
     first, second = started(), started()

@@ -30,6 +30,7 @@ def llava() -> Any:
     return VLMS["llava"].create()
 
 
+@pytest.mark.slow
 def test_macs_are_those_of_the_shorter_prompt_and_of_choosing(llava: Any) -> None:
     """The language model's as on so many words; DivPrune's are one Gram matrix of 36 tokens of width 16."""
     report = vitrim.profile(llava, [], prompt=vitrim.Prompt(5, select="divprune:tokens=9"))
@@ -58,6 +59,7 @@ def test_a_method_and_a_selector_go_together(llava: Any) -> None:
     assert row["prefill"]["image_tokens"] == 9
 
 
+@pytest.mark.slow
 def test_bench_times_a_selection(llava: Any) -> None:
     report = vitrim.bench(
         llava,
@@ -147,6 +149,7 @@ def test_parts_are_timed_apart(number: int, monkeypatch: pytest.MonkeyPatch) -> 
     assert not watch.rounds
 
 
+@pytest.mark.slow
 def test_bench_times_the_parts_of_an_answer(llava: Any) -> None:
     report = vitrim.bench(
         llava,
@@ -188,6 +191,7 @@ def test_a_tower_that_cannot_be_reduced_is_counted_whole() -> None:
         vitrim.profile(OTHERS["llava_next"].create(), prompt=vitrim.Prompt(select="divprune:tokens=9"))
 
 
+@pytest.mark.slow
 def test_the_command_line(tmp_path: Path, llava: Any) -> None:
     llava.config.save_pretrained(tmp_path)
     file = tmp_path / "profile.json"

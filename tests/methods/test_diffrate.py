@@ -267,6 +267,7 @@ def test_with_given_amounts_a_step_learns_the_task_alone() -> None:
         losses_of(step, target_gmacs=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("by_share", [False, True])
 def test_amounts_learn_to_meet_the_target(by_share: bool) -> None:

@@ -187,6 +187,7 @@ def test_mixed_labels_have_no_reward() -> None:
         losses_of(step)
 
 
+@pytest.mark.slow
 def test_policy_learns_to_keep_less_where_that_costs_nothing() -> None:
     """Every image is class 0 and the head says so: the reward is what is saved."""
     model, reduction = prepared(stage=0)

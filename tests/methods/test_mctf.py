@@ -420,6 +420,7 @@ def test_mctf_fast_rows(models: dict[str, VisionTransformer]) -> None:
         assert f"{profile_of(models[name], config, IMAGE).macs.total / 1e9:.2f}" == gflops
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("attention_map", "passes"), [("recomputed", 3), ("kept", 2)])
 def test_what_the_map_costs(models: dict[str, VisionTransformer], attention_map: str, passes: int) -> None:
     """All N queries meet all N keys and values, and where the map is not kept the attention received is one more pass

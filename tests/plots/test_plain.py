@@ -100,6 +100,7 @@ def test_a_text_is_drawn_as_matplotlib_draws_it_without_mathematics() -> None:
     assert not np.array_equal(drawn, np.asarray(mathematics.canvas.buffer_rgba()))
 
 
+@pytest.mark.slow
 def test_numbers_at_ticks_are_left_as_they_are() -> None:
     found = []
     for kind in (Sheet, Figure):

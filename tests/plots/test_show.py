@@ -120,6 +120,7 @@ def test_the_model_and_the_generators_stay_as_they_were(model: nn.Module) -> Non
     assert not vitrim.core.reduce.reduced_parts(model)
 
 
+@pytest.mark.slow
 def test_images_in_any_form_are_the_same_image(model: nn.Module, tmp_path: Path) -> None:
     picture = PillowImage.fromarray((IMAGE.permute(1, 2, 0).numpy() * 255).astype(np.uint8))
     picture.save(tmp_path / "one.png")
@@ -134,6 +135,7 @@ def test_images_in_any_form_are_the_same_image(model: nn.Module, tmp_path: Path)
     assert "<img src=" in found[0]._repr_html_()
 
 
+@pytest.mark.slow
 def test_a_dataset_is_left_as_it_was_and_pictures_are_written(
     model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,12 +158,14 @@ def test_a_dataset_is_left_as_it_was_and_pictures_are_written(
     assert len(show(model, "topk", files[:3]).rows) == 3  # of loose images all
 
 
+@pytest.mark.slow
 def test_a_model_by_name_has_the_weights_of_its_seed() -> None:
     options = {"img_size": 64, "num_classes": 5}
     rows = [show(vitrim.ModelSpec("test_vit", options=options), "topk", IMAGE, seed=seed).rows for seed in (0, 0, 1)]
     assert rows[0] == rows[1] != rows[2]
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_shown_as_the_model_in_it(model: nn.Module) -> None:
     compiled = torch.compile(model, backend="eager")
     assert show(compiled, "topk", IMAGE).rows == show(model, "topk", IMAGE).rows

@@ -83,6 +83,7 @@ def test_accuracy_is_that_of_every_model_alone(source: Path) -> None:
         assert row["loss_error"] == pytest.approx(max(lost.std(correction=0).item() / 10**0.5, 1 / 10))
 
 
+@pytest.mark.slow
 def test_speeds_are_the_rows_of_bench(source: Path, timed: list[list[str]]) -> None:
     report = compare(model(), METHODS, str(source), at=[1, 2])
     rows = bench(model(), METHODS, batch_size=[1, 2], images=str(source)).rows
@@ -99,6 +100,7 @@ def test_speeds_are_the_rows_of_bench(source: Path, timed: list[list[str]]) -> N
     assert [row["speeds"][0]["speedup"] for row in report.rows] == pytest.approx([1.0, 5 / 4, 2.0, 5 / 8])
 
 
+@pytest.mark.slow
 def test_rows_have_what_the_methods_save(source: Path) -> None:
     report = compare(model(), METHODS, str(source), at=1)
     for row in report.rows:
@@ -108,6 +110,7 @@ def test_rows_have_what_the_methods_save(source: Path) -> None:
     assert report.record["metric"] == "top1"
 
 
+@pytest.mark.slow
 def test_the_fastest_engine_counts_for_every_method(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Other(Eager):
         label = "other"
@@ -125,6 +128,7 @@ def test_the_fastest_engine_counts_for_every_method(source: Path, monkeypatch: p
     assert rows[2]["speeds"][0]["speedup"] == pytest.approx(5 / (9 / 4))
 
 
+@pytest.mark.slow
 def test_the_model_stays_as_it_is_and_bf16_is_a_copy(source: Path) -> None:
     host = model()
     before = {name: value.clone() for name, value in host.state_dict().items()}
@@ -135,6 +139,7 @@ def test_the_model_stays_as_it_is_and_bf16_is_a_copy(source: Path) -> None:
     assert torch.equal(torch.get_rng_state(), generator)
 
 
+@pytest.mark.slow
 def test_what_is_known_is_handed_over_after_every_setting(source: Path) -> None:
     seen: list[tuple[int, int]] = []
     told: list[str] = []
@@ -151,6 +156,7 @@ def test_what_is_known_is_handed_over_after_every_setting(source: Path) -> None:
     assert "2 of 2, batch 2: making tome:r=1 ready, 3 of 3" in told
 
 
+@pytest.mark.slow
 def test_parameters_that_a_run_learned_are_timed_too(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

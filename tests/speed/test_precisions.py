@@ -182,6 +182,7 @@ def test_a_dense_model_in_a_precision_is_compared_with_fp32(source: Path, times:
     assert "agree %: images with the same top-1 as the dense model in fp32" in text
 
 
+@pytest.mark.slow
 def test_the_measure_of_agreement_is_not_rounded_itself(source: Path, times: dict[str, float]) -> None:
     """The model as it was given, and not what is left of it after bf16, even if nothing runs in fp32."""
     host = model()
@@ -216,6 +217,7 @@ def test_int8_on_random_images_says_so(times: dict[str, float]) -> None:
     assert report.rows[0]["engine"] == "rounding"
 
 
+@pytest.mark.slow
 def test_a_picture_has_a_bar_for_every_row(times: dict[str, float], tmp_path: Path) -> None:
     times |= {"rounding": 8.0, "rounding int8": 4.0, "tome:r=2 on rounding int8": 3.0}
     path = tmp_path / "bench.png"
@@ -245,6 +247,7 @@ class Single(Rounding):
         return "for single images" if config.single_images and batch > 1 else None
 
 
+@pytest.mark.slow
 def test_methods_that_follow_the_image_are_scored_one_by_one(source: Path, times: dict[str, float]) -> None:
     """They had no row in a lower precision where the data came in batches, and no word said so."""
     times |= {"rounding int8": 4.0, "atm": 3.0}
@@ -271,6 +274,7 @@ def test_methods_that_follow_the_image_are_scored_one_by_one(source: Path, times
     assert alone.rows[1]["top1"] == report.rows[1]["top1"]
 
 
+@pytest.mark.slow
 def test_rows_of_a_lower_precision_are_scored_on_their_engine(source: Path, times: dict[str, float]) -> None:
     # of every name the last entry that is in it
     times |= {"rounding": 8.0, "rounding int8": 4.0, "tome:r=2 on rounding int8": 3.0}
@@ -400,6 +404,7 @@ def test_paired_loss_against_plain_numpy(labels: bool) -> None:
         assert found["kl"] == pytest.approx(kl, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_scores_of_an_engine_read_int8_ranges_from_the_first_images(source: Path) -> None:
     host, task = model(), make_task("classification", 2)
     dataset = load_images(source)

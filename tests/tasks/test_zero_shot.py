@@ -125,6 +125,7 @@ def write_open_clip(folder: Path, tokenizer: str | None = None, **text: Any) -> 
     return model
 
 
+@pytest.mark.slow
 def test_a_folder_of_open_clip_is_scored_as_its_model(tmp_path: Path) -> None:
     pytest.importorskip("open_clip")
     model = write_open_clip(tmp_path / "clip")
@@ -218,6 +219,7 @@ def test_the_whole_of_open_clip_is_needed_and_a_tokenizer_for_its_words() -> Non
     torch.testing.assert_close(task.texts[0][0], task.texts[0][1])  # of one row of words
 
 
+@pytest.mark.slow
 def test_classes_are_asked_for_by_the_names_of_a_file_or_of_wordnet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

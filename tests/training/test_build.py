@@ -45,6 +45,7 @@ def test_many_processes_look_for_idle_parameters_where_there_may_be_some(
 WATCHED = {"eval_split": 0.25, "test_split": "test"}
 
 
+@pytest.mark.slow
 def test_a_share_is_held_out_and_the_test_images_are_scored_once(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

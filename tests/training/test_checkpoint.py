@@ -81,6 +81,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     assert said[1].endswith("resumed from " + str(newest.with_name("update-00000003")))
 
 
+@pytest.mark.slow
 def test_from_the_one_before_it_comes_to_the_same_end(
     images: Path, stopped: Path, whole_run: checkpoint.Snapshot, tmp_path: Path
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_run_without_an_undamaged_checkpoint_is_neither_resumed_nor_overwritte
         trainer(recipe(**RECIPE), images, tmp_path)
 
 
+@pytest.mark.slow
 def test_two_undamaged_checkpoints_are_kept_whatever_lies_beside_them(images: Path, tmp_path: Path) -> None:
     trainer(recipe(**RECIPE), images, tmp_path, keep=1, **SAVED).run()
     folder = tmp_path / "checkpoints"

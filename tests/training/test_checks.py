@@ -58,6 +58,7 @@ def test_a_detector_that_is_sharded_is_refused_at_once() -> None:
 # ---- what a short run of a recipe for a long one changes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warmup", [False, True])
 def test_what_a_recipe_says_is_what_runs_in_a_short_run_too(images: Path, tmp_path: Path, warmup: bool) -> None:
     """One epoch of a recipe for hundreds: rates and average by twenty plain lines, and advice as notes."""

@@ -82,6 +82,7 @@ def test_two_updates(task: str, tmp_path: Path) -> None:
     assert all(torch.equal(value, written[name]) for name, value in weights(run).items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", cells(TASKS, ("segmentation",)))  # detectors: `models/test_vitdet.py` has their losses
 def test_a_batch_is_memorised(task: str, tmp_path: Path) -> None:
     """More than 95 % of the pixels, or AP50 and mask AP above 50, after 60 or 80 updates."""
@@ -152,6 +153,7 @@ def test_a_killed_process_goes_on_to_the_same_bits(task: str, tmp_path: Path, mo
         assert all(torch.equal(value, whole[key]) for key, value in ended.items())
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("task", TASKS)
 def test_the_same_image_changes_the_same_way_with_any_number_of_workers(task: str, tmp_path: Path) -> None:
@@ -213,6 +215,7 @@ def test_images_without_a_box_leave_no_parameter_without_gradient(options: dict[
     assert not without
 
 
+@pytest.mark.slow
 def test_crops_that_cut_all_boxes_away(tmp_path: Path) -> None:
     """Enlarged so far that a window seldom meets an object: boxes stay within it, and are as many as labels."""
     far = {"crop": "jitter", "range": [6.0, 6.0]}
@@ -354,6 +357,7 @@ def compared(monkeypatch: pytest.MonkeyPatch, run: Path, masks: Path, record: Pa
     return found
 
 
+@pytest.mark.slow
 def test_what_was_trained_is_evaluated_as_it_was_trained(
     finished: Path, masks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -371,6 +375,7 @@ def test_what_was_trained_is_evaluated_as_it_was_trained(
     assert "IoU" not in capsys.readouterr().out.replace("mIoU", "")  # the classes are not in the table
 
 
+@pytest.mark.slow
 def test_scores_of_every_class(finished: Path, masks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the record and in the result of a run; their mean is what is printed."""
     (dense,) = compared(monkeypatch, finished, masks, tmp_path / "a.json")["rows"]
@@ -382,6 +387,7 @@ def test_scores_of_every_class(finished: Path, masks: Path, tmp_path: Path, monk
     assert test["classes"] == {"IoU": {name: 100 * share for name, share in shares.items()}}
 
 
+@pytest.mark.slow
 def test_the_protocol_can_be_changed(
     finished: Path, masks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,6 +423,7 @@ def test_data_that_is_not_for_the_model(
     assert re.search(message, line)
 
 
+@pytest.mark.slow
 def test_images_of_several_sizes_are_no_batch_unless_they_are_resized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,6 +47,7 @@ def grey(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # one update of what learns is made on every variant in `test_learner.py`
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("host", cells(tiny.PLAIN, (*tiny.LIBRARIES, "naflex", "hf_clip", "hf_beit")))
 def test_a_classifier_of_every_family_is_trained(host: str, grey: Path, tmp_path: Path) -> None:

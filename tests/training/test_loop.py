@@ -106,6 +106,7 @@ def test_a_run_learns_and_leaves_what_is_needed_to_use_it(images: Path, tmp_path
 
 
 # the run with everything has what the others have; a killed process resumes a plain one
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cells(RECIPES, {"everything"}))
 def test_a_stopped_run_resumes_to_the_same_bits(name: str, images: Path, tmp_path: Path) -> None:
     resolved = recipe(**RECIPES[name], epochs=2)
@@ -135,6 +136,7 @@ def test_times_in_updates_are_those_in_epochs(images: Path, tmp_path: Path) -> N
     assert all(torch.equal(one[key], other[key]) for key in other)
 
 
+@pytest.mark.slow
 def test_reading_in_other_processes_changes_nothing(images: Path, tmp_path: Path) -> None:
     resolved = recipe(**{**RECIPES["everything"], "epochs": 1})
     for workers in (0, 2):
@@ -164,6 +166,7 @@ def test_a_killed_process_resumes_to_the_same_bits(images: Path, whole: Path, tm
     assert same(*(load_file(side / "model.safetensors") for side in (out, whole)))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_asked_to_stop_saves_between_updates(images: Path, whole: Path, tmp_path: Path) -> None:
     run = trainer(recipe(), images, tmp_path / "parts")
     step = run._step
@@ -260,6 +263,7 @@ def test_a_checkpoint_that_is_there_is_never_taken_away(images: Path, tmp_path: 
     assert {path.name: path.stat().st_ino for path in saved.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_a_log_that_was_cut_short_by_a_full_disk_is_mended_on_resume(
     images: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -463,6 +467,7 @@ def test_a_run_starts_from_a_finished_one_with_what_its_reducers_learned(images:
         trainer(recipe(method="cropr:r=1"), images, tmp_path / "third", start=tmp_path / "first")
 
 
+@pytest.mark.slow
 def test_a_pretrained_encoder_is_fine_tuned(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From masked autoencoding to a classifier, as ViTTM is trained; the decoders are small ones."""
     decoders = {"decoder_dim": 16, "decoder_depth": 1, "decoder_num_heads": 2}
@@ -492,6 +497,7 @@ def test_a_teacher_has_weights_of_its_own(images: Path, tmp_path: Path) -> None:
     assert not any(name.startswith("teacher") for name in run.learner.objective.state_dict())
 
 
+@pytest.mark.slow
 def test_amounts_reach_the_average_and_their_end(images: Path, tmp_path: Path) -> None:
     """What is evaluated and saved is under the last amount, not under that of the last update."""
     ramp = {"option": "keep_rate", "start": 1.0, "stop": 0.5, "begin_epoch": 0, "end_epoch": 2}
@@ -515,6 +521,7 @@ def test_what_is_saved_has_the_last_amounts(resumed: bool, images: Path, tmp_pat
     assert json.loads((tmp_path / "reduction.json").read_text())["options"]["keep_rate"] == 0.5
 
 
+@pytest.mark.slow
 def test_an_option_switches_at_its_epoch(images: Path, tmp_path: Path) -> None:
     changes = {
         "method": "evo_vit:keep_rate=0.5,class_head=true,blocks=[2,3,4]",
@@ -565,6 +572,7 @@ def test_a_run_on_images_of_several_labels(images: Path, tmp_path: Path) -> None
     assert result["best"]["mAP"] > json.loads((tmp_path / "run/evaluations.jsonl").read_text().splitlines()[0])["mAP"]
 
 
+@pytest.mark.slow
 def test_a_run_in_half_precision_keeps_its_weights_in_full(images: Path, tmp_path: Path) -> None:
     run = trainer(recipe(precision="bf16", method="tome:r=2"), images, tmp_path)
     result = run.run()

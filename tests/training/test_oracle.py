@@ -168,6 +168,7 @@ def test_an_image_is_changed_in_another_way_in_every_epoch() -> None:
     assert Seeded(Draws(), seed=4)[Place(0, 0, 0)] != drawn[0]
 
 
+@pytest.mark.slow
 def test_every_update_draws_for_itself(images: Path, tmp_path: Path) -> None:
     """Mixing and drop path of an update, and of a part of it, are not those of the one before."""
     run = trainer(recipe(**{**RUN, "micro_batch": 4, "eval_split": None}), images, tmp_path, max_updates=UPDATES)
@@ -210,11 +211,13 @@ def test_what_is_evaluated_is_what_the_row_says(images: Path, tmp_path: Path) ->
     assert last["top1"] == pytest.approx(average, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_what_is_evaluated_without_an_average_is_the_model(images: Path, tmp_path: Path) -> None:
     run = trainer(recipe(eval_every=None), images, tmp_path)
     assert run.run()["last"]["weights"] == "model"
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("scores", "best"),
@@ -234,6 +237,7 @@ def test_the_best_is_the_largest_number(
     assert result["best"]["update"] == scores.index(best)
 
 
+@pytest.mark.slow
 def test_micro_batches_make_the_update_of_the_whole_batch(images: Path, tmp_path: Path) -> None:
     """With plain gradient descent, whose step is as long as the gradient."""
     changes = {"augment": {"crop": "squash", "hflip": 0.0}, "optimizer": {"name": "momentum", "lr": 0.1}}

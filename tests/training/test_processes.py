@@ -20,6 +20,7 @@ from vitrim import Reduction
 from vitrim.loading import load_run
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this build of torch has no gloo"),
     pytest.mark.xdist_group("distributed"),  # the processes are started once
 ]

@@ -300,6 +300,7 @@ def test_the_keep_rate_of_evit_from_scratch() -> None:
     assert (ramp.begin_epoch, ramp.end_epoch) == (10, 110)
 
 
+@pytest.mark.slow
 def test_dynamicvit_weights_and_backbone() -> None:
     small, base = recipe("dynamicvit_deit_small"), recipe("dynamicvit_deit_base")
     assert small.objective["weights"] == [1, 2, 0.5, 0.5]

@@ -25,6 +25,7 @@ def run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_the_model_of_a_run_has_its_weights_and_drops_nothing(run: Path) -> None:
     model = load_run(run)
     weights = load_file(run / "model.safetensors")

@@ -18,6 +18,7 @@ from vitrim.training.recipe import load_recipe
 from vitrim.training.train import train
 
 
+@pytest.mark.slow
 def test_a_run_reports_its_evaluations_and_files(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     changes = {"epochs": 2, "method": "tome:r=1", "optimizer.lr": 5e-4}

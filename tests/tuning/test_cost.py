@@ -29,6 +29,7 @@ def model() -> VisionTransformer:
 
 
 # a count each, stages, and tokens that are kept aside: what differs in the sums that are fitted
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", cells(SOME, ("tome", "topk", "evo_vit")))
 def test_macs_are_those_of_the_engine_and_the_quick_ones_are_near(model: VisionTransformer, name: str) -> None:
@@ -54,6 +55,7 @@ def test_a_method_that_adapts_is_counted_on_the_images(model: VisionTransformer)
         MacsCost(model, space)
 
 
+@pytest.mark.slow
 def test_the_latency_of_a_method_that_adapts_follows_the_tokens_of_real_images(model: VisionTransformer) -> None:
     """A clock that counts the tokens that ATM leaves, by a loop over the images, is predicted."""
     images = list(torch.randn(4, 2, 3, 32, 32, generator=torch.Generator().manual_seed(0)))

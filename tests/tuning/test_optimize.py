@@ -276,6 +276,7 @@ def test_a_race_that_is_stopped_keeps_the_settings_that_it_scored(
     assert len([name for name in measured(tmp_path / "out") if name.startswith("losses on")]) == 2
 
 
+@pytest.mark.slow
 def test_dense_is_handed_back_where_nothing_pays(source: str, watch: Watch, tmp_path: Path) -> None:
     watch.factor = 2.0
     report = run(source, tmp_path / "out", methods="topk")
@@ -332,6 +333,7 @@ def test_the_table_has_one_baseline_per_column(whole: Whole) -> None:
         if row["method"] != "dense":
             found = cells[row["method"]]
             assert found["over PyTorch"] == f"{row['speedup'] * dense['speedup']:.2f}"
+            assert found["MACs saved %"] == f"{round(100 * row['saved'])}"
             assert found["over dense"].startswith(f"{row['speedup']:.2f} ({row['speedup_q1']:.2f}-")
 
 
@@ -340,6 +342,7 @@ def test_a_bound_that_few_images_cannot_show_is_said_at_the_start_and_in_the_rep
     assert any(note.startswith(f"the loss is that of {count} images: ") for note in whole.report.notes)
 
 
+@pytest.mark.slow
 def test_a_bound_that_few_images_cannot_show_is_refused_unless_told(source: str, watch: Watch, tmp_path: Path) -> None:
     said = (
         r"a loss of 2 points cannot be seen on 12 images: even where none of them changes it is only known to be "
@@ -369,6 +372,7 @@ def test_a_loss_that_no_image_shows_has_an_interval() -> None:
     assert optimizing._loss_cell({**row, "loss": 0.05}) == "5.0 ± 5.0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", [True, False])
 @pytest.mark.filterwarnings("ignore:the model has random weights:UserWarning")
 def test_a_tower_is_optimized_by_its_neighbours(labels: bool, watch: Watch, tmp_path: Path) -> None:
@@ -418,6 +422,7 @@ def test_both_towers_of_clip_are_refused_before_anything_is_written(source: str,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the model has random weights:UserWarning")
 def test_the_file_may_take_images_as_they_are_read(whole: Whole, source: str, watch: Watch, tmp_path: Path) -> None:
     report = run(source, tmp_path / "out", preprocess=True)
@@ -480,6 +485,7 @@ def test_labels_of_other_classes_and_too_few_images(watch: Watch, tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_labels_that_may_be_of_other_classes_are_doubted_at_once(source: str, watch: Watch, tmp_path: Path) -> None:
     watch.fails_at = 0
     host = create_model("test_vit", options={**OPTIONS, "num_classes": 5})
@@ -496,6 +502,7 @@ def test_a_model_in_another_dtype_is_refused(source: str, watch: Watch, tmp_path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_study_of_another_search_is_refused(source: str, watch: Watch, tmp_path: Path) -> None:
     watch.fails_at = 0
     with pytest.raises(Stop):

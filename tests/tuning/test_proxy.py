@@ -78,6 +78,7 @@ def test_the_three_parts_are_disjoint() -> None:
     assert len(np.unique(every.numpy(), axis=0)) == 48
 
 
+@pytest.mark.slow
 def test_the_dense_model_runs_once_on_each_image(model: VisionTransformer) -> None:
     """Also where pieces overlap, and where one ends within a batch; the scores stay those of a fresh scorer."""
     scorer, asked = ModelScorer(model, make_task("classification", 5), images()), [vitrim.ToMe(r=4)]

@@ -95,6 +95,7 @@ def test_the_best_method_is_searched_and_beats_the_best_constant_setting() -> No
     assert [trial.number for trial in result.trials] == list(range(len(result.trials)))
 
 
+@pytest.mark.slow
 def test_the_best_method_is_never_dropped() -> None:
     """In at most 2 of 100 races under noise four times as large as the gap to the next one, first seen on 8 images."""
     evaluator = Evaluator(Noisy(noise=0.0), Study(None, {}))

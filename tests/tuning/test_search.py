@@ -113,6 +113,7 @@ def brute_force(damage: Damage) -> tuple[float, str]:
     return damage(best), SPACE.key(best)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_the_planted_optimum_is_found_and_returned(seed: int) -> None:
     """In 30 evaluations."""
@@ -126,6 +127,7 @@ def test_the_planted_optimum_is_found_and_returned(seed: int) -> None:
     assert len({SPACE.key(trial.config) for trial in seen}) == len(seen), "nothing is scored twice"
 
 
+@pytest.mark.slow
 def test_a_setting_that_is_slower_than_predicted_is_not_chosen() -> None:
     def search_(wrong: dict[str, float]) -> Search:
         return Search(SPACE, TimedCost(wrong), Evaluator(Simulated(planted, 0.0), Study(None, {})), TARGET)
@@ -139,6 +141,7 @@ def test_a_setting_that_is_slower_than_predicted_is_not_chosen() -> None:
     assert planted(second.config) == min(planted(trial.config) for trial in others)
 
 
+@pytest.mark.slow
 def test_what_is_nearest_is_chosen_where_every_finalist_is_too_slow() -> None:
     exact = Search(SPACE, TokenCost(), Evaluator(Simulated(planted, 0.0), Study(None, {})), TARGET)
     exact.explore(LIMIT, 30)
@@ -207,6 +210,7 @@ def test_bad_candidates_stop_early_and_the_best_is_scored_on_all_images() -> Non
 # ---- resume ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("search", "evaluations"), [("evolution", 16), ("random", 10), ("tpe", 8), ("gp", 7)])
 def test_a_study_that_was_stopped_anywhere_ends_as_one_that_was_not(
     tmp_path: Path, search: str, evaluations: int

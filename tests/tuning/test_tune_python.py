@@ -55,6 +55,7 @@ def files(folder: str) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("methods", "arguments", "options"),
@@ -111,6 +112,7 @@ def test_a_model_is_tuned_and_left_as_it_was(model: nn.Module, images: Path) -> 
         model.eval()
 
 
+@pytest.mark.slow
 def test_weights_of_a_name_follow_from_the_seed_and_those_that_are_given_are_searched(
     model: nn.Module, images: Path
 ) -> None:

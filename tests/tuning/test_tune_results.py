@@ -73,10 +73,12 @@ def check_target(model: VisionTransformer, result: Result) -> None:
     assert result.verdict.startswith("searched:" if result.better else "constant:")
 
 
+@pytest.mark.slow
 def test_every_trial_meets_the_target_by_the_engines_count(model: VisionTransformer, found: Found) -> None:
     check_target(model, found.result)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", ["topk", "atm"])
 def test_so_it_does_where_stages_or_a_threshold_are_searched(model: VisionTransformer, method: str) -> None:
@@ -114,6 +116,7 @@ def test_a_resumed_search_gives_the_same_study_bit_for_bit(
         find(model, study=cut, resume=True, target="macs=0.6")
 
 
+@pytest.mark.slow
 def test_a_speedup_is_predicted_from_times_that_a_study_keeps(model: VisionTransformer, tmp_path: Path) -> None:
     asked: list[int] = []
     model = copy.deepcopy(model).train()  # as timm makes them

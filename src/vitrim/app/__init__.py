@@ -1,1 +1,1 @@
-"""A page in the browser: an image, a method, one slider, and what is left. ``vitrim app`` serves it."""
+"""The browser app of ``vitrim app``: the remaining tokens of an image under a method."""

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 MOST_BESIDE = 3
-"""Methods beside the first one, at most."""
+"""Largest number of methods besides the first."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The files that are accepted.
+    """Limits of uploads.
 
     Attributes:
-        megabytes: of a file, at most (1 MB is 10**6 bytes).
-        megapixels: of an image, at most; read from its header.
-        side: pixels of the shorter side, at least.
-        aspect: longer side over the shorter one, at most, since a model's input keeps that ratio until it is cropped.
+        megabytes: largest file (1 MB is 10**6 bytes).
+        megapixels: largest image, by its header.
+        side: least pixels of the shorter side.
+        aspect: largest ratio of the sides, which resizing keeps until the crop.
     """
 
     megabytes: float = 5.0
@@ -30,10 +30,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model that the page offers, and its weights, as `vitrim.loading.create_model` takes them.
+    """A model of the page, with arguments of `vitrim.loading.create_model`.
 
     Attributes:
-        weights: in words; "random" for none that were trained.
+        weights: see `vitrim.loading.weights_of`.
     """
 
     name: str
@@ -45,13 +45,13 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class Slide:
-    """A slider, as gradio takes it.
+    """The arguments of a gradio slider.
 
     Attributes:
         label: the option in words, and its name.
-        info: the ends, in words.
+        info: the meaning of both ends.
         minimum, maximum, step: of the values.
-        value: at the start.
+        value: initial.
     """
 
     label: str
@@ -64,11 +64,11 @@ class Slide:
 
 @dataclass(frozen=True)
 class Offer:
-    """The facts known of a model before anything runs.
+    """A model with its methods and example images.
 
     Attributes:
-        slides: of the methods that fit it and need no training, by name.
-        examples: names of images in `vitrim.app.photographs` that it knows, best first.
+        slides: by name, of the methods that fit the model and need no training.
+        examples: names of images in `vitrim.app.photographs` that it classifies correctly.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Settings:
     Attributes:
         value: of the slider.
         more: further options, ``key=value,key=value``.
-        beside: further methods to show, each at the MACs of the first.
+        beside: further methods, each at the MACs of the first.
     """
 
     model: str
@@ -96,7 +96,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class BlockPicture:
-    """The image after a block (-1: before the first), as WebP, and the same in words."""
+    """The image after a block (-1: before the first), as WebP and in words."""
 
     block: int
     webp: bytes
@@ -108,9 +108,9 @@ class Side:
     """The predictions and the cost of one model, dense or reduced.
 
     Attributes:
-        best: classes and probabilities in [0, 1], or of embeddings examples and cosines, best first.
-        gmacs: multiply-accumulates of this image in units of 10^9.
-        tokens: after each block, prefix included.
+        best: classes and probabilities in [0, 1], best first; for embeddings, examples and cosines.
+        gmacs: multiply-accumulates for this image in units of 10^9.
+        tokens: after each block, including the prefix.
     """
 
     best: Sequence[tuple[str, float]]
@@ -130,7 +130,7 @@ class Timing:
 
     @property
     def words(self) -> str:
-        """The speed in words; no difference where the quartiles have 1 between them.
+        """The speed in words; no difference if 1 is between the quartiles.
 
         Example:
             >>> def said(*speedup): return Timing((1, 1, 1), (1, 1, 1), speedup, 5, 1).words
@@ -151,12 +151,12 @@ class Reduced:
     """The model under one method.
 
     Attributes:
-        method: its text, as on the command line.
+        method: in text form.
         pictures: after each block.
-        same: it chooses the class, or of embeddings the example, that the dense model chooses.
-        cosine: of its embedding to the dense model's; None where the model is a classifier.
-        saved: share of the dense model's MACs that is saved.
-        timing: None where it would have taken too long; a note says so.
+        same: True if the best class, or for embeddings the best example, is the dense model's.
+        cosine: of its embedding to the dense model's; None for a classifier.
+        saved: saved share of the dense model's MACs.
+        timing: None if timing would take too long; then there is a note.
     """
 
     method: str
@@ -175,15 +175,15 @@ class Reduced:
 
 @dataclass(frozen=True)
 class Reply:
-    """The result of one job, as the page shows it.
+    """The result of one job.
 
     Attributes:
-        embeds: the model gives embeddings, which are compared with those that the dense model gives of the examples.
-        checkpoint: the weights are of a file, which the page does not name.
+        embeds: True if the model gives embeddings, which are compared with dense embeddings of the examples.
+        checkpoint: True if the weights are from a file, which the page does not name.
         options: of the model.
-        notes: what was changed or done otherwise than asked, a line each.
-        image: as the model gets it.
-        reduced: one per method, the first of which the user has set.
+        notes: deviations from the request, a line each.
+        image: the preprocessed image.
+        reduced: one per method, beginning with the user's.
     """
 
     model: str
@@ -204,8 +204,8 @@ class PlottedPoint:
     Attributes:
         share: its cost as a share of the dense model's.
         score: see `FrontFile.measure`.
-        on_front: no other point is as cheap and has as good a score.
-        returned: it is the search's result for its target.
+        on_front: True if the point is not dominated.
+        returned: True if it is the search's result for its target.
     """
 
     target: str
@@ -219,14 +219,14 @@ class PlottedPoint:
 
 @dataclass(frozen=True)
 class FrontFile:
-    """The points of a file.
+    """The content of a ``front.json``.
 
     Attributes:
-        about: what the searches follow from, in one line.
-        cost: what the shares are of.
-        measure: what the scores are.
-        png: the picture.
-        words: the picture in one sentence.
+        about: the conditions of the searches, in one line.
+        cost: the unit of the shares.
+        measure: the unit of the scores.
+        png: the figure.
+        words: the figure in one sentence.
     """
 
     about: str

@@ -1,6 +1,6 @@
-"""The page, in gradio: its inputs, outputs and events. Everything that computes is in `vitrim.app.service`.
+"""The page, in gradio: its inputs, outputs and events. `vitrim.app.service` does the computing.
 
-Nothing of a user is kept: every event gets all it needs from the page, and returns all it has to the page.
+Events are stateless: they get all input from the page and return all output to it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vitrim.app.worker import Worker
 
 FIRST_METHODS = ("tome", "atm", "topk")
-"""Those that are shown at first, side by side: the ones to start with (docs/choosing.md)."""
+"""The methods shown initially (docs/choosing.md)."""
 WAITING = 16
 KEPT_SECONDS = 600
 FOLDER = Path(__file__).parent
@@ -36,22 +36,22 @@ SHOW_BLOCK = """(block) => {
     one.hidden = Number(one.dataset.block) !== Number(block);
   }
 }"""
-"""The pictures of all blocks are on the page already; the slider only says which one is visible."""
+"""The page contains the pictures of all blocks; the slider selects the visible one."""
 EVENT: dict[str, Any] = {
-    "preprocess": False,  # the file as it was uploaded; gradio would convert it, and fail in its own words
+    "preprocess": False,  # the original file; gradio would convert it, with errors of its own
     "api_visibility": "private",
     "concurrency_limit": 1,
     "concurrency_id": "work",
 }
-"""Options of every event: no API, and one job at a time over all events."""
+"""Options of every event: no API, and one job at a time."""
 TEMPLATES = Environment(loader=FileSystemLoader(FOLDER), autoescape=True)
 TEMPLATES.filters["base64"] = lambda content: base64.b64encode(content).decode()
 TEMPLATES.filters["breaking"] = lambda text: Markup(re.sub("([:,])", r"\1<wbr>", str(escape(text))))
-"""A method as text that may go on in the next line behind an option, and nowhere else."""
+"""The text of a method that may wrap only after an option."""
 
 
 class Events:
-    """The functions behind the page's events. They keep nothing but what the server was started with.
+    """The handlers of the page's events.
 
     Args:
         jobs: runs the models.
@@ -62,12 +62,14 @@ class Events:
         self.jobs = jobs
         self.slides = {offer.name: offer.slides for offer in jobs.offers}
         self.known = {offer.name: list(offer.examples) for offer in jobs.offers}
-        # gradio serves files of its temporary folder only
+        # gradio serves only files of its temporary folder
         self.files = {one.name: str(shutil.copy(one.path, folder)) for one in EXAMPLES}
 
     def model(self, model: str, method: str, image: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """The methods of a model, the slider of the one that is chosen, those beside it, the images that the model
-        knows, and one of them in the place of an example that it does not know."""
+        """Updates for a new model: its methods, the slider, the methods beside, the examples, and the image.
+
+        An example that the model does not know is replaced.
+        """
         slides, known = self.slides.get(str(model), {}), self.known.get(str(model), [])
         chosen = method if method in slides else next(iter(slides), None)
         file = Path(str(image["path"])).name if isinstance(image, dict) else None
@@ -88,18 +90,18 @@ class Events:
         return gr.update(interactive=False) if slide is None else gr.update(**asdict(slide), interactive=True)
 
     def example(self, name: str) -> Any:
-        """The file of an example; nothing changes, where there is none of that name."""
+        """The file of an example; no change for an unknown name."""
         return self.files.get(str(name), gr.skip())
 
     def run(
         self, image: Any, model: str, method: str, value: float, more: str, beside: Any, block: float
     ) -> tuple[Any, Any, Any, Any, Any]:
-        """A result as the page shows it, or one line where it would stand.
+        """A result as HTML, or an error in one line.
 
         Args:
-            image: the file as gradio hands it over, ``{"path": ...}``; None for none.
+            image: gradio's description of the file, ``{"path": ...}``, or None.
             model, method, value, more, beside: see `vitrim.app.messages.Settings`.
-            block: the one that is looked at; the last one if there are not so many.
+            block: the visible block; at most the last.
 
         Returns:
             Pictures and numbers, the slider over blocks, the methods' texts, the Python lines, the command.
@@ -120,7 +122,7 @@ class Events:
         return drawn, slider, texts, python_of(result), command_of(result)
 
     def front(self, file: Any) -> str:
-        """The front of an uploaded file, or one line where it would stand."""
+        """The front of an uploaded file as HTML, or an error in one line."""
         if file is None:
             return ""
         try:
@@ -130,10 +132,10 @@ class Events:
 
 
 def _content(file: Any) -> bytes:
-    """The bytes of an uploaded file; gradio has checked that it is one of its uploads, and not too large.
+    """The bytes of an uploaded file; gradio has checked its place and size.
 
     Raises:
-        VitrimError: it was deleted meanwhile.
+        VitrimError: it was deleted.
     """
     try:
         return Path(str(file["path"] if isinstance(file, dict) else file)).read_bytes()
@@ -142,7 +144,7 @@ def _content(file: Any) -> bytes:
 
 
 def theme() -> Any:
-    """gradio's own theme with a contrast of text of at least 4.5 to 1."""
+    """gradio's default theme with a text contrast of at least 4.5 to 1."""
     plain = gr.themes.Default(primary_hue="blue", font=["system-ui", "sans-serif"], font_mono=["monospace"])
     return plain.set(
         body_text_color_subdued="*neutral_600",
@@ -163,10 +165,10 @@ def theme() -> Any:
 
 
 def make_page(jobs: Worker, limits: Limits, folder: Path) -> Any:
-    """The page, not yet served: a `gradio.Blocks`.
+    """The page, a `gradio.Blocks`.
 
     Args:
-        jobs: runs the models; its offers are the models of the page.
+        jobs: runs the models of the page.
         limits: of uploads.
         folder: for copies of the example images.
     """
@@ -253,15 +255,15 @@ def _image_tab(page: Any, events: Events, limits: Limits) -> None:
 
 
 def _credits() -> str:
-    """Who made the photographs, for those who see them."""
+    """The credits of the photographs."""
     return "Photographs: " + "; ".join(f"{one.name}, {one.credit}" for one in EXAMPLES if one.credit) + "."
 
 
-# ---- results as HTML and as text to copy; whatever a user typed or uploaded is escaped ------------------------------
+# ---- results as HTML and as text to copy; all input is escaped -------------------------------------------------------
 
 
 def html(template: str, **values: Any) -> str:
-    """A result by the template of that name, ``result`` or ``front``; or an ``error`` in its place.
+    """Render the template ``result`` or ``front``; or an ``error``.
 
     Example:
         >>> html("result", error="not <b>an image").strip()
@@ -271,7 +273,7 @@ def html(template: str, **values: Any) -> str:
 
 
 def python_of(result: Reply) -> str:
-    """The Python lines that reduce this model by the first method; ``CHECKPOINT`` stands for a file of weights."""
+    """The Python lines that reduce this model by the first method, with ``CHECKPOINT`` for a file of weights."""
     lines = ["import vitrim", "from vitrim.loading import create_model", ""]
     given = [repr(result.model)]
     given += ["checkpoint='CHECKPOINT'"] if result.checkpoint else []
@@ -282,7 +284,7 @@ def python_of(result: Reply) -> str:
 
 
 def command_of(result: Reply) -> str:
-    """The command that writes the same pictures; ``CHECKPOINT`` stands for a file of weights."""
+    """The command that writes the same pictures, with ``CHECKPOINT`` for a file of weights."""
     weights = " --checkpoint CHECKPOINT" if result.checkpoint else ""
     weights = " --pretrained" if result.weights == "pretrained" else weights
     options = ""

@@ -1,4 +1,4 @@
-"""Images that the page offers: photographs that anybody may use, and drawings for models of a few everyday classes."""
+"""Example images: free photographs, and drawings for models with a few everyday classes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ FOLDER = Path(__file__).parent / "examples"
 
 @dataclass(frozen=True)
 class Example:
-    """An image that comes with vitrim.
+    """A shipped image.
 
     Attributes:
-        name: for people, and of its file.
-        classes: names of classes that are right for it, ImageNet's among them.
-        credit: who made it, and the licence; empty for drawings made for vitrim, free of anybody's rights.
+        name: for display, and of its file.
+        classes: names of correct classes, including ImageNet's.
+        credit: author and licence; empty for drawings, which were made for vitrim.
     """
 
     name: str
@@ -41,14 +41,14 @@ EXAMPLES = (
         for name in ("ship", "airplane", "automobile", "truck", "frog", "horse", "bird")
     ),
 )
-"""Photographs, of which `examples/README.md` says where they are from; then drawings."""
+"""Photographs, whose sources are in `examples/README.md`, then drawings."""
 
 
 def known_of(said: dict[str, str]) -> list[str]:
-    """The examples that a model knows; all photographs, if it knows none.
+    """The examples that a model classifies correctly; all photographs if there are none.
 
     Args:
-        said: the best class by the names of examples.
+        said: predicted classes by the names of examples.
 
     Example:
         >>> known_of({"cat": "tabby", "coffee": "envelope", "ship": "ship"}), known_of({"ship": "envelope"})

@@ -1,4 +1,4 @@
-"""Pictures of what is left of an image, block by block, as WebP and in words."""
+"""Pictures of the remaining tokens of an image, block by block, as WebP and in words."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from vitrim.plots.show import LARGE, pixels_of
 
 
 def pictures_of(model: nn.Module, image: Tensor, sources: NDArray[np.int64] | None = None) -> list[BlockPicture]:
-    """The image as the model gets it, or what is left of it after each block.
+    """The preprocessed image, or its remaining tokens after each block.
 
     Args:
         model: dense, of the image's size.
-        image: (C, H, W), as the model takes it.
-        sources: (L, P), the token that holds each patch after each block, -1 for none; None for the image itself.
+        image: (C, H, W), preprocessed.
+        sources: (L, P), the token that contains each patch after each block, -1 for none; None: only the image.
     """
     pixels, grid = pixels_of(model, image), host_of(model).facts(model).grid_size
     scale = max(1, -(-LARGE // pixels.shape[1]))
@@ -38,13 +38,13 @@ def pictures_of(model: nn.Module, image: Tensor, sources: NDArray[np.int64] | No
 
 
 def _webp(drawn: NDArray[np.float32]) -> bytes:
-    """A picture (H, W, 3) in [0, 1] as a file; a page holds dozens, and those as PNG are five times as large."""
+    """A picture (H, W, 3) in [0, 1] as WebP, a fifth of the size of PNG; a page has dozens."""
     Image.fromarray((drawn * 255).round().astype(np.uint8)).save(file := io.BytesIO(), "WEBP", quality=90)
     return file.getvalue()
 
 
 def _words(block: int, groups: NDArray[Any]) -> str:
-    """A picture's contents, in one sentence.
+    """The content of a picture in one sentence.
 
     Example:
         >>> _words(3, np.array([0, 1, 1, -1]))

@@ -1,4 +1,4 @@
-"""The work of a job of the page: an image and choices in, pictures and numbers out. No page, no state of a user."""
+"""The jobs of the page: from an image and settings to pictures and numbers. They keep no state of users."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ class _Ready:
     methods: Sequence[str]
     examples: Sequence[str]
     gallery: Tensor | None
-    """(E, D), the embeddings of the examples, whose names are the classes then; None for classifiers."""
+    """(E, D), dense embeddings of the examples, whose names are then the classes; None for classifiers."""
 
 
 class Service:
-    """Models by name, of which the last few stay loaded, and the jobs on them. Jobs share nothing but weights.
+    """The models of the page and the jobs on them. The last `KEPT_MODELS` models stay loaded; jobs share only weights.
 
     Args:
-        sources: the models on offer; no other is ever loaded.
+        sources: the models; no others are loaded.
         limits: of uploads.
-        seconds: that a job may take; timing is left out where it would not fit.
+        seconds: limit of a job; timing is omitted if it would exceed it.
 
     Example:
         >>> service = Service([ModelSource("vitrim:cifar10_vit", "reference")])
@@ -85,10 +85,10 @@ class Service:
         self.loaded: OrderedDict[str, _Ready] = OrderedDict()
 
     def offer(self, name: str) -> Offer:
-        """The facts known of a model on offer.
+        """A model with its methods and examples.
 
         Raises:
-            VitrimError: it is none of them, cannot be created, or is none that vitrim can reduce and show.
+            VitrimError: an unknown model, or one that cannot be created, reduced or shown.
         """
         loaded = self._load(name)
         rows, columns = host_of(loaded.model).facts(loaded.model).grid_size
@@ -96,7 +96,7 @@ class Service:
         return Offer(name, self.sources[name].weights, slides, loaded.examples)
 
     def offers(self) -> list[Offer]:
-        """The facts known of every model on offer."""
+        """The `offer` of every model."""
         return [self.offer(name) for name in self.sources]
 
     def front(self, content: bytes) -> FrontFile:
@@ -107,15 +107,14 @@ class Service:
         """Run a model on an image, dense and reduced.
 
         Args:
-            content: of an image file.
+            content: bytes of an image file.
             choice: of the user.
 
         Raises:
-            VitrimError: the file is no image that is read; a model or method that is not on offer; a value or option
-                that is not valid.
+            VitrimError: an invalid image, model, method, value or option.
         """
         loaded = self._load(choice.model)
-        end = time.monotonic() + self.seconds  # the time to load a model again does not count
+        end = time.monotonic() + self.seconds  # loading a model does not count
         beside = [name for name in dict.fromkeys(choice.beside) if name != choice.method]
         for name in (choice.method, *beside):
             check_known("method", name, loaded.methods)
@@ -130,7 +129,7 @@ class Service:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ReductionWarning)
             dense, seconds = _dense(loaded.model, image[None])
-            # a reduced model takes at most twice as long, the counting of MACs included
+            # a reduced model takes at most twice as long, including the counting of MACs
             if beside and time.monotonic() + 2 * STEPS * len(beside) * seconds > end:
                 notes.append(f"{_slow(seconds)} for several methods at once; see `vitrim compare`")
                 beside = []
@@ -176,7 +175,7 @@ class Service:
             source = self.sources[name]
             options = dict(source.options)
             with torch.random.fork_rng([]):
-                torch.manual_seed(0)  # random weights stay the same when a model is loaded again
+                torch.manual_seed(0)  # the same random weights when a model is loaded again
                 model = create_model(name, pretrained=source.pretrained, checkpoint=source.checkpoint, options=options)
             if task_name(model) != EMBEDDING:
                 check_shown(model)
@@ -216,7 +215,7 @@ def _cosines(vectors: Tensor, others: Tensor) -> Tensor:
 
 
 def _dense(model: nn.Module, images: Tensor) -> tuple[ModelOutput, float]:
-    """The dense model's output with its MACs, and the seconds of a forward."""
+    """The dense model's output with its MACs, and the seconds of a forward pass."""
     dense = Contestant(shared_copy(model), _task(model), watched=True)
     with torch.no_grad():
         output = dense.run(images, count=True)
@@ -226,12 +225,11 @@ def _dense(model: nn.Module, images: Tensor) -> tuple[ModelOutput, float]:
 
 
 def _reduced(model: nn.Module, config: MethodConfig, images: Tensor) -> tuple[ModelOutput, NDArray[np.int64]]:
-    """The output of the reduced model, which shares the weights of ``model`` and nothing else, with its MACs; and the
-    token of every patch after every block."""
+    """The output and MACs of a reduced copy, and the token of every patch after every block."""
     copy = shared_copy(model)
     reduction = reduce_(copy, config, record=True)
     with torch.no_grad(), torch.random.fork_rng([]):
-        torch.manual_seed(0)  # a method that draws at random gives the same picture to everybody
+        torch.manual_seed(0)  # random methods give the same picture to all users
         output = Contestant(copy, _task(model), reduction, watched=True).run(images, count=True)
         torch.manual_seed(0)
         copy(images)
@@ -239,7 +237,7 @@ def _reduced(model: nn.Module, config: MethodConfig, images: Tensor) -> tuple[Mo
 
 
 def _as_cheap(model: nn.Module, name: str, images: Tensor, wanted: float) -> MethodConfig:
-    """The method at the value of its slider that needs about so many MACs on these images."""
+    """The method at the slider value with about the ``wanted`` MACs on these images."""
     rows, columns = host_of(model).facts(model).grid_size
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
@@ -264,7 +262,7 @@ def _side(output: ModelOutput, ready: _Ready) -> Side:
 
 
 def _timings(model: nn.Module, configs: Sequence[MethodConfig], images: Tensor) -> list[Timing]:
-    """Time the model under every method and every kernel of the dense one in turn, against the fastest of these."""
+    """Time all methods and both dense attention kernels in turn, against the faster kernel."""
     kernels = {f"dense {kernel}": copy for kernel, copy in dense_copies(model).items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ReductionWarning)
@@ -277,7 +275,7 @@ def _timings(model: nn.Module, configs: Sequence[MethodConfig], images: Tensor) 
     dense = times[fastest(times, kernels)]
     found = []
     for name in reduced:
-        # of each the median, then the lower and the upper quartile
+        # median, lower and upper quartile of each
         of_dense, of_reduced, ratios = (
             (median, q1, q3)
             for q1, median, q3 in np.percentile(

@@ -1,4 +1,4 @@
-"""The server of the page, which only this machine can reach unless ``host`` says otherwise."""
+"""The server of the page; by default only this machine can reach it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from vitrim.errors import MissingPackageError, VitrimError
 from vitrim.loading import check_name, weights_of
 
 QUIET = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "GRADIO_SSR_MODE": "False"}
-"""gradio reads these when it is imported."""
+"""Environment variables that gradio reads at import."""
 
 
 def check_port(host: str, port: int) -> None:
-    """Refuse an address that cannot be served at.
+    """Refuse an address that the server cannot bind to.
 
     Raises:
-        VitrimError: no such host on this machine, or a port that is taken or not allowed.
+        VitrimError: no such host on this machine, or a port that is in use or not permitted.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -51,19 +51,19 @@ def serve(
     threads: int | None = None,
     on_progress: Callable[[str], None] = print,
 ) -> None:
-    """Serve the page until the process is told to end.
+    """Serve the page until the process ends.
 
     Args:
-        models: names of the models on offer, as of `vitrim.loading.load`.
-        pretrained, checkpoint, model_options: as of `vitrim.loading.load`; a checkpoint is of one model.
+        models: names of the models, as of `vitrim.loading.load`.
+        pretrained, checkpoint, model_options: as of `vitrim.loading.load`; a checkpoint only with one model.
         host, port: the address.
-        max_upload: megabytes of an uploaded file, at most.
-        browser: open the page in the user's browser.
-        threads: of torch in the process that runs models; default: as torch chooses.
-        on_progress: called with a line: what is loaded, then the page's address once it answers.
+        max_upload: largest upload in MB.
+        browser: open the page in the browser.
+        threads: of torch in the process that runs models; None: torch's default.
+        on_progress: called with a line: the models being loaded, then the page's address.
 
     Raises:
-        VitrimError: an unknown model, one that is no classifier or cannot be reduced, or an address that is taken.
+        VitrimError: an unknown or unsupported model, or an address in use.
         MissingPackageError: gradio or matplotlib is not installed.
     """
     names = list(dict.fromkeys(models))
@@ -79,7 +79,7 @@ def serve(
     sources = [ModelSource(name, weights[name], pretrained, checkpoint, dict(model_options or {})) for name in names]
     limits = Limits(megabytes=max_upload)
     on_progress(f"loading {', '.join(names)}")
-    # the temporary folder has the uploads, too; all of it goes with the server
+    # the temporary folder also contains the uploads
     worker = Worker(partial(service, sources, limits, threads))
     with worker, TemporaryDirectory(prefix="vitrim-app-") as folder:
         os.environ.update(QUIET, GRADIO_TEMP_DIR=folder)

@@ -1,4 +1,4 @@
-"""The slider of a method: its ends, its start, and the method at one of its values."""
+"""The slider of a method: its ends, its initial value, and the method at one of its values."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from vitrim.core.registry import make_method, parse_method, split_options
 from vitrim.errors import VitrimError
 
 LONGEST = 300
-"""Characters of further options."""
+"""Largest length of further options."""
 STRENGTH = 0.3
-"""Of a slider's start where the method's own default removes nothing."""
+"""Initial strength if the method's default removes nothing."""
 STEPS = 7
-"""Halvings of a slider until two methods cost the same."""
+"""Bisections of a slider to match the cost of another method."""
 
 
 def slide_of(name: str, patches: int) -> Slide:
-    """The slider of a method on a model of so many patches.
+    """The slider of a method on a model with this number of patches.
 
     Raises:
-        VitrimError: an unknown method, or one without an option that says how much is removed.
+        VitrimError: an unknown method, or one without an amount.
 
     Example:
         >>> slide = slide_of("tome", patches=64)
@@ -37,7 +37,9 @@ def slide_of(name: str, patches: int) -> Slide:
     end = tunable.end(patches)
     low, high = sorted((tunable.mildest, end))
     value = given if isinstance(given, int | float) and given != tunable.mildest else tunable.value(STRENGTH, patches)
-    # the description of the option up to what it says of lists and other forms
+    if not tunable.digits and not float(value).is_integer():  # a share of the patches
+        value = tunable.removing(value, patches)
+    # the description of the option without lists and other forms
     label = re.split(r"; |, or | or a list|, for all", str(type(config).model_fields[tunable.option].description))[0]
     return Slide(
         label=f"{label.rpartition(': ')[2]} ({tunable.option})",
@@ -50,11 +52,7 @@ def slide_of(name: str, patches: int) -> Slide:
 
 
 def _tunable(name: str) -> Tunable:
-    """The option of a method that a slider moves.
-
-    Raises:
-        VitrimError: an unknown method, or one without such an option.
-    """
+    """The option of a method for the slider."""
     tunable = make_method(name).tunable
     if tunable is None:
         raise VitrimError(f"{name} has no one option that says how much is removed")
@@ -66,11 +64,11 @@ def config_of(name: str, value: float, more: str = "") -> MethodConfig:
 
     Args:
         name: of the method.
-        value: of the option that the slider moves.
-        more: ``key=value,key=value``, as on the command line.
+        value: of the slider's option.
+        more: ``key=value,key=value``.
 
     Raises:
-        VitrimError: an option or value that is not valid, or an option that is given twice.
+        VitrimError: an invalid or repeated option, or an invalid value.
 
     Example:
         >>> config_of("tome", 12.0, "proportional=false").describe()
@@ -88,13 +86,13 @@ def config_of(name: str, value: float, more: str = "") -> MethodConfig:
 
 
 def matched(name: str, patches: int, cost: Callable[[MethodConfig], float], wanted: float) -> MethodConfig:
-    """The method at the value of its slider at which it costs about as much as wanted.
+    """The method at the slider value with about the wanted cost.
 
     Args:
         name: of the method.
         patches: of the image.
-        cost: of a setting; the more is removed, the less.
-        wanted: where no value costs as little, or as much, it is the nearest.
+        cost: of a setting; falls with the amount.
+        wanted: out of reach, the nearest cost.
 
     Raises:
         VitrimError: see `config_of`.

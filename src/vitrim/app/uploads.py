@@ -1,4 +1,4 @@
-"""Files that strangers upload, images and the ``front.json`` of ``vitrim tune``: checked before they are used."""
+"""Uploads by strangers, images and the ``front.json`` of ``vitrim tune``: checked before use."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from vitrim.plots.style import DENSE_COLOUR, OKABE_ITO, SMALL, encoded, panels
 from vitrim.tuning.result import non_dominated
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-"""Those that pages show, and TIFF; every further one would be further code that strangers' bytes reach."""
+"""Formats of web pages, and TIFF; every further decoder would be more attack surface."""
 ORIENTATION = 274
 """The EXIF tag."""
 LARGEST_FRONT = 1_000_000
-"""Bytes of a ``front.json``."""
+"""Largest ``front.json`` in bytes."""
 MOST_POINTS = 200
 LONGEST = 400
-"""Characters of a text of it."""
+"""Largest length of a text in it."""
 AGREE = "agree"
 UNITS = {"macs": "MACs", "speedup": "latency"}
 
 
 @dataclass(frozen=True)
 class Upload:
-    """An image that was accepted.
+    """An accepted image.
 
     Attributes:
         image: RGB, upright.
-        notes: a line for every change that can be seen.
+        notes: a line per visible change.
     """
 
     image: Image.Image
@@ -45,15 +45,15 @@ class Upload:
 
 
 def read_image(content: bytes, limits: Limits | None = None) -> Upload:
-    """Decode an uploaded image: the first frame, upright, in RGB, transparent parts on white.
+    """Decode an uploaded image: the first frame, upright, in RGB, on white. Its header is checked first.
 
     Args:
-        content: of the file.
+        content: bytes of the file.
         limits: default: `Limits()`.
 
     Raises:
-        VitrimError: the file is too large, no image, of another format than `FORMATS`, broken, or its sides are out of
-            range. Nothing is decoded before its size is known.
+        VitrimError: the file is too large, no image, broken, of a format not in `FORMATS`, or its sides are out of
+            range.
 
     Example:
         >>> from PIL import Image
@@ -69,7 +69,7 @@ def read_image(content: bytes, limits: Limits | None = None) -> Upload:
         raise VitrimError("the file is empty; give an image")
     notes = tuple(_check_header(content, limits))
     image = decode(content, "the image")
-    # as a viewer shows it, in RGB
+    # upright, in RGB
     if image.getexif().get(ORIENTATION, 1) != 1:
         image = ImageOps.exif_transpose(image)
     if _has_alpha(image):
@@ -79,9 +79,9 @@ def read_image(content: bytes, limits: Limits | None = None) -> Upload:
 
 
 def _check_header(content: bytes, limits: Limits) -> Iterator[str]:
-    """Refuse by the header alone; yield a note for whatever will be changed."""
+    """Check only the header; yield a note per visible change."""
     try:
-        # the limit here is in megapixels, and an error
+        # our limit is in megapixels, and an error
         with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
             image: Any = Image.open(BytesIO(content), formats=FORMATS)
             frames = getattr(image, "n_frames", 1)
@@ -117,9 +117,8 @@ def _has_alpha(image: Image.Image) -> bool:
 def read_front(content: bytes) -> FrontFile:
     """Read the bytes of a ``front.json``.
 
-    Where the file says in which share of the images a setting decides as the dense model does, the scores are that
-    share in percent; else they are its damage, less being better. The file has no accuracy: a search needs no labels.
-    The front is that of these scores.
+    Scores are the agreement with the dense model in percent if the file has it, else the damage (less is better). The
+    front is that of these scores.
 
     Raises:
         VitrimError: it is too large, no JSON, or not the front of a search.
@@ -147,7 +146,7 @@ def read_front(content: bytes) -> FrontFile:
     agreed = all(isinstance(one, dict) and AGREE in one for one in scores)
     score = AGREE if agreed else str(tuned.get("proxy", "feature"))
     points = [_point(row, number, score) for number, row in enumerate(rows)]
-    # of what is shown; the file's own front is that of the score which the search minimised
+    # the front of the shown scores; the file's front is that of the minimised score
     kept = non_dominated([(one.share, -one.score if score == AGREE else one.score) for one in points])
     points = [replace(one, on_front=on) for one, on in zip(points, kept, strict=True)]
     kind = points[0].target.partition("=")[0]
@@ -155,7 +154,7 @@ def read_front(content: bytes) -> FrontFile:
     cost = UNITS.get(kind, "cost")
     png = _picture(points, cost, measure)
     words = f"{len(points)} settings: {measure} over {cost} in % of the dense model; the table has the numbers"
-    # what the searches follow from
+    # the conditions of the searches
     made, images = tuned.get("made_for"), tuned.get("images")
     name = made.get("model") or made.get("class") if isinstance(made, dict) else None
     about = [f"{key}: {_short(value)}" for key, value in (("model", name), ("base", tuned.get("base"))) if value]
@@ -165,18 +164,14 @@ def read_front(content: bytes) -> FrontFile:
 
 
 def _point(row: Any, number: int, score: str) -> PlottedPoint:
-    """One row of the file.
-
-    Raises:
-        VitrimError: an entry is missing, or of another kind.
-    """
+    """Parse one row of the file."""
     scores = row.get("scores") if isinstance(row, dict) else None
     if not isinstance(scores, dict) or score not in scores:
         raise VitrimError(f"row {number} of the file has no score '{_short(score)}'")
     values = [row.get("share"), scores[score]]
     try:
         share, value = (float(one) if isinstance(one, int | float) else math.nan for one in values)
-    except OverflowError:  # a whole number of hundreds of digits
+    except OverflowError:  # an integer with hundreds of digits
         share = value = math.nan
     if not (math.isfinite(share) and math.isfinite(value)):
         raise VitrimError(f"row {number} of the file: share and scores must be numbers")
@@ -191,7 +186,7 @@ def _short(value: Any) -> str:
 
 
 def _picture(points: Sequence[PlottedPoint], cost: str, measure: str) -> bytes:
-    """The points by kind, those of the front joined by a dotted line, the dense model as a star."""
+    """The figure: points by kind, the front as a dotted line, the dense model as a star."""
     figure, (axis,) = panels(1, across=1, size=(5.6, 3.4), above=0.0)
     for setting, colour, marker in (("constant", OKABE_ITO[0], "o"), ("searched", OKABE_ITO[5], "D")):
         own = [(100 * one.share, one.score) for one in points if one.setting == setting]

@@ -1,6 +1,6 @@
-"""The process that runs the models. A job that takes too long or kills it is an error for its own user only.
+"""The process that runs the models. A job that takes too long or kills it is an error only for its user.
 
-Threads could not do that: a forward pass in a thread cannot be stopped.
+A thread would not do, because a forward pass in a thread cannot be stopped.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 SPAWN = multiprocessing.get_context("spawn")
 SECONDS = 20.0
-"""That a job may take."""
+"""Limit of a job."""
 START_SECONDS = 600.0
-"""To import torch and load models, which a first start may have to download."""
+"""Limit of a start: importing torch, and loading or downloading models."""
 GRACE = 1.0
-"""Extra seconds, in which the service itself may still reply."""
+"""Extra seconds for the service to reply."""
 
 
 class Worker:
-    """A service, such as `vitrim.app.service.Service`, in a process of its own, started anew where it has ended.
+    """A service, such as `vitrim.app.service.Service`, in a separate process, restarted when it has ended.
 
-    Jobs run one after the other. A context manager: the process ends with it.
+    Jobs run one by one. A context manager, which ends the process.
 
     Args:
-        make: makes the service, in the other process, such as `service`; it is pickled.
-        seconds: that a job may take; then the process is ended.
+        make: creates the service in the process, such as `service`; it is pickled.
+        seconds: limit of a job; then the process is killed.
     """
 
     def __init__(self, make: Callable[[], Any], *, seconds: float = SECONDS) -> None:
@@ -53,10 +53,10 @@ class Worker:
 
     @cached_property
     def offers(self) -> Sequence[Offer]:
-        """The models on offer, once they are loaded.
+        """The models, once they are loaded.
 
         Raises:
-            VitrimError: a model cannot be created, or is none that can be shown.
+            VitrimError: a model cannot be created or shown.
         """
         with self.lock:
             found: Sequence[Offer] = self._ask("offers", (), START_SECONDS)
@@ -66,13 +66,12 @@ class Worker:
         """The result of a method of the service.
 
         Args:
-            job: the method.
+            job: the name of the method.
             given: its arguments.
-            first: another method and its arguments, which runs before and may take as long as a start: what loads a
-                model that was dropped since.
+            first: a method and its arguments to call before, with the limit of a start, to load the model.
 
         Raises:
-            VitrimError: what the service refuses; the job took too long, or ended the process.
+            VitrimError: of the service, or the job took too long or ended the process.
         """
         with self.lock:
             if self.process is None or not self.process.is_alive():
@@ -88,7 +87,7 @@ class Worker:
         try:
             self.connection.send((job, given))
             end = time.monotonic() + seconds + GRACE
-            while not self.connection.poll(0.2):  # in short waits, so that Ctrl-C works
+            while not self.connection.poll(0.2):  # short waits, so that Ctrl-C works
                 if time.monotonic() > end:
                     self.stop()
                     hint = "models must load in that time" if seconds == START_SECONDS else "take milder settings"
@@ -118,7 +117,7 @@ class Worker:
         self.stop()
 
     def _start(self) -> None:
-        """Start the process, which loads the models meanwhile."""
+        """Start the process, which begins to load the models."""
         self.stop()
         self.connection, theirs = SPAWN.Pipe()
         self.process = SPAWN.Process(target=_serve, args=(theirs, self.make), daemon=True)
@@ -127,13 +126,7 @@ class Worker:
 
 
 def service(sources: Sequence[ModelSource], limits: Limits, threads: int | None = None) -> Service:
-    """The service of a page, in the process that runs models.
-
-    Args:
-        sources: models on offer.
-        limits: of uploads.
-        threads: of torch; None for its own choice.
-    """
+    """Create the service of a page; arguments as of `vitrim.app.serving.serve`."""
     import torch
 
     from vitrim.app.service import Service
@@ -144,8 +137,8 @@ def service(sources: Sequence[ModelSource], limits: Limits, threads: int | None 
 
 
 def _serve(connection: Connection, make: Callable[[], Any]) -> None:
-    """Run jobs until the other end closes: reply to each whether it was done, and its result or one line."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then ends this process
+    """Run jobs until the connection closes; reply to each with its success, and its result or an error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles Ctrl-C and ends this process
     made = make()
     with contextlib.suppress(EOFError):
         while True:
@@ -154,7 +147,7 @@ def _serve(connection: Connection, make: Callable[[], Any]) -> None:
                 reply: tuple[bool, Any] = True, getattr(made, job)(*given)
             except VitrimError as error:
                 reply = False, str(error)
-            except Exception as error:  # the page shows one line, the terminal the rest; the next job is not affected
+            except Exception as error:  # the page shows one line, the terminal the traceback
                 traceback.print_exc()
                 reply = False, f"the model failed: {first_line(error)[:200]}"
             connection.send(reply)

@@ -1,8 +1,6 @@
-"""The command line: ``vitrim demo | list | profile | bench | eval | compare | analyze | show | train | tune | ...``.
+"""The command line: one file per subcommand.
 
-One file per subcommand.
-
-Nothing here imports torch until a command runs, so that ``vitrim --help`` answers at once.
+Torch is imported only when a command runs, so ``vitrim --help`` is fast.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ OF_THE_SYSTEM = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE),  # no room
     *(errno.ENAMETOOLONG, errno.ELOOP, errno.EIO),
 }
-"""Errors about names or the user's system rather than this program."""
+"""Errors caused by names or the user's system, not by this program."""
 
 SAME = (
     {"--data", "--images", "--dataset"},
@@ -60,7 +58,7 @@ SAME = (
     {"--checkpoint", "--weights"},
     {"--image-size", "--img-size"},
 )
-"""Words for one thing, of which a command has one."""
+"""Synonyms; a command has one of each."""
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo.demo,
@@ -108,10 +106,13 @@ def _root(version: Version = False) -> None:
 
 
 def main() -> None:
-    """Entry point of the ``vitrim`` script: bad input is one line on standard error and exit code 2; Ctrl-C and SIGTERM
-    end it with the codes that shells have for them, after files that are half written are gone."""
+    """Entry point of the ``vitrim`` script.
+
+    Bad input gives one line on standard error and exit code 2. Ctrl-C and SIGTERM clean up partial files and exit with
+    the usual codes of shells.
+    """
     warnings.showwarning = _warn
-    if not sys.stderr.isatty():  # the bars of `datasets` would stand in logs, and before errors
+    if not sys.stderr.isatty():  # progress bars of `datasets` would clutter logs
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     try:
         with _terminable():
@@ -119,11 +120,11 @@ def main() -> None:
     except VitrimError as error:
         sys.exit(_fail(str(error)))
     except ERRORS as error:
-        # without a subcommand typer prints the help and raises an error that says nothing
+        # without a subcommand typer prints the help and raises an empty error
         sys.exit(_fail(_told(error)) if error.format_message() else 2)
     except OSError as error:
         if error.errno not in OF_THE_SYSTEM:
-            raise  # a defect, whose traceback is wanted
+            raise  # a bug: show the traceback
         where = "" if error.filename is None else f"{error.filename}: "
         sys.exit(_fail(f"{where}{error.strerror}"))
     except (typer.Abort, KeyboardInterrupt):
@@ -132,7 +133,7 @@ def main() -> None:
         if end.code != TERMINATED:
             raise
         code = TERMINATED
-    if code == INTERRUPTED:  # typer hands Ctrl-C over as this result
+    if code == INTERRUPTED:  # typer returns this after Ctrl-C
         print("interrupted", file=sys.stderr)
     if code == TERMINATED:
         print("terminated", file=sys.stderr)
@@ -142,8 +143,8 @@ def main() -> None:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM raise, so that work in progress is cleaned up; it would end the process at once."""
-    if threading.current_thread() is not threading.main_thread():  # signals are handled in that one only
+    """Let SIGTERM raise `SystemExit`, so that work in progress is cleaned up."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
         yield
         return
     before = signal.signal(signal.SIGTERM, _terminate)
@@ -158,14 +159,14 @@ def _terminate(*_: object) -> None:
 
 
 def _warn(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-    """Print a warning as one line, without the place in the code that raised it."""
+    """Print a warning as one line, without its place in the code."""
     print(f"warning: {one_line(str(message))}", file=sys.stderr)
 
 
 def _told(error: Any) -> str:
-    """The message of a command line that cannot be read; of an option that there is not, with the one that was meant.
+    """The message for an invalid command line; for an unknown option, it suggests an alternative.
 
-    That is another word for the same thing, a name that is spelled alike, an argument, or an option of the model.
+    That is a synonym, a name with similar spelling, an argument, or an option of the model.
     """
     name = getattr(error, "option_name", None)
     if name is None or error.ctx is None:
@@ -176,10 +177,10 @@ def _told(error: Any) -> str:
     key = name.strip("-").replace("-", "_")
     if key.upper() in {one.metavar for one in takes if one.param_type_name == "argument"}:
         return f"no option {name}: write it without, vitrim {error.ctx.info_name} {key.upper()}"
-    longer = sorted((option for option in own if option.startswith(f"-{name}")), key=len)  # of one letter
+    longer = sorted((option for option in own if option.startswith(f"-{name}")), key=len)  # one letter
     if "--model-option" in own and name.startswith("--") and not same and (key in SIZES or not error.possibilities):
         return f"no option {name}; an option of the library's model is written --model-option {key}=VALUE"
-    meant = [*sorted(same), *(error.possibilities or ()), *longer]  # the nearest one first
+    meant = [*sorted(same), *(error.possibilities or ()), *longer]  # the nearest first
     return f"no option {name}" + (f"; did you mean {meant[0]}?" if meant else "")
 
 

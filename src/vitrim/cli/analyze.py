@@ -1,4 +1,4 @@
-"""``vitrim analyze``: what reductions do to tokens and features, as a report, from images or from stored records."""
+"""``vitrim analyze``: a report on the effects of reductions on tokens and features."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 Out = Annotated[Path, typer.Option("--out", help="folder for the report, its tables, figures and records")]
 Compare = Annotated[
     bool,
-    typer.Option("--compare", help="compare finished analyses, whose folders stand in place of MODEL"),
+    typer.Option("--compare", help="compare finished analyses; MODEL is then their folders"),
 ]
 Stored = Annotated[
     list[Path] | None,
-    typer.Option("--from", help="analyse this stored record instead, without model and data; may repeat"),
+    typer.Option("--from", help="analyse this stored record, without model and data; may repeat"),
 ]
 
 
@@ -56,7 +56,7 @@ class Models(Weights):
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysedImages(Reading):
-    """The images to analyse them on, if there are any."""
+    """The images for the analysis."""
 
     source: Annotated[
         str | None, typer.Option("--data", help="images with labels, as for `vitrim eval`; not with --from")
@@ -67,27 +67,24 @@ class AnalysedImages(Reading):
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysisOptions(Setup):
-    """The parts of the report, and the way images are read for it."""
+    """The parts of the report, and the batches."""
 
     only: Annotated[
         str | None,
         typer.Option(
             "--only",
-            help="families with commas: patterns, depth, counts, features, loss, and those that run the model once "
-            "more, sensitivity, attention, router, tsne, throughput (so does loss, if named); all; default: those of "
-            "one pass",
+            help="families with commas: patterns, depth, counts, features, loss; or those that run the model again: "
+            "sensitivity, attention, router, tsne, throughput (and loss, if named); or all; default: those of one pass",
         ),
     ] = None
     sizes: Annotated[
-        str | None, typer.Option("--sizes", help="throughput: pixels a side, with commas; default: the model's own")
+        str | None, typer.Option("--sizes", help="throughput: pixels per side, with commas; default: the model's")
     ] = None
     blocks: Annotated[
         str | None,
         typer.Option("--blocks", help="attention, router: blocks to draw, from 0, with commas, e.g. 2,5,8,11"),
     ] = None
-    formats: Annotated[
-        str, typer.Option("--format", help="of the files in figures/: png, svg, or both with a comma")
-    ] = "png"
+    formats: Annotated[str, typer.Option("--format", help="of the files in figures/: png, svg, or png,svg")] = "png"
     batch_size: BatchSize = 32
     dtype: Dtype = "fp32"
     workers: Workers = 0
@@ -105,10 +102,10 @@ def analyze(
     machine: Machine,
     output: Output,
 ) -> None:
-    """Analyse which patches reductions keep and merge, and how deep. It measures what that does to features.
+    """Analyse which patches are kept and merged, and effects on features.
 
-    All methods see the same batches, in one pass over the data. The report is index.html in --out. It can be made again
-    from the records, with --from, without model or data. If the pass stops half-way, what was gathered is analysed.
+    All methods run on the same batches, in one pass over the data. The report is index.html in --out. --from recreates
+    it from the records, without model or data. If the pass is interrupted, the partial results are analysed.
     """
     with progress("loading the analysis"):
         configs = parse_methods(methods or ())
@@ -168,13 +165,13 @@ def analyze(
                 on_report=stopped.append,
             )
         stopped.append(report)
-    finally:  # after the bar is gone
+    finally:  # after the progress line
         for found in stopped:
             output.finish(found)
 
 
 def _check_alone(given: dict[str, Any], configs: list[Any], stored: list[Path] | None, compare: bool) -> None:
-    """Refuse what has no place beside --from and --compare: options by name, those that were not given are false."""
+    """Refuse options that --from and --compare do not use; absent options are false."""
     if compare and (stored or given["more"] or given["source"] is not None or configs):
         raise VitrimError("--compare reads finished analyses: leave out --from, --model, --data and the methods")
     if not compare and (given["names"] or given["more"] or given["source"] is not None or configs):

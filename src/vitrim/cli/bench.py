@@ -1,4 +1,4 @@
-"""``vitrim bench``: what reducing gains in time on this machine, against what its MACs promise."""
+"""``vitrim bench``: the speed-up of reduction on this machine, against the speed-up that its MACs promise."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Precisions = Annotated[
     list[str] | None,
     typer.Option(
         "--precision", "--dtype",
-        help="fp32, bf16, fp16, int8, or several: every engine runs in those that it has; may repeat; default: fp32",
+        help="fp32, bf16, fp16, int8, or several: every engine runs in what it supports; may repeat; default: fp32",
     ),
 ]  # fmt: skip
-Figure = Annotated[Path | None, typer.Option("--figure", help="draw the times per image into this file: .png or .svg")]
+Figure = Annotated[Path | None, typer.Option("--figure", help="draw the times per image to this file: .png or .svg")]
 Engines = Annotated[
     list[str] | None,
     typer.Option(
@@ -37,15 +37,15 @@ Engines = Annotated[
     ),
 ]
 Compiled = Annotated[
-    bool, typer.Option("--compile", help="torch.compile every model, dense too, and nothing else; see --engine")
+    bool, typer.Option("--compile", help="run only torch.compile, without frozen weights; see --engine")
 ]
-Repeats = Annotated[int, typer.Option("--repeats", min=1, max=MAX_REPEATS, help="time every model at least so often")]
-MinSeconds = Annotated[float, typer.Option("--min-seconds", min=0.0, max=MAX_SECONDS, help="and at least so long")]
+Repeats = Annotated[int, typer.Option("--repeats", min=1, max=MAX_REPEATS, help="least number of rounds")]
+MinSeconds = Annotated[float, typer.Option("--min-seconds", min=0.0, max=MAX_SECONDS, help="least time per model")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimingOptions(Setup):
-    """The engines and precisions to time, and for how long."""
+    """The engines, precisions and duration of timing."""
 
     engine: Engines = None
     precision: Precisions = None
@@ -53,7 +53,7 @@ class TimingOptions(Setup):
     min_seconds: MinSeconds = 1.0
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of the function behind a command."""
+        """The arguments of the function."""
         from vitrim.measure.latency import Budget
 
         lists = {"engine": words(self.engine, "--engine"), "precision": words(self.precision, "--precision")}
@@ -75,12 +75,12 @@ def bench(
     machine: Machine,
     output: Output,
 ) -> None:
-    """Time dense and reduced models in turn, on this machine. Compare the speed-up with what the MACs promise.
+    """Time dense and reduced models in turn, on this machine. Compare the speed-up with the promise of the MACs.
 
-    Dense is the faster of the model's own fused and unfused attention, on the fastest of the engines, measured in the
-    same run. Speed-up is the median over rounds of the ratio within a round, with its quartiles; peak memory is what
-    one forward allocates. Of a vision-language model, prefill is timed: tower, connector and language model on a batch
-    of prompts, from which reduced models leave out the image tokens that are gone; with --new-tokens an answer, too.
+    The baseline is the dense model with the faster of fused and unfused attention, on the fastest engine, measured in
+    the same run. Speed-up is the median of the ratios within each round, with quartiles; peak memory is the allocation
+    of one forward pass. For a vision-language model, prefill is timed: tower, connector and language model on a batch
+    of prompts, which reduction shortens; with --new-tokens also an answer.
     """
     if compiled and timing.engine is not None:
         raise VitrimError("--compile is torch.compile and nothing else: leave it out, and give --engine compile")
@@ -100,7 +100,7 @@ def bench(
         for part in report.setting(-1) if report.tables else report.notes:
             out.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str))
         if report.rows and not output.on_stdout:
-            output.write(**report.record)  # after every setting: the next may exhaust the machine
+            output.write(**report.record)  # after every setting, as the next may run out of memory
 
     try:
         with progress(f"loading {model.name}") as signs:
@@ -133,7 +133,7 @@ def bench(
 
 
 def words(texts: Sequence[str] | None, what: str) -> list[str]:
-    """The values of ``["1", "8,32"]``, each once; none where nothing is given."""
+    """The distinct values of ``["1", "8,32"]``; none for None."""
     words = [word for text in texts or () for word in text.replace(",", " ").split()]
     if not words and texts is not None:
         raise VitrimError(f"{what} is empty: give at least one value")
@@ -141,5 +141,5 @@ def words(texts: Sequence[str] | None, what: str) -> list[str]:
 
 
 def sizes(texts: Sequence[str] | None, what: str) -> list[int | str]:
-    """The values of ``["1", "8,32"]`` as numbers, as far as they are some."""
+    """The values of ``["1", "8,32"]``, as numbers where possible."""
     return [int(size) if size.isdecimal() and len(size) <= 10 else size for size in words(texts, what)]

@@ -1,4 +1,4 @@
-"""``vitrim compare``: what methods lose and how much time they save, in one table and one picture."""
+"""``vitrim compare``: accuracy and latency of methods, in one table and one figure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ At = Annotated[
     list[str] | None, typer.Option("--at", help="batch sizes to time, e.g. 8, or 1,8; may repeat; default: 1,8")
 ]
 Figure = Annotated[
-    Path | None, typer.Option("--figure", help="draw loss over time per image into this file: .png or .svg")
+    Path | None, typer.Option("--figure", help="draw loss over time per image to this file: .png or .svg")
 ]
 
 
@@ -38,10 +38,10 @@ def compare(
     machine: Machine,
     output: Output,
 ) -> None:
-    """Compare methods by what they lose and by the time they take. Measured as `vitrim eval` and `vitrim bench` do.
+    """Compare methods by loss and latency. Measured as by `vitrim eval` and `vitrim bench`.
 
-    In the end it says of every method whether it pays, and which loses least for its time. Accuracy is that of all
-    images; time is measured on some of them, dense and reduced models in turn.
+    The output ends with a verdict per method. Accuracy is on all images, time on some of them, dense and reduced in
+    turn.
     """
     sizes = sizes_of(at, "--at")
     found: list[Comparison] = []
@@ -49,7 +49,7 @@ def compare(
     def on_report(report: Comparison) -> None:
         found[:] = [report]
         if not output.on_stdout:
-            output.write(**report.record)  # after every setting: the next may exhaust the machine
+            output.write(**report.record)  # after every setting, as the next may run out of memory
 
     try:
         with progress(f"loading {model.name}") as signs:
@@ -72,7 +72,7 @@ def compare(
             if figure is not None:
                 style.save(found[0].figure, figure)
                 found[0].files.append(figure)
-    finally:  # hours of work are not lost
+    finally:  # also print partial results
         if found:
             show(output.console(), found[0])
             output.print(*(f"figure: {file}" for file in found[0].files))

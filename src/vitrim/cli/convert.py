@@ -1,4 +1,4 @@
-"""``vitrim convert``: weights in PyTorch's own format as safetensors."""
+"""``vitrim convert``: weights from PyTorch's format to safetensors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import typer
 
 from vitrim.cli.output import Output
 
-Source = Annotated[Path, typer.Argument(metavar="IN.pth", help="a checkpoint that torch.save wrote")]
+Source = Annotated[Path, typer.Argument(metavar="IN.pth", help="a checkpoint of torch.save")]
 Target = Annotated[Path, typer.Argument(metavar="OUT.safetensors", help="the file to write")]
 Key = Annotated[
-    str | None, typer.Option("--key", help="which weights, if there are several, e.g. model_ema; dots for inner ones")
+    str | None, typer.Option("--key", help="the weights to convert, if several, e.g. model_ema; dots for nested keys")
 ]
 
 
 def convert(*, source: Source, target: Target, key: Key = None, output: Output) -> None:
-    """Write the weights of a .pth file as safetensors. Names stay, and nothing in the file is executed."""
+    """Write the weights of a .pth file as safetensors. Keeps the names, and executes nothing in the file."""
     from vitrim.weights import convert_weights
 
     output.spare(source)

@@ -1,4 +1,4 @@
-"""``vitrim demo``: the main job, offline, in under two minutes."""
+"""``vitrim demo``: accuracy and speed of reduction, offline, in under two minutes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Out = Annotated[Path, typer.Option("--out", help="folder for demo.json and the f
 Cifar10 = Annotated[
     str | None,
     typer.Option(
-        "--cifar10", help="your copy of CIFAR-10 (parquet files or folders): also show the shipped model on it"
+        "--cifar10", help="your copy of CIFAR-10 (parquet files or folders): also score the shipped model on it"
     ),
 ]
 
@@ -24,7 +24,7 @@ Cifar10 = Annotated[
 def demo(*, out: Out = Path("vitrim-demo"), cifar10: Cifar10 = None, compute: Compute, output: Output) -> None:
     """Try vitrim offline: accuracy on handwritten digits, speed here.
 
-    A small ViT is reduced and scored, DeiT-S is timed on this machine, both are drawn.
+    It reduces and scores a small ViT, times DeiT-S on this machine, and draws both.
     """
     with progress("loading the models of the demo") as signs:
         try:

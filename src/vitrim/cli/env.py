@@ -1,4 +1,4 @@
-"""``vitrim env``: the facts a bug report needs about the machine and what is installed on it."""
+"""``vitrim env``: facts for a bug report about the machine and its packages."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ matplotlib any 3.11.2, onnx 1.23.2 1.23.2, onnxscript 0.7.2 0.7.2, onnxruntime 1
 openvino 2026.4.1 2026.4.1, nncf 3.4.0 3.4.0, optuna any 5.0.0, gradio 6.31.0 6.31.0, numba 0.63.0 0.68.1
 """
 PACKAGES = {name: (low, new) for name, low, new in map(str.split, TRIED.split(","))}
-"""The packages vitrim needs, always or for some commands, and the libraries whose models it reduces.
+"""Packages that vitrim uses, with the lowest ("any": no bound) and the newest tested version.
 
-With the lowest version that was tried, or "any" where none is asked for, and the newest: those of
-``constraints-oldest.txt`` and ``constraints.txt``.
+They are those of ``constraints-oldest.txt`` and ``constraints.txt``.
 """
 
 
 def env(*, output: Output) -> None:
-    """Print versions, processor and devices, for the report of a problem."""
+    """Print versions, processor and devices, for a bug report."""
     found = report()
     rows = list(_lines(found))
     width = max(len(name) for name, _ in rows)
@@ -38,7 +37,7 @@ def env(*, output: Output) -> None:
 
 
 def report() -> dict[str, Any]:
-    """Versions, processor and devices of this machine. Packages that are not installed are None."""
+    """Versions, processor and devices of this machine. Missing packages are None."""
     import torch
 
     from vitrim.core.versions import installed, numbers
@@ -78,7 +77,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def _cuda() -> dict[str, Any]:
-    """The version of CUDA or ROCm that torch was built for, and the devices it finds."""
+    """The version of CUDA or ROCm of torch's build, and the devices."""
     import torch
 
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
@@ -98,7 +97,7 @@ def _cuda() -> dict[str, Any]:
 
 
 def _lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The same facts in words: a name and a value on every line."""
+    """The facts as pairs of a name and a text."""
     yield from ((name, found[name]) for name in ("vitrim", "python", "platform"))
     for package, number in found["packages"].items():
         lowest, newest = found["tried"][package]

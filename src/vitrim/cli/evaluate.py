@@ -1,4 +1,4 @@
-"""``vitrim eval``: accuracy of reduced models next to the dense one, on a dataset."""
+"""``vitrim eval``: accuracy of reduced models next to the dense model, on a dataset."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluating(Setup):
-    """The way models are run, and what is kept of it."""
+    """The dtype of models, and the output of an evaluation."""
 
     dtype: Dtype = "fp32"
     out: Annotated[
-        Path | None, typer.Option("--out", help="keep what is gathered in this folder, every half minute")
+        Path | None, typer.Option("--out", help="save partial results in this folder, every half minute")
     ] = None
-    resume: Annotated[bool, typer.Option("--resume", help="go on from what is in --out")] = False
+    resume: Annotated[bool, typer.Option("--resume", help="continue from the results in --out")] = False
     decisions: Annotated[
         Path | None,
-        typer.Option("--decisions", help="write where every token went into this folder, one .npz per method"),
+        typer.Option("--decisions", help="write the decisions about every token to this folder, one .npz per method"),
     ] = None
     predictions: Annotated[
         Path | None,
         typer.Option(
             "--predictions",
-            help="write the label and every model's prediction and its probability into this file, .csv or .parquet, a "
-            "row per image",
+            help="write labels, and every model's predictions and probabilities, to this file (.csv, .parquet)",
         ),
     ] = None
 
@@ -50,13 +49,12 @@ def evaluate(
     machine: Machine,
     output: Output,
 ) -> None:
-    """Score reduced models next to the dense one on labelled images. Accuracy, agreement, cosine, MACs, tokens.
+    """Score reduced models next to the dense model on labelled images. Accuracy, agreement, cosine, MACs, tokens.
 
-    MODEL may be an exported file, which is scored as it runs; --file scores files beside their model, with the error of
-    the difference on the same images.
+    MODEL may be an exported file. --file scores files beside their model, with the standard error of the difference.
 
-    All methods see the same batches, in one pass over the data. If it stops half-way, what was gathered is kept. Many
-    processes share the batches: accelerate launch -m vitrim eval ...
+    All methods run on the same batches, in one pass over the data. If it is interrupted, partial results are kept.
+    Several processes share the batches: accelerate launch -m vitrim eval ...
     """
     reports: list[Report] = []
     try:

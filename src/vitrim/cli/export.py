@@ -1,4 +1,4 @@
-"""``vitrim export``: a model, reduced or not, as a file that runs without vitrim."""
+"""``vitrim export``: a dense or reduced model as a file that runs without vitrim."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Method = Annotated[
     list[str] | None,
     typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13, or @FILE; default: dense"),
 ]
-Out = Annotated[Path, typer.Option("--out", help="the file; its metadata lie beside it as FILE.json")]
+Out = Annotated[Path, typer.Option("--out", help="the file; FILE.json beside it repeats its metadata")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,33 +31,29 @@ class File(Setup):
         str | None,
         typer.Option("--to", help="onnx, pt2 (torch.export), openvino or aoti; default: by the suffix of --out"),
     ] = None
-    batch: Annotated[str, typer.Option("--batch", help="dynamic: batches of any size, or the only size, e.g. 8")] = (
-        "dynamic"
-    )
+    batch: Annotated[str, typer.Option("--batch", help="dynamic (any batch size), or a fixed size, e.g. 8")] = "dynamic"
     opset: Annotated[int, typer.Option("--opset", help="version of the ONNX operators, 18 to 23")] = 20
     size: Annotated[
-        int | None, typer.Option("--image-size", min=1, max=4096, help="side of the images; default: the model's own")
+        int | None, typer.Option("--image-size", min=1, max=4096, help="side of the images; default: the model's")
     ] = None
     precision: Annotated[
         str,
-        typer.Option("--precision", "--dtype", help="fp32, fp16, bf16, or int8 with --images: as far as --to has it"),
+        typer.Option("--precision", "--dtype", help="fp32, fp16, bf16, or int8 with --images, if --to supports it"),
     ] = "fp32"
     preprocess: Preprocess = False
     check: Annotated[
-        int, typer.Option("--check", min=0, max=MAX_BATCH, help="images to compare file and model on; 0: none")
+        int, typer.Option("--check", min=0, max=MAX_BATCH, help="number of images to compare file and model; 0: none")
     ] = 64
     freeze: Annotated[
         bool,
-        typer.Option("--freeze", help="adaptive methods: fixed counts, the means over --images, for every image"),
+        typer.Option("--freeze", help="adaptive methods: fix the counts to their means over --images"),
     ] = False
     capacity: Annotated[
         float | None,
-        typer.Option(
-            "--capacity", help="adaptive methods: slots per block, enough for this share of --images, e.g. 0.99"
-        ),
+        typer.Option("--capacity", help="adaptive methods: slots per block for this share of --images, e.g. 0.99"),
     ] = None
     bench: Annotated[
-        bool, typer.Option("--bench", help="time eager and exported, dense and reduced, at batch 1 and 8")
+        bool, typer.Option("--bench", help="time the eager and exported, dense and reduced models at batch 1 and 8")
     ] = False
 
     def spec(self) -> FileSpec:
@@ -72,7 +68,7 @@ class File(Setup):
 
     @property
     def fixed(self) -> bool | float:
-        """The way to fixed counts."""
+        """The argument ``freeze`` of `vitrim.export`."""
         if self.freeze and self.capacity is not None:
             raise VitrimError("give either --freeze or --capacity, not both")
         return self.freeze if self.capacity is None else self.capacity
@@ -89,10 +85,10 @@ def export(
     compute: Compute,
     output: Output,
 ) -> None:
-    """Write a model, dense or reduced, as a file that needs no vitrim. ONNX Runtime, OpenVINO or torch run it.
+    """Write a dense or reduced model as a file that runs without vitrim. ONNX Runtime, OpenVINO or torch run it.
 
-    A file that does not give the same top-1, and logits within 1e-4, at batch 1, 2 and all that is left of --check
-    images is not kept. Methods whose counts depend on the images need --freeze or --capacity.
+    The file is kept only if it gives the same top-1, and logits within 1e-4, at batch 1, 2 and the rest of --check
+    images. Methods whose counts depend on the images need --freeze, --capacity or --batch 1.
     """
     if method is not None and len(method) > 1:
         raise VitrimError(f"a file holds one method, got {len(method)}: {', '.join(method)}")

@@ -1,4 +1,4 @@
-"""The help of a command: usage, an example, and its options by group, which fit on one screen."""
+"""The help of a command on one screen: usage, an example, and options by group."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ EXAMPLES = {
     "convert": "vitrim convert deit.pth deit.safetensors --key model",
     "env": "vitrim env",
 }
-"""A command line per command."""
+"""An example per command."""
 LEFT = 24
-"""Columns of the names of options; a longer name has a line of its own."""
+"""Columns for the names of options; a longer name gets a separate line."""
 OPTIONS, MODEL, IMAGES, MACHINE = "Options", "Model", "Images", "Machine and output"
 ORDER = (OPTIONS, MODEL, IMAGES, MACHINE)
 WIDEST = 100
@@ -35,24 +35,24 @@ KINDS = {"int": "N", "float": "X", "Path": "PATH"}
 
 
 class Command(TyperCommand):
-    """A command whose help is one screen."""
+    """A command with our help."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the usage, the docstring, an example, and the arguments and options by group."""
+        """Write the help of the command."""
         width = min(formatter.width, WIDEST)
         for line in _lines(self, ctx, width):
             formatter.write(f"{line}\n")
 
 
 class CommandGroup(TyperGroup):
-    """The commands; each has one line."""
+    """The program with our help."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands with a line of each, and the options of the program."""
+        """Write the commands, a line each, and the options of the program."""
         width = min(formatter.width, WIDEST)
         formatter.write(f"vitrim COMMAND ...\n\n{textwrap.fill(_paragraphs(self.help)[0], width)}\n\n")
         for name, command in self.commands.items():
-            # as much of the first sentence as fits
+            # the first sentence, as far as it fits
             summary = _paragraphs(command.help)[0].partition(". ")[0].rstrip(".")
             formatter.write(f"  {name:<10}{textwrap.shorten(summary, width - 12, placeholder=' ...')}\n")
         formatter.write("\n")
@@ -91,7 +91,7 @@ def _options(options: Iterable[Any], width: int) -> Iterator[str]:
 
 
 def _entry(name: str, text: str, width: int) -> Iterator[str]:
-    """A name and what it means, in two columns.
+    """A name and its meaning, in two columns.
 
     Example:
         >>> print("\\n".join(_entry("--seed N", "of random weights and methods", 50)))
@@ -107,13 +107,13 @@ def _entry(name: str, text: str, width: int) -> Iterator[str]:
 
 
 def _names(option: Any) -> list[str]:
-    """The names of an option, and a word for its value."""
+    """The names of an option, and a placeholder for its value."""
     names = ", ".join(sorted([*option.opts, *option.secondary_opts], key=len))
     return [names] if option.is_flag else [names, _value(option)]
 
 
 def _value(option: Any) -> str:
-    """A word for the value of an option: the metavar that it gives, else by its kind."""
+    """A placeholder for the value of an option: its metavar, or by its type."""
     if option.metavar:
         return str(option.metavar)
     text = str(option.display_type(None)) if hasattr(option, "display_type") else ""
@@ -128,7 +128,7 @@ def _named(argument: Any) -> str:
 
 
 def _text(parameter: Any) -> str:
-    """The meaning of a parameter, and its default where that says something."""
+    """The meaning of a parameter, and its default if that is informative."""
     text, default = str(parameter.help or ""), parameter.default
     if parameter.name == "help":
         text = "print this and exit"

@@ -93,7 +93,7 @@ def _contains(row: dict[str, Any], text: str | None) -> bool:
 
 
 def methods() -> list[dict[str, Any]]:
-    """Every method, as its config class describes it."""
+    """All methods with their properties."""
     from vitrim.core import registry
 
     return [
@@ -114,13 +114,13 @@ def methods() -> list[dict[str, Any]]:
 
 
 def does(config: type) -> str:
-    """The first sentence of a method's page of options: it says what the method does."""
+    """The first sentence of a config's docstring: what the method does."""
     first = " ".join((config.__doc__ or "").strip().split("\n\n")[0].split()).replace("`", "")
     return first.rstrip(".")
 
 
 def selectors() -> list[dict[str, Any]]:
-    """Every selector of image tokens, as its class describes it."""
+    """All selectors of image tokens with their properties."""
     from vitrim.core import registry
 
     return [
@@ -140,18 +140,18 @@ def selectors() -> list[dict[str, Any]]:
 
 
 def titles(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Footnotes: each method in a sentence, and its paper; columns for them would leave no room for the others."""
+    """Footnotes: each method in a sentence, and its paper; too wide for columns."""
     first = "start with: the methods to try first, untrained or with training under the method (docs/choosing.md)"
     return [first] + [f"{row['name']}: {row['does']}" + (f" ({row['paper']})" if row["paper"] else "") for row in rows]
 
 
 def papers(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The papers of the selectors, listed apart for the same reason."""
+    """Footnotes: the papers of the selectors."""
     return [f"{row['name']}: {row['paper']}" for row in rows if row["paper"]]
 
 
 def hosts() -> list[dict[str, Any]]:
-    """Every host family of the installed libraries by purpose, with its heads and how each method works on those."""
+    """Host families of the installed libraries by purpose, with their heads and the `fit` of each method."""
     from vitrim.core import plan, registry
 
     purposes = get_args(plan.Purpose)
@@ -173,7 +173,7 @@ def hosts() -> list[dict[str, Any]]:
 
 
 def fit(method: str, head: Head) -> str:
-    """A default method on models with such a head: ``work``, with an option, or why it is refused."""
+    """The support of a default method for a head: ``work``, with an option, or the reason for refusal."""
     from vitrim.core.checks import misfit
     from vitrim.core.registry import make_method
 
@@ -188,7 +188,7 @@ def fit(method: str, head: Head) -> str:
 
 
 def heads(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """For every kind of head in the table: the methods that work on it, need an option, or are refused and why."""
+    """Footnotes: for each kind of head, the methods that work, need an option, or are refused."""
     from vitrim.core.registry import missing_libraries, not_yet, vision_languages
 
     lines = []
@@ -206,7 +206,7 @@ def heads(rows: Sequence[dict[str, Any]]) -> list[str]:
     if cells:
         lines.append(f"squares of patches are reduced as wholes (docs/hosts.md, cells): {', '.join(cells)}")
     if any(row["purpose"] == "vision-language models" for row in rows):
-        # those that can have fewer image tokens for their language model, and those that cannot
+        # families with and without support for fewer image tokens
         families = sorted(set(vision_languages().values()), key=lambda family: family.name)
         groups = {
             "image tokens one by one": [one for one in families if not one.in_cells and not one.refused],
@@ -229,7 +229,7 @@ MODULES = {"name": "module", "models": "models", "answer": "supported by, or why
 
 
 def modules() -> list[dict[str, Any]]:
-    """Every module of timm's models: how many it has, and the host families for them, or why they are refused."""
+    """All modules of timm's models with their number of models, and their host families or the reason for refusal."""
     import timm
 
     from vitrim.core.registry import refused_module
@@ -249,7 +249,7 @@ def modules() -> list[dict[str, Any]]:
 
 
 def models() -> list[dict[str, Any]]:
-    """Names of the models that come with vitrim, and of models of timm and vitrim of a supported class."""
+    """Shipped models, and models of timm and vitrim of a supported class."""
     from vitrim.loading import supported_models
     from vitrim.reference import references
 
@@ -259,7 +259,7 @@ def models() -> list[dict[str, Any]]:
 
 
 def presets() -> list[dict[str, Any]]:
-    """The settings of methods that papers give for single models, with the numbers printed beside them."""
+    """Settings from papers for specific models, with the numbers printed there."""
     from vitrim import methods
 
     text = (Path(methods.__file__).parent / "presets.csv").read_text(encoding="utf-8")
@@ -285,7 +285,7 @@ def recipes() -> list[dict[str, Any]]:
 
 
 def by_group(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """The recipes of a study that differ only in their keep rate as one row, with "..." where their values differ."""
+    """Recipes of a study that differ only in their keep rate as one row, with "..." for differing values."""
     from vitrim.training.study import grouped
 
     by_name = {row["name"]: row for row in rows}
@@ -296,7 +296,7 @@ def by_group(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def _shared(texts: Sequence[str]) -> str:
-    """The common form of several texts, part by part between their commas.
+    """The common form of several texts, by their parts between commas.
 
     Example:
         >>> _shared(["ats:keep_rate=0.25,points=8", "ats:keep_rate=0.5,points=8"])
@@ -374,7 +374,7 @@ TABLES: dict[str, tuple[str, dict[str, str], Callable[[], list[dict[str, Any]]],
 
 
 def _table(title: str, columns: dict[str, str], rows: Rows) -> Table:
-    """The entries of every row that ``columns`` have a heading for."""
+    """The table of the entries of ``rows`` named in ``columns``."""
 
     def cell(value: str | bool | list[str]) -> str:
         if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""``vitrim optimize``: the fastest file for a model on this machine, and what it costs."""
+"""``vitrim optimize``: the fastest file for a model on this machine, with its loss."""
 
 from __future__ import annotations
 
@@ -16,43 +16,41 @@ from vitrim.progress import progress
 
 @dataclass(frozen=True, kw_only=True)
 class Aim(Setup):
-    """The aim for the file, and the settings that may be tried for it."""
+    """The target for the file, and the settings to try."""
 
     labels: Annotated[
         bool,
-        typer.Option(help="top-1 decides; --no-labels: agreement with the dense model, for images of other classes"),
+        typer.Option(help="measure top-1; --no-labels: agreement with the dense model, for images of other classes"),
     ] = True
     max_loss: Annotated[
         float | None,
-        typer.Option("--max-loss", min=0.0, max=100.0, help="points of top-1 that may be lost; default: 1.0"),
+        typer.Option("--max-loss", min=0.0, max=100.0, help="largest loss of top-1 in points; default: 1.0"),
     ] = None
     speedup: Annotated[
         float | None,
         typer.Option(
-            "--speedup", help="in place of --max-loss: lose least at this speed-up over the fastest dense model"
+            "--speedup", help="instead of --max-loss: lose least at this speed-up over the fastest dense model"
         ),
     ] = None
-    batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="images per batch to be fast at")] = 1
+    batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="images per batch, to optimise for")] = 1
     methods: MethodsBesideDense = None
     engine: Annotated[
         str | None,
         typer.Option(
-            "--engine", help="onnxruntime, openvino, torch.export, aoti; default: the first two, as installed"
+            "--engine", help="onnxruntime, openvino, torch.export, aoti; default: the first two, if installed"
         ),
     ] = None
     precision: Annotated[
-        str | None, typer.Option("--precision", help="fp32, bf16, int8; default: what the engines have here")
+        str | None, typer.Option("--precision", help="fp32, bf16, int8; default: all that the engines support here")
     ] = None
-    out: Annotated[Path, typer.Option("--out", help="folder for the file, report.json and the picture")] = Path(
+    out: Annotated[Path, typer.Option("--out", help="folder for the file, report.json and the figure")] = Path(
         "optimized"
     )
     preprocess: Preprocess = False
     few_images: Annotated[
-        bool, typer.Option("--few-images", help="go on where so few images cannot show that a loss is within the bound")
+        bool, typer.Option("--few-images", help="continue although so few images cannot show a loss within the bound")
     ] = False
-    resume: Annotated[
-        bool, typer.Option("--resume", help="go on from the study in --out; start one if there is none")
-    ] = False
+    resume: Annotated[bool, typer.Option("--resume", help="continue the study in --out, if there is one")] = False
 
 
 def optimize(
@@ -64,10 +62,10 @@ def optimize(
     compute: Compute,
     output: Output,
 ) -> None:
-    """Find the fastest file for a model on this machine. Engine, precision, method and schedule are chosen.
+    """Find the fastest file for a model on this machine. It chooses engine, precision, method and schedule.
 
-    The dense model is timed on every engine in every precision. Methods race on the fastest on a third of the images,
-    a file is chosen on the next third and scored once on the last.
+    Methods race on a third of the images. The dense model is timed on every engine in every precision. The file is
+    chosen on the second third, and scored once on the last.
     """
     if images.source is None:
         raise VitrimError("--images is missing: methods are compared on images, best with labels")

@@ -1,6 +1,6 @@
-"""Options of several commands, declared once, and groups of them.
+"""Options of several commands, and groups of them.
 
-A command names the groups that it takes, and `flat` gives it their options:
+A command has groups as parameters, and `flat` replaces them by their options:
 
     def bench(*, model: Model, images: Images, machine: Machine, output: Output, repeats: Repeats = 10) -> None: ...
 """
@@ -37,7 +37,7 @@ MAX_THREADS = 1024
 MAX_WORKERS = 256
 MAX_SECONDS = 24 * 3600.0
 MAX_REPEATS = 100_000
-"""Far above any useful value: typing errors are reported at once, not by the library that fails on them."""
+"""Limits far above useful values, to catch typing errors early."""
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, max=MAX_BATCH, help="images per batch")]
 Workers = Annotated[
     int, typer.Option("--workers", min=0, max=MAX_WORKERS, help="processes that read images; 0: this one")
@@ -45,8 +45,8 @@ Workers = Annotated[
 
 
 CLASSIFIERS = (
-    "a name of timm (`vitrim list models`), vitrim:NAME, torchvision:NAME, hf: or open_clip: and a name or "
-    "folder, run:FOLDER of a finished run"
+    "a timm name (`vitrim list models`), vitrim:NAME, torchvision:NAME, hf: or open_clip:NAME_OR_FOLDER, "
+    "run:FOLDER of a finished run"
 )
 MODEL_NAMES = f"{CLASSIFIERS}; segmenter: or vitdet: before any of these"
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_NAMES)]
@@ -64,9 +64,7 @@ ModelOptions = Annotated[
 ]
 Dtype = Annotated[str, typer.Option("--dtype", help="of parameters and images: fp32 or bf16")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:0, mps, xpu")]
-Threads = Annotated[
-    int | None, typer.Option("--threads", min=1, max=MAX_THREADS, help="CPU threads; default: as torch chooses")
-]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, max=MAX_THREADS, help="CPU threads; default: torch's")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="of random weights, inputs and methods")]
 DataSource = Annotated[
     str,
@@ -78,11 +76,11 @@ DataSource = Annotated[
 ]
 DataOptions = Annotated[
     list[str] | None,
-    typer.Option("--data-option", metavar="K=V", help="key=value of the data's reader; may repeat"),
+    typer.Option("--data-option", metavar="K=V", help="option of the data's reader; may repeat"),
 ]
 TaskName = Annotated[
     str | None,
-    typer.Option("--task", help="of a model for several: segmentation, zero_shot, ..."),
+    typer.Option("--task", help="for models with several tasks: segmentation, zero_shot, ..."),
 ]
 ImagesSource = Annotated[
     str | None, typer.Option("--images", help="as --data of `vitrim eval`; default: random images")
@@ -99,14 +97,14 @@ Select = Annotated[
     str | None,
     typer.Option(
         "--select",
-        help="of a vision-language model: a selector of image tokens behind every method, e.g. divprune:tokens=64",
+        help="vision-language models: a selector of image tokens after every method, e.g. divprune:tokens=64",
     ),
 ]
 NewTokens = Annotated[
     int | None,
-    typer.Option("--new-tokens", min=0, max=2**16, help="decode so many tokens behind the prefill, too; default: none"),
+    typer.Option("--new-tokens", min=0, max=2**16, help="decode this many tokens after the prefill; default: none"),
 ]
-Split = Annotated[str | None, typer.Option("--split", help="part of the images: test, or 0.1 that train held out")]
+Split = Annotated[str | None, typer.Option("--split", help="split, e.g. test, or 0.1: what train held out")]
 ImageColumn = Annotated[str | None, typer.Option("--image-column", help="column of images, if not the only one")]
 LabelColumn = Annotated[str | None, typer.Option("--label-column", help="column of labels, if not called label")]
 FilesBeside = Annotated[
@@ -114,17 +112,17 @@ FilesBeside = Annotated[
 ]
 Trust = Annotated[bool, typer.Option("--trust", help="run .pt2 files, which are code")]
 Preprocess = Annotated[
-    bool, typer.Option("--preprocess", help="take uint8 images (batch, height, width, 3) and normalise in the graph")
+    bool, typer.Option("--preprocess", help="input: uint8 images (batch, height, width, 3), normalised in the graph")
 ]
 ProtocolChanges = Annotated[
     list[str] | None,
     typer.Option("--protocol", help="of segmentation, key=value: mode, window, stride, size, side, flip; may repeat"),
 ]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="so many images only, spread evenly over all")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="number of images, spread evenly over all")]
 
 
 def parse_methods(texts: Sequence[str]) -> list[MethodConfig]:
-    """Parse the methods written on the command line, checking every one before any work starts."""
+    """Parse the methods of the command line."""
     from vitrim.core import registry
 
     return registry.parse_methods(texts)
@@ -146,7 +144,7 @@ def parse_options(texts: Sequence[str] | None, what: str = "model option") -> di
 
 
 def whole_numbers(text: str, takes: str, least: int = 0) -> list[int]:
-    """Parse ``"0,3"``; ``takes`` begins the error.
+    """Parse ``"0,3"``; ``takes`` is the beginning of the error.
 
     Example:
         >>> whole_numbers("224,384", "--sizes takes whole numbers")
@@ -164,10 +162,10 @@ def whole_numbers(text: str, takes: str, least: int = 0) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A group of options: the fields of a dataclass, annotated as parameters of a command are.
+    """A group of options: a dataclass with fields annotated like parameters of a command.
 
     Attributes:
-        panel: the heading of its own options in a command's help.
+        panel: the heading of its options in the help.
     """
 
     panel: ClassVar[str] = OPTIONS
@@ -175,7 +173,7 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute(Setup):
-    """Compute settings that hold on any device."""
+    """Compute settings for any device."""
 
     panel = MACHINE
 
@@ -183,7 +181,7 @@ class Compute(Setup):
     seed: Seed = 0
 
     def start(self) -> None:
-        """Give torch the threads that were asked for."""
+        """Set torch's threads."""
         from vitrim.measure.machine import set_threads
 
         set_threads(self.threads)
@@ -198,7 +196,7 @@ class Machine(Compute):
 
 @dataclass(frozen=True, kw_only=True)
 class Weights(Setup):
-    """The source of a model's weights, and the options it is built with."""
+    """The weights and the options of a model."""
 
     panel = MODEL
 
@@ -207,7 +205,7 @@ class Weights(Setup):
     model_option: ModelOptions = None
 
     def spec(self, model: Any, **more: Any) -> ModelSpec:
-        """The description of a model, or of several, for the function behind a command."""
+        """The description of one or several models."""
         from vitrim.loading import ModelSpec
 
         options = parse_options(self.model_option)
@@ -223,7 +221,7 @@ class Model(Weights):
 
 @dataclass(frozen=True, kw_only=True)
 class Reading(Setup):
-    """The part of a dataset to read, and the location of its images and labels."""
+    """The split and the columns of a dataset."""
 
     panel = IMAGES
 
@@ -232,7 +230,7 @@ class Reading(Setup):
     label_column: LabelColumn = None
 
     def spec(self, source: Any, *, data_option: list[str] | None = None, **more: Any) -> DataSpec:
-        """The description of images for the function behind a command."""
+        """The description of the images."""
         from vitrim.measure.inputs import DataSpec
 
         columns = {field.name: getattr(self, field.name) for field in dataclasses.fields(Reading)}
@@ -255,23 +253,23 @@ class Data(Reading):
 
 @dataclass(frozen=True, kw_only=True)
 class Files(Setup):
-    """Exported files beside the model, or in its place."""
+    """Exported files beside the model, or instead of it."""
 
     file: FilesBeside = None
     trust: Trust = False
 
     def beside(self, methods: Sequence[str] | None) -> list[Any]:
-        """The methods, and the files behind them, opened."""
+        """The methods, followed by the opened files."""
         return [*(methods or ()), *map(self.opened, self.file or ())]
 
     def opened(self, path: str | Path) -> Exported:
-        """One file."""
+        """Open a file."""
         from vitrim.exporting.exported import Exported
 
         return Exported.open(path, trust=self.trust)
 
     def model(self, name: str) -> Exported | str:
-        """The name of a model, or the file that it is."""
+        """The model: a name, or an opened file."""
         from vitrim.exporting.formats import formats
 
         path = Path(name)
@@ -281,10 +279,10 @@ class Files(Setup):
 
 @dataclass(frozen=True, kw_only=True)
 class Images(Reading):
-    """Images whose labels are not read; random ones if no source is given.
+    """Images without labels; random images without a source.
 
     Raises:
-        VitrimError: options that say which images to read, and no source.
+        VitrimError: options of a source without a source.
     """
 
     source: ImagesSource = None
@@ -303,7 +301,7 @@ class Images(Reading):
 
 @dataclass(frozen=True, kw_only=True)
 class Prompting(Setup):
-    """The prompt that a vision-language model reads; other models read none."""
+    """The prompt of a vision-language model."""
 
     text_tokens: TextTokens = None
     prompt_images: PromptImages = None
@@ -312,7 +310,7 @@ class Prompting(Setup):
 
     @property
     def given(self) -> Prompt | None:
-        """The description of the prompt; None where no option says anything."""
+        """The description of the prompt; None without options."""
         from vitrim.measure.prefill import Prompt
 
         prompt = Prompt(self.text_tokens, self.prompt_images, self.select, self.new_tokens)
@@ -321,10 +319,10 @@ class Prompting(Setup):
 
 @dataclass(frozen=True, kw_only=True)
 class RunOn(Images, Prompting):
-    """The images that a model runs on, or the prompts of one that reads those."""
+    """The images or the prompt that a model runs on."""
 
     def inputs(self) -> DataSpec | Prompt:
-        """The description of either."""
+        """The description of the images or the prompt."""
         if self.given is not None and self.source is not None:
             raise VitrimError("images are for models of images alone: prompts are made of random images and text")
         return self.read() if self.given is None else self.given
@@ -332,7 +330,7 @@ class RunOn(Images, Prompting):
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring(Setup):
-    """The way images are read and scored."""
+    """Options for reading and scoring images."""
 
     batch_size: BatchSize = 32
     workers: Workers = 0
@@ -347,13 +345,13 @@ class Scoring(Setup):
 # ---- from groups to options ------------------------------------------------------------------------------------------
 
 FILES, FOLDERS = ("json", "figure", "target", "predictions"), ("out", "decisions")
-"""Options of any command that name what it writes; two folders may be one."""
+"""Options that name an output; several folders may be the same."""
 
 
 def flat(command: Callable[..., None]) -> Callable[..., None]:
-    """``command`` with the fields of its setups spread out in their place, as typer reads it.
+    """``command`` with the fields of its setups as parameters, for typer.
 
-    Setups are made, and so checked, before ``command`` runs. Two results in one file are refused.
+    Setups are created, and so checked, before ``command`` runs. Two outputs to one file are refused.
 
     Example:
         >>> def show(*, compute: Compute, wide: bool = False) -> None:
@@ -388,7 +386,7 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _options(setup: type[Setup]) -> list[inspect.Parameter]:
-    """The fields of a group as parameters, its own before the inherited ones."""
+    """The fields of a group as parameters, its own before inherited fields."""
     annotations = get_type_hints(setup, include_extras=True)
     bases = [base for base in setup.__bases__ if dataclasses.is_dataclass(base)]
     shared = {field.name for base in bases for field in dataclasses.fields(base)}

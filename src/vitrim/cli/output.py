@@ -1,4 +1,4 @@
-"""Printed tables of commands, and the record that ``--json`` writes."""
+"""Printed tables of commands, and the record of ``--json``."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="write 
 
 @dataclass(frozen=True, kw_only=True)
 class Output(Setup):
-    """The places for a command's results: tables to the terminal, and a record to a file.
+    """A command's output: tables to the terminal, and a record to a file.
 
     Raises:
-        VitrimError: the record cannot be written there; found before any work.
+        VitrimError: the record cannot be written.
     """
 
     panel = MACHINE
@@ -43,36 +43,36 @@ class Output(Setup):
             check_file(Path(self.json))
 
     def spare(self, *files: Path) -> None:
-        """Refuse a record in the place of one of ``files``, which the command reads, or writes beside its result.
+        """Refuse a record that would overwrite one of ``files``, which the command reads or writes.
 
         Raises:
-            VitrimError: naming it.
+            VitrimError: names the file.
         """
         if self.json not in (None, "-") and Path(self.json).resolve() in {file.resolve() for file in files}:
             raise VitrimError(f"--json {self.json} is a file of this command itself: give the record another name")
 
     @property
     def on_stdout(self) -> bool:
-        """True if standard output carries the record and nothing else."""
+        """True if standard output is for the record only."""
         return self.json == "-"
 
     def console(self) -> Console:
-        """The console for tables: standard output, or standard error if that is for the record."""
+        """The console for tables: standard output, or standard error if standard output is for the record."""
         from rich.console import Console
 
         out = Console(stderr=self.on_stdout)
-        if not out.is_terminal:  # a pipe or a file has no width; the 80 columns rich assumes fold the numbers
+        if not out.is_terminal:  # a pipe or a file has no width, and numbers would wrap in rich's 80 columns
             out.width = max(out.width, WIDTH)
         return out
 
     def print(self, *lines: str) -> None:
-        """Print lines as they are: no markup, no colours, no folding."""
+        """Print lines without markup, colours and wrapping."""
         out = self.console()
         for line in lines:
             out.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def write(self, command: str, **entries: Any) -> None:
-        """Write the record of ``command``, if one is wanted: to a file, whole or not at all, or to standard output."""
+        """Write the record of ``command``, if ``--json`` is set: to a file, atomically, or to standard output."""
         if self.json is None:
             return
         text = json_text({"command": command, **entries}, indent=2) + "\n"
@@ -83,14 +83,14 @@ class Output(Setup):
             write_text(Path(self.json), text)
 
     def finish(self, report: Report) -> None:
-        """Print the tables and notes of a command's report, and write its record, if one is wanted."""
+        """Print the tables and notes of a report, and write its record, if ``--json`` is set."""
         show(self.console(), report)
         self.write(**report.record)
 
 
 @contextmanager
 def resumable(kept: Path) -> Iterator[None]:
-    """Say how to go on if a signal ends what is inside and ``kept``, a file or folder, holds what was reached."""
+    """Print how to resume if a signal interrupts the block and ``kept``, a file or folder, exists."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):

@@ -1,4 +1,4 @@
-"""``vitrim app``: a page in the browser that shows what methods leave of an image."""
+"""``vitrim app``: a page in the browser that shows the remaining tokens of an image."""
 
 from __future__ import annotations
 
@@ -15,15 +15,11 @@ LARGEST_UPLOAD = 1000.0
 
 Models = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[MODEL]...", help=f"models on offer, default {DEFAULT_MODEL}: {CLASSIFIERS}"),
+    typer.Argument(metavar="[MODEL]...", help=f"models to choose from, default {DEFAULT_MODEL}: {CLASSIFIERS}"),
 ]
-Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="of the page's address")]
-Host = Annotated[
-    str, typer.Option("--host", help="address to serve at; 0.0.0.0 lets in everybody who reaches this machine")
-]
-MaxUpload = Annotated[
-    float, typer.Option("--max-upload", min=0.01, max=LARGEST_UPLOAD, help="megabytes of an uploaded file, at most")
-]
+Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="of the page")]
+Host = Annotated[str, typer.Option("--host", help="address of the page; 0.0.0.0 lets other machines reach it")]
+MaxUpload = Annotated[float, typer.Option("--max-upload", min=0.01, max=LARGEST_UPLOAD, help="largest upload in MB")]
 Browser = Annotated[bool, typer.Option("--browser/--no-browser", help="open the page in the browser")]
 
 
@@ -37,10 +33,10 @@ def app(
     browser: Browser = True,
     threads: Threads = None,
 ) -> None:
-    """Serve a page that shows what is left of an image after each block. A slider moves the amount.
+    """Serve a page that shows the remaining tokens of an image. A slider sets the amount.
 
-    It sends nothing anywhere, keeps nothing of its users, and ends with Ctrl-C. For classifiers, and methods that need
-    no training.
+    For classifiers and embedding towers, and methods that need no training. The page sends no data anywhere and stores
+    none. Ctrl-C ends it.
     """
     with progress("loading the page"):
         from vitrim.app.serving import serve

@@ -20,12 +20,10 @@ from vitrim.cli.output import Output
 from vitrim.progress import progress
 
 Models = Annotated[list[str], typer.Argument(metavar="MODEL", help=f"models {MODEL_NAMES}")]
-Convention = Annotated[
-    str, typer.Option("--convention", help="what the total adds up: all, no-attention or no-norm of the four parts")
-]
+Convention = Annotated[str, typer.Option("--convention", help="parts in the total: all, no-attention or no-norm")]
 Limit = Annotated[
     int | None,
-    typer.Option("--limit", min=1, max=MAX_BATCH, help="so many images, for such methods; default: 32"),
+    typer.Option("--limit", min=1, max=MAX_BATCH, help="number of images, for adaptive methods; default: 32"),
 ]
 
 
@@ -42,11 +40,11 @@ def profile(
     compute: Compute,
     output: Output,
 ) -> None:
-    """Count parameters, MACs per image and tokens per block. Of dense and reduced models.
+    """Count parameters, MACs per image and tokens per block. Dense and reduced models.
 
-    The four parts are counted apart: linear and convolution layers, attention products, a method's matching, LayerNorm.
-    Random weights are enough, unless the method adapts to the images: then give --pretrained and --images. Of a
-    vision-language model the prefill of a prompt is counted: tower, connector and language model.
+    Four parts are counted separately: linear and convolution layers, attention products, a method's matching,
+    LayerNorm. Random weights suffice, unless the method adapts to the images: then use --pretrained and --images. For a
+    vision-language model, the prefill of a prompt is counted: tower, connector and language model.
     """
     with progress(f"counting what {', '.join(models)} computes"):
         from vitrim.measure.profile import profile as count

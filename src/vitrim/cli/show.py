@@ -1,4 +1,4 @@
-"""``vitrim show``: one picture per image of what methods leave of it, block by block."""
+"""``vitrim show``: pictures of the remaining tokens of images, block by block."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from vitrim.progress import progress
 if TYPE_CHECKING:
     from vitrim.measure.inputs import DataSpec
 
-Files = Annotated[list[Path] | None, typer.Argument(metavar="IMAGE", help="image files, or folders that images lie in")]
+Files = Annotated[list[Path] | None, typer.Argument(metavar="IMAGE", help="image files, or folders of images")]
 Limit = Annotated[
-    int | None, typer.Option("--limit", min=1, help="so many images only, spread evenly; default: 8 of --data")
+    int | None, typer.Option("--limit", min=1, help="number of images, spread evenly; default: 8 of --data")
 ]
 PICTURES = Path("pictures")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PictureOptions(Setup):
-    """The pictures that are written."""
+    """Options of the pictures."""
 
     out: Annotated[Path, typer.Option("--out", help="folder for the pictures, one per image")] = PICTURES
     blocks: Annotated[
@@ -49,7 +49,7 @@ class ImagesToShow(Reading):
     """The images to draw."""
 
     files: Files = None
-    source: Annotated[str | None, typer.Option("--data", help="instead, images as for `vitrim eval`")] = None
+    source: Annotated[str | None, typer.Option("--data", help="a dataset instead, as for `vitrim eval`")] = None
     limit: Limit = None
     data_option: DataOptions = None
 
@@ -71,11 +71,11 @@ def show(
     machine: Machine,
     output: Output,
 ) -> None:
-    """Draw what methods leave of images, block by block. One picture per image, a row per method.
+    """Draw the remaining tokens of images, block by block. One picture per image, a row per method.
 
-    Each row names the prediction and the cost beside those of the dense model; methods that rank patches have their
-    scores below, as heat maps. Models for segmentation and detection need --data with masks or boxes. Of a
-    vision-language model: which patches the language model gets, with --select or without.
+    Each row names prediction and cost, compared with the dense model; methods that rank patches also have heat maps of
+    their scores. Models for segmentation and detection need --data with masks or boxes. For a vision-language model,
+    pictures show the patches that the language model reads.
     """
     takes = "--blocks takes numbers of blocks with commas, e.g. 0,3,11"
     columns = None if pictures.blocks is None else whole_numbers(pictures.blocks, takes)
@@ -106,7 +106,7 @@ def show(
 
 
 def _lines(row: Mapping[str, Any]) -> list[str]:
-    """The file of a picture, and the predictions that are in it.
+    """The file of a picture, and its predictions.
 
     Example:
         >>> _lines({"image": "image 0", "file": "pictures/image_0.png", "dense": "cat (90 %)", "topk": "dog (60 %)"})

@@ -1,4 +1,4 @@
-"""``vitrim train``: fine-tune or train any host under any method, following a recipe."""
+"""``vitrim train``: fine-tune or train any host with any method, by a recipe."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from vitrim.training.recipe import Resolved
     from vitrim.training.train import TrainReport
 
-Name = Annotated[str | None, typer.Argument(metavar="RECIPE", help="a name of --list, or a YAML file")]
+Name = Annotated[str | None, typer.Argument(metavar="RECIPE", help="a name from --list, or a YAML file")]
 Changes = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="changes, e.g. epochs=5 optimizer.lr=1e-4")
 ]
 Limit = Annotated[
-    int | None, typer.Option("--limit", min=1, help="so many images of every part only, spread evenly; as limit=N")
+    int | None, typer.Option("--limit", min=1, help="number of images of every split, spread evenly; same as limit=N")
 ]
-Data = Annotated[str | None, typer.Option("--data", help="as for eval; the recipe says which splits")]
+Data = Annotated[str | None, typer.Option("--data", help="as for eval; the recipe names the splits")]
 Checkpoint = Annotated[
     Path | None,
     typer.Option("--checkpoint", help="start from this file (safetensors or .pth), or the folder of a finished run"),
@@ -36,56 +36,52 @@ Checkpoint = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="check data, shapes, memory and time on two batches; write nothing")
 ]
-List = Annotated[bool, typer.Option("--list", help="list the recipes, as `vitrim list recipes`")]
-Show = Annotated[bool, typer.Option("--show", help="print the recipe's values and where each is from")]
+List = Annotated[bool, typer.Option("--list", help="list the recipes, like `vitrim list recipes`")]
+Show = Annotated[bool, typer.Option("--show", help="print the recipe's values and the file of each")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Setup):
-    """Options for running a recipe; none of them changes what is learned."""
+    """Options of a run that do not affect the trained weights."""
 
     out: Annotated[Path, typer.Option("--out", help="folder of checkpoints, logs and weights")] = Path("runs/train")
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint in --out")] = False
+    resume: Annotated[bool, typer.Option("--resume", help="continue from the last checkpoint in --out")] = False
     workers: Workers = 0
     save_minutes: Annotated[float, typer.Option("--save-minutes", min=0.0, help="minutes between checkpoints")] = 10.0
     log_every: Annotated[int, typer.Option("--log-every", min=1, help="updates between rows of the log")] = 10
     eval_batch: Annotated[
-        int, typer.Option("--eval-batch", min=1, max=MAX_BATCH, help="images at once in evaluations")
+        int, typer.Option("--eval-batch", min=1, max=MAX_BATCH, help="images per batch in evaluations")
     ] = 64
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard's files")] = False
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard files")] = False
     log_with: Annotated[
         list[str] | None,
-        typer.Option(
-            "--log-with", help="also log with this tracker of accelerate, e.g. wandb or mlflow; may be repeated"
-        ),
+        typer.Option("--log-with", help="also log to this tracker of accelerate, e.g. wandb or mlflow; may repeat"),
     ] = None
-    max_updates: Annotated[int | None, typer.Option("--max-updates", min=1, help="stop there, to be resumed later")] = (
-        None
-    )
+    max_updates: Annotated[int | None, typer.Option("--max-updates", min=1, help="stop there, to resume later")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnDevice(Setup):
     """The device and the threads of a run."""
 
-    device: Annotated[str | None, typer.Option("--device", help="cpu, or what accelerate finds if left out")] = None
+    device: Annotated[str | None, typer.Option("--device", help="cpu; default: what accelerate finds")] = None
     threads: Threads = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions(Setup):
-    """Changes of the recipe that have options of their own."""
+    """Changes of the recipe with their own options."""
 
     model: Annotated[
-        str | None, typer.Option("--model", help="the model, as for `vitrim eval`; the same as model=NAME")
+        str | None, typer.Option("--model", help="the model, as for `vitrim eval`; same as model=NAME")
     ] = None
     method: Annotated[
-        str | None, typer.Option("--method", "-m", help="e.g. tome:r=8, or @FILE; the same as method=TEXT")
+        str | None, typer.Option("--method", "-m", help="e.g. tome:r=8, or @FILE; same as method=TEXT")
     ] = None
     limit: Limit = None
 
     def before(self, changes: list[str] | None) -> list[str]:
-        """All changes, those of these options first."""
+        """All changes, beginning with these options."""
         own = ((field.name, getattr(self, field.name)) for field in fields(self))
         return [*(f"{key}={value}" for key, value in own if value is not None), *(changes or ())]
 
@@ -104,9 +100,9 @@ def train(
     machine: OnDevice,
     output: Output,
 ) -> None:
-    """Train or fine-tune a model under a method, by a recipe. Ours, one of the papers', or your own YAML file.
+    """Train or fine-tune a model with a method, by a recipe. Ours, one of the papers', or your own YAML file.
 
-    A run is stopped at any time and resumed exactly. Many processes: accelerate launch -m vitrim train ...
+    A run can be stopped at any time and resumed exactly. Several processes: accelerate launch -m vitrim train ...
     """
     if list_recipes:
         if recipe is not None:
@@ -147,7 +143,7 @@ def train(
 
 
 def _next(report: TrainReport, data: str, out: Path) -> list[str]:
-    """The file of the weights of a finished run, and the commands that go on from there."""
+    """The file of weights of a finished run, and the next commands."""
     from vitrim.weights import WEIGHTS_FILE
 
     weights = next((file for file in report.files if file.name == WEIGHTS_FILE), None)
@@ -159,7 +155,7 @@ def _next(report: TrainReport, data: str, out: Path) -> list[str]:
     unseen = next((name for name in held if isinstance(name, str) and name != splits["train"]), None)
     if unseen is None and isinstance(splits["eval"], float) and recipe["limit"] is None:
         unseen = ":".join(str(part) for part in (splits["train"], splits["eval"]) if part is not None)
-    split = unseen or splits["train"]  # data in parts are not read without the name of one
+    split = unseen or splits["train"]  # data with splits need the name of one
     told = "" if split is None else f" --split {shlex.quote(split)}"
     lines = [
         f"wrote {weights}",
@@ -172,7 +168,7 @@ def _next(report: TrainReport, data: str, out: Path) -> list[str]:
 
 
 def _show(resolved: Resolved, output: Output) -> None:
-    """Print the values of a recipe; refuse first what a run would refuse: an unknown method, model or optimiser."""
+    """Print the values of a recipe, after a check of its method, model and optimiser."""
     from vitrim.core.registry import parse_method
     from vitrim.loading import check_name
     from vitrim.training.optim import check_optimizer

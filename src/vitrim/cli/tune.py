@@ -1,4 +1,4 @@
-"""``vitrim tune``: a value per block that damages a model least at a target, as a file that every command reads."""
+"""``vitrim tune``: a search for the value per block that damages a model least at a target."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from vitrim.progress import is_first_process, progress
 
 @dataclass(frozen=True, kw_only=True)
 class AnyModel(Model):
-    """One model and its weights, or none."""
+    """An optional model and its weights."""
 
     name: Annotated[str, typer.Argument(metavar="[MODEL]", help=f"{MODEL_NAMES}; none with --train")] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSetup(Setup):
-    """The search: what for, over what, and into which folder."""
+    """The target, space, budget and output of a search."""
 
     methods: Annotated[
         list[str] | None,
-        typer.Option("--method", "-m", metavar="METHOD", help="e.g. tome; several race each other; all: all that fit"),
+        typer.Option("--method", "-m", metavar="METHOD", help="e.g. tome; several race; all: all that fit"),
     ] = None
     target: Annotated[
         str | None, typer.Option("--target", help="macs=0.5 (share of dense), speedup=1.5 or agree=0.98")
@@ -46,14 +46,14 @@ class SearchSetup(Setup):
         int | None,
         typer.Option("--evaluations", min=1, max=100_000, help="most settings to try; default 60, of a grid all"),
     ] = None
-    proxy: Annotated[str, typer.Option("--proxy", help="what is minimised: feature, kl, cosine, agree")] = "feature"
+    proxy: Annotated[str, typer.Option("--proxy", help="damage to minimise: feature, kl, cosine, agree")] = "feature"
     search: Annotated[str, typer.Option("--search", help="evolution, random, optuna's gp or tpe")] = "evolution"
     shape: Annotated[str, typer.Option("--shape", help="slope, curve (2 numbers) or free (per block)")] = "free"
     minutes: Annotated[
-        float | None, typer.Option("--minutes", min=0.0, max=60 * 24 * 365.0, help="end the search after so long")
+        float | None, typer.Option("--minutes", min=0.0, max=60 * 24 * 365.0, help="end the search after this time")
     ] = None
     engine: Annotated[
-        str | None, typer.Option("--engine", help="to be fast on, as of `vitrim bench`; default: eager")
+        str | None, typer.Option("--engine", help="for speedup, as for `vitrim bench`; default: eager")
     ] = None
     precision: Annotated[
         str | None, typer.Option("--precision", help="of the engine: fp32, bf16, fp16, int8 or several")
@@ -65,14 +65,10 @@ class SearchSetup(Setup):
     batch_size: BatchSize = 32
     workers: Workers = 0
     out: Annotated[Path, typer.Option("--out", help="folder for the results and study.jsonl")] = Path("tuned")
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the study in --out, if any")] = False
+    resume: Annotated[bool, typer.Option("--resume", help="continue the study in --out, if any")] = False
 
     def check_options(self, model: AnyModel, data: Data) -> None:
-        """Refuse options that do not go together, or have no effect.
-
-        Raises:
-            VitrimError: in one line.
-        """
+        """Refuse options that are incompatible or have no effect."""
         aims = [f"--{name}" for name in ("target", "front", "grid") if getattr(self, name) is not None]
         if self.train is not None and aims != ["--grid"]:
             raise VitrimError(
@@ -101,10 +97,10 @@ class SearchSetup(Setup):
 
 
 def refuse(group: Setup, what: str, *names: str) -> None:
-    """Refuse options of a group that were given, and have no effect.
+    """Refuse options of a group that are set and have no effect.
 
     Raises:
-        VitrimError: naming them.
+        VitrimError: names the options.
     """
     defaults = {field.name: field.default for field in fields(group)}
     options = [f"--{name}".replace("_", "-") for name in names if getattr(group, name) not in (defaults[name], [])]
@@ -114,10 +110,9 @@ def refuse(group: Setup, what: str, *names: str) -> None:
 
 
 def tune(*, model: AnyModel, data: Data, how: SearchSetup, machine: Machine, output: Output) -> None:
-    """Search a value per block that damages a model least at a target. Compare it with one value for all blocks.
+    """Find the value per block that damages a model least at a target. Use it as -m @tuned/best.json.
 
-    A third of the images is for searching, one for selecting, one for checking. The searched setting is returned if it
-    beats the constant one beyond noise on the last. Use it as -m @tuned/best.json.
+    A third of the images each is for search, selection and check. The result must beat a constant value on the last.
     """
     unit = "settings" if how.grid is None else "points" if how.train is None else "runs"
     how.check_options(model, data)

@@ -1,9 +1,7 @@
-"""The offline demo's data and model: handwritten digits that ship with scikit-learn, and a small ViT trained on them.
+"""Data and model of the offline demo: handwritten digits of scikit-learn, and a small ViT trained on them.
 
-Every pixel is a token (patch size 1), so the 8x8 scans give 64 patch tokens and a class token. The weights are made by
-`benchmarks/train_digits.py`.
-
-The scans come without the identity of their writers, so the split is by image: a writer may appear on both sides.
+Every pixel is a token (patch size 1), so 8x8 scans give 64 patch tokens and a class token. `benchmarks/train_digits.py`
+makes the weights. The writers of the scans are unknown, so the split is by image: a writer may be in both parts.
 """
 
 from pathlib import Path
@@ -26,7 +24,7 @@ EMBED_DIM = 64
 DEPTH = 8
 NUM_HEADS = 4
 
-# Of the raw pixels, which count the inked dots of a 4x4 cell (0 to 16), over the training part of the split.
+# Of the raw pixels (0 to 16: inked dots of a 4x4 cell) in the training part of the split.
 PIXEL_MEAN = 4.89
 PIXEL_STD = 6.02
 
@@ -54,8 +52,8 @@ def held_out_indices(labels: NDArray[np.int64], per_class: int, seed: int) -> ND
 
     Args:
         labels: int64 (B,), the class of each image.
-        per_class: images to draw of each class.
-        seed: seed of the draw, in [0, 2**32 - 1].
+        per_class: images per class.
+        seed: in [0, 2**32 - 1].
 
     Returns:
         int64 (per_class * number of classes,), ascending indices into `labels`.
@@ -66,17 +64,14 @@ def held_out_indices(labels: NDArray[np.int64], per_class: int, seed: int) -> ND
     classes, counts = np.unique(labels, return_counts=True)
     if counts.min() < per_class:
         raise ValueError(f"cannot hold out {per_class} images per class: the rarest class has {counts.min()}")
-    # NumPy freezes the stream of RandomState; that of default_rng() may change between versions, and the split with it.
+    # NumPy freezes the stream of RandomState; that of default_rng() may change between versions.
     permutation = np.random.RandomState(seed).permutation(len(labels))
     drawn = [permutation[labels[permutation] == label][:per_class] for label in classes]
     return np.sort(np.concatenate(drawn)).astype(np.int64)
 
 
 def load_split() -> Split:
-    """Load the 1,797 scans, split into 1,347 for training and 450 held out (45 of each digit).
-
-    Returns:
-        The split, the same on every machine and in every run.
+    """Load the 1,797 scans, always split into the same 1,347 for training and 450 held out (45 per digit).
 
     Raises:
         MissingPackageError: scikit-learn is not installed.
@@ -100,7 +95,7 @@ def create_digits_vit() -> VisionTransformer:
     """Build the demo's classifier with random weights, in training mode.
 
     Returns:
-        A plain timm model from float32 (B, 1, 8, 8) to logits float32 (B, 10), pooled from the class token.
+        A timm model from float32 (B, 1, 8, 8) to logits float32 (B, 10), read from the class token.
     """
     return VisionTransformer(
         img_size=IMAGE_SIZE,
@@ -123,6 +118,6 @@ def load_digits_vit() -> VisionTransformer:
         RuntimeError: the checkpoint does not fit the model.
     """
     model = create_digits_vit()
-    # The file is in half precision to be small; load_state_dict copies it into the model's float32 parameters.
+    # The file is in half precision; load_state_dict copies it into float32 parameters.
     model.load_state_dict(load_file(CHECKPOINT), strict=True)
     return model.eval()

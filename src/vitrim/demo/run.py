@@ -1,4 +1,4 @@
-"""The offline demo: what reduction costs in accuracy on real scans, and what it saves in time on this machine."""
+"""The offline demo: the loss of accuracy on real scans, and the speed-up on this machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from vitrim.report import Report, Table
 from vitrim.speed.bench import measure
 from vitrim.tuning import match_macs
 
-# Amounts that cut the MACs of the digits model by about 30 and 50 %; the table shows what they really cut.
+# Amounts that save about 30 and 50 % of the MACs of the digits model; the table shows the exact numbers.
 DIGITS_METHODS = (
     "random:keep_rate=0.79",
     "random:keep_rate=0.57",
@@ -73,15 +73,15 @@ SHOWN = 10
 
 
 class DemoReport(Report):
-    """The findings of `demo`: its facts are the numbers, by ``digits``, ``cifar10`` and ``speed``."""
+    """The result of `demo`, with facts ``digits``, ``cifar10`` and ``speed``."""
 
     @property
     def record(self) -> dict[str, Any]:
-        """Everything but the table, as ``--json`` writes it."""
+        """Everything except the table, as ``--json`` writes it."""
         return {"command": self.command, **self.facts}
 
     def parts(self) -> Iterator[Any]:
-        """The table, and which files were written."""
+        """The table, and the paths of the files."""
         yield from super().parts()
         yield "written: " + ", ".join(str(path) for path in self.files)
 
@@ -98,16 +98,16 @@ def demo(
 
     Args:
         out: folder for ``demo.json`` and the figures.
-        cifar10: your copy of CIFAR-10, as `vitrim.data.load_images` takes it: also show the shipped model on it.
-        threads: of torch on the CPU; default: as they are.
-        seed: of random weights, inputs and random methods.
-        on_progress: called with a few words on what is done next.
+        cifar10: a source of CIFAR-10 for `vitrim.data.load_images`: also score the shipped model on it.
+        threads: of torch on the CPU; None: unchanged.
+        seed: of random weights, inputs and methods.
+        on_progress: called with the next step in words.
 
     Returns:
-        A report with one table: accuracy against multiply-accumulates above, time against them below.
+        A report with one table: accuracy and MACs, then speed-up and MACs.
 
     Raises:
-        VitrimError: ``out`` cannot be written, or ``cifar10`` is none.
+        VitrimError: ``out`` cannot be written, or ``cifar10`` is not CIFAR-10.
         MissingPackageError: scikit-learn is not installed.
     """
     say = on_progress or (lambda text: None)
@@ -134,7 +134,7 @@ def demo(
 
 
 def _table(found: dict[str, list[Row]], speed: list[dict[str, Any]]) -> Table:
-    """Accuracy against multiply-accumulates above, time against them below."""
+    """The table: accuracy and MACs, then speed-up and MACs."""
     rows: list[tuple[Any, ...]] = []
     for name, measured in found.items():
         dense = sum(measured[0]["gmacs"].values())
@@ -156,19 +156,19 @@ def _table(found: dict[str, list[Row]], speed: list[dict[str, Any]]) -> Table:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A model, real images it never saw, and the methods shown on them.
+    """A model with held-out images and methods.
 
     Attributes:
         name: in the table.
-        images: what they are, for titles.
+        images: their description, for titles.
         prefix: of the figures' files.
         model: in eval mode.
         batches: images (B, C, H, W) and labels (B,).
-        methods: two settings of each method, the stronger one second; random first.
-        drawn: those of which the figure of patches shows what they leave: the stronger settings, without random.
-        pictures: (SHOWN, C, H, W) images of that figure, as the model gets them.
-        pixels: (SHOWN, H, W) or (SHOWN, H, W, 3) the same in [0, 1].
-        captions: one for each of them.
+        methods: two settings of each method, the stronger second; random first.
+        drawn: methods of the figure of patches: the stronger settings, without random.
+        pictures: (SHOWN, C, H, W) preprocessed images of that figure.
+        pixels: (SHOWN, H, W) or (SHOWN, H, W, 3) the same images in [0, 1].
+        captions: of these images.
     """
 
     name: str
@@ -203,13 +203,13 @@ def digits() -> Exhibit:
 
 
 def photos(data: str) -> Exhibit:
-    """The shipped CIFAR-10 ViT on test photographs of your copy of CIFAR-10.
+    """The shipped CIFAR-10 ViT on test photographs of CIFAR-10.
 
     Args:
-        data: as `vitrim.data.load_images` takes it; its split `test` is read.
+        data: a source for `vitrim.data.load_images`, with a split `test`.
 
     Raises:
-        VitrimError: no such data, or not of ten classes.
+        VitrimError: no such data, or not ten classes.
     """
     model = load_reference(PHOTO_MODEL)
     dataset = load_images(data, split="test")
@@ -240,7 +240,7 @@ def photos(data: str) -> Exhibit:
 def measure_speed(seed: int) -> list[dict[str, Any]]:
     """Speed of DeiT-S geometry on this machine: dense, ToMe, and ATM at the same MACs.
 
-    Weights and images are random: time depends on counts only. ATM's threshold is set so that its MACs are ToMe's.
+    Weights and images are random, because the time depends only on token counts.
     """
     torch.manual_seed(seed)
     model = timm.create_model(SPEED_MODEL).eval()
@@ -255,7 +255,7 @@ def measure_speed(seed: int) -> list[dict[str, Any]]:
 
 
 def atm_at_the_macs_of(method: MethodConfig, model: nn.Module, images: Tensor) -> MethodConfig:
-    """ATM with one threshold for all layers, chosen to use as many MACs on ``images`` as ``method``."""
+    """ATM with one threshold for all layers and the MACs of ``method`` on ``images``."""
     share = profile_of(model, method, images).macs.total / profile_of(model, None, images).macs.total
 
     def setting(theta: float) -> MethodConfig:
@@ -265,8 +265,10 @@ def atm_at_the_macs_of(method: MethodConfig, model: nn.Module, images: Tensor) -
 
 
 def draw(exhibit: Exhibit, rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Write the two figures of an exhibit into ``folder``, accuracy over multiply-accumulates and the patches that the
-    stronger settings leave of one image of each class, and return their paths."""
+    """Write the two figures of an exhibit to ``folder``, and return their paths.
+
+    They show accuracy over MACs, and the remaining patches of one image per class under the stronger settings.
+    """
     tradeoff = folder / f"{exhibit.prefix}accuracy_over_macs.png"
     merged = folder / f"{exhibit.prefix}merged_patches.png"
     points = [(row.method.partition(":")[0], sum(row["gmacs"].values()), row["top1"]) for row in rows[1:]]

@@ -31,6 +31,7 @@ def test_experiments_run_where_they_are_named(model: nn.Module, data: TensorData
         results_of(None, ["speed"], {"vit": own})
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_an_experiment(model: nn.Module, data: TensorDataset) -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
@@ -69,6 +70,7 @@ def analyses() -> list[list[Record]]:
     return [analysis("a/cifar.parquet", 40, 1), analysis("b/camvid.parquet", 50, 2)]
 
 
+@pytest.mark.slow
 def test_maps_are_compared_across_data(analyses: Sequence[Sequence[Record]]) -> None:
     pairs = next(table for table in across(analyses)["depth"].tables if table.name == "depth_pairs")
     row = next(
@@ -150,6 +152,7 @@ def test_results_of_several_models_stand_beside_each_other() -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_family_that_runs_models_runs_each(model: nn.Module, data: TensorDataset) -> None:
     subjects = {name: subject(model, data, "topk:keep_rate=0.5", limit=4) for name in ("a", "b")}
     found = results_of(None, ["router"], subjects)["router"]

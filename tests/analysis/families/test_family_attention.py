@@ -73,6 +73,7 @@ def test_the_maps_are_of_the_blocks_that_were_asked_for(model: nn.Module, data: 
         assert list(dict.fromkeys(shown)) == ["block 2", "block 3"]
 
 
+@pytest.mark.slow
 def test_a_picture_is_of_the_block_that_it_names(model: nn.Module, data: TensorDataset) -> None:
     """The map of one block asked for alone is drawn as the map of that block among all."""
     pictures = []

@@ -178,6 +178,7 @@ def test_patterns_are_those_of_sets_and_of_scikit_learn(records: list[Record]) -
     assert row["v_chance"] != pytest.approx(row["v_measure"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_likeness_to_an_anchor_is_ranked_with_the_difference_in_accuracy() -> None:
     """Figures 18 to 23 of the study's supplement: IoU of what stays at the end, NMI of the clusters."""
     made = [made_record(f"method_{seed}", "merge", seed, 3 + seed % 3, 0.2 + 0.15 * seed) for seed in range(5)]

@@ -15,6 +15,7 @@ from vitrim.analysis.family import Tables
 from vitrim.report import Table
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_sensitivity_to_the_batch(model: nn.Module, data: TensorDataset) -> None:
     own = subject(model, data, "atm:alpha=0.9,beta=0.2,theta_min=0.1", limit=8, batch_size=4)

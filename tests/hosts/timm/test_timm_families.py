@@ -75,6 +75,7 @@ def test_models_by_name(name: str) -> None:
         assert torch.equal(model(images), dense)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "naflexvit_base_patch16_gap", "volo_d1_224"])
 @pytest.mark.parametrize("channels", [1, 4])
 def test_images_of_other_channels_than_three(name: str, channels: int) -> None:

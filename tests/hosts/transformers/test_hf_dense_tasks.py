@@ -194,6 +194,7 @@ def check_rows(rows: list[dict[str, Any]], score: str) -> None:
         assert row["tokens_per_block"][1] < dense["tokens_per_block"][1]
 
 
+@pytest.mark.slow
 def test_yolos_on_coco(coco: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images go through the model one by one, unpadded, upright ones too; classes are told by their names."""
     folder = saved(tmp_path / "yolos", "hf_yolos", YolosImageProcessor())
@@ -212,6 +213,7 @@ def test_yolos_on_coco(coco: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert set(found["rows"][0]["classes"]["box_AP"]) == {"blue", "red"}
 
 
+@pytest.mark.slow
 def test_eomt_on_masks(pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By windows of the size that the model takes, as its library cuts images."""
     folder = saved(tmp_path / "eomt", "hf_eomt", EomtImageProcessor(size={"shortest_edge": SIDE, "longest_edge": None}))
