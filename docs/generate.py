@@ -37,7 +37,7 @@ KINDS = {
     "prune": "prunes",
     "merge": "merges",
     "mixed": "prunes and merges",
-    "soft": "mixes: every new token is made of all",
+    "soft": "mixes all tokens into every new one",
 }
 ROOMS = (
     *("core", "methods", "hosts", "models", "data", "tasks", "measure", "plots", "training", "exporting", "speed"),
@@ -175,7 +175,7 @@ TABLES = {
         *("{MACs of dense} of dense", "{mIoU} mIoU"),
     ),
     "Detection of blood cells: BCCD": (
-        ("BCCD", "detection-of-blood-cells-bccd", "not trained where it does not say so, dense {box AP}"),
+        ("BCCD", "detection-of-blood-cells-bccd", "not trained unless noted, dense {box AP}"),
         *("{MACs of the trunk} of the dense trunk", "{box AP} box AP"),
     ),
     "Speed of every method at half the MACs": (
@@ -260,7 +260,7 @@ def _vision_languages() -> list[str]:
     for key, family in vision_languages().items():
         classes.setdefault(family, []).append(key.rpartition(".")[2])
     lines = ["", "**Whole vision-language models, for `compact=True`**", ""]
-    lines += ["| family | model classes | tokens go | what follows the tower |", "|---|---|---|---|"]
+    lines += ["| family | model classes | tokens are removed | connector |", "|---|---|---|---|"]
     for family, names in sorted(classes.items(), key=lambda entry: entry[0].name):
         shown = ", ".join(f"`{name}`" for name in names)
         goes = "-" if family.refused else "in cells" if family.in_cells else "one by one"

@@ -2,7 +2,7 @@
 
 Every array of a file is an input, or is compared with what vitrim computes at the tolerance of ``index.json``, or
 stands in `EXCEPTIONS` with the reason. A test says with `cases` which files (or which arrays of them) it answers for
-and gets each as ``ref``, a `Reference`, which notes what was read and compared; ``conftest.py`` lets the test fail if
+and gets each as ``ref``, a `Reference`, which notes what was read and compared; ``suite.py`` lets the test fail if
 it leaves an array out, and ``test_golden_files.py`` fails on an array that no test answers for.
 """
 

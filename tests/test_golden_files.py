@@ -115,7 +115,7 @@ def test_a_whole_number_is_not_rounded_to_the_stored_one() -> None:
 
 
 def test_a_test_that_leaves_out_an_array_fails() -> None:
-    """The hook of conftest.py around the call of a test."""
+    """The hook of suite.py around the call of a test."""
     ref = Reference(PLAIN)
     item = cast(pytest.Function, SimpleNamespace(funcargs={"ref": ref}))
     call = golden.using_up(item)

@@ -71,7 +71,16 @@ def test_every_method_is_public_and_shows_an_example(name: str) -> None:
     assert ">>>" in config.__doc__
 
 
-SLOW = ("analysis.analyze", "app.service", "exporting.writing", "speed.engines", "tuning.search", "tuning.tune")
+SLOW = (
+    "analysis.analyze",
+    "app.service",
+    "exporting.exported",
+    "exporting.writing",
+    "measure.in_files",
+    "speed.engines",
+    "tuning.search",
+    "tuning.tune",
+)
 
 
 def with_examples() -> Iterator[Any]:
@@ -85,7 +94,7 @@ def with_examples() -> Iterator[Any]:
         assert found.origin is not None
         if ">>>" in Path(found.origin).read_text(encoding="utf-8"):
             marks = [pytest.mark.xdist_group("onnx")] if name == "vitrim.exporting.exported" else []
-            marks += [pytest.mark.full] if name.removeprefix("vitrim.") in SLOW else []
+            marks += [pytest.mark.slow] if name.removeprefix("vitrim.") in SLOW else []
             yield pytest.param(name, marks=marks)
 
 

@@ -1,4 +1,4 @@
-"""One of two processes that train together; accelerate starts them, see `conftest.py` and `training/test_processes.py`.
+"""One of two processes that train together; accelerate starts them, see `suite.py` and `training/test_processes.py`.
 
     training_worker.py IMAGES RECIPE OUT
 

@@ -236,6 +236,7 @@ def test_what_is_no_list_of_records_or_folders(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_a_tower_is_scored_by_its_embeddings_and_its_records_keep_the_scores(
     images: ImageDataset, tmp_path: Path
 ) -> None:

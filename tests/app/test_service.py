@@ -20,7 +20,7 @@ from vitrim.app.messages import ModelSource, Settings
 from vitrim.app.page import html
 from vitrim.app.photographs import EXAMPLES
 from vitrim.app.service import KEPT_MODELS, ROUNDS, Service, _reduced
-from vitrim.app.sliders import slide_of
+from vitrim.app.sliders import config_of, slide_of
 from vitrim.core.reduce import HANDLE
 from vitrim.core.registry import methods
 from vitrim.data.transforms import eval_transform
@@ -51,6 +51,14 @@ def test_every_method_that_needs_no_training_is_on_offer(service: Service) -> No
 
 SHOWN = ("topk", "l2", "random", "evit", "ats", "tome", "mctf", "atm", "gtp", "dpc_knn")
 """Others differ from one of these in a score alone, or in which pairs they merge or drop."""
+
+
+@pytest.mark.parametrize("method", FREE)
+def test_a_slider_begins_where_something_is_removed(method: str) -> None:
+    """At a value that it can take: a share of the patches is a whole number of them on it."""
+    slide, tunable = slide_of(method, patches=64), methods()[method].tunable
+    assert slide.minimum <= slide.value <= slide.maximum
+    assert getattr(config_of(method, slide.value), tunable.option) == slide.value != tunable.mildest
 
 
 @pytest.mark.slow

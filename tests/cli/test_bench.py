@@ -626,6 +626,7 @@ def test_a_picture_is_written_and_named(tmp_path):
         assert min(picture.size) > 100
 
 
+@pytest.mark.slow
 def test_a_method_with_a_long_text_is_timed_on_files():
     """Amounts of many blocks are longer than the name of a file may be."""
     long, budget = "tome:r=" + "1" * 300, Budget(min_rounds=1, min_seconds=0.0, warmup_rounds=0)

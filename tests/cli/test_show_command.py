@@ -50,6 +50,7 @@ def test_files_and_folders(images: Path, run: Run, tmp_path: Path) -> None:
     assert matplotlib.image.imread(out / "0.png").shape[1] > 500
 
 
+@pytest.mark.slow
 def test_a_name_that_stands_for_a_second_one_may_be_there(images: Path, run: Run, tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     for name in ("0.jpg", "0_2.png"):

@@ -93,6 +93,7 @@ def loss_of(model: torch.nn.Module, output: object) -> torch.Tensor:
 run = tiny.run
 
 
+@pytest.mark.sampled(3)
 @every_pair
 def test_restore_is_bit_identical_and_keys_never_change(host: str, config: vitrim.MethodConfig) -> None:
     model = tiny.HOSTS[host]()

@@ -230,6 +230,7 @@ def test_a_damaged_file_says_what_is_wrong(
     assert not any(word in str(error.value) for word in ("Exception from", ".cpp", "\n"))
 
 
+@pytest.mark.slow
 @needs_openvino
 def test_bf16_is_recorded_and_asked_for_when_the_file_is_opened(
     openvino_files: Callable[[str], Exported], reports: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -330,6 +331,7 @@ def test_processors_without_vnni_are_known(
     assert base.without_vnni() == lacks
 
 
+@pytest.mark.slow
 def test_a_file_for_processors_with_vnni_does_not_run_on_others(
     written: Exported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -446,6 +448,7 @@ def test_int8_is_calibrated_on_other_images_than_it_is_compared_on(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "m.onnx", "m.onnx.json"]
 
 
+@pytest.mark.slow
 @needs_nncf
 @pytest.mark.usefixtures("not_quantised")
 def test_embeddings_are_compared_by_their_cosine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -505,6 +508,7 @@ def test_what_quantises_is_named_where_it_is_missing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_file_is_made_of_one_in_fp32_that_its_format_makes(written: Exported, tmp_path: Path) -> None:
     file = vitrim.export(model(depth=1), None, tmp_path / "m.pt2", check=0, file=vitrim.FileSpec(precision="bf16"))
     assert file.precision == "bf16"

@@ -33,6 +33,7 @@ def values(output: Any) -> Tensor:
 
 
 # on hosts of a library the same lines are traced; `test_contract.py` runs every one of them
+@pytest.mark.slow
 @pytest.mark.sampled(6)
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace:FutureWarning")
 @pytest.mark.parametrize(

@@ -102,6 +102,7 @@ def test_a_file_for_a_batch_that_reads_bytes_scores_alike(model: Any, data: Imag
     assert rows[2]["agreement"] == rows[1]["agreement"]
 
 
+@pytest.mark.slow
 def test_a_file_for_other_images_is_refused(model: Any, data: ImageDataset, tmp_path: Path) -> None:
     other = vitrim.create_model("test_vit", options={**OPTIONS, "img_size": 40})
     made = vitrim.export(other, None, tmp_path / "m.onnx", check=0)

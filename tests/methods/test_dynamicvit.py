@@ -116,6 +116,8 @@ def test_losses_and_gradients_of_the_study(ref: golden.Reference) -> None:
         "smooth": (nn.CrossEntropyLoss(label_smoothing=0.1), hard.long()),
         "asl": (asymmetric, multi.double()),
     }
+    alone = {name: part for name, part in parts.items() if name != "teacher_features"}
+    assert set(objective(reduction, targets=hard.long(), **alone)) == {"total", "base", "ratio", "class"}
     for kind, (criterion, targets) in criteria.items():
         for token_loss in ("mse", "kl"):
             losses = objective(reduction, targets=targets, criterion=criterion, token_loss=token_loss, **parts)

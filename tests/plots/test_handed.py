@@ -63,6 +63,7 @@ def test_tokens_of_a_reduced_tower_stand_for_what_they_hold(llava: Any) -> None:
     left = set(few.tolist()) - {-1}
     assert len(left) == 5
     assert few.tolist() == [anchor if anchor in left else -1 for anchor in anchors]
+    assert rows(llava, "tome:r=0", None)[0].sources.tolist() == list(range(36))  # the first of them, too
     pruned = rows(llava, "topk:keep_rate=0.5,blocks=[1]", None)[0].sources
     assert (pruned < 0).sum() == 18
     assert all(place == own for own, place in enumerate(pruned.tolist()) if place >= 0)

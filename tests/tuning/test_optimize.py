@@ -333,6 +333,7 @@ def test_the_table_has_one_baseline_per_column(whole: Whole) -> None:
         if row["method"] != "dense":
             found = cells[row["method"]]
             assert found["over PyTorch"] == f"{row['speedup'] * dense['speedup']:.2f}"
+            assert found["MACs saved %"] == f"{round(100 * row['saved'])}"
             assert found["over dense"].startswith(f"{row['speedup']:.2f} ({row['speedup_q1']:.2f}-")
 
 

@@ -113,6 +113,7 @@ def brute_force(damage: Damage) -> tuple[float, str]:
     return damage(best), SPACE.key(best)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_the_planted_optimum_is_found_and_returned(seed: int) -> None:
     """In 30 evaluations."""

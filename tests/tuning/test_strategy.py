@@ -61,6 +61,10 @@ def test_curves_lead_to_curves_and_follow_from_the_seed(bred: bool) -> None:
     assert first == again != other
     assert all(is_curve(point) for _, point in first)
     assert {source for source, _ in first} <= ({"mutation", "crossover"} if bred else {"random"})
+    starts = strategy.starts(SPACE)
+    assert len(starts) == 4
+    assert all(is_curve(point) for point in starts)
+    assert [float(np.sign(point[-1] - point[0])) for point in sorted(starts)] == [1.0, 1.0, -1.0, -1.0]
 
 
 def test_a_free_search_is_what_it_was() -> None:

@@ -1,4 +1,4 @@
-"""The analysis of reductions: one pass over images, or stored records, made into a folder with a report.
+"""Analyses of reductions: one pass over images, or stored records, turned into a folder with a report.
 
 vitrim.analyze("vitrim:cifar10_vit", ["tome:r=8", "topk"], "cifar10-test.parquet", out="report")
 analyze_records(["report/record_dense.npz", "report/record_tome_r_8.npz"], out="again")
@@ -41,7 +41,7 @@ from vitrim.plots.style import FORMATS
 from vitrim.report import Report, Results
 
 PACKAGES = ("scipy", "sklearn", "ot", "matplotlib", "jinja2")
-"""Of the metrics and the report, by the names that are imported."""
+"""Import names of the packages that the metrics and the report need."""
 
 
 @earlier(models=ModelSpec, data=DataSpec, out=Results)
@@ -58,38 +58,38 @@ def analyze(
     on_progress: Callable[[int, int], None] | None = None,
     on_report: Callable[[Report], None] | None = None,
 ) -> Report:
-    """Analyse which patches reductions keep and merge, how deep they go, and what that does to features.
+    """Analyse which patches reductions keep and merge, how deep patches get, and how features change.
 
-    All methods see the same batches, in one pass over the data. ``out`` gets ``index.html``, the report, with its
-    figures and tables, and one record for every model and method, from which `analyze_records` makes it again. If
-    something stops the pass, Ctrl-C too, what was gathered is analysed before that is raised. What each family measures
-    is in ``docs/analysis.md``, and in the file of its name in `vitrim.analysis.families`.
+    All methods see the same batches in one pass over the data. The folder ``out`` gets the report (``index.html``), its
+    figures and tables, and one record per model and method, from which `analyze_records` rebuilds the report. If the
+    pass is interrupted, also by Ctrl-C, the images read so far are analysed before the exception is raised again.
+    ``docs/analysis.md`` and the files of `vitrim.analysis.families` describe what each family measures.
 
     Args:
-        models: a module, which is left as it is, a name as on the command line, or a `vitrim.ModelSpec`; or several,
-            which are run with the same methods on the same images.
-        methods: one or several, configs or their text form. The dense model is always there; of one that nothing
-            reduces, such as Swin, it stands alone, under ``none``.
-        data: images with labels: a source, a dataset, or a `vitrim.DataSpec`.
-        out: folder, or a `vitrim.Results`, which says in which of the formats png and svg figures are drawn; one that
-            is not empty must hold an analysis, which is replaced.
-        only: families, as a sequence or a text with commas; "all" for all. None for those of one pass: patterns, depth,
-            counts, features, loss. The others run the model once more: sensitivity, attention, router, tsne,
-            throughput, and loss where it is named.
-        sizes: pixels a side of the images that the family throughput times; none for the model's own.
-        blocks: whose maps the families attention and router draw over an image, from 0; none for four or five over the
-            depth.
-        seed: of random weights, of methods that draw, and of shuffles; torch's own seed is set to it.
-        on_progress: takes, after every batch, how many images were shown to the models, and how many will be.
-        on_report: takes the report of what was gathered where something stops the pass.
+        models: one or several; each a module, which is left unchanged, a name as on the command line, or a
+            `vitrim.ModelSpec`. All run with the same methods on the same images.
+        methods: one or several, configs or their text form. The dense model is always included. A model that cannot be
+            reduced, such as Swin, is analysed alone under ``none``.
+        data: labelled images: a source, a dataset, or a `vitrim.DataSpec`.
+        out: folder, or a `vitrim.Results`, which also sets the formats of the figures (png, svg). A folder that is not
+            empty must hold an analysis, which is replaced.
+        only: families, as a sequence or comma-separated text; "all" for all. None runs the families that need a single
+            pass: patterns, depth, counts, features, loss. The others run the model again and must be named:
+            sensitivity, attention, router, tsne, throughput, and the second part of loss.
+        sizes: image sides in pixels for the throughput family; empty for the model's own size.
+        blocks: blocks, from 0, whose maps the attention and router families draw; empty for four or five spread over
+            the depth.
+        seed: seed of random weights, of methods that draw, and of shuffles; also sets torch's global seed.
+        on_progress: called after every batch with the number of images processed and the total.
+        on_report: called with the partial report if the pass is interrupted.
 
     Returns:
-        A report whose ``files`` are those written, with the tables and notes of all families.
+        A report with the tables and notes of all families; ``files`` lists the files written.
 
     Raises:
-        VitrimError: a model, method, family, format, dtype or device that there is not or that does not fit, images
-            that the model cannot take, or a folder that holds something else. Nothing was written then. Also a family
-            that was named and cannot be had; the records are kept.
+        VitrimError: an unknown or unsuitable model, method, family, format, dtype or device, images that the model
+            cannot process, or a folder with other content; nothing is written. Also if a named family fails; the
+            records are kept.
 
     Example:
         >>> import io, tempfile
@@ -149,7 +149,7 @@ def analyze(
         probes = [Collect(num_images=facts["images"]), *standard_probes(task), *paired_probes(task)]
         measurement = subject.measurement(suited, probes)
         passes.append(_Pass(measurement, subject, found))
-    if families and len(alone) == len(families):  # nothing to gather in a pass over all images
+    if families and len(alone) == len(families):  # no family needs the pass over all images
         results = results_of(None, families, _subjects(passes))
         models_of = [{key: one.found[key] for key in ("model", "weights", "model_options")} for one in passes]
         return _write(folder, results, [], {**passes[0].found, "models": models_of, "complete": True}, kinds)
@@ -175,8 +175,7 @@ def analyze(
 
 
 class _Pass(NamedTuple):
-    """One model on its way over the images: what gathers the records, what families that run the model need, and the
-    facts that are known beforehand."""
+    """One model on its pass over the images: its measurement, its subject, and facts for the summary."""
 
     measurement: Measurement
     subject: Subject
@@ -184,12 +183,12 @@ class _Pass(NamedTuple):
 
 
 def _subjects(passes: Sequence[_Pass]) -> dict[str, Subject]:
-    """The models of all passes by name, each trained for one fusion of pruned tokens where there are several."""
+    """The subjects of all passes by model name; ``beside`` is set if there are several."""
     return {str(one.found["model"]): replace(one.subject, beside=len(passes) > 1) for one in passes}
 
 
 def _gathered(passes: Sequence[_Pass], folder: Path, families: Sequence[str], formats: Sequence[str]) -> Report | None:
-    """Write the records of what was gathered, and analyse them; None before the first batch."""
+    """Write the records gathered so far and analyse them; None before the first batch."""
     records: list[Record] = []
     complete = all(one.measurement.images == one.found["data"]["images"] for one in passes)
     for one in passes:
@@ -206,7 +205,7 @@ def _gathered(passes: Sequence[_Pass], folder: Path, families: Sequence[str], fo
             times = milliseconds(one.subject, one.subject.methods) if complete else {}
             for row in findings.rows:
                 known = {"gmacs": sum(row["gmacs"].values()), **({"ms": times[row.method]} if times else {})}
-                if one.subject.task.selects_by != "top1":  # which the records themselves say
+                if one.subject.task.selects_by != "top1":  # top-1 follows from the records
                     known |= scores(row, findings.rows[0], one.subject.task.selects_by)
                 own[row.method] = replace(own[row.method], header={**own[row.method].header, **known})
             records += own.values()
@@ -229,16 +228,13 @@ def analyze_records(
     """Analyse stored records as `analyze` does, without their models and images.
 
     Args:
-        records: of the same images, or their files: of one analysis or of several, such as one per trained run. The
-            same record in several, of the dense model, counts once.
-        out, only, formats: as of `analyze`; families that run the model cannot be had.
-
-    Returns:
-        A report, as of `analyze`.
+        records: records or their files, all of the same images; from one or several analyses. Identical copies, such
+            as the dense model of several analyses, count once.
+        out, only, formats: see `analyze`; families that run the model are unavailable.
 
     Raises:
-        VitrimError: a file that is no record, records that cannot be compared, a family that needs a model, or as
-            `analyze`.
+        VitrimError: a file that is not a record, records that cannot be compared, a family that needs a model, or any
+            error of `analyze`.
 
     Example:
         >>> import numpy as np, tempfile
@@ -263,20 +259,18 @@ def compare_analyses(
     only: str | Sequence[str] | None = None,
     formats: str | Sequence[str] = ("png",),
 ) -> Report:
-    """Compare finished analyses, which may be of different images: depth, counts and features.
+    """Compare finished analyses, possibly of different images: depth, counts and features.
 
-    Maps of depth and counts are compared for all records. Distances of features are taken within each analysis, and
-    correlated with the differences in accuracy over the pairs of all of them.
+    Depth maps and counts are compared across all records. Distances between features are computed within each analysis;
+    their correlation with the differences in accuracy is over the pairs of all analyses.
 
     Args:
-        analyses: folders that `analyze` wrote, two or more.
-        out, only, formats: as of `analyze`.
-
-    Returns:
-        A report, as of `analyze`.
+        analyses: two or more folders that `analyze` wrote.
+        out, only, formats: see `analyze`.
 
     Raises:
-        VitrimError: a folder that holds no finished analysis, families that need the same images, or as `analyze`.
+        VitrimError: a folder without a finished analysis, a family that needs the same images, or any error of
+            `analyze`.
     """
     _check_lists(analyses=analyses)
     folder, families, kinds = _checked(out, only, formats, stored=True)
@@ -286,11 +280,11 @@ def compare_analyses(
     return _write(folder, results, [record for group in groups for record in group], found, kinds)
 
 
-# ---- what they share -------------------------------------------------------------------------------------------------
+# ---- shared parts ----------------------------------------------------------------------------------------------------
 
 
 NOTES = 6
-"""Notes that a terminal gets."""
+"""Most notes printed in a terminal."""
 LISTS: dict[str, tuple[str, Any]] = {
     "only": ("a text with commas or a list of families", str),
     "formats": ("a text with commas or a list of formats", str),
@@ -299,11 +293,10 @@ LISTS: dict[str, tuple[str, Any]] = {
     "sizes": ("a list of whole numbers of pixels", int),
     "blocks": ("a list of whole numbers of blocks", int),
 }
-"""Arguments that are lists: what each is in words, and the types of its entries."""
+"""Arguments that are lists: a description of each, and the types of its entries."""
 
 
 def _check_lists(**given: object) -> None:
-    """Refuse arguments of other types, before any work."""
     for name, value in given.items():
         words, entries = LISTS[name]
         listed = isinstance(value, Iterable) and (entries is str or not isinstance(value, str))  # a text is of names
@@ -326,12 +319,7 @@ def _checked(
     *,
     stored: bool = False,
 ) -> tuple[Path, list[str], list[str]]:
-    """The folder, the families that were named and the formats, before any work.
-
-    Args:
-        out, only, formats, sizes, blocks: as of `analyze`.
-        stored: there are records alone, and no model.
-    """
+    """Check the folder, families and formats; ``stored``: there are only records, no model."""
     if not isinstance(out, str | Path):
         raise VitrimError(f"out is a folder, not {out!r:.60}")
     _check_lists(only=() if only is None else only, formats=formats)
@@ -360,16 +348,7 @@ def _write(
     formats: Sequence[str],
     files: Sequence[Path] = (),
 ) -> Report:
-    """Write the tables and the report of ``results``.
-
-    Args:
-        folder: where.
-        results: by family.
-        records: that they are of.
-        found: entries of the summary, over those that follow from the records.
-        formats: of figures.
-        files: that were written before.
-    """
+    """Write the tables and the report of ``results``; ``found`` overrides facts that follow from the records."""
     results = {**({"summary": summary(titled(records))} if records else {}), **results}
     headers = [record.header for record in records]
     models = {one["model"]: {"model": one["model"], "weights": one.get("weights")} for one in headers if "model" in one}
@@ -401,16 +380,16 @@ def _write(
 
 @dataclass
 class AnalysisReport(Report):
-    """The findings of an analysis; a terminal gets the summary and the place of the rest.
+    """The findings of an analysis; a terminal shows the summary and where the rest is.
 
     Attributes:
-        words: what the summary comes to.
+        words: sentences below the summary.
     """
 
     words: list[str] = field(default_factory=list)
 
     def parts(self) -> Iterator[Any]:
-        """The summary, the sentence below it, a few notes, and the page that has everything."""
+        """Yield the summary, its sentence, the first notes, and the path of the page."""
         if self.tables and self.tables[0].name == "summary":
             yield from self.tables[0].parts()
         yield from self.words

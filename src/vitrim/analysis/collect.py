@@ -1,4 +1,4 @@
-"""One pass over the data into records: a probe of the measuring engine, and the function around it."""
+"""Records of a dense model and its methods from one pass over the data: a probe, and the function around it."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ ARRAYS = (
 
 @dataclass(kw_only=True, eq=False)
 class Collect:
-    """The probe behind `collect`. Adds nothing to rows; read its gauges with `records_of`.
+    """The probe behind `collect`. It adds no columns to rows; `records_of` reads its gauges.
 
-    Class tokens are read by hooks on the blocks of the contestants, which are private copies.
+    Hooks on the blocks of the contestants, which are private copies, read the class tokens.
 
     Attributes:
-        blocks: after which to keep the class token, from 0; by default a quarter, half and three quarters of the depth,
-            and the last one.
+        blocks: blocks, from 0, whose class tokens are kept; by default at a quarter, half and three quarters of the
+            depth, and the last.
         patterns: keep where every patch went.
-        num_images: images of the whole pass, if known: what would be too large is refused after the first batch.
+        num_images: images of the entire pass, if known; a record that would be too large is refused after one batch.
 
     Raises:
-        VitrimError: of the gauges, when they start: a block that the model does not have.
+        VitrimError: when gauges start, for a block that the model does not have.
     """
 
     blocks: Sequence[int] | None = None
@@ -57,8 +57,8 @@ class Collect:
     dense: _Tap | None = field(default=None, init=False)
 
     def start(self, contestant: Contestant) -> Gauge:
-        """The record of one model. The dense one comes first; the others are compared with it."""
-        if contestant not in self.taps:  # `Measurement.findings` starts gauges again, and hooks stay
+        """Start the record of one model. The dense model comes first; the others are compared with it."""
+        if contestant not in self.taps:  # `Measurement.findings` restarts gauges; hooks stay
             self.taps[contestant] = _Tap(contestant)
         if contestant.reduction is None:
             self.dense = self.taps[contestant]
@@ -66,11 +66,11 @@ class Collect:
 
 
 class _Tap:
-    """The class token after every block of the last forward, of a model that has one."""
+    """The class token after every block of the last forward, if the model has one."""
 
     def __init__(self, contestant: Contestant) -> None:
         model = contestant.forward.model
-        self.facts = host_of(model).facts(model) if has_trunk(model) else None  # None: of a model that nothing reduces
+        self.facts = host_of(model).facts(model) if has_trunk(model) else None  # None: the model cannot be reduced
         blocks = host_of(model).blocks(model) if has_trunk(model) else []
         self.num_layers = len(blocks)
         self.tokens: dict[int, Tensor] = {}
@@ -117,7 +117,7 @@ class _Collected(Gauge):
         if are_logits(output):
             logits = output.prediction
             found["kl"] = divergence(logits, dense.prediction).float()
-            # the largest of all: of those rounded to float16 several may be equal
+            # from the exact logits: float16 rounding can make several equal
             found["first"] = logits.argmax(1).to(torch.int32)
             if logits.shape[1] <= MANY_CLASSES:
                 found["logits"] = logits.float()
@@ -125,7 +125,7 @@ class _Collected(Gauge):
                 largest, classes = logits.float().topk(TOP, dim=1)
                 found |= {"top_logits": largest, "top_classes": classes.to(torch.int32)}
 
-        # what would not fit is refused before hours of work, judging by this batch
+        # refuse a record that would be too large now, judging by this batch, not after hours of work
         halved = (*FEATURES, "logits", "top_logits")  # stored as float16
         bytes_of = {
             name: tensor.numel() * (2 if name in halved else tensor.element_size()) / len(batch)
@@ -186,7 +186,7 @@ class _Collected(Gauge):
         return found
 
     def record(self, header: Mapping[str, Any]) -> Record:
-        """The record of all images seen, in the order of their ids."""
+        """The record of all images, sorted by id."""
         found = {name: tensor.numpy() for name, tensor in self.lists.each().items()}
         order = found["ids"].argsort(kind="stable")
         found = {name: array[order] for name, array in found.items()}
@@ -195,7 +195,7 @@ class _Collected(Gauge):
             raise VitrimError(f"the model under {self.contestant.name} cannot be analysed: {problem}")
         blocks: list[int] = []
         if "source" in found:
-            # the blocks that changed some image's tokens: labels or, at equal labels, the patches they stand on
+            # blocks that changed the tokens of some image: labels or, at equal labels, anchor patches
             source, kept = found["source"], found.get("kept")
             changed = [not (np.arange(source.shape[2]) == source[:, 0]).all()]
             for block in range(1, source.shape[1]):
@@ -214,13 +214,13 @@ class _Collected(Gauge):
                 found[name] = found[name].astype(np.float16)
         config = None if self.contestant.reduction is None else self.contestant.reduction.config
         facts, num_layers, limits = self.tap.facts, self.tap.num_layers, dict[str, list[float]]()
-        # the limits that it keeps to after every block, if it has any:
+        # limits after every block, if the method has any:
         if config is not None and facts is not None and config.is_adaptive():
             amounts = config.amounts(num_layers)
-            if any(amount is not None for amount in amounts):  # the most tokens that may be left, prefix included,
+            if any(amount is not None for amount in amounts):  # upper bound on the tokens left, prefix included
                 counts = config.counts_of(amounts, facts.grid_size[0] * facts.grid_size[1])
                 limits["bounds"] = [facts.num_prefix + count for count in counts]
-            if callable(thresholds := getattr(config, "thresholds", None)):  # and the similarity from which it merges
+            if callable(thresholds := getattr(config, "thresholds", None)):  # similarity above which it merges
                 limits["thresholds"] = thresholds(num_layers)
         own = {
             "method": self.contestant.name,
@@ -240,12 +240,10 @@ class _Collected(Gauge):
 
 
 def anchors(state: TokenState, images: int, *, whole: bool) -> Tensor:
-    """(B, P) bool, the patches that real patch tokens stand on.
+    """The anchor patches of the real patch tokens, (B, P) bool.
 
     Args:
-        state: after a block.
-        images: B.
-        whole: leave out tokens that hold other patches too, such as EViT's fused one.
+        whole: leave out tokens that hold several patches, such as EViT's fused token.
     """
     prefix, patches = state.num_prefix, state.initial_patches
     position = state.position.expand(images, -1)
@@ -255,7 +253,7 @@ def anchors(state: TokenState, images: int, *, whole: bool) -> Tensor:
         members = torch.zeros_like(position).scatter_add(1, source.clamp_min(0), (source >= 0).long())
         real = real & (members == 1)
     found = torch.zeros(images, patches + prefix, dtype=torch.bool, device=position.device)
-    # of padding, which stands on a patch that may be kept, nothing is written
+    # skip padding, whose position may be that of a kept patch
     image, token = real[:, prefix:].nonzero(as_tuple=True)
     found[image, position[:, prefix:][image, token]] = True
     return found[:, prefix:]
@@ -265,8 +263,8 @@ def records_of(findings: Findings, header: Mapping[str, Any] | None = None) -> d
     """The records of all models by method, ``dense`` first.
 
     Args:
-        findings: of a measurement with one `Collect` among its probes.
-        header: further entries of every header, that JSON can hold: ``model``, ``data`` and the like.
+        findings: findings of a measurement with one `Collect` among its probes.
+        header: extra entries for every header, such as ``model`` and ``data``; must be JSON-serialisable.
     """
     found = [gauge for gauges in findings.gauges for gauge in gauges if isinstance(gauge, _Collected)]
     return {gauge.contestant.name: gauge.record(header or {}) for gauge in found}
@@ -283,18 +281,17 @@ def collect(
     """Record a dense classifier and every method on the same batches, in one pass over the data.
 
     Args:
-        model: a supported host that is not reduced; it is left as it was.
-        methods: configs or their text form.
-        batches: pairs of images (B, C, H, W) and labels, or `Batch` objects; read once. Images of one size.
-        probe: what to keep; None: all of it.
-        header: further entries of every header, that JSON can hold: ``model``, ``data`` and the like.
+        model: a supported host that is not reduced; left unchanged.
+        batches: pairs of images (B, C, H, W), all of one size, and labels, or `Batch` objects; read once.
+        probe: which data to keep; None for all.
+        header: as in `records_of`.
 
     Returns:
-        A `Record` by the text of every method, ``dense`` first.
+        `Record` objects by the text of their method, ``dense`` first.
 
     Raises:
-        VitrimError: the model or a method does not fit, targets or outputs are wrong, there are no images, the model
-            has no such block, or a record would take more than 2 GiB.
+        VitrimError: the model or a method does not fit, targets or outputs are invalid, there are no images, the model
+            lacks a block of the probe, or a record would exceed 2 GiB.
 
     Example:
         >>> import timm

@@ -1,7 +1,7 @@
-"""The parts of a family of an analysis: its result, and figures drawn from the tables in it.
+"""The parts of an analysis family: its result, and figures drawn from its tables.
 
-A figure reads tables and nothing else, so it can be drawn again from stored records, and a family without a figure has
-its tables in the report all the same.
+A figure reads nothing but tables, so stored records can redraw it; a family without figures still has its tables in the
+report.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class FamilyResult:
     """The findings of one family.
 
     Attributes:
-        tables: none where the family does not apply.
-        notes: one line each: what was left out and why, what to read with care.
-        arrays: what pictures are drawn from, by name; the family says which there are.
-        images: how many the numbers were estimated from, where that is not all of the records'.
+        tables: empty if the family does not apply.
+        notes: one line each: parts left out and why, numbers to read with care.
+        arrays: data of pictures by name; the family documents the names.
+        images: number of images behind the numbers, if not all of the records'.
     """
 
     tables: list[Table] = field(default_factory=list)
@@ -38,11 +38,10 @@ class FamilyResult:
 
 
 class Tables(dict[str, Table]):
-    """All tables of a report by name: also those that a figure does not draw, since they settle the colours.
+    """All tables of a report by name; colours depend on all of them, so a figure receives them all.
 
     Attributes:
-        arrays: what pictures of images are drawn from: by family, then by the names that the family gives them. Empty
-            where a report is made again from stored records.
+        arrays: data of pictures, by family and name. Empty for a report rebuilt from stored records.
     """
 
     def __init__(self, tables: Mapping[str, Table], arrays: Mapping[str, Mapping[str, NDArray[Any]]] | None = None):
@@ -51,7 +50,6 @@ class Tables(dict[str, Table]):
 
     @classmethod
     def of(cls, results: Mapping[str, FamilyResult]) -> Tables:
-        """All tables of the families, with their arrays."""
         return cls(
             {table.name: table for result in results.values() for table in result.tables},
             {family: result.arrays for family, result in results.items()},
@@ -64,7 +62,7 @@ Draw = Callable[[Tables], Any]
 
 _DRAWINGS: dict[str, Drawing] = {}
 NAMES = ("method", "method_a", "method_b")
-"""Columns with names of records."""
+"""Columns that hold names of records."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +70,10 @@ class Drawing:
     """A figure that can be drawn.
 
     Attributes:
-        name: of its file, without an ending.
-        family: that makes its table.
-        table: the name of the table that it needs.
-        title: one line.
-        caption: a sentence that stands for the picture where it cannot be seen.
-        draw: from all tables to a matplotlib figure; None where these tables have nothing to draw, such as a line over
-            rates where every method has one.
+        name: file name without suffix.
+        caption: description of the picture, also used as its alternative text.
+        draw: from all tables to a matplotlib figure; None if the tables have nothing to draw, such as a line over rates
+            when every method has only one.
     """
 
     name: str
@@ -89,13 +84,13 @@ class Drawing:
     draw: Draw
 
     def alt(self, tables: Tables) -> str:
-        """The text for those who do not see the figure: caption, where the numbers are, which records it shows."""
+        """The alternative text: caption, where the numbers are, and which records are shown."""
         shown = ", ".join(names_of(tables[self.table]))
         return f"{self.caption} The numbers are in {self.table}.csv. Shown: {shown}."
 
 
 def draws(family: str, table: str, title: str) -> Callable[[Draw], Draw]:
-    """Enter a function ``draw_NAME(tables)`` as a figure of ``family``, its docstring as the caption; see `Drawing`."""
+    """Register ``draw_NAME(tables)`` as a figure of ``family``; its docstring is the caption. See `Drawing`."""
 
     def entered(draw: Draw) -> Draw:
         name, caption = draw.__name__.removeprefix("draw_"), " ".join((draw.__doc__ or title).split())
@@ -106,12 +101,12 @@ def draws(family: str, table: str, title: str) -> Callable[[Draw], Draw]:
 
 
 def drawings(family: str) -> list[Drawing]:
-    """The figures of a family, in the order of its file."""
+    """The figures of a family, in the order of definition."""
     return [drawing for drawing in _DRAWINGS.values() if drawing.family == family]
 
 
 def drawn(family: str, tables: Tables) -> Iterator[tuple[Drawing, Any]]:
-    """Draw the figures of a family that its tables allow: each `Drawing` with its matplotlib figure."""
+    """Draw the figures of a family that its tables allow."""
     for drawing in drawings(family):
         if drawing.table in tables and tables[drawing.table].rows:
             figure = drawing.draw(tables)
@@ -119,17 +114,17 @@ def drawn(family: str, tables: Tables) -> Iterator[tuple[Drawing, Any]]:
                 yield drawing, figure
 
 
-# ---- for functions that draw -----------------------------------------------------------------------------------------
+# ---- helpers of drawing functions ------------------------------------------------------------------------------------
 
 
 def names_of(*tables: Table) -> list[str]:
-    """The names of the records in tables, in order of appearance."""
+    """The record names in tables, in order of appearance."""
     columns = [table.column(name) for table in tables for name in NAMES if name in table.columns]
     return list(dict.fromkeys(name for column in columns for name in column))
 
 
 def by_method(table: Table) -> dict[str, list[TableRow]]:
-    """The rows of every record of a table, by its name."""
+    """The rows of a table by record name."""
     found: dict[str, list[TableRow]] = {}
     for row in table.records():
         found.setdefault(row["method"], []).append(row)
@@ -137,7 +132,7 @@ def by_method(table: Table) -> dict[str, list[TableRow]]:
 
 
 def styles(tables: Tables) -> tuple[dict[str, str], dict[str, str]]:
-    """The colour and the marker of every record, by name: the same in all figures of these tables."""
+    """The colour and marker of every record by name, the same in all figures of these tables."""
     names = names_of(*tables.values())
     return colours(names), markers(names)
 
@@ -151,18 +146,13 @@ def line_panels(
     label: str = "block",
     across: int = 3,
 ) -> tuple[Any, list[Any]]:
-    """A figure with a panel for each measure, and in it a line for every record of a table; the legend is below.
+    """A figure, and its axes, with a panel per measure and a line per record of a table, with the legend below.
 
     Args:
-        tables: all of the report, for the colours.
-        table: its name.
-        measures: columns of each: of the line and, of a band, its ends.
-        over: column of the x axis, of whole numbers.
-        label: below it.
-        across: panels and entries of the legend in a row.
-
-    Returns:
-        The figure and its axes.
+        tables: all tables of the report, for the colours.
+        measures: per panel, the column of the line and, optionally, the two columns of its band.
+        over: column of whole numbers on the x axis.
+        across: most panels, and entries of the legend, in a row.
     """
     colour, marker = styles(tables)
     own = by_method(tables[table])
@@ -185,11 +175,10 @@ def whole_numbers(axis: Any, label: str) -> None:
 
 
 def fullest(blocks: Iterable[int], most: int) -> list[int]:
-    """At most so many blocks, in order: those that occur most often, of equal ones evenly over the depth.
+    """The ``most`` most frequent blocks, in order; ties are resolved evenly over the depth.
 
     Args:
         blocks: one for each row of a table.
-        most: of them.
 
     Example:
         >>> fullest([0, 1, 1, 2, 3, 3, 3], 2), fullest([0, 1, 2, 3], 2)
@@ -206,12 +195,11 @@ def fullest(blocks: Iterable[int], most: int) -> list[int]:
 
 
 def drawn_blocks(arrays: Mapping[str, NDArray[Any]], name: str, most: int) -> dict[int, int]:
-    """The blocks of a record whose maps are drawn, each with its place among those that have maps.
+    """The blocks of a record to draw, each with its index among the blocks that have maps.
 
     Args:
-        arrays: with ``NAME/blocks``, and with ``drawn`` where blocks were asked for.
-        name: of the record.
-        most: blocks, where none were asked for.
+        arrays: with ``NAME/blocks``, and with ``drawn`` if blocks were requested.
+        most: largest number of blocks, if none were requested.
 
     Example:
         >>> arrays = {"mctf/blocks": np.arange(1, 12)}
@@ -224,12 +212,11 @@ def drawn_blocks(arrays: Mapping[str, NDArray[Any]], name: str, most: int) -> di
 
 
 def note_blocks(result: FamilyResult, asked: Sequence[int], found: Mapping[str, Iterable[int]]) -> None:
-    """Enter the blocks that were asked for, with a note on each record that has no maps of one.
+    """Store the requested blocks, with a note on each record that has no map of one.
 
     Args:
-        result: of a family.
-        asked: blocks; none for the family's choice.
-        found: the blocks that have maps, by the name of the record.
+        asked: requested blocks; empty for the family's choice.
+        found: blocks with maps, by record name.
     """
     if not asked:
         return
@@ -244,11 +231,9 @@ class PairMap(NamedTuple):
     """A heat map of all pairs of records.
 
     Attributes:
-        title: above it.
-        rows: with ``method_a`` and ``method_b``.
-        column: the value of a pair.
-        turned: the column of the pair turned round.
-        own: the value of every record with itself: 1 of a likeness, 0 of a distance.
+        column: column of a pair's value.
+        turned: column of the reversed pair's value.
+        own: value of a record with itself: 1 for a similarity, 0 for a distance.
     """
 
     title: str
@@ -259,18 +244,12 @@ class PairMap(NamedTuple):
 
 
 def draw_pair_maps(names: Sequence[str], maps: Sequence[PairMap], across: int, label: str = "") -> Any:
-    """Heat maps of all pairs of records: with one colour bar for all if it has a label, otherwise one beside each.
-
-    Args:
-        names: of the records.
-        maps: one or more.
-        across: in a row at most.
-        label: of the colour bar.
-    """
+    """Draw heat maps of all pairs of records, at most ``across`` in a row: with a ``label``, one colour bar for all;
+    without, one beside each."""
     side, across = square(names, across)
     figure, axes = panels(len(maps), across=across, size=(side + (0.2 if label else 0.7), side + 0.35), above=1.5)
     figure.set_figwidth(figure.get_figwidth() + (2.2 if label else 1.4))
-    figure.set_layout_engine("compressed")  # else names below squares are cut off
+    figure.set_layout_engine("compressed")  # otherwise names below square maps are cut off
     for place, (axis, given) in enumerate(zip(axes, maps, strict=True)):
         grid = np.full((len(names), len(names)), np.nan)
         np.fill_diagonal(grid, given.own)

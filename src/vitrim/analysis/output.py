@@ -1,4 +1,4 @@
-"""The folder of an analysis: records, tables, figures, and the report, one page without a request to anywhere."""
+"""The folder of an analysis: records, tables, figures, and the report, a page that loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from vitrim.report import Table, cell
 
 SUMMARY = "analysis.json"
 ARRAYS_FORMAT = 1
-"""Of the arrays of a family, see `vitrim.measure.decisions.read_arrays`."""
+"""Format of a family's arrays, see `vitrim.measure.decisions.read_arrays`."""
 
 
 def read_analysis(folder: Path) -> list[Record]:
-    """The records of a finished analysis; ``report`` of their headers is the name of its folder.
+    """The records of a finished analysis; ``report`` of their headers is the name of the folder.
 
     Raises:
-        VitrimError: the folder holds none, or one that was stopped, or a record in it cannot be read.
+        VitrimError: the folder holds no analysis or an incomplete one, or a record cannot be read.
     """
     files = sorted(folder.glob("record_*.npz")) if (folder / SUMMARY).is_file() else []
     if not files:
@@ -39,20 +39,14 @@ def read_analysis(folder: Path) -> list[Record]:
 
 
 def in_folder(file: Path) -> Record:
-    """The record in a file; ``report`` of its header is the name of its folder."""
+    """The record in a file; ``report`` of its header is the name of the folder."""
     found = Record.load(file)
     return replace(found, header={**found.header, "report": str(file.parent)})
 
 
 def write_records(folder: Path, records: Sequence[Record]) -> list[Path]:
-    """Write ``record_METHOD.npz`` of each record into ``folder``, which is made if it does not exist; of several models
-    ``record_MODEL_METHOD.npz``. Records of an analysis that was there before are deleted then: they may be of others.
-
-    Returns:
-        The files.
-
-    Raises:
-        VitrimError: a file cannot be written.
+    """Write each record to ``record_METHOD.npz``, or ``record_MODEL_METHOD.npz`` for several models, and return the
+    files. ``folder`` is created if necessary; records of an earlier analysis in it are deleted.
     """
     files = []
     several = len({record.header.get("model") for record in records}) > 1
@@ -66,18 +60,10 @@ def write_records(folder: Path, records: Sequence[Record]) -> list[Path]:
 
 
 def write_tables(folder: Path, results: Mapping[str, FamilyResult], found: Mapping[str, Any]) -> list[Path]:
-    """Write ``tables/TABLE.csv``, ``arrays/FAMILY.npz`` where a family has any, and ``analysis.json``.
+    """Write ``tables/TABLE.csv``, ``arrays/FAMILY.npz`` of families with arrays, and ``analysis.json``.
 
     Args:
-        folder: made if it does not exist.
-        results: by family.
-        found: entries of the summary besides tables and notes, that JSON can hold.
-
-    Returns:
-        The files.
-
-    Raises:
-        VitrimError: a file cannot be written.
+        found: other entries of the summary, JSON-serialisable.
     """
     files = []
     tables = {table.name: table for result in results.values() for table in result.tables}
@@ -101,28 +87,21 @@ def write_tables(folder: Path, results: Mapping[str, FamilyResult], found: Mappi
 # ---- the report ------------------------------------------------------------------------------------------------------
 
 PAGES = {"index.html": "report.html.jinja", "report.md": "report.md.jinja"}
-"""The files of a report, and the templates beside this file that they are made from."""
+"""The files of a report, and their templates beside this file."""
 OPEN, MOST, MOST_MARKDOWN = 16, 400, 60
-"""Rows of a table that is unfolded on the page, that is on the page, and that is in the Markdown."""
+"""Most rows of a table that is unfolded on the page, that is on the page, and that is in the Markdown."""
 CSS_DPI = 96
 
 
 def write_report(
     folder: Path, results: Mapping[str, FamilyResult], found: Mapping[str, Any], *, formats: Sequence[str] = ("png",)
 ) -> list[Path]:
-    """Write ``index.html``, ``report.md`` and ``figures/``, from tables alone.
+    """Write ``index.html``, ``report.md`` and ``figures/`` from tables alone; return the files.
 
     Args:
-        folder: where ``tables/`` lies, see `write_tables`.
-        results: by family.
-        found: entries of the summary; those that are known are named at the top.
-        formats: of the files of figures; the page has its own, as PNG.
-
-    Returns:
-        The files.
-
-    Raises:
-        VitrimError: a file cannot be written.
+        folder: folder that holds ``tables/``, see `write_tables`.
+        found: entries of the summary; the main facts are shown at the top.
+        formats: file formats of the figures; the page embeds PNG.
     """
     from jinja2 import Environment
 
@@ -130,11 +109,11 @@ def write_report(
     for family, result in results.items():
         figures = []
         for drawing, figure in drawn(family, tables):
-            content = encoded(figure)  # which takes most of the time
+            content = encoded(figure)  # takes most of the time
             for kind in formats:
                 files.append(folder / "figures" / f"{drawing.name}.{kind}")
                 write(content if kind == "png" else encoded(figure, kind), files[-1])
-            sides = struct.unpack(">II", content[16:24])  # where a PNG has its size
+            sides = struct.unpack(">II", content[16:24])  # width and height in the PNG header
             width, height = (round(side * CSS_DPI / DPI) for side in sides)
             shown = {"png": base64.b64encode(content).decode(), "width": width, "height": height}
             words = {"name": drawing.name, "title": drawing.title, "caption": drawing.caption}
@@ -162,7 +141,7 @@ def write_report(
 
 
 def _facts(found: Mapping[str, Any], tables: Tables) -> Iterator[tuple[str, str]]:
-    """The facts a reader needs, by name."""
+    """The facts at the top of the report, as names and texts."""
     for model in found.get("models", ()):
         options = "".join(f", {key}={value}" for key, value in (model.get("model_options") or {}).items())
         yield "model", f"{model['model']}{options}; weights: {model['weights']}"
@@ -185,7 +164,7 @@ def _facts(found: Mapping[str, Any], tables: Tables) -> Iterator[tuple[str, str]
 
 
 def _table(table: Table) -> dict[str, Any]:
-    """A table as the page shows it: no rows where there are too many."""
+    """A table as the page shows it; without rows if there are too many."""
     names = table.columns if table.shown is None else table.shown
     whole = 0 < len(table.rows) <= MOST and names
     text = [any(isinstance(value, str) for value in table.column(name)) for name in names]

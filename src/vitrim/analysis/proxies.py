@@ -1,8 +1,8 @@
-"""Proxies: does likeness to a record, the anchor, tell how accurate the others are? "Which Tokens to Use?", section
-5.5, supplement J and K.
+"""Proxies: does similarity to one record, the anchor, predict the accuracy of the others? "Which Tokens to Use?",
+section 5.5, supplement J and K.
 
-A family gives a table of pairs of records, with measures and the signed difference of the two in accuracy. Here are the
-rank correlations over the pairs with each anchor, and the scatter plots.
+A family provides a table of pairs of records, with measures and the signed difference in accuracy. This file computes
+the rank correlations over the pairs with each anchor, and draws the scatter plots.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Floats = NDArray[np.float64]
 
 ANCHORS = ("method", "block", "measure", "others", "spearman", "spearman_p", "kendall", "kendall_p")
 FEWEST_PAIRS = 4
-"""Points that a rank correlation is computed of; of three, every order is likely."""
+"""Fewest points for a rank correlation; with three points, every order is likely."""
 GREY = "#9a9a9a"
 RHO, TAU = "\N{GREEK SMALL LETTER RHO}", "\N{GREEK SMALL LETTER TAU}"
 
 
 def scores_of(records: Sequence[Record]) -> tuple[dict[str, float], str]:
-    """Top-1 of each record or, without labels, agreement with the first dense one; by its name."""
+    """Top-1 by record name or, without labels, agreement with the first dense record; and the kind of score."""
     correct = {record.name: record.correct() for record in records}
     if all(one is not None for one in correct.values()):
         return {name: float(np.mean(one)) for name, one in correct.items() if one is not None}, "top-1"
@@ -44,8 +44,8 @@ def scores_of(records: Sequence[Record]) -> tuple[dict[str, float], str]:
 def with_differences(
     rows: Sequence[TableRow], measures: Sequence[str], anchor: str | None = None
 ) -> Iterator[tuple[Any, str, Floats]]:
-    """Block, measure and (n, 2) the measure of pairs with their differences, where there are enough: over all pairs or,
-    with the sign of the other one, those with the anchor."""
+    """Yield block, measure and (n, 2) pairs of measure and difference, where there are enough: over all pairs or, with
+    an anchor, over its pairs with the signed difference of the other record."""
     own = [row for row in rows if anchor is None or anchor in (row["method_a"], row["method_b"])]
     for block, measure in product(dict.fromkeys(row["block"] for row in own), measures):
         pairs = [
@@ -60,24 +60,20 @@ def with_differences(
 def anchor_rows(
     rows: Sequence[TableRow], measures: Sequence[str], records: Sequence[Record]
 ) -> Iterator[tuple[Any, ...]]:
-    """Rows of `ANCHORS` for every one of ``records`` that is in enough pairs: rank correlations of the measures with
-    how much more accurate than it the others are."""
+    """Yield rows of `ANCHORS` for every record in enough pairs: rank correlations of the measures with the signed
+    difference in accuracy of the others."""
     for record in records:
         for block, measure, pairs in with_differences(rows, measures, record.name):
             yield record.name, block, measure, len(pairs), *spearman_kendall(*pairs.T)
 
 
 def draw_anchors(tables: Tables, pairs: str, anchors: str, measure: str, label: str, block: object) -> Any:
-    """Scatter plots, one panel per anchor: a measure of the pairs with it, and how much more or less accurate than the
-    anchor each other record is. Rank correlations stand above.
+    """Scatter plots, one panel per anchor: a measure against the difference in accuracy; titles give rank correlations.
 
     Args:
-        tables: of the family.
         pairs: name of the table of pairs.
-        anchors: name of the table of `ANCHORS`.
+        anchors: name of the table with columns `ANCHORS`.
         measure: column of ``pairs``.
-        label: what it is called.
-        block: whose rows are drawn.
     """
     found = [row for row in tables[anchors].records() if (row["measure"], row["block"]) == (measure, block)]
     rows = [

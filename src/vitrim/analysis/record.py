@@ -16,10 +16,10 @@ from vitrim.measure.decisions import narrowed, read_arrays, widened, write_array
 
 FORMAT = 1
 MOST_FEATURES = 5000
-"""Images of which a record keeps features: noise does not compress, and distances of features need no more."""
+"""Most images whose features a record keeps: features barely compress, and distances need no more images."""
 
 FEATURES = ("features", "head")
-"""Arrays of at most `MOST_FEATURES` images."""
+"""Arrays limited to `MOST_FEATURES` images."""
 
 KINDS: dict[str, Any] = {
     **dict.fromkeys(("method", "kind", "model", "data", "title", "report", "metric"), str),
@@ -29,7 +29,7 @@ KINDS: dict[str, Any] = {
     **dict.fromkeys(("score", "change", "error", "agree", "cosine"), (int, float)),
     **dict.fromkeys(("soft", "adaptive", "batch_dependent"), bool),
 }
-"""Types of the entries of the header, of those that are there."""
+"""Types of header entries; all are optional here."""
 ARRAYS = {
     **dict.fromkeys(("ids", "batch", "first"), ("iu", 1)),
     **dict.fromkeys(("num_tokens", "top_classes"), ("iu", 2)),
@@ -39,40 +39,39 @@ ARRAYS = {
     **dict.fromkeys(("head", "cosine", "logits", "top_logits"), ("f", 2)),
     "features": ("f", 3),
 }
-"""Kinds of numbers and dimensions of the arrays."""
+"""Dtype kinds and number of dimensions of the arrays."""
 MOST_LAYERS = 10_000
 
 LAST = ("split", "report")
-"""Entries of the header that are named only where no others tell two records apart."""
+"""Header entries that a title names only if nothing else distinguishes two records."""
 SAME = ("grid", "num_layers", "data", "split")
-"""Entries of the header that records of the same images share."""
+"""Header entries that records of the same images share."""
 
 
 @dataclass(frozen=True)
 class Record:
     """One model under one method on an ordered set of I images.
 
-    A record holds more than `vitrim.measure.decisions.Decisions` does, and less of it: labels after the blocks that
-    changed them only, beside features and logits.
+    Compared with `vitrim.measure.decisions.Decisions`, a record adds features and logits, and keeps labels only after
+    the blocks that changed them.
 
     Attributes:
-        header: can be written to JSON. ``model``, ``method``, ``kind`` of the method, ``soft``, ``num_prefix``,
-            ``num_layers`` L, ``grid``, ``blocks`` (those that changed tokens), ``feature_blocks``, and whatever the
-            caller adds, such as ``data`` and ``weights``. Of a model that nothing reduces, L is 0 and ``grid`` [0, 0].
+        header: JSON-serialisable. ``model``, ``method``, ``kind`` of the method, ``soft``, ``num_prefix``,
+            ``num_layers`` L, ``grid``, ``blocks`` (those that changed tokens), ``feature_blocks``, and entries of the
+            caller, such as ``data`` and ``weights``. For a model that cannot be reduced, L is 0 and ``grid`` [0, 0].
         arrays: by name, those that apply:
 
-            * ``ids`` (I,): places of the images in their dataset, ascending; ``batch`` (I,): the number of the batch
-              that each was in; ``targets`` (I,) or (I, K).
-            * ``source`` (I, S, N0) int32: the token that holds input token i after each of the S ``blocks``, counted
-              with the prefix, -1 for none. Of soft tokens, that with the largest weight.
-            * ``kept`` (I, S, ceil(P / 8)) uint8: the patches that tokens stand on (see `Record.kept`), as bits.
-            * ``num_tokens`` (I, L): tokens after each block, prefix included, padding not.
-            * ``features`` (J, F, C) float16: class token after the F ``feature_blocks``; ``head`` (J, C): what the
-              classifier reads. J = I up to `MOST_FEATURES` images, then that many, evenly spread; ``feature_images`` of
-              the header says how many.
-            * ``cosine`` (I, L) float32: of the class token to the dense model's after each block; ``head_cosine`` (I,).
+            * ``ids`` (I,): indices of the images in their dataset, ascending; ``batch`` (I,): number of each image's
+              batch; ``targets`` (I,) or (I, K).
+            * ``source`` (I, S, N0) int32: the token that holds input token i after each of the S ``blocks``, prefix
+              counted, -1 for none. For soft tokens, the token with the largest weight.
+            * ``kept`` (I, S, ceil(P / 8)) uint8: bits of the anchor patches (see `Record.kept`).
+            * ``num_tokens`` (I, L): tokens after each block, with prefix, without padding.
+            * ``features`` (J, F, C) float16: class token after the F ``feature_blocks``; ``head`` (J, C): input of the
+              classifier. J = ``feature_images`` is I up to `MOST_FEATURES`, then that many images, evenly spread.
+            * ``cosine`` (I, L) float32: class token against the dense model's after each block; ``head_cosine`` (I,).
             * ``kl`` (I,) float32: KL(dense || model) of the predictions, in nats.
-            * ``first`` (I,) int32: the class with the largest logit.
+            * ``first`` (I,) int32: class with the largest logit.
             * ``logits`` (I, K) float16, or, beyond 1,000 classes, the 16 largest as ``top_logits`` and ``top_classes``.
 
     Example:
@@ -89,12 +88,12 @@ class Record:
 
     @property
     def method(self) -> str:
-        """The method, as on the command line; ``dense`` for the untouched model."""
+        """The method, as on the command line; ``dense`` for the unreduced model."""
         return str(self.header["method"])
 
     @property
     def name(self) -> str:
-        """The method and whatever else tells the record from those beside it; see `titled`."""
+        """The title that `titled` set, else the method."""
         return str(self.header.get("title", self.method))
 
     @property
@@ -104,46 +103,34 @@ class Record:
 
     @property
     def num_patches(self) -> int:
-        """P, patches that enter the first block."""
+        """P, patches at the input of the first block."""
         rows, columns = self.header["grid"]
         return int(rows * columns)
 
     def labels(self) -> NDArray[np.int32]:
-        """(I, S, P), the patch token that holds each patch after each of the ``blocks``; -1 where none does.
-
-        Raises:
-            VitrimError: the record has no patterns.
-        """
+        """(I, S, P), the patch token that holds each patch after each of the ``blocks``; -1 for none."""
         prefix = self.header["num_prefix"]
         found: NDArray[np.int32] = np.maximum(self._array("source", "patterns")[..., prefix:] - prefix, -1)
         return found
 
     def kept(self) -> NDArray[np.bool_]:
-        """(I, S, P), the patches that tokens stand on after each of the ``blocks``.
+        """(I, S, P), the anchor patches of the tokens after each of the ``blocks``.
 
-        Of a method that prunes: the patches that are left as they are; EViT's fused token and the padding of ATS are
-        none. Of one that merges: the patch that each token grew from, such as the centre of a cluster.
+        For a method that prunes, the patches left unchanged; EViT's fused token and the padding of ATS have no anchor.
+        For a method that merges, the patch that each token grew from, such as the centre of a cluster.
 
         Raises:
-            VitrimError: the record has none: soft tokens stand on no patch.
+            VitrimError: the record has none: soft tokens have no anchor.
         """
         bits = self._array("kept", "kept patches")
         return np.unpackbits(bits, axis=-1, count=self.num_patches).astype(bool)
 
     def tokens(self) -> NDArray[np.int64]:
-        """(I, L), tokens after each block, prefix included, padding not.
-
-        Raises:
-            VitrimError: the record has no counts.
-        """
+        """(I, L), tokens after each block, with prefix, without padding."""
         return self._array("num_tokens", "numbers of tokens").astype(np.int64)
 
     def feature(self, block: int | None) -> NDArray[np.float32]:
-        """(J, C), the class token after a block, or what the classifier reads for None; of J images, see `Record`.
-
-        Raises:
-            VitrimError: the record does not have it.
-        """
+        """(J, C), the class token after a block, or the classifier's input for None; J images, see `Record`."""
         if block is None:
             return self._array("head", "features").astype(np.float32)
         places = list(self.header.get("feature_blocks", ()))
@@ -152,7 +139,7 @@ class Record:
         return self._array("features", "features")[:, places.index(block)].astype(np.float32)
 
     def shows_the_same_as(self, other: Record) -> bool:
-        """True if both are of one method, model and data, and hold the same numbers."""
+        """True if both have the same method, model, data and numbers."""
         keys = all(self.header.get(key) == other.header.get(key) for key in ("method", "model", "data", "split"))
         return (
             keys
@@ -164,25 +151,21 @@ class Record:
         )
 
     def correct(self) -> NDArray[np.bool_] | None:
-        """(I,), whether the first class is the label; None where there is no single label."""
+        """(I,), True if the label has the largest logit; None without one label per image."""
         targets = self.arrays.get("targets")
         first = self.first()
         return None if targets is None or targets.ndim != 1 or first is None else first == targets
 
     def first(self) -> NDArray[np.int64] | None:
-        """(I,), the class with the largest logit; None where there are no logits."""
+        """(I,), the class with the largest logit; None without logits."""
         if "first" in self.arrays:
             return self.arrays["first"].astype(np.int64)
-        if "top_classes" in self.arrays:  # of records from before, as below
+        if "top_classes" in self.arrays:  # records of earlier versions, as below
             return self.arrays["top_classes"][:, 0].astype(np.int64)
         return self.arrays["logits"].argmax(1) if "logits" in self.arrays else None
 
     def save(self, path: str | Path) -> None:
-        """Write a compressed .npz without pickles, integers in the narrowest type that holds them.
-
-        Raises:
-            VitrimError: it cannot be written.
-        """
+        """Write a compressed .npz without pickles, integers in the narrowest type that holds them."""
         arrays = dict(self.arrays)
         for name, array in arrays.items():
             if array.dtype.kind in "iu" and array.size:
@@ -196,11 +179,7 @@ class Record:
 
     @classmethod
     def load(cls, path: str | Path) -> Record:
-        """Read what `save` wrote.
-
-        Raises:
-            VitrimError: there is no such file, or it is no record of this format.
-        """
+        """Read what `save` wrote."""
         header, arrays = read_arrays(path, "record of an analysis", FORMAT)
         missing = {"method", "kind", "blocks", "num_layers", "grid", "num_prefix"} - set(header)
         if missing or "ids" not in arrays:
@@ -224,8 +203,8 @@ class Record:
 
 
 def _damage(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str | None:
-    """The entry of the header that is not of its kind, or the array that holds no numbers or not as many as the header
-    names, as a message; None where all are right."""
+    """A message about the first header entry of the wrong type, or array of the wrong shape or values; None if all are
+    valid."""
     layers, places = header["num_layers"], range(int(header["num_layers"]))
     checks = {
         "num_layers": lambda value: 0 <= value <= MOST_LAYERS,
@@ -264,13 +243,13 @@ def _damage(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> st
 
 
 def unfinished(arrays: Mapping[str, NDArray[Any]]) -> str | None:
-    """The array that has values that are not finite numbers, as a message; None where none has.
+    """A message about the first array with values that are not finite; None if there is none.
 
     Example:
         >>> unfinished({"ids": np.arange(2), "kl": np.array([0.5, np.nan])})
         'kl has values that are not finite numbers'
     """
-    with np.errstate(over="ignore"):  # what is computed is computed in float32
+    with np.errstate(over="ignore"):  # computations use float32
         wrong = (
             name
             for name, array in arrays.items()
@@ -281,7 +260,7 @@ def unfinished(arrays: Mapping[str, NDArray[Any]]) -> str | None:
 
 
 def distinct(records: Sequence[Record]) -> list[Record]:
-    """The records in their order, without copies: of several analyses each has one of the same dense model.
+    """The records in order, without copies, such as the same dense model in several analyses.
 
     Example:
         >>> one, same, other = (Record({"method": "none"}, {"ids": np.arange(count)}) for count in (3, 3, 4))
@@ -296,7 +275,7 @@ def distinct(records: Sequence[Record]) -> list[Record]:
 
 
 def titled(records: Sequence[Record]) -> list[Record]:
-    """The records with a ``title`` each: the method, with whatever there are several of: model, data, split, report.
+    """The records with a ``title`` each: the method, and those of model, data, split and report that differ.
 
     Raises:
         VitrimError: two records of one method, model and data.
@@ -310,7 +289,7 @@ def titled(records: Sequence[Record]) -> list[Record]:
     for key, word in (("model", "on"), ("data", "with"), ("split", ""), ("report", "in")):
         values = [str(record.header.get(key)) for record in records]
         if len(set(values)) > 1 and not (key in LAST and len(set(titles)) == len(titles)):
-            stems = [Path(value).stem or value for value in values]  # of paths, where these tell them apart
+            stems = [Path(value).stem or value for value in values]  # stems of paths, if they are unique
             short = stems if len(set(stems)) == len(set(values)) else values
             titles = [f"{title} {word} {value}".replace("  ", " ") for title, value in zip(titles, short, strict=True)]
     twice = next((title for title in titles if titles.count(title) > 1), None)
@@ -321,10 +300,7 @@ def titled(records: Sequence[Record]) -> list[Record]:
 
 
 def check_comparable(records: Sequence[Record]) -> None:
-    """Refuse to compare records of different images or grids, or that depend on different batches.
-
-    Raises:
-        VitrimError: two that cannot be compared.
+    """Refuse to compare records of different images or grids, or batch-dependent records of different batches.
 
     Example:
         >>> one, other = (Record({"method": "none"}, {"ids": np.arange(count)}) for count in (3, 4))

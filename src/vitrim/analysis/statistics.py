@@ -1,4 +1,4 @@
-"""Rank correlations and intervals: how sure a number of an analysis is."""
+"""Rank correlations and bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from vitrim.errors import VitrimError
 
 DRAWS = 1000
 ENDS = (0.025, 0.975)
-"""Quantiles at which an interval ends."""
+"""Quantiles at the ends of an interval."""
 BAND = ("", "_low", "_high")
-"""Ends of the names of a mean and of its interval, see `columns_of`."""
+"""Suffixes of the columns of a mean and its interval, see `columns_of`."""
 
 
 class RankCorrelation(NamedTuple):
-    """Spearman's rho and Kendall's tau-b with their two-sided p-values; nan where a variable is constant."""
+    """Spearman's rho and Kendall's tau-b with two-sided p-values; nan if a variable is constant."""
 
     spearman: float
     spearman_p: float
@@ -30,11 +30,7 @@ def spearman_kendall(x: ArrayLike, y: ArrayLike) -> RankCorrelation:
     """Spearman's rho (Pearson's correlation of ranks) and Kendall's tau-b of pairs, by scipy.
 
     Args:
-        x: (n,), n >= 2.
-        y: (n,).
-
-    Raises:
-        VitrimError: other numbers of values, or fewer than two pairs.
+        x, y: (n,), n >= 2.
 
     Example:
         >>> found = spearman_kendall([1, 2, 3, 4], [1, 3, 2, 4])
@@ -53,15 +49,14 @@ def spearman_kendall(x: ArrayLike, y: ArrayLike) -> RankCorrelation:
 
 
 def spearman_ci(pairs: ArrayLike, n: int = DRAWS, seed: int = 0) -> tuple[float, float]:
-    """A 95 % percentile bootstrap interval of Spearman's rho of pairs; all draws are ranked at once.
+    """A 95 % percentile bootstrap interval of Spearman's rho of pairs.
 
     Quantiles of the statistic over ``n`` draws of the rows with replacement: Efron and Tibshirani, An Introduction to
     the Bootstrap (1993), section 13.3.
 
     Args:
         pairs: (m, 2), m independent rows.
-        n: draws. Those in which a side is constant have no rho, and the interval is nan.
-        seed: of the draws.
+        n: draws. If a column is constant in one of them, the interval is nan.
 
     Example:
         >>> low, high = spearman_ci([[1, 2], [2, 4], [3, 3], [4, 7], [5, 6], [6, 9]])
@@ -81,14 +76,11 @@ def spearman_ci(pairs: ArrayLike, n: int = DRAWS, seed: int = 0) -> tuple[float,
 
 
 def summary(values: ArrayLike, n: int = DRAWS) -> list[tuple[float, float, float, float]]:
-    """Mean, population standard deviation and the ends of a 95 % bootstrap interval of the mean, of each column.
+    """Mean, population standard deviation and a 95 % bootstrap interval of the mean, of each column.
 
     Args:
         values: (I, K), images by measures.
-        n: draws of the interval, see `spearman_ci`; they become counts of rows.
-
-    Raises:
-        VitrimError: there are no images.
+        n: draws of the interval, see `spearman_ci`.
 
     Example:
         >>> [round(number, 3) for number in summary([[0.0], [1.0]])[0]]
@@ -105,7 +97,7 @@ def summary(values: ArrayLike, n: int = DRAWS) -> list[tuple[float, float, float
 
 
 def columns_of(prefix: str, columns: Sequence[str] = ("", "_std", "_low", "_high")) -> tuple[str, ...]:
-    """The names of the numbers of `summary`.
+    """The column names for a result of `summary`.
 
     Example:
         >>> columns_of("iou")

@@ -1,4 +1,4 @@
-"""The model, methods and images of an analysis, for families that run the model, and what its reducers decide."""
+"""The model, methods and images of an analysis, for families that run the model, and the decisions of its reducers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from vitrim.measure.run import Measurement
 from vitrim.tasks import Task
 
 EXAMPLES = 8
-"""Images of which a family keeps what pictures show."""
+"""Images whose pictures a family keeps."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,10 @@ class Decision:
     """One decision of one reducer.
 
     Attributes:
-        depth: of the block, from 0.
-        x: (B, N, C), the tokens that it decided about.
-        state: of these tokens.
-        scores: (B, P), what it ranked the patches by, the highest stay; None where it does not rank them.
-        assignment: what became of the tokens; None where they all stay.
+        depth: block, from 0.
+        x: (B, N, C), the input tokens.
+        scores: (B, P), the ranking of the patches, highest kept; None if the reducer does not rank them.
+        assignment: the result; None if all tokens stay.
     """
 
     depth: int
@@ -52,7 +51,7 @@ class Decision:
     assignment: Hard | None
 
     def on_grid(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """(B, P) of the input patches: their scores, nan for those that stand for no token, and which of them stay."""
+        """(B, P) over the input patches: their scores, nan for patches without a token, and a mask of kept patches."""
         state, p = self.state, self.state.num_prefix
         assert self.scores is not None
         images, patches = len(self.x), state.initial_patches
@@ -70,7 +69,7 @@ class Decision:
             anchor, valid = self.assignment.anchor, self.assignment.valid
             own = torch.ones_like(anchor, dtype=torch.bool) if valid is None else valid.clone()
             if self.assignment.into is not None and not self.assignment.normalise:
-                own.scatter_(1, self.assignment.into, False)  # a sum of many is none of them
+                own.scatter_(1, self.assignment.into, False)  # a sum of tokens is none of them
             rows, columns = np.nonzero(own.cpu().numpy())
             old = anchor.cpu().numpy()[rows, columns]
             survives[rows[old >= p], old[old >= p] - p] = True
@@ -80,11 +79,10 @@ class Decision:
 
 
 class Watch:
-    """Notes the decisions of a reduced model's forwards, by hooks that are never taken off: give it a private copy.
+    """Records the decisions in a reduced model's forwards, by hooks that are never removed: pass a private copy.
 
     Args:
-        reduction: of the model.
-        scores: ask the reducers what they rank by; that computes it once more.
+        scores: record the reducers' rankings too, which computes them a second time.
 
     Example:
         >>> import timm, vitrim
@@ -129,21 +127,19 @@ def reduced_blocks(reduction: Reduction) -> list[ReducedBlock]:
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A model, the methods to look at, and the images to show them.
+    """A model, the methods to analyse, and the images to show them.
 
     Attributes:
-        model: the dense model, in eval mode on its device and in its dtype; never changed.
-        methods: configs that fit it.
-        task: what it predicts.
+        model: dense model, in eval mode on its device and in its dtype; never changed.
         dataset: map-style; items are pairs of image and target.
         batch_size: B.
-        limit: images of the analysis, None for all. A family may take fewer.
-        seed: of methods that draw, of shuffles and of maps.
+        limit: images of the analysis, None for all. A family may use fewer.
+        seed: seed of methods that draw, of shuffles and of t-SNE.
         workers: processes that decode images, 0 for this one.
-        learned: folder of a saved reduction, whose parameters the methods of that name get.
-        sizes: pixels a side of the images to time; none for the model's own.
-        blocks: that are drawn over an image, from 0; none for some over the depth.
-        beside: it is one of several models that are analysed side by side.
+        learned: folder of a saved reduction, whose parameters the methods of that name load.
+        sizes: image sides in pixels to time; empty for the model's own.
+        blocks: blocks, from 0, to draw; empty for the families' choice.
+        beside: several models are analysed side by side.
 
     Example:
         >>> import timm, torch
@@ -172,7 +168,6 @@ class Subject:
 
     @property
     def facts(self) -> HostFacts:
-        """Geometry of the model."""
         return host_of(self.model).facts(self.model)
 
     @property
@@ -181,7 +176,7 @@ class Subject:
         return len(host_of(self.model).blocks(self.model))
 
     def places(self, most: int | None = None) -> NDArray[np.int64]:
-        """The places in the dataset of at most ``most`` of the images, spread evenly."""
+        """Indices in the dataset of at most ``most`` images, spread evenly."""
         found = spread(len(self.dataset), self.limit)
         some: NDArray[np.int64] = found[spread(len(found), most)]
         return some
@@ -189,35 +184,35 @@ class Subject:
     def batches(
         self, most: int | None = None, *, batch_size: int | None = None, order: NDArray[np.int64] | None = None
     ) -> Iterator[Batch]:
-        """At most ``most`` of the images, B at a time.
+        """Read at most ``most`` images (all for None), B at a time.
 
         Args:
-            most: None for all.
-            batch_size: B, if not that of the subject.
-            order: (I,), which of these images comes first, second, ...
+            most: largest number of images.
+            batch_size: B, by default the subject's.
+            order: (I,), a permutation of these images.
         """
         places = self.places(most)
         chosen = Subset(self.dataset, (places if order is None else places[order]).tolist())
         return read(chosen, batch_size or self.batch_size, workers=self.workers, collate=self.task.collate)
 
     def examples(self, most: int) -> NDArray[np.float32]:
-        """(E, H, W, C): the first of at most ``most`` images, scaled to [0, 1] each, for pictures."""
+        """(E, H, W, C): the first of at most ``most`` images, each scaled to [0, 1]."""
         found = torch.cat([batch.images for batch in self.batches(most)])[:EXAMPLES].movedim(1, -1)
         low, high = found.amin((1, 2, 3), keepdim=True), found.amax((1, 2, 3), keepdim=True)
         scaled: NDArray[np.float32] = ((found - low) / (high - low).clamp_min(1e-12)).float().numpy()
         return scaled
 
     def measurement(self, methods: Sequence[MethodConfig], probes: Sequence[Probe]) -> Measurement:
-        """A comparison of the dense model and its reductions by ``methods``, which has seen no batch yet."""
+        """A new measurement of the dense model and its reductions by ``methods``."""
         models = contestants(self.model, methods, self.task, learned=self.learned)
         return Measurement(models, probes, self.task, seed=self.seed)
 
 
 class Observer(Gauge):
-    """A gauge that notes what a reduced model does, for one family; rows have nothing of it.
+    """A gauge that records what a reduced model does, for one family; it adds no columns to rows.
 
     Args:
-        contestant: a private copy, on which hooks may be set and left.
+        contestant: a private copy, on which hooks may stay.
     """
 
     reduction: Reduction
@@ -230,15 +225,15 @@ class Observer(Gauge):
 
     @classmethod
     def over(cls, subject: Subject, methods: Sequence[MethodConfig], batches: Iterator[Batch]) -> list[Self]:
-        """Run the dense model and its reductions by ``methods`` on ``batches``: an observer of each reduction."""
+        """Run the dense model and its reductions by ``methods`` on ``batches``; one observer per reduction."""
         measurement = subject.measurement(methods, [cls])
         measurement.follow(batches)
         return [gauge for gauges in measurement.gauges for gauge in gauges if isinstance(gauge, cls)]
 
     @classmethod
     def start(cls, contestant: Contestant) -> Observer:
-        """The observer of one model; that of the dense one, which has no reduction, notes nothing."""
+        """The observer of one model; that of the dense model, which has no reduction, records nothing."""
         return Observer(contestant) if contestant.reduction is None else cls(contestant)
 
     def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
-        """Called after every forward; by default nothing happens, as where hooks have seen it all."""
+        """Called after every forward; by default does nothing, for observers that use hooks only."""

@@ -1,4 +1,4 @@
-"""The summary that an analysis begins with: accuracy, cost and time of every record, and one sentence."""
+"""The summary at the top of an analysis: accuracy, cost and time of every record, and one sentence."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ COLUMNS = (
     *("tokens_at_end", "curve"),
 )
 SCORE = COLUMNS.index("top1 %")
-"""The place of the score; its name is that of the metric, "score" where the models have several."""
+"""Index of the score column; its name is the metric, or "score" for models with different metrics."""
 BUDGET = Budget(min_rounds=5, min_seconds=0.3, max_rounds=50)
-"""Of a time that only shows the direction; `vitrim bench` measures."""
+"""Enough for a first impression; `vitrim bench` measures."""
 
 
 def milliseconds(subject: Subject, configs: Sequence[MethodConfig]) -> dict[str, float]:
-    """The median time of a forward of one image, in turn for the dense model and every method; empty where the model
-    is no classifier, whose forward is more than one call."""
+    """The median latency in ms of one image, timed in turn for the dense model and every method; empty if the model is
+    not a classifier, where a prediction is more than one forward."""
     if subject.task.reads is not None or not len(subject.dataset):
         return {}
     like = next(subject.model.parameters())
@@ -55,10 +55,11 @@ def milliseconds(subject: Subject, configs: Sequence[MethodConfig]) -> dict[str,
 
 
 def summary(records: Sequence[Record]) -> FamilyResult:
-    """A table of all records, the dense model of each before its methods, and the sentence that it comes to.
+    """A table of all records, compared with their dense models, and a sentence on the best.
 
     Args:
-        records: ``gmacs`` and ``ms`` of their headers are shown where they are there.
+        records: those of several models or analyses are compared with their own dense model; ``gmacs`` and ``ms`` of
+            the headers are shown if present.
     """
     rows = []
     for record in records:
@@ -80,13 +81,13 @@ def _same(one: Record, other: Record) -> bool:
 
 
 def scores(row: Mapping[str, Any], dense: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """The scores of an evaluation as a record's header keeps them, where they do not follow from its arrays.
+    """The scores of an evaluation that a record's header stores, for tasks whose scores do not follow from its arrays.
 
-    In percent, and in points against the dense model; ``agree`` of embeddings is the share of common neighbours.
+    In percent, and in points against the dense model; for embeddings, ``agree`` is the share of common neighbours.
 
     Args:
-        row, dense: of the method and of the dense model, as of `vitrim.measure.evaluation.standard_probes`.
-        metric: that the task selects by.
+        row, dense: rows of the method and of the dense model by `vitrim.measure.evaluation.standard_probes`.
+        metric: metric that the task selects by.
 
     Example:
         >>> dense = {"recall1": 0.75, "agreement": 1.0, "neighbours": 1.0, "cosine": 1.0, "loss_error": 0.25}
@@ -104,7 +105,7 @@ def scores(row: Mapping[str, Any], dense: Mapping[str, Any], metric: str) -> dic
 
 
 def _row(record: Record, dense: Record | None) -> tuple[object, ...]:
-    """The numbers of a record, against those of its dense model."""
+    """The summary row of a record, compared with its dense model."""
     right, first = record.correct(), record.first()
     change, error, agree = (record.header.get(name) for name in ("change", "error", "agree"))
     if "metric" not in record.header and dense is not None and len(dense) == len(record):
@@ -127,7 +128,7 @@ def _row(record: Record, dense: Record | None) -> tuple[object, ...]:
 
 
 def curve_of(method: str) -> str:
-    """The settings that one line joins: a method, with the direction of its lists and the options that are 0.
+    """The name of the line that joins settings: a method, with the direction of its lists and the options that are 0.
 
     Example:
         >>> [curve_of(text) for text in ("tome:r=8", "tome:r=[8,7,6]", "tome:r=[6,7]", "atm:alpha=0.9,beta=0", "dense")]
@@ -148,7 +149,7 @@ def curve_of(method: str) -> str:
 
 
 def rate_of(method: str) -> float | None:
-    """The share of patches that stays at a stage, by the text of a method; None where there is no such option.
+    """The ``keep_rate`` in the text of a method; None without such an option.
 
     Example:
         >>> rate_of("topk:keep_rate=0.25"), rate_of("tome:r=8")
@@ -161,15 +162,15 @@ def rate_of(method: str) -> float | None:
 
 
 PLACES = 3
-"""Of the best, and of the worst, that a table by data names."""
+"""Best, and worst, scores that a table by data marks."""
 
 
 def by_data(records: Sequence[Record]) -> list[Table]:
     """A table of the scores of every method on every data set, with the three best and worst of each keep rate ("Which
-    Tokens to Use?", Tables 2 and 6); none of one data set.
+    Tokens to Use?", Tables 2 and 6); empty for a single data set.
 
-    A score is the top-1 or, of several labels, the mean average precision, in percent. ``above_dense`` counts the data
-    sets on which it is above the best dense model.
+    A score is top-1 or, with several labels per image, the mean average precision, in percent. ``above_dense`` counts
+    the data sets on which it exceeds the best dense model.
     """
     sources = list(dict.fromkeys(str(one.header.get("data")) for one in records))
     if len(sources) < 2:
@@ -179,7 +180,7 @@ def by_data(records: Sequence[Record]) -> list[Table]:
     scores: dict[tuple[str, str], float] = {}
     for one in records:
         score = score_of(one)
-        if score is not None:  # of several dense models, the baseline is the best
+        if score is not None:  # the baseline is the best of several dense models
             key = (one.method, str(one.header.get("data")))
             if key in scores and one.method != DENSE:
                 raise VitrimError(f"two records of {one.method} on {key[1]}: a table of several data sets takes one")
@@ -203,7 +204,7 @@ def by_data(records: Sequence[Record]) -> list[Table]:
 
 
 def score_of(record: Record) -> float | None:
-    """The score of a record in percent: what its header says, else top-1."""
+    """The score of a record in percent: that of its header, else top-1."""
     found, right = record.header.get("score"), record.correct()
     if found is not None:
         return float(found)
@@ -211,14 +212,13 @@ def score_of(record: Record) -> float | None:
 
 
 def _metric(table: Table) -> str:
-    """The metric of a summary as people write it."""
     return spelled(table.columns[SCORE].removesuffix(" %"))
 
 
 @draws("summary", "summary", "Accuracy over cost")
 def draw_frontier(tables: Tables) -> Any:
-    """The score over multiply-accumulates and, where time was measured, over images per second, of one image at a time.
-    Settings of one method are joined, over all models; a schedule of another direction has a line of its own."""
+    """The score over multiply-accumulates and, if time was measured, over images per second, one image at a time.
+    Lines join the settings of one method over all models; schedules of different directions have separate lines."""
     score = tables["summary"].columns[SCORE]
     rows = [row for row in tables["summary"].records() if row[score] is not None]
     costs = {"gmacs": "GMACs", "ms": "images per second, one at a time"}
@@ -241,7 +241,7 @@ def draw_frontier(tables: Tables) -> Any:
 
 
 def sentences(table: Table) -> list[str]:
-    """The method that loses least, in one sentence; none where there is no method, or no accuracy.
+    """A sentence on the method that loses least; empty without methods or accuracy.
 
     Example:
         >>> one = ("tome:r=8", 100, 80.0, -0.5, 0.7, 97.0, None, 1.0, 20.0, 8.0, 1.2, 101.0, "tome")

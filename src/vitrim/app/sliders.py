@@ -37,6 +37,8 @@ def slide_of(name: str, patches: int) -> Slide:
     end = tunable.end(patches)
     low, high = sorted((tunable.mildest, end))
     value = given if isinstance(given, int | float) and given != tunable.mildest else tunable.value(STRENGTH, patches)
+    if not tunable.digits and not float(value).is_integer():  # a share of the patches
+        value = tunable.removing(value, patches)
     # the description of the option without lists and other forms
     label = re.split(r"; |, or | or a list|, for all", str(type(config).model_fields[tunable.option].description))[0]
     return Slide(

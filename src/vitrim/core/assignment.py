@@ -1,7 +1,7 @@
-"""Assignments of N old tokens to M new ones: the one thing that moves tokens.
+"""Assignments of N old tokens to M new ones. Apart from `TokenState.refill`, nothing else moves tokens.
 
-A method decides with `prune` or `merge` (both speak patch indices, the protected prefix is added here and nowhere else)
-or with a `Soft` matrix. From the assignment follow the pooled tokens, their expansion back, sizes, source and position.
+A method decides with `prune` or `merge`, which take patch indices and alone add the protected prefix, or with a `Soft`
+matrix. The assignment determines the pooled tokens, their expansion back, sizes, sources and positions.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Hard:
     """Every old token goes to at most one new token. Made by `prune` or `merge`, never by hand.
 
     Attributes:
-        anchor: (B, M) int64, the old index each new token grows from; its order is the order of the output.
-        moved: (B, R) int64, old indices that join another token, or None for a pure selection.
-        into: (B, R) int64, the new index each moved token joins; M means "nowhere" (with ``valid`` or ``ragged``).
-        weight: (B, N) pooling weights, or None to pool by size.
-        normalise: divide by the sum of the weights of a group (False: plain weighted sum, as EViT's fused token).
-        maximum: take the elementwise maximum of a group instead; weights then play no part.
-        valid: (B, M) bool, which new tokens are real, or None when all are.
-        ragged: all new tokens are real, and in some images some moved tokens go nowhere: they are gone.
-        dropped: (B, K) int64, old indices that go to the bank instead of being forgotten, or None.
+        anchor: (B, M) int64, the old index each new token grows from, in output order.
+        moved: (B, R) int64, old indices that join another token; None for a pure selection.
+        into: (B, R) int64, the new index each moved token joins; M means none (with ``valid`` or ``ragged``).
+        weight: (B, N) pooling weights; None pools by size.
+        normalise: divide by the sum of a group's weights; False gives a plain weighted sum (EViT's fused token).
+        maximum: pool by elementwise maximum and ignore the weights.
+        valid: (B, M) bool, False for padding; None if all new tokens are real.
+        ragged: all new tokens are real, and some moved tokens of some images join none: these are lost.
+        dropped: (B, K) int64, old indices that go to the bank instead of being lost; None for none.
     """
 
     anchor: Tensor
@@ -56,17 +56,15 @@ class Hard:
 
     @property
     def is_selection(self) -> bool:
-        """True if no token joins another: query rows may then be selected before attention."""
+        """True if no token joins another: query rows can then be selected before attention."""
         return self.moved is None
 
     def pool(self, x: Tensor, size: Tensor, new_size: Tensor | None = None, gained: Tensor | None = None) -> Tensor:
-        """New tokens (B, M, C) from old tokens ``x`` (B, N, C) and sizes (B, N).
+        """Pool old tokens ``x`` (B, N, C) with sizes (B, N) into new tokens (B, M, C).
 
-        ``new_size`` (B, M) are the sizes of the new tokens if they are known already, the sums of weights by size, and
-        ``gained`` (B, R) those of the moved ones.
-
-        A weighted mean is written as t + sum_s share_s (x_s - t), t being the anchor: only the R moved rows are
-        touched, not all M. Shares are float32 or better; the sum is in the dtype of x.
+        A weighted mean is computed as t + sum_s share_s (x_s - t), where t is the anchor: only the R moved rows are
+        touched, not all M. Shares are at least float32; the sum has the dtype of x. ``new_size`` (B, M) and ``gained``
+        (B, R) are the sizes of new and moved tokens, where already known.
         """
         if self._suits_loop(x, size):
             return self._pool_by_loop(x, size)[0]
@@ -111,7 +109,7 @@ class Hard:
         return new_index(n, self.anchor, self.moved, self.into, self._real())
 
     def expand(self, y: Tensor, n: int) -> Tensor:
-        """New tokens (B, M, C) copied back to the n old places (B, n, C); places of dropped tokens get zeros."""
+        """Copy new tokens (B, M, C) to the n old places, (B, n, C); dropped tokens become zeros."""
         if self._real() is None and compiled.suit(y):
             places = y.new_empty(y.shape[0], n, y.shape[2])
             moved, into = (self.anchor[:, :0], self.anchor[:, :0]) if self.moved is None else (self.moved, self.into)
@@ -123,7 +121,7 @@ class Hard:
         return take(y, target.clamp_min(0)) * (target >= 0).unsqueeze(-1).to(y.dtype)
 
     def apply(self, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
-        """Tokens (B, N, C) and their state after the reduction: (B, M, C) and the new `TokenState`."""
+        """Reduce tokens (B, N, C) and their state to tokens (B, M, C) and the new `TokenState`."""
         if self._suits_loop(x, state.size):
             pooled, size = self._pool_by_loop(x, state.size)
             return pooled, self.advance(x, state, size)
@@ -141,7 +139,7 @@ class Hard:
         return compiled.suit(weight) and compiled.suit(x, dtypes=(*compiled.DTYPES, *compiled.HALF))
 
     def _pool_by_loop(self, x: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-        """As `pool`, and the sizes (B, M) of the new tokens. Tokens in half precision are summed in float32."""
+        """As `pool`; also return the new sizes (B, M). Tokens in half precision are summed in float32."""
         wide = x.float() if x.dtype in compiled.HALF else x
         pooled = wide.new_empty(x.shape[0], self.anchor.shape[1], x.shape[2])
         new_size = size.new_empty(self.anchor.shape)
@@ -150,16 +148,16 @@ class Hard:
         return pooled.to(x.dtype), new_size
 
     def _suits_few_operations(self) -> bool:
-        """True while a graph is exported: engines that run it pay for every operation, however few rows it touches."""
+        """True during export: engines pay for every operation, however few rows it touches."""
         if not torch.compiler.is_exporting():
             return False
         return self._merges() and not (self.maximum or self.ragged) and self.valid is None
 
     def _pool_in_few_operations(self, x: Tensor, size: Tensor) -> tuple[Tensor, Tensor | None]:
-        """As `pool`, and the sizes (B, M) of the new tokens if the weights are sizes.
+        """As `pool`; also return the new sizes (B, M) if the weights are sizes.
 
-        One gather puts anchors and moved tokens side by side; sums of weighted tokens are then divided by sums of
-        weights. That touches all rows, in at least float32: tokens that nothing joins would be rounded in less.
+        One gather puts anchors and moved tokens side by side; weighted sums are divided by sums of weights. All rows
+        are touched, in at least float32: in lower precision, tokens that nothing joins would be rounded.
         """
         assert self.moved is not None
         assert self.into is not None
@@ -177,13 +175,12 @@ class Hard:
         return (pooled / total.unsqueeze(2)).to(x.dtype), total if self.weight is None else None
 
     def advance(self, x: Tensor, state: TokenState, size: Tensor | None = None) -> TokenState:
-        """The state after the reduction. ``x`` (B, N, C) are the old tokens, read only to fill the bank; ``size`` are
-        the new sizes, if they are known already."""
+        """The state after the reduction. ``x`` (B, N, C) fills the bank; ``size`` (B, M) if already known."""
         bank, banked = state.bank, None
         if self.dropped is not None:
             banked = BankedIndices(state.index_map, self.dropped)
             bank = (*bank, self._banked(x, state, self.dropped, banked))
-        # nothing refers to a sum whose members are in the bank
+        # a banked member of a group returns with its own value, so its place must not point to the group
         hidden = banked if state.banking and self.moved is not None else None
         carry = {name: _take_any(value, self.anchor) for name, value in state.carry.items()} if state.carry else {}
         return changed(
@@ -205,7 +202,7 @@ class Hard:
         return Banked(take(x, dropped), size, indices, carry)
 
     def _targets(self) -> tuple[Tensor, Tensor | None]:
-        """The new places of moved tokens, in [0, M), and a mask of the moves that happen (None: all of them)."""
+        """(B, R) new indices of moved tokens, in [0, M), and a mask of the moves that happen; None if all do."""
         assert self.into is not None
         if self.valid is None and not self.ragged:  # every move happens
             return self.into, None
@@ -217,15 +214,15 @@ class Hard:
             return self.moved is not None and self.moved.shape[1] > 0
         from torch.fx.experimental.symbolic_shapes import guard_or_true  # takes a second to load
 
-        return bool(guard_or_true(self.moved.shape[1] > 0))  # a number that follows from the image may be any
+        return bool(guard_or_true(self.moved.shape[1] > 0))  # a data-dependent count: assume that some merge
 
     def _real(self) -> Tensor | None:
-        """``valid``, written out where moves may go nowhere although all new tokens are real."""
+        """``valid``, written out where some moves go nowhere although all new tokens are real."""
         return torch.ones_like(self.anchor, dtype=torch.bool) if self.ragged else self.valid
 
     def _sizes(self, state: TokenState, gained: Tensor | None = None) -> Tensor:
         if state.uniform and not self._merges():
-            if torch.compiler.is_exporting():  # a number that follows from the image is no end of a slice
+            if torch.compiler.is_exporting():  # a data-dependent count cannot bound a slice
                 return state.size.new_ones(self.anchor.shape)
             return state.size[:, : self.anchor.shape[1]]  # all are 1
         pooled = state.size.gather(1, self.anchor)
@@ -243,8 +240,11 @@ class Hard:
         return None if state.mask is None else state.mask.gather(1, self.anchor)
 
     def _loses(self, n: int) -> bool:
-        """Some old token is neither kept, moved nor banked. Where counts differ per image a merge lists every token
-        it may move, so nothing is lost; a selection forgets what it does not keep."""
+        """True if some old token is neither kept, moved nor banked.
+
+        With a count per image, a merge lists every token that may move and loses none; a selection loses what it leaves
+        out.
+        """
         banked = 0 if self.dropped is None else self.dropped.shape[1]
         if self.ragged:
             return self.dropped is None
@@ -263,19 +263,19 @@ class Hard:
 class Soft:
     """Every new patch token is a weighted mix of all old ones (PatchMerger, SiT, Sinkhorn). The prefix is kept.
 
-    Attributes:
-        matrix: (B, M, P) weights of the P patch tokens in each of M new patch tokens.
-        values: (B, P, C) what is mixed, or None for the patch tokens themselves.
+    A soft token has no position of its own: for plots, `position` and `source` follow the largest weights. Old sizes
+    are divided in proportion to the weights, which keeps their sum.
 
-    A soft token has no position of its own: `position` and `source` follow the largest weights, for plots; sizes are
-    the old sizes shared out in proportion to the weights, so that their sum is kept.
+    Attributes:
+        matrix: (B, M, P) weights of the P old patch tokens in each of the M new ones.
+        values: (B, P, C) vectors to mix; None for the patch tokens themselves.
     """
 
     matrix: Tensor
     values: Tensor | None = None
 
     def apply(self, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
-        """Tokens (B, N, C) and their state after the reduction: (B, prefix + M, C) and the new `TokenState`."""
+        """As `Hard.apply`, to tokens (B, prefix + M, C)."""
         if state.carry or state.bank or state.mask is not None:
             raise NotImplementedError("a soft assignment cannot move a mask, a bank or per-token carry")
         p = state.num_prefix
@@ -298,14 +298,13 @@ class Soft:
 
 
 def prune(state: TokenState, keep: Tensor, *, valid: Tensor | None = None, dropped: Tensor | None = None) -> Hard:
-    """Keep the patch tokens ``keep`` (B, K) in that order, and the prefix.
+    """Keep the prefix and the patch tokens ``keep``, in that order.
 
     Args:
-        state: the current state.
-        keep: (B, K) patch indices in [0, P), the prefix not counted.
+        keep: (B, K) patch indices in [0, P), not counting the prefix.
         valid: (B, K) bool, False for padding where images keep different numbers of tokens.
-        dropped: (B, R) patch indices that go to the bank, to be brought back by ``state.refill``; where the state is
-            ``banking``, by default all that are not kept.
+        dropped: (B, R) patch indices that go to the bank, from which ``state.refill`` returns them. By default all that
+            are not kept if the state is ``banking``, else none.
 
     Example:
         >>> state = TokenState.start(torch.zeros(1, 5, 8), num_prefix=1)
@@ -335,24 +334,23 @@ def merge(
     ragged: bool = False,
     dropped: Tensor | None = None,
 ) -> Hard:
-    """Keep the patch tokens ``keep`` (B, K) in that order and pool the patch tokens ``moved`` (B, R) into them.
+    """Keep the prefix and the patch tokens ``keep``, in that order, and pool the patch tokens ``moved`` into them.
 
     Args:
-        state: the current state.
         keep: (B, K) patch indices in [0, P).
         moved: (B, R) patch indices that join another token.
-        into: (B, R) which entry of ``keep`` each joins, in [0, K); K means none (with ``valid`` or ``ragged``).
-        weight: (B, N) pooling weights counted with the prefix, or None to pool by size.
+        into: (B, R) the entry of ``keep`` that each joins, in [0, K); K means none (with ``valid`` or ``ragged``).
+        weight: (B, N) pooling weights, prefix included; None pools by size.
         valid: (B, K) bool, False for padding where images keep different numbers of tokens.
-        normalise: weighted mean (True) or plain weighted sum.
+        normalise: weighted mean; False: plain weighted sum.
         maximum: elementwise maximum instead.
-        ragged: images join different numbers of ``moved``, and the others of those are gone.
-        dropped: (B, D) patch indices that go to the bank as they are, members of groups too: where every place is read,
-            a plain sum is no value for the patches in it. By default those that are neither kept nor moved, where the
-            state is ``banking``; if ``ragged``, all that are moved.
+        ragged: images merge different numbers of ``moved``; those that join none are lost.
+        dropped: (B, D) patch indices that go to the bank with their own values. They may be members of groups: a plain
+            sum is no value for a single patch, which dense heads read. By default, if the state is ``banking``: all
+            that are neither kept nor moved, or all ``moved`` if ``ragged``.
 
     Raises:
-        VitrimError: ``weight`` has another shape than the sizes of the tokens.
+        VitrimError: ``weight`` does not have the shape of the sizes.
 
     Example:
         >>> state = TokenState.start(torch.zeros(1, 4, 8), num_prefix=1)
@@ -361,7 +359,7 @@ def merge(
         tensor([[0, 1, 1, 2]])
     """
     p = state.num_prefix
-    if weight is not None and weight.shape != state.size.shape:  # else other tokens' weights would be read unnoticed
+    if weight is not None and weight.shape != state.size.shape:  # the gather would silently read other tokens' weights
         raise VitrimError(
             f"expected a pooling weight for each of {state.num_tokens} tokens, those in front of the patches counted, "
             f"{tuple(state.size.shape)}, got {tuple(weight.shape)}"
@@ -384,13 +382,13 @@ def merge(
 
 
 def merge_of(index: Tensor, r: int) -> Hard:
-    """The merge that a loop has written into ``index`` (B, N + r): the anchors, the r moved, and what they join."""
+    """The merge that a loop wrote into ``index`` (B, N + r): anchors, the r moved tokens, and what they join."""
     kept = index.shape[1] - 2 * r
     return Hard(index[:, :kept], moved=index[:, kept : kept + r], into=index[:, kept + r :])
 
 
 def _left_out(state: TokenState, staying: Tensor) -> Tensor | None:
-    """(B, P - K) patches that are not among ``staying`` (B, K), in order, if the state is banking; else None."""
+    """(B, P - K) patches not among ``staying`` (B, K), in order; None unless the state is banking."""
     count = state.num_patches - staying.shape[1]
     if not state.banking or count == 0:
         return None

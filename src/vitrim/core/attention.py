@@ -1,7 +1,7 @@
 """The attention of one block as a method sees it, and the choice of kernel.
 
-Nothing here is computed before it is asked for: the output is one fused call, and a class-token row, column means or
-the full map exist only for the methods that are defined by them.
+Everything is computed on request. The output is one fused call; a class-token row, column means or the full map exist
+only for methods that need them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vitrim.core import compiled
 from vitrim.core.tokens import changed, decision_dtype, is_traced, take
 from vitrim.core.versions import cpu_capabilities
 
-# read once: torch.compile cannot trace the query, and the processor does not change
+# read once: torch.compile cannot trace the query
 _CAPABILITIES = cpu_capabilities()
 CPU_HAS_AMX = bool(_CAPABILITIES.get("amx_bf16"))
 CPU_HAS_BFLOAT16 = CPU_HAS_AMX or bool(_CAPABILITIES.get("avx512_bf16"))
@@ -30,15 +30,15 @@ class Attention:
     """Queries, keys and values of one block.
 
     Attributes:
-        q, k, v: (B, H, M, d), (B, H, N, d), (B, H, N, d), as the host's attention uses them (after q/k norm and rotary
-            embedding). ``v`` is None only until a reducer with ``fresh_values`` has fused the tokens.
+        q, k, v: (B, H, M, d), (B, H, N, d), (B, H, N, d), as the host's attention uses them: after q/k norm and rotary
+            embedding. ``v`` is None only until a reducer with ``fresh_values`` has fused the tokens.
         scale: factor of the logits.
-        bias: (B, 1, 1, N) or (B, H, M, N) additive, or None: log(size), mask, relative position.
-        dropout: probability, already 0 outside training.
-        drop: the host's module that drops from the map (B, H, M, N), where the host writes its map out and calls one.
-        k_raw: keys before rotary embedding, which is what matching compares; None when they are ``k``.
-        queries: (B, M) token index of each query row, None when they are all tokens in order.
-        fused: whether the host allows a fused kernel.
+        bias: (B, 1, 1, N) or (B, H, M, N), added to the logits: log(size), mask, relative position; None for none.
+        dropout: probability, 0 outside training.
+        drop: the host's own dropout module for the map (B, H, M, N), where it computes the map and calls one.
+        k_raw: keys before rotary embedding, which matching compares; None if they are ``k``.
+        queries: (B, M) token index of each query row; None for all tokens in order.
+        fused: the host allows a fused kernel.
     """
 
     q: Tensor
@@ -53,12 +53,12 @@ class Attention:
     drop: Callable[[Tensor], Tensor] | None = None
 
     def parts(self) -> dict[str, Any]:
-        """Give the fields by name, for another kind of attention. torch.compile of 2.11 cannot read `vars`."""
+        """The fields by name, to make another kind of attention. (torch.compile of 2.11 cannot read `vars`.)"""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @property
     def keys(self) -> Tensor:
-        """(B, H, N, d) keys for matching: before rotary embedding."""
+        """(B, H, N, d) keys for matching, before rotary embedding."""
         return self.k if self.k_raw is None else self.k_raw
 
     @property
@@ -73,7 +73,7 @@ class Attention:
         return self.keys.mean(dim=1, dtype=decision_dtype(self.k.dtype))
 
     def output(self) -> Tensor:
-        """(B, H, M, d), softmax(q k^T scale + bias) v by the fastest kernel that fits."""
+        """(B, H, M, d), softmax(q k^T scale + bias) v, by the faster kernel."""
         if self.fused and not unfused_is_faster(self.q.device, self.q.dtype, *self.q.shape[:3], self.k.shape[2]):
             return F.scaled_dot_product_attention(
                 self.q, self.k, self.values, attn_mask=self.bias, dropout_p=self.dropout, scale=self.scale
@@ -81,26 +81,26 @@ class Attention:
         return self.weigh(self.logits().softmax(dim=-1))
 
     def weigh(self, probabilities: Tensor) -> Tensor:
-        """(B, H, M, d), the values weighed by another map (B, H, M, N) than that of `output`, after dropout."""
+        """(B, H, M, d), the values weighted by a given map (B, H, M, N) after dropout."""
         return self.dropped(probabilities.to(self.values.dtype)) @ self.values
 
     def dropped(self, probabilities: Tensor) -> Tensor:
-        """The map (B, H, M, N) after dropout, as the host does it."""
+        """The map (B, H, M, N) after the host's dropout."""
         if self.drop is not None:
             return self.drop(probabilities)
         return F.dropout(probabilities, self.dropout) if self.dropout > 0.0 else probabilities
 
     def logits(self) -> Tensor:
-        """(B, H, M, N) in the dtype of q: q k^T scale + bias. Materialised: for methods that are defined by the map."""
+        """(B, H, M, N), q k^T scale + bias in the dtype of q. Materialised."""
         logits = (self.q * self.scale) @ self.k.transpose(-2, -1)
         return logits if self.bias is None else logits + self.bias
 
     def probabilities(self) -> Tensor:
-        """(B, H, M, N) attention map in at least float32. Materialised: for methods that are defined by it."""
+        """(B, H, M, N) attention map in at least float32. Materialised."""
         return self.logits().to(decision_dtype(self.q.dtype)).softmax(dim=-1)
 
     def rows(self, count: int) -> Attention:
-        """The same attention for the first ``count`` query rows only (exact: rows are independent)."""
+        """The same attention for the first ``count`` query rows; exact, because rows are independent."""
         bias = self.bias
         if bias is not None and bias.shape[2] != 1:
             bias = bias[:, :, :count]
@@ -108,7 +108,7 @@ class Attention:
         return changed(self, q=self.q[:, :, :count], bias=bias, queries=queries)
 
     def select(self, index: Tensor) -> Attention:
-        """The same attention for the query rows ``index`` (B, M) only."""
+        """The same attention for the query rows ``index`` (B, M)."""
         batch, heads, n, dim = self.q.shape
         q = take(self.q.transpose(1, 2).reshape(batch, n, heads * dim), index)
         q = q.view(batch, index.shape[1], heads, dim).transpose(1, 2)
@@ -120,25 +120,25 @@ class Attention:
         return changed(self, q=q, bias=bias, queries=queries)
 
     def with_values(self, values: Tensor) -> Attention:
-        """The same attention over other values, given as (B, N, H*d)."""
+        """The same attention over ``values`` (B, N, H*d)."""
         batch, n, width = values.shape
         heads = self.k.shape[1]
         return changed(self, v=values.view(batch, n, heads, width // heads).transpose(1, 2))
 
     def detach(self) -> Attention:
         """The same attention outside the autograd graph: decisions carry no gradient."""
-        if not torch.is_grad_enabled():  # whatever is computed of it carries none
+        if not torch.is_grad_enabled():  # nothing computed from it carries one
             return self
         k_raw = None if self.k_raw is None else self.k_raw.detach()
         bias = None if self.bias is None else self.bias.detach()  # a relative position bias is learned
         return changed(self, q=self.q.detach(), k=self.k.detach(), k_raw=k_raw, bias=bias)
 
     def class_row(self) -> Tensor:
-        """(B, H, N) attention probabilities of the class token (query 0) over all tokens, in at least float32."""
+        """(B, H, N) attention probabilities of the class token (query 0), in at least float32."""
         return self.rows(1).probabilities().squeeze(2)
 
     def class_mean(self) -> Tensor:
-        """(B, N) attention that each token gets from the class token, averaged over heads, in at least float32."""
+        """(B, N) attention from the class token to each token, averaged over heads, in at least float32."""
         k = self.k
         plain = type(self) is Attention and k.stride(3) == 1 and self.q.shape[:2] == k.shape[:2]
         if plain and compiled.suit(self.q, k, *(() if self.bias is None else (self.bias,))):
@@ -152,8 +152,8 @@ class Attention:
     def column_mean(self) -> Tensor:
         """(B, N) attention each token receives, averaged over heads and queries, in at least float32.
 
-        One pass over the full map, as many heads at a time as fit a small budget of memory (`MAP_BYTES`), at least one:
-        the whole map is never held for large batches. For methods that are defined by it.
+        Maps are computed for as many heads at a time as fit into `MAP_BYTES`: the whole map never has to fit into
+        memory.
         """
         batch, heads, m, _ = self.q.shape
         n = self.k.shape[2]
@@ -167,15 +167,15 @@ class Attention:
         return received / (heads * m)
 
     def images_at_once(self) -> int:
-        """The number of images whose map fits the small budget of memory (`MAP_BYTES`), at least one."""
+        """The number of images whose maps fit into `MAP_BYTES`, at least one."""
         batch, heads, m, _ = self.q.shape
-        if torch.compiler.is_compiling():  # which must not specialise on the batch size
+        if torch.compiler.is_compiling():  # a graph must not specialise on the batch size
             return batch
         bytes_per_image = heads * m * self.k.shape[2] * decision_dtype(self.q.dtype).itemsize
         return heads_at_once(bytes_per_image, batch, MAP_BYTES["cpu" if self.q.device.type == "cpu" else "gpu"])
 
     def narrow(self, dim: int, first: int, count: int) -> Attention:
-        """``count`` images (``dim`` 0) or heads (1), without values unless these are all: for decisions and means."""
+        """``count`` images (``dim`` 0) or heads (``dim`` 1), to decide by; without values unless that is all."""
         if first == 0 and count >= self.q.shape[dim]:
             return self
         own = (slice(None),) * dim + (slice(first, first + count),)
@@ -187,13 +187,13 @@ class Attention:
 
 @dataclass(frozen=True)
 class KnownMap(Attention):
-    """Attention whose map (B, H, M, N) is computed once and kept, for deciding and for attending."""
+    """Attention whose map (B, H, M, N) is computed once, for both deciding and attending."""
 
     known: Tensor = field(kw_only=True)
 
     @classmethod
     def of(cls, attention: Attention) -> KnownMap:
-        """``attention`` with its map, in at least float32: B*H*N*N memory."""
+        """``attention`` with its map in at least float32; takes B*H*N*N memory."""
         return cls(**attention.parts(), known=attention.probabilities())
 
     def output(self) -> Tensor:
@@ -221,7 +221,7 @@ class KnownMap(Attention):
 
 
 def map_is_faster(attention: Attention) -> bool:
-    """True if a method that decides by the map attends with it, too, rather than by a kernel of its own.
+    """True if a method that decides by the map should attend with it too, instead of calling the fused kernel.
 
     On a CPU one map costs less than a map and a fused kernel; on a GPU the map is the slow part, and memory is scarce.
     """
@@ -231,11 +231,11 @@ def map_is_faster(attention: Attention) -> bool:
 
 
 MAP_BYTES = {"cpu": 4 * 2**20, "gpu": 64 * 2**20}
-"""Memory that the maps of one step may take: about a core's cache, or enough to keep a GPU busy."""
+"""Memory for the maps of one step: about a core's cache, or enough to keep a GPU busy."""
 
 
 def heads_at_once(bytes_per_head: int, heads: int, budget: int) -> int:
-    """The number of ``heads`` that fit into ``budget`` bytes, at least one; so, too, of rows or images.
+    """The number of ``heads`` that fit into ``budget`` bytes, at least one; also for rows and images.
 
     Example:
         >>> heads_at_once(197 * 197 * 4, 12, 4 * 2**20), heads_at_once(32 * 197 * 197 * 4, 12, 4 * 2**20)
@@ -245,7 +245,7 @@ def heads_at_once(bytes_per_head: int, heads: int, budget: int) -> int:
 
 
 def rows_at_once(rows: Tensor) -> int:
-    """The number of ``rows`` (B, N, d) whose products with all N fit the small budget of memory, at least one."""
+    """The number of ``rows`` (B, N, d) whose products with all N fit into `MAP_BYTES`, at least one."""
     if torch.compiler.is_compiling():  # a compiler fuses the steps, and must not specialise on the batch size
         return rows.shape[1]
     bytes_per_row = rows.shape[0] * rows.shape[1] * rows.element_size()
@@ -265,13 +265,13 @@ def add_bias(*biases: Tensor | None) -> Tensor | None:
 def project_parts(
     part: Callable[[Tensor, int, int], tuple[Tensor, ...]], y: Tensor, rows: int | None, skip_values: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Queries, keys and values of normed tokens ``y`` (B, N, C), each (B, H, N, d), by a projection that comes apart.
+    """Queries, keys and values (B, H, N, d) of normed tokens ``y`` (B, N, C), from a projection that comes in parts.
 
     Args:
-        part: from tokens, first and end to parts first..end of q, k, v (0, 1, 2).
+        part: maps (tokens, first, end) to the parts first..end of q, k, v (0, 1, 2).
         y: the tokens.
-        rows: queries of only so many tokens, the first ones; None for all.
-        skip_values: no values, unless ``rows`` are given.
+        rows: project the queries of the first ``rows`` tokens only; None for all.
+        skip_values: leave v None; ignored if ``rows`` is given.
     """
     if rows is not None:
         (q,), (k, v) = part(y[:, :rows], 0, 1), part(y, 1, 3)
@@ -284,21 +284,20 @@ def project_parts(
 
 
 UNFUSED_BYTES = 16 * 2**20
-"""The largest attention map in bfloat16 that plain matrix products do not take longer over than the fused kernel: one
-that stays in the cache."""
+"""Bytes of the largest bfloat16 map, in cache, for which plain matrix products keep up with the fused kernel."""
 
 
 def unfused_is_faster(device: torch.device, dtype: torch.dtype, *map_shape: int) -> bool:
-    """True if plain matrix products beat the fused kernel: the one place where that is decided.
+    """True if plain matrix products beat the fused kernel for a map (B, H, M, N). Decided here and nowhere else.
 
-    In bfloat16 the fused kernel wins by 1.02 to 1.16 times on CPUs with AMX, and by 1.4 to 1.5 on those without any
-    bfloat16 instructions; in float32 the two are close. Between them, with AVX-512's instructions alone, it computes in
-    float32 inside and oneDNN's matrix products do not: they win by 1.1 to 1.6 times as long as the map, of
-    ``map_shape`` (B, H, M, N), fits into the cache, and lose by up to 1.3 times beyond (docs/results/overhead.md).
+    In bfloat16 the fused kernel wins by 1.02 to 1.16 times on CPUs with AMX, and by 1.4 to 1.5 on those without
+    bfloat16 instructions; in float32 the two are close. On CPUs with AVX-512's bfloat16 instructions but no AMX, the
+    fused kernel computes in float32 internally and oneDNN's matrix products do not: they win by 1.1 to 1.6 times while
+    the map fits into the cache, and lose by up to 1.3 times beyond (docs/results/overhead.md).
     """
     if device.type != "cpu" or dtype != torch.bfloat16 or not CPU_HAS_BFLOAT16 or CPU_HAS_AMX:
         return False
-    if torch.compiler.is_compiling() or is_traced():  # which must not specialise on the batch size
+    if torch.compiler.is_compiling() or is_traced():  # a graph must not specialise on the batch size
         return True
     return prod(map_shape) * dtype.itemsize <= UNFUSED_BYTES
 

@@ -1,7 +1,7 @@
 """The data flow. `ReducedBlock.step` is the only place where the sequence of a reduced block is written.
 
-A method is a `Reducer`: it decides. A host is a subclass of `ReducedBlock` that says where its submodules are. Behind
-them stands what a module is besides its class: hooked or adapted (`is_bare`), in parts under FSDP2.
+A method is a `Reducer`: it decides. A host is a subclass of `ReducedBlock` that names its submodules. The end of the
+file handles what a module carries besides its class: hooks and adapters (`is_bare`), and the wrapper class of FSDP2.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Reducer(nn.Module, Generic[C]):
-    """Decides, in one block, which tokens stay. Subclasses implement `assign`; few need `reduce`, `query` or `attend`.
+    """Decides which tokens of one block stay. Subclasses implement `assign`; few need `reduce`, `query` or `attend`.
 
-    A reducer reads its options from ``config`` and its amount from ``layer``; `reduction.set` gives it new ones.
+    It reads its options from ``config`` and its amount from ``layer``; `Reduction.set` replaces both.
 
     Class attributes:
         site: where it acts. ``before`` the block, on its input; at the ``query``, when q and k exist but attention has
-            not run (a selection then computes only the query rows it keeps; a merge pools the output rows);
-            ``between`` attention and MLP; ``after`` the block.
+            not run (a selection then computes only the query rows it keeps; a merge pools the output rows); ``between``
+            attention and MLP; ``after`` the block.
         fresh_values: its `attend_reduced` projects the values itself, from the reduced tokens: the block need not.
-        attends_anew: its `attend_reduced` projects and attends among the reduced tokens, besides what decides.
-        everywhere: it has something to do in blocks without an amount, too; otherwise these get an `Idle` one.
+        attends_anew: its `attend_reduced` projects and attends again among the reduced tokens, after a map has decided.
+        everywhere: it also acts in blocks without an amount, which otherwise get an `Idle` reducer.
     """
 
     site: ClassVar[Site] = "between"
@@ -53,23 +53,23 @@ class Reducer(nn.Module, Generic[C]):
     config: C
     layer: Layer
     planned: bool
-    """The number of tokens that stay follows from the amount, and not from the images."""
+    """The number of tokens kept follows from the amount, not from the images."""
 
     @property
     def needs_full_last_block(self) -> bool:
-        """True if, in the last block, `reduce` has work to do after attention: all tokens must then be computed."""
+        """True if `reduce` acts after attention in the last block, which must then compute all tokens."""
         return self.site == "after"
 
     @property
     def spares_block(self) -> bool:
-        """True if only what enters the block changes, if anything: the host's own forward may then run."""
+        """True if the reducer changes at most the block's input: the host's own forward may then run."""
         return False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if cls.site not in get_args(Site):  # a misspelt site would reduce nothing, silently
+        if cls.site not in get_args(Site):  # a misspelt site would silently reduce nothing
             raise TypeError(f"{cls.__name__}.site is {cls.site!r}; valid sites: {', '.join(get_args(Site))}")
-        if callable(cls.spares_block):  # a method is true, whatever it would give
+        if callable(cls.spares_block):  # a bound method is always true
             raise TypeError(f"{cls.__name__}.spares_block is a property or an attribute, not a method")
 
     def __init__(self, config: C, layer: Layer) -> None:
@@ -77,16 +77,16 @@ class Reducer(nn.Module, Generic[C]):
         self.follow(config, layer)
 
     def follow(self, config: C, layer: Layer) -> None:
-        """Take over a plan: at construction, and when ``reduction.set`` makes a new one."""
+        """Adopt a plan, at construction and in ``reduction.set``."""
         self.config = config
         self.layer = layer
         self.planned = layer.amount is not None and not config.is_adaptive()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Apply ``fn`` as every module does (``to``, ``to_empty``, ...); what leaves meta gets its first values.
+        """Apply ``fn`` (``to``, ``to_empty``, ...), and initialise the tensors that leave the meta device.
 
-        ``to_empty`` leaves memory as it finds it, and neither tables nor parameters of a method are in the weights of
-        the host that are loaded afterwards.
+        ``to_empty`` leaves memory uninitialised, and a host's checkpoint contains neither the tables nor the parameters
+        of a method.
         """
         was_meta = any(tensor.is_meta for tensor in self.state_tensors().values())
         super()._apply(fn, recurse)
@@ -110,7 +110,7 @@ class Reducer(nn.Module, Generic[C]):
         return {**dict(self.named_parameters()), **dict(self.named_buffers())}
 
     def num_keep(self, state: TokenState) -> int:
-        """Number of patch tokens this layer keeps, a Python int."""
+        """Patch tokens this layer keeps, a Python int."""
         grid = None
         if isinstance(self.layer.amount, Pattern):
             rows, columns = state.known_grid(self.config.name)
@@ -118,39 +118,42 @@ class Reducer(nn.Module, Generic[C]):
         return self.layer.keep(self.config, state.initial_patches, state.num_patches, grid)
 
     def num_removed(self, state: TokenState) -> int:
-        """Number of patch tokens this layer removes, a Python int."""
+        """Patch tokens this layer removes, a Python int."""
         return state.num_patches - self.num_keep(state)
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | Soft | None:
-        """Decide what becomes of the tokens ``x`` (B, N, C); None leaves them.
+        """Assign the tokens ``x`` (B, N, C) to new ones by `prune`, `merge` or a `Soft`; None leaves them.
 
-        Not called where the amount removes nothing. At ``before`` there is no ``attention`` yet: it is None there.
+        Not called where the amount removes nothing. ``attention`` is None at the site ``before``.
         """
         raise NotImplementedError
 
     def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor | None:
-        """The scores (B, P) that `assign` ranks patches by, the highest stay; for looking at. None: it ranks none."""
+        """The scores (B, P) by which `assign` ranks patches, the highest stay: for analysis. None if it ranks none."""
         return None
 
     def fused_maps(self, given: Hard, block: ReducedBlock, *args: Any, **host: Any) -> tuple[Tensor, Tensor] | None:
-        """Maps (B, H, M, M) given to fused tokens and computed among them; as `attend_reduced`. None: it computes."""
+        """The maps (B, H, M, M) that fused tokens get and that they would compute, for analysis; or None.
+
+        Arguments as of `attend_reduced`.
+        """
         return None
 
     def forward(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | Soft | None:
-        # a module call, so that the MAC counter can tell what is spent on deciding
+        # a module call, so that the MAC counter can attribute its cost to deciding
         if self.planned and self.num_removed(state) == 0:
             return None
         return self.assign(x, cast(Attention, attention), state)
 
     def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
-        """Called at ``before``, ``between`` and ``after`` of the block; acts at its own site."""
+        """Reduce ``x`` (B, N, C) if ``site`` is its own. Called at ``before``, ``between`` and ``after``."""
         if site != self.site:
             return x, state
         assignment = self(x, attention, state)
         return (x, state) if assignment is None else self.carry_out(assignment, x, state)
 
     def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> Step:
-        """Move the tokens ``x`` (B, N, C) as `assign` decided; a method that changes what comes out overrides it."""
+        """Move the tokens ``x`` (B, N, C) as `assign` decided. Override it to change the tokens that come out."""
         return assignment.apply(x, state)
 
     def query(
@@ -162,10 +165,9 @@ class Reducer(nn.Module, Generic[C]):
         rows: int | None,
         *host_args: Any,
     ) -> tuple[Tensor, Tensor, TokenState]:
-        """Called instead of plain attention where the site is ``query``: tokens (B, M, C), output (B, M, H*d), state.
+        """Decide and attend, where the site is ``query``: tokens (B, M, C), attention output (B, M, H*d), state.
 
-        ``x`` (B, N, C) are the tokens that ``attention`` was projected from. With ``rows`` the output is of the first
-        ``rows`` tokens only. Decides; `attend_reduced` says how tokens attend that are moved.
+        ``attention`` is that of all tokens ``x`` (B, N, C). With ``rows`` only the first ``rows`` tokens attend.
         """
         assignment = self(x, attention, state)
         if rows is not None:
@@ -188,7 +190,7 @@ class Reducer(nn.Module, Generic[C]):
         rows: int | None,
         *host_args: Any,
     ) -> tuple[Tensor, Tensor, TokenState]:
-        """Move tokens and attend, as `query`; ``attention`` is of all tokens, of their first ``rows`` queries if given.
+        """Move the tokens and attend, after `query` decided. With ``rows``, ``attention`` has only those queries.
 
         A selection computes the query rows it keeps; a merge pools the output rows.
         """
@@ -196,27 +198,27 @@ class Reducer(nn.Module, Generic[C]):
         if assignment.is_selection and rows is None:
             return reduced, merge_heads(self.attend(attention.select(assignment.anchor), after)), after
         out = merge_heads(self.attend(attention, state))
-        # x + attention pools to the pooled x + the pooled attention: rows are linear
+        # pooling is linear: x + attention pools to pooled x + pooled attention
         return reduced, out if rows is not None else assignment.pool(out, state.size), after
 
     def prepare(self, attention: Attention, state: TokenState) -> Attention:
-        """The attention as `attend` and `assign` both get it; a method that is defined by the map may keep it here."""
+        """The attention that `attend` and `assign` receive; a method that is defined by the map may store it here."""
         return attention
 
     def attend(self, attention: Attention, state: TokenState) -> Tensor:
-        """(B, H, M, d), the attention output of this block."""
+        """(B, H, M, d) attention output of this block."""
         return attention.output()
 
     def remember(self, attention: Attention, state: TokenState) -> Any:
-        """The part of ``attention`` that the site ``after`` gets in its place; called in front of the MLP.
+        """The part of ``attention`` that `reduce` receives at the site ``after``; called before the MLP.
 
-        All of it, unless a method says that less will do: q, k and v then need not live through the MLP.
+        By default all of it. A method that needs less frees q, k and v before the MLP.
         """
         return attention
 
 
 class Idle(Reducer[C]):
-    """Reduces nothing: for blocks where the method does not act. They still attend in proportion to size."""
+    """Reduces nothing, in blocks where the method does not act. Attention stays proportional to size."""
 
     @property
     def spares_block(self) -> bool:
@@ -227,19 +229,19 @@ class Idle(Reducer[C]):
 
 
 class ReducedBlock(nn.Module):
-    """Mixin that replaces the forward of a host's transformer block. The host file adds the four methods marked below.
+    """Mixin that replaces the forward of a host's transformer block. A host file writes four methods, marked below.
 
-    It is mixed in by giving an existing block a static subclass of its own class (`adopt`) and taken out by giving the
-    class back (`release`): module identity, parameters, hooks, state_dict keys and mode stay as they are.
+    `adopt` gives an existing block a static subclass of its own class, and `release` gives the class back: module
+    identity, parameters, hooks, state_dict keys and mode stay.
     """
 
     host_class: ClassVar[type[nn.Module]]
-    """The host's own block class; where it is not named, the last base."""
+    """The host's own block class; by default the last base."""
     parallel: ClassVar[bool] = False
-    """Attention and MLP read the same tokens, x + attention(x) + mlp(x). Nothing lies between them then: what a method
-    would do there happens at the end of the block, with this block's attention."""
+    """Attention and MLP read the same tokens: x + attention(x) + mlp(x). The site ``between`` then acts at the end
+    of the block, with this block's attention."""
     plain: ClassVar[bool] = False
-    """The host's own forward takes tokens alone, and does what `step` would where no logits get a bias."""
+    """The host's own forward takes tokens only and equals `step` where the logits get no bias."""
 
     reducer: Reducer[Any]
     depth: int
@@ -253,7 +255,7 @@ class ReducedBlock(nn.Module):
 
     @property
     def crosses(self) -> bool:
-        """True if this block attends across the windows of an image, which are reduced apart."""
+        """True if this block attends across the windows of an image, which are reduced separately."""
         return False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -265,10 +267,10 @@ class ReducedBlock(nn.Module):
     # ---- what the host file writes ---------------------------------------------------------------------------------
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
-        """Attention of tokens ``x`` (B, N, C), pre-norm included; queries of the first ``rows`` tokens only if given.
+        """The attention of tokens ``x`` (B, N, C), pre-norm included; with ``rows``, only that many queries.
 
-        ``host_args`` is what the host gives its blocks besides the tokens, for all N0 input tokens: tables of positions
-        are read through ``state.patch_rows`` and ``state.pair_bias``.
+        ``host_args`` are what the host passes to its blocks besides tokens. They are made for all N0 input tokens: read
+        tables of positions through ``state.patch_rows`` and ``state.pair_bias``.
         """
         raise NotImplementedError
 
@@ -277,19 +279,19 @@ class ReducedBlock(nn.Module):
         raise NotImplementedError
 
     def attention_branch(self, out: Tensor) -> Tensor:
-        """(B, M, H*d) attention output to the residual update (B, M, C): projection, norm or layer scale, drop path."""
+        """Residual update (B, M, C) from attention output (B, M, H*d): projection, norm or layer scale, drop path."""
         raise NotImplementedError
 
     def mlp_branch(self, x: Tensor) -> Tensor:
-        """(B, M, C) tokens to the residual update (B, M, C): norm, MLP, layer scale, drop path."""
+        """Residual update (B, M, C) from tokens (B, M, C): norm, MLP, layer scale, drop path."""
         raise NotImplementedError
 
     @classmethod
     def bypassed(cls, block: Any) -> list[nn.Module]:
-        """The modules that the dense ``block`` calls and the reduced one does not: it calls what is in them instead.
+        """The modules that the dense ``block`` calls and the reduced one does not, because it calls their parts.
 
-        A forward or a hook put on one of them would be skipped, so `reduce_` refuses it, and so does every forward
-        of the reduced model. ``block`` is reduced or not.
+        Hooks or a forward put on one of them would be skipped, so `reduce_` and every reduced forward refuse them.
+        ``block`` may be reduced or not.
         """
         return []
 
@@ -298,26 +300,25 @@ class ReducedBlock(nn.Module):
     def step(self, x: Tensor, state: TokenState, *host_args: Any) -> Step:
         """One block as a pure function of tokens (B, N, C) and their state.
 
-        The last block may serve a head that reads only the first ``head_rows`` tokens: exact, and the rest is not
-        computed. A saving, not a reduction: size, source and position stay. Nothing is decided ``between`` or ``after``
-        any more, since no token but these goes on.
+        If the head reads only the first ``head_rows`` tokens, the last block computes no others, and decides nothing at
+        ``between`` or ``after``. This is exact and no reduction: size, source and position stay.
         """
         reducer = self.reducer
         x, state = reducer.reduce("before", x, None, state)
         rows = None if state.full_grid else self.head_rows
         watched = state.compact and self.depth in self.trace.call.watched
 
-        # where nothing else happens, the host's own forward: fewer calls between products
+        # the host's own forward, where nothing else happens: fewer calls between products
         if self.plain and rows is None and not (host_args or watched) and reducer.spares_block:
-            # its attention gives what ours does, as fast: sizes and a mask would be a bias
+            # it must compute the same (sizes and a mask would add a bias), and as fast
             unbiased = state.mask is None and (state.uniform or not self.proportional)
             batch, n, heads = x.shape[0], x.shape[1], reducer.layer.num_heads
             if unbiased and not unfused_is_faster(x.device, product_dtype(x), batch, heads, n, n):
                 handed_over = [x]
-                del x  # or what was reduced here would live beside what attention makes of it, through the MLP
+                del x  # else the block's input would stay in memory
                 return self.host_class.forward(self, handed_over.pop()), state
 
-        # attention; who decides at the query sees the queries of all tokens
+        # attention; a decision at the query needs the queries of all tokens
         at_query = reducer.site == "query"
         attention = reducer.prepare(self.project(x, state, None if at_query else rows, *host_args), state)
         if watched:
@@ -334,19 +335,19 @@ class ReducedBlock(nn.Module):
         if rows is None:
             x, state = reducer.reduce("between", x, attention, state)
             seen = reducer.remember(attention, state) if reducer.site == "after" else None
-        del attention  # or q, k and v would live through the MLP, where memory peaks
+        del attention  # else q, k and v would live through the MLP, where memory peaks
 
         if not self.parallel:
             x = x + self.mlp_branch(x)
         return (x, state) if rows is not None else reducer.reduce("after", x, seen, state)
 
     def add_attention(self, x: Tensor, out: Tensor) -> Tensor:
-        """Tokens (B, M, C) with the attention output (B, M, H*d) added; in a parallel block, with the MLP too."""
+        """Add attention output (B, M, H*d), and in a parallel block the MLP's, to tokens (B, M, C)."""
         update = self.attention_branch(out)
         return x + update + self.mlp_branch(x) if self.parallel else x + update
 
     def run(self, x: Tensor, *host_args: Any) -> Tensor:
-        """Replacement for the host's ``forward``: find the state, step, hand tokens and state on."""
+        """Replace the host's ``forward``: find the state, step, pass tokens and state on."""
         if isinstance(x, Proxy):
             raise UnsupportedModelError(
                 "torch.fx cannot trace through a reduced block: trace with blocks as leaves, e.g. "
@@ -363,11 +364,7 @@ class ReducedBlock(nn.Module):
         return self.outgoing(*self.step(x, state, *host_args))
 
     def _run_mapped(self, x: Tensor, *host_args: Any) -> Tensor:
-        """`_run` under ``torch.vmap``, which hides values that some methods decide by.
-
-        Raises:
-            VitrimError: torch cannot map what this method does.
-        """
+        """`_run` under ``torch.vmap``, which hides the values that some methods decide by."""
         try:
             return self._run(x, *host_args)
         except RuntimeError as error:
@@ -378,7 +375,7 @@ class ReducedBlock(nn.Module):
             ) from error
 
     def receive(self, x: Tensor, state: TokenState, *host_args: Any) -> Step:
-        """The current tokens (B, N, C) from what the host hands this block, after `incoming` found their state."""
+        """The current tokens (B, N, C), from the block's input and the state that `incoming` found."""
         if state.held is not None:
             return state.held, replace(state, held=None)
         if state.full_grid and state.reduced:
@@ -386,23 +383,23 @@ class ReducedBlock(nn.Module):
         return x, state
 
     def incoming(self, x: Tensor) -> TokenState:
-        """The state of the incoming tokens: stamped on the tensor, else what the previous block left.
+        """The state of the incoming tokens: stamped on the tensor, else left by the previous block.
 
         The stamp survives host checkpointing and two forwards before one backward; the fallback survives hooks and
-        wrappers that hand on a new tensor (FSDP2). A recomputation finds the stamp that the fallback leaves.
+        wrappers that pass on a new tensor (FSDP2). A recomputation finds the stamp that the fallback sets.
         """
-        if self.depth == 0 and self.trace.changing:  # one that runs already is found by `refuse_while_running`
+        if self.depth == 0 and self.trace.changing:  # `refuse_while_running` finds forwards that run already
             raise RuntimeError(
                 "the reduction of this model is being changed in another thread: call set, restore_ and reduce_ while "
                 "no forward runs"
             )
         stamp = getattr(x, STAMP, None)
         if self.depth == 0:
-            # a recomputed first block finds on its input what the forward it repeats found: no embedding runs again
+            # a recomputed first block reads both from its input, since the embedding does not run again
             full_grid = self.trace.full_grid or (isinstance(stamp, TokenState) and stamp.full_grid)
             call = self.trace.call
             grid = call.grid
-            if grid is not None:  # once: tokens that no patch embedding made must not find an older one's
+            if grid is not None:  # used once: it must not apply to later tokens that no patch embedding made
                 call.grid = None
             elif isinstance(stamp, TokenState):
                 grid = stamp.grid
@@ -416,10 +413,10 @@ class ReducedBlock(nn.Module):
             state = stamp
         else:
             depth, latest = self.trace.call.latest or (-1, None)  # of this thread
-            # in a backward pass a block repeats a forward, which did not leave the latest state
+            # a backward pass recomputes blocks out of order
             recomputes = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
             if latest is None or depth != self.depth - 1 or recomputes:
-                if self.trace.form is not None:  # it may be that block 0 is another one
+                if self.trace.form is not None:  # block 0 may have been replaced
                     self.trace.form()
                 raise RuntimeError(
                     f"block {self.depth} got tokens of unknown history: the blocks of a reduced model must run in "
@@ -436,8 +433,8 @@ class ReducedBlock(nn.Module):
         return state
 
     def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
-        """Note the state, un-merge where the output must be complete, and stamp the state on the tokens."""
-        if not (self.last or state.full_grid):  # first: at batch 1 every further question costs as much as an operator
+        """Record the state, un-merge where the output must be complete, and stamp the state on the tokens."""
+        if not (self.last or state.full_grid):  # the usual case: every check costs as much as an operator
             self.trace.leave(self.depth, state, False)
             setattr(x, STAMP, state)
             return x
@@ -460,7 +457,7 @@ class ReducedBlock(nn.Module):
     OWN: ClassVar[tuple[str, ...]] = (
         *("depth", "num_prefix", "proportional", "last", "head_rows", "unmerge_at_end", "restore", "trace"),
     )
-    """Attributes that a block has only while it is reduced; those of a family's own are set by `Host.install`."""
+    """Attributes that a block has only while it is reduced. A family adds its own, which its `Host.install` sets."""
 
     @classmethod
     def adopt(cls, block: nn.Module, reducer: Reducer[Any], **settings: Any) -> None:
@@ -479,7 +476,7 @@ class ReducedBlock(nn.Module):
 
 
 def reduced_in(block: nn.Module) -> ReducedBlock | None:
-    """The reduced block that ``block`` is, or that it wraps, as checkpointing and compiling do; None without one."""
+    """``block`` if it is reduced, else the reduced block it wraps (checkpointing, compiling); None without one."""
     if isinstance(block, ReducedBlock):
         return block
     return next((part for part in block.modules() if isinstance(part, ReducedBlock)), None)
@@ -489,11 +486,11 @@ def reduced_in(block: nn.Module) -> ReducedBlock | None:
 
 
 def is_bare(module: nn.Module, kind: type[M] = nn.Linear) -> TypeGuard[M]:  # type: ignore[assignment]
-    """True if reading the weights of ``module`` does what calling it does: it is a ``kind`` and nothing more.
+    """True if reading the weights of ``module`` equals calling it: it is a ``kind`` and nothing more.
 
-    The one place that knows how a module can be more than its weights: a subclass (an adapter, a quantised layer, a
-    parametrisation), a forward or hooks put on the instance (LoRA patches, offloading), hooks put on all modules, or
-    weights of a class of their own (quantised, sharded). Such a module must be called.
+    This function alone knows what makes a module more than its weights: a subclass (adapter, quantised layer,
+    parametrisation), a forward or hooks on the instance (LoRA, offloading), hooks on all modules, or weights of another
+    class (quantised, sharded).
 
     Example:
         >>> layer = nn.Linear(2, 2)
@@ -505,7 +502,7 @@ def is_bare(module: nn.Module, kind: type[M] = nn.Linear) -> TypeGuard[M]:  # ty
     """
     if type(module) is not kind or is_altered(module):
         return False
-    # hooks that run at every module, other than those by which PyTorch's counters note where they are
+    # hooks on all modules, except those of PyTorch's module tracker
     of_all = (
         hooks_of_all._global_forward_hooks,
         hooks_of_all._global_forward_pre_hooks,
@@ -515,25 +512,21 @@ def is_bare(module: nn.Module, kind: type[M] = nn.Linear) -> TypeGuard[M]:  # ty
     owners = [getattr(hook, "__module__", "") for hooks in of_all for hook in hooks.values()]
     if any(owner != "torch.utils.module_tracker" for owner in owners):
         return False
-    # tensors of PyTorch's own, or what its tracers put in the place of one
+    # PyTorch's own tensors, or those its tracers substitute
     kinds = [type(parameter).__module__ for parameter in module._parameters.values() if parameter is not None]
     return all(name == "torch" or name.startswith(("torch.nn.", "torch._subclasses.")) for name in kinds)
 
 
 def is_altered(module: nn.Module, library: str | None = None) -> bool:
-    """True if ``module`` has a forward or hooks that were put on the instance.
+    """True if a forward or hooks were put on the instance ``module``.
 
     Args:
-        library: whose own hooks do not count, by the name of its package: they only record what passes.
-
-    Example:
-        >>> is_altered(nn.Linear(2, 2))
-        False
+        library: package whose hooks do not count, because they only record.
     """
     if "forward" in module.__dict__:
         return True
     found = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    if not (found[0] or found[1] or found[2] or found[3]):  # asked of every block in every forward
+    if not (found[0] or found[1] or found[2] or found[3]):  # runs for every block in every forward
         return False
     return any(
         library is None or not getattr(hook, "__module__", "").startswith(f"{library}.")
@@ -543,7 +536,7 @@ def is_altered(module: nn.Module, library: str | None = None) -> bool:
 
 
 def draw_linear_(module: nn.Module) -> None:
-    """Draw the weights of all linear layers in ``module`` as ViTs do: truncated normal of deviation 0.02, biases 0."""
+    """Initialise all linear layers in ``module`` as ViTs do: truncated normal of deviation 0.02, biases 0."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
             nn.init.trunc_normal_(layer.weight, std=0.02)
@@ -553,9 +546,9 @@ def draw_linear_(module: nn.Module) -> None:
 
 @contextmanager
 def running(training: bool, *modules: nn.Module) -> Iterator[None]:
-    """``modules``, themselves and not those in them, in training mode or out of it; each gets its own mode back.
+    """Put ``modules``, not their children, into training mode or out of it, and restore each mode afterwards.
 
-    Nothing is touched where they are in that mode already, as in evaluation, when threads may share a model.
+    Modules that are in that mode already are not touched, so in evaluation threads may share a model.
     """
     changed = [module for module in modules if module.training != training]
     for module in changed:
@@ -568,24 +561,24 @@ def running(training: bool, *modules: nn.Module) -> Iterator[None]:
 
 
 def sharded(block: nn.Module) -> bool:
-    """True if FSDP2 (``fully_shard``) has put a class of its own above the class of ``block``."""
+    """True if FSDP2 (``fully_shard``) has put its own class above the class of ``block``."""
     return any(base.__module__.startswith("torch.distributed") for base in type(block).__bases__)
 
 
 def class_of(block: nn.Module) -> type[nn.Module]:
-    """The class of ``block`` as its library wrote it, which FSDP2 turns from Block to FSDPBlock(FSDPModule, Block)."""
+    """The class of ``block`` as its library wrote it: Block, where FSDP2 made it FSDPBlock(FSDPModule, Block)."""
     return type(block).__bases__[-1] if sharded(block) else type(block)
 
 
 def change_class(block: nn.Module, kind: Any) -> None:
-    """Give ``block`` the class ``kind`` in place of its own, below what FSDP2 may have put above it."""
+    """Give ``block`` the class ``kind``, below FSDP2's own class if there is one."""
     own: Any = type(block)
     block.__class__ = _shard_of(own, kind) if sharded(block) else kind
 
 
 @cache  # one class for all blocks: compiled code is guarded by it
 def _shard_of(wrapped: Any, kind: Any) -> type[nn.Module]:
-    """The class FSDP2 would have made from ``kind``, as it made ``wrapped`` from another."""
+    """The class FSDP2 would have made from ``kind``, as it made ``wrapped``."""
     return type(f"FSDP{kind.__name__}", (*wrapped.__bases__[:-1], kind), {"__deepcopy__": wrapped.__deepcopy__})
 
 
@@ -605,11 +598,10 @@ def access(name: str, root: str = "model") -> str:
 
 
 class Exchange(nn.Module):
-    """Base class of modules that carry information between two streams of tokens.
+    """Marks modules that exchange information between two streams of tokens: ViTTM's heads, LookupViT's attention.
 
-    ViTTM's read and write heads and LookupViT's two-way attention are such modules. The class does nothing itself: it
-    tells the MAC counter (`vitrim.measure.macs`) which products are exchange, because published figures count them
-    even where they leave the self-attention of the blocks out. Only products inside ``forward`` are recognised.
+    The MAC counter (`vitrim.measure.macs`) lists products inside their ``forward`` separately: published figures count
+    them even where they leave out the blocks' self-attention.
 
     Example:
         >>> class Mean(Exchange):

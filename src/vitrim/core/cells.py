@@ -1,9 +1,8 @@
-"""Cells: squares of neighbouring patches that a connector joins behind the tower, reduced as wholes.
+"""Cells: squares of patches that a connector joins behind the tower, and that are therefore reduced as wholes.
 
-The tokens of a cell stand together, one after the other, in all blocks. A method decides about cells: it sees the mean
-of their tokens and their keys side by side, and what it decides holds for every member, so that the first patch of a
-cell joins the first of another. Amounts are of cells. Groups of patches are then groups of cells, and the connector,
-which reads a cell at a time, gets what it would get from cells that are equal.
+The tokens of a cell are consecutive in all blocks. A method decides about cells: it sees the mean token of each cell
+and the keys of its patches side by side. The decision holds for every member: the first patch of a cell joins the first
+of another, the second the second. Amounts count cells. The connector reads whole cells, as in the unreduced model.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from vitrim.core.tokens import IndexMap, TokenState, decision_dtype
 from vitrim.errors import UnsupportedModelError
 
 OWN_WAYS = ("reduce", "carry_out", "query", "attend_reduced", "attend", "remember")
-"""Methods that override one of these do more than to decide."""
+"""A reducer that overrides one of these methods does more than decide."""
 
 PATCHES_READ = (
     "this method reads the attention map or the places of single patches, and what follows the tower joins cells"
@@ -35,9 +34,9 @@ PATCHES_READ = (
 
 @dataclass(frozen=True)
 class CellAttention(Attention):
-    """The attention of a block as a method sees it that decides about cells.
+    """The attention of a block as shown to a method that decides about cells.
 
-    q, k and v are those of patches; what methods compare or score by is of cells, behind the prefix.
+    q, k and v are those of patches; everything that methods compare or score by is per cell, behind the prefix.
     """
 
     area: int = field(kw_only=True)
@@ -49,12 +48,12 @@ class CellAttention(Attention):
 
     @property
     def keys(self) -> Tensor:
-        """(B, H, p + Q, area * d) the keys of every cell's patches side by side."""
+        """(B, H, p + Q, area * d), the keys of each cell's patches side by side."""
         return side_by_side(super().keys, self.area, self.num_prefix)
 
     @property
     def values(self) -> Tensor:
-        """(B, H, p + Q, area * d) the values of every cell's patches side by side."""
+        """(B, H, p + Q, area * d), the values of each cell's patches side by side."""
         return side_by_side(super().values, self.area, self.num_prefix)
 
     def mean_keys(self) -> Tensor:
@@ -70,19 +69,19 @@ class CellAttention(Attention):
         return self._mean(plain.column_mean())
 
     def probabilities(self) -> Tensor:
-        # of the class token's row, which `class_row` asks for; the whole map is one of patches
+        # allowed for the class token's row (`class_row`); the whole map is one of patches
         if self.q.shape[2] > self.num_prefix:
             raise UnsupportedModelError(PATCHES_READ)
         return super().probabilities()
 
     def _mean(self, received: Tensor) -> Tensor:
-        """Values (..., p + P) of patches as the means of cells (..., p + Q)."""
+        """Values (..., p + P) of patches averaged over cells, (..., p + Q)."""
         cells = received[..., self.num_prefix :].unflatten(-1, (-1, self.area)).mean(dim=-1)
         return torch.cat([received[..., : self.num_prefix], cells], dim=-1)
 
 
 class CellIndexMap(IndexMap):
-    """The map of cells: their indices are those of their first patches."""
+    """The index map of cells, indexed by their first patches."""
 
     def __init__(self, before: IndexMap, area: int, num_prefix: int) -> None:
         inputs, tokens = ((count - num_prefix) // area for count in (before.num_inputs, before.num_tokens))
@@ -96,9 +95,7 @@ class CellIndexMap(IndexMap):
 
 
 def side_by_side(x: Tensor, area: int, num_prefix: int) -> Tensor:
-    """Tokens (..., p + Q * area, d), the members of a cell behind each other, as (..., p + Q, area * d).
-
-    Prefix tokens are repeated.
+    """Tokens (..., p + Q * area, d), cell by cell, as (..., p + Q, area * d). Prefix tokens are repeated.
 
     Example:
         >>> side_by_side(torch.tensor([[[1.0], [2.0], [3.0]]]), 2, 1)
@@ -111,13 +108,13 @@ def side_by_side(x: Tensor, area: int, num_prefix: int) -> Tensor:
 
 
 class CellReducer(Reducer[Any]):
-    """Reduces whole cells, as the reducer within it decides about them.
+    """Reduces whole cells as an inner reducer decides.
 
     Args:
-        inner: decides.
+        inner: the reducer that decides.
         area: patches of a cell.
-        num_prefix: tokens in front of the patches.
-        gathers: patches come in raster order of a square image: the first block puts the members of a cell together.
+        gathers: patches come in raster order of a square image, so the first block makes the members of a cell
+            consecutive.
     """
 
     def __init__(self, inner: Reducer[Any], area: int, num_prefix: int, gathers: bool) -> None:
@@ -126,7 +123,7 @@ class CellReducer(Reducer[Any]):
         self.area = area
         self.num_prefix = num_prefix
         self.gathers = gathers
-        self.site, self.everywhere = inner.site, inner.everywhere  # type: ignore[misc]  # of this one
+        self.site, self.everywhere = inner.site, inner.everywhere  # type: ignore[misc]  # instance attributes
         super().follow(inner.config, inner.layer)
 
     def follow(self, config: Any, layer: Layer) -> None:
@@ -134,7 +131,7 @@ class CellReducer(Reducer[Any]):
         super().follow(config, layer)
 
     def _apply(self, fn: Any, recurse: bool = True) -> CellReducer:
-        nn.Module._apply(self, fn, recurse)  # the reducer within knows its own first values
+        nn.Module._apply(self, fn, recurse)  # the inner reducer initialises its own tensors
         return self
 
     def reduce(self, site: Any, x: Tensor, attention: Attention | None, state: TokenState) -> tuple[Tensor, TokenState]:
@@ -151,7 +148,7 @@ class CellReducer(Reducer[Any]):
         return None if decided is None else self.spread(decided)
 
     def cells(self, state: TokenState) -> TokenState:
-        """The state of the cells: all members of one have the same size."""
+        """The state of the cells; all members of a cell have the same size."""
         p = self.num_prefix
 
         def first(values: Tensor) -> Tensor:
@@ -166,7 +163,7 @@ class CellReducer(Reducer[Any]):
         )
 
     def spread(self, decided: Hard) -> Hard:
-        """The assignment of all tokens that follows from one of cells."""
+        """The assignment of all tokens that follows from an assignment of cells."""
         weight = decided.weight
         if weight is not None:
             weight = self.repeat(weight)
@@ -181,23 +178,20 @@ class CellReducer(Reducer[Any]):
         )
 
     def members(self, cells: Tensor, front: int) -> Tensor:
-        """The tokens of ``cells`` (B, n), places among all cells; the first ``front`` of them are prefix tokens."""
+        """The tokens of ``cells`` (B, n), indices among all cells, of which the first ``front`` are prefix tokens."""
         p = self.num_prefix
         inside = torch.arange(self.area, device=cells.device)
         patches = p + (cells[:, front:, None] - p) * self.area + inside
         return torch.cat([cells[:, :front], patches.flatten(1)], dim=1)
 
     def repeat(self, values: Tensor) -> Tensor:
-        """Values (B, p + n) of cells for their members."""
+        """Values (B, p + n) of cells repeated for their members."""
         p = self.num_prefix
         return torch.cat([values[:, :p], values[:, p:].repeat_interleave(self.area, dim=1)], dim=1)
 
 
 def gathered(state: TokenState, area: int) -> Hard:
-    """The order in which the members of a cell stand together, of a square image whose patches come in raster order.
-
-    Raises:
-        UnsupportedModelError: the patches are not those of a square of whole cells.
+    """The reordering that makes the members of each cell consecutive, for a square image in raster order.
 
     Example:
         >>> gathered(TokenState.start(torch.zeros(1, 16, 8), num_prefix=0), 4).anchor[0, :8]
@@ -213,11 +207,7 @@ def gathered(state: TokenState, area: int) -> Hard:
 
 
 def build_reducer(config: MethodConfig, layer: Layer, block: nn.Module, facts: HostFacts) -> Reducer[Any]:
-    """Make the reducer of one layer on the device and dtype and in the mode of its block.
-
-    Raises:
-        UnsupportedModelError: the model's patches are reduced in cells, and the method does not decide about those.
-    """
+    """Make the reducer of one layer, with the device, dtype and mode of its block."""
     reducer = make_reducer(config, layer)
     if facts.cell > 1:
         kind, needs = type(reducer), config.needs()

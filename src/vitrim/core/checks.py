@@ -1,4 +1,4 @@
-"""The fit of a method and a model: the checks of `reduce_`, in its order; the last is of `Reduction.set`."""
+"""Checks that a method fits a model: those of `reduce_` in their order, then that of `Reduction.set`."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
 def facts_for_reader(
     config: MethodConfig, host: type[Host], tower: nn.Module, holder: nn.Module | None, cell: int | None
 ) -> HostFacts:
-    """The facts of a ``tower`` as they are for what reads its tokens.
+    """The facts of a ``tower`` as they apply to whatever reads its tokens.
 
     Args:
         config: the method.
         host: of the tower.
         tower: the part that is reduced.
-        holder: what holds it. A projector or a decoder in it may count the tokens, join neighbours or lay them out as a
-            map, and nothing says so: it gets all of them. A wrapper, which has no parameters of its own, reads nothing.
-            None where only the tower's own head counts.
-        cell: where a language model gets only the tokens that are left: patches a side of the squares that its
-            connector makes one token of, 1 where it reads each by itself. Nobody reads them at their places then.
+        holder: the model around the tower, if given to `reduce_`. Its projector or decoder may count the tokens, join
+            neighbours or lay them out as a map, so it gets all of them. A wrapper without parameters of its own reads
+            none.
+        cell: only where a language model gets fewer tokens: the side in patches of the squares that the connector joins
+            into one token, 1 for none. Nothing then reads tokens at their places.
 
     Raises:
-        UnsupportedModelError: tokens for a language model that belong to no place in the image.
-        VitrimError: pruned patches are to come back, and a language model is to get fewer.
+        UnsupportedModelError: the method makes tokens that belong to no place, and a language model reads them.
+        VitrimError: the options bring pruned patches back, and a language model is to get fewer.
     """
     facts = host.facts(tower)
     if cell is None:
@@ -56,7 +56,7 @@ def facts_for_reader(
 
 
 def described(host: type[Host], model: nn.Module) -> dict[str, Any]:
-    """The architecture and geometry of ``model``, on which a setting that was found for it depends."""
+    """The architecture and geometry of ``model`` that a setting found for it depends on."""
     facts = host.facts(model)
     rows, columns = facts.grid_size
     return {
@@ -70,11 +70,7 @@ def described(host: type[Host], model: nn.Module) -> dict[str, Any]:
 def check_origin(config: MethodConfig, host: type[Host], model: nn.Module) -> None:
     """Compare ``model`` with the one that the file of ``config`` was made for, if it is from such a file.
 
-    Raises:
-        VitrimError: it has another number of blocks.
-
-    Warns:
-        ReductionWarning: it differs in something else.
+    Warns of a difference, and refuses another number of blocks.
     """
     if config.made_for is None:
         return
@@ -90,13 +86,10 @@ def check_origin(config: MethodConfig, host: type[Host], model: nn.Module) -> No
 
 
 def check_proportional(config: MethodConfig, model: nn.Module) -> None:
-    """Say where sizes would weigh the attention of a masked autoencoder, unless ``proportional`` itself was given.
+    """Warn where sizes would weigh the attention of a masked autoencoder, unless ``proportional`` was given.
 
-    ToMe, ATM and PPT were published without that for MAE. A model that was fine-tuned from one and pools its patches
-    looks like any other; this sees only what the library says.
-
-    Warns:
-        ReductionWarning: naming the option.
+    ToMe, ATM and PPT were published without proportional attention for MAE. Only what the library records is checked: a
+    fine-tuned MAE that pools its patches looks like any other model.
     """
     if config.proportional and "proportional" not in config.model_fields_set and ask(model).masked_autoencoder(model):
         warnings.warn(
@@ -108,7 +101,7 @@ def check_proportional(config: MethodConfig, model: nn.Module) -> None:
 
 
 def misfit(config: MethodConfig, head: Head) -> str | None:
-    """The reason why models with such a head cannot carry ``config``, or None."""
+    """The reason why models with such a head cannot carry ``config``; None if they can."""
     if config.needs().class_token and head == "no class token":
         substitute = "; use score=column_mean" if "score" in type(config).model_fields else ""
         return f"scores tokens by the attention of a class token, and this model has none{substitute}"
@@ -149,15 +142,14 @@ def check_head(config: MethodConfig, facts: HostFacts, within: bool = False) -> 
 
 
 def at_the_end(config: MethodConfig, facts: HostFacts, num_layers: int) -> tuple[int | None, Restore | None]:
-    """The end of a model of ``num_layers`` blocks: the rows that the last one computes, and how pruned patches return.
+    """The rows that the last block computes, and how pruned patches return.
 
-    Returns:
-        None for all rows; None where nobody reads the places of pruned patches.
+    The former is None if all are computed, the latter if nobody reads their places.
 
     Raises:
-        UnsupportedModelError: fewer rows are asked for than the head reads, or patches are to come back before the last
-            block of a model that has no other.
-        VitrimError: they are to come back into a last block that computes the class token only.
+        UnsupportedModelError: ``last_block`` leaves out rows that the head reads, or patches are to return before the
+            last block of a model with one block.
+        VitrimError: patches are to return into a last block that computes the class token only.
     """
     if config.last_block == "class_token" and facts.head_rows is None:
         raise UnsupportedModelError(
@@ -183,11 +175,7 @@ def at_the_end(config: MethodConfig, facts: HostFacts, num_layers: int) -> tuple
 
 
 def patch_maker(config: MethodConfig, host: type[Host], model: nn.Module) -> nn.Module | None:
-    """The module that shows the grid of every forward, if ``config`` asks for it.
-
-    Raises:
-        UnsupportedModelError: it is needed, and ``model`` has none.
-    """
+    """The module that shows the grid of every forward, if ``config`` needs it; models without one are refused."""
     if not config.needs().grid:
         return None
     maker = host.patch_maker(model)
@@ -202,7 +190,7 @@ def patch_maker(config: MethodConfig, host: type[Host], model: nn.Module) -> nn.
 def check_amounts(config: MethodConfig, layers: Sequence[Layer], stacklevel: int = 4) -> None:
     """Warn, or refuse under ``strict``, where layers cannot remove as much as asked at the model's own image size.
 
-    ``stacklevel`` is how far away the user's line is, which the warning names.
+    ``stacklevel`` is the distance to the user's line, which the warning names.
     """
     initial = current = layers[0].initial_patches
     amounts, grid = layers[0].amounts, layers[0].grid_size
@@ -234,11 +222,9 @@ def check_amounts(config: MethodConfig, layers: Sequence[Layer], stacklevel: int
 def check_reducers(
     config: MethodConfig, blocks: list[nn.Module], reducers: list[Reducer[Any]], rows: int | None
 ) -> None:
-    """Refuse reducers that the ``blocks`` cannot carry; of the last block only some ``rows`` are computed, if given.
+    """Refuse reducers that the ``blocks`` cannot carry. ``rows``: those that the last block computes, None for all.
 
-    Raises:
-        UnsupportedModelError: the last reducer needs all rows, or the method would add parameters to a model that is
-            sharded already.
+    The last reducer may need all rows; and parameters cannot be added to a sharded model.
     """
     if rows is not None and reducers[-1].needs_full_last_block:
         raise UnsupportedModelError(
@@ -256,7 +242,7 @@ def check_blocks(config: MethodConfig, layers: Sequence[Layer], reducers: Sequen
     """Raise `VitrimError` if ``config`` acts in other blocks than those that ``reducers`` were made for."""
 
     def acting(options: MethodConfig, plan: Sequence[Layer]) -> list[int]:
-        if options.is_adaptive():  # amounts are of images
+        if options.is_adaptive():  # it has no amounts
             return list(options.stages(len(plan)))
         return [layer.depth for layer in plan if layer.amount is not None]
 

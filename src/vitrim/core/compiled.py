@@ -1,9 +1,9 @@
-"""Plain loops in the place of many small operators, compiled by Numba where it is installed (``vitrim[fast]``).
+"""Plain loops that replace many small operators, compiled by Numba where it is installed (``vitrim[fast]``).
 
-On a CPU at batch 1 deciding costs what its operators cost, not what they compute: some eighty in a block that merges.
-A loop does the same in one call. It is an ordinary function of NumPy arrays and numbers, which fills arrays that it is
-given, beside the operators that it stands for; those run everywhere else and say what is right. The loop of one method
-stands at the end of its file; here are those of `core`.
+On a CPU at batch 1, a decision costs what calling its operators costs, some eighty in a block that merges; a loop is
+one call. A loop is an ordinary function of NumPy arrays and numbers that fills output arrays. It sits beside the
+operators it replaces, which run everywhere else and define the correct result. Loops of a single method are at the end
+of its file; those of `core` are here.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ from vitrim.core.tokens import is_traced
 INSTALLED = find_spec("numba") is not None
 
 MOST = 2**18
-"""Numbers in the largest tensor that loops are for: they use one core, and operators all of them. On two cores both are
-equally fast from DeiT-S at batch 8 on, whatever is the most."""
+"""Numbers in the largest tensor that loops accept: they use one core, and operators all of them. On two cores both
+are equally fast from DeiT-S at batch 8 on."""
 
 DTYPES = (torch.float32, torch.float64)
 HALF = (torch.bfloat16, torch.float16)
-"""Dtypes that NumPy has no numbers of, or that are slow: tokens are moved in float32."""
+"""Dtypes that NumPy lacks or computes slowly: their tokens are moved in float32."""
 
 
 class Loop:
-    """A function of arrays and numbers, compiled when it is called first; tensors are handed to it as arrays.
+    """A function of arrays and numbers, compiled on its first call; tensors are passed as arrays.
 
-    The function returns nothing. Tensors that it reads are made contiguous, so that it is compiled once per dtype; what
-    it fills must be.
+    Tensors that it reads are made contiguous, so that it is compiled once per dtype; those it fills must be contiguous.
 
     Example:
         >>> def double(x, out):
@@ -57,14 +56,10 @@ class Loop:
 
 
 def suit(*tensors: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> bool:
-    """True if loops take the place of operators on ``tensors``, whose values are decided by or moved.
+    """True if loops may replace operators on ``tensors``.
 
-    Small tensors on a CPU in float32 or float64, not empty, whose gradient nobody asks for. A compiler, an exporter, a
-    tracer and what watches operators (counters, `torch.func`) must see operators.
-
-    Args:
-        tensors: what a loop reads.
-        dtypes: of tensors that are converted before.
+    These must be small tensors on a CPU in ``dtypes``, not empty, without gradients. Compilers, exporters, tracers and
+    anything that watches operators (counters, `torch.func`) must see operators.
     """
     if not INSTALLED or torch.compiler.is_compiling() or is_traced():
         return False
@@ -73,15 +68,15 @@ def suit(*tensors: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> bool:
         if not own or x.requires_grad or not 0 < x.numel() <= MOST:
             return False
     watchers = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
-    # differentiated in another way than `requires_grad` tells
+    # differentiation that `requires_grad` does not show
     transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     return watchers == 0 and not transformed
 
 
 def memory_of(x: Tensor) -> tuple[Tensor, int, int, int]:
-    """The memory (S,) behind a view (B, H, N, d) of rows without gaps, and how far images, heads and tokens lie apart.
+    """The memory (S,) behind a view (B, H, N, d) with contiguous rows, and the strides of images, heads and tokens.
 
-    NumPy cannot tell of a view that its rows are runs, and without that they are read number by number.
+    NumPy cannot see that the rows of a view are contiguous, and would read them number by number.
     """
     length = sum((count - 1) * step for count, step in zip(x.shape, x.stride(), strict=True)) + 1
     image, head, token, _ = x.stride()
@@ -89,13 +84,13 @@ def memory_of(x: Tensor) -> tuple[Tensor, int, int, int]:
 
 
 def _compile(function: Callable[..., None]) -> Callable[..., None]:
-    import numba  # takes half a second, so only where it is used
+    import numba  # takes half a second
 
     # sums in any order, so that they use whole vectors; NaN and infinity stay what they are
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
     try:
         compiled: Callable[..., None] = numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # nowhere to keep it for the next process: neither the package's folder nor the user's
+    except RuntimeError:  # neither the package's folder nor the user's cache is writable
         compiled = numba.njit(**options)(function)
     return compiled
 
@@ -114,8 +109,8 @@ def _pool(
     pooled: Any,
     new_size: Any,
 ) -> None:
-    """Fill ``pooled`` (B, M, C) and ``new_size`` (B, M): what `Hard.pool` and sums of sizes give, as a loop."""
-    # a method outside of vitrim may be wrong, and a loop would read what lies behind the array
+    """Fill ``pooled`` (B, M, C) and ``new_size`` (B, M) as `Hard.pool` and the sums of sizes do."""
+    # a wrong method outside vitrim would make the loop read beyond the array
     if into.shape != moved.shape or weight.shape != size.shape or not len(x) == len(anchor) == len(moved):
         raise IndexError("tokens, their weights, those to move and what they join do not belong together")
     if anchor.min() < 0 or moved.min() < 0 or max(anchor.max(), moved.max()) >= x.shape[1]:
@@ -149,7 +144,7 @@ POOL = Loop(_pool)
 
 
 def _expand(y: Any, anchor: Any, moved: Any, into: Any, places: Any) -> None:
-    """Fill ``places`` (B, n, C) as `Hard.expand` does, as a loop."""
+    """Fill ``places`` (B, n, C) as `Hard.expand` does."""
     n = places.shape[1]
     if into.shape != moved.shape or anchor.shape != y.shape[:2] or len(moved) != len(y):
         raise IndexError("tokens and their places do not belong together")
@@ -170,7 +165,7 @@ EXPAND = Loop(_expand)
 
 
 def _unit(keys: Any, shortest: float, scaled: Any) -> None:
-    """Fill ``scaled`` (B, N, d) as `unit` does, as a loop."""
+    """Fill ``scaled`` (B, N, d) as `unit` does."""
     for b in range(keys.shape[0]):
         for n in range(keys.shape[1]):
             key, row = keys[b, n], scaled[b, n]
@@ -188,7 +183,7 @@ UNIT = Loop(_unit)
 def _unit_mean(
     memory: Any, image: int, head: int, token: int, heads: int, num_prefix: int, shortest: float, scaled: Any
 ) -> None:
-    """Fill ``scaled`` (B, P, d) as `unit_mean_keys` does, as a loop; see `memory_of`."""
+    """Fill ``scaled`` (B, P, d) as `unit_mean_keys` does; see `memory_of`."""
     dim = scaled.shape[2]
     for b in range(scaled.shape[0]):
         for n in range(scaled.shape[1]):
@@ -203,7 +198,7 @@ def _unit_mean(
             square = row[0] * row[0]
             for c in range(1, dim):
                 square += row[c] * row[c]
-            # the length of the mean is a share of that of the sum
+            # scaled is a sum: a mean of length `shortest` is `heads` times as long
             length = max(np.sqrt(square), scaled.dtype.type(shortest * heads))
             for c in range(dim):
                 row[c] /= length
@@ -213,9 +208,9 @@ UNIT_MEAN = Loop(_unit_mean)
 
 
 def _match(similarity: Any, r: int, num_prefix: int, by_position: bool, index: Any) -> None:
-    """Fill ``index``, see `merge_of`, as `match_alternate` decides, as a loop."""
+    """Fill ``index`` (see `merge_of`) as `match_alternate` decides."""
     _, sources, destinations = similarity.shape
-    first = num_prefix + num_prefix % 2  # a source is at place first + 2 s
+    first = num_prefix + num_prefix % 2  # source s is token first + 2 s
     kept = num_prefix + sources - r
     worst = np.empty(sources, similarity.dtype)
     stays = np.empty(sources, np.bool_)
@@ -256,7 +251,7 @@ MATCH = Loop(_match)
 
 
 def _both_ways(attraction: Any, forth: int, r: int, num_prefix: int, index: Any) -> None:
-    """Fill ``index``, see `merge_of`, as `match_both_ways` decides, as a loop."""
+    """Fill ``index`` (see `merge_of`) as `match_both_ways` decides."""
     _, evens, odds = attraction.shape
     even, odd = num_prefix + num_prefix % 2, num_prefix + 1 - num_prefix % 2  # the first token of each kind
     kept, anchors = num_prefix + evens - forth, num_prefix + evens + odds - r
@@ -274,7 +269,7 @@ def _both_ways(attraction: Any, forth: int, r: int, num_prefix: int, index: Any)
                 if row[j] > row[partner]:
                     partner = j
             moved[m], into[m] = even + 2 * order[m], partner
-            place[order[m]] = -1  # it attracts nothing any more
+            place[order[m]] = -1  # it no longer attracts any
         index[b, :num_prefix] = np.arange(num_prefix)
         at = num_prefix
         for i in range(evens):
@@ -300,14 +295,14 @@ def _both_ways(attraction: Any, forth: int, r: int, num_prefix: int, index: Any)
                 end[j] = kept + m - (r - forth)
                 index[b, end[j]] = odd + 2 * j
         for m in range(forth):
-            into[m] = end[into[m]]  # what an odd patch received goes where it goes
+            into[m] = end[into[m]]  # patches that joined an odd one move on with it
 
 
 BOTH_WAYS = Loop(_both_ways)
 
 
 def _class_mean(q: Any, memory: Any, image: int, head: int, token: int, scale: float, bias: Any, mean: Any) -> None:
-    """Fill ``mean`` (B, N) as `Attention.class_mean` does from queries (B, H, d), as a loop; see `memory_of`."""
+    """Fill ``mean`` (B, N) as `Attention.class_mean` does from queries (B, H, d); see `memory_of`."""
     _, heads, dim = q.shape
     row = np.empty(mean.shape[1], mean.dtype)
     one = mean.dtype.type(1.0)

@@ -1,7 +1,7 @@
-"""Tokens on their way through the blocks of a reduced model, and the multiply-accumulates (MACs) that follow.
+"""Tokens at every block of a reduced model, and the multiply-accumulates (MACs) saved: the numbers a handle prints.
 
-What a handle prints. Tokens are counted as forwards record them. MACs are estimated from the sizes of the weights, for
-which nothing has to run; `vitrim.measure.macs` counts what does.
+Tokens are planned, or counted as forwards record them. MACs are estimated from the sizes of the weights, without
+running anything; `vitrim.measure.macs` counts a forward.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from vitrim.core.tokens import Call, Entered
 
 
 class TokenRun(NamedTuple):
-    """The way of images of one size through the blocks; tokens are those of one window, prefix included.
+    """Tokens per block for images of one size, of one window, prefix included.
 
     Attributes:
-        images: how many.
-        windows: of an image, which are reduced apart.
-        entering: tokens that enter each block,
-        left: and that it computes with at its end.
-        leaving: those, and after the last block pruned ones that come back.
+        images: number of images.
+        windows: windows of an image, which are reduced separately.
+        entering: tokens that enter each block.
+        left: tokens that each block computes with at its end.
+        leaving: as ``left``, plus the pruned patches that come back after the last block.
     """
 
     images: int
@@ -34,12 +34,12 @@ class TokenRun(NamedTuple):
     leaving: tuple[int, ...]
 
     def of_images(self, way: str) -> list[int]:
-        """Tokens of an image at every block on one ``way``, one of the last three."""
+        """Tokens of a whole image at every block; ``way`` is ``entering``, ``left`` or ``leaving``."""
         return [self.windows * count for count in getattr(self, way)]
 
 
 def units_of(entered: Entered, facts: HostFacts) -> Grid:
-    """Rows and columns of the patches, or of cells of them, of what ``entered``; one row where nobody asked."""
+    """Rows and columns of the patches that ``entered``, or of their cells; one row if no method asked for the grid."""
     own = facts.grid_size if prod(facts.grid_size) == entered.patches else (facts.cell, entered.patches // facts.cell)
     rows, columns = entered.grid or own
     return rows // facts.cell, columns // facts.cell
@@ -48,7 +48,7 @@ def units_of(entered: Entered, facts: HostFacts) -> Grid:
 def planned(
     config: MethodConfig, facts: HostFacts, blocks: Sequence[ReducedBlock], entered: Entered
 ) -> TokenRun | None:
-    """The run of what ``entered`` by the plan of ``config``; None where that depends on the images."""
+    """The planned run of the images that ``entered``; None if it depends on the images."""
     area, prefix, last = facts.cell**2, facts.num_prefix, blocks[-1]
     flow = config.flow(entered.patches // area, len(blocks), units_of(entered, facts), prefix, last.restore)
     if flow is None:
@@ -60,7 +60,7 @@ def planned(
 
 
 def recorded(call: Call, blocks: Sequence[ReducedBlock]) -> list[TokenRun]:
-    """The runs of the last forward of a ``call`` whose states were kept."""
+    """The runs of the last forward of a ``call`` that kept its states."""
     states, (first, *others) = call.states, call.entered
     if others:
         images = [(1, 1, [*counts]) for counts in zip(*(state.tokens_of_images() for state in states), strict=True)]
@@ -75,7 +75,7 @@ def recorded(call: Call, blocks: Sequence[ReducedBlock]) -> list[TokenRun]:
 
 
 def mean(runs: Sequence[TokenRun], way: str) -> list[float]:
-    """`TokenRun.of_images`, the mean over all images."""
+    """`TokenRun.of_images`, averaged over all images."""
     if len(runs) == 1:
         return list(map(float, runs[0].of_images(way)))
     total = sum(run.images for run in runs)
@@ -84,7 +84,7 @@ def mean(runs: Sequence[TokenRun], way: str) -> list[float]:
 
 
 def saved_share(runs: Sequence[TokenRun], blocks: Sequence[ReducedBlock], dim: int, kind: Kind) -> float:
-    """The share of the MACs of all ``blocks`` that ``runs`` save: of projections, attention and MLPs alone."""
+    """The share of the MACs of ``blocks`` (projections, attention and MLPs only) that ``runs`` save."""
     dense = spent = 0.0
     for block, weights in [(block, _mlp_weights(block, dim)) for block in blocks]:
         for run in runs:
@@ -103,16 +103,16 @@ def _mlp_weights(block: ReducedBlock, dim: int) -> int:
 
 
 def _macs(block: ReducedBlock, kind: Kind, dim: int, mlp: int, entering: int, left: int, crossed: int) -> int:
-    """MACs of ``block`` on one window whose tokens attend to those of so many windows."""
+    """MACs of ``block`` on one window whose tokens attend to those of ``crossed`` windows."""
     site, rows = block.reducer.site, block.head_rows
     if entering == left or (block.parallel and site == "between"):
         site = "after"
     keys = left if site == "before" else entering
-    asked = keys if rows is None or site == "query" else rows  # queries that are projected: a reducer there sees all
+    asked = keys if rows is None or site == "query" else rows  # queries projected
     attending = rows or (left if site == "before" or (site == "query" and kind == "prune") else entering)
     projected = rows or (left if site in ("before", "query") else entering)
     valued = left if site == "query" and block.reducer.fresh_values and rows is None else keys
     linear = dim * dim * (asked + keys + valued + projected) + mlp * (rows or (entering if site == "after" else left))
-    if site == "query" and block.reducer.attends_anew:  # the map that decides is none of attention
+    if site == "query" and block.reducer.attends_anew:  # the deciding map is computed besides attention
         return linear + 3 * dim * dim * left + 2 * dim * (rows or left) * left * crossed
     return linear + 2 * dim * attending * keys * crossed

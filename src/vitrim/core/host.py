@@ -1,6 +1,6 @@
-"""`Host`: what a family of models says so that its tokens can be reduced; `VisionLanguage`: what a whole model says.
+"""`Host` and `VisionLanguage`: what a family of models declares so that its tokens can be reduced.
 
-Behind them: what a reduction puts on a model besides its blocks, and what must not be on it.
+Also the hooks that a reduction installs besides the blocks, and the checks for modifications it cannot coexist with.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ from vitrim.errors import UnsupportedModelError
 
 
 class Host:
-    """A family of models that can be reduced. Class methods only: a host has no state of its own.
+    """A family of models that can be reduced. Class methods only: a host has no state.
 
-    A family names its `reduced_blocks` and answers `blocks` and `facts`; `check`, `form` and `patch_maker` where it has
-    something to say. What training and measuring ask of a model is answered by its library (`vitrim.core.library`).
+    A family names its `reduced_blocks` and defines `blocks` and `facts`; `check`, `form` and `patch_maker` where
+    needed. Training and measuring ask the library instead (`vitrim.core.library`).
     """
 
     name: ClassVar[str] = ""
     """Name of the family in `vitrim list hosts`."""
     purpose: ClassVar[Purpose] = "images"
-    """The group in which `vitrim list hosts` shows the family."""
+    """The family's group in `vitrim list hosts`."""
     heads: ClassVar[tuple[Head, ...]] = ("class token", "patches", "no class token")
-    """The kinds of head among models of the family; a model that hands out tokens has a head that reads patches."""
+    """The kinds of head among models of the family; a model that returns its tokens counts as a head that reads
+    patches."""
     in_cells: ClassVar[bool] = False
-    """Squares of patches are reduced as wholes, since what follows joins them (`HostFacts.cell`); for the list."""
+    """Squares of patches are reduced as wholes (`HostFacts.cell`); shown in the list."""
     reduced_blocks: ClassVar[tuple[type[ReducedBlock], ...]] = ()
-    """The reduced form of every block class the family uses."""
+    """The reduced form of every block class of the family."""
     dense_calls: ClassVar[tuple[str, ...]] = ()
-    """Methods of a model that hand out full grids of patches after every block, and so must of a reduced one."""
+    """Methods of the model that return full grids of patches after every block; a reduced model's must, too."""
 
     @classmethod
     def check(cls, model: nn.Module) -> None:
-        """Raise `UnsupportedModelError` if this model of the family cannot be reduced faithfully."""
+        """Raise `UnsupportedModelError` if ``model`` cannot be reduced faithfully."""
 
     @classmethod
     def blocks(cls, model: nn.Module) -> list[nn.Module]:
@@ -56,22 +57,22 @@ class Host:
 
     @classmethod
     def trunk_host(cls, model: nn.Module) -> type[Host]:
-        """The host that knows the blocks of ``model``: this one, but for a model around a backbone of its own."""
+        """The host of the blocks of ``model``: this one, except for a dense model around another host's backbone."""
         return cls
 
     @classmethod
     def form(cls, model: nn.Module) -> Hashable:
-        """Everything the reduction rests on that later library calls may change: read in every forward, so cheap."""
+        """A value that changes when the model no longer fits its reduction. Every forward reads it: keep it cheap."""
         return None
 
     @classmethod
     def patch_maker(cls, model: nn.Module) -> nn.Module | None:
-        """The module whose call, once in every forward, shows the grid of patches (`grid_of`); None if none does."""
+        """The module, called once per forward, whose call shows the grid of patches (`grid_of`); None if none does."""
         return None
 
     @classmethod
     def grid_of(cls, maker: nn.Module, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
-        """Rows and columns of the patches, read from a call of the `patch_maker`; None if it does not show them.
+        """Rows and columns of the patches, from a call of the `patch_maker`; None if it does not show them.
 
         By default the output is a map of patches, (B, C, rows, columns).
         """
@@ -81,26 +82,26 @@ class Host:
 
     @classmethod
     def hands_out_tokens(cls, model: nn.Module) -> bool:
-        """True if ``model`` has no head, and its output are its tokens: the tower of another model, say."""
+        """True if ``model`` has no head and returns its tokens, such as the tower of another model."""
         return False
 
     @classmethod
     def install(cls, model: nn.Module, trace: Trace) -> None:
-        """Change anything that must change besides the blocks: by default the `dense_calls`."""
+        """Change what must change besides the blocks; by default the `dense_calls`."""
         for name in cls.dense_calls:
             setattr(model, name, DenseCall(model, name, trace))
 
     @classmethod
     def uninstall(cls, model: nn.Module) -> None:
-        """Undo what `install` did besides `Installed` objects on modules and attributes that blocks name in ``OWN``."""
+        """Undo `install`, except for `Installed` objects and the attributes in ``OWN``, which `restore_` removes."""
 
     @classmethod
     def reduced_class(cls, block: nn.Module) -> type[ReducedBlock]:
         """The reduced form of ``block``.
 
         Raises:
-            UnsupportedModelError: its class is not one of the family's. A subclass is refused too: its forward may
-                do something that the reduced form would silently leave out.
+            UnsupportedModelError: the family has no such class. Subclasses are refused, too: their forward may do
+                something that the reduced form would silently leave out.
         """
         for reduced in cls.reduced_blocks:
             if class_of(block) is reduced.host_class:
@@ -112,107 +113,105 @@ class Host:
 
 
 class VisionLanguage:
-    """A family of vision-language models. Class methods only, like `vitrim.core.host.Host`."""
+    """A family of vision-language models. Class methods only, like `Host`."""
 
     name: ClassVar[str] = ""
-    """Name of the family in the documentation; its docstring says what it is."""
+    """Name of the family in the documentation, which also shows its docstring."""
     in_cells: ClassVar[bool] = False
-    """The connector makes one token of a square of patches, so these are reduced as wholes; see `cell`."""
+    """The connector joins squares of patches into one token, so these are reduced as wholes; see `cell`."""
     refused: ClassVar[bool] = False
     """`check` refuses every model of the family."""
     shows_attention: ClassVar[bool] = False
-    """A tower as it is shows the attention that selectors need, so it need not be one that can be reduced."""
+    """Even a tower that cannot be reduced shows the attention that selectors need."""
 
     @classmethod
     def tower(cls, model: nn.Module) -> nn.Module:
-        """The part of ``model`` that makes tokens of images: the one that is reduced."""
+        """The part of ``model`` that turns images into tokens, which is reduced."""
         raise NotImplementedError
 
     @classmethod
     def check(cls, model: nn.Module) -> None:
-        """Raise `UnsupportedModelError` if this model of the family cannot get fewer image tokens faithfully."""
+        """Raise `UnsupportedModelError` if ``model`` cannot get fewer image tokens faithfully."""
 
     @classmethod
     def serves(cls, kind: type) -> bool:
-        """True if models of a class, which no family names, are served by this one for selecting image tokens."""
+        """True if this family can select image tokens for models of class ``kind``, which no family names."""
         return False
 
     @classmethod
     def check_selector(cls, model: nn.Module, selector: Selector, facts: HostFacts | None) -> None:
-        """Refuse a ``selector`` that this model of the family cannot carry.
+        """Raise `VitrimError` if ``model`` cannot carry this ``selector``.
 
-        Args:
-            model: the whole model.
-            selector: of image tokens.
-            facts: of its tower; None where nothing is asked of that.
-
-        Raises:
-            VitrimError: saying why.
+        ``facts`` are those of the tower; None if nothing of them is needed.
         """
 
     @classmethod
     def cell(cls, model: nn.Module) -> int:
-        """Patches a side of the squares that the connector makes one token of; 1 where it reads each by itself."""
+        """The side in patches of the squares that the connector joins into one token; 1 if it reads each by itself."""
         return 1
 
     @classmethod
     def language(cls, model: nn.Module) -> list[nn.Module]:
-        """The parts of ``model`` that read a prompt: the language model, and its head if there is one."""
+        """The parts of ``model`` that read a prompt: the language model, and its head if it has one."""
         raise NotImplementedError
 
     @classmethod
     def connector(cls, model: nn.Module) -> list[nn.Module]:
-        """The parts of the connector that lie in the tower; what lies in neither is the connector's anyway."""
+        """The parts of the connector that lie inside the tower."""
         return []
 
     @classmethod
     def usual_images(cls, model: nn.Module) -> tuple[int, ...] | None:
-        """Channels, height and width of the images that are measured; None: those that the tower was made for."""
+        """Channels, height and width of images to measure with; None for the tower's own size."""
         return None
 
     @classmethod
     def image_tokens(cls, model: nn.Module, images: Tensor) -> int:
-        """The places that each of ``images`` (B, n, C, H, W) has in a prompt of the unreduced model."""
+        """The places of each of ``images`` (B, n, C, H, W) in a prompt of the unreduced model."""
         raise NotImplementedError
 
     @classmethod
     def prompts(cls, model: nn.Module, images: Tensor, text: int, places: int) -> dict[str, Any]:
-        """The inputs of ``model`` for prompts of one text and some images, to be run as the first step of generation.
+        """The inputs of ``model`` for prompts of one text and some images, for the first step of generation.
 
         Args:
             model: reduced or not.
             images: (B, n, C, H, W), n images for each of B prompts.
-            text: tokens of the text, at least n: some stand before every image.
-            places: those of an image, `image_tokens`.
+            text: text tokens, at least n: some precede every image.
+            places: of an image, see `image_tokens`.
         """
         raise NotImplementedError
 
     @classmethod
     def held(cls, model: nn.Module) -> list[Tensor]:
-        """For every image of the last prompt of this thread (Q,) int64, on the CPU: the place whose token the language
-        model got for what stood at each of the image's places in the prompt; -1: none."""
+        """The places whose tokens the language model got, for every image of this thread's last prompt.
+
+        Returns:
+            (Q,) int64 on the CPU per image: for each of its Q places in the prompt, the place whose token stands for
+            it, or -1 for none.
+        """
         raise NotImplementedError
 
     @classmethod
     def install(cls, model: nn.Module, trace: Trace, choosing: Choosing | None = None) -> None:
-        """Let prompts follow the images. ``trace`` is shared by the blocks of the tower, if these are reduced."""
+        """Make prompts follow the images. ``trace`` is that of the tower's blocks, if these are reduced."""
         raise NotImplementedError
 
     @classmethod
     def uninstall(cls, model: nn.Module) -> None:
-        """Undo `install`, if it was done."""
+        """Undo `install`, if it was called."""
         raise NotImplementedError
 
 
 class Installed:
-    """Base class of what a reduction puts on modules besides the blocks: hooks, and calls in place of their methods.
+    """Base class of hooks and method replacements that a reduction puts on modules.
 
-    Objects and not functions, so that the model can still be copied and pickled, and `take_off` finds them in a copy.
+    Objects rather than functions: the model can still be copied and pickled, and `take_off` finds them in a copy.
     """
 
 
 def take_off(module: nn.Module) -> None:
-    """Take what is `Installed` off ``module``; what is on those in it stays."""
+    """Remove `Installed` objects from ``module``, but not from its children."""
     before = module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs
     for hooks, with_kwargs in (before, (module._forward_hooks, module._forward_hooks_with_kwargs)):
         for key in [key for key, hook in hooks.items() if isinstance(hook, Installed)]:
@@ -224,9 +223,9 @@ def take_off(module: nn.Module) -> None:
 
 @dataclass(eq=False, repr=False)
 class GridHook(Installed):
-    """Hook that tells the blocks the grid of the patches after every call of the module that makes them.
+    """Passes the grid of the patches to the blocks after every call of the module that makes them.
 
-    Only on models whose method asks for it.
+    Installed only where the method asks for it.
     """
 
     host: type[Host]
@@ -238,14 +237,14 @@ class GridHook(Installed):
 
 @dataclass(eq=False, repr=False)
 class ZeroHook(Installed):
-    """Hook that leaves rows of zeros zeros behind a norm, which would make its bias of them: those of pruned patches.
+    """Keeps the zero rows of pruned patches zero behind a norm, which would turn them into its bias.
 
-    On the norms behind the blocks of a model. A row is told by its zeros and not by the state, since a host may norm
-    the outputs of several blocks when all of them have run, or cut them first.
+    On the norms behind the blocks. A row is recognised by its zeros, not by the state: a host may norm the outputs of
+    several blocks after all of them have run, or slice them first.
 
     Attributes:
         trace: of the blocks.
-        always: pruned patches are zeros in every forward, and not on full grids alone.
+        always: pruned patches are zeros in every forward, not only on full grids.
     """
 
     trace: Trace
@@ -259,7 +258,7 @@ class ZeroHook(Installed):
 
 
 def norms_behind(model: nn.Module, block: nn.Module) -> list[nn.Module]:
-    """The layers with a weight and a bias per channel that stand behind ``block``, or behind a module it is in.
+    """The layers with a weight and a bias per channel behind ``block``, or behind a module around it.
 
     Example:
         >>> model = nn.Sequential(nn.LayerNorm(4), nn.Sequential(nn.Linear(4, 4)), nn.LayerNorm(4), nn.Linear(4, 2))
@@ -283,9 +282,9 @@ def norms_behind(model: nn.Module, block: nn.Module) -> list[nn.Module]:
 
 @dataclass(eq=False, repr=False)
 class DenseCall(Installed):
-    """A method of a reduced model whose tokens come out on the full grid of patches, un-merged after every block.
+    """A method of a reduced model that returns tokens on the full grid of patches, un-merged after every block.
 
-    Stored on the instance under the method's own ``name``.
+    Stored on the instance under the method's ``name``.
     """
 
     model: nn.Module
@@ -298,7 +297,7 @@ class DenseCall(Installed):
 
 
 class FormOfModel:
-    """The blocks of a model when it was reduced, what they bypass, and its `Host.form`; called in every forward."""
+    """The form of a model when it was reduced: blocks, bypassed modules, `Host.form`. Called in every forward."""
 
     def __init__(self, host: type[Host], model: nn.Module, reduced: Sequence[type[ReducedBlock]]) -> None:
         self.host = host
@@ -308,16 +307,16 @@ class FormOfModel:
         self.kinds: list[list[type[nn.Module]]] | None = [[type(part) for part in parts] for parts in bypassed]
 
     def __call__(self) -> None:
-        """Raise `UnsupportedModelError` if any of it has changed since."""
+        """Raise `UnsupportedModelError` if any of it has changed."""
         if (problem := self._changed_blocks()) is not None:
             raise UnsupportedModelError(problem)
         if self.host.form(self.model) != self.form:
             raise UnsupportedModelError(self._changed("the pooling or the image size"))
 
-    # a compiler asks once, and need not follow: it may come to the block that it compiles through what wraps it
+    # evaluated once by a compiler, not traced: the blocks may be wrapped by what is being compiled
     @constant
     def _changed_blocks(self) -> str | None:
-        """Say what is no longer as it was about the blocks; None where nothing is."""
+        """The message about changed blocks; None if nothing changed."""
         if self.kinds is None:
             return None
         blocks = self.host.blocks(self.model)
@@ -350,9 +349,9 @@ class FormOfModel:
 
 
 def alteration(part: nn.Module) -> str | None:
-    """The refusal of a bypassed module (`ReducedBlock.bypassed`) with hooks or a forward put on the instance.
+    """The refusal of a bypassed module (`ReducedBlock.bypassed`) with hooks or a forward on the instance, else None.
 
-    Hooks of the host library itself, which only record what passes, do not count. None where there is nothing else.
+    Hooks of the host library itself do not count: they only record.
     """
     if not is_altered(part, library=type(part).__module__.partition(".")[0]):
         return None
@@ -363,11 +362,7 @@ def alteration(part: nn.Module) -> str | None:
 
 
 def refuse_own_forward(block: nn.Module, depth: int, then: str) -> None:
-    """Refuse a block whose forward is not that of its class: accelerate's hooks keep the one that they found.
-
-    Raises:
-        UnsupportedModelError: saying so.
-    """
+    """Refuse a block with a forward on the instance, as accelerate's hooks put there: it would call the dense one."""
     if "forward" in vars(block):
         raise UnsupportedModelError(
             f"block {depth} has a forward of its own, put on the instance, which would go on calling the one that it "

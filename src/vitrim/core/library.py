@@ -1,4 +1,4 @@
-"""`Library`: what training and measuring ask of any model, answered once per library of models."""
+"""`Library`: what training and measuring need to know about any model, defined once per library of models."""
 
 from __future__ import annotations
 
@@ -17,33 +17,32 @@ Size = tuple[int, int]
 """Height and width in pixels."""
 
 METHOD = "reducer"
-"""The part of a dotted name under which a reduced block keeps what the method learns: it is not the host's."""
+"""The name in dotted parameter names under which a reduced block stores what the method learns."""
 
 
 class Library:
-    """Answers about every model of a library, whether it can be reduced or not.
+    """Answers about every model of a library, reducible or not. `vitrim.core.registry.ask` makes one.
 
-    `vitrim.core.registry.ask(model)` makes one. A subclass answers for one library; where a family of models differs,
-    a subclass of that one answers for the family.
+    A subclass answers for one library; a further subclass, for a family that differs. Questions that a model cannot
+    answer raise `UnsupportedModelError`, or its base class `VitrimError`.
 
     Attributes:
-        host: the family of the model, which is asked for blocks and facts; None where there is none.
+        host: the family of the model; None if it has none.
     """
 
     name: ClassVar[str] = ""
-    """Name of the library."""
     runs_on_meta: ClassVar[bool] = True
-    """The forward follows from shapes: it reads no value, so that it runs on the meta device."""
+    """The forward reads no values, so it runs on the meta device."""
     parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {}
-    """The library's names for what is not trunk: patterns of one part of a dotted name, ``{"tokens": ("*_token",)}``.
-    Where several match, the part that is listed first counts. Classifiers and the `Host.patch_maker` need no name."""
+    """The library's names for parameters outside the trunk: patterns of one part of a dotted name, ``{"tokens":
+    ("*_token",)}``. The first part that matches counts. Classifiers and the `Host.patch_maker` need no name."""
 
     learns: ClassVar[bool] = True
-    """Models can be trained on their task here, and not only by their library."""
+    """vitrim can train the models on their task."""
     takes_one_size: ClassVar[bool] = False
-    """Models take images of their own size only, which a larger image must be cut into."""
+    """Models take only images of their own size, so larger images must be cut."""
     sees_unpadded: ClassVar[bool] = False
-    """A detector takes images of any size and shape, one by one, and was trained without padding."""
+    """A detector that takes images of any size and shape one by one, and was trained without padding."""
 
     def __init__(self, host: type[Host] | None = None) -> None:
         self.host = host
@@ -51,44 +50,36 @@ class Library:
     # ---- classes and heads
 
     def classifiers(self, model: nn.Module) -> list[nn.Module]:
-        """The layers that turn the feature (B, C) into logits; none in a bare feature extractor."""
+        """The layers that turn the feature (B, C) into logits; empty for a bare feature extractor."""
         return []
 
     def readers(self, model: nn.Module) -> list[nn.Module]:
-        """The modules whose inputs are compared with the dense model's: by default the classifiers.
-
-        Raises:
-            UnsupportedModelError: a model without a classifier, such as a bare feature extractor.
-        """
+        """The modules whose inputs are compared with the dense model's; by default the classifiers."""
         found = self.classifiers(model)
         if not found:
             raise UnsupportedModelError(f"{type(model).__name__} has no classifier")
         return found
 
     def class_layers(self, model: nn.Module) -> dict[str, int]:
-        """The layers of ``model`` with one row per class, by name: how many rows they have besides (a background's)."""
+        """The layers with one row per class, by name, and how many further rows each has (such as the background's)."""
         layers = [layer for found in self.classifiers(model) for layer in found.modules()]
         linear = {id(layer) for layer in layers if isinstance(layer, nn.Linear)}
         return {name: 0 for name, module in model.named_modules() if id(module) in linear}
 
     def num_classes(self, model: nn.Module) -> int | None:
-        """Classes of the head, 0 without one; None where the model does not say."""
+        """Classes of the head, 0 without one; None if the model does not tell."""
         own: int | None = getattr(model, "num_classes", None)
         return own if own is not None or self.host is None else self.host.facts(model).num_classes
 
     def class_names(self, model: nn.Module) -> Sequence[str] | None:
-        """The names of the classes that ``model`` predicts, in order; None where it does not say.
+        """The names of the classes that ``model`` predicts, in order; None if unknown.
 
-        A model of a run has them as its ``class_names``.
+        By default its ``class_names``, which a model of a run has.
         """
         return getattr(model, "class_names", None)
 
     def reset_head(self, model: nn.Module, num_classes: int) -> None:
-        """Give ``model`` a new head for ``num_classes``, with fresh weights as its library makes them.
-
-        Raises:
-            VitrimError: the head of such a model cannot be replaced.
-        """
+        """Give ``model`` a new head for ``num_classes``, initialised as its library does."""
         raise VitrimError(
             f"{type(model).__name__} cannot be given {num_classes} classes: create it with that many (model_options), "
             "as vitrim does not know how to replace its head"
@@ -104,12 +95,9 @@ class Library:
     # ---- embeddings
 
     def embedding(self, model: nn.Module, images: Tensor) -> Tensor:
-        """The embedding (B, D) of ``images`` (B, C, H, W), as the library means it: see `embedding_name`.
+        """The embedding (B, D) of ``images`` (B, C, H, W), as the library defines it: see `embedding_name`.
 
-        Of a classifier it is what the classifier reads, the mean where there are two; of other models their output.
-
-        Raises:
-            UnsupportedModelError: the model gives no vector per image.
+        By default the input of the classifier, averaged over classifiers, or the output of a model without one.
         """
         found: list[Tensor] = []
         hooks = [
@@ -127,16 +115,11 @@ class Library:
         return vectors
 
     def vector(self, model: nn.Module, output: Any) -> Tensor | None:
-        """The embedding (B, D) in the output of a model without a classifier; None where it holds none."""
+        """The embedding (B, D) in the output of a model without a classifier; None if it has none."""
         return output if isinstance(output, Tensor) and output.ndim == 2 else None
 
     def text_embeddings(self, model: nn.Module, texts: Sequence[str]) -> tuple[Tensor, float, float]:
-        """(K, D), the embeddings of texts that the embeddings of images are compared with, and the scale and bias of
-        their cosines in the model's logits.
-
-        Raises:
-            VitrimError: the model has no text tower.
-        """
+        """(K, D) embeddings of ``texts``, and the scale and bias of their cosines with images in the logits."""
         raise VitrimError(
             f"{type(model).__name__} has no text tower: take a CLIP or SigLIP of transformers or open_clip"
         )
@@ -148,49 +131,33 @@ class Library:
     # ---- tokens
 
     def features_and_logits(self, model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (B, N, C) that the head reads, and logits (B, K), of one forward on ``images`` (B, C, H, W).
-
-        Raises:
-            VitrimError: the model does not come apart into its two halves.
-        """
+        """Tokens (B, N, C) that the head reads, and logits (B, K), from one forward on ``images`` (B, C, H, W)."""
         raise VitrimError(
             f"this loss compares tokens, and {type(model).__name__} does not give them: it needs a forward in two "
             "halves, tokens and then the head"
         )
 
     def without_head(self, model: nn.Module) -> nn.Module:
-        """The model without pooling and classifiers, or the part of it that makes tokens: the backbone of a dense head.
+        """The backbone for a dense head: ``model`` without pooling and classifiers, or its part that makes tokens.
 
         ``model`` itself may be changed.
-
-        Raises:
-            UnsupportedModelError: nothing is known about its tokens.
         """
         raise no_tokens(model)
 
     def tokens(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Tokens (B, N, C) of ``images`` (B, C, H, W) after the last norm, prefix in front, patches in raster order.
+        """Tokens (B, N, C) of ``images`` (B, C, H, W) after the last norm, prefix first, patches in raster order.
 
-        Args:
-            model: as `without_head` leaves it, reduced or not.
-            images: of whole patches.
-
-        Raises:
-            VitrimError: the model hands out no tokens, or takes images of another size only.
+        ``model`` is as returned by `without_head`, reduced or not; ``images`` consist of whole patches.
         """
         raise no_tokens(model)
 
     def layout(self, model: nn.Module) -> Layout:
-        """The layout of `tokens`.
-
-        Raises:
-            UnsupportedModelError: as `without_head`.
-        """
+        """The layout of `tokens`."""
         if self.host is None:
             raise no_tokens(model)
         facts = self.host.facts(model)
         (rows, columns), (_, height, width) = facts.grid_size, facts.input_size
-        # images need not be whole patches; where several convolutions make the patches, they pad
+        # images need not be whole patches; several convolutions pad, so their strides tell nothing
         maker = self.host.patch_maker(model)
         found = [] if maker is None else [module for module in maker.modules() if isinstance(module, nn.Conv2d)]
         stride = pair(found[0].stride) if len(found) == 1 else None
@@ -202,7 +169,7 @@ class Library:
     def roles(self, model: nn.Module) -> dict[str, Role]:
         """The role of every parameter of ``model``, by name, reduced or not.
 
-        They follow from the blocks, the classifiers, the `Host.patch_maker` and the names in `parts`.
+        Derived from the blocks, the classifiers, the `Host.patch_maker` and the names in `parts`.
         """
         heads = {id(p) for module in self.classifiers(model) for p in module.parameters()}
         maker = None if self.host is None else self.host.patch_maker(model)
@@ -231,7 +198,7 @@ class Library:
     def layers(self, model: nn.Module, parts: Mapping[str, Part]) -> Mapping[str, int] | None:
         """The layer of every parameter in ``parts``, see `Role`; None if the model does not name its layers.
 
-        By default what a model registers in front of its blocks is layer 0, and a norm behind them is of the last one.
+        By default, parameters registered before the blocks are layer 0, and a norm behind them is in the last layer.
         """
         blocks = self.trunk_layers(model)
         if not blocks:
@@ -249,23 +216,23 @@ class Library:
         return layers
 
     def trunk_layers(self, model: nn.Module) -> list[nn.Module]:
-        """The blocks, and the layers of their kind behind them that are never reduced."""
+        """The blocks, plus the layers of the same kind behind them that are never reduced."""
         return [] if self.host is None else self.host.blocks(model)
 
     def undecayed(self, model: nn.Module) -> Collection[str]:
-        """Name patterns of parameters that weight decay leaves alone, besides vectors and positions."""
+        """Name patterns of parameters without weight decay, besides vectors and positions."""
         return ()
 
     def starting(self, model: nn.Module) -> Starting | None:
-        """The weights of attention and the learned positions of ``model``, to be initialised; None without them."""
+        """The attention weights and learned positions of ``model``, to be initialised; None without them."""
         return None
 
     def resampled(self, model: nn.Module, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """``weights`` of such a model with patch kernels and position tables of the sizes that ``model`` has."""
+        """``weights`` with patch kernels and position tables resampled to the sizes of ``model``."""
         return weights
 
     def has_idle_parameters(self, model: nn.Module) -> bool:
-        """True if classification may leave parameters without a gradient: distributed runs must know."""
+        """True if classification may leave parameters without a gradient, which distributed training must know."""
         return False
 
     # ---- images
@@ -273,11 +240,8 @@ class Library:
     def preprocessing(self, model: nn.Module) -> Preprocessing:
         """The preprocessing of the images of ``model``.
 
-        By default a model may have an ``eval_transform``, from a PIL image in RGB to (C, H, W), with its ``mean`` and
-        ``std``, and an ``image_size``, one number or height and width.
-
-        Raises:
-            VitrimError: what the model says cannot be read, or is no preprocessing.
+        By default the model's ``eval_transform``, from a PIL image in RGB to (C, H, W), with its ``mean`` and ``std``,
+        and its ``image_size``, one number or height and width; all optional.
         """
         own: Any = getattr(model, "eval_transform", None)
         normalises = own is not None and hasattr(own, "mean") and hasattr(own, "std")
@@ -290,20 +254,20 @@ class Library:
         )
 
     def input_size(self, model: nn.Module) -> tuple[int, int, int] | None:
-        """Channels, height and width of the images ``model`` was made for; None where it does not say."""
+        """Channels, height and width of the images ``model`` was made for; None if unknown."""
         if self.host is not None and self.host.blocks(model):
             return self.host.facts(model).input_size
         how = self.preprocessing(model)
         return None if how.size is None else (how.channels, *how.size)
 
     def resized(self, model: nn.Module, size: int) -> nn.Module | None:
-        """A copy of ``model`` for square images of ``size`` pixels a side; None where its library cannot make one."""
+        """A copy of ``model`` for square images of ``size`` pixels; None if its library cannot make one."""
         return None
 
     # ---- segmentation and detection; the defaults are of a model for labels of images
 
     def tasks(self, model: nn.Module) -> tuple[str, ...]:
-        """The tasks that ``model`` can be evaluated in, the one it is made for first; empty: labels of whole images."""
+        """The tasks that ``model`` can be evaluated in, its own first; empty for image classification."""
         return ()
 
     def pixel_scores(self, model: nn.Module, images: Tensor) -> Tensor:
@@ -313,15 +277,15 @@ class Library:
     def detections(
         self, model: nn.Module, images: Tensor, sizes: Sequence[Size] | None = None
     ) -> list[dict[str, Tensor]]:
-        """The objects in ``images`` (B, C, H, W), per image as `vitrim.models.vitdet.Detector` gives them.
+        """The objects in ``images`` (B, C, H, W), per image, in the format of `vitrim.models.vitdet.Detector`.
 
-        ``sizes`` are those of each image in its top left corner, where the rest is padding.
+        ``sizes`` are those of the images, which lie in the top left corner of a padded batch.
         """
         found: list[dict[str, Tensor]] = model(images) if sizes is None else model(images, sizes)
         return found
 
     def front(self, model: nn.Module) -> tuple[str, Callable[[Tensor], Any]] | None:
-        """The part of the forward before the heads, which a reduction makes faster: its name, and a function of images.
+        """The name of the part before the heads, which a reduction speeds up, and a function of images to run it.
 
         None: the model is measured as a whole.
         """
@@ -330,32 +294,28 @@ class Library:
     # ---- switches
 
     def checkpoint_gradients(self, model: nn.Module, on: bool = True) -> None:
-        """Recompute activations in the backward pass instead of keeping them, or stop doing so.
-
-        Raises:
-            VitrimError: the model has no such switch.
-        """
+        """Turn gradient checkpointing on or off: recompute activations in the backward pass instead of storing them."""
         raise VitrimError(f"{type(model).__name__} cannot checkpoint gradients: set grad_checkpointing=false")
 
     def patch_dropout(self, model: nn.Module) -> Any | None:
-        """The module that drops patches in training, a share of ``prob``; None if the model has none."""
+        """The module that drops a share ``prob`` of the patches in training; None without one."""
         return None
 
     def set_fused(self, model: nn.Module, fused: bool) -> bool:
-        """Let attention run fused or written out; return whether the family has that choice."""
+        """Make attention fused or written out; return False if the family has no such choice."""
         return False
 
     def masked_autoencoder(self, model: nn.Module) -> bool:
-        """True if the library itself says that the weights were trained as a masked autoencoder (MAE)."""
+        """True if the library records that the weights were trained as a masked autoencoder (MAE)."""
         return False
 
     def architecture(self, model: nn.Module) -> str:
-        """The library's name of the model, else its class."""
+        """The library's name of the model, or else its class."""
         return type(model).__name__
 
 
 def no_tokens(model: nn.Module) -> UnsupportedModelError:
-    """The refusal of a backbone about whose tokens nothing is known."""
+    """The error for a backbone whose tokens are unknown."""
     return UnsupportedModelError(
         f"{type(model).__name__} hands out no tokens that a dense head could read: take a supported host "
         "(`vitrim list hosts` prints them)"
@@ -363,14 +323,14 @@ def no_tokens(model: nn.Module) -> UnsupportedModelError:
 
 
 def no_embedding(model: nn.Module) -> UnsupportedModelError:
-    """The refusal of a model that gives no vector per image."""
+    """The error for a model without one vector per image."""
     return UnsupportedModelError(
         f"{type(model).__name__} gives no embedding, one vector per image: take a tower that pools its tokens"
     )
 
 
 def input_channels(model: nn.Module) -> int:
-    """Channels of the images a model takes, 3 where nothing says otherwise.
+    """Channels of the images that ``model`` takes; 3 if unknown.
 
     Example:
         >>> input_channels(nn.Sequential(nn.Conv2d(1, 8, 4))), input_channels(nn.Linear(3, 2))

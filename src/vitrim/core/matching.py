@@ -1,4 +1,4 @@
-"""Bipartite matching, shared by the merging methods: split the patches in two, give each source its best partner."""
+"""Bipartite matching and clustering, shared by the merging methods."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from vitrim.core.attention import Attention
 from vitrim.core.tokens import TokenState, decision_dtype, flagged, take
 from vitrim.errors import VitrimError
 
-SHORTEST = 1e-12  # no vector is divided by less
+SHORTEST = 1e-12  # the least length that a vector is divided by
 
 
 def unit(keys: Tensor) -> Tensor:
-    """``keys`` (B, N, d) scaled to length 1, outside the autograd graph: which tokens merge is a decision.
+    """``keys`` (B, N, d) scaled to length 1, without gradient: which tokens merge is a decision. Zeros stay zeros.
 
-    Done once for all tokens, before they are split: at batch 1 the number of small operations is what matching costs.
-    A vector of zeros stays one.
+    Called once for all tokens, before they are split: at batch 1, matching costs its number of small operations.
     """
     keys = keys.detach()
     if compiled.suit(keys):
@@ -33,7 +32,7 @@ def unit(keys: Tensor) -> Tensor:
 
 
 def unit_mean_keys(attention: Attention, num_prefix: int) -> Tensor:
-    """(B, P, d) keys of the patches, averaged over heads and scaled to length 1: what ToMe and its successors compare.
+    """(B, P, d) keys of the patches, averaged over heads and scaled to length 1, as ToMe compares them.
 
     Example:
         >>> attention = Attention(*torch.randn(3, 1, 2, 5, 8), scale=1.0)
@@ -51,13 +50,7 @@ def unit_mean_keys(attention: Attention, num_prefix: int) -> Tensor:
 
 
 def alternate_similarity(attention: Attention, num_prefix: int) -> Tensor:
-    """(B, S, D) cosines of the keys, averaged over heads, at the sources and destinations of the `alternate_split`.
-
-    Example:
-        >>> attention = Attention(*torch.randn(3, 1, 2, 6, 8), scale=1.0)
-        >>> alternate_similarity(attention, num_prefix=1).shape
-        torch.Size([1, 2, 3])
-    """
+    """(B, S, D) cosines of the mean keys of sources and destinations of the `alternate_split`."""
     sources, destinations = alternate_split(num_prefix)
     if compiled.suit(attention.keys.detach()):
         keys = unit_mean_keys(attention, num_prefix)
@@ -66,21 +59,17 @@ def alternate_similarity(attention: Attention, num_prefix: int) -> Tensor:
 
 
 def alternate_cosines(vectors: Tensor, num_prefix: int) -> Tensor:
-    """(B, S, D) cosines of the ``vectors`` (B, N, d) of tokens at sources and destinations of the `alternate_split`."""
+    """(B, S, D) cosines of the ``vectors`` (B, N, d) of sources and destinations of the `alternate_split`."""
     return cosines(*split_alternately(vectors, num_prefix, unit))
 
 
 def split_alternately(
     values: Tensor, num_prefix: int, change: Callable[[Tensor], Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Those of ``values`` (B, N, ...) of tokens that belong to sources (B, S, ...) and to destinations (B, D, ...).
+    """Split ``values`` (B, N, ...) of all tokens into those of sources (B, S, ...) and of destinations (B, D, ...).
 
-    Taken by one operation, as an engine may be slow at strided rows and counts operations.
-
-    Args:
-        values: of all tokens, the prefix first.
-        num_prefix: tokens in front of the patches.
-        change: made to the values of all patches before they are split.
+    ``change``, if given, is applied to all patches first. One operation selects both: engines may be slow at strided
+    rows, and pay for every operation.
     """
     patches = torch.arange(num_prefix, values.shape[1], device=values.device)
     split = [patches[part] for part in alternate_split(num_prefix)]
@@ -90,11 +79,11 @@ def split_alternately(
 
 
 def best_partners(sources: Tensor, destinations: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Similarity and index (B, S) of the best of the ``destinations`` (B, D, d) for each of ``sources`` (B, S, d).
+    """Similarity and index (B, S) of the best of ``destinations`` (B, D, d) for each of ``sources`` (B, S, d).
 
     Args:
-        sources, destinations: vectors of length 1 (see `unit`), so that their product is the cosine.
-        real: (B, D), which destinations are not padding; None for all.
+        sources, destinations: vectors of length 1 (see `unit`), so that products are cosines.
+        real: (B, D), False for padding; None if there is none.
     """
     similarity = cosines(sources.detach(), destinations.detach())
     if real is not None:
@@ -104,10 +93,7 @@ def best_partners(sources: Tensor, destinations: Tensor, real: Tensor | None = N
 
 
 def cosines(a: Tensor, b: Tensor) -> Tensor:
-    """(B, S, D) products of the vectors ``a`` (B, S, d) and ``b`` (B, D, d), as `unit` makes them, in full precision.
-
-    Gradients flow, where the vectors have any.
-    """
+    """(B, S, D) products of unit vectors ``a`` (B, S, d) and ``b`` (B, D, d), in full precision. Differentiable."""
     with full_precision(a):
         return torch.bmm(a, b.transpose(1, 2))
 
@@ -115,38 +101,30 @@ def cosines(a: Tensor, b: Tensor) -> Tensor:
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
     """Autocast off for the device of ``x``: it would run products that decide in half precision.
 
-    Entering it costs as much as several small operations, so that happens only where autocast is on.
+    Entered only where autocast is on, because entering costs as much as several small operations.
     """
     kind = x.device.type
-    # meta has no autocast to ask for; torch.compile of 2.11 cannot ask which devices have one
+    # meta has no autocast; torch.compile of 2.11 cannot query which devices have it
     if kind != "meta" and torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
     return nullcontext()
 
 
 def most_similar_first(best: Tensor) -> Tensor:
-    """(B, S) the sources, most similar first; of equally similar ones the first comes first.
-
-    Args:
-        best: (B, S) similarity of each source to its partner.
-    """
+    """(B, S) sources in descending order of their similarity ``best`` (B, S) to their partner; ties by index."""
     return best.argsort(dim=1, descending=True, stable=True)
 
 
 def pair_most_similar(similarity: Tensor, r: int) -> tuple[Tensor, Tensor]:
-    """The sources (B, S), most similar first, and the destinations (B, r) of the first ``r`` of them.
+    """The sources (B, S), most similar first, and the destinations (B, r) of the first ``r`` of them, 0 <= r <= S.
 
-    Finding a partner costs more than the maximum, so only those that move get one.
-
-    Args:
-        similarity: (B, S, D) of sources and destinations, as of `cosines`.
-        r: how many sources move, 0 <= r <= S.
+    Finding a partner costs more than the maximum of ``similarity`` (B, S, D), so only sources that move get one.
 
     Example:
         >>> pair_most_similar(torch.tensor([[[0.1, 0.2], [0.9, 0.3]]]), 1)
         (tensor([[1, 0]]), tensor([[0]]))
     """
-    if torch.compiler.is_exporting():  # a place comes with its maximum, and an engine pays for every operation
+    if torch.compiler.is_exporting():  # `max` also gives the index, and an engine pays for every operation
         best, partner = similarity.max(dim=-1)
         order = most_similar_first(best)
         return order, partner.gather(1, order.split([r, order.shape[1] - r], dim=1)[0])
@@ -155,11 +133,9 @@ def pair_most_similar(similarity: Tensor, r: int) -> tuple[Tensor, Tensor]:
 
 
 def most_similar(best: Tensor, r: int) -> tuple[Tensor, Tensor]:
-    """Split the sources into the ``r`` most similar (B, r) and the rest (B, S - r), the rest in ascending order.
+    """Split the sources into the ``r`` most similar (B, r) and the rest (B, S - r) in ascending order.
 
-    Args:
-        best: (B, S) similarity of each source to its partner.
-        r: how many sources merge, 0 <= r <= S.
+    ``best`` (B, S) is the similarity of each source to its partner; 0 <= r <= S.
     """
     order = most_similar_first(best)
     return order[:, :r], order[:, r:].sort(dim=1).values
@@ -168,17 +144,16 @@ def most_similar(best: Tensor, r: int) -> tuple[Tensor, Tensor]:
 def merge_most_similar(
     state: TokenState, sources: Tensor, destinations: Tensor, best: Tensor, partner: Tensor, r: int
 ) -> Hard:
-    """Merge the ``r`` sources with the most similar partners; the others stay.
+    """Merge the ``r`` sources with the most similar partners, 0 <= r <= S; the others stay.
 
-    The new order is that of ToMe: sources that stay, in order, then all destinations.
+    The new order is that of ToMe: remaining sources in order, then all destinations.
 
     Args:
-        state: the current state.
         sources: (S,) or (B, S) patch indices of the sources.
         destinations: (D,) or (B, D) patch indices of the destinations.
         best: (B, S) similarity of each source to its partner.
-        partner: (B, S) which destination that is, in [0, D).
-        r: how many sources merge, 0 <= r <= S.
+        partner: (B, S) its destination, in [0, D).
+        r: number of sources that merge.
     """
     moved, kept = most_similar(best, r)
     keep = torch.cat([_lookup(sources, kept), destinations.expand(moved.shape[0], destinations.shape[-1])], dim=1)
@@ -186,16 +161,9 @@ def merge_most_similar(
 
 
 def merge_flagged(state: TokenState, sources: Tensor, destinations: Tensor, merges: Tensor, partner: Tensor) -> Hard:
-    """Merge the sources of a single image that are flagged; the others stay, as by `merge_most_similar`.
+    """Merge the sources of a single image that ``merges`` (1, S) flags; otherwise as `merge_most_similar`.
 
-    An image that merges nothing keeps its order: the next layer splits by place.
-
-    Args:
-        state: the current state, of one image.
-        sources: (S,) or (1, S) patch indices of the sources.
-        destinations: (D,) or (1, D) patch indices of the destinations.
-        merges: (1, S) bool, which sources merge.
-        partner: (1, S) which destination each merges into, in [0, D).
+    An image that merges nothing keeps its order, because the next layer splits by place.
     """
     moved, kept = flagged(merges), flagged(~merges)
     keep = torch.cat([_lookup(sources, kept), destinations.expand(1, destinations.shape[-1])], dim=1)
@@ -204,24 +172,20 @@ def merge_flagged(state: TokenState, sources: Tensor, destinations: Tensor, merg
 
 
 def _lookup(table: Tensor, index: Tensor) -> Tensor:
-    """Entries ``index`` (B, M) of a table (S,) or (B, S)."""
-    # torch.take asks if the table is empty, which no export knows of a size that follows from the image
+    """Entries ``index`` (B, M) of a ``table`` (S,) or (B, S)."""
+    # torch.take checks for an empty table, which an export cannot tell of a data-dependent size
     return table[index] if table.dim() == 1 else table.gather(1, index)
 
 
 def kth_matching(state: TokenState, metric: Tensor, k: int) -> Hard:
-    """Every k-th patch receives, all others merge into the most similar of those: the fixed ratio of ToMe's appendix.
+    """Merge all but every k-th patch into the most similar of those: the fixed ratio of ToMe's appendix.
 
-    Of every k patches in a row the last is the destination. Patches after the last whole row are dropped, as in the
-    published code, which counts the class token among the patches (a state without prefix does that).
+    The destination is the last of every k consecutive patches. Patches after the last complete group are dropped, as in
+    the published code. That code counts the class token as a patch, which a state without prefix reproduces.
 
     Args:
-        state: the current state, with P patches.
-        metric: (B, P, d) what is compared, by cosine.
-        k: at least 2, and at most P.
-
-    Raises:
-        VitrimError: another ``k``.
+        metric: (B, P, d) vectors, compared by cosine.
+        k: from 2 to P.
 
     Example:
         >>> state = TokenState.start(torch.zeros(1, 6, 8), num_prefix=0)
@@ -248,24 +212,23 @@ def window_matching(
     window: tuple[int, int] = (2, 2),
     offset: Tensor | None = None,
 ) -> Hard:
-    """One patch of each window receives, the ``r`` others most similar to one merge (Bolya and Hoffman, *Token Merging
-    for Fast Stable Diffusion*, 2023).
+    """Merge the ``r`` patches most similar to one of the destinations, of which each window has one.
 
-    The matching of networks that un-merge after every layer (`vitrim.unmerge`), where all sizes are 1 and the mean is
-    plain; here it is weighted by size. Patches outside whole windows only merge.
+    Bolya and Hoffman, *Token Merging for Fast Stable Diffusion*, 2023: for networks that un-merge after every layer
+    (`vitrim.unmerge`), so that all sizes are 1 and means are plain. Here means are weighted by size. Patches outside
+    whole windows only merge.
 
     Args:
-        state: the current state, with P patches.
-        metric: (B, P, d) what is compared, by cosine.
+        metric: (B, P, d) vectors, compared by cosine.
         grid: rows and columns of the P patches.
-        r: how many merge; at most all that do not receive.
+        r: patches that merge, limited to those that are no destination.
         window: rows and columns of a window.
-        offset: (rows // window rows, columns // window columns) int64, which patch of its window receives, counted row
-            by row. Default the first; the published code draws them, one set for all images of a batch:
+        offset: (rows // window rows, columns // window columns) int64, the destination of each window, counted row by
+            row; by default the first patch. The published code draws one set for all images of a batch:
             ``torch.randint(4, (rows // 2, columns // 2))``.
 
     Raises:
-        VitrimError: a grid that does not fit the patches, or has no whole window; offsets of another shape.
+        VitrimError: ``grid`` does not hold the patches or has no whole window, or ``offset`` has another shape.
 
     Example:
         >>> state = TokenState.start(torch.zeros(1, 8, 3), num_prefix=0)
@@ -300,11 +263,11 @@ def distances(patches: Tensor) -> Tensor:
 
 
 def nearest_centre(distance: Tensor, centres: Tensor) -> Tensor:
-    """Index of the nearest of the ``centres`` (B, K) for each patch, (B, P) in [0, K); a centre belongs to itself.
+    """(B, P) index in [0, K) of the nearest of the ``centres`` (B, K) for each patch; a centre belongs to itself.
 
     Args:
         distance: (B, P, P) distances between patches.
-        centres: (B, K) distinct patch indices; the first of several equally near ones wins.
+        centres: (B, K) distinct patch indices; the first of equally near ones wins.
     """
     cluster = distance.gather(2, centres[:, None, :].expand(-1, distance.shape[1], -1)).argmin(dim=2)
     own = torch.arange(centres.shape[1], device=centres.device).expand_as(centres)
@@ -312,13 +275,12 @@ def nearest_centre(distance: Tensor, centres: Tensor) -> Tensor:
 
 
 def merge_clusters(state: TokenState, centres: Tensor, cluster: Tensor, weight: Tensor) -> Hard:
-    """Every cluster becomes the plain weighted sum of its patches, at the place of its centre.
+    """Merge every cluster into the plain weighted sum of its patches, at the place of its centre.
 
     Args:
-        state: the current state.
-        centres: (B, K) distinct patch indices, in the order of the output.
-        cluster: (B, P) which of them each patch belongs to, in [0, K).
-        weight: (B, P) weights of the patches in their sums.
+        centres: (B, K) distinct patch indices, in output order.
+        cluster: (B, P) the cluster of each patch, in [0, K).
+        weight: (B, P) weights of the patches.
     """
     is_centre = torch.zeros_like(cluster, dtype=torch.bool).scatter_(1, centres, 1)
     others = is_centre.to(torch.int8).sort(dim=1, stable=True).indices[:, : cluster.shape[1] - centres.shape[1]]
@@ -327,13 +289,13 @@ def merge_clusters(state: TokenState, centres: Tensor, cluster: Tensor, weight: 
 
 
 def density_peaks(distance: Tensor, log_density: Tensor, farthest: Tensor, count: int) -> Tensor:
-    """(B, count) indices of the patches with the largest product of density and distance to a denser patch.
+    """(B, count) patches with the largest product of density and distance to a denser patch.
 
     Args:
         distance: (B, P, P) between patches.
-        log_density: (B, P); the logarithm keeps the order, and densities far below 1 cannot underflow.
+        log_density: (B, P); the logarithm keeps the order and does not underflow.
         farthest: see `separations`.
-        count: how many, at most P.
+        count: at most P.
 
     Example:
         >>> points = torch.tensor([[[0.0], [0.1], [0.3], [5.0]]])
@@ -351,20 +313,19 @@ def separations(distance: Tensor, density: Tensor, farthest: Tensor) -> Tensor:
     Args:
         distance: (B, P, P) between patches.
         density: (B, P), or any monotonic function of it.
-        farthest: broadcasts to (B, P, P); what the densest patch gets.
+        farthest: value for the densest patch; broadcasts to (B, P, P).
     """
     denser = density[:, None, :] > density[:, :, None]
     return torch.where(denser, distance, farthest).amin(dim=2)
 
 
 def merge_groups(state: TokenState, stands: Tensor, count: int, weight: Tensor | None = None) -> Hard:
-    """Every group becomes the mean of its patches, at the place of the one that stands for it; in order of place.
+    """Merge every group into the mean of its patches, at the place of its representative; groups in order of place.
 
     Args:
-        state: the current state.
-        stands: (B, P) the patch that stands for the group of each patch; it stands for itself.
+        stands: (B, P) the representative of each patch's group; it represents itself.
         count: groups of every image.
-        weight: (B, N) weights of all tokens in the means, or None for their sizes.
+        weight: (B, N) weights of all tokens in the means; None for their sizes.
 
     Example:
         >>> state = TokenState.start(torch.zeros(1, 5, 8), num_prefix=1)
@@ -375,15 +336,15 @@ def merge_groups(state: TokenState, stands: Tensor, count: int, weight: Tensor |
     itself = stands == torch.arange(stands.shape[1], device=stands.device)
     order = itself.to(torch.int8).sort(dim=1, descending=True, stable=True).indices
     keep, moved = order.split([count, order.shape[1] - count], dim=1)
-    place = itself.cumsum(dim=1) - 1  # of every patch that stands for a group, among them
+    place = itself.cumsum(dim=1) - 1  # of every representative, among representatives
     return merge(state, keep, moved, place.gather(1, stands.gather(1, moved)), weight=weight)
 
 
 def alternate_split(num_prefix: int) -> tuple[slice, slice]:
-    """Sources and destinations among the patch tokens: even and odd places of the whole sequence, prefix counted.
+    """Sources and destinations among the patches: even and odd places of the whole sequence, prefix included.
 
-    ToMe section 3 splits all tokens, class token included, into even places (sources) and odd places. Prefix tokens
-    neither move nor receive, so the same split is written on patches: with a class token in front, patch 0 is odd.
+    ToMe section 3 splits all tokens into even places (sources) and odd places, class token included. Prefix tokens
+    neither move nor receive, so the same split applies to patches: with a class token in front, patch 0 is odd.
 
     Example:
         >>> alternate_split(num_prefix=1)
@@ -394,15 +355,14 @@ def alternate_split(num_prefix: int) -> tuple[slice, slice]:
 
 
 def merge_alternate(state: TokenState, order: Tensor, partner: Tensor, *, by_position: bool = True) -> Hard:
-    """Merge the first of the sources into destinations of the `alternate_split`; the others stay.
+    """Merge the first r sources into destinations of the `alternate_split`; the others stay.
 
-    As `merge_most_similar` with that split, in half as many operations: at batch 1 their number is what merging costs.
+    As `merge_most_similar` with that split, in half as many operations, which are the cost at batch 1.
 
     Args:
-        state: the current state.
         order: (B, S) the sources, those that merge first.
-        partner: (B, r) which destination each of the first r of them joins, in [0, D).
-        by_position: put the sources that stay in order of position; False: leave them as they are in ``order``.
+        partner: (B, r) the destination of each of the first r, in [0, D).
+        by_position: sort the remaining sources by position; False: keep their order.
 
     Example:
         >>> state = TokenState.start(torch.zeros(1, 7, 8), num_prefix=1)
@@ -421,7 +381,7 @@ def merge_alternate(state: TokenState, order: Tensor, partner: Tensor, *, by_pos
         tokens = 2 * rest + (p + sources.start)
         anchor = torch.cat([index[:p].expand(batch, -1), tokens, index[p:][destinations].expand(batch, -1)], dim=1)
         return Hard(anchor, moved, into)
-    # one sort: of places, where destinations lie behind all sources and what moves, in its order, behind them
+    # one sort gives both: destinations sort behind all sources, and moved tokens, in order, behind those
     receives = (index >= p) & ((index - destinations.start - p) % 2 == 0)
     place = torch.where(receives, index + n, index).expand(batch, -1)
     last = torch.arange(2 * n, 2 * n + r, device=order.device).expand(batch, -1)
@@ -430,19 +390,12 @@ def merge_alternate(state: TokenState, order: Tensor, partner: Tensor, *, by_pos
 
 
 def match_alternate(state: TokenState, similarity: Tensor, r: int, *, by_position: bool = True) -> Hard:
-    """Merge the ``r`` most similar pairs of the `alternate_split`: `merge_alternate` of what `pair_most_similar` finds.
+    """Merge the ``r`` most similar pairs of the `alternate_split`: `pair_most_similar`, then `merge_alternate`.
 
     Args:
-        state: the current state.
-        similarity: (B, S, D) of the sources and destinations of that split, as of `cosines`.
-        r: how many sources merge, 0 <= r <= S.
-        by_position: as for `merge_alternate`.
-
-    Example:
-        >>> state = TokenState.start(torch.zeros(1, 5, 8), num_prefix=1)
-        >>> hard = match_alternate(state, torch.tensor([[[0.1, 0.2], [0.9, 0.3]]]), 1)
-        >>> hard.anchor, hard.moved, hard.into
-        (tensor([[0, 2, 1, 3]]), tensor([[4]]), tensor([[2]]))
+        similarity: (B, S, D), see `cosines`.
+        r: sources that merge, 0 <= r <= S.
+        by_position: see `merge_alternate`.
     """
     if not compiled.suit(similarity):
         return merge_alternate(state, *pair_most_similar(similarity, r), by_position=by_position)
@@ -452,15 +405,14 @@ def match_alternate(state: TokenState, similarity: Tensor, r: int, *, by_positio
 
 
 def match_both_ways(state: TokenState, attraction: Tensor, r: int, bidirectional: bool = True) -> Hard:
-    """Merge ``r`` patches: floor(r / 2) from even to odd places, then the rest from odd places to the even ones left.
+    """Merge ``r`` patches: floor(r / 2) from even to odd places, then the rest from odd to remaining even places.
 
-    The sets are those of the `alternate_split`, even places first if there is no prefix. The new order: even places in
+    The sets are those of the `alternate_split`, even places first without a prefix. The new order is even places in
     order, then odd ones by descending attraction in the second phase.
 
     Args:
-        state: the current state.
         attraction: (B, E, O) of the patches at even and odd places.
-        r: how many fuse, 0 < r <= (E + O) // 2.
+        r: patches that merge, 0 < r <= (E + O) // 2.
         bidirectional: False: all r from even to odd places.
 
     Example:
@@ -479,20 +431,19 @@ def match_both_ways(state: TokenState, attraction: Tensor, r: int, bidirectional
 
 
 def match(attraction: Tensor, even: Tensor, odd: Tensor, r: int, bidirectional: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Pair patches: those that stay (B, P - r), that move (B, r), and into which of the staying ones (B, r).
+    """Pair patches as `match_both_ways`: remaining (B, P - r), moved (B, r), and the places these join (B, r).
 
     Args:
-        attraction: (B, E, O) W of the patches at even and odd places.
+        attraction: (B, E, O) of the patches at even and odd places.
         even, odd: (E,), (O,) their patch indices.
-        r: how many fuse, 0 < r <= (E + O) // 2.
-        bidirectional: floor(r / 2) of them from even to odd places, the rest back; else all from even to odd.
+        r, bidirectional: see `match_both_ways`.
     """
     batch, evens, odds = attraction.shape
     forth = r // 2 if bidirectional else r
     moved, kept, partner = move_evens(attraction, forth)
     if forth == r:
         return torch.cat([even[kept], odd.expand(batch, odds)], dim=1), even[moved], partner + kept.shape[1]
-    if forth:  # an even patch that has moved attracts nothing any more
+    if forth:  # a moved patch no longer attracts any
         attraction = attraction.scatter(1, moved.unsqueeze(2).expand(-1, -1, odds), -torch.inf)
     order = most_similar_first(attraction.amax(dim=1))
     moved_back, stays = order[:, : r - forth], order[:, r - forth :]
@@ -501,21 +452,21 @@ def match(attraction: Tensor, even: Tensor, odd: Tensor, r: int, bidirectional: 
         place = torch.arange(kept.shape[1] + stays.shape[1], device=order.device).expand(batch, -1)
         first, last = place[:, : kept.shape[1]], place[:, kept.shape[1] :]
         into = order.new_zeros(batch, evens).scatter(1, kept, first).gather(1, into)
-        # where each odd patch ends: behind the even ones, or in one of them; what it received goes with it
+        # the final place of each odd patch, behind the even ones or in one of them; patches that joined it follow
         end = order.new_zeros(batch, odds).scatter(1, order, torch.cat([into, last], dim=1))
         into = torch.cat([end.gather(1, partner), into], dim=1)
     return torch.cat([even[kept], odd[stays]], dim=1), torch.cat([even[moved], odd[moved_back]], dim=1), into
 
 
 def move_evens(attraction: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The ``count`` even patches of highest attraction, the others in order, and the odd partners of the first.
+    """The ``count`` even patches of highest attraction, the others in order, and the odd partners of the former.
 
     Args:
-        attraction: (B, E, O), as of `match`.
+        attraction: (B, E, O), see `match`.
         count: 0 <= count <= E.
 
     Returns:
-        (B, count) and (B, E - count) even patches, and (B, count) odd ones, counted among their kind.
+        (B, count) and (B, E - count) even patches, and (B, count) odd ones, as indices within their kind.
     """
     if count == 0:
         kept = torch.arange(attraction.shape[1], device=attraction.device).expand(attraction.shape[0], -1)

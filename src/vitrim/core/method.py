@@ -1,4 +1,4 @@
-"""A method's options, how much it removes, what it needs of a model. `MethodConfig`, `StagedConfig`."""
+"""`MethodConfig`: the options of a method, the amounts it removes, and what it needs of a model."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from vitrim.errors import VitrimError
 
 @dataclass(frozen=True)
 class Tunable:
-    """The option that says how much is removed, for sliders and searches. The more ``strength``, the fewer tokens stay.
+    """The option that sets how much is removed, for sliders and searches. More ``strength`` leaves fewer tokens.
 
     Attributes:
         option: its name.
-        mildest: the value that removes the least, for which ``strength`` is 0.
-        strongest: the value that removes the most; None for a count of patches: half of those the model has.
-        digits: of the value behind the point; 0 for whole numbers.
-        similarity: the value is a cosine: tokens that are more alike merge.
-        fixed: other options, without which the value does not mean one amount for all layers.
-        per_layer: the option that takes a list with such a value for each of `MethodConfig.stages`, if there is one.
-        places: the option that says which blocks those are, if they can be chosen.
-        first_place: the first block that a search may choose; None: a search leaves the places alone.
-        others: further options that say how much is removed, with the value at which each of them removes nothing;
-            None: it must not be given.
+        mildest: the value that removes the least, at strength 0.
+        strongest: the value that removes the most; None for a count of patches: half of the model's.
+        digits: decimals of the value; 0 for whole numbers.
+        similarity: the value is a cosine threshold: more similar tokens merge.
+        fixed: values of other options, required for the value to mean one amount for all layers.
+        per_layer: the option that takes a list with one such value per block of `MethodConfig.stages`, if there is one.
+        places: the option that chooses those blocks, if there is one.
+        first_place: the first block that a search may choose; None: a search does not move the places.
+        others: further options that set how much is removed, and the value at which each removes nothing; None: the
+            option must be unset.
 
     Example:
         >>> Tunable("keep_rate", 1.0, 0.05, digits=3).value(0.5, patches=196)
@@ -61,17 +61,17 @@ class Tunable:
     others: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def end(self, patches: int) -> float:
-        """The value that removes the most from a model of so many patches."""
+        """The value that removes the most from a model of ``patches``."""
         return max(patches // 2, 1) if self.strongest is None else self.strongest
 
     def value(self, strength: float, patches: int) -> int | float:
-        """The option's value at a strength in [0, 1], which is clipped to that range."""
+        """The option's value at a ``strength``, clipped to [0, 1]."""
         share = min(max(strength, 0.0), 1.0)
         value = self.mildest + share * (self.end(patches) - self.mildest)
         return round(value, self.digits) if self.digits else round(value)
 
     def removing(self, share: float, patches: int) -> int | float:
-        """The value that removes a share in [0, 1] of the patches, of an option that counts patches or is a share kept.
+        """The value that removes a ``share`` in [0, 1] of the patches, for options that are a count or a share kept.
 
         Example:
             >>> Tunable("r", 0, None).removing(0.25, 64), Tunable("keep_rate", 1.0, 0.05, digits=3).removing(0.25, 64)
@@ -90,10 +90,9 @@ class Tunable:
         return min(max(share, 0.0), 1.0)
 
     def alone(self, config: MethodConfig, depth: int, value: int | float, num_layers: int) -> MethodConfig | None:
-        """``config`` acting in one block alone, with ``value`` at ``depth`` of ``num_layers`` blocks.
+        """``config`` acting only in block ``depth``, with ``value`` there; its other options stay.
 
-        Returns:
-            The other options stay. None where the method takes no value per block, or none for this one.
+        None if the method takes no value per block, or none for this one.
 
         Example:
             >>> import vitrim
@@ -117,8 +116,8 @@ class Needs(NamedTuple):
 
     Attributes:
         class_token: a class token, whose attention it reads.
-        prefix: tokens in front of the patches, whatever they are.
-        attention_map: the attention between all patches, not only its mean columns or the rows of prefix tokens.
+        prefix: any tokens in front of the patches.
+        attention_map: attention between all patches, not only column means or rows of prefix tokens.
         grid: rows and columns of the patches in every forward (`TokenState.grid`).
     """
 
@@ -129,12 +128,9 @@ class Needs(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """Patch tokens at one block of a plan.
+    """Patch tokens at one block of a plan: ``entering`` it, ``left`` at its end, ``leaving`` it.
 
-    Attributes:
-        entering: it computes with so many at first,
-        left: and with so many at its end.
-        leaving: those, and after the last block pruned ones that come back.
+    ``leaving`` is ``left`` plus, after the last block, pruned patches that come back.
     """
 
     entering: int
@@ -147,9 +143,9 @@ Kind = Literal["none", "prune", "merge", "mixed", "soft"]
 
 
 class MethodConfig(Options):
-    """Options of a method: frozen, validated, versioned. A method subclasses it next to its reducer, in one file.
+    """Options of a method: frozen, validated, versioned. A method subclasses it in the file of its reducer.
 
-    Class attributes describe the method for `vitrim list methods`; the fields below are options every method has.
+    Class attributes describe the method for `vitrim list methods`; the fields below are options of every method.
 
     Example:
         >>> import vitrim
@@ -161,13 +157,13 @@ class MethodConfig(Options):
     kind: ClassVar[Kind] = "prune"
     training_free: ClassVar[bool] = True
     batch_dependent: ClassVar[bool] = False
-    """With its default options, an image's result depends on the other images of its batch."""
+    """True if, with the default options, an image's result depends on the other images of its batch."""
     single_images: ClassVar[bool] = False
-    """Its counts depend on the images, and a graph for single images has them so (`vitrim.core.tokens.flagged`)."""
+    """Counts depend on the images, and graphs for single images support that (`vitrim.core.tokens.flagged`)."""
     merges_pairs: ClassVar[bool] = False
-    """A layer merges pairs of patches, by bipartite matching: half of them at most."""
+    """A layer merges pairs of patches by bipartite matching, at most half of them."""
     tunable: ClassVar[Tunable | None] = None
-    """The option a slider or a search moves; None: there is no one option that says how much is removed."""
+    """The option that a slider or a search moves; None if no single option sets how much is removed."""
     version: ClassVar[int] = 1
 
     _made_for: Mapping[str, Any] | None = PrivateAttr(None)
@@ -176,17 +172,17 @@ class MethodConfig(Options):
     last_block: Literal["full", "class_token", "auto"] = Field(
         "full",
         description="'class_token': the last block computes only the rows the head reads (exact, a shorter output); "
-        "'auto': that, where the head reads prefix tokens only",
+        "'auto': the same, if the head reads prefix tokens only",
     )
     restore: Restore | None = Field(
         None,
-        description="what pruned patches are where every patch is read: 'end': their value when pruned, set in after "
-        "the last block; 'last_block': the same, set in before it; 'zeros'. Default: 'end' for dense heads, else "
+        description="values of pruned patches for heads that read every patch: 'end': their value when pruned, put "
+        "back after the last block; 'last_block': the same, before it; 'zeros'. Default: 'end' for dense heads, else "
         "'zeros'",
     )
     strict: bool = Field(False, description="refuse, instead of warn, when a layer cannot remove as much as asked")
     align: int = Field(
-        1, ge=1, description="round what blocks keep up to so many tokens, prefix included, or a multiple; 1: do not"
+        1, ge=1, description="round the tokens that blocks keep, prefix included, up to a multiple of this; 1: do not"
     )
 
     @model_validator(mode="after")
@@ -211,17 +207,17 @@ class MethodConfig(Options):
         return self.restore or "end"
 
     def amounts(self, num_layers: int) -> list[Amount | None]:
-        """The amount of every layer, None where the method does not act. Run-time adaptive methods have none.
+        """The amount of every layer, None where the method does not act. Adaptive methods have none.
 
-        Called once when a model is reduced: the place to refuse options that do not fit its depth.
+        Called when a model is reduced: refuse options here that do not fit its depth.
 
         Raises:
-            VitrimError: these options do not fit a model of ``num_layers`` blocks.
+            VitrimError: the options do not fit ``num_layers`` blocks.
         """
         return [None] * num_layers
 
     def planned(self, num_layers: int, num_prefix: int) -> list[Amount | None]:
-        """The amounts as they are planned for a model with ``num_prefix`` tokens in front: rounded by `align`."""
+        """`amounts`, rounded by the option ``align`` for a model with ``num_prefix`` prefix tokens."""
         every, others = self.amounts(num_layers), (num_prefix, self.added_tokens())
         if self.align == 1:
             return every
@@ -233,51 +229,51 @@ class MethodConfig(Options):
         ]
 
     def stages(self, num_layers: int) -> tuple[int, ...]:
-        """The blocks that may act, 0-based, in order: a list of amounts has a value for each. By default all."""
+        """The blocks that may act, 0-based, in order; a list of amounts has a value for each. By default all."""
         return tuple(range(num_layers))
 
     def needs(self) -> Needs:
-        """The needs of these options: what a model must have."""
+        """The needs of these options."""
         return Needs()
 
     def is_adaptive(self) -> bool:
-        """True if, with these options, counts depend on the images, and are known only by running."""
+        """True if counts depend on the images with these options."""
         return False
 
     def obstacle(self) -> str | None:
-        """The reason why a model reduced by these options cannot become a fixed graph; None where it can."""
+        """The reason why a model reduced by these options cannot become a fixed graph; None if it can."""
         return "how many tokens it keeps depends on the images" if self.is_adaptive() else None
 
     def in_graph(self, batch: int | None) -> str | None:
-        """As `obstacle`, of a graph for batches of ``batch``, None for any: in one for single images sizes may follow
-        from the image (`single_images`)."""
+        """As `obstacle`, for a graph with a fixed ``batch`` (None: any). A batch of 1 allows `single_images`."""
         return None if batch == 1 and self.single_images and self.is_adaptive() else self.obstacle()
 
     def unplaced(self) -> str | None:
-        """The reason why a head gets tokens that belong to no place in the image; None where all patches have a value.
+        """The reason why tokens belong to no place in the image; None if every patch has a value.
 
-        A head that averages patches then averages these tokens, and one that reads every patch at its place is refused.
+        A head that averages patches then averages these tokens; a dense head is refused.
         """
         return "mixes patches into tokens that belong to none" if self.kind == "soft" else None
 
     @classmethod
     def least_kept(cls, current: int) -> int:
-        """The fewest patch tokens one layer can be reduced to: 1, or half if it `merges_pairs`."""
+        """The fewest patch tokens that one layer can leave: 1, or half if it `merges_pairs`."""
         return half(current) if cls.merges_pairs else 1
 
     def added_tokens(self) -> int:
-        """Tokens a reduction creates besides those it keeps (EViT's fused token)."""
+        """Tokens that a reduction creates besides those it keeps (EViT's fused token)."""
         return 0
 
     def counts(
         self, initial: int, num_layers: int, grid: tuple[int, int] | None = None, num_prefix: int = 1
     ) -> list[int] | None:
-        """Patch tokens left after each block, from ``initial``; None if that depends on the images. Patches that come
-        back by `restore` are not counted. ``grid``: where they lie (by default a square), and ``num_prefix``: tokens in
-        front of them, for options to which that matters.
+        """Patch tokens left after each block, from ``initial``; None if they depend on the images.
+
+        Patches that come back by `restore` are not counted. ``grid`` (by default a square) and ``num_prefix`` matter to
+        some options only.
 
         Raises:
-            VitrimError: of methods that follow the grid: ``initial`` patches make no square, or do not fill it.
+            VitrimError: the method follows the grid, and ``initial`` patches do not fill it or form no square.
         """
         flow = self.flow(initial, num_layers, grid, num_prefix)
         return None if flow is None else [block.left for block in flow]
@@ -290,7 +286,7 @@ class MethodConfig(Options):
         num_prefix: int = 1,
         restore: Restore | None = None,
     ) -> list[Flow] | None:
-        """As `counts`, what enters and leaves every block, too, where pruned patches come back by ``restore``."""
+        """As `counts`, with what enters and leaves every block, for pruned patches that come back by ``restore``."""
         if self.is_adaptive():
             return None
         amounts = self.planned(num_layers, num_prefix)
@@ -312,7 +308,7 @@ class MethodConfig(Options):
     def counts_of(
         self, amounts: Sequence[Amount | None], initial: int, grid: tuple[int, int] | None = None
     ) -> list[int]:
-        """Patch tokens left after each block under ``amounts``, from ``initial``, which lie on ``grid``."""
+        """Patch tokens left after each block under ``amounts``, from ``initial`` on ``grid``."""
         counts, current = [], initial
         for amount in amounts:
             current = self._left(amount, initial, current, grid)
@@ -320,7 +316,7 @@ class MethodConfig(Options):
         return counts
 
     def _left(self, amount: Amount | None, initial: int, current: int, grid: tuple[int, int] | None) -> int:
-        """Patch tokens of ``current`` that one block is left with."""
+        """Patch tokens of ``current`` that one block leaves."""
         if isinstance(amount, BringBack):
             return initial
         if amount is None:
@@ -329,19 +325,18 @@ class MethodConfig(Options):
         return kept + self.added_tokens() if kept < current else current
 
     def pruned(self, depth: int, num_layers: int, current: int, left: int) -> int:
-        """The patches of ``current`` that block ``depth`` prunes, where it is ``left`` with fewer: those that `restore`
-        brings back. The others have merged."""
+        """The patches that block ``depth`` prunes rather than merges, those that `restore` brings back."""
         if self.kind not in ("prune", "mixed") or left == current:
             return 0
         return current - left + self.added_tokens()
 
     @property
     def made_for(self) -> Mapping[str, Any] | None:
-        """The model that a search found these options for, as the file says that they are from; None for others."""
+        """The model that these options were found for, if they are from the file of a search; else None."""
         return self._made_for
 
     def found_for(self, model: Mapping[str, Any]) -> MethodConfig:
-        """The same options, with the model they were found for (`vitrim.core.checks.described`)."""
+        """The same options, with the ``model`` they were found for (`vitrim.core.checks.described`)."""
         config = self.model_copy()
         BaseModel.__setattr__(config, "_made_for", dict(model))
         return config
@@ -350,51 +345,47 @@ class MethodConfig(Options):
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 Fused = Annotated[int | float, Field(ge=0)]
-"""Patches that merge, or below 1 a share of those there are (`vitrim.core.schedule.Fuse`)."""
+"""Patches that merge, or below 1 a share of the current ones (`vitrim.core.schedule.Fuse`)."""
 
 
 def refuse_parts(r: float | Sequence[float]) -> None:
-    """Raise `ValueError` if an ``r``, or one of several, is neither a whole number nor a share: for validators."""
+    """Raise `ValueError` if ``r``, or an entry of it, is neither a whole number nor a share below 1."""
     if any(each > 1 and not float(each).is_integer() for each in (r if isinstance(r, Sequence) else (r,))):
         raise ValueError("r must be a whole number of tokens, or a fraction below 1")
 
 
 def refuse_align(config: MethodConfig) -> None:
-    """Raise `ValueError` if ``align`` is given: for validators of methods whose amounts say more than a count."""
+    """Raise `ValueError` if ``align`` is set: for methods without fixed counts."""
     if config.align > 1:
         raise ValueError(f"align={config.align} rounds fixed counts of tokens, and this method has none to round")
 
 
 class Adaptive(MethodConfig):
-    """Options of methods whose counts depend on the images unless ``r``, an option of theirs, fixes them."""
+    """Options of methods whose counts depend on the images, unless their option ``r`` fixes them."""
 
     fixed_by: ClassVar[tuple[Literal["freeze", "capacity"], ...]] = ("freeze",)
-    """The ways to fixed counts, as options of ``vitrim export``: `frozen`, `bounded`."""
+    """Options of ``vitrim export`` that fix the counts: ``freeze`` by `frozen`, ``capacity`` by `bounded`."""
 
     def is_adaptive(self) -> bool:
         fixed: object = getattr(self, "r", None)
         return fixed is None
 
     def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
-        """The same method with fixed counts, for every image.
+        """The same method with fixed counts.
 
         Args:
             initial: patches that enter the first block.
-            counts: patches after each block, means over images; rounded to the nearest number.
+            counts: mean patches after each block; rounded to the nearest number.
         """
         raise NotImplementedError
 
     def bounded(self, counts: Sequence[int]) -> MethodConfig:
-        """The same method in fixed slots, a mask marking those that an image leaves empty.
-
-        Args:
-            counts: slots for patches after each block.
-        """
+        """The same method with ``counts`` slots for patches after each block; a mask marks empty ones."""
         raise NotImplementedError
 
 
 class StagedConfig(MethodConfig):
-    """Options of methods that keep a share of the patch tokens at some blocks. A subclass may give other defaults.
+    """Options of methods that keep a share of the patch tokens at some blocks. Subclasses may change the defaults.
 
     Example:
         >>> from vitrim.methods.random import Random
@@ -412,7 +403,7 @@ class StagedConfig(MethodConfig):
     rule: KeepRule = Field("floor_initial_power", description="how keep_rate becomes a count")
 
     def default_stages(self, num_layers: int) -> tuple[int, ...]:
-        """The stages where ``blocks`` is not given."""
+        """The stages if ``blocks`` is not given."""
         return quarter_blocks(num_layers)
 
     def stages(self, num_layers: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Options of methods and selectors: frozen, validated with errors of one line, written ``name:key=value,key=value``."""
+"""Options of methods and selectors: frozen, validated with one-line errors, written ``name:key=value,key=value``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from vitrim.errors import VitrimError, plain, unknown
 
 LONGEST_INTEGER = 64
-"""Bits of an integer, sign included, as many as a tensor holds."""
+"""Bits of an integer, sign included: those of a tensor's."""
 
 
 class Options(BaseModel):
-    """Options of something that has a name. What stands directly below this class has the options all of a kind share.
+    """Base class of named options. Its direct subclasses hold the options that all of a kind share.
 
     Example:
         >>> class Tool(Options):
@@ -35,7 +35,7 @@ class Options(BaseModel):
             """Validate the options.
 
             Raises:
-                VitrimError: an unknown option or a value that is not valid, in one line.
+                VitrimError: an unknown option or an invalid value.
             """
             for key in options:
                 if key not in type(self).model_fields:
@@ -53,10 +53,7 @@ class Options(BaseModel):
             raise VitrimError(_frozen(self, f"del {key}"))
 
     def changed(self, *without: str, **changes: Any) -> Self:
-        """The same method with some options changed, and those called ``without`` as if they had not been given.
-
-        Raises:
-            VitrimError: a value is invalid.
+        """The same options with ``changes``, and those named ``without`` unset.
 
         Example:
             >>> import vitrim
@@ -66,7 +63,7 @@ class Options(BaseModel):
         return type(self)(**{key: getattr(self, key) for key in self.model_fields_set - {*without}} | changes)
 
     def describe(self) -> str:
-        """The method as it is written on the command line, with the options that were given."""
+        """The text form, as on the command line, with the options that were given."""
         shared = next(
             base for base in reversed(type(self).__mro__) if base is not Options and issubclass(base, Options)
         )
@@ -87,7 +84,7 @@ def _frozen(config: Options, change: str) -> str:
 def _text(value: Any) -> str:
     if value is None:
         return "null"
-    if isinstance(value, int) and value.bit_length() > LONGEST_INTEGER:  # Python refuses to write thousands of digits
+    if isinstance(value, int) and value.bit_length() > LONGEST_INTEGER:  # Python refuses to print thousands of digits
         return f"a number of {value.bit_length()} bits"
     if isinstance(value, bool):
         return str(value).lower()
@@ -97,11 +94,10 @@ def _text(value: Any) -> str:
 
 
 def _check_value(option: str, value: Any, kinds: Any) -> None:
-    """Refuse what pydantic would take for something else, also in a list.
+    """Refuse values that pydantic would convert to something else, also in a list.
 
-    Raises:
-        VitrimError: true or false for a number, for Python 1 or 0; a set, of which a list would be made in an order
-            that nobody chose; an integer of more bits than any count has.
+    These are a bool for a number, which it reads as 1 or 0; a set, which it lists in arbitrary order; and an integer
+    that no tensor holds.
     """
     entries = value if isinstance(value, list | tuple) else (value,)
     if bool not in (kinds, *get_args(kinds)) and any(isinstance(entry, bool) for entry in entries):
@@ -119,9 +115,9 @@ def _holds_floats(kinds: Any) -> bool:
 
 
 def _problems(error: ValidationError, options: type[Options]) -> str:
-    """List everything that is wrong, in one line; where an option takes several types, what each of them wants.
+    """Everything that is wrong, in one line. Where an option takes several types, what each of them requires.
 
-    Of a list with wrong entries only these are named, not that a single number would do, too.
+    For a list with wrong entries only these are named, not the alternative of a single number.
     """
     found: dict[str, list[str]] = {}
     entries = error.errors()

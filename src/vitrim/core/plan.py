@@ -1,4 +1,4 @@
-"""The plan of a method over a model: what a host says of the model, and one `Layer` per block that follows."""
+"""The plan of a method over a model: `HostFacts` describes the model, and each block gets a `Layer`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from vitrim.core.schedule import Amount, effective_keep
 from vitrim.errors import VitrimError
 
 Head = Literal["class token", "patches", "no class token", "grid"]
-"""The tokens a head reads: class (and other prefix) tokens only, patches too, patches without a class token, or every
-patch at its place."""
+"""The tokens a head reads: only the class token (and other prefix tokens), patches too, patches of a model without a
+class token, or every patch at its place."""
 
 Grid = tuple[int, int]
 """Rows and columns of patches."""
@@ -24,11 +24,11 @@ Grid = tuple[int, int]
 Purpose = Literal[
     "images", "images and text", "vision-language models", "segmentation, detection, poses, depth", "video and audio"
 ]
-"""The use that people make of the models of a family: groups of `vitrim list hosts`."""
+"""The use of a family's models: the groups of `vitrim list hosts`."""
 
 Part = Literal["head", "positions", "stem", "tokens", "trunk", "method"]
-"""The part of a model that a parameter belongs to: the classifiers and what only they read, the position tables, the
-module that makes patches, the class token and its like, the rest of the host, or what a method brought."""
+"""The part of a model that a parameter belongs to: classifiers and what only they read, position tables, the module
+that makes patches, class token and similar, the rest of the host, or what a method added."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,15 @@ class HostFacts:
         num_prefix: tokens in front of the patches (class, distillation, registers).
         has_class_token: token 0 is a class token.
         grid_size: rows and columns of patches at the model's own image size.
-        head_rows: the head reads only so many leading tokens (1: class token, 2: and distillation), None: patches too.
-        input_size: channels, height and width of the images the model takes.
-        takes_maximum: a head that reads patches takes a maximum over those it gets: merging does not change it.
+        head_rows: leading tokens that the head reads (1: class token, 2: also distillation); None: patches too.
+        input_size: channels, height and width of the images.
+        takes_maximum: the head takes a maximum over the patches it gets, which merging does not change.
         dense: the head reads every patch at its place (segmentation, detection).
-        windows: of an image of the model's own size, which are reduced apart (`vitrim.hosts.shared.windows`);
-            ``grid_size`` and ``num_prefix`` are those of one.
-        across_windows: there are several, and some blocks attend across them.
-        cell: patches a side of the squares that stay together, since what follows joins them (`vitrim.core.cells`).
-        cell_by_cell: the patches of a cell come one after the other; otherwise in raster order of a square image.
+        windows: number of windows per image, which are reduced separately (`vitrim.hosts.shared.windows`);
+            ``grid_size`` and ``num_prefix`` are those of one window.
+        across_windows: there are several windows, and some blocks attend across them.
+        cell: side in patches of the squares that stay together, because the connector joins them (`vitrim.core.cells`).
+        cell_by_cell: the patches of a cell are consecutive; otherwise in raster order of a square image.
     """
 
     dim: int
@@ -69,11 +69,7 @@ class HostFacts:
     cell_by_cell: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a class token without a place, which a host of one's own may state.
-
-        Raises:
-            VitrimError: naming the fields.
-        """
+        """Refuse a class token that ``num_prefix`` does not count."""
         if self.has_class_token and self.num_prefix < 1:
             raise VitrimError(f"a host says has_class_token=True and num_prefix={self.num_prefix}: it counts as one")
 
@@ -84,12 +80,12 @@ class HostFacts:
 
     @property
     def averages_patches(self) -> bool:
-        """True if the head weighs patches against each other, and so must know how many each token stands for."""
+        """True if the head weighs patches against each other, so it must count merged tokens with their sizes."""
         return self.head_rows is None and not self.takes_maximum
 
     @property
     def head(self) -> Head:
-        """The kind of head, one of four: it decides which methods fit."""
+        """The kind of head, which decides which methods fit."""
         if self.dense:
             return "grid"
         if not self.averages_patches:
@@ -98,7 +94,7 @@ class HostFacts:
 
 
 class Layout(NamedTuple):
-    """The tokens that a model without its head hands out (`Host.tokens`).
+    """The layout of `Library.tokens`, the tokens of a model without its head.
 
     Attributes:
         dim: channels C of a token.
@@ -115,9 +111,9 @@ class Role(NamedTuple):
     """The role of one parameter in training.
 
     Attributes:
-        part: a new task brings its own head, positions and stem; the backbone is tokens and trunk.
-        layer: 0 in front of the blocks, 1 to L in them, L + 1 the head; None if the model does not name its layers.
-        decays: False where the model itself says that weight decay leaves the parameter alone.
+        part: a new task initialises head, positions and stem; tokens and trunk are the backbone.
+        layer: 0 before the blocks, 1 to L in them, L + 1 for the head; None if the model does not name its layers.
+        decays: False where the model exempts the parameter from weight decay.
     """
 
     part: Part
@@ -126,10 +122,10 @@ class Role(NamedTuple):
 
 
 class Starting(NamedTuple):
-    """The weights that a scheme of initialisation sets (`vitrim.training.build`): views, to be written in place.
+    """The weights that an initialisation scheme sets (`vitrim.training.build`): views, to be written in place.
 
     Attributes:
-        attention: of every block, (query, key, value, output), (C, C) each, as linear layers have them.
+        attention: (query, key, value, output) of every block, (C, C) each, as in linear layers.
         positions: (P, C) of the patches, row by row.
     """
 
@@ -139,18 +135,18 @@ class Starting(NamedTuple):
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The processing of an image before a model sees it; None where the model does not say.
+    """Preprocessing of the images of a model; None for what is unknown.
 
     Attributes:
         channels: 1 for grey images, 3 for colour.
         size: height and width in pixels.
-        mean: of the pixels in [0, 1], one number per channel.
-        std: their standard deviation, likewise.
-        interpolation: by which images are resized: bicubic, bilinear, ...
-        crop_share: the side of the crop over the side of the resized image.
+        mean: of the pixels in [0, 1], per channel.
+        std: their standard deviation, per channel.
+        interpolation: for resizing: bicubic, bilinear, ...
+        crop_share: side of the crop divided by the side of the resized image.
         crop_mode: center, border or squash.
-        transform: the model's own, from a PIL image in RGB to (C, H, W); it goes before resizing and cropping by the
-            numbers above.
+        transform: the model's own, from a PIL image in RGB to (C, H, W), in place of resizing and cropping by these
+            numbers.
     """
 
     channels: int
@@ -164,7 +160,7 @@ class Preprocessing:
 
     @property
     def resize(self) -> tuple[int, int] | None:
-        """Height and width in pixels before the crop, as timm rounds them: 248 for a side of 224 and a share of 0.9.
+        """Height and width in pixels before the crop, rounded as in timm: 248 for a side of 224 and a share of 0.9.
 
         With `crop_mode` center and a square size, the shorter side of the image gets this length.
 
@@ -179,18 +175,13 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class Layer:
-    """One block of a plan: where it stands, what the model is like, and how much is reduced there.
+    """One block of a plan: its position, the model's geometry (see `HostFacts`), and the amounts.
 
     Attributes:
         depth: 0-based index of the block.
         num_layers: number of blocks.
-        dim: channels C.
-        num_heads: attention heads H.
-        num_classes: classes of the host's head (0 without one).
-        num_prefix: protected tokens at the front.
-        has_class_token: whether token 0 is a class token.
-        grid_size: rows and columns of patches, or of cells of them, at the model's own image size.
-        amounts: the amounts of all blocks, None where the method does not act.
+        grid_size: rows and columns of patches, or of their cells, at the model's own image size.
+        amounts: of all blocks, None where the method does not act.
     """
 
     depth: int
@@ -205,11 +196,11 @@ class Layer:
     _kept: dict[tuple[int, int, Grid | None], int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def keep(self, config: MethodConfig, initial: int, current: int, grid: Grid | None = None) -> int:
-        """The number of patch tokens that this block keeps of ``current`` ones, ``initial`` at first, on a ``grid``.
+        """Patch tokens this block keeps of ``current``, of ``initial`` at first, on ``grid``.
 
-        Remembered, as it is asked for several times in every forward; ``config`` is always that of the plan.
+        Cached, because every forward asks several times; ``config`` is always that of the plan.
         """
-        # a compiler would compile again when something new is remembered
+        # a new cache entry would make a compiler compile again
         compiling = torch.compiler.is_compiling()
         if not compiling and (initial, current, grid) in self._kept:
             return self._kept[initial, current, grid]
@@ -221,7 +212,7 @@ class Layer:
 
     @property
     def amount(self) -> Amount | None:
-        """The amount of patch tokens this block keeps; None where nothing is planned."""
+        """The amount of this block; None where the method does not act."""
         return self.amounts[self.depth] if self.amounts else None
 
     @property
@@ -236,7 +227,7 @@ class Layer:
 
 
 def plan(config: MethodConfig, facts: HostFacts, num_layers: int) -> tuple[Layer, ...]:
-    """Plan ``config`` for a model: one `Layer` per block. The amounts are evaluated here and nowhere else.
+    """Plan ``config`` for a model: one `Layer` per block. Amounts are computed only here.
 
     Raises:
         VitrimError: the options do not fit a model of ``num_layers`` blocks.

@@ -1,4 +1,4 @@
-"""`reduce_` and `restore_`: the only code that edits a model. Everything is checked before anything is edited."""
+"""`reduce_` and `restore_`, the only code that edits a model. It checks everything before it edits anything."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from vitrim.errors import UnsupportedModelError, VitrimError
 HANDLE = "vitrim_reduction"
 UNKNOWN = "how many tokens stay depends on the images: reduce with record=True, run the model, and print again"
 LINE = 80
-"""Columns of what `print(reduction)` writes."""
+"""Columns of `print(reduction)`."""
 NO_IMAGES = "no image tokens yet: reduce_(model, method, compact=True), then run the whole model in this thread"
 NOT_RUN = "run the reduced model to its last block in this thread (and read before backward)"
 
@@ -64,35 +64,33 @@ def reduce_(
 ) -> Reduction:
     """Reduce the tokens of ``model`` in place and return the handle of the reduction.
 
-    The model keeps its call, its return type, its parameters and its state_dict keys; parameters learned by the method
-    live under ``*.reducer.*``. Undo with `restore_`. A model that is reduced already is restored first, so a cell of a
-    notebook can run twice.
+    The model keeps its call, return type, parameters and state_dict keys; parameters that the method learns are added
+    under ``*.reducer.*``. `restore_` undoes it. A model that is reduced already is restored first.
 
     Args:
-        model: a supported host, e.g. any ``timm`` VisionTransformer, or a model that holds one: the tower of a
-            vision-language model, the backbone of DPT, what a wrapper wraps. That part is reduced then, and the handle
-            is its own (``reduction.model``); `restore_` and `get_reduction` take either.
-        method: the method's config, or its text form as on the command line: ``"tome:r=13"``, ``"@best.json"``. It may
-            be left out where ``select`` is given.
+        model: a supported host, e.g. any ``timm`` VisionTransformer, or a model that contains one: a vision-language
+            model, DPT, a wrapper. That part is then reduced and is ``reduction.model``; `restore_` and `get_reduction`
+            accept either.
+        method: the method's config, or its text form as on the command line: ``"tome:r=13"``, ``"@best.json"``.
+            Optional with ``select``.
         record: keep the state after every block of the last forward (``reduction.states``).
-        compact: ``model`` is a vision-language model, whose language model is to get only the tokens that are left: the
-            image tokens of a prompt follow, in ``model(...)`` and ``model.generate(...)``. See docs/hosts.md.
-        select: a selector of image tokens, ``"divprune:tokens=64"``: ``model`` is a vision-language model, whose
-            language model gets of the tokens that are left only those that it chooses. It implies ``compact``. See
-            docs/selection.md.
+        compact: give the language model of the vision-language ``model`` only the remaining tokens. Prompts follow, in
+            ``model(...)`` and ``model.generate(...)``. See docs/hosts.md.
+        select: a selector of image tokens, ``"divprune:tokens=64"``, which chooses those that the language model of the
+            vision-language ``model`` gets. Implies ``compact``. See docs/selection.md.
 
     Returns:
         The handle: state, auxiliary outputs, amounts that may change at run time, save and load.
 
     Raises:
-        UnsupportedModelError: the model's family or form is not supported, or cannot carry this method; or it holds
-            several supported parts, which the message names.
-        VitrimError: the model runs in another thread, an option does not fit the model, or the model is reduced by a
-            method whose learned parameters would be lost. The model is then unchanged, reduced as it was.
+        UnsupportedModelError: the model is not supported, cannot carry this method, or contains several supported
+            parts.
+        VitrimError: the model runs in another thread, an option does not fit it, or it is reduced by a method whose
+            learned parameters would be lost. After an error the model is as it was.
 
     Warns:
-        ReductionWarning: a layer cannot remove as much as asked; an error with ``strict=True`` in the config. Or the
-            method is from a file that was made for another model, or adds sizes to the attention of an MAE.
+        ReductionWarning: a layer cannot remove as much as asked (an error with ``strict=True`` in the config), the
+            method's file was made for another model, or the method adds sizes to the attention of an MAE.
 
     Example:
         >>> import timm, torch, vitrim
@@ -129,16 +127,12 @@ def reduced(
     compact: bool = False,
     select: Selector | str | None = None,
 ) -> Iterator[Reduction]:
-    """Reduce ``model`` for the time of a ``with`` statement; it is afterwards as it was, also after an error.
+    """Reduce ``model`` within a ``with`` statement, and leave it as it was, also after an error.
 
-    Args:
-        model, method, record, compact, select: as of `reduce_`.
+    A model that is reduced already gets its own reduction back. Arguments and errors as of `reduce_`.
 
     Yields:
         The handle of the reduction.
-
-    Raises:
-        VitrimError: as `reduce_`. A model that is reduced already has its own reduction again at the end.
 
     Example:
         >>> import timm, torch, vitrim
@@ -178,7 +172,7 @@ def _reduce(
     compact: bool,
     selector: Selector | None = None,
 ) -> Reduction:
-    """`reduce_` on ``model``; what reads its tokens in the ``holder``, if that is given, gets all of them."""
+    """`reduce_` on ``model``. If ``holder`` is given, the parts around it that read its tokens get all of them."""
     compact = compact or selector is not None
     within = vision_language(model, selecting=selector is not None) if compact else None
     if within is not None and selector is not None and config.kind == "none":
@@ -196,7 +190,7 @@ def _reduce(
         refuse_reduced(model)
         parts = supported_parts(model)
         if len(parts) != 1:
-            host_of(model)  # says why not
+            host_of(model)  # raises, with the reason
         model = parts[0][1]
 
     # can it be reduced?
@@ -232,7 +226,7 @@ def _reduce(
     # plan: how much every block reduces, and its reducer
     layers = plan(config, facts, len(blocks))
     checks.check_amounts(config, layers)
-    with torch.inference_mode(False):  # tensors made within could never be trained, nor saved for a backward
+    with torch.inference_mode(False):  # inference tensors could never be trained
         reducers = [build_reducer(config, layer, block, facts) for layer, block in zip(layers, blocks, strict=True)]
     checks.check_reducers(config, blocks, reducers, head_rows)
     refuse_while_running(model)
@@ -251,8 +245,7 @@ def _reduce(
             proportional=config.proportional,
             last=last,
             head_rows=head_rows if last else None,
-            # a head that averages patches gets every merged token as often as it counts: exact for any pooling; soft
-            # tokens belong to no patch, and the head reads them as they are
+            # repeating merged tokens is exact for any pooling head; soft tokens belong to no patch and stay as they are
             unmerge_at_end=last and whole,
             restore=restore,
             trace=trace,
@@ -264,7 +257,7 @@ def _reduce(
 
 
 def _select_only(outer: nn.Module, family: type[VisionLanguage], config: MethodConfig, selector: Selector) -> Reduction:
-    """`reduce_` where the tower stays as it is, whatever it is."""
+    """`reduce_` where nothing but a selector is asked for: the tower stays as it is."""
     family.check_selector(outer, selector, None)
     refuse_reduced(outer)
     reduction = Selection(outer, config, Trace(), None, True, selector)
@@ -275,11 +268,11 @@ def _select_only(outer: nn.Module, family: type[VisionLanguage], config: MethodC
 
 
 def restore_(model: nn.Module) -> None:
-    """Undo `reduce_`, in place: the model computes what it computed before, bit for bit. A dense model stays as it is.
+    """Undo `reduce_` in place: the model computes the same as before, bit for bit. A dense model stays as it is.
 
     Raises:
-        VitrimError: the model runs in another thread, a block has a forward that was put on it since, several parts of
-            the model are reduced, or it is itself a part of what was reduced.
+        VitrimError: the model runs in another thread, a forward was put on a block since, several parts of the model
+            are reduced, or it is only a part of the reduced model.
 
     Example:
         >>> import timm, vitrim
@@ -301,13 +294,9 @@ def restore_(model: nn.Module) -> None:
 
 
 def refuse_while_running(model: nn.Module) -> None:
-    """Refuse to go on while another thread is inside ``model``, whose blocks are about to change.
+    """Refuse to change a model whose blocks another thread is running.
 
-    Looks at what the other threads execute just now, so a forward pays nothing for it, and one that ended with an error
-    counts for nothing.
-
-    Raises:
-        VitrimError: naming the thread.
+    Inspects what other threads execute now, so forwards pay nothing, and one that failed leaves no trace.
     """
     others = {ident: frame for ident, frame in sys._current_frames().items() if ident != threading.get_ident()}
     if not others:
@@ -326,12 +315,8 @@ def refuse_while_running(model: nn.Module) -> None:
 
 
 def _take_off(reduction: Reduction, outer: nn.Module) -> Callable[[], None]:
-    """Take ``reduction`` off its model, which ``outer`` is or holds; return what puts it back as it was.
-
-    Raises:
-        VitrimError: as `restore_`; nothing is changed then.
-    """
-    model = reduction.model  # torch.compile's and peft's wrappers hand out the handle of what they hold
+    """Remove ``reduction`` from its model, which ``outer`` is or contains; return a function that puts it back."""
+    model = reduction.model  # wrappers of torch.compile and peft return the handle of the wrapped model
     if isinstance(reduction, Selection):
         return _stop_selecting(reduction)
     host = host_of(model)
@@ -346,7 +331,7 @@ def _take_off(reduction: Reduction, outer: nn.Module) -> Callable[[], None]:
             family.uninstall(part)
         for module in model.modules():
             take_off(module)
-        for block in blocks:  # one that was put in since then is the user's own
+        for block in blocks:  # not blocks that the user put in since
             settings = {name: getattr(block, name) for name in block.OWN}
             own.append((block, cast("type[ReducedBlock]", class_of(block)), block.reducer, settings))
             block.release()
@@ -362,7 +347,7 @@ def _take_off(reduction: Reduction, outer: nn.Module) -> Callable[[], None]:
 
 
 def _stop_selecting(reduction: Selection) -> Callable[[], None]:
-    """`_take_off` where the tower is as it was."""
+    """`_take_off` for a model whose tower was not reduced."""
     model, family = reduction.model, find_prompted(reduction.model)
     assert family is not None
     with reduction.changing():
@@ -377,7 +362,7 @@ def _stop_selecting(reduction: Selection) -> Callable[[], None]:
 
 
 def _install(reduction: Reduction, within: tuple[nn.Module, type[VisionLanguage]] | None) -> None:
-    """Put on a model, whose blocks are reduced, what a reduction needs besides; ``within`` a vision-language model."""
+    """Install hooks and handle on a model with reduced blocks, ``within`` a vision-language model or None."""
     model, config, trace = reduction.model, reduction.config, reduction._trace
     host = host_of(model)
     blocks = reduction._blocks()
@@ -396,9 +381,9 @@ def _install(reduction: Reduction, within: tuple[nn.Module, type[VisionLanguage]
 
 
 def get_reduction(model: nn.Module) -> Reduction | None:
-    """The handle of a reduced model, or of the one reduced part in it; also of a copy (EMA, deepcopy, unpickled).
+    """The handle of a reduced model, or of the one reduced part in it; None for a dense model.
 
-    None of a dense model.
+    Copies (EMA, deepcopy, unpickled) have their own.
 
     Raises:
         VitrimError: several parts of the model are reduced.
@@ -429,18 +414,14 @@ def handle_of(model: nn.Module) -> Reduction:
 
 
 def reduced_parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The modules in ``model``, itself among them as "", that were given to `reduce_`, by name."""
+    """The modules of ``model`` that were given to `reduce_`, by name; ``model`` itself is ""."""
     if not isinstance(model, nn.Module):
         return []
     return [(name, part) for name, part in model.named_modules() if isinstance(vars(part).get(HANDLE), Reduction)]
 
 
 def refuse_reduced(model: nn.Module) -> None:
-    """Refuse a model that is reduced, or a part of it, where a dense one is compared with reduced ones.
-
-    Raises:
-        VitrimError: naming the part.
-    """
+    """Raise `VitrimError` if ``model`` or a part of it is reduced: for functions that need a dense one."""
     parts = reduced_parts(model)
     if parts:
         raise VitrimError(f"this model is reduced already: call vitrim.restore_({access(parts[0][0])}) first")
@@ -451,8 +432,8 @@ class Reduction:
 
     Attributes:
         model: the reduced model.
-        config: the method's options as they are now.
-        compact: the model is the tower of a vision-language model that gets only the tokens that are left.
+        config: the current options of the method.
+        compact: the model is the tower of a vision-language model that gets only the remaining tokens.
     """
 
     def __init__(
@@ -468,12 +449,12 @@ class Reduction:
         self.config = config
         self._choosing = None if select is None else Choosing(select)
         self._trace = trace
-        self._within = within  # its facts by what reads its tokens, where they are not those of the model alone
+        self._within = within  # facts that differ from the model's own, because of its reader
         self.compact = compact
 
     @property
     def select(self) -> Selector | None:
-        """The selector of image tokens behind the tower, as it is now; None without one."""
+        """The current selector of image tokens behind the tower; None without one."""
         return None if self._choosing is None else self._choosing.selector
 
     def __repr__(self) -> str:
@@ -483,7 +464,7 @@ class Reduction:
         return self.config.describe() + ("" if self.select is None else f", select {self.select.describe()}")
 
     def __str__(self) -> str:
-        """A text on what the method does to this model: tokens that enter and leave every block, and MACs saved.
+        """Tokens that enter and leave every block, and MACs saved.
 
         Example:
             >>> import timm, vitrim
@@ -528,35 +509,32 @@ class Reduction:
 
     @property
     def units(self) -> list[Grid]:
-        """Rows and columns of what the method decided about, patches or cells of them, in this thread's last forward:
-        once for every size of images."""
+        """Rows and columns of the patches, or of their cells, in this thread's last forward, once per image size."""
         return [units_of(entered, self._facts) for entered in self._trace.call.entered]
 
     def _runs(self) -> list[TokenRun] | None:
-        """The runs through the blocks of this thread's last forward, or of one of the model's own images before one;
-        None where nothing says how many tokens there are."""
+        """The runs of this thread's last forward, else of an image of the model's own size; None if unknown."""
         facts, blocks, call = self._facts, self._blocks(), self._trace.call
         rows, columns = facts.grid_size
         own = Entered(self.config, facts.windows, rows * columns, facts.grid_size, facts.windows)
         runs = [planned(self.config, facts, blocks, entered) for entered in call.entered or (own,)]
         if None not in runs:
             return [run for run in runs if run is not None]
-        # by the options of now: they may have been set since
+        # only with the current options: `set` may have changed them since
         return recorded(call, blocks) if call.states and call.entered[0].config is self.config else None
 
     def _counts(self) -> list[tuple[float, float]] | None:
-        """Tokens that enter and leave every block, means over images; None where nothing says how many those are."""
+        """Mean tokens that enter and leave every block; None if unknown."""
         runs = self._runs()
         if runs is None:
             return None
-        if self.config.is_adaptive():  # padding slots do not count
+        if self.config.is_adaptive():  # without padding
             entering = [state.mean_tokens() for state in self._trace.call.states[:-1]]
             return list(zip(entering, self.mean_tokens_per_block, strict=True))
         return list(zip(mean(runs, "entering"), mean(runs, "leaving"), strict=True))
 
     def _savings(self) -> list[str]:
-        """Lines on what is saved: the share of the MACs of all blocks, of their projections, attention and MLPs alone;
-        and if a language model reads fewer tokens, too."""
+        """Lines about the MACs saved (of projections, attention and MLPs), and about the language model's tokens."""
         runs, lines = self._runs(), list[str]()
         if runs is not None:
             share = saved_share(runs, self._blocks(), self._facts.dim, self.config.kind)
@@ -565,21 +543,21 @@ class Reduction:
 
     @property
     def image_tokens(self) -> list[int]:
-        """Tokens that the language model got of each image, in this thread's last prompt with images."""
+        """Tokens of each image that the language model got in this thread's last prompt with images."""
         if self._trace.call.handed is None:
             raise VitrimError(NO_IMAGES)
         return [image.number for image in self._trace.call.handed]
 
     @property
     def image_places(self) -> list[Handed]:
-        """The places of each image in the prompt that `image_tokens` counts: those kept, and those made of several."""
+        """The places of each image in the prompt that `image_tokens` counts: which are kept, and which are merged."""
         if self._trace.call.handed is None:
             raise VitrimError(NO_IMAGES)
         return self._trace.call.handed
 
     @property
     def state(self) -> TokenState:
-        """The `TokenState` after the last block of the last forward of this thread."""
+        """The `TokenState` after the last block of this thread's last forward."""
         if self._trace.call.final is None:
             raise VitrimError(f"no state yet: {NOT_RUN}")
         return self._trace.call.final
@@ -597,10 +575,9 @@ class Reduction:
     def tokens_per_block(self) -> list[int]:
         """Tokens (prefix included) after every block: of the last forward under ``record``, else as planned.
 
-        Without ``record`` counts are those for images of the size of this thread's last forward, the largest ones of
-        several, or of the model's own before one. The last block's has the patches that come back behind it
-        (``restore``); if it computes only the rows its head reads, it is counted with those rows. Where counts differ
-        per image, padding slots count: they are computed.
+        Plans are for images of the size of this thread's last forward (the largest of several), or of the model's own
+        size before one. The last block counts the patches that come back behind it (``restore``), or only the rows that
+        its head reads if it computes no others. Padding counts, because it is computed.
 
         Raises:
             VitrimError: counts depend on the images, and nothing was recorded.
@@ -624,7 +601,7 @@ class Reduction:
 
     @property
     def mean_tokens_per_block(self) -> list[float]:
-        """As `tokens_per_block`, but padding slots do not count: means over the images of the last forward."""
+        """As `tokens_per_block`, averaged over the images of the last forward without padding."""
         pairs = zip(self.tokens_per_block, self.states[1:], strict=True)
         return [state.mean_tokens() if count == state.num_tokens else count for count, state in pairs]
 
@@ -637,16 +614,16 @@ class Reduction:
         return found
 
     def set(self, *, select: Selector | str | None = None, **changes: Any) -> None:
-        """Change amounts between forwards, e.g. ``reduction.set(r=16)`` or ``set(select="divprune:tokens=32")``.
+        """Change amounts between forwards: ``reduction.set(r=16)`` or ``set(select="divprune:tokens=32")``.
 
         Args:
-            select: takes the place of the selector of image tokens. It must need as much of the tower's attention, and
-                place tokens in the same way.
+            select: replaces the selector of image tokens. It must need the same attention of the tower and place tokens
+                in the same way.
             changes: options of the method.
 
         Raises:
-            VitrimError: an option that cannot change at run time, an invalid value, or a forward of the model that runs
-                in another thread. Nothing is changed then.
+            VitrimError: an option that cannot change at run time, an invalid value, or a forward in another thread.
+                Nothing is changed then.
         """
         self._check_alive()
         selector = self.select if select is None else self._replacing(parse_selector(select))
@@ -660,12 +637,8 @@ class Reduction:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Refuse forwards that another thread starts while the reduction is being changed.
-
-        Raises:
-            VitrimError: a forward of the model runs in another thread.
-        """
-        refuse_while_running(self.model)  # before forwards that start now are refused, too: this may be in vain
+        """Refuse forwards that other threads start within the context."""
+        refuse_while_running(self.model)  # first without refusing forwards, since this may fail
         self._trace.changing = True
         try:
             refuse_while_running(self.model)
@@ -674,15 +647,15 @@ class Reduction:
             self._trace.changing = False
 
     def config_with(self, **changes: Any) -> MethodConfig:
-        """Return the options as `set` would leave them; nothing is changed.
+        """The options that `set` would leave; nothing is changed.
 
         Raises:
-            VitrimError: an option that cannot change at run time, or a value that is invalid or does not fit the model.
+            VitrimError: an option cannot change at run time, or a value is invalid or does not fit the model.
         """
         return self._changed(changes)[0]
 
     def _changed(self, changes: Mapping[str, Any]) -> tuple[MethodConfig, tuple[Layer, ...]]:
-        """The options as `set` would leave them, and their plan."""
+        """The options that `set` would leave, and their plan."""
         fixed = sorted(set(changes) - self.config.runtime)
         if fixed:
             valid = ", ".join(sorted(self.config.runtime)) or "none"
@@ -695,7 +668,7 @@ class Reduction:
         return config, layers
 
     def _replacing(self, selector: Selector) -> Selector:
-        """A ``selector`` that may take the place of the one that is there."""
+        """``selector``, if it can replace the current one."""
         old = self.select
         if old is None:
             raise VitrimError("no selector is behind this tower to be replaced: give vitrim.reduce_ one, select=")
@@ -711,12 +684,12 @@ class Reduction:
         return selector
 
     def save(self, folder: str | Path, *, state: Mapping[str, Tensor] | None = None, module: str = "") -> None:
-        """Write the method's options, and its learned parameters if it has some, and nothing of the host.
+        """Write the method's options and its learned parameters, but nothing of the host.
 
         Args:
-            folder: made if it does not exist.
-            state: the model's whole ``state_dict``, where the model itself has only shards of it.
-            module: what the reduced model is called in the model that is saved beside it; "" where it is that model.
+            folder: created if it does not exist.
+            state: the model's full ``state_dict``, if the model itself holds only shards.
+            module: name of the reduced part in the model that is saved beside it; "" for that model itself.
 
         Raises:
             VitrimError: the folder cannot be made or written to.
@@ -728,13 +701,13 @@ class Reduction:
 
     @classmethod
     def load(cls, model: nn.Module, folder: str | Path, *, record: bool = False) -> Reduction:
-        """Reduce ``model`` as the saved reduction in ``folder`` says, learned parameters included.
+        """Reduce ``model`` as saved in ``folder``, learned parameters included.
 
-        Of a saved part of a model (``model.vit``) the same part of ``model`` is reduced, or ``model`` where it is that
-        part; the handle is that of the part. A compact reduction takes the whole vision-language model.
+        If a part was saved (``model.vit``), the same part of ``model`` is reduced, or ``model`` if it is that part; the
+        handle is the part's. A compact reduction needs the whole vision-language model.
 
         Raises:
-            VitrimError: missing or unreadable files, or parameters that do not fit. The model is then unchanged.
+            VitrimError: files are missing or unreadable, or parameters do not fit. The model is then unchanged.
         """
         saved = read_reduction(folder)
         compact = bool(saved.get("compact"))
@@ -750,11 +723,11 @@ class Reduction:
         return reduction
 
     def load_parameters(self, folder: str | Path) -> None:
-        """Take over the learned parameters of a saved reduction of the same method, whatever its other options.
+        """Load the learned parameters of a saved reduction of the same method; its other options may differ.
 
         Raises:
-            VitrimError: missing or unreadable files, another method or version of it, or parameters that do not fit.
-                The model is then unchanged.
+            VitrimError: files are missing or unreadable, method or version differ, or parameters do not fit. The model
+                is then unchanged.
         """
         self._check_alive()
         read_parameters(self.model, self.config, folder)
@@ -769,7 +742,7 @@ class Reduction:
 
 
 class Selection(Reduction):
-    """The handle of a vision-language model whose tower stays as it is: image tokens are selected behind it."""
+    """The handle of a vision-language model with a selector behind a tower that is not reduced."""
 
     def __str__(self) -> str:
         undone = getattr(self.model, HANDLE, None) is not self
@@ -788,7 +761,7 @@ class Selection(Reduction):
         return self.config, ()
 
     def load_parameters(self, folder: str | Path) -> None:
-        """Do nothing: selectors learn nothing."""
+        """Do nothing: selectors have no parameters."""
 
     def _blocks(self) -> list[ReducedBlock]:
         return []

@@ -1,9 +1,9 @@
-"""Tables of methods, hosts and libraries, and `ask`, which answers for any model.
+"""Tables of methods, selectors, hosts and libraries, and `ask`, which answers for any model.
 
-Methods, tasks and losses enter themselves: a decorator enters what it decorates into a dict, and whoever reads it first
-imports all files of the folder. Hosts are written down: ``hosts/LIBRARY/__init__.py`` says which file knows which class
-of models, and that file alone is imported, with the library that it needs; decorators enter those of users. An import
-error in a file surfaces: an entry that silently does not exist is worse than a traceback.
+Methods, tasks and losses register themselves: a decorator adds them to a dict, and the first reader imports all files
+of the folder. Hosts are listed: ``hosts/LIBRARY/__init__.py`` maps model classes to files, and only the file needed is
+imported, with its library; decorators register users' own. An import error propagates: an entry that is silently
+missing is worse than a traceback.
 """
 
 from __future__ import annotations
@@ -37,16 +37,13 @@ Value = TypeVar("Value")
 
 @cache
 def discover(package: str) -> None:
-    """Import every module of ``package``, once: what they register is then known."""
+    """Import every module of ``package``, once, so that they register their contents."""
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         importlib.import_module(f"{package}.{module.name}")
 
 
 def enter(table: dict[K, Any], key: K, value: object, what: str) -> None:
-    """Register ``value`` under ``key``, which can be done only once.
-
-    Raises:
-        VitrimError: there is such an entry; ``what`` names it.
+    """Register ``value`` under ``key``, which must be free; the message calls the entry ``what``.
 
     Example:
         >>> enter({"tome": 1}, "tome", 2, "method 'tome'")
@@ -59,7 +56,7 @@ def enter(table: dict[K, Any], key: K, value: object, what: str) -> None:
 
 
 def entry_of(table: Mapping[Any, Value], kind: type) -> Value | None:
-    """The entry of a class, or else of the first that has one among those it inherits from; None if none has.
+    """The entry of a class or of its nearest base class that has one; None if none has.
 
     Example:
         >>> entry_of({int: "number"}, bool)
@@ -80,7 +77,7 @@ T = TypeVar("T")
 S = TypeVar("S", bound=Selector)
 
 Choice = Callable[[Any, Layer], type[Reducer[Any]] | None]
-"""From a config and a layer to the class of its reducer; None where the method does nothing."""
+"""Maps a config and a layer to the class of its reducer; None where the method does nothing."""
 
 _METHODS: dict[str, type[MethodConfig]] = {}
 _REDUCERS: dict[type[MethodConfig], type[Reducer[Any]] | Choice] = {}
@@ -88,11 +85,7 @@ _SELECTORS: dict[str, type[Selector]] = {}
 
 
 def register_method(config: type[C]) -> type[C]:
-    """Class decorator: register a method's config under its ``name``. A name can be registered only once.
-
-    Raises:
-        VitrimError: the class has no name or an unknown kind, or the name is taken.
-    """
+    """Class decorator: register a method's config under its ``name``, which must be free, and check its ``kind``."""
     if not config.name:
         raise VitrimError(f'{config.__name__} has no name: write name = "..." in the class')
     if config.kind not in get_args(Kind):
@@ -102,11 +95,7 @@ def register_method(config: type[C]) -> type[C]:
 
 
 def register_selector(selector: type[S]) -> type[S]:
-    """Class decorator: register a selector of image tokens under its ``name``. A name can be registered only once.
-
-    Raises:
-        VitrimError: the class has no name, or the name is taken.
-    """
+    """Class decorator: register a selector of image tokens under its ``name``, which must be free."""
     if not selector.name:
         raise VitrimError(f'{selector.__name__} has no name: write name = "..." in the class')
     enter(_SELECTORS, selector.name, selector, f"selector '{selector.name}'")
@@ -114,9 +103,9 @@ def register_selector(selector: type[S]) -> type[S]:
 
 
 def reduces(config: type[MethodConfig]) -> Callable[[R], R]:
-    """Class decorator: name the reducer of a method, or, on a function, choose one by config and layer.
+    """Class decorator: register the reducer of a method; on a function, a choice of reducers by config and layer.
 
-    Blocks without an amount get an `Idle` reducer, unless the class says that it acts ``everywhere``.
+    Blocks without an amount get an `Idle` reducer, unless the class acts ``everywhere``.
 
     Example:
         >>> from vitrim import MethodConfig, Reducer, reduces
@@ -136,8 +125,6 @@ def reduces(config: type[MethodConfig]) -> Callable[[R], R]:
 
 def register(config: type[MethodConfig]) -> Callable[[R], R]:
     """Class decorator for the reducer of a new method: `register_method` and `reduces` in one.
-
-    On a function it registers a choice of reducers by config and layer.
 
     Example:
         >>> import vitrim
@@ -161,11 +148,7 @@ def register(config: type[MethodConfig]) -> Callable[[R], R]:
 
 
 def make_reducer(config: MethodConfig, layer: Layer) -> Reducer[Any]:
-    """The reducer of one layer, looked up over the classes of ``config``; an `Idle` one where the method does nothing.
-
-    Raises:
-        VitrimError: an option does not fit the model.
-    """
+    """The reducer of one layer; an `Idle` one where the method does nothing."""
     found = entry_of(_REDUCERS, type(config))
     if found is None:
         raise VitrimError(f"method '{config.name}' has no reducer: register one with @reduces({type(config).__name__})")
@@ -178,23 +161,13 @@ def make_reducer(config: MethodConfig, layer: Layer) -> Reducer[Any]:
 
 
 def methods() -> dict[str, type[MethodConfig]]:
-    """Every method's config class by name, sorted.
-
-    Example:
-        >>> "tome" in methods()
-        True
-    """
+    """Every method's config class by name, sorted."""
     discover("vitrim.methods")
     return dict(sorted(_METHODS.items()))
 
 
 def selectors() -> dict[str, type[Selector]]:
-    """Every selector of image tokens by name, sorted.
-
-    Example:
-        >>> "divprune" in selectors()
-        True
-    """
+    """Every selector of image tokens by name, sorted."""
     discover("vitrim.selectors")
     return dict(sorted(_SELECTORS.items()))
 
@@ -212,7 +185,7 @@ def missing_libraries() -> tuple[str, ...]:
 
 
 def _written(library: str, table: str) -> Mapping[str, str]:
-    """A dict in ``hosts/LIBRARY/__init__.py``: where each entry is, as ``file:name`` in the library's folder."""
+    """A table of ``hosts/LIBRARY/__init__.py``, whose values are places, ``file:name`` in that folder."""
     if library not in libraries():
         return {}
     found: Mapping[str, str] = getattr(importlib.import_module(f"vitrim.hosts.{library}"), table, {})
@@ -221,19 +194,19 @@ def _written(library: str, table: str) -> Mapping[str, str]:
 
 @cache
 def _of_versions(library: str, table: str) -> Mapping[str, str]:
-    """A dict in ``hosts/LIBRARY/versions.py``; empty where there is none, or the library is not installed."""
+    """A table of ``hosts/LIBRARY/versions.py``; empty if there is none, or the library is not installed."""
     file = f"vitrim.hosts.{library}.versions"
     known = library in libraries() and library not in missing_libraries() and importlib.util.find_spec(file) is not None
     return getattr(importlib.import_module(file), table, {}) if known else {}
 
 
 def _since(library: str) -> Mapping[str, str]:
-    """The version with which families of a library work, by module or table."""
+    """The version of ``library`` from which its families work, by module or table."""
     return _of_versions(library, "SINCE")
 
 
 def _needed(key: str, table: str = "") -> str | None:
-    """The version of its library that a class, a module, or a table needs, if an older one is installed."""
+    """The library version that a class, module or table needs, if an older one is installed."""
     library = _library_of(key)
     since = _since(library)
     found = since.get(key) or since.get(key.rpartition(".")[0]) or since.get(table)
@@ -241,28 +214,28 @@ def _needed(key: str, table: str = "") -> str | None:
 
 
 def not_yet() -> dict[str, str]:
-    """Versions needed by families that are newer than their installed library, by module, or table of whole models."""
+    """The library versions needed by families that the installed libraries are too old for, by module or table."""
     found = {key: _needed(library, key) for library in libraries() for key in _since(library)}
     return {key: needs for key, needs in found.items() if needs is not None}
 
 
 def _library_of(name: str) -> str:
-    """The library that a module or a class is of, by its dotted name."""
+    """The library of a module or class, from its dotted name."""
     return name.partition(".")[0]
 
 
 def _load(library: str, place: str) -> Any:
-    """The entry that is written down as ``place``."""
+    """The entry at a place ``file:name``."""
     file, _, name = place.partition(":")
     return getattr(importlib.import_module(f".{file}", f"vitrim.hosts.{library}"), name)
 
 
 @dataclass
 class Registry(Generic[T]):
-    """A table over all libraries: what `_written` tables say, and what users register beside them.
+    """A table over all libraries: their written tables, and what users register.
 
     Attributes:
-        name: of the dicts.
+        name: of the written tables.
         what: an entry is, for messages.
         entries: those of users, and those whose files were imported.
     """
@@ -272,7 +245,7 @@ class Registry(Generic[T]):
     entries: dict[str, T] = field(default_factory=dict)
 
     def register(self, keys: tuple[str, ...]) -> Callable[[R], R]:
-        """Class decorator: enter what a user registers, which must not be in the written tables either."""
+        """Class decorator: register a user's entry. It must not be in the written tables either."""
 
         def register(value: R) -> R:
             for key in keys:
@@ -284,7 +257,7 @@ class Registry(Generic[T]):
         return register
 
     def entry(self, key: str) -> T | None:
-        """The entry ``key``, whose file is imported if it is in a written table; None if there is none."""
+        """The entry ``key``, imported if it is in a written table; None if there is none."""
         if key not in self.entries:
             library = _library_of(key)
             place = _written(library, self.name).get(key) or _of_versions(library, self.name).get(key)
@@ -294,11 +267,9 @@ class Registry(Generic[T]):
         return self.entries[key]
 
     def find(self, kind: type, wider: Callable[[str], str] | None = None) -> T | None:
-        """The entry of a class, or else of the first that has one among those it inherits from.
+        """The entry of a class or of its nearest base class that has one; None if none has.
 
-        Args:
-            kind: the class.
-            wider: makes of a module's name the key of an entry for all its classes that have none of their own.
+        ``wider`` maps a module's name to the key of an entry for all its classes without their own.
         """
         for base in kind.__mro__:
             found = self.entry(f"{base.__module__}.{base.__qualname__}")
@@ -309,7 +280,7 @@ class Registry(Generic[T]):
         return None
 
     def all(self) -> dict[str, T]:
-        """All entries of the installed libraries, sorted, and those of users."""
+        """All entries of the installed libraries and of users, sorted."""
         missing = missing_libraries()
         for library in (library for library in libraries() if library not in missing):
             for key in (*_written(library, self.name), *_of_versions(library, self.name)):
@@ -324,20 +295,20 @@ _REFUSED: Registry[str] = Registry("REFUSED", "refusal")
 _LIBRARIES: Registry[type[Library]] = Registry("LIBRARIES", "library")
 
 OWN = "vitrim"
-"""The folder of hosts that answers for models of no library: users' models are treated like vitrim's own."""
+"""The hosts folder that answers for models of no known library: users' models are treated like vitrim's own."""
 
 MOVED = {name for name in vars(Library) if not name.startswith("_")} - {"name"}
-"""Members of a `Library`, which nobody asks a `Host` for."""
+"""Members of `Library` that a `Host` must not define."""
 
 
 def register_host(*model_classes: str) -> Callable[[type[H]], type[H]]:
-    """Class decorator: register a host family of one's own for models of the given classes: ``module.ClassName`` each.
+    """Class decorator: register your own host family for models of the given classes, ``module.ClassName`` each.
 
-    The name is a string: a model is looked up over the names of the classes it inherits from, and two libraries may
+    Classes are named, not imported, and looked up along a model's base classes by module, because two libraries may
     both have a ``VisionTransformer``.
 
     Raises:
-        VitrimError: a class has a host already, or the host answers what a `Library` is asked.
+        VitrimError: a class has a host already, or the host defines members of a `Library`.
     """
 
     def register(host: type[H]) -> type[H]:
@@ -353,41 +324,41 @@ def register_host(*model_classes: str) -> Callable[[type[H]], type[H]]:
     return register
 
 
-register_backbone = register_host  # its name in 0.1.0
+register_backbone = register_host  # the name in 0.1.0
 
 
 def register_vision_language(*model_classes: str) -> Callable[[type[V]], type[V]]:
-    """Class decorator: register a family of vision-language models, named as for `register_host`."""
+    """Class decorator: register a family of vision-language models for classes ``module.ClassName``."""
     return _VISION_LANGUAGE.register(model_classes)
 
 
 def register_library(*names: str) -> Callable[[type[L]], type[L]]:
-    """Class decorator: register what answers for all models of some libraries, or of classes: ``module.ClassName``."""
+    """Class decorator: register a `Library` for all models of some libraries, or for classes ``module.ClassName``."""
     return _LIBRARIES.register(names)
 
 
 def hosts() -> dict[str, type[Host]]:
-    """Every host family of the installed libraries by the model class it serves, sorted. Imports those libraries."""
+    """Every host family of the installed libraries by model class, sorted. Imports those libraries."""
     return _HOSTS.all()
 
 
 def vision_languages() -> dict[str, type[VisionLanguage]]:
-    """Every family of vision-language models by the model class it serves, sorted; as `hosts`."""
+    """Every family of vision-language models by model class, sorted. Imports the libraries."""
     return _VISION_LANGUAGE.all()
 
 
 def find_host(model: nn.Module) -> type[Host] | None:
-    """The host family of ``model``, looked up over the classes it inherits from; None if there is none."""
+    """The host family of ``model``; None without one."""
     return _HOSTS.find(type(model))
 
 
 def find_vision_language(model: nn.Module) -> type[VisionLanguage] | None:
-    """The family of vision-language models of ``model``; None if it is of none."""
+    """The family of a vision-language ``model``; None without one."""
     return _VISION_LANGUAGE.find(type(model))
 
 
 def ask(model: nn.Module) -> Library:
-    """The adapter for ``model``, which may be any model: its library, or what stands in for one.
+    """The `Library` that answers for ``model``, which may be any model.
 
     Example:
         >>> import timm, torch
@@ -402,13 +373,12 @@ def ask(model: nn.Module) -> Library:
 
 
 def refused_module(name: str) -> str:
-    """The reason why models of a module are refused, such as timm.models.resnet; "" if none is written down."""
+    """The reason why models of a module, such as timm.models.resnet, are refused; "" without one."""
     return _REFUSED.entry(name) or ""
 
 
 def support_libraries(model: nn.Module) -> None:
-    """Let libraries that are in use know of reduced models, of which one is in ``model``: runs what their tables name,
-    where the module is loaded."""
+    """Prepare loaded libraries for reduced models, of which ``model`` contains one: run their ``ON_REDUCE`` entries."""
     for library in libraries():
         for module, place in _written(library, "ON_REDUCE").items():
             if module in sys.modules:
@@ -416,17 +386,12 @@ def support_libraries(model: nn.Module) -> None:
 
 
 def reads_prompts(kind: type) -> bool:
-    """True if models of a class are of a family of vision-language models.
-
-    Example:
-        >>> reads_prompts(nn.Linear)
-        False
-    """
+    """True if models of class ``kind`` are of a family of vision-language models."""
     return _VISION_LANGUAGE.find(kind) is not None
 
 
 def find_prompted(model: nn.Module) -> type[VisionLanguage] | None:
-    """The family of ``model``, or else one that selects image tokens behind a tower as it is; None without one."""
+    """The family of ``model``, or else one that can select image tokens behind an unreduced tower; None without one."""
     if (family := find_vision_language(model)) is not None:
         return family
     found = _SELECTED.find(type(model), _library_of)
@@ -434,14 +399,12 @@ def find_prompted(model: nn.Module) -> type[VisionLanguage] | None:
 
 
 def vision_language(model: nn.Module, selecting: bool = False) -> tuple[nn.Module, type[VisionLanguage]]:
-    """The outermost vision-language model in ``model``, or itself, and its family.
+    """The outermost vision-language model in ``model``, which may be itself, and its family.
 
-    Args:
-        model: any.
-        selecting: image tokens are selected behind the tower, which models of no known family can do, too.
+    ``selecting``: also accept models of no listed family behind whose tower a selector can act.
 
     Raises:
-        UnsupportedModelError: there is none that is known, or what speaks around it cannot follow it.
+        UnsupportedModelError: there is none, or the model around it generates text and cannot follow it.
     """
     speakers: list[nn.Module] = []
     for part in model.modules() if isinstance(model, nn.Module) else ():
@@ -467,22 +430,18 @@ def vision_language(model: nn.Module, selecting: bool = False) -> tuple[nn.Modul
 
 
 def has_trunk(model: nn.Module) -> bool:
-    """True if the class of ``model``, or of the backbone in it, has a host family.
-
-    Example:
-        >>> has_trunk(nn.Linear(2, 2))
-        False
-    """
+    """True if the class of ``model``, or of its backbone, has a host family."""
     host = find_host(model)
     return host is not None and (host.trunk_host(model) is host or bool(host.blocks(model)))
 
 
 def fitting(model: nn.Module, methods: Sequence[MethodConfig]) -> list[MethodConfig]:
-    """Those of ``methods`` that a command runs beside the dense ``model``: all of them, or none for a model that
-    nothing reduces, such as Swin or ViTTM, of which ``none`` is the dense model itself.
+    """The ``methods`` to run beside the dense ``model``: all, or none where nothing reduces it (Swin, ViTTM).
+
+    For such a model ``none`` means the dense model itself.
 
     Raises:
-        UnsupportedModelError: another method for such a model.
+        UnsupportedModelError: ``methods`` contains another one, and ``model`` cannot be reduced.
 
     Example:
         >>> import timm
@@ -502,10 +461,7 @@ def fitting(model: nn.Module, methods: Sequence[MethodConfig]) -> list[MethodCon
 
 
 def input_size_of(model: nn.Module) -> tuple[int, int, int]:
-    """Channels, height and width of the images that ``model`` was made for.
-
-    Raises:
-        UnsupportedModelError: it does not say.
+    """Channels, height and width of the images that ``model`` was made for; an error if unknown.
 
     Example:
         >>> import timm
@@ -526,7 +482,7 @@ def host_of(model: nn.Module) -> type[Host]:
     """The host family of ``model``.
 
     Raises:
-        UnsupportedModelError: naming the class, and the parts of ``model`` that are supported.
+        UnsupportedModelError: there is none; the message names supported parts, or the reason.
     """
     host = find_host(model)
     if host is not None:
@@ -540,7 +496,7 @@ def host_of(model: nn.Module) -> type[Host]:
         more = f" or {len(parts) - 2} others" if len(parts) > 2 else ""
         raise UnsupportedModelError(f"{name} is not a supported host itself: reduce {named}{more} instead")
     for where, part in model.named_modules():
-        # of a part only by its class, not by its module: a convolutional stem, say, is no reason
+        # parts are refused by class, not by module: a convolutional stem, say, is no reason
         if reason := _REFUSED.find(type(part), None if where else str):
             raise UnsupportedModelError(f"{access(where)} ({type(part).__name__}) is refused: {reason}")
         if where and (reason := refusal(part)):
@@ -560,7 +516,7 @@ def host_of(model: nn.Module) -> type[Host]:
 
 
 def looks_like_vit(model: nn.Module) -> bool:
-    """True of a model of images with a list of like blocks, each with a layer or three of queries, keys and values.
+    """True if ``model`` takes images and has a list of like blocks, each with queries, keys and values.
 
     Example:
         >>> from torch import nn
@@ -581,7 +537,7 @@ def looks_like_vit(model: nn.Module) -> bool:
 
 
 def _refuse_older(kind: type, table: str = "") -> None:
-    """Refuse models of a class whose family, of a table of whole models if one is named, needs a newer library."""
+    """Refuse models of class ``kind`` whose family, or entry in ``table``, needs a newer library."""
     for base in kind.__mro__:
         key = f"{base.__module__}.{base.__qualname__}"
         listed = not table or {key, _library_of(key)} & _written(_library_of(key), table).keys()
@@ -590,10 +546,10 @@ def _refuse_older(kind: type, table: str = "") -> None:
 
 
 def supported_parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The outermost supported hosts inside ``model``, itself not a host, by their names in it and in order.
+    """The outermost supported hosts inside ``model``, by name and in order; ``model`` itself is not one.
 
-    Wrappers (of adapters, compilation, several devices) and models of several parts hold one. Those whose own check
-    refuses them are left out.
+    Wrappers (adapters, compilation, several devices) and models of several parts contain them. Parts that their own
+    host refuses are left out.
     """
     found: list[tuple[str, nn.Module]] = []
     for name, part in model.named_modules():
@@ -606,11 +562,7 @@ def supported_parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def check_model(host: type[Host], model: nn.Module) -> None:
-    """Refuse a ``model`` of the family ``host`` that cannot be reduced faithfully.
-
-    Raises:
-        UnsupportedModelError: saying why.
-    """
+    """Raise `UnsupportedModelError` if ``model`` of the family ``host`` cannot be reduced faithfully."""
     host.check(model)
     trunk = host.trunk_host(model)
     for depth, block in enumerate(host.blocks(model)):
@@ -621,7 +573,7 @@ def check_model(host: type[Host], model: nn.Module) -> None:
 
 
 def refusal(part: nn.Module) -> str | None:
-    """The reason why a model of a supported class is refused; None where it is not, or is of no such class."""
+    """The reason why ``part``, of a supported class, is refused; None if it is not, or its class is not supported."""
     backbone = find_host(part)
     if backbone is None or not backbone.blocks(part):
         return None
@@ -633,10 +585,7 @@ def refusal(part: nn.Module) -> str | None:
 
 
 def make_method(name: str, /, **options: Any) -> MethodConfig:
-    """The config of the method called ``name``, with validated options.
-
-    Raises:
-        VitrimError: an unknown method, option or value, in one line with the valid ones.
+    """The config of the method called ``name``, with validated options. An error lists the valid ones.
 
     Example:
         >>> make_method("tome", r=8).r
@@ -651,9 +600,9 @@ def make_method(name: str, /, **options: Any) -> MethodConfig:
 
 
 def parse_method(text: str) -> MethodConfig:
-    """The method written as ``name`` or ``name:key=value,key=value``, or in a file: ``@FILE``. Lists are in brackets.
+    """The method written as ``name:key=value,key=[value,value]``, or in a file, ``@FILE``.
 
-    A file is a saved reduction, the result of a search, or a text file of one line. Learned parameters are not read.
+    A file is a saved reduction, the result of a search, or one line of text. Learned parameters are not read.
 
     Raises:
         VitrimError: an unknown method, option or value, text of another form, or a file without a method.
@@ -684,7 +633,7 @@ def parse_method(text: str) -> MethodConfig:
 
 
 def _read_options(text: str, example: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of a text ``name:key=value,key=value``."""
+    """Name and options from a text ``name:key=value,key=value``."""
     name, _, rest = text.strip().partition(":")
     options: dict[str, Any] = {}
     for part in split_options(rest):
@@ -698,7 +647,7 @@ def _read_options(text: str, example: str) -> tuple[str, dict[str, Any]]:
 
 
 def parse_selector(text: str | Selector) -> Selector:
-    """The selector of image tokens written as ``name`` or ``name:key=value,key=value``; one that is made stays.
+    """The selector of image tokens written as ``name`` or ``name:key=value,key=value``; a `Selector` stays.
 
     Raises:
         VitrimError: an unknown selector, option or value, or text of another form.
@@ -720,9 +669,6 @@ def parse_selector(text: str | Selector) -> Selector:
 def parse_methods(methods: MethodConfig | str | Sequence[MethodConfig | str] | None) -> list[MethodConfig]:
     """One method or several, as configs or texts, as a list of configs.
 
-    Raises:
-        VitrimError: a method is unknown, or given twice.
-
     Example:
         >>> [config.describe() for config in parse_methods(["tome:r=8", "evit:keep_rate=0.7"])]
         ['tome:r=8', 'evit:keep_rate=0.7']
@@ -739,7 +685,7 @@ def parse_methods(methods: MethodConfig | str | Sequence[MethodConfig | str] | N
 
 
 def split_options(text: str) -> list[str]:
-    """Parts between commas that are outside brackets."""
+    """Split at commas outside brackets."""
     parts, depth, current = [], 0, ""
     for character in text:
         depth += (character == "[") - (character == "]")
@@ -753,14 +699,7 @@ def split_options(text: str) -> list[str]:
 
 
 def read_value(text: str, key: str) -> Any:
-    """A JSON value where ``text`` is one (number, true, null, list), else the text itself.
-
-    Args:
-        text: as it was written.
-        key: what it is of, for messages.
-
-    Raises:
-        VitrimError: a number of more digits, or lists within more lists, than can be read.
+    """A JSON value where ``text`` is one (number, true, null, list), else the text itself; ``key`` is for messages.
 
     Example:
         >>> read_value("[16,8]", "r"), read_value("floor_current", "rule")

@@ -1,7 +1,7 @@
-"""The files of a saved reduction: the options of its method, and what it learned; nothing of the host.
+"""The files of a saved reduction: its method's options and learned parameters, and nothing of the host.
 
-And methods from files (``@FILE``): a saved reduction, the result of a search, or a text file with one line. What a file
-says of the model it was made for goes with the method, so that `vitrim.reduce_` can warn on another one.
+Also methods from files (``@FILE``): a saved reduction, the result of a search, or a text file with one line. A method
+keeps what its file records of the model it was found for, so that `vitrim.reduce_` can warn on another one.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ CONFIG_FILE = "reduction.json"
 BEST_FILE = "best.json"
 FORMAT = 1
 LARGEST = 1 << 20
-"""Bytes of a file; a larger one holds no method."""
+"""Bytes of the largest file that is read as a method."""
 
 
 def read_method_file(path: Path) -> dict[str, Any] | str:
     """The entries of a JSON file of one method, "method" and "options" among them, or the line of a text file.
 
-    Args:
-        path: a file, or a folder with ``reduction.json`` or ``best.json``. In a text file, what follows a # is ignored.
+    ``path`` is a file, or a folder with ``reduction.json`` or ``best.json``. In a text file, # begins a comment.
 
     Raises:
-        VitrimError: it is missing, cannot be read, or holds no method.
+        VitrimError: it is missing, unreadable, or contains no method.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -72,34 +71,24 @@ def read_method_file(path: Path) -> dict[str, Any] | str:
 
 
 def entries(config: MethodConfig, tuned: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a file that holds ``config`` and what is known of how it was found.
+    """The content of a file with ``config`` and the search that found it.
 
-    Args:
-        config: the method.
-        tuned: of these ``made_for`` says for which model (`vitrim.core.checks.described`).
+    ``tuned["made_for"]`` is the model (`vitrim.core.checks.described`).
     """
     return {**_named(config), "weights": None, "tuned": dict(tuned)}
 
 
 def _named(config: MethodConfig) -> dict[str, Any]:
-    """The entries by which a method is made again."""
+    """The entries from which a method is made again."""
     options = json.loads(config.model_dump_json(include=config.model_fields_set))
     return {"format": FORMAT, "method": config.name, "version": config.version, "options": options}
 
 
 def record(text: str, path: Path) -> dict[str, Any]:
-    """The entries of a saved method, of which "method" and "options" are always there.
-
-    Args:
-        text: JSON.
-        path: where it is from, for messages.
-
-    Raises:
-        VitrimError: it is not such a record.
-    """
+    """The entries of a saved method from JSON, of which "method" and "options" are always there."""
     try:
         saved = json.loads(text)
-    except (ValueError, RecursionError) as error:  # not JSON, or lists in lists without end
+    except (ValueError, RecursionError) as error:  # not JSON, or lists nested too deeply
         raise VitrimError(f"{path} is not valid JSON: {first_line(error)}") from None
     complete = isinstance(saved, dict) and {"format", "method", "options"} <= set(saved)
     if not complete or not isinstance(saved["method"], str) or not isinstance(saved["options"], dict):
@@ -127,8 +116,7 @@ def write_reduction(
 ) -> None:
     """Write ``config`` and the learned parameters of ``model``; see `Reduction.save`.
 
-    ``whole``: what reads its tokens gets those of all patches, though it is no dense model
-    (`vitrim.core.checks.facts_for_reader`); ``select``: the selector of image tokens behind it, as text.
+    ``whole``: see `checks.facts_for_reader`; ``select``: the selector behind the model, as text.
     """
     folder = _folder(folder)
     with os_errors(f"cannot save to {folder}"):
@@ -146,7 +134,7 @@ def write_reduction(
 
 
 def read_parameters(model: nn.Module, config: MethodConfig, folder: str | Path) -> None:
-    """Read learned parameters into ``model``, which is under ``config``; see `Reduction.load_parameters`."""
+    """Load learned parameters into ``model``, reduced under ``config``; see `Reduction.load_parameters`."""
     folder = _folder(folder)
     saved = read_reduction(folder)
     if saved["method"] != config.name:
@@ -174,11 +162,7 @@ def read_parameters(model: nn.Module, config: MethodConfig, folder: str | Path) 
 
 
 def read_reduction(folder: str | Path) -> dict[str, Any]:
-    """The entries of ``reduction.json`` in ``folder``, of which "method" and "options" are always there.
-
-    Raises:
-        VitrimError: there is none, or it cannot be read.
-    """
+    """The entries of ``reduction.json`` in ``folder``; "method" and "options" are always there."""
     folder = _folder(folder)
     path = folder / CONFIG_FILE
     try:
@@ -187,7 +171,7 @@ def read_reduction(folder: str | Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise VitrimError(f"no saved reduction in {folder}: {CONFIG_FILE} is missing") from None
-    except OSError as error:  # no permission, or a name that is too long
+    except OSError as error:  # no permission, or the name is too long
         raise VitrimError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise VitrimError(f"{path} is not valid JSON: {first_line(error)}") from None
@@ -207,20 +191,12 @@ def read_reduction(folder: str | Path) -> dict[str, Any]:
 
 
 def saved_method(folder: Path) -> str:
-    """The name of the method whose reduction was saved in ``folder``.
-
-    Raises:
-        VitrimError: there is none, or it cannot be read.
-    """
+    """The name of the method saved in ``folder``."""
     return str(read_reduction(folder)["method"])
 
 
 def saved_part(model: nn.Module, saved: dict[str, Any], folder: str | Path) -> nn.Module:
-    """The part of ``model`` that was reduced when ``saved`` was written; ``model`` where it is such a part itself.
-
-    Raises:
-        VitrimError: ``model`` has no such part.
-    """
+    """The part of ``model`` that ``saved`` is the reduction of; ``model`` itself if it is such a part."""
     name = saved.get("module", "")
     if not name or not isinstance(model, nn.Module):
         return model
@@ -236,7 +212,7 @@ def saved_part(model: nn.Module, saved: dict[str, Any], folder: str | Path) -> n
 
 
 def _learned(model: nn.Module, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """The learned parameters of the reducers of ``model``, by depth and name, out of its ``state_dict``."""
+    """The learned parameters of the reducers of ``model``, by depth and name, from its ``state_dict``."""
     state = model.state_dict() if state is None else state
     return {
         f"{block.depth}.{name}": state[f"{path}.reducer.{name}"]
@@ -247,11 +223,7 @@ def _learned(model: nn.Module, state: Mapping[str, Tensor] | None = None) -> dic
 
 
 def _folder(given: str | Path) -> Path:
-    """Return the folder of a saved reduction.
-
-    Raises:
-        VitrimError: it has no name, or is none.
-    """
+    """The path of a saved reduction's folder."""
     if not isinstance(given, str | os.PathLike) or not str(given):
         raise VitrimError(f"a reduction is saved in a folder, and {given!r} names none")
     return Path(given)

@@ -1,7 +1,7 @@
-"""The number of patch tokens each layer keeps: functions of Python ints, so one reduced model serves every image size.
+"""The number of patch tokens each layer keeps. Functions of Python ints: one reduced model serves every image size.
 
-An amount answers ``keep(initial, current) -> int``: how many patch tokens it wants left, given how many entered the
-first block and how many there are now. A schedule is a list with one amount (or None) per layer.
+An amount has ``keep(initial, current) -> int``: the patch tokens it wants left, given how many entered the first block
+and how many there are now. A schedule is a list with one amount, or None, per layer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ N = TypeVar("N", int, float)
 
 KeepRule = Literal["ceil_current", "floor_current", "floor_initial", "floor_initial_power", "ceil_current_class_token"]
 MergeRule = Literal[KeepRule, "floor_initial_power_steps"]
-"""Keep rules of methods that may fall short of a target because one merge removes at most half of the tokens."""
+"""Keep rules, including that of methods whose merges remove at most half of the tokens and may fall short of a
+target."""
 
 KEEP_RULES: dict[MergeRule, Callable[[float, int, int, int], int]] = {
     # (rate, stage, initial, current) -> patch tokens kept; stages count from 1
@@ -26,9 +27,9 @@ KEEP_RULES: dict[MergeRule, Callable[[float, int, int, int], int]] = {
     "floor_current": lambda rate, stage, initial, current: int(_clean(rate * current)),
     "floor_initial": lambda rate, stage, initial, current: int(_clean(rate * initial)),
     "floor_initial_power": lambda rate, stage, initial, current: int(_clean(rate**stage * initial)),
-    # the class token counts among the tokens that the rate applies to, and stays
+    # the rate applies to patches and class token together, and the class token stays
     "ceil_current_class_token": lambda rate, stage, initial, current: math.ceil(_clean(rate * (current + 1))) - 1,
-    # what lies between two targets is removed, whatever the stages before it fell short of
+    # removes the difference of two targets, even if earlier stages fell short
     "floor_initial_power_steps": lambda rate, stage, initial, current: (
         current + int(_clean(rate**stage * initial)) - int(_clean(rate ** (stage - 1) * initial))
     ),
@@ -36,24 +37,23 @@ KEEP_RULES: dict[MergeRule, Callable[[float, int, int, int], int]] = {
 
 
 def _clean(count: float) -> float:
-    """Remove the last bits of a product: 0.7**2 * 100 is 48.99999999999999 in floating point and means 49."""
+    """Round off floating-point error: 0.7**2 * 100 gives 48.99999999999999 and means 49."""
     return round(count, 9)
 
 
 class Amount(Protocol):
-    """The number of patch tokens one layer wants to keep."""
+    """The number of patch tokens one layer should keep."""
 
     def keep(self, initial: int, current: int) -> int:
-        """Wanted number of patch tokens after this layer; may be out of range, `effective_keep` limits it."""
+        """Patch tokens wanted after this layer; `effective_keep` limits them to the possible range."""
         ...
 
 
 @dataclass(frozen=True)
 class Remove:
-    """Remove ``count`` patch tokens regardless of their number, or ``count`` per ``per`` that entered the first block.
+    """Remove ``count`` patch tokens, or with ``per`` a number that scales with the image size.
 
-    With ``per`` the amount follows the size of the image: it is for images of so many patches, and rounded to the
-    nearest number (up at the middle) on others.
+    ``count`` tokens of an image with ``per`` patches; for other sizes in proportion, rounded to the nearest (half up).
 
     Example:
         >>> Remove(13).keep(196, 196), Remove(40, per=1024).keep(256, 256)
@@ -71,7 +71,7 @@ class Remove:
 
 @dataclass(frozen=True)
 class Fuse:
-    """Fuse ``r`` patch tokens, or that fraction of the current ones if below 1, but leave at least ``least``.
+    """Fuse ``r`` patch tokens, or below 1 that share of the current ones, but leave at least ``least``.
 
     Example:
         >>> Fuse(0.35, least=9).keep(196, 196), Fuse(16, least=9).keep(196, 20)
@@ -89,7 +89,7 @@ class Fuse:
 
 @dataclass(frozen=True)
 class BringBack:
-    """Bring back all patch tokens waiting in the bank: as many leave the layer as entered the first one."""
+    """Bring back all banked patch tokens: as many leave the layer as entered the first one."""
 
     def keep(self, initial: int, current: int) -> int:
         return initial
@@ -99,11 +99,10 @@ class BringBack:
 class Keep:
     """Keep a share of the patch tokens by a named rule.
 
-    Three papers mean three different counts by "keep rate 0.7 at three stages" of 196 patches:
-    ``ceil_current`` (EViT) 138, 97, 68; ``floor_initial_power`` (DynamicViT, the comparative study) 137, 96, 67;
-    ``floor_initial`` (Evo-ViT) 137 at every stage. ``stage`` counts from 1. ``floor_initial_power_steps`` is that of
-    the study's ToMe, whose later stages do not make up for one that fell short; ``ceil_current_class_token`` that of
-    ToMe and ToFu in PiToMe's repository.
+    Papers count "keep rate 0.7 at three stages" of 196 patches differently: ``ceil_current`` (EViT) gives 138, 97, 68;
+    ``floor_initial_power`` (DynamicViT, the comparative study) 137, 96, 67; ``floor_initial`` (Evo-ViT) 137 at every
+    stage. ``floor_initial_power_steps`` is the study's ToMe, where later stages do not make up for one that fell short;
+    ``ceil_current_class_token`` is ToMe and ToFu in PiToMe's repository. ``stage`` counts from 1.
 
     Example:
         >>> Keep(0.7, stage=2, rule="floor_initial_power").keep(196, 137)
@@ -114,7 +113,7 @@ class Keep:
     stage: int = 1
     rule: MergeRule = "ceil_current"
     before: float | None = None
-    """For stages that differ: the product of the rates before this one, in place of ``rate ** (stage - 1)``."""
+    """The product of the rates of the earlier stages, in place of ``rate ** (stage - 1)``, where stages differ."""
 
     def keep(self, initial: int, current: int) -> int:
         if self.before is None or "power" not in self.rule:
@@ -125,17 +124,17 @@ class Keep:
 
 @dataclass(frozen=True)
 class OnMultiples:
-    """The count that a whole schedule leaves after its last layer, in all a multiple of a number, rounded up.
+    """The patches that a whole schedule leaves, rounded up so that all tokens are a multiple of a number.
 
-    What a layer keeps beyond its amount, a later one removes: rounding each amount by itself would keep all of it, and
-    with a small `Remove` never remove anything. Layers without an amount, and those that bring patches back, keep
-    theirs.
+    A layer that keeps more than its amount leaves the excess to later layers. Rounding every amount by itself would
+    accumulate it, and with a small `Remove` never remove anything. Layers without an amount, and those that bring
+    patches back, keep theirs.
 
     Attributes:
         amounts: of the layers up to this one.
-        counts: from amounts and initial patches to the patches left after each layer.
+        counts: maps amounts and initial patches to the patches left after each layer.
         multiple: of all tokens.
-        others: tokens that are no patches, and those that the layer adds.
+        others: prefix tokens, and tokens that the layer adds.
     """
 
     amounts: tuple[Amount | None, ...]
@@ -150,14 +149,14 @@ class OnMultiples:
 
 
 class Pattern:
-    """An amount that follows from the grid of the patches, and not from their number."""
+    """An amount that follows from the grid of the patches, not from their number."""
 
     def number(self, grid: tuple[int, int]) -> int:
-        """Patches that it keeps of a ``grid`` of rows and columns."""
+        """Patches that it keeps of a ``grid`` (rows, columns)."""
         raise NotImplementedError
 
     def reaches(self, grid: tuple[int, int]) -> bool:
-        """True if that is as few as asked; False where the grid does not allow it."""
+        """True unless the grid does not allow as few patches as asked."""
         return True
 
     def keep(self, initial: int, current: int) -> int:
@@ -165,10 +164,7 @@ class Pattern:
 
 
 def square_of(initial: int) -> tuple[int, int]:
-    """Rows and columns of the square of ``initial`` patches.
-
-    Raises:
-        VitrimError: they make none.
+    """Rows and columns of ``initial`` patches in a square.
 
     Example:
         >>> square_of(196)
@@ -182,11 +178,9 @@ def square_of(initial: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Limited:
-    """Another amount, in a layer that cannot reduce as far as the method can elsewhere.
+    """An ``amount`` in a layer that cannot reduce as far as the method can elsewhere.
 
-    Attributes:
-        amount: wanted.
-        least: from the patch tokens of now to the fewest that the layer can leave; a function that can be pickled.
+    ``least`` maps the current patch tokens to the fewest that the layer can leave; it must be picklable.
 
     Example:
         >>> effective_keep(Limited(Remove(130), half), least=1, initial=196, current=196)
@@ -201,10 +195,9 @@ class Limited:
 
 
 def effective_keep(amount: Amount, least: int, initial: int, current: int, grid: tuple[int, int] | None = None) -> int:
-    """Evaluate an amount: at least ``least`` (what the method can reach in one step), at most ``current``.
+    """Evaluate an amount: at most ``current`` patch tokens, at least ``least``, the fewest that one step can leave.
 
-    A `Limited` amount has a ``least`` of its own. A `Pattern` is evaluated on the ``grid`` of rows and columns, by
-    default the square of the ``initial`` patches.
+    A `Limited` amount has its own ``least``. A `Pattern` is evaluated on ``grid`` (rows, columns), by default a square.
 
     Example:
         >>> effective_keep(Remove(130), least=98, initial=196, current=196)
@@ -217,7 +210,7 @@ def effective_keep(amount: Amount, least: int, initial: int, current: int, grid:
 
 
 def half(current: int) -> int:
-    """The fewest patch tokens a bipartite matching can leave: every pair may merge, no more.
+    """The fewest patch tokens a bipartite matching can leave, merging every pair.
 
     Example:
         >>> half(197)
@@ -229,8 +222,8 @@ def half(current: int) -> int:
 def linear(r: int, inflect: float, num_layers: int, per: int | None = None) -> list[Amount | None]:
     """Remove ``r`` on average, changing linearly over the layers (ToMe appendix, "(r, inflect)").
 
-    ``inflect`` in [-1, 1]: -1 goes from 2r down to 0, 0 is constant, +1 goes from 0 up to 2r. Values are truncated as
-    published, so their sum may be a few tokens short of r times the number of layers.
+    ``inflect`` in [-1, 1]: -1 goes from 2r to 0, 0 is constant, 1 goes from 0 to 2r. Values are truncated as published,
+    so their sum may fall a few tokens short of r times the number of layers.
 
     Example:
         >>> [amount.count for amount in linear(8, -1.0, 6)]
@@ -244,7 +237,7 @@ def linear(r: int, inflect: float, num_layers: int, per: int | None = None) -> l
 
 
 def per_layer(counts: int | Sequence[int], num_layers: int, per: int | None = None) -> list[Amount | None]:
-    """Remove so many patch tokens in every layer, or ``counts[i]`` in layer i; layers beyond the list remove none.
+    """Remove ``counts`` patch tokens in every layer, or ``counts[i]`` in layer i and none beyond the list.
 
     Raises:
         VitrimError: the list is longer than the model is deep.
@@ -261,15 +254,15 @@ def keep_rate(
 ) -> list[Amount | None]:
     """Keep ``rate`` of the patch tokens at each of ``blocks`` (0-based), by a named rule; None elsewhere.
 
-    ``rate`` may be a list with one rate for each of ``blocks``, in order of depth. Where a rule speaks of powers of the
-    rate, these are then products: each stage keeps its share of what the stages before it left.
+    ``rate`` may list one rate per block, in order of depth. Rules that use powers of the rate then use products: each
+    stage keeps its share of what earlier stages left.
 
     Example:
         >>> [amount.keep(196, 196) for amount in keep_rate([0.8, 0.5], [1, 3], "floor_initial_power", 4) if amount]
         [156, 78]
 
     Raises:
-        VitrimError: no blocks, a block that does not exist, one that is named twice, or another number of rates.
+        VitrimError: ``blocks`` is empty, repeats a block or names a missing one, or ``rate`` has another length.
     """
     check_blocks(blocks, num_layers)
     rates = one_each(rate, len(blocks), "keep_rate")
@@ -284,12 +277,7 @@ def keep_rate(
 def at_blocks(
     amount: Callable[[N], Amount], values: N | Sequence[N], blocks: Sequence[int], num_layers: int, what: str
 ) -> list[Amount | None]:
-    """An ``amount`` at each of ``blocks`` (0-based, in order), made of one of ``values``; None elsewhere.
-
-    ``values`` is a list with one for each of ``blocks``, or one for all.
-
-    Raises:
-        VitrimError: another number of them; ``what`` they are, it says.
+    """An ``amount`` at each of ``blocks`` (0-based, in order), made from ``values`` (see `one_each`).
 
     Example:
         >>> at_blocks(Fuse, [8, 0.5], [1, 2], 4, "r")
@@ -302,7 +290,7 @@ def at_blocks(
 
 
 def removed_by(initial: int, counts: Sequence[float]) -> list[int]:
-    """The patches that each layer takes away of ``initial``, of so many left after it: means, taken to the nearest.
+    """Patches that each layer removes of ``initial``, from mean ``counts`` left after each, rounded to the nearest.
 
     Example:
         >>> removed_by(16, [12.4, 12.4, 8.5])
@@ -313,10 +301,10 @@ def removed_by(initial: int, counts: Sequence[float]) -> list[int]:
 
 
 def one_each(values: N | Sequence[N], count: int, what: str) -> tuple[N, ...]:
-    """One value for each of ``count`` blocks, from as many, or from one for all.
+    """One value for each of ``count`` blocks, from as many values or from one for all.
 
     Raises:
-        VitrimError: another number of them; ``what`` they are, it says.
+        VitrimError: another number of values; the message calls them ``what``.
 
     Example:
         >>> one_each(8, 3, "r"), one_each([16, 8], 2, "r")
@@ -329,10 +317,9 @@ def one_each(values: N | Sequence[N], count: int, what: str) -> tuple[N, ...]:
 
 
 def check_blocks(blocks: Sequence[int], num_layers: int) -> None:
-    """Refuse ``blocks`` that are empty, name a block twice, or name one that a model of ``num_layers`` lacks.
+    """Refuse ``blocks`` that are empty, repeat a block, or name one that a model of ``num_layers`` lacks.
 
-    Raises:
-        VitrimError: in each of these cases; a reduction would otherwise do nothing, or not what was asked, silently.
+    A reduction would silently do nothing, or not what was asked.
     """
     valid = f"the model has blocks 0 to {num_layers - 1}"
     if not blocks:

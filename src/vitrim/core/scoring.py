@@ -1,4 +1,4 @@
-"""Scores of patches, and pruning by them: code shared by score-based methods."""
+"""Scores of patches, and pruning by them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vitrim.core.tokens import TokenState, decision_dtype, flagged, is_traced, n
 from vitrim.errors import VitrimError
 
 Score = Literal["class_token", "prefix_mean", "column_mean"]
-EPSILON = 1e-6  # of the masked softmax
+EPSILON = 1e-6  # in `masked_softmax`
 
 C = TypeVar("C", bound=MethodConfig)
 
@@ -36,17 +36,16 @@ class ScoredPruning(StagedConfig):
 
 
 def needs_of(score: Score) -> Needs:
-    """The needs of a score by attention."""
     return Needs(class_token=score == "class_token", prefix=score == "prefix_mean")
 
 
 class ScorerReducer(Reducer[C]):
-    """Prune all but the patches with the highest score. Subclasses say what the score is.
+    """Prune all but the patches with the highest score, which a subclass defines in `score`.
 
-    The kept patches come in descending order of score. No gradient flows through the choice.
+    Kept patches come in descending order of score. No gradient flows through the choice.
 
     Class attributes:
-        stable: of equal scores the first one stays; otherwise any.
+        stable: the first of equal scores stays; otherwise any.
 
     Example:
         >>> class Loudest(ScorerReducer[StagedConfig]):
@@ -58,8 +57,7 @@ class ScorerReducer(Reducer[C]):
     stable: ClassVar[bool] = False
 
     def score(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor:
-        """Score the patches of the tokens ``x`` (B, N, C): (B, P), the highest stay. As for `assign`, ``attention`` is
-        None at ``before``."""
+        """(B, P) scores of the patches in tokens ``x`` (B, N, C), the highest stay. Arguments as of `assign`."""
         raise VitrimError(f"{type(self).__name__} does not say what the score is: define score(x, attention, state)")
 
     def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor | None:
@@ -83,22 +81,21 @@ class ScorerReducer(Reducer[C]):
             return score.topk(self.num_keep(state), dim=1).indices
 
     def keep_best(self, order: Tensor, state: TokenState) -> Hard:
-        """Keep the first patches of ``order``."""
         return prune(state, order[:, : self.num_keep(state)])
 
 
 class EarlyScorer(nn.Module):
     """Computes scores in `Reducer.remember`, before its reducer is called.
 
-    A module, so that the MAC counter can tell what is spent on deciding. Not to be called by a reducer's own forward,
-    which counts by itself.
+    A module of its own, so that the MAC counter can attribute the cost to deciding. A reducer's forward must not call
+    it, because its products are counted there already.
     """
 
 
 def patch_score(attention: Attention, state: TokenState, score: Score, *, gradient: bool = False) -> Tensor:
-    """(B, P) attention each patch token receives, averaged over heads, in at least float32.
+    """(B, P) attention that each patch receives, averaged over heads, in at least float32.
 
-    No gradient flows unless ``gradient``: a choice has none, only weights do.
+    Without gradient unless ``gradient``: a choice has none, only weights do.
     """
     if not gradient:
         attention = attention.detach()
@@ -121,11 +118,11 @@ def real_patches(state: TokenState) -> Tensor:
 def prune_flagged(
     state: TokenState, chosen: Tensor, most: int, to_bound: bool = False, *, follows: bool = False
 ) -> Hard | None:
-    """Keep the patch tokens flagged in ``chosen`` (B, P), in order; images may keep different numbers of them.
+    """Keep the patches flagged in ``chosen`` (B, P), in order, a number that may differ per image. None if all stay.
 
-    Padded to the longest image of the batch, for which the counts are read back from the device; compiled, exported,
-    traced or with ``to_bound``, to ``most``, the largest count that can occur. None if every token is kept. Exported
-    for single images, a method whose counts have no useful bound ``follows`` them instead (`flagged`).
+    Images are padded to the longest of the batch, whose count is read from the device; compiled, exported, traced or
+    with ``to_bound``, to ``most``, the largest possible count. With ``follows``, a graph exported for single images has
+    data-dependent sizes instead (`flagged`), for methods whose counts have no useful bound.
     """
     if follows and sizes_follow(chosen):
         return prune(state, flagged(chosen))
@@ -145,7 +142,7 @@ def prune_flagged(
 def masked_softmax(logits: Tensor, policy: Tensor) -> Tensor:
     """Softmax of (B, H, M, N) over the tokens that ``policy`` (B, N) keeps and each token itself, smoothed by 1e-6.
 
-    Differentiable in the policy. Query row i belongs to token i. In at least float32.
+    Differentiable in the policy; in at least float32. Query row i belongs to token i.
 
     Example:
         >>> masked_softmax(torch.zeros(1, 1, 2, 2), torch.tensor([[1.0, 0.0]])).squeeze().round(decimals=3)

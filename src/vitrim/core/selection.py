@@ -1,7 +1,7 @@
-"""Selection of the image tokens that a language model gets: what a `Selector` sees and answers, and small tensors.
+"""Selection of the image tokens that a language model gets: `Selector`, its input `Seen`, and tensor functions.
 
-A selector acts behind an image tower, on all tokens of an image at once, and needs nothing of the model but what stands
-in `Seen`. `vitrim.reduce_(model, select=...)` hands its answer to the language model.
+A selector acts behind an image tower, on all tokens of an image at once, and uses nothing of the model except `Seen`.
+`vitrim.reduce_(model, select=...)` passes its choice to the language model.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from vitrim.errors import VitrimError
 Place = Literal["before", "behind"]
 """Tokens in front of the connector, as the tower makes them, or behind it, as the language model gets them."""
 Attended = Literal["none", "read", "last"]
-"""The block of the tower whose attention a selector needs: that whose output the connector reads, or the last one."""
+"""The tower block whose attention a selector needs: the one whose output the connector reads, or the last one."""
 Positions = Literal["closed", "original"]
 T = TypeVar("T")
 Grid = tuple[int, int, int]
-"""Frames, rows and columns of the tokens of an image (one frame) or a video."""
+"""Frames (1 for an image), rows and columns of tokens."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """B images of N tokens each as a selector sees them; class token and others in front do not count.
+    """B images of N tokens each, as a selector sees them. N excludes class and other prefix tokens.
 
     Attributes:
-        features: (B, N, D), of the selector's `Selector.place`.
-        grid: frames, rows and columns, whose product is N; None where tokens went before.
-        scores: (B, N) attention that each token gets from the class token, or from all where there is none; the mean
-            over heads.
-        keys: (B, N, d) keys, the mean over heads.
-        class_token: (B, D), beside ``features``; None where there is none, or the connector leaves it out.
-        query, wide_keys: (B, C), (B, 1 + N, C): query of the class token, keys of it and of all tokens, heads side by
-            side, as of one head.
-        text: for every image (M, D) embeddings of the text of its prompt, on the language model's side.
+        features: (B, N, D), at the selector's `Selector.place`.
+        grid: frames, rows and columns of the N tokens; None if a reduction removed some.
+        scores: (B, N) attention that each token gets from the class token, or from all tokens without one; mean over
+            heads.
+        keys: (B, N, d) keys, mean over heads.
+        class_token: (B, D), beside ``features``; None if there is none, or the connector drops it.
+        query, wide_keys: (B, C) query of the class token, (B, 1 + N, C) keys of it and of all tokens; heads
+            concatenated.
+        text: (M, D) embeddings of the prompt's text for every image, as the language model gets them.
     """
 
     features: Tensor
@@ -55,7 +55,7 @@ class Seen:
     text: Sequence[Tensor] | None = None
 
     def image(self, index: int) -> Seen:
-        """The same of one image, with B = 1."""
+        """The same for one image, with B = 1."""
         changes = {
             name: value[index : index + 1] for name, value in vars(self).items() if name != "grid" and value is not None
         }
@@ -63,13 +63,13 @@ class Seen:
 
 
 class Choice(NamedTuple):
-    """The tokens of one image that go on.
+    """The tokens of one image that are kept.
 
     Attributes:
-        kept: (n,) int64 places among the N tokens, in the order in which they go on.
-        tokens: (n, D) what goes on in their place; None: they themselves.
-        front, end: (m, D) further tokens that have no place in the image, or None.
-        merged: (n,) bool: those of ``tokens`` that are made of several; None: none of them.
+        kept: (n,) int64 places among the N tokens, in output order.
+        tokens: (n, D) what replaces them; None: they themselves.
+        front, end: (m, D) further tokens without a place in the image, or None.
+        merged: (n,) bool, which of ``tokens`` are made from several; None for none.
     """
 
     kept: Tensor
@@ -80,11 +80,11 @@ class Choice(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Tokens that go on."""
+        """All tokens, ``front`` and ``end`` included."""
         return len(self.kept) + sum(0 if extra is None else len(extra) for extra in (self.front, self.end))
 
     def of(self, features: Tensor) -> Tensor:
-        """The tokens that go on, of ``features`` (N, D)."""
+        """The output tokens, from ``features`` (N, D)."""
         own = features.index_select(0, self.kept) if self.tokens is None else self.tokens
         parts = [part for part in (self.front, own, self.end) if part is not None]
         return torch.cat(parts) if len(parts) > 1 else own
@@ -95,8 +95,8 @@ class SelectorNeeds(NamedTuple):
 
     Attributes:
         attention: of a block of the tower.
-        class_token: a class token in that tower.
-        text: a prompt; False: the choice is the same for every text.
+        class_token: a class token in the tower.
+        text: the prompt; without it the choice is the same for every text.
     """
 
     attention: Attended = "none"
@@ -105,7 +105,7 @@ class SelectorNeeds(NamedTuple):
 
 
 class Selector(Options):
-    """Options of a selector, and its choice; one file each in ``vitrim/selectors``, tensor function first.
+    """Options of a selector, and its choice. One file each in ``vitrim/selectors``, tensor function first.
 
     Example:
         >>> import vitrim
@@ -116,22 +116,22 @@ class Selector(Options):
     paper: ClassVar[str] = ""
     place: ClassVar[Place] = "behind"
     merges: ClassVar[bool] = False
-    """Some of what goes on is made of several tokens."""
+    """Some output tokens are made from several."""
     rounding: ClassVar[Literal["round", "floor", "ceil"]] = "round"
     """The rounding of ``keep`` to a count."""
     published_with: ClassVar[str] = ""
-    """Models of the paper, or of the code that ships it."""
+    """Models of the paper, or of the code that ships the selector."""
     default_keep: ClassVar[float | None] = 0.25
-    """``keep`` where neither that nor ``tokens`` is given; None: the selector finds its own number."""
+    """``keep`` if neither it nor ``tokens`` is given; None: the selector finds a number per image."""
 
-    tokens: int | None = Field(None, ge=1, description="tokens kept of each image, or tile; all, of one that has fewer")
+    tokens: int | None = Field(None, ge=1, description="tokens kept of each image, or tile; all if it has fewer")
     keep: Annotated[float, Field(gt=0.0, le=1.0)] | None = Field(
         None, description="share of the tokens kept of each image"
     )
     positions: Positions | None = Field(
         None,
-        description="where survivors stand for the language model: 'closed' up, or at their 'original' places, and "
-        "text goes on as behind the whole image; default: closed, and original where positions have three axes",
+        description="positions of the remaining tokens: 'closed', without gaps, or 'original', so that text continues "
+        "as behind the whole image; default: closed, and original if positions have three axes",
     )
 
     @model_validator(mode="after")
@@ -141,38 +141,37 @@ class Selector(Options):
         return self
 
     def needs(self) -> SelectorNeeds:
-        """The needs of these options: what a model must have."""
+        """The needs of these options."""
         return SelectorNeeds()
 
     def keeps_places(self) -> bool:
-        """True if all that goes on stands at a place of the image, in raster order: positions can be original ones."""
+        """True if every output token has a place in the image, in raster order: it can keep its position."""
         return True
 
     def budget(self, tokens: int) -> int:
-        """The number of an image's ``tokens`` that go on, those without a place included.
+        """The number of an image's ``tokens`` to keep, those without a place included.
 
         Raises:
-            VitrimError: that depends on the image.
+            VitrimError: it depends on the image.
         """
         if self.tokens is not None:
             return min(self.tokens, tokens)
         share = self.keep if self.keep is not None else self.default_keep
         if share is None:
             raise VitrimError(f"{self.describe()} finds its number image by image: give tokens or keep")
-        # a product such as 0.29 * 100 is not to lie on the wrong side of a whole number
+        # round off floating-point error: 0.29 * 100 means 29
         product = round(tokens * share, 9)
         roundings: dict[str, Callable[[float], int]] = {"round": round, "floor": floor, "ceil": ceil}
         count = roundings[self.rounding](product)
         return min(max(count, 1), tokens)
 
     def count(self, grid: Sequence[int] | int) -> int:
-        """Tokens that go on of an image or video, before any pixel of it is seen.
+        """Tokens kept of an image or video, from its ``grid`` alone.
 
-        Args:
-            grid: rows and columns of its tokens, or frames, rows and columns; or just how many there are.
+        ``grid`` is (rows, columns), (frames, rows, columns), or the number of tokens.
 
         Raises:
-            VitrimError: that depends on the image, or ``grid`` is none.
+            VitrimError: the number depends on the image, or ``grid`` is invalid.
 
         Example:
             >>> import vitrim
@@ -182,15 +181,15 @@ class Selector(Options):
         return self.budget(prod(as_grid(grid)))
 
     def mask(self, features: Tensor, grid: Sequence[int] | int | None = None, text: Tensor | None = None) -> Tensor:
-        """(N,) bool: the tokens of an image that go on, as many as `count` says. For servers that cut prompts.
+        """(N,) bool: the kept tokens of an image, as many as `count`. For servers that cut prompts.
 
         Args:
-            features: (N, D) of the image, as the language model gets them.
-            grid: of its tokens; needed for videos.
-            text: (M, D) embeddings of the text of the prompt, for selectors that read it.
+            features: (N, D), as the language model gets them.
+            grid: of the tokens; required for videos.
+            text: (M, D) embeddings of the prompt's text, for selectors that read it.
 
         Raises:
-            VitrimError: the selector needs attention of the tower, or changes tokens.
+            VitrimError: the selector needs the tower's attention, or changes tokens.
 
         Example:
             >>> import torch, vitrim
@@ -207,15 +206,14 @@ class Selector(Options):
         return found
 
     def select(self, seen: Seen) -> list[Choice]:
-        """Choose for every image."""
+        """The choice for every image."""
         raise NotImplementedError
 
 
 class Choosing(nn.Module):
-    """Runs all that is spent on choosing, as a module: so counters and clocks can tell it from the rest of a model.
+    """Runs everything spent on choosing, as a module, so that counters and timers can attribute it.
 
-    Args:
-        selector: makes the choice; it may be replaced between forwards.
+    ``selector`` may be replaced between forwards.
     """
 
     def __init__(self, selector: Selector) -> None:
@@ -230,9 +228,6 @@ class Choosing(nn.Module):
 def as_grid(grid: Sequence[int] | int) -> Grid:
     """Frames, rows and columns.
 
-    Raises:
-        VitrimError: other numbers than one, two or three positive ones.
-
     Example:
         >>> as_grid((3, 4)), as_grid(12)
         ((1, 3, 4), (1, 1, 12))
@@ -245,9 +240,9 @@ def as_grid(grid: Sequence[int] | int) -> Grid:
 
 
 def unit_rows(x: Tensor, least: float | None = None) -> Tensor:
-    """Rows of ``x`` (..., N, D) divided by their lengths, which count as ``least`` at least, in at least float32.
+    """Rows of ``x`` (..., N, D) divided by their lengths, or by ``least`` if shorter, in at least float32.
 
-    A row of zeros stays one, whatever ``least``, so that no cosine is NaN.
+    Rows of zeros stay zeros, so no cosine is NaN.
 
     Example:
         >>> unit_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist()
@@ -259,7 +254,7 @@ def unit_rows(x: Tensor, least: float | None = None) -> Tensor:
 
 
 def first_largest(x: Tensor) -> Tensor:
-    """(B, 1) index of the largest entry of each row of ``x`` (B, N), the first of equal ones on every device.
+    """(B, 1) index of the largest entry of each row of ``x`` (B, N), the first of equal ones, on every device.
 
     Example:
         >>> first_largest(torch.tensor([[1.0, 3.0, 3.0]]))
@@ -272,12 +267,12 @@ def first_largest(x: Tensor) -> Tensor:
 
 
 def descending(scores: Tensor) -> Tensor:
-    """(B, N) indices by descending ``scores`` (B, N), the lower index first where they are equal."""
+    """(B, N) indices by descending ``scores`` (B, N); ties by index."""
     return scores.sort(dim=-1, descending=True, stable=True).indices
 
 
 def largest(scores: Tensor, count: int) -> Tensor:
-    """(B, ``count``) indices of the largest ``scores`` (B, N), ascending; the lower index wins where they are equal.
+    """(B, ``count``) indices of the largest ``scores`` (B, N), ascending; ties by index.
 
     Example:
         >>> largest(torch.tensor([[3.0, 1.0, 3.0, 3.0]]), 2)
@@ -287,7 +282,7 @@ def largest(scores: Tensor, count: int) -> Tensor:
 
 
 def complement(kept: Tensor, count: int) -> Tensor:
-    """(B, ``count`` - n) the indices below ``count`` that are not in ``kept`` (B, n), ascending.
+    """(B, ``count`` - n) indices below ``count`` that are not in ``kept`` (B, n), ascending.
 
     Example:
         >>> complement(torch.tensor([[1, 3]]), 4)

@@ -1,7 +1,7 @@
-"""The state of the tokens during a forward, and where they come from; `Trace` takes it from block to block, by thread.
+"""`TokenState` follows the tokens through a forward; `Trace` passes it from block to block, per thread.
 
-Where tokens come from is a chain of steps: a reduction leaves a link to what was before it. Most forwards never ask, so
-the chain is followed, once, from the first question on.
+A state records where its tokens come from as a chain of reductions. Most forwards never read it, so the chain is
+evaluated on first use.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from vitrim.errors import VitrimError
 
 
 class IndexMap:
-    """Indices of input tokens among the current tokens, and the other way. Subclasses say how a step changes both.
+    """Indices of input tokens among the current tokens, and back. Subclasses define how a step changes both.
 
     Args:
-        source: see below, where it is known already.
-        position: likewise.
-        num_inputs: N0, where ``source`` is not known: the chain need not be followed for it.
-        num_tokens: N, where ``position`` is not.
+        source: see below, if known.
+        position: see below, if known.
+        num_inputs: N0, if ``source`` is not known.
+        num_tokens: N, if ``position`` is not known.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class IndexMap:
 
     @property
     def source(self) -> Tensor:
-        """(B, N0) int64, the current index that holds input token i, -1 where it was pruned."""
+        """(B, N0) int64, the current index that holds each input token, -1 where it was pruned."""
         if self._source is None:
             self._source = self._find_source()
         return self._source
@@ -59,16 +59,12 @@ class IndexMap:
 
 
 class Moved(IndexMap):
-    """The map after every old token went to at most one new token (see `assignment.Hard`).
+    """The map after every old token went to at most one new token; arguments as of `assignment.Hard`.
 
     Args:
         before: the map of the N old tokens.
-        anchor: (B, M) the old index each new token grows from.
-        moved: (B, R) old indices that joined another token, or None.
-        into: (B, R) the new index each of them joined, M for those that did not; None without ``moved``.
-        valid: (B, M) which new tokens are real, or None when all are.
         pruned: some input tokens had no current index before.
-        hidden: tokens of the bank that no group stands for, though they were members of one; or None.
+        hidden: banked tokens that were members of a group but keep their own value; None for none.
     """
 
     def __init__(
@@ -97,12 +93,9 @@ class Moved(IndexMap):
 
 
 class Mixed(IndexMap):
-    """The map after every new patch token became a mix of all old ones: it follows the largest weights, for plots.
+    """The map after every new patch token became a mix of all old ones. Follows the largest weights, for plots.
 
-    Args:
-        before: the map of the old tokens.
-        num_prefix: number of tokens in front, which stay.
-        matrix: (B, M, P) weights of the P old patches in each of the M new ones.
+    ``matrix`` (B, M, P) are the weights of the P old patches in each of the M new ones; the prefix stays.
     """
 
     def __init__(self, before: IndexMap, num_prefix: int, matrix: Tensor) -> None:
@@ -121,12 +114,7 @@ class Mixed(IndexMap):
 
 
 class BankedIndices:
-    """Indices of the tokens that one reduction put into the bank.
-
-    Args:
-        before: the map of the tokens that were reduced.
-        dropped: (B, K) the old indices of those in the bank.
-    """
+    """Indices of the tokens that one reduction put into the bank: ``dropped`` (B, K) of those that ``before`` maps."""
 
     def __init__(self, before: IndexMap, dropped: Tensor) -> None:
         self.before, self.dropped = before, dropped
@@ -136,26 +124,21 @@ class BankedIndices:
 
     @property
     def position(self) -> Tensor:
-        """(B, K) the input index of each banked token's anchor."""
+        """(B, K) input index of each banked token's anchor."""
         if self._position is None:
             self._position = self.before.position.gather(1, self.dropped)
         return self._position
 
     @property
     def member(self) -> Tensor:
-        """(B, N0) which of the K banked tokens holds each input token, -1 for none."""
+        """(B, N0) the banked token in [0, K) that holds each input token, -1 for none."""
         if self._member is None:
             self._member = follow(new_index(self.before.num_tokens, self.dropped), self.before.source)
         return self._member
 
 
 class Refilled(IndexMap):
-    """The map after banked tokens were appended, in order.
-
-    Args:
-        before: the map of the tokens that they were appended to.
-        banked: the indices of what was appended.
-    """
+    """The map after ``banked`` tokens were appended, in order, to those of ``before``."""
 
     def __init__(self, before: IndexMap, banked: Sequence[BankedIndices]) -> None:
         end = before.num_tokens + sum(entry.count for entry in banked)
@@ -174,7 +157,7 @@ class Refilled(IndexMap):
 
 
 def follow(index: Tensor, source: Tensor) -> Tensor:
-    """(B, N0) entries of ``index`` (B, N) at ``source`` (B, N0), -1 where that is -1."""
+    """(B, N0) entries of ``index`` (B, N) at ``source`` (B, N0), -1 where ``source`` is."""
     return index.gather(1, source.clamp_min(0)).masked_fill(source < 0, -1)
 
 
@@ -185,14 +168,7 @@ def new_index(
     into: Tensor | None = None,
     valid: Tensor | None = None,
 ) -> Tensor:
-    """(B, n) int64: the new index of each of ``n`` old tokens, -1 where it is gone.
-
-    Args:
-        n: number of old tokens.
-        anchor: (B, M) the old index each new token grows from.
-        moved: (B, R) old indices that join another token, or None.
-        into: (B, R) the new index each of them joins; M means "nowhere" (only with ``valid``).
-        valid: (B, M) which new tokens are real, or None when all are.
+    """(B, n) int64: the new index of each of ``n`` old tokens, -1 where it is gone; see `assignment.Hard`.
 
     Example:
         >>> new_index(4, torch.tensor([[0, 3]]), torch.tensor([[1]]), torch.tensor([[1]]))
@@ -203,7 +179,7 @@ def new_index(
     if valid is None:
         target = anchor.new_full((batch, n), -1).scatter(1, anchor, new)
         return target if moved is None or into is None else target.scatter(1, moved, into)
-    # invalid anchors and moves that do not happen write into a spare column that is cut off
+    # invalid anchors and moves that do not happen write into a spare column, which is cut off
     target = anchor.new_full((batch, n + 1), -1).scatter(1, torch.where(valid, anchor, n), new)
     if moved is not None and into is not None:
         target = target.scatter(1, torch.where(into < m, moved, n), into)
@@ -215,38 +191,38 @@ Record = TypeVar("Record")
 
 
 def decision_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which scores, similarities and sizes are computed: float32, or float64 for a float64 model.
+    """The dtype of scores, similarities and sizes: float32, or float64 for a float64 model.
 
-    Half precision cannot hold integers above 256 (bfloat16) or order close scores, so no decision is taken in it.
+    Half precision cannot hold integers above 256 (bfloat16) or order close scores.
     """
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which matrix products of ``x`` run: autocast's where that is on."""
+    """The dtype of matrix products of ``x``: autocast's where that is on."""
     kind = x.device.type
-    # meta has no autocast to ask for
+    # meta has no autocast
     return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else x.dtype
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
     """Rows ``index`` (B, M) of the tokens ``x`` (B, N, C), as (B, M, C).
 
-    One ``index_select`` on the flattened (B*N, C) tokens: several times faster on CPU than a gather with an index
-    expanded over the channels, and as fast on GPU.
+    One ``index_select`` on flattened tokens (B*N, C): several times faster on a CPU than a gather with an index
+    expanded over channels, and as fast on a GPU.
     """
     batch, n, channels = x.shape
     return x.reshape(batch * n, channels).index_select(0, flat_index(index, n)).view(batch, index.shape[1], channels)
 
 
 def take_flat(x: Tensor, index: Tensor) -> Tensor:
-    """As `take`, not laid out by image: (B*M, C)."""
+    """As `take`, flattened to (B*M, C)."""
     batch, n, channels = x.shape
     return x.reshape(batch * n, channels).index_select(0, flat_index(index, n))
 
 
 def flat_index(index: Tensor, n: int) -> Tensor:
-    """Positions of ``index`` (B, M) in tokens flattened from (B, n, C) to (B*n, C), as (B*M,)."""
+    """(B*M,) positions of ``index`` (B, M) in tokens flattened from (B, n, C) to (B*n, C)."""
     if index.shape[0] == 1:
         return index.reshape(-1)
     offset = torch.arange(index.shape[0], device=index.device).mul_(n).unsqueeze(1)
@@ -254,13 +230,12 @@ def flat_index(index: Tensor, n: int) -> Tensor:
 
 
 def whole(size: int) -> int:
-    """A length as an int: `torch.jit.trace` gives tensors instead, and a traced model has fixed numbers of tokens."""
+    """A length as an int: `torch.jit.trace` gives tensors, and a traced model has fixed numbers of tokens."""
     return int(size) if isinstance(size, Tensor) else size
 
 
 def changed(record: Record, **fields: Any) -> Record:
-    """`dataclasses.replace` for a frozen record that checks nothing, without asking for every field: it is as slow as
-    five operators, and a state changes in every block."""
+    """`dataclasses.replace` without its checks, for frozen records: those cost five operators, in every block."""
     if torch.compiler.is_compiling():
         return replace(record, **fields)  # type: ignore[type-var]
     new = object.__new__(type(record))
@@ -269,33 +244,32 @@ def changed(record: Record, **fields: Any) -> Record:
 
 
 def no_gradient() -> AbstractContextManager[object]:
-    """`torch.no_grad` where gradients are recorded; entering it costs as much as several small operations."""
+    """`torch.no_grad` where gradients are on: entering it costs as much as several small operations."""
     return torch.no_grad() if torch.is_grad_enabled() else nullcontext()
 
 
 def sizes_follow(x: Tensor) -> bool:
-    """True while a graph for single images (1, ...) is exported: numbers of tokens may then follow from the image."""
+    """True during an export for single images (1, ...), where numbers of tokens may depend on the image."""
     return torch.compiler.is_exporting() and isinstance(x.shape[0], int) and x.shape[0] == 1
 
 
 def flagged(flags: Tensor) -> Tensor:
     """(1, K) places of the set ``flags`` (1, N) of a single image, in order.
 
-    The one operation of an exported graph whose shape depends on data: every call gives a size of its own, so that
-    sizes do not nest from block to block.
+    The only operation of an exported graph with a data-dependent shape. Every call gives an independent size, so sizes
+    do not nest from block to block.
     """
     places: Tensor = flags[0].nonzero(as_tuple=True)[0]
     return places.unsqueeze(0)
 
 
 def is_traced() -> bool:
-    """True if `torch.jit.trace` runs the forward: values Python reads from tensors would become constants."""
+    """True inside `torch.jit.trace`, where values that Python reads from tensors would become constants."""
     return bool(torch.jit.is_tracing())  # type: ignore[attr-defined]
 
 
 class Banked(NamedTuple):
-    """Tokens that one reduction set aside: values (B, K, C), size (B, K), where they come from, and what the method
-    carried with them, (B, K, ...)."""
+    """Tokens (B, K, C) that one reduction put into the bank, with size (B, K) and carry (B, K, ...)."""
 
     tokens: Tensor
     size: Tensor
@@ -304,31 +278,30 @@ class Banked(NamedTuple):
 
     @property
     def position(self) -> Tensor:
-        """(B, K) int64, the input index of each anchor."""
         return self.indices.position
 
 
 @dataclass(frozen=True)
 class TokenState:
-    """Bookkeeping of the current tokens. Every (B, N) field counts the prefix tokens too; position 0 is token 0 of x.
+    """Bookkeeping of the current tokens. Every (B, N) field includes the prefix; index 0 is token 0 of x.
 
     Attributes:
-        size: (B, N) float32 (float64 in a float64 model), how many input tokens each token stands for.
-        index_map: where the tokens come from; `source` and `position` are computed from it when they are asked for.
-        num_prefix: number of protected tokens at the front (class, distillation, registers).
-        mask: (B, N) bool, True where a token is real, or None when every image has the same count.
-        uniform: no merge has happened, so every size is 1 and attention needs no key bias.
-        reduced: order or length has changed, so position tables must be gathered by ``position``.
+        size: (B, N) float32 (float64 in a float64 model), the number of input tokens each token represents.
+        index_map: where the tokens come from; `source` and `position` are computed from it on first use.
+        num_prefix: protected tokens at the front (class, distillation, registers).
+        mask: (B, N) bool, False for padding; None if every image has the same count.
+        uniform: nothing has merged: every size is 1, and attention needs no key bias.
+        reduced: order or length has changed: position tables must be gathered by ``position``.
         lost: some input tokens were pruned for good.
-        full_grid: the blocks hand out all N0 tokens, un-merged (dense outputs).
-        mixed: some tokens are soft mixtures: laid out on the full grid they cannot be taken back from it.
-        grid: rows and columns of the patches of this forward, raster order; None where no method asked for them
-            (`Needs.grid`), or where they cannot be known (patch dropout).
-        held: the (B, N, C) tokens behind a full grid where some are ``mixed``, for the next block; else None.
-        bank: pruned tokens that a later block brings back (see `Banked`).
-        banking: whatever is pruned goes to the bank, as its place will be read (`MethodConfig.restore`).
-        compact: the tokens that are left are handed out as they are: a language model gets them (`Call.compact`).
-        carry: per-token tensors (B, N, ...) of a method, moved along with the tokens.
+        full_grid: blocks output all N0 tokens, un-merged (dense outputs).
+        mixed: some tokens are soft mixtures, which cannot be recovered from the full grid.
+        grid: rows and columns of the patches of this forward, in raster order; None if no method needs them
+            (`Needs.grid`), or they are unknown (patch dropout).
+        held: (B, N, C) tokens for the next block, where the full grid does not determine them; else None.
+        bank: pruned tokens that a later block brings back.
+        banking: everything pruned goes to the bank, because its place will be read (`MethodConfig.restore`).
+        compact: remaining tokens are output as they are, for a language model (`Call.compact`).
+        carry: tensors (B, N, ...) of a method, moved with the tokens.
         aux: auxiliary outputs of this forward as (name, depth, tensor).
 
     Example:
@@ -364,10 +337,7 @@ class TokenState:
         banking: bool = False,
         compact: bool = False,
     ) -> TokenState:
-        """The state of tokens (B, N, C) that nothing has touched yet.
-
-        ``grid`` counts only if it holds as many patches as there are: some may have been dropped since it was seen.
-        """
+        """The state of unreduced tokens ``x`` (B, N, C). A ``grid`` is ignored if patch dropout left fewer."""
         batch, n = x.shape[0], x.shape[1]
         if grid is not None and grid[0] * grid[1] != n - num_prefix:
             grid = None
@@ -378,7 +348,7 @@ class TokenState:
 
     @property
     def source(self) -> Tensor:
-        """(B, N0) int64, the current index that holds input token i, -1 where it was pruned."""
+        """(B, N0) int64, the current index that holds each input token, -1 where it was pruned."""
         return self.index_map.source
 
     @property
@@ -388,7 +358,7 @@ class TokenState:
 
     @property
     def pruned(self) -> bool:
-        """True if some input tokens have no current index: lost, or waiting in the bank."""
+        """True if some input tokens have no current index: lost, or in the bank."""
         return self.lost or len(self.bank) > 0
 
     @property
@@ -398,35 +368,31 @@ class TokenState:
 
     @property
     def num_patches(self) -> int:
-        """Current number of patch tokens (padding slots included where counts differ per image)."""
+        """Patch tokens, padding included."""
         return whole(self.size.shape[1]) - self.num_prefix
 
     def mean_tokens(self) -> float:
-        """Tokens per image, prefix included, padding not: a mean where images keep different numbers."""
+        """Mean tokens per image, prefix included, padding excluded."""
         return self.num_tokens if self.mask is None else self.mask.sum(dim=1).double().mean().item()
 
     def tokens_of_images(self) -> list[int]:
-        """Tokens of each image, prefix included, padding not."""
+        """Tokens of each image, prefix included, padding excluded."""
         if self.mask is None:
             return [self.num_tokens] * self.size.shape[0]
         return [int(count) for count in self.mask.sum(dim=1).tolist()]
 
     @property
     def initial_patches(self) -> int:
-        """Number of patch tokens that entered the first block."""
+        """Patch tokens that entered the first block."""
         return self.num_inputs - self.num_prefix
 
     @property
     def num_inputs(self) -> int:
-        """N0, tokens that entered the first block, prefix included."""
+        """N0, tokens that entered the first block."""
         return whole(self.index_map.num_inputs)
 
     def known_grid(self, method: str) -> tuple[int, int]:
-        """Return ``grid``, for a method that cannot do without it.
-
-        Raises:
-            VitrimError: it is not known.
-        """
+        """``grid``, for a ``method`` that needs it."""
         if self.grid is None:
             raise VitrimError(
                 f"{method} needs the rows and columns of the {self.initial_patches} patches, which this forward does "
@@ -435,10 +401,10 @@ class TokenState:
         return self.grid
 
     def key_bias(self, dtype: torch.dtype, proportional: bool) -> Tensor | None:
-        """The bias attention adds to its logits on the key axis, (B, 1, 1, N): log(size) and a mask; None if neither.
+        """The bias (B, 1, 1, N) of the attention logits per key: log(size) and the mask; None if neither applies.
 
-        Proportional attention (ToMe section 3): a token that stands for s tokens attracts s times the weight.
-        Masked keys get -1e4, finite so that an image whose tokens are all masked gives no NaN.
+        Proportional attention (ToMe section 3): a token that represents s tokens gets s times the weight. Masked keys
+        get -1e4, which is finite so that an image of masked tokens only gives no NaN.
         """
         bias = None
         if proportional and not self.uniform:
@@ -449,18 +415,13 @@ class TokenState:
         return None if bias is None else bias.to(dtype).unsqueeze(1).unsqueeze(1)
 
     def patch_rows(self, table: Tensor) -> Tensor:
-        """Rows of a table over the input patches for the current patch tokens: a merged token reads its anchor's row.
+        """Rows of a ``table`` over the input patches, for the current ones: a merged token reads its anchor's.
 
         Args:
-            table: (..., P0, d), the same for every image, or (B, ..., P0, d) with ``table.dim() == 4``.
+            table: (..., P0, d), for all images, or (B, ..., P0, d) with ``table.dim() == 4``.
 
         Returns:
             ``table`` itself while nothing was reduced, else (B, ..., P, d).
-
-        Example:
-            >>> state = TokenState.start(torch.zeros(2, 5, 8), num_prefix=1)
-            >>> state.patch_rows(torch.zeros(4, 6)).shape
-            torch.Size([4, 6])
         """
         if not self.reduced:
             return table
@@ -472,9 +433,9 @@ class TokenState:
         return rows.movedim(-3, 0)
 
     def pair_bias(self, table: Tensor, rows: int | None = None) -> Tensor:
-        """Rows and columns of a table over pairs of input tokens, (H, N0, N0), for the current tokens, (B, H, N, N).
+        """A ``table`` (H, N0, N0) over pairs of input tokens, for the current tokens: (B, H, N, N).
 
-        ``(1, H, N0, N0)`` while nothing was reduced. With ``rows`` only the first so many queries: (B, H, rows, N).
+        (1, H, N0, N0) while nothing was reduced. With ``rows``, only that many queries.
         """
         heads, n = table.shape[0], table.shape[-1]
         if not self.reduced:
@@ -483,7 +444,7 @@ class TokenState:
         return table.reshape(heads, n * n)[:, pairs].transpose(0, 1)
 
     def pad_prefix(self, values: Tensor, fill: float | bool = 1.0) -> Tensor:
-        """Values of all tokens (B, N) from those of the patches (B, P), with ``fill`` for the prefix.
+        """(B, N) values of all tokens from those of the patches (B, P), with ``fill`` for the prefix.
 
         Example:
             >>> TokenState.start(torch.zeros(1, 3, 8), num_prefix=1).pad_prefix(torch.zeros(1, 2))
@@ -492,11 +453,11 @@ class TokenState:
         return F.pad(values, (self.num_prefix, 0), value=fill)
 
     def report(self, name: str, depth: int, value: Tensor) -> TokenState:
-        """This state with one more auxiliary output; read it with ``reduction.aux(name)``."""
+        """This state with one more auxiliary output, for ``reduction.aux(name)``."""
         return replace(self, aux=(*self.aux, (name, depth, value)))
 
     def refill(self, x: Tensor) -> tuple[Tensor, TokenState]:
-        """Append the banked tokens to ``x`` (B, N, C) and forget the bank (Cropr's last layer fusion, Evo-ViT)."""
+        """Append the banked tokens to ``x`` (B, N, C) and empty the bank (Cropr's last layer fusion, Evo-ViT)."""
         if not self.bank:
             return x, self
         if self.mask is not None:
@@ -519,28 +480,28 @@ class TokenState:
         return torch.cat([x, *(entry.tokens.to(x.dtype) for entry in self.bank)], dim=1), state
 
     def bring_back(self, x: Tensor) -> tuple[Tensor, TokenState]:
-        """As `refill`, without what a method carried: it is for the tokens that the method kept."""
+        """As `refill`, without `carry`, which belongs to the tokens that the method kept."""
         if not self.bank:
             return x, self
         bank = tuple(entry._replace(carry={}) for entry in self.bank)
         return replace(self, carry={}, bank=bank).refill(x)
 
     def __copy__(self) -> TokenState:
-        return self  # nothing in it is ever changed in place, and tensors of a graph cannot be copied
+        return self  # it is never changed in place, and tensors of a graph cannot be copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TokenState:
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # A user may save a tensor that carries this state as an attribute; torch pickles attributes along, and
-        # torch.load(weights_only=True) would refuse the class. An empty dict is harmless, and the blocks ignore it.
+        # A user may save a tensor that carries this state as an attribute, which torch pickles, and which
+        # torch.load(weights_only=True) would refuse. The blocks ignore an empty dict.
         return OrderedDict, ()
 
 
 def unmerge(x: Tensor, state: TokenState) -> Tensor:
-    """Current tokens (B, N, C) laid out on the input tokens (B, N0, C): every merged token gets its group's value.
+    """Lay the current tokens (B, N, C) out on the input tokens (B, N0, C): every input gets its group's value.
 
-    Exact inverse of a merge for everything that is constant on groups; input tokens that were pruned come out as zeros.
+    Exactly inverts a merge of values that are constant on groups. Pruned tokens become zeros.
 
     Example:
         >>> state = TokenState.start(torch.zeros(1, 3, 2), num_prefix=1)
@@ -556,9 +517,9 @@ class Handed(NamedTuple):
     """The tokens of one image that went to a language model.
 
     Attributes:
-        kept: (Q,) bool, on the CPU: which of the image's places in a prompt have a token that stood there.
-        merged: (Q,) bool, on the CPU: those of them whose token a selector made of several.
-        extra: further tokens, without a place in the image.
+        kept: (Q,) bool, on the CPU: which of the image's places in the prompt keep a token.
+        merged: (Q,) bool, on the CPU: which of these hold a token that a selector made from several.
+        extra: further tokens without a place in the image.
     """
 
     kept: Tensor
@@ -567,19 +528,19 @@ class Handed(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Tokens in all."""
+        """All tokens."""
         return int(self.kept.sum()) + self.extra
 
 
 class Entered(NamedTuple):
-    """The tokens that entered the first block together: of images of one size.
+    """The tokens that entered the first block together, of images of one size.
 
     Attributes:
-        config: the options of the method then.
-        rows: of the batch: images, or their windows.
+        config: the method's options at that time.
+        rows: batch rows: images, or their windows.
         patches: of a row.
-        grid: their rows and columns, as `TokenState.grid`.
-        windows: rows of an image, which are reduced apart.
+        grid: their rows and columns, see `TokenState.grid`.
+        windows: rows per image, which are reduced separately.
     """
 
     config: Any
@@ -591,26 +552,26 @@ class Entered(NamedTuple):
 
 @dataclass(eq=False)
 class Call:
-    """The record of the forward that is running in a thread, or last ran in it.
+    """A thread's running or last forward.
 
     Attributes:
-        entered: what entered the first block, once for every size of images.
-        latest: depth and state of the block that ran last.
+        entered: what entered the first block, once per image size.
+        latest: depth and state of the last block that ran.
         final: the state after the last block.
         states: of a complete forward: the initial one, then one per block. Empty unless recording.
-        running: the same of the forward that runs.
-        full_grids: forwards hand out full grids (`Trace.handing_out`).
-        next_full_grid: the next forward does, and only that.
-        spares_last: the last block hands its head what it would without full grids: survivors, soft tokens.
-        compact: forwards hand out fewer tokens (likewise).
-        handed: what last went to the language model of each image; None before.
-        grid: rows and columns of the patches that were just made (see `vitrim.core.host.GridHook`).
-        maps: forwards hand out attention maps.
-        map: the one of the running block.
-        table: made by a module of the host for the blocks of a forward.
-        images: those of a call that the next forward is of, by their places; None: all of them.
+        running: the same for an incomplete forward.
+        full_grids: forwards return full grids (`Trace.handing_out`).
+        next_full_grid: only the next forward does.
+        spares_last: the last block returns what it would without full grids (survivors, soft tokens) to its head.
+        compact: forwards return fewer tokens (`Trace.handing_out`).
+        handed: tokens of each image that last went to the language model; None before.
+        grid: rows and columns of the latest patches (`vitrim.core.host.GridHook`).
+        maps: forwards return attention maps.
+        map: the map of the running block.
+        table: a table that a module of the host made for all blocks of a forward.
+        images: indices of the images of a call that the next forward has; None for all.
         watched: depths of the blocks whose attention is kept (`Trace.watching`).
-        attentions: which was kept: depth, `Attention`, state of its tokens, and ``images``.
+        attentions: the kept ones: depth, `Attention`, state of its tokens, and ``images``.
     """
 
     entered: tuple[Entered, ...] = ()
@@ -633,28 +594,24 @@ class Call:
 
 
 class _Calls(threading.local):
-    """The `Call` of this thread. Every thread has its own.
-
-    An ordinary object inside, because torch.compile does not carry out what a graph would set on a thread's local.
-    """
+    """This thread's `Call`, in an object of its own because torch.compile loses writes to a thread-local."""
 
     def __init__(self) -> None:
         self.own = Call()
 
 
 class Trace:
-    """Shared record of the blocks of one reduced model: the state the last block left, and all states when recording.
+    """Record shared by the blocks of one reduced model. Everything about a forward is kept per thread (`call`).
 
-    Whatever belongs to a forward is kept by thread (`call`), so that threads may share the model: none sees the full
-    grids, the states or the auxiliary outputs of another. It holds the autograd graph of auxiliary outputs until the
-    next forward of the same thread. Copies and pickles start empty, so an EMA copy of a model never shares or drags
-    along the state of the original.
+    So threads may share the model: none sees the full grids, states or auxiliary outputs of another. Auxiliary outputs
+    keep their autograd graph alive until the thread's next forward. Copies and pickles start empty, so an EMA copy of a
+    model never shares the state of the original.
 
     Attributes:
         recording: keep the state after every block.
-        form: raises `UnsupportedModelError` where a user changed what she must not about the reduced model
-            (`vitrim.core.host.FormOfModel`); None where there is nothing to ask.
-        changing: the reduction is being changed: forwards that start now are refused.
+        form: raises `UnsupportedModelError` if the reduced model was modified in a way it does not support
+            (`vitrim.core.host.FormOfModel`); None for no check.
+        changing: the reduction is being changed; forwards that start now are refused.
     """
 
     def __init__(self, recording: bool = False, form: Callable[[], None] | None = None) -> None:
@@ -665,20 +622,15 @@ class Trace:
 
     @property
     def call(self) -> Call:
-        """The forward that runs in this thread, or last ran in it."""
         return self._calls.own
 
     @property
     def full_grid(self) -> bool:
-        """True if the next forward of this thread hands out full grids (dense outputs)."""
+        """True if this thread's next forward returns full grids (dense outputs)."""
         return self.call.full_grids or self.call.next_full_grid
 
     def start(self, state: TokenState, config: Any = None) -> None:
-        """Begin a forward by ``config``: the state left by this thread's previous one is no longer valid.
-
-        Raises:
-            UnsupportedModelError: the model has another form now than when it was reduced.
-        """
+        """Begin a forward under ``config``: discard this thread's previous states, and check `form`."""
         if self.form is not None:
             self.form()
         call = self.call
@@ -689,7 +641,7 @@ class Trace:
         call.running = (state,) if self.recording or call.compact else ()
 
     def leave(self, depth: int, state: TokenState, last: bool) -> None:
-        """Note the state in which block ``depth`` left the tokens."""
+        """Record the state in which block ``depth`` left the tokens."""
         call = self.call
         call.latest = (depth, state)
         if call.running and len(call.running) == depth + 1:  # a recomputed block is already there
@@ -700,13 +652,12 @@ class Trace:
 
     @contextmanager
     def handing_out(self, *, dense: bool = False, fewer: bool = False) -> Iterator[None]:
-        """Say what forwards that this thread starts within hand out, besides what is said already.
+        """Set what this thread's forwards return within the context, in addition to outer contexts.
 
         Args:
-            dense: all N0 tokens after every block: merged ones as copies of their group, pruned ones as zeros.
-                Computation inside the blocks stays reduced; the cost is two gathers per block.
-            fewer: the tokens that are left, un-merged nowhere, unless ``dense``, and their states are kept: a language
-                model is to get fewer of them.
+            dense: all N0 tokens after every block: merged ones as copies of their group, pruned ones as zeros. Blocks
+                still compute on reduced tokens; the cost is two gathers per block.
+            fewer: the remaining tokens, not un-merged unless ``dense``, for a language model. Their states are kept.
         """
         call = self.call
         before = call.full_grids, call.compact
@@ -718,10 +669,10 @@ class Trace:
 
     @contextmanager
     def watching(self, depths: Iterable[int]) -> Iterator[list[tuple[int, Any, TokenState, tuple[int, ...] | None]]]:
-        """Keep, of forwards that this thread starts within, the attention of the blocks at ``depths``.
+        """Keep the attention of the blocks at ``depths`` in this thread's forwards within the context.
 
         Yields:
-            A list that fills: depth, `Attention`, state of its tokens, and which images of a call those are; None: all.
+            A list that grows, with entries as in `Call.attentions`.
         """
         call = self.call
         before = call.watched, call.attentions

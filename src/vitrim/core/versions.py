@@ -1,8 +1,8 @@
-"""Versions of the libraries that are installed, and what older versions of torch lack or call otherwise.
+"""Installed versions of libraries, and what older versions of torch lack or name differently.
 
-A difference between versions lies in the one file of its library (``hosts/LIBRARY/versions.py``; torch's is here) and
-names the version that ends it: when the lower bound of ``pyproject.toml`` gets there, it goes. `docs/deprecation.md`
-says how bounds move.
+A difference between versions lives in one file per library (``hosts/LIBRARY/versions.py``; torch's here) and names the
+version that ends it. It is deleted when the lower bound in ``pyproject.toml`` reaches that version;
+`docs/deprecation.md` has the policy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 @cache
 def installed(package: str) -> str | None:
-    """The version of a package as its metadata say it; None if there are none."""
+    """The version of an installed package, from its metadata; None without metadata."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -40,21 +40,13 @@ def installed(package: str) -> str | None:
 
 
 def is_older(package: str, than: str) -> bool:
-    """True if a package is installed in a version before ``than``.
-
-    Example:
-        >>> is_older("torch", "1.0"), is_older("torch", "999.0"), is_older("no-such-package", "1.0")
-        (False, True, False)
-    """
+    """True if a package is installed in a version before ``than``."""
     found = installed(package)
     return found is not None and numbers(found) < numbers(than)
 
 
 def require(package: str, since: str, what: str, error: type[VitrimError] = VitrimError) -> None:
-    """Refuse ``what`` where a package is older than the version ``since``, which it needs.
-
-    Raises:
-        VitrimError: or another ``error``, naming both versions.
+    """Refuse ``what`` if a package is older than the version ``since``.
 
     Example:
         >>> require("torch", "999.0", "this example")  # doctest: +ELLIPSIS
@@ -66,7 +58,7 @@ def require(package: str, since: str, what: str, error: type[VitrimError] = Vitr
 
 
 def constant(function: F) -> F:
-    """As `torch.compiler.assume_constant_result`, which imports the whole compiler where it marks: seconds.
+    """`torch.compiler.assume_constant_result`, without its import of the whole compiler, which takes seconds.
 
     Example:
         >>> def marked() -> int: ...
@@ -79,7 +71,7 @@ def constant(function: F) -> F:
 
 
 def cpu_capabilities() -> Mapping[str, bool]:
-    """The instructions of this processor that vitrim asks for, by the names of torch."""
+    """The instructions of this processor that vitrim uses, by torch's names."""
     if is_older("torch", "2.11"):
         names = {"amx_bf16": "_is_amx_tile_supported", "avx512_bf16": "_is_avx512_bf16_supported"}
         return {name: getattr(torch.cpu, query)() for name, query in names.items()}
@@ -87,6 +79,6 @@ def cpu_capabilities() -> Mapping[str, bool]:
 
 
 def forget_casts() -> None:
-    """Have autocast forget weights that it cast without gradients: before 2.13 the next forward would get them, too."""
+    """Clear autocast's cache of weights cast without gradients, which before 2.13 the next forward would use."""
     if is_older("torch", "2.13"):
         torch.clear_autocast_cache()

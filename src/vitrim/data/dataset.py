@@ -1,4 +1,4 @@
-"""Map-style datasets of images, decoded when they are read, and their batches in order."""
+"""Map-style datasets of images, decoded on access, and batches in order."""
 
 from __future__ import annotations
 
@@ -27,19 +27,16 @@ _MODES = ("RGB", "L")
 
 @dataclass(eq=False, repr=False)
 class DecodedImages:
-    """Common base of all image datasets: where their images come from, and how one is read.
+    """Base class of all image datasets.
 
     Attributes:
-        images: encoded images: a sequence of paths, or of the bytes of image files.
-        class_names: the name of each label, or None if they have none.
-        source: where the images are from; used in messages.
-        split: the split they are, or None if the source has none.
-        transform: from a PIL image of mode `mode` to a tensor, by default `to_tensor`; may be replaced.
-        mode: "RGB", or "L" for a transform that wants one channel; may be replaced.
+        images: encoded images: paths, or the bytes of image files.
+        class_names: the name of each label; None without names.
+        source: where the images are from, for messages.
+        split: None if the source has none.
+        transform: maps a PIL image of mode `mode` to a tensor, by default `to_tensor`; may be replaced.
+        mode: "RGB", or "L" for a transform that needs one channel; may be replaced.
         num_classes: K.
-
-    Raises:
-        DataError: no images, or an unknown mode.
     """
 
     images: EncodedImages
@@ -51,9 +48,9 @@ class DecodedImages:
     mode: str = "RGB"
     num_classes: int = field(init=False)
     _encoded: ClassVar[Sequence[str]] = ("images",)
-    """The attributes that are images, encoded."""
+    """Attributes with encoded images."""
     _known: ClassVar[Sequence[str]] = ()
-    """Those that have an entry for each image: an array or a list, or None where nothing is known."""
+    """Attributes with an entry per image, an array or list; None if unknown."""
 
     def __post_init__(self) -> None:
         if len(self.images) == 0:
@@ -63,24 +60,22 @@ class DecodedImages:
         self.class_names = None if self.class_names is None else list(self.class_names)
 
     def __len__(self) -> int:
-        """The number of images."""
         return len(self.images)
 
     def read_image(self, index: int) -> Tensor:
         """Read one image through the transform, by default (C, H, W) float32 in [0, 1].
 
         Raises:
-            DataError: the image cannot be read; the message names the row or file.
+            DataError: the image is unreadable; the message names the row or file.
         """
         return self.transform(self._decoded(index))
 
     def _decoded(self, index: int) -> Image.Image:
-        """The image before the transform."""
         file = self.images[index]
         return decode(file, place("image", file, index, self.source)).convert(self.mode)
 
     def part(self, indices: Sequence[int]) -> Self:
-        """Return the dataset of some of these images, in this order: the same classes, and a transform of its own.
+        """The dataset of the images at ``indices``, in this order: with the same classes, and its own transform.
 
         Raises:
             DataError: no images.
@@ -108,19 +103,19 @@ class DecodedImages:
 
 @dataclass(eq=False, repr=False)
 class ImageDataset(DecodedImages, Dataset[tuple[Tensor, int]]):
-    """Images with class labels, decoded when they are read. Usually made by `load_images`.
+    """Images with class labels, decoded on access. Usually made by `load_images`.
 
-    Orientation tags (EXIF) are ignored and transparency is dropped, as timm and torchvision do: published accuracies
-    were measured that way. 16-bit grey images are scaled to 8 bits.
+    Orientation tags (EXIF) are ignored and transparency is dropped, as in timm and torchvision, with which published
+    accuracies were measured. 16-bit grey images are scaled to 8 bits.
 
     Attributes:
-        labels: (len(images),) integers >= 0, kept as int64 array.
-        num_classes: the number of class names if there are any, otherwise the largest label + 1.
-        images, class_names, source, split, transform, mode: as of `DecodedImages`.
+        labels: (len(images),) integers >= 0, stored as int64.
+        num_classes: the number of class names, else the largest label + 1.
+        images, class_names, source, split, transform, mode: see `DecodedImages`.
 
     Raises:
-        DataError: no images, a label that is missing, negative or not an integer, fewer class names than labels need,
-            or an unknown mode.
+        DataError: no images, a label that is missing, negative, not an integer or without a class name, or an unknown
+            mode.
 
     Example:
         >>> from io import BytesIO
@@ -153,29 +148,20 @@ class ImageDataset(DecodedImages, Dataset[tuple[Tensor, int]]):
         self.num_classes = int(self.labels.max()) + 1 if names is None else len(names)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Read one image.
-
-        Returns:
-            What the transform makes of it, by default (C, H, W) float32 in [0, 1], and its label in [0, num_classes).
-
-        Raises:
-            DataError: the image cannot be read; the message names the row or file.
-            IndexError: no such image.
-        """
-        label = int(self.labels[index])  # first: an index out of range must be an IndexError, whatever holds the images
+        """Read one image and its label in [0, num_classes). Errors as of `read_image`."""
+        label = int(self.labels[index])  # first: an index out of range must raise IndexError
         return self.read_image(index), label
 
 
 @dataclass(eq=False, repr=False)
 class MultiLabelDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
-    """Images with any number of classes each, decoded when they are read. Usually made by `load_data`.
+    """Images with any number of classes each, decoded on access. Usually made by `load_data`.
 
-    Orientation tags, transparency and wide pixels are treated as by `ImageDataset`.
+    Orientation tags, transparency and wide pixels as in `ImageDataset`.
 
     Attributes:
-        targets: (len(images), K): 1 where an image is of a class, otherwise 0, kept as bool array. An image may be of
-            none.
-        num_classes, images, class_names, source, split, transform, mode: as of `DecodedImages`.
+        targets: (len(images), K), 1 for the classes of an image, possibly none, and 0 for others; stored as bool.
+        num_classes, images, class_names, source, split, transform, mode: see `DecodedImages`.
 
     Raises:
         DataError: no images, targets of another shape or with other values, another number of class names, or an
@@ -219,25 +205,13 @@ class MultiLabelDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
         self.targets = array.astype(np.bool_)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Read one image, as `ImageDataset` does, and its classes: (K,) float32 of 0 and 1.
-
-        Raises:
-            DataError: the image cannot be read; the message names the row or file.
-            IndexError: no such image.
-        """
-        target = torch.from_numpy(self.targets[index].astype(np.float32))  # first, for the same reason as in a label
+        """Read one image and its classes: (K,) float32 of 0 and 1. Errors as of `read_image`."""
+        target = torch.from_numpy(self.targets[index].astype(np.float32))
         return self.read_image(index), target
 
 
 def multi_hot(classes: Sequence[Sequence[int]], num_classes: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """The classes of each image as a table.
-
-    Args:
-        classes: for each image its classes in [0, num_classes), in any order, also repeated.
-        num_classes: K.
-
-    Returns:
-        (len(classes), K), true where an image is of a class.
+    """(len(classes), K) bool, True for the ``classes`` of each image, which may be in any order and repeated.
 
     Example:
         >>> multi_hot([[2, 0, 2], []], 3).astype(int).tolist()
@@ -256,21 +230,21 @@ def batches(
     limit: int | None = None,
     workers: int = 0,
 ) -> DataLoader[T]:
-    """Read a dataset in batches, in its own order, which is the same at every call.
+    """Read a dataset in batches, in its own order, the same at every call.
 
     Args:
-        dataset: any map-style dataset; for an `ImageDataset` the transform must give images of one size.
+        dataset: any map-style dataset; the transform must give images of one size.
         batch_size: B, at least 1; the last batch may be smaller.
-        limit: read at most this many items, spread evenly over the dataset (the first ones would be of few classes
-            where a file is sorted by class); None for all.
+        limit: at most this many items, spread evenly over the dataset, because a file may be sorted by class; None for
+            all.
         workers: processes that read, 0 for this one.
 
     Returns:
-        An iterable, with a length, of batches; for an `ImageDataset` (B, C, H, W) float32 images and (B,) int64 labels.
+        An iterable of batches with a length; for an `ImageDataset` (B, C, H, W) float32 images and (B,) int64 labels.
 
     Raises:
-        VitrimError: batch_size or limit is no whole number of at least 1, or workers none of at least 0.
-        DataError: while iterating, an image that cannot be read.
+        VitrimError: batch_size or limit is not a whole number of at least 1, or workers of at least 0.
+        DataError: while iterating, an unreadable image.
 
     Example:
         >>> from torch.utils.data import TensorDataset
@@ -281,20 +255,20 @@ def batches(
     count = len(cast(Sized, dataset))
     if limit is not None and limit < count:
         dataset = Subset(dataset, spread(count, limit).tolist())
-    # a generator of its own: otherwise every pass draws a seed from the global one and changes what follows it
+    # its own generator: otherwise every pass would draw a seed from the global one
     generator = torch.Generator().manual_seed(0)
     return DataLoader(dataset, batch_size, shuffle=False, num_workers=workers, generator=generator)
 
 
 def spread(count: int, limit: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """At most ``limit`` of ``count`` places, spread evenly and in order; all of them where ``limit`` is None.
+    """At most ``limit`` of ``count`` indices, spread evenly and in order; all if ``limit`` is None.
 
     Example:
         >>> spread(10, 4).tolist()
         [0, 3, 6, 9]
 
     Raises:
-        VitrimError: a limit that is no whole number of at least 1.
+        VitrimError: ``limit`` is not a whole number of at least 1.
     """
     check_whole(limit=(limit, 1))
     if limit is None or limit >= count:

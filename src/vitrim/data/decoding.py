@@ -1,4 +1,4 @@
-"""Decoding of images into tensors: the one place where image files are decoded."""
+"""Decoding of images into tensors, the only place where image files are decoded."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ DAMAGED = (
     ArithmeticError,
     struct.error,
 )
-"""The errors of PIL's formats when a file is damaged."""
+"""Errors of PIL's formats on damaged files."""
 _LABEL_MODES = ("1", "L", "P", "I;16", "I;16L", "I;16B", "I;16N", "I")
 
 
 class EncodedImages(Protocol):
-    """The source of encoded images: a list of paths, or the rows of a table. None is a row without an image."""
+    """A source of encoded images: a list of paths, or rows of a table. None is a row without an image."""
 
     def __len__(self) -> int: ...
 
@@ -44,13 +44,7 @@ class EncodedImages(Protocol):
 
 
 def to_tensor(image: Image.Image) -> Tensor:
-    """Return the pixels of an image as a tensor: the default transform of a dataset.
-
-    Args:
-        image: an RGB or an L (grey) image of any size H, W.
-
-    Returns:
-        (C, H, W) float32 in [0, 1]; C is 3 for RGB and 1 for L.
+    """The pixels of an image, (C, H, W) float32 in [0, 1], C being 3 for RGB and 1 for L: the default transform.
 
     Example:
         >>> from PIL import Image
@@ -62,7 +56,7 @@ def to_tensor(image: Image.Image) -> Tensor:
 
 
 def place(what: str, file: bytes | Path | None, index: int, source: str) -> str:
-    """Name an image or a mask in a message: by its index, and by its file where it has one.
+    """The name of an image or a mask in a message: its index, and its file if it has one.
 
     Example:
         >>> place("mask", b"", 3, "x.parquet")
@@ -72,19 +66,11 @@ def place(what: str, file: bytes | Path | None, index: int, source: str) -> str:
 
 
 def decode(file: bytes | Path | None, where: str) -> Image.Image:
-    """Decode an image from its file or its bytes.
-
-    Args:
-        file: the path, the bytes, or None where an image is missing.
-        where: what it is, for messages.
-
-    Raises:
-        DataError: it is missing or cannot be decoded.
-    """
+    """Decode an image from its file or bytes; ``where`` names it in messages."""
     from PIL import Image
 
     image = _opened(file, where)
-    if image.mode.startswith("I;16"):  # PIL clips wider pixels, which would turn most of a 16-bit image white
+    if image.mode.startswith("I;16"):  # PIL would clip most 16-bit pixels to white
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise DataError(f"cannot read {where}: its pixels are 32-bit numbers of unknown range (mode {image.mode})")
@@ -92,18 +78,7 @@ def decode(file: bytes | Path | None, where: str) -> Image.Image:
 
 
 def decode_labels(file: bytes | Path | None, where: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Decode an image whose pixel values are labels: as they are stored, of 8 or of 16 bits, or indices of a palette.
-
-    Args:
-        file: the path, the bytes, or None where a mask is missing.
-        where: what it is, for messages.
-
-    Returns:
-        (H, W) int64.
-
-    Raises:
-        DataError: it is missing, cannot be decoded, or has colours.
-    """
+    """Decode an image without colours whose pixel values or palette indices are labels: (H, W) int64."""
     mask = _opened(file, where)
     if mask.mode not in _LABEL_MODES:
         raise DataError(f"{where} has colours (mode {mask.mode}), not labels: L or P expected")
@@ -117,13 +92,13 @@ def _opened(file: bytes | Path | None, where: str) -> Image.Image:
         raise DataError(f"{where} is missing")
     if isinstance(file, Path):
         check_regular(file, where)
-    # every format but PostScript, which is a program: Pillow would start another one for it, whatever the file's name
+    # every format except PostScript, a program that Pillow would run, whatever the file's name
     Image.init()
     formats = [name for name in Image.ID if name != "EPS"]
     try:
         with Image.open(BytesIO(file) if isinstance(file, bytes) else file, formats=formats) as image:
             image.load()
-    except UnidentifiedImageError as error:  # its own message shows a memory address
+    except UnidentifiedImageError as error:  # its message shows a memory address
         raise DataError(f"cannot read {where}: not an image of a known format") from error
     except (*DAMAGED, Image.DecompressionBombError) as error:
         raise DataError(f"cannot read {where}: {first_line(error)}") from error

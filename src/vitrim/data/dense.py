@@ -1,4 +1,4 @@
-"""Images with a label at every pixel, or with boxes and outlines, decoded together when they are read."""
+"""Images with a label at every pixel, or with boxes and outlines, decoded together on access."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
     from PIL import Image
 
 IGNORED = 255
-"""Label of a pixel that counts in no loss and in no metric."""
+"""Label of a pixel that no loss and no metric counts."""
 
 
 def plain(image: Image.Image, target: Any) -> tuple[Tensor, Any]:
-    """Return the pixels of an image and its target as they are: the default transform."""
+    """The pixels of an image, and its target unchanged: the default transform."""
     return to_tensor(image), target
 
 
 @dataclass(eq=False, repr=False)
 class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
-    """Images with a label at every pixel, decoded when they are read. Usually made by `load_data`.
+    """Images with a label at every pixel, decoded on access. Usually made by `load_data`.
 
     Args:
         ignore: pixel values that become `IGNORED`.
-        relabel: from pixel values to classes, or to `IGNORED`; None: a value below K is the class.
+        relabel: maps pixel values to classes, or to `IGNORED`; None: values below K are classes.
 
     Attributes:
-        masks: encoded images whose pixel values are labels, as long as ``images``.
-        num_classes: K, ignored pixels not counted; to be given where there are no names.
-        transform: from a PIL image and a mask (H, W) uint8 to (C, H, W) and the mask; may be replaced.
-        images, class_names, source, split, mode: as of `DecodedImages`.
-        table: (65536,) int16: the label of every pixel value, -1 of those that are not valid.
+        masks: encoded images whose pixel values are labels, one per image.
+        num_classes: K, without ignored pixels; required without class names.
+        transform: maps a PIL image and a mask (H, W) uint8 to (C, H, W) and the mask; may be replaced.
+        images, class_names, source, split, mode: see `DecodedImages`.
+        table: (65536,) int16, the label of every pixel value, -1 for invalid values.
 
     Raises:
-        DataError: no images, another number of masks, no number of classes or one above 255, a value that is relabelled
+        DataError: no images, another number of masks, an unknown number of classes or more than 255, a value relabelled
             to no class, or an unknown mode.
 
     Example:
@@ -90,15 +90,11 @@ class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
             self.table[value] = label
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Read one image and its mask.
-
-        Returns:
-            What the transform makes of them, by default (C, H, W) float32 in [0, 1] and (H, W) uint8: a class, or
-            `IGNORED`.
+        """Read one image and its mask, by default (C, H, W) float32 in [0, 1] and (H, W) uint8 with `IGNORED`.
 
         Raises:
-            DataError: one of them cannot be read, they differ in size, or the mask has a value that is not valid; the
-                message names the row or file.
+            DataError: one of them is unreadable, their sizes differ, or the mask has an invalid value; the message
+                names the row or file.
             IndexError: no such image.
         """
         from torchvision import tv_tensors
@@ -118,7 +114,7 @@ class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
         """Read one mask: (H, W) uint8.
 
         Raises:
-            DataError: it cannot be read, or has a value that is not valid.
+            DataError: it is unreadable, or has an invalid value.
         """
         file = self.masks[index]
         where = place("mask", file, index, self.source)
@@ -132,11 +128,11 @@ class SegmentationDataset(DecodedImages, Dataset[tuple[Tensor, Tensor]]):
         return labels.astype(np.uint8)
 
     def check_occurring(self) -> Self:
-        """This dataset, after a look at as many masks as it takes to see two classes.
+        """Check that masks contain two classes, reading as few of them as possible, and return the dataset.
 
         Raises:
-            DataError: all pixels are of one class or ignored, some of them ignored; or a mask cannot be read. A value
-                that is not valid counts as a class: it is refused when the mask is read.
+            DataError: all pixels are of one class or ignored, some of them ignored, or a mask is unreadable. An invalid
+                value counts as a class here: it is refused when its mask is read.
         """
         seen: set[int] = set()
         for index in range(len(self)):
@@ -160,21 +156,21 @@ class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
     """Images with boxes and, for instance segmentation, outlines. Usually made by `load_data`.
 
     Attributes:
-        boxes: for each image (n, 4) numbers, x1 y1 x2 y2 in pixels, kept as float32 array; n may be 0.
-        labels: for each image (n,) integers in [0, K), kept as int64 array.
-        crowd: for each image (n,) truths, of boxes around many objects; None: none is. Kept as bool array.
-        area: for each image (n,) areas in square pixels, of the outline where there is one; None: of the box. Kept as
-            float32 array.
-        outlines: for each image n outlines as `decode_outline` takes them; None: there are boxes only.
-        sizes: for each image its height and width; None: boxes are compared with the image when it is read.
-        num_classes: K, background not counted; to be given where there are no names.
-        images, class_names, source, split, mode: as of `DecodedImages`.
-        transform: from a PIL image and a dict with `boxes`, `labels`, `iscrowd`, `area` and, with outlines, `masks`
-            (n, H, W) uint8, to (C, H, W) and the dict; may be replaced.
+        boxes: per image (n, 4) numbers, x1 y1 x2 y2 in pixels, stored as float32; n may be 0.
+        labels: per image (n,) integers in [0, K), stored as int64.
+        crowd: per image (n,) booleans, True for a box around many objects; None: none is.
+        area: per image (n,) areas in square pixels, of the outline if there is one, stored as float32; None: of the
+            box.
+        outlines: per image n outlines for `decode_outline`; None: boxes only.
+        sizes: per image (height, width); None: boxes are checked against the image when it is read.
+        num_classes: K, without background; required without class names.
+        images, class_names, source, split, mode: see `DecodedImages`.
+        transform: maps a PIL image and a dict of `boxes`, `labels`, `iscrowd`, `area` and, with outlines, `masks` (n,
+            H, W) uint8 to (C, H, W) and the dict; may be replaced.
 
     Raises:
-        DataError: no images; a box without area, beyond its image, of other than 4 numbers or of numbers that are not
-            finite; a label out of range; the message names the image and the box. Or lists of several lengths.
+        DataError: no images; a box without area, beyond its image, or not of 4 finite numbers; a label out of range;
+            lists of several lengths. The message names the image and the box.
         MissingPackageError: there are outlines and `pycocotools` is not installed.
 
     Example:
@@ -212,7 +208,7 @@ class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
         self.labels = [np.asarray(each).reshape(-1) for each in self.labels]
         self.sizes = None if self.sizes is None else [(int(height), int(width)) for height, width in self.sizes]
         self.outlines = None if self.outlines is None else list(self.outlines)
-        # what is known of every image, before one is read
+        # everything known about every image, before one is read
         for row, (box, label) in enumerate(zip(self.boxes, self.labels, strict=True)):
             for name in ("labels", "crowd", "area", "outlines"):
                 given = lists[name]
@@ -242,14 +238,11 @@ class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
         self.area = [np.asarray(each, dtype=np.float32).reshape(-1) for each in area]
 
     def __getitem__(self, index: int) -> tuple[Tensor, Objects]:
-        """Read one image and its objects.
-
-        Returns:
-            What the transform makes of them, by default (C, H, W) float32 in [0, 1] and a dict as of `transform`.
+        """Read one image and its objects, by default (C, H, W) float32 in [0, 1] and a dict as in `transform`.
 
         Raises:
-            DataError: the image cannot be read, has another size than was said, or its boxes lie beyond it; an outline
-                of another form; the message names the row or file.
+            DataError: the image is unreadable, its size differs from `sizes`, its boxes reach beyond it, or an outline
+                is invalid; the message names the row or file.
             IndexError: no such image.
         """
         from torchvision import tv_tensors
@@ -295,10 +288,7 @@ class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
 
 
 def number_of_classes(class_names: Sequence[str] | None, num_classes: int | None, source: str) -> int:
-    """Return the number of classes: given, or that of their names.
-
-    Raises:
-        DataError: neither is given, they do not agree, or are not a number and a list of names.
+    """The number of classes, as given or from their names.
 
     Example:
         >>> number_of_classes(["cat", "dog"], None, "x")
@@ -322,15 +312,7 @@ def number_of_classes(class_names: Sequence[str] | None, num_classes: int | None
 
 
 def paired(images: Mapping[str, Any], masks: Mapping[str, Any], source: str, **options: Any) -> SegmentationDataset:
-    """The dataset of images and masks of the same name, in the order of these names.
-
-    Args:
-        images, masks: by name.
-        source: of both, for messages.
-        options: of `SegmentationDataset`.
-
-    Raises:
-        DataError: an image without a mask, or a mask without an image; the message names it.
+    """The dataset of images and masks with equal names, in order of name. ``options`` are of `SegmentationDataset`.
 
     Example:
         >>> paired({"b": b"2", "a": b"1"}, {"a": b"3", "b": b"4"}, "x", class_names=["cat"]).masks
@@ -346,7 +328,7 @@ def paired(images: Mapping[str, Any], masks: Mapping[str, Any], source: str, **o
 
 
 def _ranges(values: Iterable[int]) -> str:
-    """List ascending numbers by their runs: "0 to 10, 255"."""
+    """Ascending numbers as runs: "0 to 10, 255"."""
     runs: list[list[int]] = []
     for value in values:
         if runs and value == runs[-1][1] + 1:

@@ -1,7 +1,7 @@
-"""Fingerprint of a dataset's images, one short text: datasets that differ have different fingerprints.
+"""Fingerprint of a dataset's images, a short text that differs for different datasets.
 
-It covers the order, the labels, the class names, the names and sizes of all images, and the contents of a few hundred
-of them; of images in memory, or in a table that is not large, all contents. It does not cover where a dataset lies.
+It covers order, labels, class names, names and sizes of all images, and the contents of a few hundred of them; for
+images in memory or in a small table, all contents. It does not cover the dataset's location.
 """
 
 from __future__ import annotations
@@ -22,22 +22,17 @@ from vitrim.data.tables import Rows
 from vitrim.errors import DataError
 
 SAMPLED = 256
-"""Number of images, spread evenly, whose contents are read where reading all would take too long."""
+"""Images, spread evenly, whose contents are read if reading all would take too long."""
 MOST_BYTES = 2**30
-"""Size in bytes up to which tables are read whole."""
+"""Bytes up to which tables are read whole."""
 NAMES = 2
-"""Number of path parts that count, the folder and the file: a dataset may be moved."""
+"""Path parts that count, folder and file: a dataset may be moved."""
 
 
 def fingerprint(data: Any) -> str:
     """The fingerprint of a dataset: 64 hexadecimal digits.
 
-    Args:
-        data: of this package, or any map-style dataset: of one that has neither ``images`` nor ``labels`` or
-            ``targets`` only the length counts.
-
-    Raises:
-        DataError: a file that is gone.
+    Of a dataset with neither ``images`` nor ``labels`` or ``targets``, only the length counts.
 
     Example:
         >>> from vitrim.data import ImageDataset
@@ -63,7 +58,7 @@ def _parts(data: Any) -> Iterator[bytes]:
         return
     yield str(len(data)).encode()
     if isinstance(data, DetectionDataset):
-        # the number of boxes of each image, and all that is known about every box
+        # the number of boxes per image, and everything about every box
         yield np.array([len(boxes) for boxes in data.boxes], dtype=np.int64).tobytes()
         for name in ("boxes", "labels", "crowd", "area"):
             yield np.concatenate(getattr(data, name)).tobytes()
@@ -93,7 +88,7 @@ def _images(images: Any) -> Iterator[bytes]:
             yield from images.contents()
         else:
             yield from (_content(images[place]) for place in spread(len(images), SAMPLED).tolist())
-    else:  # names and sizes of files; contents of some of them, and of all images in memory
+    else:  # names and sizes of files, contents of some of them, and of all images in memory
         for place in range(len(images)):
             image = images[place]
             if isinstance(image, Path):

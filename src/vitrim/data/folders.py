@@ -1,4 +1,4 @@
-"""Folders of images: one folder per class, in one folder per split or not."""
+"""Folders of images: one folder per class, optionally in one folder per split."""
 
 from __future__ import annotations
 
@@ -17,15 +17,11 @@ _IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", "
 _SUFFIXES = " ".join(sorted(suffix[1:] for suffix in _IMAGE_SUFFIXES))
 
 MOST_OTHERS = 100_000
-"""Number of files and folders without an image after which a folder is not taken for one of images."""
+"""Entries without an image after which a folder is refused."""
 
 
 def from_folder(root: Path, source: str, split: str | None) -> ImageDataset:
-    """A tree of class/image, or of split/class/image.
-
-    Raises:
-        DataError: the tree has another form, or no such split; or it is the whole of the file system.
-    """
+    """The dataset of a tree class/image, or split/class/image."""
     if root.resolve() == Path(root.resolve().anchor):
         raise DataError(f"{source} is the whole file system: name the folder of the images")
     classes = [folder for folder in class_folders(root) if has_images(folder)]
@@ -50,29 +46,23 @@ def from_folder(root: Path, source: str, split: str | None) -> ImageDataset:
 
 
 def split_folders(root: Path) -> list[str]:
-    """The names of the folders in ``root`` that hold folders of images."""
+    """The names of the folders in ``root`` that contain folders of images."""
     return [each.name for each in class_folders(root) if not has_images(each) and next(_walk(each), None)]
 
 
 def read_classes(base: Path, splits: list[Path], source: str, split: str | None) -> ImageDataset:
-    """The images of one folder of class folders.
+    """The images of one folder of class folders, labelled by the sorted names of the classes.
 
     Args:
         base: the folder of class folders to read.
-        splits: all such folders of the tree. Those of `train` give the classes if it is among them, otherwise all do.
-        source, split: as of `ImageDataset`.
-
-    Returns:
-        Labels are places in the sorted names of the classes.
-
-    Raises:
-        DataError: a class without images, or one that the train split does not have.
+        splits: all such folders of the tree. `train` gives the classes if it is among them, otherwise all do.
+        source, split: see `ImageDataset`.
     """
     folders: dict[str, list[Path]] = defaultdict(list)
     for each in [folder for folder in splits if folder.name.lower() == "train"] or splits:
         for folder in class_folders(each):
             folders[folder.name].append(folder)
-    for same in folders.values():  # an empty class is more often a stray folder, and would move all labels after it
+    for same in folders.values():  # an empty class is usually a stray folder, and would shift all labels after it
         if not any(next(_walk(folder), None) for folder in same):
             raise DataError(f"class folder {same[0]} holds no images: remove it or fill it")
     class_names = numbered(folders)
@@ -88,7 +78,7 @@ def read_classes(base: Path, splits: list[Path], source: str, split: str | None)
 
 
 def numbered(names: Iterable[str]) -> list[str]:
-    """Class names in the order of their labels: that of text, as torchvision has it, with a warning where others count.
+    """Class names in the order of their labels, sorted as text like torchvision's; warns if numbers sort otherwise.
 
     Example:
         >>> numbered(["dog", "cat"])
@@ -107,7 +97,7 @@ def numbered(names: Iterable[str]) -> list[str]:
 
 
 def _numbers(name: str) -> list[tuple[int, str]]:
-    """The key by which names sort as people count: '2' before '10'.
+    """Sort key that compares numbers in names by value: '2' before '10'.
 
     Example:
         >>> sorted(["b10", "b2", "a"], key=_numbers)
@@ -118,21 +108,17 @@ def _numbers(name: str) -> list[tuple[int, str]]:
 
 
 def class_folders(path: Path) -> list[Path]:
-    """The folders directly in a folder, sorted; not those that start with a dot."""
+    """The folders directly in ``path``, sorted, without hidden ones."""
     return sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
 
 
 def has_images(folder: Path) -> bool:
-    """True if images lie directly in a folder."""
+    """True if images are directly in ``folder``."""
     return any(_is_image_file(file.name) for file in folder.iterdir())
 
 
 def loose_images(paths: Iterable[Path]) -> list[Path]:
-    """The image files among paths: those that are files, and those directly in the folders, sorted.
-
-    Raises:
-        DataError: a path that does not exist, a file that is no image by its name, or a folder without images.
-    """
+    """The image files among ``paths`` and directly in folders among them, sorted within a folder."""
     found: list[Path] = []
     for path in paths:
         if existing(path).is_dir():
@@ -148,11 +134,7 @@ def loose_images(paths: Iterable[Path]) -> list[Path]:
 
 
 def files_by_stem(folder: Path, source: str, suffixes: Iterable[str] = _IMAGE_SUFFIXES) -> dict[str, Path]:
-    """The images directly in a folder by their names without suffix, sorted.
-
-    Raises:
-        DataError: there is no such folder, or two images of one name.
-    """
+    """The images directly in a folder by their names without suffix, sorted."""
     if not folder.is_dir():
         raise DataError(f"{source} has no folder {folder}")
     found: dict[str, Path] = {}
@@ -165,10 +147,9 @@ def files_by_stem(folder: Path, source: str, suffixes: Iterable[str] = _IMAGE_SU
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Find all images below a folder, in no order; follows links, since subsets of datasets are often made of them.
+    """Find all images below a folder, in no order. Follows links, which are common in subsets of datasets.
 
-    Raises:
-        DataError: a link leads back to a folder above it, or there are very many files and no image among them.
+    Refuses a link to a folder above it, and very many files without an image among them.
     """
     others, found = 0, False
     for base, folders, names in os.walk(folder, followlinks=True):
@@ -185,5 +166,5 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _is_image_file(name: str) -> bool:
-    # files that start with a dot are what some systems write beside the real ones
+    # some systems write hidden files beside the real ones
     return not name.startswith(".") and Path(name).suffix.lower() in _IMAGE_SUFFIXES

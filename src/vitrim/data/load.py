@@ -31,7 +31,7 @@ from vitrim.data.tables import (
 from vitrim.errors import DataError, VitrimError, os_errors, unknown
 
 HOLD_OUT_SEED = 0
-"""Seed of held-out images, not that of a recipe: see `hold_out`."""
+"""Seed of held-out images, which is not a recipe's: see `hold_out`."""
 
 
 def load_data(
@@ -47,39 +47,39 @@ def load_data(
 
     Sources:
 
-    * `reader:path`, a dataset as its authors lay it out: `imagenet:PATH`, `nabirds:PATH`, `coco:PATH`, `nus_wide:PATH`,
-      `webdataset:PATTERN`, `ade20k:PATH`, `cityscapes:PATH`, `voc:PATH`, `masks:PATH`; see `vitrim.data.readers`. The
-      reader wins over a path of the same spelling.
-    * a parquet file or a folder of parquet files. A split is the files that have it as a word in their name, such as
-      `train-0000.parquet` or `cifar10-test.parquet`.
-    * a folder with one folder of images per class, `root/class/x.png`, or `root/split/class/x.png`. Labels are the
-      places of the sorted class names: those of the train split if there is one, otherwise of all splits together, so
-      that a class that is absent from one split does not move the labels of the others.
+    * `reader:path`, a published layout: `imagenet:PATH`, `nabirds:PATH`, `coco:PATH`, `nus_wide:PATH`,
+      `webdataset:PATTERN`, `ade20k:PATH`, `cityscapes:PATH`, `voc:PATH`, `masks:PATH`; see `vitrim.data.readers`. A
+      reader takes precedence over a path of the same spelling.
+    * a parquet file or a folder of parquet files. A split consists of the files that have it as a word in their name,
+      such as `train-0000.parquet` or `cifar10-test.parquet`.
+    * a folder of images, `root/class/x.png` or `root/split/class/x.png`. Labels are indices in the sorted class names:
+      of the train split if there is one, otherwise of all splits together, so that a class missing from one split does
+      not shift the labels of the others.
     * `hfds/owner/name`: a dataset of the Hugging Face Hub.
 
     Args:
-        source: one of the above.
-        task: what the data is for, where labels are not of whole images: `segmentation`, `detection`, or `instances`
-            (detection with outlines). None, `classification` and `multilabel` are the labels that the source has.
-        split: which part; `val`, `valid` and `validation` mean the same in files and folders. May be left out where
-            there is only one, or, on the Hub, where there is a `validation` split. `0.1`, or `train:0.1` of a part: the
-            share that a training holds out under ``eval_split=0.1``, see `hold_out`.
-        image_column: the column of images in a table, if it is not the only one.
-        label_column: the column of labels in a table, if it is not `label`, `labels` or `fine_label` and not the only
-            one of class labels or integers. A column of strings becomes labels in sorted order: that of the train
-            split, or without one of all splits together. For dense tasks the column of masks, or of boxes.
-        options: of the reader, by name; of a table for dense tasks `num_classes` and `ignore`, see
-            `SegmentationDataset`. `class_names` of any source: a list, or a file of a name per line, in the order of
-            the labels.
+        source: one of these.
+        task: `segmentation`, `detection` or `instances` (detection with outlines). None, `classification` and
+            `multilabel` mean the source's labels of whole images.
+        split: `val`, `valid` and `validation` are equivalent in files and folders. Optional if there is only one or, on
+            the Hub, if there is a `validation` split. `0.1`, or `train:0.1` of a part, is the share that a training
+            with ``eval_split=0.1`` holds out, see `hold_out`.
+        image_column: the column of images in a table, unless it is the only one.
+        label_column: the column of labels in a table, unless it is called `label`, `labels` or `fine_label`, or is the
+            only one with class labels or integers. Strings become labels in sorted order: of the train split, or of all
+            splits without one. For dense tasks the column of masks or boxes.
+        options: of the reader, by name; for tables of dense tasks `num_classes` and `ignore`, see
+            `SegmentationDataset`; for any source `class_names`, in the order of the labels: a list, or a file with a
+            name per line.
 
     Returns:
-        A dataset of ((C, H, W) float32 in [0, 1], int label), or, where images have several classes, of ((C, H, W),
-        (K,) float32 of 0 and 1), until its `transform` is replaced. For dense tasks a `SegmentationDataset` or a
+        A dataset of ((C, H, W) float32 in [0, 1], int label), or with several classes per image of ((C, H, W), (K,)
+        float32 of 0 and 1), until its `transform` is replaced. For dense tasks a `SegmentationDataset` or a
         `DetectionDataset`.
 
     Raises:
-        DataError: there is no such source, reader, option, split or column, or several and none was asked for; no
-            images; files that are missing or damaged; labels that are not integers >= 0; data that is not for the task.
+        DataError: source, reader, option, split or column does not exist or is ambiguous; there are no images; files
+            are missing or damaged; labels are not integers >= 0; the data does not fit the task.
         MissingPackageError: the source needs the package `datasets`, which is not installed.
 
     Example:
@@ -131,7 +131,7 @@ def load_data(
         for_task = {"task": kind} if "task" in inspect.signature(reader).parameters else {}
         return reader(rest, split=split, **for_task, **given)
     try:
-        # a dataset of the Hub has no files here, a folder of images has none in parquet
+        # a Hub dataset has no files here, and a folder of images has no parquet files
         hub = source.startswith(HUB_PREFIX)
         if not hub and colon and len(name) > 1 and name.isidentifier() and not os.path.exists(source):  # else a drive
             raise DataError(str(unknown("reader", name, readers())))
@@ -152,7 +152,7 @@ def load_data(
         form = masks_from_table if task == "segmentation" else boxes_from_table
         if not one_label:
             _check_options(f"a table for {task}", form, options)
-        # the rows of one split, of files that were checked to belong together
+        # the rows of one split, from files that were checked to belong together
         datasets = import_datasets()
         chosen: str | None
         if hub:
@@ -165,16 +165,12 @@ def load_data(
         if one_label:
             return from_table(table, source, chosen, partial(class_texts, source, files), **given)
         return form(table, source, chosen, **given)
-    except OSError as error:  # a folder without permission, or one that goes away meanwhile
+    except OSError as error:  # a folder without permission, or deleted meanwhile
         raise DataError(f"cannot read {error.filename or source}: {error.strerror}") from error
 
 
 def _names(given: Any) -> list[str]:
-    """Names of classes, given or in a file of one per line.
-
-    Raises:
-        DataError: there is no such file, or it is no text; a name that is empty or given twice; no list of names.
-    """
+    """Class names from a list, or from a file with one per line."""
     where = "class_names"
     if isinstance(given, str) and given.startswith("["):  # a list without quotes
         raise DataError(f'class_names={given} is no list of names; write e.g. class_names=\'["cat","dog"]\'')
@@ -199,11 +195,7 @@ def _names(given: Any) -> list[str]:
 
 
 def _named(dataset: Data, names: list[str]) -> Data:
-    """``dataset`` with other names of its classes.
-
-    Raises:
-        DataError: there are not as many.
-    """
+    """``dataset`` with other class names."""
     count = dataset.num_classes
     if len(names) != count and (dataset.class_names is not None or len(names) < count):
         raise DataError(f"{len(names)} class_names for the {count} classes of {dataset.source}: give one for each")
@@ -212,17 +204,13 @@ def _named(dataset: Data, names: list[str]) -> Data:
 
 
 def hold_out(count: int, share: float) -> tuple[list[int], list[int]]:
-    """The places of images that are trained on, and of those that are held out, both in order.
+    """Split the indices of ``count`` images into those to train on and a ``share`` to hold out, both in order.
 
-    They are the same ones in every run on the same data, whatever the seed of its recipe: a run that starts from
-    another's weights watches no image that the other was trained on. A larger share has those of a smaller one.
-
-    Args:
-        count: of images.
-        share: to hold out, between 0 and 1.
+    The split is the same in every run on the same data, whatever its recipe's seed, so a run that starts from another's
+    weights evaluates on no image that the other was trained on. A larger share contains a smaller one.
 
     Raises:
-        VitrimError: none would be left on one side.
+        VitrimError: one side would be empty.
 
     Example:
         >>> kept, held_out = hold_out(10, 0.2)
@@ -237,24 +225,21 @@ def hold_out(count: int, share: float) -> tuple[list[int], list[int]]:
 
 
 def _share(split: str | None) -> tuple[str | None, float | None]:
-    """The part of the data and the share of it that a split names: `train:0.1` or `0.1`; else the split and None."""
+    """Part and share of a split `train:0.1` or `0.1`; otherwise the split itself and None."""
     part, colon, last = (split or "").rpartition(":")
     try:
         share = float(last)
     except ValueError:
         return split, None
-    if not 0 < share < 1:  # a part may be called 1
+    if not 0 < share < 1:  # a part may be called "1"
         return split, None
     return part if colon else None, share
 
 
 def splits_of(source: str | Path) -> list[str] | None:
-    """The splits of a folder or of a folder of tables, as they are spelled there; empty where it has none.
+    """The splits of a folder, as spelled there; empty if it has none, or for a single file, which is read whole.
 
-    A single file has none: it is read whole. None where only a reader or the Hub knows.
-
-    Raises:
-        DataError: there is no such source.
+    None for a reader or the Hub.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -286,15 +271,7 @@ def load_images(
 ) -> ImageDataset:
     """Open an image classification dataset: `load_data`, where every image has one label.
 
-    Args:
-        source, split, image_column, label_column, options: as of `load_data`.
-
-    Returns:
-        A dataset of ((C, H, W) float32 in [0, 1], int label) until its `transform` is replaced.
-
-    Raises:
-        DataError: as `load_data`; or the images have several labels.
-        MissingPackageError: the source needs the package `datasets`, which is not installed.
+    Arguments and errors as of `load_data`; also a `DataError` if images have several labels.
 
     Example:
         >>> from tempfile import TemporaryDirectory

@@ -1,6 +1,6 @@
-"""Boxes and outlines of objects: checked as arrays, and those of a batch.
+"""Boxes and outlines of objects: checks of arrays, and batches.
 
-Outlines are in COCO's forms, and are decoded by the optional package `pycocotools`.
+Outlines have COCO's formats and are decoded by the optional package `pycocotools`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor
 from vitrim.errors import DataError, MissingPackageError
 
 SLACK = 1.0
-"""Pixels that a box may reach beyond its image, as rounded coordinates do: they are cut off."""
+"""Pixels that a box may reach beyond its image, because coordinates are rounded; they are cut off."""
 
 LEAST_NUMBERS = 6
 """Fewest numbers of a polygon: x and y of three corners."""
 LONGEST_BORDER = 2**20
-"""Most pixels along the border of a polygon: the library takes some hundred bytes for each, and ends the process where
-it gets none."""
+"""Most pixels along a polygon's border: pycocotools needs some hundred bytes for each, and aborts the process
+without memory."""
 LARGEST_IMAGE = 2**31 - 1
-"""Most pixels of an image of run lengths: the library counts them in 32 bits."""
+"""Most pixels of an image of run lengths: pycocotools counts them in 32 bits."""
 
 Objects = dict[str, Tensor]
 
@@ -34,10 +34,10 @@ class Boxes(list[Objects]):
     """The objects of the images of a batch: one dict of tensors per image.
 
     * `boxes` (n, 4) float32, x1 y1 x2 y2 in pixels; `labels` (n,) int64 in [0, K);
-    * `masks` (n, H, W), where there are outlines;
-    * in training `size` (2,) int64: height and width of the image within the padded one;
-    * in evaluation also `iscrowd` (n,) int64 and `area` (n,) float32, and `original` (2,) int64: height and width of
-      the image as it is stored, in whose pixels boxes, masks and areas then are.
+    * `masks` (n, H, W), with outlines;
+    * in training, `size` (2,) int64: height and width of the image within the padded one;
+    * in evaluation, `iscrowd` (n,) int64, `area` (n,) float32, and `original` (2,) int64: height and width of the
+      stored image, whose pixels then are the unit of boxes, masks and areas.
 
     Example:
         >>> batch = Boxes([{"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)}])
@@ -46,17 +46,14 @@ class Boxes(list[Objects]):
     """
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Boxes:
-        """Return the same objects on a device."""
+        """The same objects on a device."""
         return Boxes(
             {name: value.to(device, non_blocking=non_blocking) for name, value in image.items()} for image in self
         )
 
 
 def checked_boxes(boxes: Any, where: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return boxes as an array (n, 4).
-
-    Raises:
-        DataError: a box of other than four numbers, with its number.
+    """``boxes`` as an array (n, 4).
 
     Example:
         >>> checked_boxes([[1, 2, 3, 4]], "image 0").shape, checked_boxes([], "image 1").shape
@@ -69,15 +66,12 @@ def checked_boxes(boxes: Any, where: str) -> np.ndarray[Any, np.dtype[np.float32
         numbers = np.ndim(box) == 1 and all(isinstance(one, kinds) and not isinstance(one, bool) for one in box)
         if not numbers or len(box) != 4:
             raise DataError(f"box {number} of {where} is {box!r}; expected 4 numbers")
-    with np.errstate(over="ignore"):  # becomes infinite, which is refused with the image and the box
+    with np.errstate(over="ignore"):  # infinities are refused later, with the image and the box
         return np.asarray(boxes, dtype=np.float32)
 
 
 def from_corner_and_size(boxes: Any, where: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Turn boxes written x, y, width, height (COCO's) into x1, y1, x2, y2.
-
-    Raises:
-        DataError: a box of other than four numbers, with its number.
+    """``boxes`` from x, y, width, height (COCO's) to x1, y1, x2, y2. Errors as of `checked_boxes`.
 
     Example:
         >>> from_corner_and_size([[1, 2, 30, 40]], "image 0").tolist()
@@ -90,7 +84,7 @@ def from_corner_and_size(boxes: Any, where: str) -> np.ndarray[Any, np.dtype[np.
 
 
 def clamped(boxes: np.ndarray[Any, Any], size: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Cut off what reaches beyond an image of ``size`` (height, width)."""
+    """``boxes`` cut off at the edges of an image of ``size`` (height, width)."""
     height, width = size
     limits = np.array([width, height, width, height], dtype=np.float32)
     clipped: np.ndarray[Any, np.dtype[np.float32]] = np.clip(boxes, 0, limits).astype(np.float32)
@@ -98,7 +92,7 @@ def clamped(boxes: np.ndarray[Any, Any], size: tuple[int, int]) -> np.ndarray[An
 
 
 def areas(boxes: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """The areas of boxes (n, 4) in square pixels: (n,)."""
+    """(n,) areas of ``boxes`` (n, 4) in square pixels."""
     found: np.ndarray[Any, np.dtype[np.float32]] = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
     return found
 
@@ -107,28 +101,23 @@ def areas(boxes: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def import_pycocotools() -> Any:
-    """Import `pycocotools.mask`.
-
-    Raises:
-        MissingPackageError: it is not installed; the message says how to install it.
-    """
     try:
         return importlib.import_module("pycocotools.mask")
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "pycocotools":  # something that it needs is missing
+        if error.name is None or error.name.partition(".")[0] != "pycocotools":  # one of its dependencies is missing
             raise
         message = "outlines and average precision need the package 'pycocotools': pip install 'vitrim[dense]'"
         raise MissingPackageError(message) from error
 
 
 class Outline(NamedTuple):
-    """The findings of `examine`, and the outline as bytes.
+    """An outline as bytes, and the result of `examine`.
 
     Attributes:
-        problem: why it cannot be decoded, empty if it can.
+        problem: why it cannot be decoded; empty if it can.
         size: of run lengths, height and width of their image.
-        bounds: of polygons, the least x and y and the largest x and y.
-        encoded: as `decode_outline` takes it, where it was kept.
+        bounds: of polygons, least x and y, largest x and y.
+        encoded: for `decode_outline`, if it was kept.
     """
 
     problem: str = ""
@@ -140,11 +129,10 @@ class Outline(NamedTuple):
 def examine(outline: Any) -> Outline:
     """Check everything about an outline that does not depend on its image.
 
-    The library that decodes outlines checks next to nothing: it reads memory that is not its own, ends the process, or
-    takes all memory there is.
+    pycocotools checks next to nothing: on bad input it reads foreign memory, aborts the process, or exhausts memory.
 
     Args:
-        outline: what JSON has: polygons or run lengths.
+        outline: polygons or run lengths, as parsed from JSON.
 
     Example:
         >>> examine([[0, 0, 2, 0, 2, 3]]).bounds
@@ -161,13 +149,13 @@ def examine(outline: Any) -> Outline:
                 return Outline(f"has a polygon of {given}; expected x and y of at least three corners")
             try:
                 finite = isfinite(sum(polygon))
-            except OverflowError:  # a whole number of hundreds of digits
+            except OverflowError:  # an integer with hundreds of digits
                 finite = False
             if not finite:
                 return Outline("has a polygon with a number that is not finite")
             xs, ys = polygon[0::2], polygon[1::2]
             left, top, right, bottom = min(xs), min(ys), max(xs), max(ys)
-            if (right - left + bottom - top) * len(xs) > LONGEST_BORDER:  # it may be too long: measure it
+            if (right - left + bottom - top) * len(xs) > LONGEST_BORDER:  # possibly too long: measure it
                 corners = np.asarray(polygon, dtype=np.float64).reshape(-1, 2)
                 if np.abs(corners - np.roll(corners, 1, axis=0)).max(axis=1).sum() > LONGEST_BORDER:
                     return Outline(f"has a polygon whose border is longer than {LONGEST_BORDER} pixels")
@@ -194,9 +182,9 @@ def examine(outline: Any) -> Outline:
 
 
 def misfit(outline: Outline, size: tuple[int, int]) -> str:
-    """The reason why an outline is not one of an image of ``size`` (height, width); empty if it is.
+    """The reason why an outline does not fit an image of ``size`` (height, width); empty if it does.
 
-    Polygons may reach beyond the image, as those of objects that are cut off do, but by no more than its size.
+    Polygons may reach beyond the image, like those of truncated objects, but by no more than its size.
 
     Example:
         >>> misfit(examine([[0, 0, 2, 0, 2, 900]]), (4, 4))
@@ -218,19 +206,16 @@ def misfit(outline: Outline, size: tuple[int, int]) -> str:
 
 
 def decode_outline(encoded: bytes, size: tuple[int, int], where: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Fill the outline of one object.
+    """Fill the outline of one object: (H, W) uint8, 1 inside.
 
     Args:
-        encoded: JSON of a list of polygons [x1, y1, x2, y2, ...] in pixels, or of a run-length encoding
-            {"counts": ..., "size": [H, W]}, compressed (a text) or not (a list).
+        encoded: JSON of a list of polygons [x1, y1, x2, y2, ...] in pixels, or of a run-length encoding {"counts": ...,
+            "size": [H, W]}, compressed (a text) or not (a list).
         size: H and W of the image.
-        where: what it is, for messages.
-
-    Returns:
-        (H, W) uint8, 1 inside.
+        where: the object, for messages.
 
     Raises:
-        DataError: the outline has another form, or is of an image of another size.
+        DataError: the outline is invalid, or of an image of another size.
         MissingPackageError: `pycocotools` is not installed.
 
     Example:
@@ -251,10 +236,10 @@ def decode_outline(encoded: bytes, size: tuple[int, int], where: str) -> np.ndar
 
 
 def _runs(text: str) -> list[int] | None:
-    """The run lengths in a compressed text, None if it is none.
+    """The run lengths in a compressed text; None if invalid.
 
-    A number is written five bits at a time, the lowest first, each in a character from "0" on; 32 says that more follow
-    and 16 in the last one that it is negative. From the fourth number on it is the difference to the last but one.
+    A number is written five bits at a time, lowest first, each as a character from "0" on; 32 means that more follow,
+    and 16 in the last one that the number is negative. From the fourth on, numbers are differences to the last but one.
 
     Example:
         >>> _runs("52203"), _runs("5P")
@@ -277,7 +262,7 @@ def _runs(text: str) -> list[int] | None:
 
 
 def shown(value: Any) -> str:
-    """A value as a file has it, cut off if it is long.
+    """A value as JSON, cut off if it is long.
 
     Example:
         >>> shown([1, None])

@@ -16,7 +16,7 @@ _SPLIT_SPELLINGS = {"train": ("train",), "validation": ("validation", "valid", "
 
 
 def spellings(split: str) -> tuple[str, ...]:
-    """The accepted spellings of a split: those of a known one, otherwise only itself."""
+    """The accepted spellings of a split; only itself if it is not a known one."""
     return next((words for words in _SPLIT_SPELLINGS.values() if split.lower() in words), (split.lower(),))
 
 
@@ -28,7 +28,7 @@ def _has_word(name: str, words: tuple[str, ...]) -> bool:
 def choose_files(files: list[Path], split: str | None, source: str) -> tuple[list[Path], str | None]:
     """The files of one split, and its name (None if no file names one).
 
-    A single file is read whole where no split is asked for, whatever words are in its name.
+    Without a split, a single file is read whole, whatever words are in its name.
     """
     chosen = [] if split is None else [file for file in files if _has_word(file.stem, spellings(split))]
     if chosen:
@@ -45,7 +45,7 @@ def choose_files(files: list[Path], split: str | None, source: str) -> tuple[lis
 
 
 def splits_in_names(files: Iterable[Path]) -> list[str]:
-    """The splits that words in the names of files say.
+    """The splits named by words in file names.
 
     Example:
         >>> splits_in_names([Path("a-test.parquet"), Path("a-train.parquet"), Path("valley.parquet")])
@@ -56,7 +56,7 @@ def splits_in_names(files: Iterable[Path]) -> list[str]:
 
 
 def train_files(files: list[Path]) -> list[Path]:
-    """The files that say what the classes are: those of the train split, or without one all.
+    """The files that define the classes: those of the train split, or all without one.
 
     Example:
         >>> [file.name for file in train_files([Path("a-test.tar"), Path("a-train.tar")])]
@@ -66,11 +66,7 @@ def train_files(files: list[Path]) -> list[Path]:
 
 
 def pick_split(asked: str | None, present: list[str], source: str) -> str:
-    """The split that was asked for, in any spelling, or the only one that is `present`.
-
-    Raises:
-        DataError: there is no such split, or there are several and none was asked for.
-    """
+    """The split ``asked`` for, in any spelling, or the only one ``present``."""
     if asked is None and len(present) == 1:
         return present[0]
     valid = ", ".join(present[:10]) + (", ..." if len(present) > 10 else "")
@@ -83,15 +79,9 @@ def pick_split(asked: str | None, present: list[str], source: str) -> str:
 
 
 def check_given(source: str | Path, **names: str | None) -> None:
-    """Refuse names that are no texts, and empty ones, as a shell makes of an unset variable: they would mean this
-    folder, or all files.
+    """Refuse names that are not texts, and empty ones, such as unset shell variables, which would mean this folder.
 
-    Args:
-        source: of the images.
-        names: the other arguments that are names, such as ``split``; None stands for a default.
-
-    Raises:
-        DataError: saying which is wrong.
+    ``names`` are the other arguments that are names, such as ``split``; None is a default.
 
     Example:
         >>> check_given("x.parquet", split=5)
@@ -111,17 +101,12 @@ def check_given(source: str | Path, **names: str | None) -> None:
 
 
 def existing(source: str | Path) -> Path:
-    """The path, with a leading ``~`` replaced by the home folder.
-
-    Raises:
-        DataError: it does not exist; the message names the first part that does not, and a similar one that does. Or
-            there is no such user.
-    """
+    """The path, with a leading ``~`` expanded; refused if missing, with a similar one that exists."""
     try:
         path = Path(source).expanduser()
     except RuntimeError as error:
         raise DataError(f"cannot read {source}: there is no such home folder") from error
-    with os_errors(f"cannot read {path}", DataError):  # no permission to look, or a name that is too long
+    with os_errors(f"cannot read {path}", DataError):  # no permission, or the name is too long
         if path.exists():
             return path
         missing = path
@@ -137,7 +122,7 @@ def existing(source: str | Path) -> Path:
 
 
 def listed(names: Iterable[str]) -> str:
-    """List the first names for a message.
+    """The first five names, for a message.
 
     Example:
         >>> listed("abcdefg")
@@ -148,11 +133,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def subfolders(folder: Path, source: str) -> list[str]:
-    """The sorted names of the folders in a folder; not those that start with a dot.
-
-    Raises:
-        DataError: there is no such folder, or none in it.
-    """
+    """The sorted names of the folders in ``folder``, without hidden ones."""
     names = sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []
     names = [name for name in names if not name.startswith(".")]
     if not names:
@@ -161,11 +142,7 @@ def subfolders(folder: Path, source: str) -> list[str]:
 
 
 def check_files(files: Iterable[Path], source: str, what: str = "images") -> None:
-    """Refuse an index that names files which do not exist. Lists each folder once, instead of asking for each file.
-
-    Raises:
-        DataError: naming the first that is missing and how many are.
-    """
+    """Refuse an index that names missing files. Lists each folder once, instead of checking each file."""
     present: dict[Path, frozenset[str]] = {}
     missing: list[Path] = []
     count = 0
@@ -181,10 +158,7 @@ def check_files(files: Iterable[Path], source: str, what: str = "images") -> Non
 
 
 def check_regular(file: Path, what: str) -> None:
-    """Refuse what is there and is no file: to read a pipe would wait without end, a device may have no end.
-
-    Raises:
-        DataError: it is a folder, a pipe or a device.
+    """Refuse a path that exists and is no file: reading a pipe or a device may never end.
 
     Example:
         >>> check_regular(Path("no-such-file"), "image 0")
@@ -197,15 +171,11 @@ def check_regular(file: Path, what: str) -> None:
 
 
 def read_text(file: Path, source: str) -> str:
-    """The text of a file that belongs to a dataset.
-
-    Raises:
-        DataError: it does not exist, cannot be read, or is not text in UTF-8.
-    """
+    """The text of a dataset's file."""
     if not file.is_file():
         raise DataError(f"{source} has no {file.name}: expected it at {file}")
     try:
         with os_errors(f"cannot read {file}", DataError):
-            return file.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark of its encoding
+            return file.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except UnicodeDecodeError as error:
         raise DataError(f"cannot read {file}: not text in UTF-8 ({error.reason} at byte {error.start})") from error

@@ -1,15 +1,15 @@
-"""Tables of images read from front to back: for tables too large to index or to download first.
+"""Tables of images read from front to back, for tables too large to index or to download first.
 
-A pass is given by four numbers, all of them the caller's: the seed and the epoch decide the order, the rank which part
-of it this process reads, and how many images were read already where it goes on.
+Four numbers from the caller determine a pass: seed and epoch give the order, the rank selects this process's part, and
+the number of images read so far is where it resumes.
 
     stream = stream_images("hfds/owner/name", split="train").shuffled(seed=0).part(rank, world)
     stream.transform = ...
     stream.resume(epoch=3, images=1024)   # or stream.set_epoch(epoch)
     for image, label in stream: ...
 
-`vitrim train stream=true` reads rows by `ImageStream.encoded` instead, all of them in every process, and decodes its
-own: then neither processes nor workers change which images an update sees.
+`vitrim train stream=true` reads all rows in every process by `ImageStream.encoded`, and decodes only its own: then
+neither processes nor workers change which images an update sees.
 """
 
 from __future__ import annotations
@@ -49,18 +49,14 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, repr=False)
 class ImageStream(IterableDataset[tuple[Tensor, int]]):
-    """Images with class labels in the order of a table, decoded when they are read. Made by `stream_images`.
+    """Images with class labels in the order of a table, decoded on access. Made by `stream_images`.
 
     Attributes:
         rows: a `datasets.IterableDataset`.
         image_column, label_column: its columns; labels are integers or class labels.
-        class_names: the name of each label, or None if they have none.
-        source: where the images are from; used in messages.
-        split: the split they are, or None if the source has none.
-        length: how many images all processes together read in a pass, or None if it is not known.
-        files: the names and sizes of its files, as far as they are on disk, and digests of parts of them.
-        transform: from a PIL image of mode `mode` to a tensor; may be replaced.
-        mode: "RGB", or "L" for a transform that wants one channel; may be replaced.
+        length: images that all processes together read in a pass; None if unknown.
+        files: names and sizes of its files, as far as they are on disk, and digests of parts of them.
+        class_names, source, split, transform, mode: see `DecodedImages`.
     """
 
     rows: Any
@@ -78,18 +74,14 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
     _done: tuple[int, int] = field(default=(0, 0), init=False)
 
     def shuffled(self, seed: int, buffer: int = 10_000) -> ImageStream:
-        """The same images in another order, which depends on the seed and the epoch only.
+        """The same images in another order, which depends on seed and epoch only.
 
-        The files of the table are shuffled, and then images within a buffer.
-
-        Args:
-            seed: of the order.
-            buffer: images that are kept, encoded, to choose the next one from.
+        Files of the table are shuffled, then images within a ``buffer`` of encoded ones.
         """
         return replace(self, rows=self.rows.shuffle(seed=seed, buffer_size=buffer))
 
     def part(self, rank: int, world: int) -> ImageStream:
-        """Return the share of one of several processes; together they read every image once in an epoch.
+        """The share of one of ``world`` processes; together they read every image once per epoch.
 
         Whole files, if their number is a multiple of `world`, otherwise every world-th image. Parts may differ in
         length, so let every process do as many steps as the shortest allows.
@@ -103,15 +95,15 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
         return replace(self, rows=distributed.split_dataset_by_node(self.rows, rank=rank, world_size=world))
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which gives a shuffled stream another order for the next pass."""
+        """Set the epoch, which changes the order of a shuffled stream's next pass."""
         self._epoch = epoch
         self.rows.set_epoch(epoch)
 
     def resume(self, epoch: int, images: int) -> None:
-        """Resume in an epoch: this process's first `images` images are read, but neither decoded nor yielded.
+        """Resume in an epoch: this process's first ``images`` images are read, but neither decoded nor yielded.
 
-        Exact also when shuffled, as the state of `datasets` is not: it does not hold the images of the buffer. Needs a
-        loader without workers, of which each would leave out that many.
+        Exact also when shuffled, unlike the state of `datasets`, which omits the buffered images. Needs a loader
+        without workers, each of which would skip that many.
         """
         self._done = (epoch, images)
         self.set_epoch(epoch)
@@ -120,8 +112,8 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
         """Iterate over the images once.
 
         Raises:
-            DataError: an image cannot be read or a label is missing; the message names the row of this pass. Or a
-                loader with workers is to go on within an epoch.
+            DataError: an image is unreadable or a label is missing; the message names the row of this pass. Or a loader
+                with workers resumes within an epoch.
         """
         epoch, images = self._done
         start = images if epoch == self._epoch else 0
@@ -131,29 +123,17 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
             yield self.decode(row, index)
 
     def encoded(self, epoch: int, start: int = 0) -> Iterator[dict[str, Any]]:
-        """The rows of a pass from one on, images still encoded: for a reader that shares them out to be decoded.
-
-        Args:
-            epoch: decides the order, if it is shuffled.
-            start: rows that are read but not given.
-
-        Raises:
-            DataError: the table cannot be read.
-        """
+        """The rows of a pass from ``start`` on, images still encoded, for a reader that distributes the decoding."""
         self.rows.set_epoch(epoch)
         rows = islice(self.rows, start, None)
         while (row := read_source(partial(next, rows, None), self.source)) is not None:
             yield row
 
     def decode(self, row: dict[str, Any], index: int) -> tuple[Tensor, int]:
-        """Decode and transform the image of a row of `encoded`, and return it with its label.
-
-        Args:
-            row: as it came.
-            index: its place in the pass; used in messages.
+        """The image of a ``row`` from `encoded`, decoded and transformed, and its label; ``index`` is for messages.
 
         Raises:
-            DataError: the image cannot be read, or its label is missing or none of the classes.
+            DataError: the image is unreadable, or its label is missing or none of the classes.
         """
         label = row[self.label_column]
         if label is None:
@@ -171,7 +151,7 @@ class ImageStream(IterableDataset[tuple[Tensor, int]]):
         """The number of class names.
 
         Raises:
-            DataError: it has none: the largest label is known only after all were read.
+            DataError: it has none: the largest label is known only after a whole pass.
         """
         if self.class_names is None:
             raise DataError(f"{self.source} has labels without class names: how many there are is not known in advance")
@@ -188,16 +168,16 @@ def stream_images(
     """Open a table of images without reading it.
 
     Args:
-        source: a parquet file, a folder of parquet files, or `hfds/owner/name`, a dataset of the Hugging Face Hub, of
-            which nothing is kept on disk.
-        split, image_column, label_column: as of `load_images`, but labels must be integers: the sorted order of texts
-            is known only after all were read.
+        source: a parquet file, a folder of parquet files, or `hfds/owner/name`, a dataset of the Hugging Face Hub,
+            which is not stored on disk.
+        split, image_column, label_column: see `load_data`. Labels must be integers: the sorted order of texts is known
+            only after a whole pass.
 
     Returns:
         A stream of ((C, H, W) float32 in [0, 1], int label) until its `transform` is replaced.
 
     Raises:
-        DataError: there is no such source, split or column, or several and none was asked for; a folder of images.
+        DataError: source, split or column does not exist or is ambiguous, or the source is a folder of images.
         MissingPackageError: the package `datasets` is not installed.
 
     Example:
@@ -242,7 +222,7 @@ def stream_images(
         raise DataError(f"labels of {source} are texts (column {label!r}): a stream needs integers; use load_images")
     names = getattr(features[label], "names", None)
     rows = rows.select_columns([image, label])
-    if isinstance(features[image], datasets.Image):  # decoded here, so that an error can name the row
+    if isinstance(features[image], datasets.Image):  # decoded here, so that errors name the row
         rows = rows.cast_column(image, datasets.Image(decode=False))
     return ImageStream(
         rows, image, label, class_names=names, source=str(source), split=chosen, length=length, files=files
@@ -250,8 +230,7 @@ def stream_images(
 
 
 def _digest(file: Path) -> str:
-    """The digest of a parquet file, of a large one of its footer, which has the place of every page and what is least
-    and most in it, and of pieces spread evenly."""
+    """The digest of a parquet file; of a large one, of spread pieces and the footer, which locates every page."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         if size <= 2**24:

@@ -1,5 +1,5 @@
-"""Tables of images with labels, masks or boxes: parquet files and datasets of the Hugging Face Hub, read with the
-optional package `datasets`."""
+"""Tables of images with labels, masks or boxes: parquet files and Hub datasets, read by the optional package
+`datasets`."""
 
 from __future__ import annotations
 
@@ -28,17 +28,15 @@ _BOX, _CATEGORY = "bbox", "category"
 _SIZE_COLUMNS = ("height", "width")
 
 Texts = Callable[[str], Iterable[str | None]]
-"""The texts of a column, of the splits that say what the classes are."""
+"""The texts of a column, in the splits that define the classes."""
 
 
 class Rows:
-    """The encoded images in one column of a `datasets.Dataset`."""
-
     def __init__(self, table: Any, column: str) -> None:
         datasets = import_datasets()
         self.table = table.select_columns([column])
         self.column = column
-        if isinstance(table.features[column], datasets.Image):  # decoded here, so that an error can name the row
+        if isinstance(table.features[column], datasets.Image):  # decoded here, so that errors name the row
             self.table = self.table.cast_column(column, datasets.Image(decode=False))
 
     def __len__(self) -> int:
@@ -48,14 +46,14 @@ class Rows:
         return encoded_image(self.table[index][self.column])
 
     def sizes(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Bytes of every image that is in the table, 0 of others: (rows,) int64. No image is read."""
+        """(rows,) int64: bytes of every image inside the table, 0 for others. Reads no image."""
         compute = importlib.import_module("pyarrow.compute")
         column = self.table.with_format("arrow")[:].column(0)
         lengths = compute.fill_null(compute.binary_length(compute.struct_field(column, "bytes")), 0)
         return np.asarray(lengths.to_numpy(), dtype=np.int64)
 
     def contents(self) -> Iterator[bytes]:
-        """Yield all images as they are in the table: the bytes, the path, or nothing."""
+        """Yield all images as stored in the table: bytes, path, or nothing."""
         table = self.table.with_format("arrow")
         for start in range(0, len(table), 1000):
             for value in table[start : start + 1000].column(0).to_pylist():
@@ -64,7 +62,7 @@ class Rows:
 
 
 def encoded_image(value: Any) -> bytes | Path | None:
-    """An image as a table holds it, a struct of bytes and path: its bytes, else its path, else None."""
+    """An image from a table's struct of bytes and path: its bytes, else its path, else None."""
     if value is None:
         return None
     if value["bytes"] is not None:
@@ -73,27 +71,22 @@ def encoded_image(value: Any) -> bytes | Path | None:
 
 
 def import_datasets() -> Any:
-    """Import the package `datasets`.
-
-    Raises:
-        MissingPackageError: it is not installed; the message says how to install it.
-    """
     try:
         return importlib.import_module("datasets")
     except ModuleNotFoundError as error:
-        if error.name != "datasets":  # installed, but something it needs is not
+        if error.name != "datasets":  # installed, but one of its dependencies is not
             raise
         message = "reading tables, archives and Hub datasets needs the package 'datasets': pip install 'vitrim[data]'"
         raise MissingPackageError(message) from error
 
 
 def escaped(files: list[Path]) -> list[str]:
-    """The names of files for `datasets`, which takes every path for a pattern."""
+    """File names for `datasets`, which treats every path as a pattern."""
     return [glob.escape(str(file)) for file in files]
 
 
 def read_source(read: Callable[[], Any], source: str) -> Any:
-    """Call `read` and turn its errors about the source into one line."""
+    """Call ``read``, and turn its errors about the source into one line."""
     datasets = import_datasets()
     try:
         return read()
@@ -102,11 +95,9 @@ def read_source(read: Callable[[], Any], source: str) -> Any:
 
 
 def choose_hub_split(source: str, split: str | None) -> tuple[str, str]:
-    """The name of a dataset on the Hub, and its split: the one that was asked for, or found before anything is
-    downloaded, `validation` or the only one.
+    """The name of a dataset on the Hub, and its split: as asked, else `validation` or the only one.
 
-    Raises:
-        DataError: no name, or several splits and none was asked for.
+    Nothing is downloaded.
     """
     name = source.removeprefix(HUB_PREFIX)
     if not name:
@@ -126,9 +117,9 @@ def from_table(
     image_column: str | None = None,
     label_column: str | None = None,
 ) -> ImageDataset:
-    """A `datasets.Dataset` with a column of images and one of labels, found if they are not named.
+    """The dataset of a `datasets.Dataset` with a column of images and one of labels, found if they are not named.
 
-    ``texts`` are those of all splits, asked for where labels are texts.
+    ``texts`` gives the labels of all splits, if labels are texts.
     """
     image = find_image_column(table.features, image_column, source)
     label = find_label_column(table.features, label_column, source)
@@ -137,7 +128,7 @@ def from_table(
 
 
 def parquet_files(path: Path) -> list[Path]:
-    """The file itself, or the parquet files directly in a folder; empty if the folder has none."""
+    """The file itself, or the parquet files directly in a folder; empty without any."""
     if path.is_dir():
         return sorted(file for file in path.iterdir() if file.suffix.lower() == ".parquet")
     if path.suffix.lower() != ".parquet":
@@ -149,21 +140,21 @@ def parquet_files(path: Path) -> list[Path]:
 
 
 def check_parquet(files: list[Path]) -> int:
-    """Count the rows of all files; refuse damaged or empty ones and mismatched ones. Reads only footers."""
+    """Count the rows of all files; refuse damaged, empty or mismatched ones. Reads only footers."""
     parquet = importlib.import_module("pyarrow.parquet")
     for file in files:
         check_regular(file, str(file))
     footers = [read_source(partial(parquet.read_metadata, file), str(file)) for file in files]
     features = []
     for footer, file in zip(footers, files, strict=True):
-        # the columns, as the notes that `datasets` leaves there say, or else the schema
+        # the columns from the metadata that `datasets` leaves there, or else from the schema
         try:
             found = import_datasets().Features.from_arrow_schema(footer.schema.to_arrow_schema())
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise DataError(f"cannot read {file}: its notes on its columns are damaged: {first_line(error)}") from error
         features.append(found)
     for file, found in zip(files, features, strict=True):
-        # also the class names: datasets would take those of the first file for all
+        # class names, too: datasets would apply those of the first file to all
         if found != features[0]:
             raise DataError(
                 f"the parquet files do not belong together: {files[0].name} has {describe(features[0])}; {file.name} "
@@ -176,7 +167,6 @@ def check_parquet(files: list[Path]) -> int:
 
 
 def find_image_column(features: Any, asked: str | None, source: str) -> str:
-    """The name of the column of images: the one asked for, or the only one."""
     found: list[str] = [name for name, feature in features.items() if kind_of(feature) == "image"]
     if asked is None and len(found) == 1:
         return found[0]
@@ -186,7 +176,7 @@ def find_image_column(features: Any, asked: str | None, source: str) -> str:
 
 
 def find_label_column(features: Any, asked: str | None, source: str) -> str:
-    """The name of the column of labels: the one asked for, one of the usual names, or the only candidate."""
+    """The column of labels: the one asked for, one of the usual names, or the only candidate."""
     if asked is None:
         asked = next((name for name in _LABEL_COLUMNS if name in features), None)
     kinds = {name: kind_of(feature) for name, feature in features.items()}
@@ -200,7 +190,7 @@ def find_label_column(features: Any, asked: str | None, source: str) -> str:
 
 
 def column_error(kind: str, valid: str, asked: str | None, found: list[str], features: Any, source: str) -> DataError:
-    """Return the error of a column that is missing, or of another type, or not the only one."""
+    """The error for a column that is missing, ambiguous or of another type."""
     if asked is not None:
         problem = f"column {asked!r} of {source} is not {valid}" if asked in features else f"no {asked!r} in {source}"
     elif found:
@@ -211,9 +201,9 @@ def column_error(kind: str, valid: str, asked: str | None, found: list[str], fea
 
 
 def kind_of(feature: Any) -> str:
-    """The kind of a column: `image`, `classes`, `integer` or `text`; empty for every other."""
+    """The kind of a column: `image`, `classes`, `integer` or `text`; else empty."""
     datasets = import_datasets()
-    if isinstance(feature, dict):  # a struct, as files have that were not written by datasets
+    if isinstance(feature, dict):  # a struct, in files not written by datasets
         kinds = {name: getattr(kind, "dtype", "").removeprefix("large_") for name, kind in feature.items()}
         known = set(kinds) == {"bytes", "path"} and kinds["bytes"] in _BYTES and kinds["path"] in _PATHS
         return "image" if known else ""
@@ -227,7 +217,7 @@ def kind_of(feature: Any) -> str:
 
 
 def describe(features: Any) -> str:
-    """The columns of a table and their types, as a message lists them."""
+    """The columns of a table and their types, for messages."""
     said = []
     for name, feature in features.items():
         if isinstance(feature, import_datasets().Value):
@@ -239,12 +229,9 @@ def describe(features: Any) -> str:
 
 
 def class_texts(source: str, files: list[Path], column: str) -> Iterator[str | None]:
-    """The texts in a column that say what the classes are: of the train split, or without one of all splits.
+    """The texts in a column that define the classes: of the train split, or of all splits without one.
 
-    Args:
-        source: a dataset of the Hub, where there are no files.
-        files: parquet files.
-        column: its name.
+    ``source`` is a Hub dataset if there are no parquet ``files``.
     """
     if not files:
         datasets = import_datasets()
@@ -267,12 +254,9 @@ def read_labels(
 
     Args:
         table: a `datasets.Dataset`.
-        name: of its column of labels.
+        name: its column of labels.
         source: for messages.
-        texts: from a column's name to the texts that are numbered; None: those of the table.
-
-    Raises:
-        DataError: no rows, a row without a label, or with one that is not among ``texts``.
+        texts: maps a column to the texts to number; None: the table's own.
     """
     if not len(table):
         raise DataError(f"no images in {source}")
@@ -309,17 +293,13 @@ def masks_from_table(
     class_names: Sequence[str] | None = None,
     num_classes: int | None = None,
 ) -> SegmentationDataset:
-    """Take the images and the masks of a `datasets.Dataset`: two columns of images; pixel values are the labels.
+    """The dataset of a `datasets.Dataset` with two columns of images; pixel values of the second are labels.
 
     Args:
         table: the rows.
-        source, split: as of `SegmentationDataset`.
-        image_column: the column of images, if it is not the only one that is left.
-        label_column: the column of masks, if it is not `annotation`, `mask`, `label` or `segmentation`.
-        ignore, class_names, num_classes: as of `SegmentationDataset`.
-
-    Raises:
-        DataError: no such columns, or as `SegmentationDataset`.
+        image_column: the column of images, unless only one is left.
+        label_column: the column of masks, unless called `annotation`, `mask`, `label` or `segmentation`.
+        source, split, ignore, class_names, num_classes: see `SegmentationDataset`.
     """
     features = table.features
     found = [name for name, feature in features.items() if kind_of(feature) == "image"]
@@ -349,18 +329,15 @@ def boxes_from_table(
     class_names: Sequence[str] | None = None,
     num_classes: int | None = None,
 ) -> DetectionDataset:
-    """Take the images and the boxes of a `datasets.Dataset`: a column of images, and one of structs.
+    """The dataset of a `datasets.Dataset` with a column of images and one of structs.
 
     Args:
         table: the rows.
-        source, split: as of `DetectionDataset`.
-        image_column: the column of images, if it is not the only one.
+        image_column: the column of images, unless it is the only one.
         label_column: the column of structs with `bbox`, boxes x, y, width, height in pixels, and `category`, class
             labels or integers; by default `objects`.
-        class_names, num_classes: of categories that have no names of their own.
-
-    Raises:
-        DataError: no such columns, or as `DetectionDataset`.
+        class_names, num_classes: for categories without names.
+        source, split: see `DetectionDataset`.
     """
     features = table.features
     image = find_image_column(features, image_column, source)
@@ -381,7 +358,7 @@ def boxes_from_table(
             raise DataError(f"{where} has no {_BOX} or no {_CATEGORY} in column {column!r}: an empty list means no box")
         boxes.append(from_corner_and_size(row[_BOX], where))
         labels.append([-1 if label is None else label for label in row[_CATEGORY]])
-    # height and width of every image, where the table has them as columns of integers
+    # height and width of every image, if the table has columns of them
     sizes = None
     if all(kind_of(features.get(name)) == "integer" for name in _SIZE_COLUMNS):
         columns = table.select_columns(list(_SIZE_COLUMNS)).with_format("arrow")[:]

@@ -1,4 +1,4 @@
-"""The processing of an image before a model sees it, as the model specifies."""
+"""Preprocessing of images, as a model specifies it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ if TYPE_CHECKING:
 
 
 def eval_transform(model: nn.Module) -> Transform:
-    """The preprocessing a model was evaluated with (`vitrim.core.library.Library.preprocessing`): at the input size
-    that it has now, or by a transform of its own.
+    """The preprocessing a model was evaluated with (`Library.preprocessing`), at its current input size.
 
-    A model with one input channel gets grey images, normalised with the average over the channels of its mean and
-    standard deviation (timm sums the weights of the three channels, which has no exact counterpart).
+    A model with one input channel gets grey images, normalised by its mean and standard deviation averaged over
+    channels. (timm sums the weights of the three channels, which has no exact counterpart.)
 
     Args:
-        model: the model, also after `reduce_`.
+        model: the model, reduced or not.
 
     Returns:
-        From a PIL image of any mode and size to (C, H, W) float32, normalised; can be pickled.
+        A function from a PIL image of any mode and size to (C, H, W) float32, normalised; picklable.
 
     Raises:
-        DataError: the model does not say how its images are prepared, or it takes neither one nor three channels.
+        DataError: the model does not specify its preprocessing, or takes neither one nor three channels.
 
     Example:
         >>> import timm
@@ -72,7 +71,7 @@ def eval_transform(model: nn.Module) -> Transform:
 
 
 class Geometry(NamedTuple):
-    """Format of the images a model takes: height and width in pixels, and the normalisation of their channels."""
+    """Height and width in pixels of the images a model takes, and the normalisation of their channels."""
 
     size: tuple[int, int]
     mean: tuple[float, ...]
@@ -85,12 +84,12 @@ class Geometry(NamedTuple):
 
 
 def geometry_of(model: nn.Module) -> Geometry:
-    """The images ``model`` takes, normalised in training as `eval_transform` does in evaluation.
+    """The format of the images ``model`` takes, normalised in training as `eval_transform` does in evaluation.
 
-    Size, mean and standard deviation are those its host says, the last two ImageNet's where nothing does.
+    Without a mean and standard deviation from the model, ImageNet's.
 
     Raises:
-        VitrimError: the model does not say what size its images have, or what it says cannot be read.
+        VitrimError: the model does not specify its image size, or its attributes are unreadable.
 
     Example:
         >>> import timm
@@ -108,7 +107,7 @@ def geometry_of(model: nn.Module) -> Geometry:
 
 @dataclass(frozen=True)
 class _Converted:
-    """Transform that converts the image mode first, so that the dataset need not know which one the model wants."""
+    """Converts an image's mode before the transform, so that the dataset need not know the model's."""
 
     mode: str
     transform: Transform

@@ -3,9 +3,9 @@
     file = vitrim.export(model, "tome:r=13", "m.onnx")
     logits = file.run(images)
 
-A `Program` is what is exported; a `Format` writes it and names the engine that runs it; `check` compares; `freeze` and
-`bound` give methods that adapt to the images fixed counts. This folder is not called ``export``: as a package it would
-hide the function `vitrim.export`.
+A `Program` is the exported module; a `Format` writes it and names the engine that runs it; `check` compares the two;
+`freeze` and `bound` fix the token counts of adaptive methods. The folder is not called ``export``, because a package of
+that name would hide the function `vitrim.export`.
 """
 
 from vitrim.exporting.exported import Exported

@@ -1,4 +1,4 @@
-"""A model that was exported: its file, what is known about it, and how it is run."""
+"""An exported model: its file, its metadata, and how to run it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Shape = tuple[int | str, ...]
 
 
 class ExportReport(Report):
-    """The exported file in words, and its speed if it was timed."""
+    """A description of the exported file, and its speed if it was timed."""
 
     def parts(self) -> Iterator[Any]:
         yield from self.notes
@@ -38,22 +38,22 @@ class ExportReport(Report):
 
 @dataclass(frozen=True)
 class Exported:
-    """One file. Made by `vitrim.export`, or from a file that was by `open`.
+    """One exported file, from `vitrim.export` or `open`.
 
     Attributes:
-        path: of the file.
-        format: its name: onnx, pt2, aoti or openvino.
-        inputs: shapes by name; a batch of any size is the word "batch".
-        nodes: operations in the graph; 0 where that is not known, of a file that was opened.
-        bytes: of the file, with the weights that lie beside it.
+        path: path of the file.
+        format: onnx, pt2, aoti or openvino.
+        inputs: shapes by name; the text "batch" means any batch size.
+        nodes: operations in the graph; 0 if unknown.
+        bytes: size of the file and of the weights beside it.
         metadata: version, method, model, preprocessing, classes, tokens per block, MACs, precision.
-        threads: of the engine, if it has threads of its own (onnx, openvino); None: as many as torch has when it is
-            opened. pt2 and aoti run on torch's.
-        report: of `vitrim.export`: what the command prints and records; None of a file that was opened.
-        trust: the file may run even if it is code, as pt2 and aoti are. True of what `vitrim.export` returns.
+        threads: threads of the engine, if it has its own (onnx, openvino); None for torch's number of threads when the
+            engine opens. pt2 and aoti run on torch's threads.
+        report: output and record of `vitrim.export`; None for an opened file.
+        trust: allow running the file even if it is code (pt2, aoti). True for results of `vitrim.export`.
 
     Raises:
-        VitrimError: threads of an engine that runs on torch's, or fewer than one.
+        VitrimError: fewer than one thread, or threads for an engine that runs on torch's.
 
     Example:
         >>> import timm, torch, vitrim
@@ -90,22 +90,22 @@ class Exported:
 
     @classmethod
     def open(cls, path: str | Path, *, threads: int | None = None, trust: bool = False) -> Exported:
-        """Open an exported file by the metadata in it. This runs nothing of the file, whatever its format.
+        """Open an exported file and read its metadata. This never runs code in the file.
 
         Args:
-            path: of the file.
-            threads: of the engine, see `Exported`.
-            trust: you know who wrote the file. `run` needs it of pt2 and aoti files, which are code: they can do what
-                you can do. onnx and openvino files are graphs, and run without it.
+            path: path of the file.
+            threads: threads of the engine, see `Exported`.
+            trust: you know who wrote the file. Required to `run` pt2 and aoti files, which are code and can do anything
+                you can do. onnx and openvino files are graphs and need no trust.
 
         Raises:
-            VitrimError: there is no such file, it was not written by `vitrim.export` or is damaged, its weights lie
-                in another folder, its engine is not installed, or has no threads of its own and is given some.
+            VitrimError: there is no such file, `vitrim.export` did not write it, it is damaged, its weights are in
+                another folder, its engine is not installed, or threads for an engine without its own.
         """
         path = as_path(path)
         if not path.is_file():
             raise VitrimError(f"no exported model at {path}")
-        format_named(None, path)  # refuses other suffixes
+        format_named(None, path)  # refuses unknown suffixes
         kind = _kind(path)
         kind.check()
         with _reading(path, kind.name):
@@ -118,31 +118,31 @@ class Exported:
 
     @property
     def kind(self) -> type[Format]:
-        """The format, with its engine."""
+        """The format, which knows the engine."""
         return formats()[self.format]
 
     @property
     def engine(self) -> str:
-        """The name of what runs the file: onnxruntime, torch.export, aoti or openvino."""
+        """The engine of the file: onnxruntime, torch.export, aoti or openvino."""
         return self.kind.engine
 
     @property
     def precision(self) -> str:
-        """The numbers that the engine computes in: fp32, fp16, bf16 or int8."""
+        """The precision of the computation: fp32, fp16, bf16 or int8."""
         return str(self.metadata.get("precision", self.metadata.get("weights", "fp32")))
 
     def in_precision(self, precision: str, path: str | Path, images: Iterable[Array] = ()) -> Exported:
-        """Write this fp32 file again, to be computed in ``precision``.
+        """Write a copy of this fp32 file that computes in ``precision``.
 
         Args:
-            precision: one that the engine makes of fp32 weights: bf16 (OpenVINO) or int8 (OpenVINO and onnxruntime).
-            path: of the new file.
-            images: for int8: batches as the file takes them, to find the ranges of activations on; the more like those
-                to come they are, the better. 100 images are enough.
+            precision: a precision that the engine derives from fp32 weights: bf16 (OpenVINO) or int8 (OpenVINO and
+                onnxruntime).
+            path: path of the new file.
+            images: batches as the file takes them, to calibrate int8 on; 100 images like those in use are enough.
 
         Raises:
-            VitrimError: the format has no such precision, the file is not in fp32, or there are no images for int8.
-            MissingPackageError: what quantises is not installed.
+            VitrimError: the format does not support the precision, the file is not fp32, or int8 without images.
+            MissingPackageError: the package for quantisation is not installed.
 
         Example:
             >>> import vitrim
@@ -187,16 +187,16 @@ class Exported:
 
     @property
     def batch(self) -> int | None:
-        """The batch that the file is for; None for any."""
+        """The batch size of the file; None for any."""
         first = self.shape[0]
         return first if isinstance(first, int) else None
 
     def run(self, images: Array | Tensor) -> Array:
-        """Predictions of ``images``, an array or a tensor in the shape and dtype of the input: float32 (B, C, H, W), or
-        uint8 (B, H, W, C) where preprocessing is in the graph. The engine is opened by the first call.
+        """Run the file on an array or tensor of its input's shape and dtype: float32 (B, C, H, W), or uint8
+        (B, H, W, C) if the graph includes preprocessing. The first call opens the engine.
 
         Raises:
-            VitrimError: images of another kind, shape or dtype, or a file that is code and not trusted.
+            VitrimError: images of another type, shape or dtype, or a file that is code and not trusted.
         """
         wanted, dtype = self.shape, self.metadata.get("input", {}).get("dtype", "float32")
         if isinstance(images, Tensor):
@@ -212,18 +212,18 @@ class Exported:
         return self._run(images)
 
     def on(self, images: Array | Tensor) -> Callable[[], Array]:
-        """A call without arguments that runs ``images``: a candidate for `vitrim.measure.latency.time_interleaved`."""
+        """A callable that runs ``images``, e.g. for `vitrim.measure.latency.time_interleaved`."""
         return partial(self.run, images)
 
 
 @contextmanager
 def staged(path: Path) -> Iterator[Path]:
-    """Yield a path of the same name in a new folder beside ``path``; all files in it take their places at the end.
+    """Yield a path of the same name in a new folder beside ``path``; at the end, all files in it are moved beside it.
 
-    After an error none does: what was there is as it was.
+    After an error nothing is moved, and existing files are unchanged.
 
     Raises:
-        VitrimError: a place is taken by a folder, or cannot be written.
+        VitrimError: a target is a folder, or cannot be written.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -251,7 +251,7 @@ def staged(path: Path) -> Iterator[Path]:
 
 
 def sidecar(path: Path) -> Path:
-    """The JSON file with the metadata beside an exported file.
+    """The JSON file with a copy of the metadata, beside an exported file.
 
     Example:
         >>> sidecar(Path("out/m.onnx")).as_posix()
@@ -261,7 +261,7 @@ def sidecar(path: Path) -> Path:
 
 
 def weights_beside(path: Path) -> list[Path]:
-    """The files in which the weights of an exported file may lie.
+    """The possible weight files of an exported file.
 
     Example:
         >>> [file.name for file in weights_beside(Path("m.xml"))]
@@ -271,12 +271,12 @@ def weights_beside(path: Path) -> list[Path]:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of an exported file and of the weights beside it: ``m.onnx.data``, ``m.bin``."""
+    """Bytes of an exported file and of the weights beside it."""
     return sum(file.stat().st_size for file in (path, *weights_beside(path)) if file.is_file())
 
 
 def _kind(path: Path) -> type[Format]:
-    """The format of a file whose suffix some format has."""
+    """The format that recognises a file."""
     with _reading(path, path.suffix.removeprefix(".")):
         kind = next((kind for kind in formats().values() if kind.recognises(path)), None)
     if kind is None:
@@ -286,7 +286,7 @@ def _kind(path: Path) -> type[Format]:
 
 @contextmanager
 def _reading(path: Path, what: str) -> Iterator[None]:
-    """Turn what goes wrong with a damaged file into one line."""
+    """Report errors of reading a damaged file in one line."""
     try:
         yield
     except VitrimError:
@@ -296,11 +296,7 @@ def _reading(path: Path, what: str) -> Iterator[None]:
 
 
 def _known(text: str, path: Path) -> dict[str, Any]:
-    """The metadata of a file, as far as they are needed to run it.
-
-    Raises:
-        VitrimError: they are damaged.
-    """
+    """The metadata of a file, with the entries needed to run it; raise `VitrimError` if they are damaged."""
     with _reading(path, "an exported model"):
         known = json.loads(text)
         given = known.get("input") if isinstance(known, dict) else None
@@ -311,6 +307,6 @@ def _known(text: str, path: Path) -> dict[str, Any]:
             raise ValueError("its metadata name an input of no valid shape")
         if not isinstance(given.get("name"), str) or not isinstance(known.get("nodes", 0), int):
             raise ValueError("its metadata name no input, or no number of nodes")
-        if known.get("precision", "fp32") not in list(PRECISIONS):  # which may be anything
+        if known.get("precision", "fp32") not in list(PRECISIONS):  # a list: the value may be unhashable
             raise ValueError("its metadata name no precision that there is")
     return dict(known)

@@ -1,4 +1,4 @@
-"""A model as a program of torch.export: images in, one tensor out; and the comparison of an exported file with it."""
+"""A model as a torch.export program from images to one tensor, and the comparison of an exported file with it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from vitrim.exporting.exported import Exported
 from vitrim.exporting.formats.base import Array, as_array
 
 MAX_BATCH = 2**16
-"""Most images in a batch of a program whose batch is dynamic."""
+"""Largest dynamic batch of a program."""
 
 
 class Program(nn.Module):
     """``model`` as it is exported.
 
-    Takes (B, C, H, W) float32 as the model does, or with ``normalise`` (B, H, W, C) uint8 as images are read: then it
-    scales to [0, 1] and normalises. Gives one float32 tensor: the logits, or else the embedding that the library means,
-    or else the first thing the model gives.
+    Input: (B, C, H, W) float32, or with ``normalise`` (B, H, W, C) uint8, which it scales to [0, 1] and normalises.
+    Output: one float32 tensor: the logits, or else the library's embedding, or else the model's first output.
     """
 
     mean: Tensor
@@ -51,15 +50,11 @@ class Program(nn.Module):
         return self.tensor(output).to(torch.float32)
 
     def normalised(self, image: Tensor) -> Tensor:
-        """Images (B, H, W, C) uint8 as the model takes them, (B, C, H, W)."""
+        """Normalise images (B, H, W, C) uint8 to (B, C, H, W)."""
         return (image.permute(0, 3, 1, 2).to(self.mean.dtype) / 255.0 - self.mean) / self.std
 
     def tensor(self, output: Any) -> Tensor:
-        """The logits in an output, else the embedding, else the first tensor in it.
-
-        Raises:
-            VitrimError: there is no tensor.
-        """
+        """The logits in an output, else the embedding, else the first tensor; raise `VitrimError` if there is none."""
         if not isinstance(output, Tensor):
             logits, vectors = getattr(output, "logits", None), self.library.vector(self.model, output)
             output = logits if logits is not None else output[0] if vectors is None else vectors
@@ -72,21 +67,17 @@ class Program(nn.Module):
 
 
 def as_read(images: Tensor, told: Preprocessing) -> Tensor:
-    """Normalised images (B, C, H, W) back as (B, H, W, C) uint8: what a program that normalises takes.
+    """Convert normalised images (B, C, H, W) to (B, H, W, C) uint8, the input of a program that normalises.
 
     Raises:
-        VitrimError: the preprocessing has no mean or no standard deviation.
+        VitrimError: mean or standard deviation are unknown.
     """
     mean, std = normalisation(told)
     return ((images * std + mean) * 255.0).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
 
 def normalisation(told: Preprocessing) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation, (1, C, 1, 1) each.
-
-    Raises:
-        VitrimError: the model does not say them.
-    """
+    """Mean and standard deviation, (1, C, 1, 1) each; raise `VitrimError` if they are unknown."""
     if told.mean is None or told.std is None:
         raise VitrimError(
             "the model does not say the mean and standard deviation of its images, which preprocessing in the graph "
@@ -96,15 +87,15 @@ def normalisation(told: Preprocessing) -> tuple[Tensor, Tensor]:
 
 
 def trace(module: Program, images: Tensor, dynamic: bool) -> ExportedProgram:
-    """Export ``module``, run on ``images``, for that number of images or, if ``dynamic``, for any.
+    """Export ``module`` by a run on ``images``, for their batch size or, if ``dynamic``, for any.
 
     Raises:
-        VitrimError: the model has a forward that torch.export cannot follow.
+        VitrimError: torch.export cannot follow the model's forward.
     """
     shapes = ({0: Dim("batch", min=1, max=MAX_BATCH)},) if dynamic else None
     try:
         with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore", UserWarning)  # torch's, about itself
+            warnings.simplefilter("ignore", UserWarning)  # about torch's own code
             warnings.simplefilter("ignore", FutureWarning)
             return torch.export.export(module, (images,), dynamic_shapes=shapes, strict=False)
     except VitrimError:
@@ -122,18 +113,18 @@ def trace(module: Program, images: Tensor, dynamic: bool) -> ExportedProgram:
 ATOL = 1e-4
 ATOL_HALF = 2e-2
 FLIPS = 0.1
-"""Share of images that may differ by more: in half precision, in which tokens nearly alike change places; in float32 if
-each of them is a near tie (`_near_ties`)."""
+"""Share of images that may differ by more: in half precision, where nearly equal tokens change places; in float32 only
+near ties (`_near_ties`)."""
 
 NUDGES = (1e-6, 3e-6, 1e-5)
-"""Changes to an image, over its standard deviation, that are no larger than what rounding in float32 makes of it on its
-way: engines disagree by up to 3e-5 on the logits of ViT-Ti, which changes of 1e-5 move by 2e-5."""
+"""Perturbations of an image, relative to its standard deviation, no larger than the effect of float32 rounding: engines
+differ by up to 3e-5 on the logits of ViT-Ti, and perturbations of 1e-5 move them by 2e-5."""
 
 TRIES = (16, 256)
-"""Random changes of each size; the second number is for images that the first ones do not explain. Where several pairs
-of an image are near ties, rounding must decide all of them as the file does: of 320 photographs under `saint`, which
-compares 98 x 98 cosines with a threshold in each of six blocks, three differ in OpenVINO; 16 changes of each size
-explain two of them, 256 all."""
+"""Random perturbations of each size, first for all images, then for those that the first ones do not explain. If
+several pairs of an image are near ties, rounding must decide all of them as in the file: of 320 photographs under
+`saint`, which compares 98 x 98 cosines with a threshold in each of six blocks, three differ in OpenVINO; 16
+perturbations of each size explain two of them, 256 all."""
 
 
 @dataclass(frozen=True)
@@ -141,16 +132,14 @@ class Parity:
     """The comparison of a file with its model.
 
     Attributes:
-        images: compared, over all batch sizes.
-        batches: their sizes.
-        largest: difference between two logits.
+        largest: largest difference between two logits.
         beyond: images with a difference above ``atol``.
-        same_top1: images with the same largest logit; None for outputs other than one row of logits per image.
-        atol: allowed.
+        same_top1: images with the same top-1; None for outputs other than one row of logits per image.
+        atol: allowed difference.
         differing: images with a difference above ``atol``, or another top-1.
-        tolerated: of these, as many as may be.
-        near_ties: of these, those in which two tokens are so nearly alike that rounding decides between them: the
-            model itself, of an image changed by as much, gives what the file gives.
+        tolerated: largest acceptable number of these.
+        near_ties: of these, images with two nearly equal tokens between which rounding decides: the model itself, on a
+            minimally perturbed image, gives the file's output.
     """
 
     images: int
@@ -165,12 +154,12 @@ class Parity:
 
     @property
     def holds(self) -> bool:
-        """True if the file computes what the model does."""
+        """True if the file computes the model's outputs."""
         return self.differing - self.near_ties <= self.tolerated and self.near_ties <= max(1, FLIPS * self.images)
 
     def __str__(self) -> str:
         top1 = "" if self.same_top1 is None else f", same top-1 in {self.same_top1}"
-        sizes = ", ".join(map(str, dict.fromkeys(self.batches)))  # each once: a file for single images has 64 of them
+        sizes = ", ".join(map(str, dict.fromkeys(self.batches)))  # a file for single images has 64 equal ones
         ties = f", {self.near_ties} of them near ties, which rounding decides" if self.near_ties else ""
         return (
             f"{self.images} images in batches of {sizes}: largest difference {self.largest:.1e} "
@@ -179,18 +168,18 @@ class Parity:
 
 
 def check(exported: Exported, model: nn.Module, images: Tensor | Array, *, atol: float | None = None) -> Parity:
-    """Compare a file with the model it was made of, at batch 1, 2 and the rest of the images in one batch.
+    """Compare a file with the model it was made from, at batch 1, 2 and the rest of the images in one batch.
 
-    Two engines round differently, and where two tokens are nearly equally similar another one then merges: that is no
-    fault of the file. An image that differs is a near tie if the model itself gives what the file gives, within
-    ``atol``, when the image changes by no more than rounding (`NUDGES`). Any other one is a fault, and so are near ties
-    in more than one image of ten.
+    Engines round differently, so nearly equal similarities can lead to other merges, which is not an error of the file.
+    An image that differs is a near tie if the model itself gives the file's output, within ``atol``, when the image is
+    perturbed no more than by rounding (`NUDGES`). Other differences are errors, and so are near ties in more than one
+    image of ten.
 
     Args:
         exported: the file.
-        model: reduced as it was exported, in eval mode.
+        model: reduced as exported, in eval mode.
         images: as the file takes them. A file for one batch size gets batches of that size.
-        atol: largest difference of two logits; by default 1e-4, of fp16 weights 2e-2 for 9 images of 10.
+        atol: largest difference of two logits; by default 1e-4, for fp16 weights 2e-2 in 9 images of 10.
 
     Raises:
         VitrimError: fewer images than a batch.
@@ -202,9 +191,9 @@ def check(exported: Exported, model: nn.Module, images: Tensor | Array, *, atol:
     allowed = (ATOL_HALF if half else ATOL) if atol is None else atol
     classified = exported.metadata.get("output", {}).get("name") == "logits"
     sizes = _batches(len(given), exported.batch)
-    differences: list[Array] = []  # the largest of each image
-    same: list[Array] = []  # of each image: the same top-1
-    odd: list[tuple[Array, Array, Array, Array]] = []  # batches in which images differ, with both outputs
+    differences: list[Array] = []  # largest difference of each image
+    same: list[Array] = []  # for each image: the same top-1
+    odd: list[tuple[Array, Array, Array, Array]] = []  # batches with differing images, and both outputs
     start = 0
     for size in sizes:
         batch = np.ascontiguousarray(given[start : start + size])
@@ -221,10 +210,10 @@ def check(exported: Exported, model: nn.Module, images: Tensor | Array, *, atol:
             odd.append((batch, wanted, found, differs))
         start += size
     worst, alike = np.concatenate(differences), np.concatenate(same)
-    beyond = ~(worst <= allowed)  # what is not a number, too
+    beyond = ~(worst <= allowed)  # includes nan
     differing = int((beyond | ~alike).sum())
     near_ties = 0
-    if not half and differing <= max(1, FLIPS * start):  # more are a fault, whatever they are
+    if not half and differing <= max(1, FLIPS * start):  # more are an error in any case
         near_ties = sum(_near_ties(module, *each, allowed, classified) for each in odd)
     return Parity(
         images=start,
@@ -240,7 +229,7 @@ def check(exported: Exported, model: nn.Module, images: Tensor | Array, *, atol:
 
 
 def _compared(ones: Array, others: Array, classified: bool) -> tuple[Array, Array]:
-    """(B,) the largest difference of each image, and whether its top-1 is the same, if outputs have one."""
+    """(B,) largest difference of each image, and True for an equal top-1, or if outputs have none."""
     largest = np.abs(ones - others).reshape(len(ones), -1).max(axis=1)
     if not classified or ones.ndim != 2:
         return largest, np.ones(len(ones), dtype=bool)
@@ -250,14 +239,14 @@ def _compared(ones: Array, others: Array, classified: bool) -> tuple[Array, Arra
 def _near_ties(
     module: Program, batch: Array, wanted: Array, found: Array, differs: Array, atol: float, classified: bool
 ) -> int:
-    """The number of images of ``batch`` among ``differs`` (B,) bool of which the model, rounded otherwise, gives what
-    the file ``found``, and not what it gave, ``wanted``."""
+    """The number of images among ``differs`` (B,) bool for which the perturbed model gives ``found``, the file's
+    output, and not ``wanted``, its own unperturbed output."""
     images = torch.from_numpy(batch)
     if module.normalise:
         images = module.normalised(images)
     plain = Program(module.model).eval()
     config = getattr(getattr(module.model, HANDLE, None), "config", None)
-    together = config is not None and config.batch_dependent  # then no image is what it is without the others
+    together = config is not None and config.batch_dependent  # then outputs depend on the other images
     chosen = np.arange(len(batch)) if together else np.flatnonzero(differs)
     some, deviation = images[torch.from_numpy(chosen)], images.std()
     generator = torch.Generator().manual_seed(0)
@@ -277,7 +266,7 @@ def _near_ties(
 
 
 def _batches(images: int, fixed: int | None) -> list[int]:
-    """Sizes of batches that cover so many images: 1, 2 and the rest, or as many as possible of one size."""
+    """Batch sizes that cover the images: 1, 2 and the rest, or as many as possible of a fixed size."""
     if fixed is not None:
         if images < fixed:
             raise VitrimError(f"a file for batches of {fixed} cannot be checked with {images} images")

@@ -1,6 +1,6 @@
-"""Fixed counts for methods that adapt to the images: a file has one graph for all of them.
+"""Fixed token counts for adaptive methods, because a file has one graph for all images.
 
-`freeze` gives every image the mean counts; `bound` gives every image as many slots as all but a few need.
+`freeze` uses the mean counts for every image; `bound` gives every image as many slots as nearly all images need.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from vitrim.errors import VitrimError
 from vitrim.measure.copies import shared_copy, take_learned
 
 MULTIPLE = 8
-"""Slots, prefix included, are a multiple of it: matrix units like such row counts."""
+"""Slots, prefix included, are a multiple of this: matrix units prefer such row counts."""
 
 
 def freeze(
     model: nn.Module, method: MethodConfig | str, images: Iterable[Tensor], *, learned: Path | None = None
 ) -> MethodConfig:
-    """``method`` with fixed counts: per block the mean over ``images``, for every image from then on.
+    """``method`` with fixed counts per block for every image: the means over ``images``.
 
-    Saves in full what the method saves on average, and adapts to nothing.
+    It always saves what the method saves on average, and is no longer adaptive.
 
     Args:
-        model: a supported host with trained weights, not reduced; it stays as it is.
-        method: one whose counts depend on the images.
-        images: batches (B, C, H, W) like those to come.
-        learned: folder of a saved reduction (`Reduction.save`), whose parameters the method gets if it is of that name;
-            else what it learns is random.
+        model: a supported, unreduced host with trained weights; not changed.
+        method: a method whose counts depend on the images.
+        images: representative batches (B, C, H, W).
+        learned: folder of a saved reduction (`Reduction.save`), whose parameters are loaded if it is of this method;
+            else learned parameters are random.
 
     Raises:
         VitrimError: the method cannot be frozen, there are no images, or the parameters do not fit.
@@ -63,21 +63,17 @@ def bound(
     quantile: float = 0.99,
     learned: Path | None = None,
 ) -> MethodConfig:
-    """``method`` in fixed slots per block, enough for the share ``quantile`` of ``images``; a mask marks empty ones.
+    """``method`` with fixed slots per block, enough for the share ``quantile`` of ``images``; a mask marks empty slots.
 
-    Whatever fits comes out as from the adaptive method; the others are reduced further until they fit. Slots, prefix
+    Images that fit give the output of the adaptive method; the others are reduced further until they fit. Slots, prefix
     included, are rounded up to multiples of 8.
 
     Args:
-        model: as of `freeze`.
-        method: likewise.
-        images: likewise.
-        quantile: above 0, at most 1: then all of ``images`` fit.
-        learned: as of `freeze`.
+        model, method, images, learned: see `freeze`.
+        quantile: above 0, at most 1, which makes all of ``images`` fit.
 
     Raises:
-        VitrimError: the method has no such form, there are no images, ``quantile`` is out of range, or the parameters
-            do not fit.
+        VitrimError: see `freeze`; or ``quantile`` is out of range.
 
     Example:
         >>> import timm, torch
@@ -101,11 +97,7 @@ def bound(
 
 
 def _adaptive(config: MethodConfig, way: Literal["freeze", "capacity"]) -> Adaptive:
-    """``config``, if it can be given fixed counts in that way.
-
-    Raises:
-        VitrimError: it cannot, or has fixed counts.
-    """
+    """``config``, if ``way`` can fix its counts; else raise `VitrimError`."""
     if isinstance(config, Adaptive) and config.is_adaptive() and way in config.fixed_by:
         return config
     what = "frozen" if way == "freeze" else "given a capacity"
@@ -116,8 +108,8 @@ def _adaptive(config: MethodConfig, way: Literal["freeze", "capacity"]) -> Adapt
 def patches_per_block(
     model: nn.Module, config: MethodConfig, images: Iterable[Tensor], learned: Path | None = None
 ) -> NDArray[np.int64]:
-    """(I, 1 + L) patches of every image, at the beginning and after every block; ``learned`` as of `freeze`. They run
-    one by one: some methods decide by the mean of a batch."""
+    """(I, 1 + L) patches of every image, initially and after every block; ``learned`` as in `freeze`. Images run one by
+    one, because some methods decide by the mean of a batch."""
     reduced = shared_copy(model).eval()
     reduction = reduce_(reduced, config, record=True)
     take_learned(reduction, learned)

@@ -1,4 +1,4 @@
-"""`export`: a model, reduced or not, as a file for an engine without vitrim."""
+"""`export`: write a model, reduced or not, as a file for an engine without vitrim."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from vitrim.report import Table
 from vitrim.version import __version__
 
 FITTED = 512
-"""Images for fixed counts where nothing says how many."""
+"""Default number of images to fix counts on."""
 
 EAGER = "eager"
 
@@ -54,40 +54,40 @@ GIGA = 1e9
 COLUMNS = ("method", "engine", "images/s", "p50 ms", "p95 ms", "speed-up", "q1-q3", "promised", "ratio", "over eager")
 
 CALLS = {"freeze": "freeze", "capacity": "bound"}
-"""The functions of `vitrim.exporting.static` behind the options of the command."""
+"""The functions of `vitrim.exporting.static` behind options of the command."""
 
 CHECKED = 64
-"""Random images of the parity check where none are given."""
+"""Default number of random images for the parity check."""
 
 MAX_SIDE = 4096
-"""Pixels of a side: beyond, a model may take gigabytes or hours before it says that it takes no such images."""
+"""Largest side in pixels: beyond, a model may need gigabytes or hours before it refuses the size."""
 
 CALIBRATED = 64
-"""Images that the ranges of activations are found on, for int8."""
+"""Images to calibrate int8 on."""
 
 ALIKE = 0.98
-"""Cosine of embeddings that are as good as the same: the angle is that of a change by a fifth."""
+"""Cosine above which embeddings count as equal; equivalent to a relative change of a fifth."""
 
 AGREES = 0.8
-"""Share of real images in which a file in bf16 or int8 must give the top-1 of the model: below, something is wrong.
-Of 1,000 photographs 84.8 (`vid_tldr`) to 96.4 % (dense) agree in int8 on ViT-Ti, 85.0 (`tofu`) to 95.4 % on DeiT-T
+"""Share of real images in which a file in bf16 or int8 must give the model's top-1; less indicates an error. Of 1,000
+photographs 84.8 (`vid_tldr`) to 96.4 % (dense) agree in int8 on ViT-Ti, 85.0 (`tofu`) to 95.4 % on DeiT-T
 (docs/results/engines.md)."""
 
 
 @dataclass(frozen=True)
 class FileSpec:
-    """The file that `export` writes; its suffix and the defaults say enough in many cases.
+    """The file that `export` writes; the suffix and the defaults are often enough.
 
     Attributes:
-        to: format; None: that of the suffix: onnx, pt2, openvino (.xml), aoti (.pt2 too).
+        to: onnx, pt2, openvino (.xml) or aoti (also .pt2); None for the format of the suffix.
         batch: the only batch size; None for any.
-        opset: version of the ONNX operator set, 18 to 23.
-        precision: fp32, fp16 (of weights and computation), bf16 (openvino; pt2 and aoti as fp16) or int8 (products with
-            weights; onnx and openvino). Decisions are never rounded so, nor are input and output.
-        preprocess: take (batch, H, W, C) uint8 and normalise in the graph; resizing and cropping stay outside.
-        size: side of the images, or height and width; None: the model's own.
-        name: of the model, for the metadata.
-        classes: names of the classes, likewise; None: the model's own, those of the images, or ImageNet's.
+        opset: ONNX operator set, 18 to 23.
+        precision: fp32, fp16 (weights and computation), bf16 (openvino; pt2 and aoti like fp16) or int8 (products with
+            weights; onnx and openvino). Decisions, input and output keep their precision.
+        preprocess: take (batch, H, W, C) uint8 and normalise in the graph, but do not resize or crop.
+        size: side of the images, or height and width; None for the model's own.
+        name: name of the model in the metadata.
+        classes: names of the classes in the metadata; None for those of the model, of the images, or of ImageNet.
     """
 
     to: str | None = None
@@ -114,39 +114,38 @@ def export(
     seed: int = 0,
     on_progress: Callable[[str], None] | None = None,
 ) -> Exported:
-    """Write a model, reduced by ``method``, as a file that runs without vitrim. ``model`` stays as it is.
+    """Write a model, reduced by ``method``, as a file that runs without vitrim. ``model`` is not changed.
 
-    The file takes ``image`` (batch, C, H, W) float32 and gives float32 logits (batch, K); of a model without a head,
-    its embedding (batch, D) as the library means it, else its first output. Before it gets its name it must agree with
-    the model: the same top-1 and logits within 1e-4, at batch 1, 2 and all that is left of the images of ``check``, but
-    for near ties (`vitrim.exporting.check`), which its metadata count. A file in bf16 or int8 is made of one that does,
-    and its metadata say how often it gives the same top-1. A JSON file beside it repeats the metadata in it.
+    The file maps ``image`` (batch, C, H, W) float32 to float32 logits (batch, K); for a model without a head, to the
+    library's embedding (batch, D), or to its first output. The file is kept only if it agrees with the model: the same
+    top-1 and logits within 1e-4, at batch 1, 2 and all other images of ``check``, except near ties
+    (`vitrim.exporting.check`), which the metadata count. A file in bf16 or int8 is derived from such a file, and its
+    metadata give the share of images with the same top-1. A JSON file beside it repeats its metadata.
 
     Args:
-        model: dense or reduced, with learned parameters for instance, which goes as it is where ``method`` is None;
-            its name, as on the command line; or a `vitrim.ModelSpec`. One that nothing reduces takes ``none`` or None.
-            Of a run that learned parameters for the method, the file gets those.
-        method: config or text. One whose counts depend on the images needs fixed ones where its graph cannot follow
-            them: ``freeze``.
-        path: of the file; the names of those beside it begin with its own.
-        file: what else there is to say of it.
-        check: compare on so many images, of ``images`` or else random, 0 for none; or on these, as the file takes them.
-            Those are other images than int8 finds the ranges of activations on.
-        images: a source, as ``--images`` of the command, a dataset, or a `vitrim.DataSpec`; int8 needs it. Counts are
-            found on its ``limit`` of images, by default 512.
-        freeze: True: the method's counts become the means over ``images`` (`vitrim.exporting.freeze`). A share in
-            (0, 1]: it gets slots per block, enough for this share of ``images`` (`vitrim.exporting.bound`).
-        bench: time eager and exported, dense and reduced, at the file's batch, or at 1 and 8.
-        seed: of random weights and parameters, and of the images of ``bench``.
-        on_progress: called with a few words on every step.
+        model: a dense or reduced module, its name as on the command line, or a `vitrim.ModelSpec`. A reduced module,
+            e.g. with learned parameters, is exported as it is if ``method`` is None. A model that cannot be reduced
+            takes ``none`` or None. Parameters that a training run learned for the method are used.
+        method: config or text. A method whose counts depend on the images needs ``freeze``, unless its graph can follow
+            them.
+        path: path of the file; names of additional files begin with its name.
+        file: format and options.
+        check: number of images to compare on, of ``images`` or else random, 0 for none; or these images, as the file
+            takes them. They are disjoint from those that calibrate int8.
+        images: a source, as for ``--images``, a dataset, or a `vitrim.DataSpec`; required for int8. Counts are fixed on
+            its ``limit`` of images, by default 512.
+        freeze: True: fix the method's counts at the means over ``images`` (`vitrim.exporting.freeze`). A share in
+            (0, 1]: give it slots per block, enough for this share of ``images`` (`vitrim.exporting.bound`).
+        bench: time eager and exported, dense and reduced, at the file's batch size, or at 1 and 8.
+        seed: seed of random weights and parameters, and of the images of ``bench``.
+        on_progress: called with a short text on every step.
 
     Returns:
-        The file, ready to `run`; it is trusted, as `Exported.open` says. Its ``report`` is what the command prints and
-        records.
+        The file, ready to `run` and trusted (`Exported.open`). Its ``report`` is the output and record of the command.
 
     Raises:
-        VitrimError: the method or the model cannot be exported, a location or an option is not valid, or the file
-            disagrees with the model. What was at ``path`` is then as it was.
+        VitrimError: the method or the model cannot be exported, a path or an option is invalid, or the file disagrees
+            with the model. An existing file at ``path`` is unchanged.
         MissingPackageError: a package of the format is not installed.
 
     Example:
@@ -176,7 +175,7 @@ def export(
     with drawing(torch.device("cpu"), seed), ExitStack() as kept:
         loaded = spec.load("cpu")
         plain, learned = _plain(loaded.model), loaded.learned
-        if config is not None:  # in place of what reduces the model now
+        if config is not None:  # replaces the model's own reduction
             apart_from = kept.enter_context(apart(plain))
             plain, learned = apart_from.model, apart_from.learned or learned
         config = next(iter(fitting(plain, [] if config is None else [config])), None)
@@ -202,7 +201,7 @@ def export(
         if dataset is not None and isinstance(check, int) and (check > 0 or precision == "int8"):
             own = CALIBRATED if precision == "int8" else 0
             every = _spread(dataset, max(check, batch or 1) + own, told if preprocess else None)
-            parts = torch.arange(len(every)) * own // len(every)  # spread over what is spread
+            parts = torch.arange(len(every)) * own // len(every)  # calibration images are spread evenly, too
             calibrating = torch.diff(parts, prepend=torch.tensor([-1])) > 0 if own else parts < 0
             check, calibration = (every[~calibrating] if check else 0), every[calibrating]
         compared = _images(check, shape, batch, preprocess)
@@ -246,7 +245,7 @@ def export(
 
 
 def _check_file(wanted: FileSpec, path: Path, kind: type[Format]) -> None:
-    """Refuse, before any work, options that the format does not have, and places that cannot be written."""
+    """Refuse options that the format does not support, and paths that cannot be written."""
     if wanted.batch is not None and not 1 <= wanted.batch <= MAX_BATCH:
         raise VitrimError(f"batch={wanted.batch} must be a whole number from 1 to {MAX_BATCH}, or none for any")
     if wanted.opset not in OPSETS:
@@ -270,14 +269,13 @@ def _write(
     facts: dict[str, object],
     place: Path,
 ) -> Exported:
-    """Write the file to ``place``."""
     weights = wanted.precision if wanted.precision in kind.casts else "fp32"
     cast = reduced if weights == "fp32" else copy.deepcopy(reduced).to(PRECISIONS[weights])
     module = Program(cast, told if wanted.preprocess else None).eval()
     channels, height, width = shape
     layout = (height, width, channels) if wanted.preprocess else shape
     dtype = "uint8" if wanted.preprocess else "float32"
-    # two images: with one, torch would take a dynamic batch for a constant
+    # two images: torch treats a batch of one as a constant
     example = torch.zeros(wanted.batch or 2, *layout, dtype=getattr(torch, dtype))
     program = trace(module, example, wanted.batch is None)
     output = "logits" if ask(reduced).num_classes(reduced) else "features"
@@ -311,11 +309,7 @@ def _made(
     *,
     real: bool,
 ) -> Exported:
-    """The file in a precision that its engine makes, in place of the fp32 one, and how it agrees with that.
-
-    Raises:
-        VitrimError: on real images it often gives another top-1.
-    """
+    """Replace the fp32 file by one in a derived precision, and record their agreement; refuse if it is low."""
     place, size = written.path, written.batch or 1
     batches = [] if calibration is None else [as_array(each) for each in calibration.split(size) if len(each) == size]
     made = written.in_precision(precision, place.with_stem(f"{place.stem}.made"), batches)
@@ -327,11 +321,11 @@ def _made(
         cosines = np.array([])
         if classified := made.metadata["output"]["name"] == "logits" and ones.ndim == 2:
             same = (ones.argmax(1) == others.argmax(1)).mean()
-        elif ones.ndim == 2:  # embeddings, which are compared by their cosine
+        elif ones.ndim == 2:  # compare embeddings by cosine
             both, long = (ones * others).sum(1), np.linalg.norm(ones, axis=1) * np.linalg.norm(others, axis=1)
             cosines = both / np.maximum(long, np.finfo(np.float32).tiny)
             same = (cosines >= ALIKE).mean()
-        else:  # features and maps: close, on the whole
+        else:  # compare features and maps by relative distance
             flat, like = ones.reshape(len(ones), -1), others.reshape(len(others), -1)
             same = (np.linalg.norm(flat - like, axis=1) <= 0.2 * np.linalg.norm(like, axis=1)).mean()
         what = "same top-1" if classified else "within 20 %"
@@ -347,11 +341,11 @@ def _made(
     return replace(made, path=place)
 
 
-# ---- what is asked for -----------------------------------------------------------------------------------------------
+# ---- options ---------------------------------------------------------------------------------------------------------
 
 
 def _check_fixing(config: MethodConfig | None, freeze: bool | float, source: DataSpec) -> None:
-    """Refuse, before any work, ways to fixed counts without a method that needs them or without images."""
+    """Refuse options that fix counts without an adaptive method or without images."""
     option = "--freeze" if freeze is True else "--capacity"
     if freeze is False:
         if source.limit is not None:
@@ -372,11 +366,7 @@ def _check_images(
     check: int | Tensor,
     batch: int | None,
 ) -> None:
-    """Refuse, before counts are found and anything is exported, images that do not fit the file or are too few.
-
-    Raises:
-        VitrimError: in one line.
-    """
+    """Refuse images that do not fit the file or are too few, before any work."""
     if size is not None:
         _, rows, columns = input_size_of(model)
         if size not in (rows if rows == columns else None, (rows, columns)):
@@ -399,11 +389,7 @@ def _plain(model: nn.Module) -> nn.Module:
 
 
 def _reduced(plain: nn.Module, method: MethodConfig | None, learned: Path | None, batch: int | None) -> nn.Module:
-    """A copy reduced by ``method``, with the parameters for it that are in the folder ``learned``.
-
-    Raises:
-        VitrimError: the method has no fixed graph or does not fit.
-    """
+    """A copy reduced by ``method``, with its parameters in ``learned``; methods without a fixed graph are refused."""
     reduced = shared_copy(plain)
     if method is not None:
         take_learned(reduce_(reduced, method), learned)
@@ -420,13 +406,12 @@ def _reduced(plain: nn.Module, method: MethodConfig | None, learned: Path | None
 
 
 def _follows(model: nn.Module) -> bool:
-    """True of a reduced model whose graph for single images has sizes that follow from the image."""
+    """True for a reduced model whose graph for single images has sizes that depend on the image."""
     reduction = get_reduction(model)
     return reduction is not None and reduction.config.obstacle() is not None
 
 
 def _dense(model: nn.Module) -> nn.Module:
-    """A copy that is not reduced."""
     dense = shared_copy(model)
     restore_(dense)
     return dense
@@ -443,7 +428,7 @@ def _shape(model: nn.Module, size: int | tuple[int, int] | None) -> tuple[int, i
         raise VitrimError(f"size={size} must be from 1 to {MAX_SIDE}")
     try:
         with torch.inference_mode():
-            model(torch.zeros(1, channels, 1, 1).expand(1, *shape))  # as one number: sizes are refused by their shape
+            model(torch.zeros(1, channels, 1, 1).expand(1, *shape))  # needs no memory if the shape is refused
     except (RuntimeError, ValueError, AssertionError, LookupError) as error:
         kind = type(model).__name__
         raise VitrimError(f"{kind} takes no images of {rows} x {columns}: {first_line(error)}") from error
@@ -451,14 +436,14 @@ def _shape(model: nn.Module, size: int | tuple[int, int] | None) -> tuple[int, i
 
 
 def _spread(dataset: ImageDataset, count: int, as_bytes: Preprocessing | None) -> Tensor:
-    """(count, C, H, W) images spread over the dataset or, of this preprocessing, (count, H, W, C) uint8."""
+    """(count, C, H, W) images spread over the dataset; with ``as_bytes`` (count, H, W, C) uint8."""
     images: Tensor
     images, _ = next(iter(batches(dataset, min(count, len(dataset)), limit=count)))
     return images if as_bytes is None else as_read(images, as_bytes)
 
 
 def _images(wanted: int | Tensor, shape: tuple[int, int, int], batch: int | None, preprocess: bool) -> Tensor | None:
-    """The images of the comparison, as the file takes them, or None for no comparison."""
+    """The images of the comparison, as the file takes them; None for no comparison."""
     channels, height, width = shape
     layout = (height, width, channels) if preprocess else shape
     if isinstance(wanted, Tensor):
@@ -482,15 +467,15 @@ def _images(wanted: int | Tensor, shape: tuple[int, int, int], batch: int | None
 
 
 def _tokens(reduced: nn.Module, images: Tensor) -> list[list[int]] | None:
-    """Tokens of every image left after each block, prefix included; None for a dense model."""
+    """Tokens of every image after each block, prefix included; None for a dense model."""
     reduction = get_reduction(reduced)
     if reduction is None:
         return None
     config, counted = reduction.config, _dense(reduced)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ReductionWarning)  # said when the model itself was reduced
+        warnings.simplefilter("ignore", ReductionWarning)  # issued when the model itself was reduced
         reduction = reduce_(counted, config, record=True)
-    counted.load_state_dict(reduced.state_dict())  # with what the method has learned
+    counted.load_state_dict(reduced.state_dict())  # includes learned parameters
     found = []
     with torch.inference_mode():
         for image in images.split(1):
@@ -509,14 +494,9 @@ def _describe(
     name: str,
     classes: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """The metadata of a model that is reduced, or not: everything but what depends on the file.
+    """The metadata of a model in eval mode, without entries about the file.
 
-    Args:
-        model: a copy, in eval mode.
-        images: (I, C, H, W), to count tokens and multiply-accumulates on: means, and if there are several, the standard
-            deviations over them.
-        told: the preprocessing of its images; what is not known is None in it.
-        name: of the model.
+    Tokens and MACs are counted on ``images`` (I, C, H, W): means and, for several images, standard deviations.
     """
     reduction = get_reduction(model)
     dense = count_macs(_dense(model), images[:1]).total
@@ -560,18 +540,17 @@ def time_exported(
 ) -> list[Row]:
     """Time a model eager and exported, dense and reduced, in turn on the same images.
 
-    Eager dense is the faster of the attention kernels of the host.
+    Eager dense uses the faster attention kernel of the host.
 
     Args:
-        model: dense.
-        reduced: the same, reduced as it was exported.
+        reduced: the model, reduced as exported.
         dense, exported: their files (`dense_file`).
         images: (B, ...) as the file takes them.
 
     Returns:
-        Four rows, ``engine`` eager and that of the file, each dense and reduced, with ``latency_ms, images_per_second,
-        speedup, speedup_q1, speedup_q3`` (over the dense one of the same engine), ``over_eager`` (over eager dense),
-        ``promised_speedup`` (dense MACs over reduced MACs) and ``ratio`` (speedup over promise).
+        Four rows, ``engine`` eager and the file's, each dense and reduced, with ``latency_ms, images_per_second,
+        speedup, speedup_q1, speedup_q3`` (over dense on the same engine), ``over_eager`` (over eager dense),
+        ``promised_speedup`` (dense MACs over reduced MACs) and ``ratio`` (speedup over promised_speedup).
     """
     known = exported.metadata
     array = as_array(images)
@@ -603,11 +582,8 @@ def time_exported(
 
 @contextmanager
 def dense_file(model: nn.Module, exported: Exported) -> Iterator[Exported]:
-    """Yield the file of the dense ``model``, exported as the reduced one was, and remove it in the end.
-
-    Raises:
-        VitrimError: the model is reduced.
-    """
+    """Yield a temporary file of the dense ``model``, exported like the reduced one; raise `VitrimError` if it is
+    reduced."""
     known = exported.metadata
     if get_reduction(model) is not None:
         raise VitrimError("timing starts from the dense model: call vitrim.restore_(model) first")
@@ -623,14 +599,12 @@ def dense_file(model: nn.Module, exported: Exported) -> Iterator[Exported]:
 
 
 def _noise(file: Exported, count: int, seed: int) -> Tensor:
-    """So many random images, as the file takes them."""
     shape = (count, *(int(side) for side in file.shape[1:]))
     images = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     return (images * 64 + 128).clamp(0, 255).to(torch.uint8) if file.metadata["input"]["dtype"] == "uint8" else images
 
 
 def _report(file: Exported, weights: str, seed: int) -> ExportReport:
-    """Notes on a file before it is timed."""
     known = file.metadata
     shape = ", ".join(map(str, file.shape))
     counts = known["tokens_per_block"]
@@ -649,7 +623,6 @@ def _report(file: Exported, weights: str, seed: int) -> ExportReport:
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    """The times at one batch size."""
     first = rows[0]
     title = f"batch {first['batch_size']}, threads: {first['threads']}, rounds: {first['rounds']}"
     cells: list[tuple[Any, ...]] = [

@@ -1,4 +1,4 @@
-"""The models of a comparison: the dense one and a reduced copy for every method, which share their parameters."""
+"""The models of a comparison: the dense model and a reduced copy per method, which share their parameters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vitrim.measure.records import DENSE
 from vitrim.tasks.base import Task
 
 TOO_MUCH = "asks for more than"
-"""Words of the warning of `check_amounts`."""
+"""Part of the warning text of `check_amounts`."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class ModelOutput:
     """The output of one model for a batch.
 
     Attributes:
-        prediction: of the task; logits (B, K) for classification.
-        feature: (B, C), what the classifier reads, the mean where there are two; (B, P, C), what a dense head reads of
-            every patch; None for a model that is not watched.
-        tokens_per_block: tokens after each block, prefix included, padding not, summed over the batch.
-        tokens_at_end: tokens left after the last block, summed over the batch; more than the last entry of
-            ``tokens_per_block`` where the last block computes only what the head reads. 0 of a model without blocks.
-        macs: multiply-accumulates by part of all images of the batch together, if they were asked for.
-        counted: (H, W) of the images they follow from, where they follow from shapes; None where all images counted.
+        prediction: prediction of the task; logits (B, K) for classification.
+        feature: (B, C), the classifier's input, the mean over several classifiers; (B, P, C), a dense head's input;
+            None for a model that is not watched.
+        tokens_per_block: tokens after each block, with prefix, without padding, summed over the batch.
+        tokens_at_end: tokens after the last block, summed over the batch; more than the last entry of
+            ``tokens_per_block`` if the last block computes only the head's input. 0 for a model without blocks.
+        macs: MACs by part, summed over the batch, if they were requested.
+        counted: (H, W) of the images if ``macs`` follow from shapes; None if all images were counted.
     """
 
     prediction: Any
@@ -55,15 +55,15 @@ class Contestant:
     """One model of a comparison.
 
     Args:
-        model: what runs. If it is ``watched`` it must be a private copy: hooks that are never taken off are set on it.
-        reduction: the handle of a reduced ``model``, made with ``record=True``; None for the dense one.
-        watched: whether features and, where ``model`` is a host, tokens are wanted.
+        model: model to run. A ``watched`` model must be a private copy: it keeps hooks.
+        reduction: handle of a reduced ``model``, made with ``record=True``; None for the dense model.
+        watched: record features and, if ``model`` is a host, tokens.
     """
 
     def __init__(
         self, model: nn.Module, task: Task, reduction: Reduction | None = None, *, watched: bool = False
     ) -> None:
-        # the model itself, or the part of it that is reduced
+        # the model, or its reduced part
         part = model if has_trunk(model) or reduction is None else reduction.model
         self.forward = _Forward(model, task, part, watched).eval()
         self.reduction = reduction
@@ -74,13 +74,13 @@ class Contestant:
         self.sizes: set[tuple[int, int]] = set()
 
     def run(self, images: Tensor, targets: Any = None, *, count: bool = False) -> ModelOutput:
-        """One forward of images (B, C, H, W).
+        """Run one forward of images (B, C, H, W).
 
         Args:
             images: on the device of the model.
-            targets: of the task; they say at most where there is padding.
-            count: count multiply-accumulates too. What adapts to the images is counted on this very forward, the whole
-                batch at once, since counts may depend on the batch mates; anything else on one image of every shape.
+            targets: targets of the task; used only to find padding.
+            count: count MACs. Adaptive models are counted on this forward, on the entire batch, since counts may depend
+                on the other images; other models on one image per shape.
 
         Raises:
             VitrimError: the outputs are not finite.
@@ -101,7 +101,6 @@ class Contestant:
                 raise VitrimError(
                     f"{self.name}: the model's outputs are not finite numbers: check its weights and dtype"
                 )
-        # tokens after every block, and those left at the end, summed over the batch
         tokens: tuple[int, ...] = ()
         left = 0
         if self.watched and self.reduction is None and self.forward.num_blocks:
@@ -114,7 +113,7 @@ class Contestant:
         return ModelOutput(self.forward.prediction, feature, tokens, left, macs, counted)
 
     def _check_amounts(self, reduction: Reduction) -> None:
-        """Warn once per size, or refuse if the method is strict, where these images have too few patches for it."""
+        """Warn once per size, or raise if the method is strict, if the images have too few patches for the method."""
         reducer = next(one.reducer for one in reduction.model.modules() if isinstance(one, ReducedBlock))
         for grid in reduction.units:
             if grid not in self.sizes:
@@ -122,10 +121,10 @@ class Contestant:
                 check_amounts(reduction.config, [replace(reducer.layer, grid_size=grid)])
 
     def _macs_of(self, images: Tensor) -> Mapping[str, int]:
-        """Multiply-accumulates of one image of a shape, counted once."""
+        """MACs of one image of this shape, cached."""
         shape = tuple(images.shape[1:])
         if shape not in self.macs:
-            # what the counted forward draws must not change what the next one does
+            # the counted forward must not change the random draws of the next one
             with torch.random.fork_rng([images.device] if images.device.type == "cuda" else []):
                 targets, self.forward.targets = self.forward.targets, None
                 self.macs[shape] = count_parts(self.forward, images[:1])
@@ -134,7 +133,7 @@ class Contestant:
 
 
 class _Forward(nn.Module):
-    """The model as a module that keeps its prediction, the input of its head and its number of tokens."""
+    """The model as a module that records its prediction, the input of its head and its number of tokens."""
 
     prediction: Any
     num_tokens: int
@@ -163,13 +162,13 @@ class _Forward(nn.Module):
             self.prediction = self.task.predict(self.model, images, self.targets)
 
     def feature(self) -> Tensor | None:
-        """(B, C), what the classifier reads, the mean where there are two, side by side where they differ in size;
-        (B, P, C) of a dense head; an embedding itself; None where no module reads it."""
+        """(B, C), the classifier's input: for several classifiers the mean, or a concatenation if sizes differ;
+        (B, P, C) for a dense head; an embedding; None if no module reads it."""
         if not self.inputs:
             return None
         alike = len({found.shape for found in self.inputs}) == 1
         if len(self.inputs) == 1:
-            feature = self.inputs[0]  # itself: an embedding that is the prediction, too, is no row of logits
+            feature = self.inputs[0]  # the same object, so that `are_logits` recognises a predicted embedding
         else:
             feature = torch.stack(self.inputs).mean(0) if alike else torch.cat(self.inputs, dim=-1)
         return feature.flatten(2).transpose(1, 2) if feature.ndim == 4 else feature
@@ -192,17 +191,15 @@ def contestants(
 ) -> list[Contestant]:
     """The dense model and its reductions, in the order of ``methods``.
 
-    ``model`` is not touched: it is copied once, and the reduced models share the parameters of that copy, so a further
-    method costs no memory for parameters. All are in eval mode.
+    ``model`` is copied once, and the reduced models share the parameters of that copy, so an additional method needs no
+    memory for parameters. All are in eval mode.
 
     Args:
-        model: not reduced; one that nothing reduces takes ``none`` alone, which is its dense row.
-        methods: configs or their text form.
-        task: what the models predict.
-        device: where to compute; None for where the model is.
-        dtype: of the parameters; None for what the model has.
-        learned: folder of a saved reduction (`Reduction.save`), whose parameters the methods of that name get; others
-            that learn keep random ones.
+        model: not reduced, not changed; a model that cannot be reduced only accepts ``none``, its dense row.
+        device: None for the model's device.
+        dtype: dtype of the parameters; None for the model's.
+        learned: folder of a saved reduction (`Reduction.save`), whose parameters the methods of that name load; other
+            learned methods keep random parameters.
 
     Raises:
         VitrimError: the model is reduced, or a method is unknown or does not fit the model.
@@ -213,7 +210,7 @@ def contestants(
     reduced = []
     for config in configs:
         candidate = shared_copy(dense)
-        with warnings.catch_warnings():  # `Contestant.run` speaks of the images at hand
+        with warnings.catch_warnings():  # `Contestant.run` warns for the actual image sizes
             warnings.filterwarnings("ignore", f".* {TOO_MUCH} ", ReductionWarning)
             reduction = reduce_(candidate, config, record=True)
         take_learned(reduction, learned)

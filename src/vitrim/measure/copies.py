@@ -1,4 +1,4 @@
-"""Copies of a model that share its weights: as it is, with each of its attention kernels, reduced."""
+"""Copies of a model that share its weights: unchanged, per attention kernel, or reduced."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vitrim.measure.prefill import Prefill
 
 
 def shared_copy(model: nn.Module) -> nn.Module:
-    """A copy of ``model`` with its own modules and the same parameters and buffers: it takes almost no memory.
+    """A copy of ``model`` that shares its parameters and buffers, so it needs almost no memory.
 
     Example:
         >>> layer = nn.Linear(2, 2)
@@ -33,10 +33,9 @@ def shared_copy(model: nn.Module) -> nn.Module:
 
 
 def take_learned(reduction: Reduction, learned: Path | None) -> None:
-    """Load the parameters of a saved reduction where it is of the same method; others that learn keep random ones.
+    """Load the parameters of a saved reduction if it is of the same method; others keep their parameters.
 
     Args:
-        reduction: the handle of a reduced model.
         learned: folder of `Reduction.save`, or None.
 
     Raises:
@@ -47,12 +46,10 @@ def take_learned(reduction: Reduction, learned: Path | None) -> None:
 
 
 def reduced_copy(model: nn.Module, method: MethodConfig | str, learned: Path | None = None) -> nn.Module:
-    """A copy of ``model`` that shares its weights and is reduced by ``method``; a `Prefill` gets fewer image tokens.
+    """A copy of ``model`` that shares its weights and is reduced by ``method``; a `Prefill` with ``compact=True``.
 
-    ``learned`` is a folder as of `take_learned`.
-
-    Raises:
-        VitrimError: as `vitrim.reduce_`. ``model`` is never changed.
+    Args:
+        learned: see `take_learned`.
     """
     refuse_reduced(model)
     reduced = shared_copy(model)
@@ -63,13 +60,12 @@ def reduced_copy(model: nn.Module, method: MethodConfig | str, learned: Path | N
 
 @dataclass(frozen=True)
 class Apart:
-    """A model as it was before it was reduced, and how it is reduced.
+    """A dense model and how it was reduced.
 
     Attributes:
-        model: dense.
-        method: what reduces it; None if nothing does.
-        select: the selector of image tokens behind it, likewise.
-        learned: a folder with the parameters of the method, for `take_learned`.
+        method: method of the reduction; None without one.
+        select: selector of image tokens; None without one.
+        learned: folder with the method's parameters, for `take_learned`.
     """
 
     model: nn.Module
@@ -78,16 +74,16 @@ class Apart:
     learned: Path | None = None
 
     def with_own(self, methods: Sequence[MethodConfig]) -> list[MethodConfig]:
-        """``methods`` behind the model's own one, each once."""
+        """The model's own method and then ``methods``, without duplicates."""
         every = [*([] if self.method is None else [self.method]), *methods]
         return list({config.describe(): config for config in every}.values())
 
 
 @contextmanager
 def apart(model: nn.Module) -> Iterator[Apart]:
-    """``model`` and its reduction, one beside the other: of a reduced model a dense copy that shares its weights.
+    """Separate ``model`` from its reduction; the dense model is a copy that shares its weights.
 
-    The folder of learned parameters is there as long as the ``with`` statement.
+    The folder of learned parameters exists within the ``with`` statement only.
 
     Raises:
         VitrimError: several parts of the model are reduced.
@@ -112,12 +108,10 @@ def apart(model: nn.Module) -> Iterator[Apart]:
 
 
 def dense_copies(model: nn.Module) -> dict[str, nn.Module]:
-    """The unreduced model with every attention kernel that its library offers, as copies that share its weights.
+    """Copies of the unreduced model, one for each attention kernel of its library, which share its weights.
 
-    Which is faster depends on device, dtype and shape, so a fair baseline is the faster one, measured.
-
-    Returns:
-        ``{"fused": ..., "unfused": ...}`` for hosts that can do both, else ``{"host": ...}``.
+    The keys are "fused" and "unfused" for hosts with both, else "host". The faster kernel depends on device, dtype and
+    shape, so a fair baseline measures both.
 
     Example:
         >>> from timm.models import VisionTransformer

@@ -1,4 +1,4 @@
-"""The way of every input token, per image and block, and its file: analyses and figures are made from it."""
+"""Decisions: the fate of every input token, per image and block, and the file format of such records."""
 
 from __future__ import annotations
 
@@ -31,15 +31,14 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Decisions:
-    """The way of the tokens of images under one method, in the order of their ids.
+    """The fate of the tokens of images under one method, in the order of their ids.
 
     Attributes:
-        header: ``method``, ``num_prefix`` (protected tokens at the front), ``soft`` (tokens are mixtures, so ``source``
-            is the one with the largest weight or none), and whatever a caller adds; can be written to JSON.
-        ids: (I,) int64, the places of the images in their dataset.
-        source: (I, L, N0) int32: the token that holds input token i after block l, counted from 0 with the prefix, and
-            -1 where none does.
-        num_tokens: (I, L) int32, tokens of each image after each block, prefix included, padding not.
+        header: ``method``, ``num_prefix`` (protected tokens at the front), ``soft`` (tokens are mixtures, and
+            ``source`` names the token with the largest weight), and entries of the caller; JSON-serialisable.
+        ids: (I,) int64, indices of the images in their dataset.
+        source: (I, L, N0) int32: the token that holds input token i after block l, prefix counted, -1 for none.
+        num_tokens: (I, L) int32, tokens of each image after each block, with prefix, without padding.
 
     Example:
         >>> decisions = Decisions({"method": "none"}, np.arange(1), np.zeros((1, 2, 3), np.int32), np.ones((1, 2)))
@@ -53,11 +52,7 @@ class Decisions:
     num_tokens: NDArray[Any]
 
     def save(self, file: str | Path) -> None:
-        """Write to ``file``, a compressed .npz without pickles, in the narrowest integers that hold the numbers.
-
-        Raises:
-            VitrimError: it cannot be written.
-        """
+        """Write a compressed .npz without pickles, in the narrowest integer types."""
         source = narrowed(self.source)
         header = {**self.header, "format": FORMAT, "pruned": int(np.iinfo(source.dtype).max)}
         arrays = {"ids": self.ids, "source": source, "num_tokens": self.num_tokens.astype(np.int32)}
@@ -65,11 +60,7 @@ class Decisions:
 
     @classmethod
     def load(cls, file: str | Path) -> Decisions:
-        """Read what `save` wrote.
-
-        Raises:
-            VitrimError: there is no such file, or it is no record of this format.
-        """
+        """Read a file of `save`."""
         header, arrays = read_arrays(file, "record of decisions", FORMAT)
         try:
             return cls(header, arrays["ids"], widened(arrays["source"], header["pruned"]), arrays["num_tokens"])
@@ -78,7 +69,7 @@ class Decisions:
 
 
 class DecisionsProbe(Gauge):
-    """The record of where every input token went: `Decisions`. Adds nothing to rows."""
+    """A gauge that records `Decisions`; it adds no columns to rows."""
 
     def __init__(self, contestant: Contestant | None = None) -> None:
         self.contestant = contestant
@@ -86,7 +77,7 @@ class DecisionsProbe(Gauge):
         super().__init__({"record": self.lists})
 
     def start(self, contestant: Contestant) -> Gauge:
-        """The decisions of one model; of the dense one there are none."""
+        """Start the record of one model; that of the dense model stays empty."""
         return DecisionsProbe(contestant)
 
     def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
@@ -94,7 +85,7 @@ class DecisionsProbe(Gauge):
             self.lists.update(ids=batch.ids, **whereabouts(self.contestant.reduction, len(batch)))
 
     def decisions(self) -> Decisions | None:
-        """The record, None of the dense model."""
+        """The record; None for the dense model."""
         found = self.lists.each()
         if self.contestant is None or self.contestant.reduction is None or not found:
             return None
@@ -110,14 +101,10 @@ class DecisionsProbe(Gauge):
 
 
 def whereabouts(reduction: Reduction, images: int) -> dict[str, Tensor]:
-    """Of the last forward: the token that holds each input token after every block, and the number of tokens.
+    """``source`` and ``num_tokens`` (see `Decisions`) of the last forward of B images, int32 on the CPU.
 
     Args:
         reduction: made with ``record=True``.
-        images: B.
-
-    Returns:
-        ``source`` (B, L, N0) int32, -1 for none, and ``num_tokens`` (B, L) int32, on the CPU.
     """
     states = reduction.states[1:]
     source = torch.stack([state.source.expand(images, -1) for state in states], 1)
@@ -142,7 +129,7 @@ def save_decisions(gauges: Iterable[Gauge], folder: Path) -> list[Path]:
 
 
 def file_name(method: str) -> str:
-    """A method's text as the name of a file: letters, digits, dots and minus signs stay; a long one ends in a sum.
+    """A method's text as a file name: letters, digits, dots and minus signs stay; a long name ends in a checksum.
 
     Example:
         >>> file_name("evit:keep_rate=0.7,fuse_token=true")
@@ -155,13 +142,13 @@ def file_name(method: str) -> str:
 
 HEADER = "header"
 LARGEST = 2 * 2**30
-"""Bytes of the arrays of one file."""
+"""Most bytes of the arrays in one file."""
 READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 DAMAGES = (
     *(KeyError, ValueError, TypeError, EOFError, RuntimeError, MemoryError, SyntaxError),
     *(zipfile.BadZipFile, zlib.error, OverflowError, tokenize.TokenError),
 )
-"""Errors of reading a damaged file; a header that is nested too deeply is a RecursionError or a MemoryError."""
+"""Errors of reading a damaged file; a deeply nested header is a RecursionError or a MemoryError."""
 
 
 def narrowed(source: NDArray[Any]) -> NDArray[Any]:
@@ -177,7 +164,7 @@ def narrowed(source: NDArray[Any]) -> NDArray[Any]:
 
 
 def widened(source: NDArray[Any], pruned: int) -> NDArray[np.int32]:
-    """Undo `narrowed`; ``pruned`` is what stands for -1.
+    """Undo `narrowed`; ``pruned`` is the value that represents -1.
 
     Example:
         >>> widened(np.array([0, 2, 255], np.uint8), 255)
@@ -189,33 +176,28 @@ def widened(source: NDArray[Any], pruned: int) -> NDArray[np.int32]:
 
 
 def write_arrays(file: str | Path, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write ``arrays`` and a ``header`` that JSON can hold, whole or not at all, with the folders above.
-
-    Raises:
-        VitrimError: it cannot be written.
-    """
+    """Write ``arrays`` and a JSON-serialisable ``header`` atomically, creating parent folders."""
     text: dict[str, Any] = {HEADER: np.array(json.dumps(dict(header)))}
     with written(Path(file)) as place, place.open("wb") as out:
         np.savez_compressed(out, **text, **arrays)  # type: ignore[arg-type]
 
 
 def read_arrays(file: str | Path, what: str, version: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The header and the arrays that `write_arrays` wrote. Sizes are checked before an array is read.
+    """Read a file of `write_arrays`. Sizes are checked before an array is read.
 
     Args:
-        what: the file should be, for the message.
-        version: the ``format`` that the header must have.
+        what: the expected content, for error messages.
+        version: the required ``format`` in the header.
 
     Raises:
-        VitrimError: there is no such file, it is no such file or damaged, of another format, or its arrays take more
-            than 2 GiB.
+        VitrimError: the file is missing, damaged, or of another kind or format, or its arrays exceed 2 GiB.
     """
     file = Path(file)
     try:
-        if not stat.S_ISREG(file.stat().st_mode):  # a pipe would be waited for
+        if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would block
             raise VitrimError(f"cannot read {file}: it is no file")
         with file.open("rb") as opened:
-            if not zipfile.is_zipfile(opened):  # else numpy says how to unpickle it, which nobody should
+            if not zipfile.is_zipfile(opened):  # numpy's message would recommend unpickling, which is unsafe
                 raise VitrimError(f"{file} is no {what}: it is no .npz file, or was cut short")
             _check_entries(opened)
             opened.seek(0)
@@ -225,7 +207,7 @@ def read_arrays(file: str | Path, what: str, version: int) -> tuple[dict[str, An
                     raise VitrimError(f"{file} is no {what}: its header names no format")
                 if header["format"] != version:
                     raise VitrimError(f"{file} has format {header['format']}, this vitrim reads {version}")
-                json.dumps(header, ensure_ascii=False).encode()  # half a character can be printed nowhere
+                json.dumps(header, ensure_ascii=False).encode()  # lone surrogates cannot be printed
                 return header, {name: stored[name] for name in stored.files if name != HEADER}
     except OSError as error:
         raise VitrimError(f"cannot read {file}: {error.strerror or first_line(error)}") from error
@@ -236,11 +218,7 @@ def read_arrays(file: str | Path, what: str, version: int) -> tuple[dict[str, An
 
 
 def _check_entries(opened: BinaryIO) -> None:
-    """Check what the entries of an .npz file say of themselves, of which only the first bytes are read.
-
-    Raises:
-        ValueError: one is no array of numbers, does not have the size that its shape needs, or all are too large.
-    """
+    """Raise `ValueError` for entries of an .npz file whose headers are invalid, without reading the arrays."""
     with zipfile.ZipFile(opened) as stored:
         entries = stored.infolist()
         names = {entry.filename for entry in entries}

@@ -1,4 +1,4 @@
-"""Keywords that functions of commands took before they took objects: they work for one release, with a line."""
+"""Former keywords of functions that now take objects: they work for one more release, with a deprecation warning."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ RENAMED = {
     "on_setting": "on_report",
     "on_stop": "on_report",
 }
-"""Keywords whose field, or parameter, has another name now."""
+"""New names of fields and parameters."""
 JOINED = {"files": "methods", "more_models": "models"}
-"""Lists that stand in another one now."""
+"""Lists that were joined with another list."""
 
 
 def earlier(**objects: Any) -> Callable[[Function], Function]:
-    """A decorator of a function: it goes on to take the keywords that are fields of its arguments now.
+    """A decorator that still accepts, as keywords, the fields of a function's object parameters.
 
     Args:
-        objects: the parameters that are objects, each with its dataclass, or several of which it takes one. The first
-            field of the first is what can be given in its place: a model, a source, a folder.
+        objects: parameters that are objects, each with its dataclass, or with several alternatives. The first field of
+            the first dataclass may be passed in place of the object: a model, a source, a folder.
 
     Example:
         >>> @dataclasses.dataclass
@@ -121,11 +121,7 @@ def earlier(**objects: Any) -> Callable[[Function], Function]:
 
 
 def _with(own: Any, kind: Any, usual: Any, values: dict[str, Any]) -> Any:
-    """An argument with more values: itself where it is of that kind, else made of it.
-
-    Raises:
-        VitrimError: what stands in its place is given as a value, too.
-    """
+    """``own``, converted to ``kind`` if necessary, with the fields ``values``, which must not contradict it."""
     first = dataclasses.fields(kind)[0]
     if own is not None and (kind is not usual or (first.name in values and not isinstance(own, kind))):
         raise VitrimError(f"give {first.name} or what stands in its place, not both")

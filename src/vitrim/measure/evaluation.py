@@ -1,4 +1,4 @@
-"""Accuracy of reduced models next to the dense one, in one pass over the data: ``vitrim eval``.
+"""Accuracy of reduced models compared with the dense model, in one pass over the data: ``vitrim eval``.
 
 model = create_model("vit_small_patch16_224", pretrained=True)
 report = evaluate(model, ["tome:r=13", "evit:keep_rate=0.7"], "imagenet:ROOT")
@@ -56,17 +56,17 @@ from vitrim.report import Report, Results, Table
 from vitrim.tasks import Task, make_task
 
 BY_NUMBER = "by_number"
-"""The option of data whose labels are the numbers of the model's classes, whatever these are called."""
+"""Data option: labels are the indices of the model's classes, whatever their names."""
 DATASETS = (ImageDataset, MultiLabelDataset, SegmentationDataset, DetectionDataset)
 NONE_CHANGED = ", or, where none of them changed, what it is below (at 95 %)"
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-"""Names of the command line, and torch's."""
+"""Names on the command line, and torch's."""
 
 
 def standard_probes(task: Task) -> list[Probe]:
     """The probes of an evaluation: the task's metrics, agreement with the dense model, MACs and tokens.
 
-    What embeddings are good for shows in all of them together: their metrics are those of `Neighbours`.
+    For embeddings, `Neighbours` provides the metrics.
 
     Example:
         >>> [type(probe).__name__ for probe in standard_probes(make_task("classification", 10))]
@@ -78,8 +78,8 @@ def standard_probes(task: Task) -> list[Probe]:
 
 
 def paired_probes(task: Task) -> list[Probe]:
-    """The probe of the standard error of what is lost against the dense model; none for boxes without pycocotools, and
-    none for embeddings, whose `standard_probes` know it.
+    """The probe of the standard error of the loss against the dense model; none for boxes without pycocotools, and none
+    for embeddings, whose `standard_probes` include it.
 
     Example:
         >>> [type(probe).__name__ for probe in paired_probes(make_task("segmentation", 10))]
@@ -98,10 +98,10 @@ def num_classes(model: nn.Module) -> int:
     """The number of classes that ``model`` predicts.
 
     Raises:
-        VitrimError: it has no classifier, or is made of parts.
+        VitrimError: it has no classifier, or consists of several hosts.
     """
     if supported_parts(model):
-        host_of(model)  # says which part to take
+        host_of(model)  # raises an error that names the part to use
     count = ask(model).num_classes(model)
     if count is None:
         raise VitrimError(f"this {type(model).__name__} does not say how many classes it predicts: give it num_classes")
@@ -111,7 +111,7 @@ def num_classes(model: nn.Module) -> int:
 
 
 def task_of(model: nn.Module, dataset: Any, name: str | None = None) -> Task:
-    """The task ``name``, else that ``model`` is made for or, of a classifier, ``dataset``: one label or several.
+    """The task ``name``, else the model's or, for a classifier, the dataset's: one label or several per image.
 
     Raises:
         VitrimError: the model has no classifier.
@@ -122,14 +122,13 @@ def task_of(model: nn.Module, dataset: Any, name: str | None = None) -> Task:
 
 
 def check_dataset(dataset: Any, task: Task, model: str) -> None:
-    """Check before any image is read that the model has the classes of the labels.
+    """Check that the model has the classes of the labels, before any image is read.
 
     Args:
-        dataset: of this package.
-        model: its name on the command line, for the message.
+        model: name of the model, for error messages.
 
     Raises:
-        VitrimError: a label beyond the model's classes, or another number of classes where images have several.
+        VitrimError: a label beyond the model's classes, or another number of classes with several labels per image.
     """
     count = task.num_classes
     if task.reads is None and not isinstance(dataset, ImageDataset | MultiLabelDataset):
@@ -156,10 +155,10 @@ def check_dataset(dataset: Any, task: Task, model: str) -> None:
 
 
 def check_names(dataset: Any, task: Task, model: nn.Module) -> None:
-    """Check that the classes of whole images have names of the model's classes, where both have names.
+    """Check, if data and model both name their classes, that some names match.
 
     Raises:
-        VitrimError: none of them has: a score by number would be that of other classes.
+        VitrimError: no name matches, so scores by index would be meaningless.
     """
     if not dataset.class_names or task.reads is not None or task.name == EMBEDDING or task.places is not None:
         return
@@ -174,13 +173,13 @@ def check_names(dataset: Any, task: Task, model: nn.Module) -> None:
 
 
 def open_task(loaded: Loaded, data: Any, *, embeddings: bool = False) -> tuple[Task, Any]:
-    """The task of a model, and images as the model takes them; the recipe of a run says what the arguments do not.
+    """The task of a model, and its images with the model's transform; the recipe of a training run sets the defaults.
 
     Args:
-        loaded: the dense model (`vitrim.loading.load`).
-        data: a `vitrim.DataSpec`, or the source or the dataset alone. A dataset is left as it is; a transform that
-            somebody has set on it is kept. Options of the reader are over those that the model was trained with.
-        embeddings: a model may be taken by its embeddings.
+        loaded: dense model (`vitrim.loading.load`).
+        data: a `vitrim.DataSpec`, or its source or dataset. A dataset is not changed; its transform is kept if one was
+            set. Options of the reader override those of the training run.
+        embeddings: accept a model without a classifier, by its embeddings.
 
     Raises:
         VitrimError: the model is not for the task, or has no classifier and ``embeddings`` is false; the data cannot be
@@ -233,13 +232,9 @@ def open_task(loaded: Loaded, data: Any, *, embeddings: bool = False) -> tuple[T
 
 
 def data_facts(dataset: Any, source: str, limit: int | None, batch_size: int) -> dict[str, Any]:
-    """A record's entry about the images: their source, how many there are and how many are read.
+    """The entry of a record about the images: source, split, number of images read, classes, batch size.
 
-    Args:
-        dataset: of this package.
-        source: as on the command line.
-        limit: at most so many images are read; None: all.
-        batch_size: images per batch.
+    ``source`` is the name on the command line; at most ``limit`` images are read.
     """
     return {
         "source": source,
@@ -261,41 +256,39 @@ def evaluate(
     on_progress: Callable[[int, int | None], None] | None = None,
     on_report: Callable[[Report], None] | None = None,
 ) -> Report:
-    """Evaluate reduced models next to the dense one: accuracy, agreement, cosine, MACs, tokens.
+    """Evaluate reduced models and the dense model: accuracy, agreement, cosine, MACs, tokens.
 
-    All methods see the same batches, in one pass over the data. Processes that ``accelerate launch`` started share the
-    batches, and all return the same rows.
+    All methods see the same batches, in one pass over the data. Processes of ``accelerate launch`` share the batches,
+    and all return the same rows.
 
     Args:
-        model: a module, which is left as it was; a name as on the command line, or a `vitrim.ModelSpec`. A reduced one
-            is evaluated as it is, beside its dense self. Or an exported file, `vitrim.Exported`, as it runs.
-        methods: one or several, as configs or texts such as ``"tome:r=13"``; None for the dense model alone, or for
-            what a reduced one is reduced by. Exported files among them are scored beside the model on the same images.
-        data: a source or a dataset, as of `vitrim.open_data`, or a `vitrim.DataSpec`, which says more; or batches:
-            pairs of images (B, C, H, W) and targets, labels (B,) for classification, (B, K) of 0 and 1 for several
-            labels; read once. With batches the task of a `vitrim.DataSpec` may also be multilabel, or a task itself.
-        out: a folder where what is gathered is kept, every half minute, or a `vitrim.Results`, which says what else is:
-            the ``decisions`` (`vitrim.measure.decisions.Decisions`) and the ``predictions`` of a classifier, a row per
-            image with its place in the data, its file where it has one, its label, and of every model the class and
-            its probability.
-        seed: of random weights and of methods that draw at random; the global generators stay as they are.
-        on_progress: called after every batch with the images that this process has seen and those that there are for
-            it, None where that is not known.
-        on_report: called with the report of what was gathered if something stops the pass, Ctrl-C too; what stopped it
-            is raised afterwards.
+        model: a module, which is not changed, a name as on the command line, or a `vitrim.ModelSpec`. A reduced module
+            is evaluated beside its dense self. Or a `vitrim.Exported` file.
+        methods: one or several, configs or text such as ``"tome:r=13"``; None for the dense model and, if the model is
+            reduced, its own reduction. Exported files among them are scored on the same images.
+        data: a source or a dataset, see `vitrim.open_data`, or a `vitrim.DataSpec`. Or batches, read once: pairs of
+            images (B, C, H, W) and targets, which are labels (B,) for classification, and (B, K) of 0 and 1 for several
+            labels per image. With batches, the task of a `vitrim.DataSpec` may be multilabel or a `Task`.
+        out: folder that stores intermediate results every half minute, or a `vitrim.Results`, which can also request
+            the ``decisions`` (`vitrim.measure.decisions.Decisions`) and the ``predictions`` of a classifier: a row per
+            image with its index, file, label, and every model's class and probability.
+        seed: seed of random weights and of methods that draw at random; the global generators do not change.
+        on_progress: called after every batch with the number of images this process has seen, and its total or None.
+        on_report: called with the partial report if the pass is interrupted, also by Ctrl-C; the exception is raised
+            afterwards.
 
     Returns:
-        A report with a row per model, the dense one first: ``model, method, images``; the metrics of the task, shares
+        A report with a row per model, the dense model first: ``model, method, images``; the metrics of the task, shares
         in [0, 1], such as ``top1``; ``agreement``, ``cosine``, ``gmacs``, ``gmacs_images``, ``tokens_per_block``,
-        ``tokens_at_end`` (see the probes for what each is) and, where the task tells classes apart, ``classes``. Rows
-        also have ``loss_error``, the standard error of the change against dense on the same images (of boxes only where
-        pycocotools is installed), and those of top-1 the ``loss`` itself and ``kl``, the divergence from the dense
-        model. Its ``record`` is what ``vitrim eval --json`` writes.
+        ``tokens_at_end`` (see `vitrim.measure.probes`) and, for tasks with scores by class, ``classes``. Rows also have
+        ``loss_error``, the standard error of the change against dense on the same images (for boxes only with
+        pycocotools), and rows with top-1 have the ``loss`` and ``kl``, the divergence from the dense model. Its
+        ``record`` is the output of ``vitrim eval --json``.
 
     Raises:
-        VitrimError: the model is reduced, no host, has no classifier or is for another task; a method is unknown or
-            does not fit; the data cannot be read or have other classes; targets are wrong; outputs are not finite;
-            there are no images; too little memory.
+        VitrimError: an unsupported model, or a model without a classifier or for another task; an unknown method, or
+            a method that does not fit; data that cannot be read, is empty or has other classes; invalid targets;
+            outputs that are not finite; too little memory.
 
     Example:
         >>> import timm
@@ -317,7 +310,7 @@ def evaluate(
     if not (dtype is None or isinstance(dtype, torch.dtype) or dtype in DTYPES):
         raise unknown("dtype", dtype, DTYPES)
     precision: torch.dtype | None = getattr(torch, DTYPES[dtype]) if isinstance(dtype, str) else dtype
-    if spec.named:  # the defaults of the command line; a model that is there has a place and a dtype
+    if spec.named:  # the command line's defaults; a module has its own device and dtype
         device, precision = device or "cpu", precision or torch.float32
     selected = None if device is None else select_device(str(device))
     processes = Processes.launched(None if device is None else str(device))
@@ -344,7 +337,7 @@ def evaluate(
                 raise VitrimError(f"{name} is for a source of images or a dataset, and batches are given")
             if isinstance(wanted, Task):
                 job = wanted
-            else:  # of batches, a classifier may be given several labels, too
+            else:  # with batches, the caller may choose a classifier's task, such as multilabel
                 free = wanted is not None and not ask(loaded.model).tasks(loaded.model)
                 job = task_of(loaded.model, None, wanted if free else task_name(loaded.model, wanted))
         with apart(loaded.model) as own:
@@ -400,7 +393,7 @@ def evaluate(
             if dataset is None:
                 measurement.follow(images.source, progress)
             else:
-                # the batches that were not seen before, in the order of all
+                # skip batches of the run that is resumed
                 done = 0 if partial is None else partial.restore(measurement)
                 how: dict[str, Any] = {"limit": images.limit, "workers": images.workers, "done": done}
 
@@ -415,10 +408,10 @@ def evaluate(
     except VitrimError as error:
         problem = str(error)
         raise
-    finally:  # what was gathered is kept, whatever stops the pass: it may be hours of work
+    finally:  # keep the results, which may be hours of work, whatever stopped the pass
         if partial is not None and measurement.turns:
             partial.keep(measurement, now=True)
-        # after an error the other processes may never come to the place where results are put together
+        # after an error, other processes may never reach the point where results are joined
         findings = measurement.findings(together=problem is None)
         first = processes.index == 0 and bool(findings.rows)
         report = _report(loaded.name, job, facts, findings, dataset, problem)
@@ -439,11 +432,11 @@ def evaluate(
 def _report(
     model: str, task: Task, facts: Mapping[str, Any], findings: Findings, dataset: Any, problem: str | None
 ) -> Report:
-    """The report of what was found of the images so far; without rows if there are none."""
+    """The report of the findings so far; without rows before the first batch."""
     ended: dict[str, Any] = {"complete": True} if problem is None else {"complete": False, "error": problem}
     if not findings.rows:
         return Report("eval", {**facts, **ended})
-    # the scores of every class are too many for the table
+    # scores by class are in the rows only, not in the table
     classes = findings.classes(dataset, task.num_classes)
     rows = [
         Row(row.method, {**row, **({"classes": scores} if scores else {})}, model=model)
@@ -457,7 +450,7 @@ def _report(
         number = f"{seen} of {data['images']}" if seen < data["images"] else f"{seen}"
         title = f"{model} on {data['source']}: {number} images in batches of {data['batch_size']}"
     facts = {**facts, "data": data, **ended}
-    # what is needed to read the table correctly
+    # notes needed to read the table
     error = f" ± its standard error on the same images{NONE_CHANGED}" if "loss_error" in rows[0] else ""
     notes = [
         f"metrics, agree ({task.agreement_means}) and MACs saved in %; change of {spelled(task.selects_by)} in "
@@ -500,26 +493,24 @@ def _table(title: str, rows: Sequence[Row], task: Task) -> Table:
 
 
 def unseen(change: float, error: float | None, images: int) -> float | None:
-    """The largest change, in points, that n images allow of which none changes: 3/n, at 95 % (the rule of three).
+    """The largest change, in points, compatible with n images of which none changed: 3/n, at 95 % (the rule of three).
+
+    None if an image changed, or the error is unknown.
 
     Args:
-        change, error: of `PairedLoss` or `Neighbours`, shares.
+        change, error: shares from `PairedLoss` or `Neighbours`.
         images: n.
-
-    Returns:
-        None where some image changed, or the error is not known.
 
     Example:
         >>> unseen(0.0, 1 / 20, 20), unseen(0.0, 0.07, 20), unseen(-0.05, 1 / 20, 20)
         (15.0, None, None)
     """
-    # the error of images that change both ways is larger than one image's share
+    # if images change in both directions, the error exceeds one image's share
     return 300.0 / images if change == 0.0 and error == 1.0 / images else None
 
 
 def change_cell(change: float, error: float | None, images: int) -> str:
-    """A change of a share in points, and its standard error where that is known; where no image changed, how much the
-    images allow (`unseen`).
+    """A change of a share in points, with its standard error if known; if no image changed, with the bound of `unseen`.
 
     Example:
         >>> change_cell(-0.0123, 0.0041, 1000), change_cell(0.0, None, 20), change_cell(0.0, 1 / 20, 20)
@@ -532,7 +523,7 @@ def change_cell(change: float, error: float | None, images: int) -> str:
 
 
 def weight_and_class_notes(facts: Mapping[str, Any], task: Task, still: str) -> Iterator[str]:
-    """Notes on accuracy that random weights or classes by number make meaningless; ``still``: what is left to read."""
+    """Yield notes on accuracies that are meaningless; ``still``: text on what the other columns still show."""
     if facts["weights"] == "random":
         yield (
             "the model has random weights (neither pretrained nor of a checkpoint), so its accuracy is meaningless; "
@@ -557,7 +548,7 @@ def weight_and_class_notes(facts: Mapping[str, Any], task: Task, still: str) -> 
 
 
 def spelled(metric: str) -> str:
-    """A metric as people write it.
+    """The display name of a metric.
 
     Example:
         >>> spelled("top1"), spelled("mAP_occurring")
@@ -567,6 +558,6 @@ def spelled(metric: str) -> str:
 
 
 def untrained_methods(configs: Iterable[MethodConfig], learned: Path | None) -> list[str]:
-    """The methods that learn, and of which nothing was ``learned``: their parameters are random."""
+    """The learned methods without learned parameters: theirs are random."""
     known = None if learned is None else saved_method(learned)
     return [config.describe() for config in configs if not config.training_free and config.name != known]

@@ -1,4 +1,4 @@
-"""Exported files as models that are measured: what is deployed, beside what it was made of."""
+"""Exported files as models to measure: the deployed file beside the model it was made from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vitrim.tasks.base import Task
 
 
 class InFile(Protocol):
-    """The parts of `vitrim.Exported` that measuring asks for."""
+    """The parts of `vitrim.Exported` that measurements use."""
 
     @property
     def path(self) -> Path: ...
@@ -42,15 +42,15 @@ MethodsAndFiles: TypeAlias = MethodConfig | str | InFile | Sequence[MethodConfig
 
 
 class FileModel(nn.Module):
-    """An exported file as a model: images (B, C, H, W), normalised as its metadata say, to what it gives, as a tensor.
+    """An exported file as a model: from images (B, C, H, W), normalised by its metadata, to its output tensor.
 
-    Batches are cut and filled up to the size that the file takes, and given as bytes where it normalises itself.
+    Batches are split and padded to the file's batch size, and converted to bytes if the file normalises them itself.
 
     Args:
-        file: opened, trusted if it is code.
+        file: an open file, trusted if it is code.
 
     Raises:
-        VitrimError: it cannot be run, or its metadata do not say how images are prepared.
+        VitrimError: it cannot run, or its metadata lack the preprocessing.
 
     Example:
         >>> import vitrim
@@ -71,7 +71,7 @@ class FileModel(nn.Module):
             )
         self.file = file
         self.vitrim_origin = Origin(str(file.path), str(file.path), {}, None, 0)
-        self.place = nn.Parameter(torch.zeros(()), requires_grad=False)  # says that it takes float32 on the CPU
+        self.place = nn.Parameter(torch.zeros(()), requires_grad=False)  # marks the device and dtype: CPU, float32
         self.as_bytes = file.metadata["input"].get("dtype") == "uint8"
         sides = [int(side) for side in file.shape[1:]]
         channels, height, width = (sides[2], *sides[:2]) if self.as_bytes else sides
@@ -95,7 +95,7 @@ class FileModel(nn.Module):
         self.embedding = output.get("embedding", "the file's output")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FileModel:
-        """Itself: an opened file cannot be copied, and nothing changes it."""
+        """Return itself: an open file cannot be copied, and is never changed."""
         return self
 
     def forward(self, images: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class FileModel(nn.Module):
 
 
 def in_batches(run: Callable[[Tensor], Tensor], images: Tensor, size: int) -> Tensor:
-    """The outputs of ``run``, which takes batches of ``size`` alone: images are split, and what is left filled up.
+    """Apply ``run``, which only takes batches of ``size``: split the images and pad the last batch.
 
     Example:
         >>> in_batches(lambda batch: batch + len(batch), torch.tensor([0, 1, 2]), 2).tolist()
@@ -126,10 +126,7 @@ def in_batches(run: Callable[[Tensor], Tensor], images: Tensor, size: int) -> Te
 
 
 def parted(methods: MethodsAndFiles) -> tuple[list[MethodConfig], dict[str, FileModel]]:
-    """The methods, and the files by their paths, of a list that may hold both; one may stand alone.
-
-    Raises:
-        VitrimError: as `vitrim.core.registry.parse_methods`, and as `FileModel`.
+    """Split a list, or a single entry, into methods and files by path.
 
     Example:
         >>> [config.describe() for config in parted("tome:r=8")[0]]
@@ -142,10 +139,10 @@ def parted(methods: MethodsAndFiles) -> tuple[list[MethodConfig], dict[str, File
 
 
 class OnFile(Contestant):
-    """A file as one that is compared: its predictions, with the counts that its metadata say.
+    """A contestant whose predictions a file computes; MACs and tokens come from its metadata.
 
     Raises:
-        VitrimError: embeddings are asked for, and it gives logits.
+        VitrimError: the task needs embeddings, and the file returns logits.
     """
 
     def __init__(self, model: FileModel, task: Task) -> None:
@@ -156,7 +153,7 @@ class OnFile(Contestant):
         self.name = str(model.file.path)
         self.tokens = [float(count) for count in known.get("tokens_per_block") or ()]
         self.forward.num_blocks = len(self.tokens)
-        # older files say the sum alone
+        # older files only have the sum
         self.counts = dict.fromkeys(PARTS, 0.0) | (known.get("gmacs_parts") or {"linear": known.get("gmacs") or 0})
 
     def run(self, images: Tensor, targets: Any = None, *, count: bool = False) -> ModelOutput:
@@ -173,15 +170,10 @@ class OnFile(Contestant):
 
 
 def check_alike(model: nn.Module, told: Any, files: Sequence[FileModel]) -> None:
-    """Check that ``files`` take the images that are prepared for ``model``.
-
-    Args:
-        model: the first of the comparison.
-        told: its `vitrim.core.plan.Preprocessing`.
-        files: beside it.
+    """Check that ``files`` accept images prepared for ``model``, whose `vitrim.core.plan.Preprocessing` is ``told``.
 
     Raises:
-        VitrimError: naming the file, and what differs.
+        VitrimError: a file differs in size or normalisation.
     """
     for file in files:
         own: dict[str, Any] = {"size": file.img_size, **{name: file.pretrained_cfg[name] for name in ("mean", "std")}}
@@ -195,7 +187,7 @@ def check_alike(model: nn.Module, told: Any, files: Sequence[FileModel]) -> None
 
 
 def file_words(files: Sequence[FileModel]) -> str:
-    """A note on what the files are.
+    """A note on the origin of the files.
 
     Example:
         >>> file_words([])

@@ -1,4 +1,4 @@
-"""Inputs of functions that measure: images without labels, and methods whose parameters nobody learned."""
+"""Inputs of measurements: images without labels, and methods without learned parameters."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ from vitrim.measure.prefill import Prefill
 from vitrim.tasks import tasks
 
 EMBEDDING = "embedding"
-"""The task of a model without a classifier."""
+"""Task of a model without a classifier."""
 ZERO_SHOT = "zero_shot"
-"""The task of one that was trained with a text tower, and is told the classes by their names."""
+"""Task of a model with a text tower, which gets the names of the classes."""
 
 
 WHERE = ("split", "image_column", "label_column")
-"""The fields of a `DataSpec` that every function reads."""
+"""Fields of a `DataSpec` that every function reads."""
 SCORED = (*WHERE, "options", "limit", "task", "protocol", "batch_size", "workers")
-"""Those of functions that score models on images."""
+"""Fields that functions which score models read."""
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """Images and how they are read, by the function that takes them: for its model, and in its batches.
+    """Images and how to read them, for functions that transform and batch them for their model.
 
-    A source alone, or a dataset as of `open_data`, says enough in most cases.
+    Most calls can pass a source or a dataset (see `open_data`) instead.
 
     Attributes:
-        source: of images, as of `open_data`, or a dataset of `vitrim.data`; where a function says so, batches.
-        split, image_column, label_column, options: as of `open_data`; only with a source. With a dataset, too, the
-            option ``by_number``: true where labels are the numbers of the model's classes, whatever these are called.
-        limit: so many images only, spread evenly over the data.
-        task: of a model that is made for several.
-        protocol: of segmentation, such as ``{"mode": "slide"}``, over that of the training.
-        labels: the images have labels of the model's classes.
-        few: they may be fewer than a result can be seen on (`vitrim.optimize`).
-        batch_size: images at once where a model is scored.
-        workers: processes that read images; 0: this one.
+        source: source of images, see `open_data`, or a dataset of `vitrim.data`; for some functions, batches.
+        split, image_column, label_column, options: see `open_data`; only with a source. The option ``by_number`` also
+            works with a dataset: true if labels are the indices of the model's classes, whatever their names.
+        limit: largest number of images, spread evenly over the data.
+        task: task, for a model with several.
+        protocol: protocol of segmentation, such as ``{"mode": "slide"}``; overrides that of the training.
+        labels: the labels are classes of the model.
+        few: accept fewer images than a result can be detected on (`vitrim.optimize`).
+        batch_size: batch size for scoring.
+        workers: processes that read images; 0 for this one.
 
     Raises:
-        VitrimError: a value of another kind.
+        VitrimError: a value of the wrong type.
     """
 
     source: Any
@@ -75,21 +75,21 @@ class DataSpec:
 
     @classmethod
     def of(cls, data: Any) -> DataSpec:
-        """The description of images: itself where it is one."""
+        """``data`` as a `DataSpec`."""
         return data if isinstance(data, cls) else cls(data)
 
     @property
     def by_name(self) -> bool:
-        """True of images that are given by their source."""
+        """True if the source is a name or path."""
         return isinstance(self.source, str | Path)
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The part of a source, and its columns."""
+        """Split and columns, as arguments of `open_data`."""
         return {"split": self.split, "image_column": self.image_column, "label_column": self.label_column}
 
     def name(self, dataset: Any) -> str:
-        """The source as it was given, or that of the ``dataset`` that was."""
+        """The name of the source, or the source of the given ``dataset``."""
         return str(self.source) if self.by_name else str(dataset.source)
 
 
@@ -104,21 +104,21 @@ def open_data(
     limit: int | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Open a source of images as a dataset, which every function of vitrim takes in place of the source.
+    """Open a source of images as a dataset, which all functions of vitrim accept.
 
     Args:
         source: a folder of classes, parquet files, ``hfds/OWNER/NAME``, or ``LAYOUT:ROOT``, such as
             ``imagenet:ROOT``; see docs/data.md.
-        model: that the images are for: its task says whether masks or boxes are read, and the recipe of its run holds
-            where the options say nothing.
-        task: of a model that is made for several, or of the data where no model is given.
+        model: model for the images: its task decides if masks or boxes are read, and the recipe of its training run
+            sets default options.
+        task: task, for a model with several or without ``model``.
         split: part of the data, such as ``val``.
-        image_column, label_column: of a table, where there are several.
-        limit: so many images only, spread evenly over the data.
-        options: of the layout's reader.
+        image_column, label_column: columns of a table that has several.
+        limit: largest number of images, spread evenly over the data.
+        options: options of the layout's reader.
 
     Returns:
-        A dataset of `vitrim.data`, whose images nothing has prepared yet: that follows from the model.
+        A dataset of `vitrim.data`. Functions add the transform of their model.
 
     Raises:
         VitrimError: the data cannot be read, or the model is not for the task.
@@ -148,12 +148,12 @@ def open_data(
 
 
 def task_name(model: nn.Module, wanted: str | None = None) -> str | None:
-    """The task that ``model`` is evaluated in: the ``wanted`` one, else that it is made for; None: labels of images.
+    """The task to evaluate ``model`` in: the ``wanted`` task, else the model's own; None for labels of entire images.
 
-    A model without a classifier is evaluated by its embeddings, and any other one may be.
+    A model without a classifier is evaluated by its embeddings; other models can be, too.
 
     Raises:
-        VitrimError: the model is not for the wanted task.
+        VitrimError: the model does not support the wanted task.
     """
     own = ask(model).tasks(model)
     if not own and (wanted == EMBEDDING or (wanted is None and ask(model).num_classes(model) == 0)):
@@ -168,15 +168,15 @@ def task_name(model: nn.Module, wanted: str | None = None) -> str | None:
 
 
 def open_images(model: nn.Module, images: Any) -> Any:
-    """Images prepared as ``model`` takes them; None where there are none.
+    """Images with the transform of ``model``; None without a source.
 
     Args:
-        model: says how its images are prepared.
-        images: a `DataSpec`, a source, as of `vitrim.data.load_images`, or a dataset, which stays as it is and keeps a
-            transform that was set on it.
+        model: model whose preprocessing is used.
+        images: a `DataSpec`, a source (see `vitrim.data.load_images`), or a dataset, which is not changed and keeps a
+            transform that was set.
 
     Raises:
-        VitrimError: the images cannot be read, or are described and not given.
+        VitrimError: the images cannot be read, or columns are set without a source.
 
     Example:
         >>> import io, timm
@@ -204,7 +204,7 @@ def open_images(model: nn.Module, images: Any) -> Any:
 
 
 def random_images(model: nn.Module, count: int, seed: int = 0) -> Tensor:
-    """Standard normal images (count, C, H, W), float32 on the CPU, of the size and channels that ``model`` takes.
+    """Standard normal images (count, C, H, W) of the model's input size, float32 on the CPU.
 
     (count, n, C, H, W) for a `Prefill` of prompts with n images.
     """
@@ -213,14 +213,12 @@ def random_images(model: nn.Module, count: int, seed: int = 0) -> Tensor:
 
 
 def image_shape(model: nn.Module) -> tuple[int, ...]:
-    """Channels, height and width of the images that ``model`` takes, of a `Prefill` behind the images of a prompt."""
+    """The shape (C, H, W) of a model's input; (n, C, H, W) for a `Prefill`."""
     return model.shape if isinstance(model, Prefill) else input_size_of(model)
 
 
 def untrained_counts(host: nn.Module, configs: Iterable[MethodConfig], learned: Path | None = None) -> list[str]:
-    """The methods whose counts in ``host`` depend on parameters of their own, which are random here.
-
-    Those that are in the folder ``learned`` (`vitrim.measure.copies.take_learned`) are not.
+    """The methods whose token counts in ``host`` depend on parameters that are random here, not in ``learned``.
 
     Example:
         >>> import timm, vitrim
@@ -233,15 +231,14 @@ def untrained_counts(host: nn.Module, configs: Iterable[MethodConfig], learned: 
     trained = None if learned is None else saved_method(learned)
     for config in configs:
         if config.is_adaptive() and not config.training_free and config.name != trained:
-            with torch.random.fork_rng(devices=[]):  # a look changes nothing that is drawn later
+            with torch.random.fork_rng(devices=[]):  # this check must not change later random draws
                 reduced = reduced_copy(host, config)
-            if len(list(reduced.parameters())) > own:  # a_vit learns with weights of the host, and those are given
+            if len(list(reduced.parameters())) > own:  # a_vit learns with the host's weights, which are not random
                 found.append(config.describe())
     return found
 
 
 def untrained_notes(untrained: Iterable[str]) -> Iterator[str]:
-    """A note on the methods of `untrained_counts`, if there are any."""
     names = ", ".join(untrained)
     if names:
         yield (

@@ -1,7 +1,7 @@
-"""Latency of several models on one machine, timed for comparison.
+"""Latency of several models, timed for a comparison.
 
-Other jobs on a machine slow it down for seconds at a time. So candidates are timed in turn, A B C A B C ..., a slow
-moment hits all of them alike, and what is compared is the ratio within a round.
+Other jobs can slow a machine down for seconds. So candidates are timed in turn, A B C A B C ...: a slow moment hits all
+of them alike, and speed-ups are ratios within a round.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from vitrim.errors import VitrimError
 FloatArray = NDArray[np.float64]
 
 ENOUGH = 8
-"""Rounds whose halves are compared."""
+"""Fewest rounds whose halves are compared."""
 APART = 1.05
-"""Ratios of the medians of two halves beyond which something else ran."""
+"""Ratio of the medians of two halves that indicates a disturbance."""
 STARVED = 0.8
-"""Seconds of processor in a second, below which this process was made to wait."""
+"""CPU seconds per second below which this process had to wait."""
 
 
 # ---- timing ----------------------------------------------------------------------------------------------------------
@@ -39,16 +39,16 @@ STARVED = 0.8
 
 @dataclass(frozen=True)
 class Budget:
-    """The time to spend on measuring.
+    """The time to spend on a measurement.
 
-    Rounds go on until there are ``min_rounds`` of them and they took ``min_seconds`` per candidate, but never beyond
-    ``max_rounds``. In one round every candidate runs once.
+    It ends after ``min_rounds`` rounds that took ``min_seconds`` per candidate, or after ``max_rounds``. In one round
+    every candidate runs once.
 
     Attributes:
-        min_rounds: at least so many.
-        min_seconds: at least so long, in seconds per candidate, warm-up not counted.
-        max_rounds: never more.
-        warmup_rounds: rounds before, that are not counted: caches, lazy set-up, compilation.
+        min_rounds: fewest rounds.
+        min_seconds: least time in seconds per candidate, without warm-up.
+        max_rounds: most rounds.
+        warmup_rounds: initial rounds that do not count, for caches, lazy set-up and compilation.
 
     Raises:
         VitrimError: a number below its minimum, or ``max_rounds`` below ``min_rounds``.
@@ -74,7 +74,7 @@ class Budget:
                 raise VitrimError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
     def spent(self, rounds: int, seconds: float, candidates: int) -> bool:
-        """True if ``rounds`` that took ``seconds`` in all are enough for so many candidates."""
+        """True if ``rounds`` with a total of ``seconds`` are enough for this number of candidates."""
         if rounds >= self.max_rounds:
             return True
         return rounds >= self.min_rounds and seconds >= self.min_seconds * candidates
@@ -85,22 +85,18 @@ def time_interleaved(
     device: torch.device | str = "cpu",
     budget: Budget | None = None,
 ) -> dict[str, FloatArray]:
-    """Time callables in turn, one call each per round, in an order drawn anew for every round.
+    """Time callables in turn, one call each per round, in a random order per round.
 
-    A call finds caches and memory as the call before it left them: in a fixed order `tome:r=2` of ViT-S took 109 ms
-    behind a model of 186 ms, and 99 behind another (the same for all rounds, so no median notices).
+    A call runs with the caches and memory that its predecessor left: in a fixed order, `tome:r=2` of ViT-S took 109 ms
+    after a model of 186 ms, and 99 ms after another one, in all rounds, so that a median does not help.
 
     Args:
         candidates: callables by name; on an accelerator they may return before their work is done.
-        device: where they work; it is waited for before and after every call.
-        budget: how long to time, by default `Budget()`.
+        device: device of the work, synchronised before and after every call.
 
     Returns:
-        Per name the latency of every round, (R,) float64 in milliseconds. Entry i of all belongs to the same round.
-        Where the first and the last half of the rounds disagree (`restless`), the budget is spent up to three times.
-
-    Raises:
-        VitrimError: no candidates.
+        Per name the latency of every round, (R,) float64 in milliseconds; entry i of all belongs to the same round. If
+        the halves of the rounds disagree (`restless`), the budget is spent up to three times.
 
     Example:
         >>> times = time_interleaved({"short": lambda: sum(range(10)), "long": lambda: sum(range(1000))},
@@ -130,17 +126,16 @@ def time_interleaved(
                 rounds[-1][name] = time.perf_counter() - start
             seconds += sum(rounds[-1].values())
         found = {name: np.array([took[name] for took in rounds]) * 1e3 for name in candidates}
-        # a disturbed machine is measured longer: three times at most
+        # measure longer on a disturbed machine, at most three times
         if before >= 2 * (len(rounds) - before) or not restless(found):
             return found
 
 
 def in_turn(run: Callable[[Tensor], object], batches: Sequence[Tensor]) -> Callable[[], object]:
-    """A call that runs the next of ``batches``, each of any shape, and begins again after the last.
+    """A callable that runs the next of ``batches``, of any shapes, and starts over after the last.
 
-    The time of a method whose counts depend on the image is that of many images. Calls that are timed in turn over the
-    same batches see the same one in every round. Several batches are all run once first: an engine makes kernels for
-    every shape that it has not seen.
+    With it, a method whose token counts depend on the image is timed on many images, and all candidates run the same
+    batch in every round. Several batches all run once first, because engines compile kernels for every new shape.
 
     Example:
         >>> seen = []
@@ -183,18 +178,17 @@ class Speedup:
     q1: float
     q3: float
     halves: tuple[float, float] = field(default=(nan, nan), repr=False, compare=False)
-    """The medians of the first and of the last half of the rounds; nan of fewer than `ENOUGH`."""
+    """Medians of the first and the last half of the rounds; nan for fewer rounds than `ENOUGH`."""
 
     @property
     def row(self) -> dict[str, Any]:
-        """These numbers as rows of reports have them."""
         found: dict[str, Any] = {"speedup": self.median, "speedup_q1": self.q1, "speedup_q3": self.q3}
         return found if isnan(self.halves[0]) else {**found, "speedup_halves": list(self.halves)}
 
 
 def restless(times_ms: Mapping[str, ArrayLike]) -> bool:
-    """True if the two halves of the rounds disagree on a ratio to the first candidate by more than `APART`: something
-    else ran on the machine for a while. Never of fewer rounds than `ENOUGH`.
+    """True if the two halves of the rounds disagree on a ratio to the first candidate by more than `APART`: another job
+    ran for a while. Always False for fewer rounds than `ENOUGH`.
 
     Example:
         >>> calm, slow = [10.0] * 8, [10.0] * 4 + [13.0] * 4
@@ -203,17 +197,17 @@ def restless(times_ms: Mapping[str, ArrayLike]) -> bool:
     """
     first, *others = (np.asarray(each) for each in times_ms.values())
     speedups = (paired_speedup(first, other) for other in others)
-    return any(max(one.halves) > APART * min(one.halves) for one in speedups)  # of few rounds nan, which is not above
+    return any(max(one.halves) > APART * min(one.halves) for one in speedups)  # False for nan
 
 
 @dataclass(frozen=True)
 class MachineWatch:
-    """The share of the machine that this process had while it timed.
+    """The share of the machine that this process had during the timing.
 
     Attributes:
-        wall: seconds on the clock.
-        own: seconds of processors that this process had, its threads together.
-        load: processes that wanted to run, the mean of the last minute, this one's threads among them.
+        wall: wall-clock seconds.
+        own: CPU seconds of this process, summed over threads.
+        load: load average of the last minute, including this process.
         cores: processors of the machine.
     """
 
@@ -223,9 +217,9 @@ class MachineWatch:
     cores: int
 
     def disturbance(self) -> str | None:
-        """A phrase on what else ran; None where nothing much did.
+        """A phrase on other load; None if there was little.
 
-        One thread that is never made to wait has a second of processor in every second.
+        An undisturbed thread has one CPU second per second.
 
         Example:
             >>> MachineWatch(10.0, 10.0, 1.2, 2).disturbance() is None
@@ -244,7 +238,7 @@ class MachineWatch:
 
 @contextmanager
 def watched_machine() -> Iterator[list[MachineWatch]]:
-    """Yield a list that holds at the end how much of the machine this process had within.
+    """Yield a list that holds a `MachineWatch` of the block at its end.
 
     Example:
         >>> with watched_machine() as found:
@@ -255,7 +249,7 @@ def watched_machine() -> Iterator[list[MachineWatch]]:
     found: list[MachineWatch] = []
     wall, own = time.perf_counter(), time.process_time()
     yield found
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # Windows has none
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # unavailable on Windows
     found.append(MachineWatch(time.perf_counter() - wall, time.process_time() - own, load, os.cpu_count() or 1))
 
 
@@ -272,12 +266,12 @@ def summarise(times_ms: ArrayLike) -> Latency:
 
 
 def paired_speedup(baseline_ms: ArrayLike, times_ms: ArrayLike) -> Speedup:
-    """Speed-up over the baseline, from the same rounds (R,) of both, in any one unit.
+    """Speed-up over the baseline from the same rounds (R,) of both, in any unit.
 
-    Paired, so that a round in which the whole machine was slow says as much as any other.
+    Ratios are paired, so a round in which the entire machine was slow is as informative as any other.
 
     Raises:
-        ValueError: the two have different numbers of rounds.
+        ValueError: different numbers of rounds.
 
     Example:
         >>> paired_speedup([2.0, 20.0, 3.0], [1.0, 10.0, 2.0])  # the second round was slow for both
@@ -294,7 +288,7 @@ def paired_speedup(baseline_ms: ArrayLike, times_ms: ArrayLike) -> Speedup:
 
 
 def images_per_second(batch_size: int, latency_ms: float) -> float:
-    """Throughput in images per second, at one batch of ``batch_size`` images per ``latency_ms``.
+    """Throughput at one batch of ``batch_size`` images per ``latency_ms``.
 
     Example:
         >>> images_per_second(8, 20.0)
@@ -304,12 +298,12 @@ def images_per_second(batch_size: int, latency_ms: float) -> float:
 
 
 def speed_row(times_ms: ArrayLike, baseline_ms: ArrayLike, images: int, promised: float) -> dict[str, Any]:
-    """The speed of a candidate as rows of reports have it.
+    """The speed columns of a candidate for rows of reports.
 
     Args:
-        times_ms, baseline_ms: as of `paired_speedup`.
-        images: in a batch.
-        promised: the speed-up that its multiply-accumulates promise.
+        times_ms, baseline_ms: see `paired_speedup`.
+        images: batch size.
+        promised: the speed-up that its MACs promise.
 
     Example:
         >>> row = speed_row([5.0, 5.0], [10.0, 10.0], images=2, promised=4.0)
@@ -328,7 +322,7 @@ def speed_row(times_ms: ArrayLike, baseline_ms: ArrayLike, images: int, promised
 
 
 def fastest(times_ms: Mapping[str, ArrayLike], names: Iterable[str]) -> str:
-    """The one of ``names`` with the lowest median.
+    """The name with the lowest median.
 
     Example:
         >>> fastest({"a": [3.0, 3.0, 3.0], "b": [1.0, 2.0, 9.0], "c": [1.0, 1.0, 1.0]}, ["a", "b"])

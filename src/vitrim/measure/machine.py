@@ -1,4 +1,4 @@
-"""This machine: its devices, threads and generators, and everything that a number depends on besides the command."""
+"""This machine: its devices, threads and random generators, and the facts that numbers depend on."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from vitrim.version import __version__
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 PACKAGES = {"open_clip": "open_clip_torch"}
-"""Packages of host libraries, where they have another name than what is imported."""
+"""Packages of host libraries whose import name differs."""
 
 
 def select_device(device: str) -> torch.device:
-    """The torch device called ``device``, if this machine has it."""
+    """The torch device ``device``; raise `VitrimError` if this machine does not have it."""
     try:
         selected = torch.device(device)
     except (RuntimeError, TypeError):
@@ -39,7 +39,7 @@ def select_device(device: str) -> torch.device:
 
 
 def set_threads(threads: int | None) -> int:
-    """Set the CPU threads if given, and return the number in force."""
+    """Set the number of CPU threads, unless None, and return the current number."""
     check_whole(threads=(threads, 1))
     if threads is not None:
         torch.set_num_threads(threads)
@@ -47,7 +47,7 @@ def set_threads(threads: int | None) -> int:
 
 
 def environment(*, device: str = "cpu", dtype: str = "float32", seed: int | None = None) -> dict[str, Any]:
-    """Everything a number depends on besides the command: versions, device, dtype, threads, seed."""
+    """The facts besides the command that numbers depend on: versions, device, dtype, threads, seed."""
     from vitrim.core.registry import libraries, missing_libraries
 
     hosts = [library for library in libraries() if library not in ("vitrim", *missing_libraries())]
@@ -71,7 +71,6 @@ def environment(*, device: str = "cpu", dtype: str = "float32", seed: int | None
 
 
 def processor() -> str:
-    """The name of the CPU, as the system reports it."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text().splitlines():
@@ -82,10 +81,11 @@ def processor() -> str:
 
 @contextmanager
 def drawing(device: torch.device, seed: int) -> Iterator[None]:
-    """Draw from generators of the CPU and of ``device`` that start from ``seed``.
+    """Seed the generators of the CPU and of ``device`` within the block, and restore them afterwards.
 
-    Only generators that are put back afterwards are seeded: `torch.manual_seed` would seed those of all accelerators.
-    On an accelerator that is not CUDA, whose generators torch cannot fork in one way, all are, and its own stay so.
+    `torch.manual_seed` would also seed generators of other accelerators, which are not restored. On an accelerator
+    other than CUDA, whose generators torch cannot fork in a common way, it is used, and the accelerator's generators
+    keep their new state.
 
     Example:
         >>> import torch

@@ -1,8 +1,8 @@
-"""Multiply-accumulates (MACs) of a model, dense or reduced, by one counter that keeps its parts apart.
+"""Multiply-accumulates (MACs) of dense and reduced models, from one counter that separates parts.
 
-PyTorch's counter does the counting of one forward; here are formulas for operations that it has none for, and which
-operation belongs to which part. Published tables count different things: some leave attention out, some LayerNorm. With
-the parts apart each of them can be reproduced; `CONVENTIONS` names the common ones.
+PyTorch's counter counts one forward; this file adds formulas for operations that it lacks, and assigns operations to
+parts. Published tables differ: some leave out attention, some LayerNorm. Separate parts can reproduce each of them;
+`CONVENTIONS` names the common ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from vitrim.measure.records import DENSE
 PARTS = ("linear", "attention", "matching", "norm")
 
 WHOLE = "Global"
-"""The counter's name for everything that ran."""
+"""The counter's name for the entire model."""
 
 NORM_PER_ELEMENT = 5  # as fvcore: mean, variance, normalise, scale, shift
 BATCH_NORM_PER_ELEMENT = 2  # as fvcore: in evaluation it scales and shifts
@@ -44,9 +44,7 @@ Shape = Sequence[int]
 
 
 def count_parts(model: nn.Module, images: Tensor) -> Counter[str]:
-    """MACs of each part, attributes of `Macs`, in one forward of the whole batch (B, C, H, W).
-
-    The forward is that of `vitrim.measure.macs.count_macs`.
+    """MACs of each part (see `Macs`) in one forward of the entire batch (B, C, H, W), run as in `count_macs`.
 
     Example:
         >>> count_parts(nn.Sequential(nn.Conv2d(3, 8, 2, stride=2)), torch.zeros(5, 3, 4, 4))["linear"]
@@ -56,9 +54,9 @@ def count_parts(model: nn.Module, images: Tensor) -> Counter[str]:
 
 
 def count_shares(model: nn.Module, images: Tensor) -> dict[str, Counter[str]]:
-    """`count_parts`, and where ``model`` is a `Prefill` the same for tower, connector and language model, by name.
+    """`count_parts` by share: the total and, for a `Prefill`, tower, connector, language model and selection.
 
-    With an answer also for its decoding: all of the answer without the prefill.
+    With an answer, also "decoding": the answer without the prefill.
     """
     if isinstance(model, Prefill) and model.new_tokens:
         number, model.new_tokens = model.new_tokens, 0
@@ -74,7 +72,7 @@ def count_shares(model: nn.Module, images: Tensor) -> dict[str, Counter[str]]:
 
 
 def _counted(model: nn.Module, images: Tensor) -> dict[str, Counter[str]]:
-    """`count_shares` of one forward, whatever that is."""
+    """`count_shares` of a single forward."""
     if images.ndim == 0 or images.shape[0] == 0:
         raise VitrimError("no images to count on; give at least one image (1, C, H, W)")
     quicker = _MetaResults() if images.is_meta else nullcontext()
@@ -105,7 +103,7 @@ def _counted(model: nn.Module, images: Tensor) -> dict[str, Counter[str]]:
 
 
 def _parts_of(by_module: Mapping[str, Mapping[Any, int]], model: nn.Module, place: str) -> Counter[str]:
-    """MACs of each part in the module that the counter knows as ``place``."""
+    """MACs of each part in the module that the counter calls ``place``."""
     flops: Counter[str] = Counter(dict.fromkeys(PARTS, 0))
     for operation, count in by_module.get(place, {}).items():
         if operation not in _PART_OF:
@@ -126,27 +124,27 @@ def _attention(operations: Mapping[Any, int]) -> int:
 
 
 def _named(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """All modules by their names in the counter's module tracker."""
+    """All modules with their names in the counter's module tracker."""
     root = type(model).__name__
-    modules = model.named_modules(remove_duplicate=False)  # the tracker knows a shared module by its last name
+    modules = model.named_modules(remove_duplicate=False)  # the tracker uses the last name of a shared module
     return [(f"{root}.{name}" if name else root, module) for name, module in modules]
 
 
 def _names_of(kind: type[nn.Module], model: nn.Module, inside: str) -> list[str]:
-    """Names of a class's modules whose names begin with ``inside``; a reducer decides in such a module call."""
+    """Names, starting with ``inside``, of the modules of a class."""
     return [name for name, module in _named(model) if isinstance(module, kind) and name.startswith(inside)]
 
 
 @contextmanager
 def _as_written(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Run in eval mode, without gradients or autocast; operations reach the counter as the model wrote them.
+    """Run in eval mode, without gradients or autocast, so that operations reach the counter as the model wrote them.
 
-    Below autograd, PyTorch hands over ``linear`` and ``scaled_dot_product_attention`` themselves and not what they
-    become: a linear layer on tokens that are not contiguous runs as the same batched product as attention, and
-    attention as one of many kernels, so parts and devices could not be told apart. (Inference mode does that too, but
-    would leave tensors behind that can never be trained with, in models that cache some.) The counter's module tracker
-    hooks the gradient of every input that wants one, which is not possible there, so no parameter wants one. The fast
-    path of ``nn.MultiheadAttention`` is one opaque operation and therefore off.
+    Below autograd, the counter receives ``linear`` and ``scaled_dot_product_attention`` themselves, not their
+    decompositions: a linear layer on non-contiguous tokens becomes the same batched product as attention, and attention
+    becomes one of many kernels, so parts and devices could not be distinguished. (Inference mode does that too, but
+    models that cache tensors could never be trained with them.) The counter's module tracker hooks the gradient of
+    every input that requires one, which fails there, so no parameter does. The fast path of ``nn.MultiheadAttention``
+    is one opaque operation and therefore off.
     """
     training = [(module, module.training) for module in model.modules()]
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -170,10 +168,10 @@ def _as_written(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 class _MetaResults(TorchDispatchMode):
-    """On the meta device, empty results for the operations that most of a model is made of.
+    """On the meta device, empty results for the most frequent operations.
 
-    Taken apart by PyTorch they were more than half the time of a count, which needs the shape of their result alone.
-    A rule answers None where it does not know the arguments: the operation itself has the error or the result.
+    Their decomposition by PyTorch took more than half the time of a count, which needs only the shapes of results.
+    A rule returns None for arguments that it does not know; then the operation itself runs.
     """
 
     def __torch_dispatch__(
@@ -207,7 +205,7 @@ def _attention_result(
     if not (fits and q.shape[-1] == k.shape[-1] and k.shape[-2] == v.shape[-2]):
         return None
     if attn_mask is not None:
-        attn_mask.expand(*q.shape[:-1], k.shape[-2])  # refuses one that does not fit
+        attn_mask.expand(*q.shape[:-1], k.shape[-2])  # raises for a mask that does not fit
     return q.new_empty(*q.shape[:-1], v.shape[-1])
 
 
@@ -235,7 +233,7 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
     _aten.native_layer_norm: lambda x, *_, **__: 2 * NORM_PER_ELEMENT * prod(x),
     _aten.batch_norm: lambda x, *_, **__: 2 * BATCH_NORM_PER_ELEMENT * prod(x),
 }
-"""FLOPs of operations that PyTorch's counter has no formula for, from shapes. A MAC is two."""
+"""FLOPs, from shapes, of operations without a formula in PyTorch's counter. A MAC is two FLOPs."""
 
 _META_RESULTS: dict[Any, Callable[..., Any]] = {
     _aten.linear.default: _linear_result,
@@ -250,13 +248,13 @@ _META_RESULTS: dict[Any, Callable[..., Any]] = {
     _aten.div.Tensor: _elementwise_result,
 }
 
-# Older versions of the counter (torch 2.11 and 2.13) look the overload up before they take an operation apart, and the
-# packet when they count it: without the overloads, linear layers and attention would reach them as kernels.
+# torch 2.11 and 2.13 look up the overload before decomposing an operation, and the packet when counting it: without the
+# overloads, linear layers and attention would be counted as kernels.
 _MAPPING: dict[Any, Any] = {**_FORMULAS, **{operation.default: formula for operation, formula in _FORMULAS.items()}}
-# torch 2.11 has no formula for this kernel: called by its own name it would be missed, and not refused as of no part
+# torch 2.11 has no formula for this kernel, and would silently miss it
 _MAPPING[_aten._scaled_dot_product_flash_attention_for_cpu] = _attention_flops
 
-# A batched product outside of a reducer is attention, however it is written; a plain one is a learned layer.
+# A batched product outside of a reducer is attention, however it is written; a plain product is a learned layer.
 _PART_OF = {
     _aten.linear: "linear",
     _aten.mm: "linear",
@@ -278,25 +276,24 @@ CONVENTIONS: dict[str, tuple[str, ...]] = {
     "no-attention": ("linear", "exchange", "matching", "norm"),
     "no-norm": ("linear", "attention", "matching"),
 }
-"""The parts that a published total adds up.
+"""The parts in a published total.
 
-``all``: what fvcore counts where attention is written as matrix products (DeiT-S 4.61; MCTF, ToMe rows of ViTTM).
-``no-attention``: what fvcore prints where self-attention is a fused kernel, which it does not see (ViT-S 4.25). Models
-with two streams write the exchange between them as products, which it sees (ViTTM-S 1.84, LookupViT 5.26).
+``all``: as fvcore counts attention that is written as matrix products (DeiT-S 4.61; MCTF, ToMe rows of ViTTM).
+``no-attention``: as fvcore counts if self-attention is a fused kernel, which it misses (ViT-S 4.25). Models with two
+streams write the exchange between them as products, which it counts (ViTTM-S 1.84, LookupViT 5.26).
 ``no-norm``: plain multiply-accumulates (DeiT-S 4.60; ATM).
 """
 
 
 @dataclass(frozen=True)
 class Macs:
-    """Multiply-accumulates per image; one multiply-add is 1. Softmax, activations, sorting and gathering count nothing.
+    """Multiply-accumulates per image; one multiply-add is 1. Softmax, activations, sorting and gathering count 0.
 
     Attributes:
-        linear: linear and convolution layers, learned predictors of a method among them.
+        linear: linear and convolution layers, including a method's learned predictors.
         attention: q k^T and the product with v.
-        matching: similarities and scores that a method computes in order to decide (products inside its `Reducer`).
-        norm: 5 per element that a LayerNorm reads and 2 per element of a batch norm, as fvcore counts. Other norms
-            count nothing, as there.
+        matching: similarities and scores that a method computes to decide (products inside its `Reducer`).
+        norm: 5 per input element of a LayerNorm and 2 per element of a batch norm; others count 0, as in fvcore.
         exchange: the part of ``attention`` between two streams of tokens (products inside an `Exchange` module).
 
     Example:
@@ -312,11 +309,10 @@ class Macs:
 
     @property
     def total(self) -> int:
-        """All parts together."""
         return self.under("all")
 
     def under(self, convention: str) -> int:
-        """The total of the parts that ``convention`` counts, a key of `CONVENTIONS`.
+        """The total under ``convention``, a key of `CONVENTIONS`.
 
         Example:
             >>> Macs(linear=10, attention=5, matching=0, norm=1).under("no-attention")
@@ -336,15 +332,15 @@ class Macs:
 
 @dataclass(frozen=True)
 class PrefillCost:
-    """The cost of a prompt of a vision-language model, by what it is spent in.
+    """The cost of a vision-language model's prompt, by part of the model.
 
     Attributes:
-        text: tokens of text in the prompt.
-        images: images in it.
-        image_tokens: tokens of all its images, the mean over prompts.
-        shares: multiply-accumulates per prompt of tower, connector and language model, by these names.
-        new_tokens: of the answer; 0: prefill alone.
-        cache_bytes: of the language model's cache at the end, per prompt; None where it keeps none.
+        text: text tokens of the prompt.
+        images: images of the prompt.
+        image_tokens: image tokens per prompt, mean over prompts.
+        shares: MACs per prompt by name: tower, connector, language model.
+        new_tokens: tokens of the answer; 0 for prefill only.
+        cache_bytes: final bytes of the KV cache per prompt; None without a cache.
     """
 
     text: int
@@ -360,17 +356,13 @@ class Profile:
     """The cost of one model under one method.
 
     Attributes:
-        model: its name.
-        method: the method as on the command line.
         params: parameters of the host and of the reducers.
-        macs: multiply-accumulates per image.
-        tokens_per_block: tokens after every block, prefix (class token) included. Where counts differ per image, the
-            mean number of real tokens; the slots that pad them to a common length are computed, so ``macs`` has them.
-            Empty for a model that vitrim cannot reduce.
-        unused_params: parameters that the authors' code of a published architecture holds besides and never uses;
-            published counts are the sum of both.
-        prefill: of a `Prefill`, the same MACs in another division; ``macs`` are then those of a prompt.
-        select: the selector of image tokens behind the tower, which ``method`` names, too; None without one.
+        macs: MACs per image; per prompt for a `Prefill`.
+        tokens_per_block: tokens after every block, prefix included; means over images of the real tokens, although
+            ``macs`` include padding. Empty for a model that vitrim cannot reduce.
+        unused_params: parameters of the authors' code that are never used; published counts include them.
+        prefill: the MACs of a `Prefill` by part of the model.
+        select: selector of image tokens, also part of ``method``; None without one.
     """
 
     model: str
@@ -394,23 +386,22 @@ def profile_of(
 ) -> Profile:
     """Parameters, MACs and tokens per block of ``model`` under ``method``. The model is restored afterwards.
 
-    Counts of a static method follow from shapes: the first image stands for all, and model and images may be on the
-    meta device, where nothing is computed. A method that adapts to the images runs on all of them, batch by batch (its
-    counts may depend on who shares a batch), and the results are means over the images.
+    Counts of a static method follow from shapes: one image is enough, and model and images may be on the meta device,
+    which computes nothing. An adaptive method runs on all images, batch by batch, since counts may depend on the other
+    images of a batch; results are means over images.
 
     Args:
-        model: a supported host that is not reduced, or the `Prefill` of one; without a method, any model.
-        method: the method's config or its text, e.g. ``"tome:r=13"``; None or ``"none"`` is the dense model, "dense" in
-            the result.
+        model: a supported host that is not reduced, or its `Prefill`; without a method, any model.
+        method: config or text, e.g. ``"tome:r=13"``; None or ``"none"`` for the dense model, "dense" in the result.
         images: one batch (B, C, H, W) or several, on the device and in the dtype of the model; (B, n, C, H, W) for a
             `Prefill`.
-        name: what the result calls the model; default timm's name of the architecture, else the class name.
-        dense: leave out the selector of a `Prefill` that has one.
-        learned: folder with parameters of the method, as of `vitrim.measure.copies.take_learned`.
+        name: name of the model in the result; default: timm's name of the architecture, else the class name.
+        dense: ignore the selector of a `Prefill`.
+        learned: see `vitrim.measure.copies.take_learned`.
 
     Raises:
-        VitrimError: the method does not exist or does not fit the model; no images; a method that adapts to the images
-            on the meta device, which has none.
+        VitrimError: an unknown method, or a method that does not fit the model; no images; an adaptive method with
+            images on the meta device, which have no content.
 
     Example:
         >>> import timm, torch
@@ -446,19 +437,18 @@ def profile_of(
 
 
 def count_macs(model: nn.Module, images: Tensor) -> Macs:
-    """MACs of one forward of ``model``, dense or reduced, per image (rounded where the batch shares something).
+    """MACs of one forward of ``model``, dense or reduced, per image (rounded mean over the batch).
 
-    The forward runs in eval mode, without gradients and without autocast. Where a method keeps different numbers of
-    tokens per image, the padding slots are computed and counted.
+    The forward runs in eval mode, without gradients and without autocast. Padding slots are computed, and counted, if a
+    method keeps different numbers of tokens per image.
 
     Args:
-        model: any model that takes a batch of images; on the meta device only if nothing depends on their content.
+        model: any model of image batches; on the meta device only if nothing depends on the image content.
         images: (B, C, H, W) on the device and in the dtype of the model.
 
     Raises:
         VitrimError: no images.
-        RuntimeError: the forward ran a product that is not assigned to a part, or no product at all: rather no number
-            than a wrong one.
+        RuntimeError: a product is not assigned to a part, or no product ran: no number is better than a wrong one.
 
     Example:
         >>> import torch
@@ -499,7 +489,7 @@ def _measure(
 
 
 def _batches(config: MethodConfig, images: Tensor | Iterable[Tensor]) -> Iterable[Tensor]:
-    """The batches that have to run: all of them, or one image where the content plays no part."""
+    """The batches to run: all of them, or one image if the content does not matter."""
     batches = [images] if isinstance(images, Tensor) else images
     if not config.is_adaptive():
         return [batch[:1] for batch in islice(batches, 1)]
@@ -509,7 +499,7 @@ def _batches(config: MethodConfig, images: Tensor | Iterable[Tensor]) -> Iterabl
 
 
 def tidy(count: float) -> float:
-    """A whole number as an integer, for JSON and tables."""
+    """``count``, as an int if it is integral, for JSON and tables."""
     return int(count) if float(count).is_integer() else count
 
 

@@ -1,4 +1,4 @@
-"""Peak memory of one forward pass: the memory it needs beyond the weights and inputs."""
+"""Peak memory of one forward, beyond weights and inputs."""
 
 from __future__ import annotations
 
@@ -12,23 +12,21 @@ from torch.profiler import ProfilerActivity, profile
 
 MIB = 2**20
 SILENT = "99"
-"""Above all levels of the profiler's log, which otherwise reports every start and stop on standard error."""
+"""Above all log levels of the profiler, which otherwise reports every start and stop on standard error."""
 
 
 def peak_memory_mib(run: Callable[[], object], device: torch.device | str = "cpu") -> float | None:
-    """The most memory that tensors made by ``run()`` hold at any one time, its result included, in MiB (2**20 bytes).
+    """Peak memory in MiB (2**20 bytes) of the tensors that ``run()`` creates, including its result; None on devices
+    without such a counter.
 
-    Memory that was allocated before (weights, inputs) does not count. On CUDA: torch's own peak counter. On CPU: every
-    allocation and release of torch's allocator, summed in order; exact, except that scratch memory which libraries such
-    as oneDNN get elsewhere is not seen, and that a tensor from before which ``run`` releases is not subtracted.
+    Memory allocated before (weights, inputs) does not count. On CUDA: torch's own peak counter. On CPU: the running sum
+    of all allocations and releases of torch's allocator; exact, except that it misses scratch memory of libraries such
+    as oneDNN, and does not subtract older tensors that ``run`` releases.
 
-    Call ``run`` once before: a first call may also set up caches that stay.
+    Call ``run`` once before: a first call may also create lasting caches.
 
     Args:
-        run: one forward pass, with autograd off if that is what should be measured.
-
-    Returns:
-        MiB, or None on other devices: they have no such counter.
+        run: one forward; disable autograd to exclude its memory.
 
     Example:
         >>> def two_then_one():
@@ -48,13 +46,13 @@ def peak_memory_mib(run: Callable[[], object], device: torch.device | str = "cpu
         return (torch.cuda.max_memory_allocated(device) - before) / MIB
     if device.type != "cpu":
         return None
-    os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)  # read when the profiler starts for the first time
+    os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)  # read at the profiler's first start
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     recorder = profiler.profiler
     assert recorder is not None
     assert recorder.kineto_results is not None
-    # the tree, because only it has addresses; operations nest, and so do the allocations they make
+    # only the event tree has addresses; operations nest, and so do their allocations
     todo: list[Any] = recorder.kineto_results.experimental_event_tree()[::-1]
     found = []
     while todo:
@@ -67,11 +65,11 @@ def peak_memory_mib(run: Callable[[], object], device: torch.device | str = "cpu
 
 
 def running_peak(allocations: Iterable[tuple[int, int]]) -> int:
-    """The highest total, in bytes, of allocations and releases in the order in which they happened.
+    """The highest running total, in bytes, of allocations and releases.
 
     Args:
-        allocations: pairs of address and bytes, bytes below 0 for a release. Releases of addresses that were not
-            allocated here do not count.
+        allocations: pairs of address and bytes, negative for a release, in order. Releases of unknown addresses do not
+            count.
 
     Example:
         >>> running_peak([(1, 100), (2, 50), (1, -100), (3, 70), (9, -1000), (4, 20)])

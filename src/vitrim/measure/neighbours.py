@@ -1,7 +1,7 @@
-"""Nearest neighbours among embeddings: what a reduction does to retrieval and to classification by neighbours.
+"""Nearest neighbours among embeddings: the effect of a reduction on retrieval and on classification by neighbours.
 
-Embeddings are compared by their cosine. Every image is a query, and the others are its database: either their
-embeddings by the same model, or those of the dense model, as where a database was made before the model was reduced.
+Embeddings are compared by cosine. Every image is a query, and the others are its database, either with embeddings of
+the same model, or of the dense model, as if the database was computed before the model was reduced.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ VOTERS, TEMPERATURE = 20, 0.07
 """Neighbours that vote on the class of an image, and the temperature of their weights, as in DINO and DINOv2."""
 
 NEAREST = 10
-"""Neighbours that are compared with the dense model's."""
+"""Neighbours that are compared with those of the dense model."""
 
 RECALLED = (1, 5)
-"""Numbers of neighbours among which one of the image's own class is looked for."""
+"""Numbers of neighbours for recall."""
 
 ROWS = 1024
-"""Queries that are compared with the database at once, which bounds the memory."""
+"""Queries compared with the database at once, which bounds the memory."""
 
 
 def nearest(queries: Tensor, database: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(N, k) int64: rows of ``database`` nearest to each of ``queries``, the nearest first; and (N, k) their cosines.
+    """The rows of ``database`` nearest to each query, nearest first, (N, k) int64, and their cosines (N, k).
 
-    Row i of both is the same image, which is not its own neighbour. k is ``count``, or N - 1 where there are fewer. Of
-    equally near rows the first one comes first.
+    Row i of both is the same image, which is not its own neighbour. k is ``count``, at most N - 1. Ties are resolved by
+    row order.
 
     Args:
         queries, database: (N, D) embeddings, N >= 2; compared in float64.
@@ -60,14 +60,14 @@ def nearest(queries: Tensor, database: Tensor, count: int) -> tuple[Tensor, Tens
 
 
 def voted(neighbours: Tensor, cosines: Tensor, labels: Tensor) -> Tensor:
-    """(N,) int64: the class that the neighbours of each query vote for, each with the weight exp(cosine / 0.07).
+    """(N,) int64: the class that the neighbours of each query vote for, with weights exp(cosine / 0.07).
 
-    Of several with as many votes the class with the lowest number.
+    Ties are resolved by the lowest class.
 
     Args:
         neighbours: (N, k) rows of the database.
         cosines: (N, k) float64.
-        labels: (N,) int64, the classes of its rows.
+        labels: (N,) int64, classes of the rows.
 
     Example:
         >>> near = torch.tensor([[0.9, 0.5], [0.5, 0.5]], dtype=torch.float64)
@@ -92,23 +92,23 @@ def shared(neighbours: Tensor, others: Tensor) -> Tensor:
 
 
 class Neighbours(Gauge):
-    """Embeddings of the images, and the numbers that follow from their nearest neighbours, each image left out itself.
+    """A gauge of embeddings, and of metrics of their nearest neighbours (leave-one-out).
 
-    * ``knn``: the share of images whose class their `VOTERS` nearest neighbours vote for (`voted`).
-    * ``recall1``, ``recall5``: the share with an image of their class among the nearest one, or five.
-    * ``neighbours``: the share of the `NEAREST` nearest neighbours that are the dense model's.
+    * ``knn``: accuracy of the vote of the `VOTERS` nearest neighbours (`voted`).
+    * ``recall1``, ``recall5``: share of images with their own class among the nearest one, or five.
+    * ``neighbours``: share of the `NEAREST` nearest neighbours that are the dense model's.
     * ``cosine``: mean cosine to the dense embedding.
-    * ``knn_dense``, ``recall1_dense``, ``recall5_dense``, ``neighbours_dense``: the same where the database holds the
-      dense model's embeddings, and only the queries are this model's.
-    * ``loss``, ``loss_error``: what ``recall1`` loses against the dense model, image by image, and its standard error,
-      at least one image's share; without labels the share of the `NEAREST` neighbours that are others. Images share
-      neighbours, which makes the error a little too small.
+    * ``knn_dense``, ``recall1_dense``, ``recall5_dense``, ``neighbours_dense``: the same with a database of the dense
+      model's embeddings; only the queries are this model's.
+    * ``loss``, ``loss_error``: mean loss of ``recall1`` against the dense model and its standard error, at least one
+      image's share; without labels, of ``neighbours``. Images share neighbours, which makes the error slightly too
+      small.
 
-    Without labels that are classes, only neighbours, cosine and their loss. Memory: the embeddings of both models, and
-    `ROWS` times the number of images.
+    Without class labels, only neighbours, cosine and loss. Memory: the embeddings of both models, and `ROWS` times the
+    number of images.
 
     Args:
-        labelled: whether targets are classes (B,).
+        labelled: targets are classes (B,).
     """
 
     def __init__(self, *, labelled: bool = True) -> None:
@@ -146,12 +146,12 @@ class Neighbours(Gauge):
 
 
 class NeighbourLoss(Neighbours):
-    """The loss of `Neighbours`, its standard error, and the mean distance to the dense embedding, 1 - cosine, as
-    ``kl``: what is known far better, and what the loss grows with."""
+    """The loss of `Neighbours`, its standard error, and, as ``kl``, the mean distance 1 - cosine to the dense
+    embedding, which correlates with the loss and is measured far more precisely."""
 
     @property
     def labels(self) -> bool:
-        """True if it is recall that is lost; False: neighbours of the dense model."""
+        """True if the loss is of recall; False for neighbours of the dense model."""
         return self.labelled
 
     def result(self) -> Mapping[str, Any]:
@@ -160,7 +160,7 @@ class NeighbourLoss(Neighbours):
 
 
 def _right(neighbours: Tensor, cosines: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """(N,) float64 each: whether the vote is right, and whether the nearest ones have the class of the query."""
+    """(N,) float64 each: 1 where the vote is right, and where the nearest neighbours include the query's class."""
     same = labels[neighbours] == labels[:, None]
     recalled = {f"recall{count}": same[:, :count].any(1).double() for count in RECALLED}
     vote = voted(neighbours[:, :VOTERS], cosines[:, :VOTERS], labels)

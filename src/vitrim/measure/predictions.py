@@ -1,4 +1,4 @@
-"""Predictions of all models of a comparison, a row per image, as a file that spreadsheets and pandas read."""
+"""Predictions of all models of a comparison, a row per image, as a CSV or parquet file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ENDINGS = (".csv", ".parquet")
 
 
 def check_predictions(file: Path) -> None:
-    """Check before any work that predictions can be written to ``file``.
+    """Check that predictions can be written to ``file``, before any work.
 
     Raises:
-        VitrimError: its name has another ending, or there is no such place.
-        MissingPackageError: it is a parquet file, and pyarrow is not installed.
+        VitrimError: another suffix, or a folder that cannot be written.
+        MissingPackageError: parquet without pyarrow.
     """
     if file.suffix not in ENDINGS:
         raise VitrimError(f"predictions are written to a file that ends in {' or '.join(ENDINGS)}, not to {file}")
@@ -30,13 +30,11 @@ def check_predictions(file: Path) -> None:
 
 
 def save_predictions(findings: Findings, dataset: Any, file: Path) -> Path:
-    """Write a row per image: its place in the data, its file where it has one, its label, and of every model the class.
-
-    Columns are ``image``, ``file``, ``label``, and for every model its name (the class) and ``NAME probability``.
+    """Write a row per image, with columns ``image`` (index), ``file``, ``label``, and per model its name (the predicted
+    class) and ``NAME probability``.
 
     Args:
-        findings: with a `Predictions` gauge of every model.
-        dataset: that was read, if any.
+        findings: with a `Predictions` gauge per model.
         file: .csv or .parquet.
     """
     found = [next(one for one in gauges if isinstance(one, Predictions)).table() for gauges in findings.gauges]

@@ -1,10 +1,10 @@
-"""Prefill of a vision-language model: one forward of prompts of images and text, as a model that takes images.
+"""Prefill of a vision-language model: one forward of prompts of images and text, as a model of images.
 
     profile(Prefill(model, text=32), "tome:r=8", images)
 
-So everything that counts or times a model does the same with tower, connector and language model together. Prompts are
-made in the forward, for the images at hand; a compact model (`compact=True`) shortens them to what is left. It may go
-on and decode an answer.
+Everything that counts or times a model thus works for tower, connector and language model together. The forward makes
+prompts for its images; a compact model (`compact=True`) shortens them to the remaining image tokens. It can also decode
+an answer.
 """
 
 from __future__ import annotations
@@ -22,30 +22,29 @@ from vitrim.core.selection import Selector
 from vitrim.errors import VitrimError, check_whole
 
 TEXT = 32
-"""Tokens of text in a prompt, unless it is said: a short question."""
+"""Default number of text tokens in a prompt: a short question."""
 
 
 class Prefill(nn.Module):
-    """A vision-language model on prompts of one text and some images each.
+    """A vision-language model on prompts with one text and some images each.
 
-    It holds ``model`` itself, which `vitrim.reduce_` finds in it; reduced, it is reduced with ``compact=True``.
+    ``model`` is a submodule, so `vitrim.reduce_` finds it; use ``compact=True``.
 
     Args:
-        model: not reduced, with a tower that can be.
-        text: tokens of text in a prompt.
-        images: images in a prompt.
-        select: a selector of image tokens, for reduced forms of it, see `vitrim.reduce_`; also as text.
-        new_tokens: tokens of the answer, each the likeliest, of which the prefill gives the first; 0: prefill alone.
+        model: not reduced, with a supported tower.
+        text: text tokens of a prompt.
+        images: images of a prompt.
+        select: selector of image tokens (or its text) for reduced copies, see `vitrim.reduce_`.
+        new_tokens: tokens of a greedy answer, of which the prefill computes the first; 0 for prefill only.
 
     Attributes:
         shape: n images of a prompt, channels, height, width.
-        places: tokens that each image has in a prompt of the unreduced model.
-        cache_bytes: of keys and values (and states) that the last forward left in the cache, per prompt; None before
-            one, and where the model keeps none.
+        places: tokens of each image in a prompt of the unreduced model.
+        cache_bytes: bytes of the cache after the last forward, per prompt; None before, or without a cache.
 
     Raises:
-        UnsupportedModelError: the model is of no family that takes ``compact=True``, or its form is refused.
-        VitrimError: less text than images: some of it stands before each. Or an answer of a model without a head.
+        UnsupportedModelError: the model's family does not support ``compact=True``, or refuses this model.
+        VitrimError: fewer text tokens than images, since each image follows some text; or an answer without a head.
 
     Example:
         >>> from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
@@ -55,7 +54,7 @@ class Prefill(nn.Module):
         >>> prefill = Prefill(LlavaForConditionalGeneration(config).eval(), text=8, images=2)
         >>> prefill.shape, prefill.places
         ((2, 3, 32, 32), 16)
-        >>> prefill(torch.zeros(5, 2, 3, 32, 32)).logits.shape  # of the last token only, as in the first step
+        >>> prefill(torch.zeros(5, 2, 3, 32, 32)).logits.shape  # only of the last token, as in generation
         torch.Size([5, 1, 50])
     """
 
@@ -89,7 +88,7 @@ class Prefill(nn.Module):
         self.places = self.family.image_tokens(self.model, self._blank())
 
     def forward(self, images: Tensor) -> Any:
-        """The model's output for prompts around ``images`` (B, n, C, H, W): logits, or what its ``generate`` gives."""
+        """The output for prompts around ``images`` (B, n, C, H, W): logits, or the result of ``generate``."""
         given = self.family.prompts(self.model, images, self.text, self.places)
         if self.new_tokens:
             number = {"max_new_tokens": self.new_tokens, "min_new_tokens": self.new_tokens}
@@ -101,14 +100,14 @@ class Prefill(nn.Module):
         return output
 
     def image_tokens(self, images: Tensor) -> float:
-        """Tokens of images in a prompt, the mean over the prompts of the last forward, which was of ``images``."""
+        """Image tokens per prompt in the last forward, which was of ``images``; mean over prompts."""
         parts = reduced_parts(self.model)
         if not parts:
             return self.places * self.shape[0]
         return sum(handle_of(parts[0][1]).image_tokens) / len(images)
 
     def dense_tokens(self) -> tuple[float, ...]:
-        """Tokens after every block of the unreduced tower, for one image, prefix included; none of an unknown one."""
+        """Tokens after every block of the unreduced tower for one image, prefix included; empty if it is unknown."""
         if self._dense_tokens is None:
             self._dense_tokens = self._counted_tokens()
         return self._dense_tokens
@@ -124,12 +123,12 @@ class Prefill(nn.Module):
             restore_(self.model)
 
     def _blank(self) -> Tensor:
-        """One prompt's images; not of zeros, which some models take for padding."""
+        """Images of one prompt; not zeros, which some models treat as padding."""
         weight = next(self.model.parameters())
         return torch.ones(1, *self.shape, dtype=weight.dtype, device=weight.device)
 
     def shares(self) -> Mapping[str, tuple[list[nn.Module], list[nn.Module]]]:
-        """Tower and language model by name, each as modules, and those in them that are the connector's."""
+        """Modules of tower and language model, each with the modules inside that belong to the connector."""
         tower = self.family.tower(self.model)
         return {
             "tower": ([tower], self.family.connector(self.model)),
@@ -138,7 +137,7 @@ class Prefill(nn.Module):
 
 
 def cache_bytes(cache: Any, prompts: int) -> float | None:
-    """Bytes per prompt of all tensors in a cache of a language model, padding included; None of none.
+    """Bytes per prompt of all tensors in a language model's cache, including padding; None without a cache.
 
     Example:
         >>> from transformers import DynamicCache
@@ -155,7 +154,7 @@ def cache_bytes(cache: Any, prompts: int) -> float | None:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in a value, of lists and dictionaries all."""
+    """Yield the tensors in a value, also in nested lists and dictionaries."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping | list | tuple):
@@ -165,16 +164,16 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class Prompt:
-    """The prompt that a vision-language model reads where it is counted and timed; other models read none.
+    """The prompt for counting and timing a vision-language model; other models have none.
 
     Attributes:
-        text: tokens of text; None: 32.
-        images: in a prompt; None: 1.
-        select: a selector of image tokens, behind every method, or alone where none is given.
-        new_tokens: of an answer that is decoded behind the prefill, and counts; None: none.
+        text: text tokens; None for 32.
+        images: images; None for 1.
+        select: selector of image tokens, applied after every method, or alone without a method.
+        new_tokens: tokens of an answer to decode, which then counts; None for prefill only.
 
     Raises:
-        VitrimError: a number that is too small, or no such selector.
+        VitrimError: a number that is too small, or an unknown selector.
     """
 
     text: int | None = None
@@ -189,10 +188,10 @@ class Prompt:
 
 
 def as_measured(model: nn.Module, prompt: Prompt | None = None) -> nn.Module:
-    """``model`` itself, or where it is a vision-language model its `Prefill` of a prompt.
+    """``model``, or the `Prefill` of a vision-language model.
 
     Raises:
-        VitrimError: a prompt is described, and the model reads none; and as `Prefill`.
+        VitrimError: a prompt for another kind of model; or see `Prefill`.
 
     Example:
         >>> as_measured(nn.Linear(2, 2))

@@ -1,8 +1,8 @@
 """Measurements of every model in a pass over the data.
 
-A `Probe` says what; the `Gauge` that it starts holds what was seen of one model. Here both are one class, and a probe
-that was not started has seen nothing. Gauges keep torchmetrics metrics whose states are
-sums or lists, so what several processes saw adds up, and what was seen so far can be written and read again.
+A `Probe` names a measurement; it starts a `Gauge` per model, which holds the results. Here, one class is both, and a
+probe itself stays empty. Gauges hold torchmetrics metrics whose states are sums or lists, so that the results of
+several processes can be joined, and partial results can be stored.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class Probe(Protocol):
     """A measurement of every model of a comparison."""
 
     def start(self, contestant: Contestant) -> Gauge:
-        """Return the gauge of one model, which has seen nothing yet."""
+        """Return an empty gauge for one model."""
         ...
 
 
 class Gauge(ABC):
-    """A probe's view of one model.
+    """The measurement of one model.
 
     Args:
-        metrics: what holds what was seen, by name; their states are sums or lists of tensors.
+        metrics: metrics by name; their states are sums or lists of tensors.
 
     Attributes:
-        counts_macs: whether the forwards count multiply-accumulates too.
+        counts_macs: forwards must count MACs.
     """
 
     counts_macs = False
@@ -50,30 +50,26 @@ class Gauge(ABC):
     def __init__(self, metrics: Mapping[str, Metric]) -> None:
         self.metrics = dict(metrics)
         for metric in self.metrics.values():
-            metric.distributed_available_fn = _alone  # states are gathered in one place, `Measurement.findings`
+            metric.distributed_available_fn = _alone  # `Measurement.findings` joins states
             metric.compute_with_cache = False
 
     def start(self, contestant: Contestant) -> Gauge:
-        """A gauge like this one, for a model; this one has seen nothing, and never does."""
+        """Return an empty copy for a model."""
         return copy.deepcopy(self)
 
     @abstractmethod
     def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
-        """Take in what the model, and what the dense model, made of a batch."""
+        """Update with the outputs of the model and the dense model for a batch."""
 
     def result(self) -> Mapping[str, Any]:
-        """The numbers, by name with units, that can be written to JSON; none of what only records."""
+        """The columns of a row, JSON-serialisable, with units in names."""
         return {}
 
     def classes(self, names: Sequence[str]) -> dict[str, dict[str, float | None]]:
-        """The scores of the classes with these ``names``: by score and class, None where a class does not occur.
-
-        Empty where the probe tells classes not apart. Computed only when it is asked for.
-        """
+        """Scores by score name and class, None for a class that does not occur; empty for probes without them."""
         return {}
 
     def state(self) -> State:
-        """A copy of what was seen so far; later batches do not change it."""
         found: State = {}
         for name, metric in self.metrics.items():
             for key, value in metric.metric_state.items():
@@ -81,25 +77,25 @@ class Gauge(ABC):
         return found
 
     def load(self, state: State) -> None:
-        """Go back to a state of `state`.
+        """Restore a result of `state`.
 
         Raises:
-            KeyError: it lacks a tensor.
-            ValueError: a tensor is of another shape or type than this gauge has, or one is in the place of a list.
+            KeyError: a tensor is missing.
+            ValueError: a tensor has another shape or dtype, or is a list.
         """
         for name, metric in self.metrics.items():
             for key, old in metric.metric_state.items():
                 if isinstance(old, Tensor) and f"{name}.{key}" not in state:
                     raise KeyError(f"no {name}.{key} in the state of a gauge")
-                value = state.get(f"{name}.{key}", [])  # a list without entries leaves none in a file
+                value = state.get(f"{name}.{key}", [])  # empty lists are not stored in files
                 if _form(value) != _form(old):
                     raise ValueError(f"{name}.{key} is {_form(value)} in the state of a gauge, expected {_form(old)}")
                 setattr(metric, key, moved(value, metric.device) if isinstance(old, list) else moved(value, old.device))
-            metric._update_count = 1  # or torchmetrics warns that nothing was seen
+            metric._update_count = 1  # otherwise torchmetrics warns about compute before update
 
 
 def _form(value: Tensor | list[Tensor]) -> str:
-    """The form of a state, which that of its gauge must equal."""
+    """The form of a state, which must match that of its gauge."""
     return "a list" if isinstance(value, list) else f"{value.dtype} of {tuple(value.shape)}"
 
 
@@ -108,7 +104,7 @@ def _alone() -> bool:
 
 
 def joined(states: Iterable[State]) -> State:
-    """The state of a gauge that has seen what gauges with these ``states`` have seen together, in their order."""
+    """The sum of states, as if one gauge had processed the batches of all."""
     whole: State = {}
     for state in states:
         for name, second in state.items():
@@ -125,7 +121,6 @@ def joined(states: Iterable[State]) -> State:
 
 
 def moved(value: Tensor | list[Tensor], device: torch.device | str) -> Tensor | list[Tensor]:
-    """A tensor, or every tensor of a list, on a device."""
     return [one.to(device) for one in value] if isinstance(value, list) else value.to(device)
 
 
@@ -133,11 +128,7 @@ def moved(value: Tensor | list[Tensor], device: torch.device | str) -> Tensor | 
 
 
 class TaskMetrics(Gauge):
-    """The metrics of a task, shares in [0, 1] by name.
-
-    Args:
-        task: has the metrics, and feeds them.
-    """
+    """The metrics of a task, shares in [0, 1] by name."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -159,13 +150,13 @@ class TaskMetrics(Gauge):
 
 
 def are_logits(output: ModelOutput) -> bool:
-    """True if a prediction is one row of logits (B, K) per image, and not a map, a list of objects or the feature."""
+    """True if a prediction is one row of logits (B, K) per image, not a map, a list of objects or the feature."""
     found = output.prediction
     return isinstance(found, Tensor) and found.ndim == 2 and found is not output.feature
 
 
 def divergence(logits: Tensor, dense: Tensor) -> Tensor:
-    """(B,) float64: KL(dense || model) of the class probabilities of logits (B, K) of both, in nats.
+    """(B,) float64: KL(dense || model) of the class probabilities of logits (B, K), in nats.
 
     Example:
         >>> divergence(torch.zeros(1, 2), torch.tensor([[0.0, 100.0]])).round(decimals=4)  # log 2
@@ -178,11 +169,11 @@ def divergence(logits: Tensor, dense: Tensor) -> Tensor:
 class Agreement(Gauge):
     """Agreement with the dense model.
 
-    * ``agreement``: how far the predictions are the dense model's, in [0, 1], as `Task.agreement` says; for
-      classification the share of images with the same first class.
-    * ``cosine``: the mean cosine, to the dense model's, of the feature the classifier reads: the class token after the
-      last norm; the mean of class and distillation token; or the pooled patches of a model that pools them. Of a
-      dense head the mean over the patches; nan where it reads merged tokens, of which there are fewer.
+    * ``agreement``: agreement of the predictions, in [0, 1], see `Task.agreement`; for classification the share of
+      images with the same predicted class.
+    * ``cosine``: mean cosine of the classifier's input to the dense model's: the class token after the last norm; the
+      mean of class and distillation token; or the pooled patches. For a dense head the mean over the patches; nan if it
+      reads merged tokens, whose number differs.
     """
 
     def __init__(self, task: Task) -> None:
@@ -202,7 +193,7 @@ class Agreement(Gauge):
 
 
 class Values(Metric):
-    """The mean of values in float64, the same in whatever order they came; nan without any."""
+    """The mean of values in float64, independent of their order; nan without any."""
 
     full_state_update = False
     values: list[Tensor]
@@ -215,7 +206,7 @@ class Values(Metric):
         self.values.append(values.detach().double().cpu().flatten())
 
     def each(self) -> Tensor:
-        """All values (N,) float64, in the order in which they came."""
+        """All values (N,) float64, in order of arrival."""
         return dim_zero_cat(self.values) if self.values else torch.zeros(0, dtype=torch.float64)
 
     def compute(self) -> Tensor:
@@ -224,7 +215,7 @@ class Values(Metric):
 
 
 class Lists(Metric):
-    """Tensors (B, ...) of all batches by name, on the CPU: what is recorded of every image.
+    """A record of tensors (B, ...) by name over all batches, on the CPU.
 
     Example:
         >>> lists = Lists("ids")
@@ -243,26 +234,24 @@ class Lists(Metric):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
     def batches(self, name: str) -> list[Tensor]:
-        """The tensors of one name, batch by batch."""
         found: list[Tensor] = getattr(self, name)
         return found
 
     def update(self, **tensors: Tensor) -> None:
-        """Record what was found of one batch."""
         for name, tensor in tensors.items():
             self.batches(name).append(tensor.detach().cpu())
 
     def each(self) -> dict[str, Tensor]:
-        """All batches together, (N, ...), without the tensors that none brought."""
+        """The concatenated batches, (N, ...), without names that have no tensors."""
         return {name: dim_zero_cat(found) for name in self.names if (found := self.batches(name))}
 
     def compute(self) -> dict[str, Tensor]:
-        """As `each`, but torchmetrics takes the shape from what is computed where a tensor has one element."""
+        """`each`, except that torchmetrics squeezes tensors with one element."""
         return self.each()
 
 
 class _Sums(Metric):
-    """Sums of integers (K,), and of how many images they are."""
+    """Sums of integers (K,), and the number of images they cover."""
 
     full_state_update = False
     sums: Tensor
@@ -285,7 +274,7 @@ class MacsProbe(Gauge):
     """Multiply-accumulates per image.
 
     * ``gmacs``: 10^9 per image, by part (linear, attention, matching, norm); padding counts.
-    * ``gmacs_images``: how many images were counted: one of every shape where it follows from shapes, otherwise all.
+    * ``gmacs_images``: images counted: one per shape if MACs follow from shapes, otherwise all.
     """
 
     counts_macs = True
@@ -306,16 +295,16 @@ class MacsProbe(Gauge):
         return {"gmacs": gmacs, "gmacs_images": len(self._shapes()) or images}
 
     def _shapes(self) -> set[tuple[int, ...]]:
-        """The different heights and widths that were counted once each."""
+        """The distinct heights and widths that were counted."""
         return {tuple(shape.tolist()) for shape in self.shapes.batches("shapes")}
 
 
 class Tokens(Gauge):
     """Numbers of tokens, means over the images.
 
-    * ``tokens_per_block``: after each block, prefix included, padding not.
-    * ``tokens_at_end``: left after the last block, also where that computes only what the head reads; None for a model
-      without blocks that vitrim knows.
+    * ``tokens_per_block``: after each block, with prefix, without padding.
+    * ``tokens_at_end``: left after the last block, even if that only computes the head's input; None for a model
+      without known blocks.
     """
 
     def __init__(self, num_blocks: int = 0) -> None:
@@ -323,26 +312,25 @@ class Tokens(Gauge):
         super().__init__({"tokens": self.sums})
 
     def start(self, contestant: Contestant) -> Gauge:
-        """The tokens of one model."""
         return Tokens(contestant.forward.num_blocks)
 
     def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
         self.sums.update((*output.tokens_per_block, output.tokens_at_end), len(batch))
 
     def result(self) -> Mapping[str, Any]:
-        # torchmetrics makes a scalar of one number
+        # torchmetrics squeezes a single number to a scalar
         *per_block, at_end = (tidy(mean) for mean in self.sums.compute().reshape(-1).tolist())
         return {"tokens_per_block": per_block, "tokens_at_end": at_end if per_block else None}
 
 
 class PairedLoss(Gauge):
-    """Loss against the first model, image by image: ``loss`` and its standard error ``loss_error``, shares, and ``kl``.
+    """Loss against the dense model, image by image: ``loss`` and its standard error ``loss_error``, shares, and ``kl``.
 
-    The standard error is that of the mean of the differences, and at least one image's share: of few images none may
-    change. ``kl`` is the mean divergence of `divergence`.
+    The standard error is that of the mean difference, and at least one image's share, because among few images none
+    may change. ``kl`` is the mean `divergence`.
 
     Args:
-        labels: it is top-1 that is lost; False: agreement with the first model.
+        labels: the loss is of top-1; False: of agreement with the dense model.
     """
 
     def __init__(self, task: Task, *, labels: bool) -> None:
@@ -370,13 +358,10 @@ class PairedLoss(Gauge):
 
 
 class PairedIoU(Gauge):
-    """The standard error of the loss of mIoU against the first model, ``loss_error``, a share.
+    """The standard error ``loss_error`` of the loss of mIoU against the dense model, a share.
 
-    mIoU is no mean over images, so its change is linearised: an image adds to the intersections and unions of both
-    models, which moves the two scores, and the error is that of the sum of these paired moves.
-
-    Args:
-        task: segmentation.
+    mIoU is not a mean over images, so its change is linearised: each image moves both scores through the intersections
+    and unions it adds, and the error is that of the sum of these paired moves.
 
     Example:
         >>> from vitrim.tasks import make_task
@@ -407,11 +392,11 @@ class PairedIoU(Gauge):
 
 
 class PairedAP(Gauge):
-    """The standard error of the loss of average precision against the first model, ``loss_error``, a share.
+    """The standard error ``loss_error`` of the loss of average precision against the dense model, a share.
 
-    AP ranks the detections of all images together and is no mean over images either, so it is computed without each of
-    `GROUPS` groups of images, or without each image of fewer: the jackknife. Nothing where that is not known: of one
-    image, or of objects that all lie in one group. Memory: all detections of both models.
+    AP ranks the detections of all images together and is not a mean over images, so the error is a jackknife over
+    `GROUPS` groups of images, or over the images if there are fewer. No column if it is undefined: for one image, or if
+    all objects are in one group. Memory: all detections of both models.
 
     Args:
         task: detection, instances or multilabel; its metric has ``left_out(groups)``.
@@ -430,7 +415,7 @@ class PairedAP(Gauge):
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.pair = [task.metrics(), task.metrics()]  # this model's, the first one's
+        self.pair = [task.metrics(), task.metrics()]  # this model's, the dense model's
         super().__init__(
             dict(zip(("own", "dense"), (metric for own in self.pair for metric in own.values()), strict=True))
         )
@@ -449,7 +434,7 @@ class PairedAP(Gauge):
 
 
 def _overlaps(classes: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(B, K) int64: pixels of every class where both agree, and where either has it; ignored labels are neither."""
+    """(B, K) int64: pixels of the intersection and the union for every class; ignored labels are in neither."""
     right, union = [], []
     for own, true in zip(classes, labels, strict=True):
         valid = true < count
@@ -461,7 +446,7 @@ def _overlaps(classes: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tens
 
 
 def _moves(right: Tensor, union: Tensor) -> Tensor:
-    """(N,) float64: to first order, what each image adds to the mean over classes of right / union."""
+    """(N,) float64: first-order contribution of each image to the mean over classes of right / union."""
     right, union = right.double(), union.double()
     whole = union.sum(0)
     seen = whole > 0
@@ -470,12 +455,7 @@ def _moves(right: Tensor, union: Tensor) -> Tensor:
 
 
 class Predictions(Gauge):
-    """The class that is predicted for every image, and its probability.
-
-    * In `table`: the place of the image in the dataset, its label, the class and the probability.
-
-    The numbers of the comparison get nothing of it.
-    """
+    """The predicted class of every image and its probability, for `table`; it adds no columns to rows."""
 
     def __init__(self) -> None:
         self.found = Lists("ids", "labels", "classes", "probabilities")
@@ -486,7 +466,7 @@ class Predictions(Gauge):
         self.found.update(ids=batch.ids, labels=batch.targets, classes=classes, probabilities=probabilities)
 
     def table(self) -> dict[str, list[Any]]:
-        """The values recorded, by name, in the order of the images in the dataset."""
+        """The index, label, predicted class and probability of every image, in the order of the dataset."""
         each = self.found.each()
         order = each["ids"].argsort()
         return {name: values[order].tolist() for name, values in each.items()}

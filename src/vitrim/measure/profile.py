@@ -36,7 +36,7 @@ from vitrim.measure.records import DENSE
 from vitrim.report import Report, Table
 
 IMAGES = 32
-"""Images that methods which adapt to them are counted on, where nothing else is said."""
+"""Default number of images for adaptive methods."""
 GROUPS_SHOWN = 6
 
 
@@ -53,31 +53,31 @@ def profile(
 ) -> Report:
     """Count parameters, multiply-accumulates per image and tokens per block, dense and reduced.
 
-    Counts of most methods follow from shapes: neither weights nor images matter, and a model given by name is not even
-    filled with numbers. Methods that adapt to the images run on some, which should then be real ones, under real
-    weights. Of a vision-language model the prefill of a prompt is counted: tower, connector and language model.
+    Counts of most methods follow from shapes: weights and images do not matter, and the weights of a named model are
+    not even initialised. Adaptive methods run on images, which should be real, with real weights. For a vision-language
+    model the prefill of a prompt is counted: tower, connector and language model.
 
     Args:
-        models: one or several, each a model, a name as on the command line, or a `vitrim.ModelSpec`. Models are left as
-            they were; a reduced one is counted as it is, too.
-        methods: one or several, as configs or texts such as ``"tome:r=13"``; the dense model always comes first, and
-            behind it what a reduced one is reduced by.
-        convention: the parts that the total of the table adds up: all, no-attention or no-norm.
-        batch_size: of the images for methods that adapt to them.
-        images: those images: a source, as of `vitrim.data.load_images`, a dataset, or a `vitrim.DataSpec`, of which the
-            ``limit`` is 32 where it says none. Default: random ones.
-        prompt: of a vision-language model.
-        seed: of random weights and images; the global generators stay as they are.
+        models: one or several; each a module, which is not changed, a name as on the command line, or a
+            `vitrim.ModelSpec`. A reduced module is also counted as it is.
+        methods: one or several, configs or text such as ``"tome:r=13"``; rows start with the dense model and a reduced
+            module's own method.
+        convention: the parts in the table's total: all, no-attention or no-norm.
+        batch_size: batch size for adaptive methods.
+        images: images for adaptive methods: a source (see `vitrim.data.load_images`), a dataset, or a
+            `vitrim.DataSpec`, whose ``limit`` defaults to 32. Default: random images.
+        prompt: prompt of a vision-language model.
+        seed: seed of random weights and images; the global generators do not change.
 
     Returns:
         A report with a row per model and method: ``model, method, params, unused_params``, ``gmacs`` (10^9 per image,
-        of the parts linear, attention, matching and norm), ``exchange_gmacs`` (the part of attention between two
-        streams), ``tokens_per_block`` and, of a vision-language model, ``prefill``. Its ``record`` is what
-        ``vitrim profile --json`` writes.
+        by part: linear, attention, matching and norm), ``exchange_gmacs`` (the part of attention between two streams),
+        ``tokens_per_block`` and, for a vision-language model, ``prefill``. Its ``record`` is the output of
+        ``vitrim profile --json``.
 
     Raises:
         VitrimError: an unknown model, method or convention, a method that does not fit a model, images that cannot be
-            read or that nothing reads.
+            read or that no method needs.
 
     Example:
         >>> report = profile("test_vit", "tome:r=10")
@@ -109,7 +109,7 @@ def profile(
     dataset = load_images(images, **spec.columns) if adaptive and isinstance(images, str | Path) else images
     source = images.source if isinstance(images, ImageDataset) else None if images is None else str(images)
     count = (limit or IMAGES) if not isinstance(dataset, ImageDataset) else min(limit or IMAGES, len(dataset))
-    # shapes are all that counts, unless a method looks at the content
+    # only shapes matter, unless a method depends on the content
     filled = any(one.pretrained or one.checkpoint is not None for one in given)
     device = "cpu" if adaptive or filled else "meta"
     rows: list[Profile] = []
@@ -157,17 +157,17 @@ def profile(
 
 
 def _created(spec: ModelSpec, device: str) -> Loaded:
-    """The model, on the processor instead of the meta ``device`` if it is made here and does not run there."""
+    """The loaded model; on the CPU if it is made here and cannot run on the meta device."""
     loaded = spec.load(device)
     if not spec.named or device != "meta":
         return loaded
-    # which tokens of a prompt stay is read from values, so those are needed
+    # a prompt selects tokens by their values, so it needs them
     shapes_alone = ask(loaded.model).runs_on_meta and not reads_prompts(type(loaded.model))
     return loaded if shapes_alone else spec.load("cpu")
 
 
 def _batches(host: nn.Module, dataset: ImageDataset | None, batch_size: int, limit: int, seed: int) -> list[Tensor]:
-    """Batches (B, C, H, W) for every method in turn: of ``dataset``, else random ones."""
+    """Batches (B, C, H, W) of ``dataset``, else of random images."""
     weight = next(host.parameters())
     if dataset is not None:
         found = [images for images, _ in batches(open_images(host, dataset), batch_size, limit=limit)]
@@ -182,7 +182,6 @@ def _batches(host: nn.Module, dataset: ImageDataset | None, batch_size: int, lim
 
 
 def _row(row: Profile) -> dict[str, Any]:
-    """A row of the record."""
     found = {
         "model": row.model,
         "method": row.method,
@@ -207,7 +206,6 @@ def _row(row: Profile) -> dict[str, Any]:
 
 
 def _table(rows: Sequence[Profile], convention: str) -> Table:
-    """The costs of all models; every model starts with its dense row."""
     prompts = sum(row.prefill is not None for row in rows)
     several = len({row.model for row in rows}) > 1
     columns = ["method", "params M", "linear", "attention", "matching", "norm", "total", "MACs saved %"]
@@ -235,7 +233,7 @@ def _table(rows: Sequence[Profile], convention: str) -> Table:
 
 
 def _prompt_table(rows: Sequence[Profile], convention: str) -> Table:
-    """A table of what the prefill of a prompt is spent in."""
+    """The cost of the prefill by part of the model."""
     cells: list[tuple[str, ...]] = []
     dense = 1
     for row in rows:
@@ -256,12 +254,12 @@ def _prompt_table(rows: Sequence[Profile], convention: str) -> Table:
 
 
 def _number(gmacs: float) -> str:
-    """Format with two decimals as papers print them, more where that would hide the value."""
+    """Format with two decimals as in papers, more for small values."""
     return f"{gmacs:.2f}" if gmacs >= 1 or gmacs == 0 else f"{gmacs:.3f}" if gmacs >= 0.001 else f"{gmacs:.1e}"
 
 
 def compact(tokens: Sequence[float]) -> str:
-    """Format tokens per block in short: equal neighbours together, and the middle of long lists left out.
+    """Format tokens per block briefly: equal neighbours joined, and the middle of long lists left out.
 
     Example:
         >>> compact([197, 197, 197, 138, 138, 97.5])
@@ -278,8 +276,7 @@ def compact(tokens: Sequence[float]) -> str:
 def _notes(
     rows: Sequence[Profile], convention: str, adaptive: Sequence[str], images: str | None, count: int, weights: str
 ) -> Iterator[str]:
-    """Notes needed to compare the table with a published one."""
-    # the published count of parameters is higher where the authors' code never uses some of them
+    # published numbers of parameters may include some that the authors' code never uses
     for name, params, unused in {(row.model, row.params, row.unused_params): None for row in rows if row.unused_params}:
         yield (
             f"{name}: {params / 1e6:.2f} M parameters; the published {(params + unused) / 1e6:.2f} M include "

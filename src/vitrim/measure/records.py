@@ -1,4 +1,4 @@
-"""Batches of images, shared out over processes, and rows of numbers: what measurements take and give."""
+"""Batches of images, distributed over processes, and rows of numbers: inputs and outputs of measurements."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from vitrim.data import DataError, spread
 from vitrim.errors import MissingPackageError
 
 DENSE = "dense"
-"""Name of the row of the untouched model."""
+"""Method of the unreduced model's row."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Images and their targets, and their place in the pass over the data.
+    """Images, targets, and their position in the pass over the data.
 
     Attributes:
         images: (B, C, H, W).
-        targets: what the task compares with; labels (B,) int64 for classification.
-        ids: (B,) int64, the places of the images in the dataset.
-        index: the batch's number in the whole pass, whatever process runs it. Methods that draw at random draw by it.
-        counts: False for a batch that only keeps a process busy while the others still run theirs.
+        targets: targets of the task; labels (B,) int64 for classification.
+        ids: (B,) int64, indices of the images in the dataset.
+        index: number of the batch in the entire pass, over all processes; it seeds methods that draw at random.
+        counts: False for a batch that only keeps a process in step with the others.
     """
 
     images: Tensor
@@ -42,16 +42,15 @@ class Batch:
         return len(self.images)
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Batch:
-        """The batch on ``device``, its images in ``dtype``; targets that cannot move stay."""
+        """The batch on ``device``, with images in ``dtype``; targets without ``to`` stay."""
         targets = self.targets.to(device) if hasattr(self.targets, "to") else self.targets
         return replace(self, images=self.images.to(device, dtype), targets=targets)
 
 
 class Row(dict[str, Any]):
-    """The numbers of one model under one method, by name; units are part of the names, such as ``latency_ms``.
+    """The numbers of one model under one method, by name; names include units, such as ``latency_ms``.
 
-    One is ``method``: as on the command line, ``dense`` for the untouched model. Evaluations and speeds use the
-    same rows.
+    ``method`` is as on the command line, ``dense`` for the unreduced model.
 
     Example:
         >>> row = Row("tome:r=13", {"top1": 0.71, "gmacs": {"linear": 2.5}})
@@ -64,12 +63,11 @@ class Row(dict[str, Any]):
 
     @property
     def method(self) -> str:
-        """The method, as on the command line."""
         return str(self["method"])
 
 
 def as_batches(batches: Iterable[Batch | tuple[Tensor, Any]]) -> Iterator[Batch]:
-    """Number pairs of images (B, C, H, W) and targets in the order in which they come; pass `Batch` objects on.
+    """Number pairs of images (B, C, H, W) and targets in order; pass `Batch` objects through.
 
     Raises:
         DataError: images of another shape.
@@ -95,12 +93,12 @@ def as_batches(batches: Iterable[Batch | tuple[Tensor, Any]]) -> Iterator[Batch]
 
 @dataclass(frozen=True)
 class Processes:
-    """This process and how many there are.
+    """This process and the number of processes.
 
     Attributes:
-        index: the place of this process, from 0. The first one prints and writes.
-        count: how many measure together; more than one were started by ``accelerate launch``.
-        device: the accelerator of this process where there are several, else None.
+        index: index of this process; process 0 prints and writes.
+        count: number of processes; more than one with ``accelerate launch``.
+        device: accelerator of this process if there are several processes, else None.
 
     Example:
         >>> Processes().gather("alone")
@@ -113,10 +111,7 @@ class Processes:
 
     @classmethod
     def launched(cls, device: str | None = None) -> Processes:
-        """Join the processes that ``accelerate launch`` started, or be alone.
-
-        Args:
-            device: "cpu" joins them without an accelerator.
+        """Join the processes of ``accelerate launch``, if there are any; with "cpu", without an accelerator.
 
         Raises:
             MissingPackageError: there are several, and accelerate is not installed.
@@ -131,7 +126,7 @@ class Processes:
         return cls(state.process_index, state.num_processes, state.device)
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all processes, in their order. Every process must call it; it waits for the others."""
+        """The values of all processes, in order. Every process must call this; it blocks until all have."""
         if self.count == 1:
             return [value]
         from accelerate.utils import gather_object
@@ -150,18 +145,18 @@ def read(
     done: int = 0,
     collate: Callable[[list[Any]], tuple[Any, Any]] | None = None,
 ) -> Iterator[Batch]:
-    """Read a dataset in its own order, in the same batches whatever the number of processes.
+    """Read a dataset in its own order, in the same batches for any number of processes.
 
-    Process p of n reads batches p, p + n, p + 2 n and so on. All read equally many, for the parts of a sharded model
-    run together: where there are too few the last batch comes once more, and does not count.
+    Process p of n reads batches p, p + n, p + 2 n and so on. All read equally many, because the parts of a sharded
+    model run together: if there are too few batches, the last is repeated and does not count.
 
     Args:
         dataset: map-style; items are pairs of image and target.
         batch_size: B, at least 1; the last batch of the dataset may be smaller.
-        limit: read at most this many images, spread evenly over the dataset; None for all.
-        workers: processes that decode images for this one, 0 for itself.
-        done: how many batches of this process were run before, and are not read again.
-        collate: makes images (B, C, H, W) and targets of B items; by default they are stacked.
+        limit: largest number of images, spread evenly over the dataset; None for all.
+        workers: processes that decode images, 0 for this one.
+        done: number of this process's batches to skip.
+        collate: makes images (B, C, H, W) and targets from B items; by default they are stacked.
 
     Raises:
         DataError: while iterating, an image that cannot be read.
@@ -180,7 +175,7 @@ def read(
     turns = -(-len(every) // processes.count)
     numbers = [processes.index + turn * processes.count for turn in range(done, turns)]
     mine = [every[min(number, len(every) - 1)] for number in numbers]
-    # a generator of its own: otherwise every pass draws a seed from the global one and changes what follows it
+    # a separate generator, because DataLoader would draw a seed from the global one
     generator = torch.Generator().manual_seed(0)
     loader = DataLoader(dataset, batch_sampler=mine, num_workers=workers, generator=generator, collate_fn=collate)
     for number, ids, (images, targets) in zip(numbers, mine, loader, strict=True):

@@ -1,8 +1,8 @@
-"""The one measuring engine: models, one pass over batches, any probes, rows.
+"""The measuring engine: models, one pass over batches, any probes, rows.
 
     rows = run(model, ["tome:r=13", "evit:keep_rate=0.7"], batches, [TaskMetrics(task), MacsProbe()], task=task)
 
-`Measurement` is the same one batch at a time: what was gathered stays readable whatever goes wrong later.
+`Measurement` does the same one batch at a time, so partial results survive an error.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from vitrim.tasks.options import flat
 
 
 class Findings(NamedTuple):
-    """One `Row` per model, the dense one first, and the gauges of each, in the order of the probes."""
+    """One `Row` per model, the dense model first, and the gauges of each, in the order of the probes."""
 
     rows: list[Row]
     gauges: list[list[Gauge]]
 
     def classes(self, dataset: Any, num_classes: int) -> list[dict[str, dict[str, float | None]]]:
-        """For each row the scores of every class, by score and by the class's name in ``dataset``, else its number.
+        """Scores by class for each row, by score name and by the class's name in ``dataset``, else its number.
 
-        Shares in [0, 1], None for a class that does not occur; empty where the task does not tell classes apart.
+        Shares in [0, 1], None for a class that does not occur; empty for tasks without scores by class.
         """
         names = getattr(dataset, "class_names", None) or ()
         names = [*names, *map(str, range(len(names), num_classes))][:num_classes]
@@ -52,22 +52,19 @@ class Findings(NamedTuple):
 
 
 class Measurement:
-    """A comparison, fed one batch at a time. `rows` can be read after any batch.
+    """A comparison, updated one batch at a time. `rows` can be read after any batch.
 
-    A batch counts for every model or, if one raises, for none. Every model draws the same random numbers whatever other
-    models there are, and the global generators stay as they were.
+    If a model raises, the batch counts for no model. Random draws of a model do not depend on the other models, and the
+    global generators do not change.
 
     Args:
-        models: the contestants, the dense one first.
-        probes: what to measure of each.
-        task: of the models; checks the targets.
-        processes: this process and its like; each sees batches of its own, and `rows` adds all up.
-        seed: of methods that draw at random.
+        task: task of the models; checks the targets.
+        processes: this process and its peers; each processes its own batches, and `rows` joins the results.
         precision: context of the forwards; by default autocast is off, also under a caller's.
 
     Attributes:
-        images: images this process has seen.
-        turns: batches this process has run, those that do not count too.
+        images: images that this process has processed.
+        turns: batches that this process has run, including those that do not count.
 
     Example:
         >>> import timm
@@ -102,12 +99,12 @@ class Measurement:
         self.images = 0
         self.turns = 0
 
-    @torch.no_grad()  # not inference_mode: a sharded model keeps what it gathers
+    @torch.no_grad()  # not inference_mode: a sharded model reuses the tensors it gathers
     def update(self, batch: Batch) -> None:
         """Run every model on a batch.
 
         Raises:
-            DataError: targets that the task does not know.
+            DataError: targets that the task does not accept.
             VitrimError: a model's outputs are not finite.
         """
         self.task.check_targets(batch.targets, len(batch))
@@ -116,14 +113,14 @@ class Measurement:
         try:
             dense = None
             for model, gauges in zip(self.models, self.gauges, strict=True):
-                # drawn by the seed and the batch only
+                # random draws depend on the seed and the batch only
                 with drawing(self.device, self.seed + batch.index), self.precision():
                     output = model.run(batch.images, batch.targets, count=any(gauge.counts_macs for gauge in gauges))
                 dense = dense or output
                 if batch.counts:
                     for gauge in gauges:
                         gauge.see(batch, output, dense)
-        except BaseException:  # Ctrl-C too: no batch counts for some models only
+        except BaseException:  # Ctrl-C too: a batch counts for all models or none
             for gauges, states in zip(self.gauges, before, strict=True):
                 for gauge, state in zip(gauges, states, strict=True):
                     gauge.load(state)
@@ -134,15 +131,7 @@ class Measurement:
     def follow(
         self, batches: Iterable[Batch | tuple[Tensor, Any]], on_progress: Callable[[int], None] | None = None
     ) -> None:
-        """Update on all ``batches``, `Batch` objects or pairs of images and targets.
-
-        Args:
-            batches: read once.
-            on_progress: called after every batch with the number of images seen.
-
-        Raises:
-            VitrimError: as `update`; the batches before count.
-        """
+        """Update on all ``batches``, `Batch` objects or pairs of images and targets, read once."""
         for batch in as_batches(batches):
             self.update(batch)
             if on_progress is not None:
@@ -152,11 +141,11 @@ class Measurement:
         """Rows and gauges of all images so far; empty before the first batch.
 
         Args:
-            together: of all processes, each of which must call this; otherwise of what this one has seen.
+            together: join the results of all processes, each of which must call this; otherwise only this process's.
         """
         seen = (self.images, [[gauge.state() for gauge in gauges] for gauges in self.gauges])
         everyone = [seen]
-        if together and self.processes.count > 1:  # tensors of the CPU can be sent to another process
+        if together and self.processes.count > 1:  # only CPU tensors can be sent
             sent = [[{name: moved(value, "cpu") for name, value in one.items()} for one in row] for row in seen[1]]
             everyone = self.processes.gather((self.images, sent))
         everyone = [one for one in everyone if one[0]]
@@ -173,7 +162,6 @@ class Measurement:
         return Findings(rows, found)
 
     def rows(self) -> list[Row]:
-        """The rows of `findings`, one per model, the dense one first."""
         return self.findings().rows
 
     def state(self) -> dict[str, State]:
@@ -185,7 +173,7 @@ class Measurement:
         }
 
     def load(self, state: dict[str, State], *, images: int, turns: int) -> None:
-        """Go on from a `state` of the same models and probes."""
+        """Continue from a `state` of the same models and probes."""
         for place, gauges in enumerate(self.gauges):
             for which, gauge in enumerate(gauges):
                 gauge.load(state.get(f"{place}.{which}", {}))
@@ -204,14 +192,11 @@ def run(
     """Measure the dense ``model`` and every method on the same batches, in one pass over the data.
 
     Args:
-        model: a supported host that is not reduced; it is left as it was.
-        methods: configs or their text form; each becomes one row after the dense one.
+        model: a supported host that is not reduced; not changed.
         batches: pairs of images (B, C, H, W) and targets, or `Batch` objects; read once.
-        task: what the model predicts; its targets and metrics.
-        seed: of methods that draw at random.
 
     Raises:
-        VitrimError: the model or a method does not fit, targets or outputs are wrong, or there are no images.
+        VitrimError: the model or a method does not fit, targets or outputs are invalid, or there are no images.
 
     Example:
         >>> import timm
@@ -235,16 +220,16 @@ SECONDS_BETWEEN = 30.0
 
 
 class Partial:
-    """The folder of a measurement that can be resumed: one file per process, each written whole or not at all.
+    """The folder of a resumable measurement: one file per process, each written atomically.
 
     Args:
-        folder: made if it does not exist.
-        settings: everything the numbers depend on; a folder of other settings is refused.
-        resume: whether to go on from what the folder holds. Otherwise it must hold no measurement.
+        folder: created if necessary.
+        settings: everything that the numbers depend on; a folder with other settings is refused.
+        resume: continue the measurement in the folder; otherwise the folder must not hold one.
 
     Raises:
-        VitrimError: the folder cannot be written to, holds a measurement of other settings or of another number of
-            processes, or is damaged. Nothing is written then.
+        VitrimError: the folder cannot be written, is damaged, or holds a measurement with other settings or another
+            number of processes. Nothing is written.
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any], processes: Processes, *, resume: bool = False) -> None:
@@ -253,7 +238,7 @@ class Partial:
         self.settings: dict[str, Any] = json.loads(json.dumps({**settings, "processes": processes.count}))
         self.written = time.monotonic()
         self.file = folder / f"part-{processes.index}.safetensors"
-        if (folder / "part-0.safetensors").is_file():  # of the first process: without it nothing was finished
+        if (folder / "part-0.safetensors").is_file():  # file of the first process
             if not resume:
                 raise VitrimError(f"{folder} holds an evaluation: resume it, or name another folder")
             self._check_settings(_header(folder / "part-0.safetensors"))
@@ -270,7 +255,7 @@ class Partial:
                 )
 
     def restore(self, measurement: Measurement) -> int:
-        """Take over what this process had gathered, and return how many of its batches that was."""
+        """Load the stored results of this process, and return its number of finished batches."""
         if not self.file.is_file():
             return 0
         header = _header(self.file)
@@ -284,7 +269,7 @@ class Partial:
                     if not number:
                         state[key] = value
                         continue
-                    entries = state.setdefault(key, [])  # those of a list are numbered, and come in order
+                    entries = state.setdefault(key, [])  # entries of a list are numbered and sorted
                     if not isinstance(entries, list):
                         raise ValueError(f"{key} is a tensor and a list")
                     entries.append(value)
@@ -296,10 +281,10 @@ class Partial:
         return int(header["turns"])
 
     def keep(self, measurement: Measurement, *, now: bool = False) -> None:
-        """Write what this process has gathered, if the last time is a while ago or ``now`` is given."""
+        """Write the results of this process, unless they were written recently and ``now`` is false."""
         if not now and time.monotonic() - self.written < SECONDS_BETWEEN:
             return
-        tensors: dict[str, Tensor] = {}  # copies: a file takes no tensor twice, and gauges may share some
+        tensors: dict[str, Tensor] = {}  # clones: a file refuses shared tensors, and gauges may share some
         for gauge, state in measurement.state().items():
             for key, value in state.items():
                 if isinstance(value, list):
@@ -323,7 +308,7 @@ class Partial:
 
 
 def weights_fingerprint(model: nn.Module) -> str:
-    """64 hexadecimal digits that differ for models with other parameters or buffers.
+    """A hash of all parameters and buffers, as 64 hexadecimal digits.
 
     Example:
         >>> layer = nn.Linear(2, 2)

@@ -1,4 +1,4 @@
-"""Times of the parts of a prompt's answer: tower, selection, language model, decoding."""
+"""Times of the parts of a prefill and answer: tower, selection, language model, decoding."""
 
 from __future__ import annotations
 
@@ -16,19 +16,16 @@ from vitrim.core.selection import Choosing
 from vitrim.measure.prefill import Prefill
 
 PARTS = ("tower", "selection", "language model", "rest", "decoding")
-"""The parts that are timed: the tower without what the connector has in it; all that is spent on choosing; the language
-model on the prompt, head included; connector, embeddings and what is done with the prompt; all behind the prefill."""
+"""The timed parts: the tower without the connector's modules in it; everything spent on selection; the language model
+on the prompt, with head; connector, embeddings and changes to the prompt; everything after the prefill."""
 
 
 class Stopwatch:
-    """A call of a `Prefill` whose parts are timed by hooks, which cost microseconds. On an accelerator it waits for the
-    device at both ends of every part but decoding.
-
-    Args:
-        model: dense or reduced.
+    """A call of a `Prefill` whose parts are timed by hooks, which cost microseconds. On an accelerator, it synchronises
+    the device at both ends of every part but decoding.
 
     Attributes:
-        rounds: milliseconds of every part, for every call.
+        rounds: milliseconds of every part, per call.
 
     Example:
         >>> from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
@@ -69,7 +66,6 @@ class Stopwatch:
         self._hooks.close()
 
     def __call__(self) -> object:
-        """Run once, and note the times."""
         self._begun, self._prefilled = {}, {}
         self._spent = dict.fromkeys(("tower", "connector", "selection", "language model"), 0.0)
         start = self._now()
@@ -85,7 +81,7 @@ class Stopwatch:
         return found
 
     def medians(self, rounds: int) -> dict[str, float]:
-        """Median milliseconds of every part over the last so many calls."""
+        """Median milliseconds of every part over the last ``rounds`` calls."""
         return {name: float(np.median([each[name] for each in self.rounds[-rounds:]])) for name in self.rounds[-1]}
 
     def _now(self) -> float:

@@ -21,27 +21,27 @@ HALTING = "halting"
 
 
 class AViT(MethodConfig):
-    """Every token halts once its halting probabilities, summed over the blocks, reach 1 - ``eps``.
+    """Halt each token once its halting probabilities, summed over the blocks, reach 1 - ``eps``.
 
-    After block l, from channel 0 of its output y:
+    After block l, from channel 0 of the token's output y:
 
         h_l = sigmoid(gate_scale * y[0] - gate_center),    h_L = 1.
 
-    A token that halts in block T has spent h_1, ..., h_{T-1} and the remainder R = 1 - sum_{l<T} h_l; its output is
-    sum_{l<T} h_l y_l + R y_T, which is what the head gets for the class token. No parameters are added, but the model
-    must be trained for it (`objective`): channel 0 of an ordinary model says nothing.
+    A token that halts in block T has spent h_1, ..., h_{T-1} and the remainder R = 1 - sum_{l<T} h_l. Its output is
+    sum_{l<T} h_l y_l + R y_T; the head reads that of the class token. A-ViT adds no parameters, but the model must be
+    trained for it (`objective`): in other models channel 0 is no gate.
 
-    The class token halts like any other. Once the whole prefix of an image has halted its prediction stands, and its
-    patches are removed too. In training nothing is removed: halted tokens are masked and zeroed, as published. In
-    evaluation they are really removed, which the published code never does, with the same predictions; images are
-    padded to the longest of the batch and masked. Compiled, halted tokens are only masked, which saves nothing.
+    The class token halts like the others. Once all prefix tokens of an image have halted, its prediction is final and
+    its patches are removed too. In training, halted tokens are masked and zeroed, as published. In evaluation they are
+    removed, which the published code never does; the predictions are equal. Compiled, it only masks, which saves
+    nothing.
 
-    Auxiliary outputs in training: ``halting`` (B, N) h_l after every block, 0 where the token had halted; in the last
-    block ``ponder`` (B, N) blocks used plus remainder, and ``steps`` (B, N) blocks used.
+    Auxiliary outputs in training: ``halting`` (B, N), h_l after every block, 0 where the token had halted; after the
+    last block ``ponder`` (B, N), blocks used plus remainder, and ``steps`` (B, N), blocks used.
 
-    Deviations: halted tokens count as 0 in ``halting``, where the published code computes a probability from its
-    biases (tiny at the published gate); its mean leaves out the first image of the batch, meaning the class token
-    (`objective` with ``published_mean``); halted keys get -1e4 instead of -1000, both exactly no weight.
+    Deviations: ``halting`` is 0 for halted tokens, where the published code computes a tiny probability from its
+    biases. Its mean excludes the first image of the batch where it should exclude the class token (`objective` with
+    ``published_mean``). The bias of halted keys is -1e4 instead of -1000; both give exactly no weight.
 
     Example:
         >>> AViT(gate_scale=10.0, gate_center=75.0).describe()  # DeiT-S
@@ -96,18 +96,18 @@ class AViTReducer(Reducer[AViT]):
         return x, replace(state, mask=torch.cat([mask[:, :p] & self.alive(state)[:, :p], mask[:, p:]], dim=1))
 
     def remember(self, attention: Attention, state: TokenState) -> None:
-        """Nothing: tokens halt by what they are after the block, so q, k and v need not live through the MLP."""
+        """Keep nothing: halting depends on the output of the block, so q, k and v need not live through the MLP."""
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         alive, p = self.alive(state), state.num_prefix
-        running = alive[:, :p].any(1, keepdim=True)  # some token the head may read still changes
+        running = alive[:, :p].any(1, keepdim=True)  # a token that the head may read still changes
         return prune_flagged(state, alive[:, p:] & running, state.num_patches, follows=True)
 
     def ranking(self, x: Tensor, attention: Attention, state: TokenState) -> Tensor | None:
         return 1.0 - state.carry["spent"][:, state.num_prefix :]
 
     def accumulate(self, y: Tensor, state: TokenState) -> TokenState:
-        """Spend this block's halting probability: the carry holds what each token has spent, kept and put out."""
+        """Add this block's halting probability to the state: spent, remainder and output of every token."""
         if "spent" not in state.carry:
             zero = torch.zeros_like(state.size)
             start = {"spent": zero, "rest": zero + 1, "output": torch.zeros_like(y)}
@@ -118,7 +118,7 @@ class AViTReducer(Reducer[AViT]):
             * alive
         )
         h = alive.to(raw.dtype) if self.layer.is_last else raw
-        spent = carry["spent"] + h.detach()  # decides only
+        spent = carry["spent"] + h.detach()  # no gradient: it only decides
         halts, goes_on = alive & (spent >= (1.0 - self.config.eps)), alive & (spent < (1.0 - self.config.eps))
         share = torch.where(halts, carry["rest"], torch.where(goes_on, h, 0.0))
         new = {
@@ -130,12 +130,12 @@ class AViTReducer(Reducer[AViT]):
             new["steps"] = carry["steps"] + alive
             state = state.report(HALTING, self.layer.depth, raw)
             if self.layer.is_last:
-                # the remainder of every token is what it had when it halted: it stays as it is from then on
+                # the remainder of a token no longer changes once it has halted
                 state = state.report(PONDER, self.layer.depth, new["steps"] + new["rest"])
                 state = state.report("steps", self.layer.depth, new["steps"])
         return replace(state, carry=new)
 
     def alive(self, state: TokenState) -> Tensor:
-        """(B, N) bool: which tokens, prefix included, have not halted and are not padding."""
+        """(B, N) bool, prefix included: tokens that have not halted and are not padding."""
         alive = state.carry["spent"] < (1.0 - self.config.eps)
         return alive if state.mask is None else alive & state.mask

@@ -1,4 +1,4 @@
-"""ALGM: merge alike windows first, then alike tokens anywhere (Norouzi et al., ALGM, CVPR 2024)."""
+"""ALGM: merge similar windows first, then similar tokens anywhere (Norouzi et al., ALGM, CVPR 2024)."""
 
 from __future__ import annotations
 
@@ -38,28 +38,21 @@ class ALGM(Adaptive):
 
     Both act between attention and MLP, on the tokens u_i at that place, scaled to length 1.
 
-    * Local, block 1: a window whose mean cosine over its 6 pairs is at least the ``threshold`` becomes one token.
+    * Local, block 1: a window whose mean cosine over its 6 pairs is at least ``threshold`` becomes one token.
     * Global, block 5 (7 of 24): ToMe's bipartite matching; pairs merge whose cosine is above
 
           mean + std / l,
 
       over the best cosine of every source, averaged over the batch; l counts blocks from 1.
 
-    The number merged is the smallest of the batch in both, so that all images keep as many tokens; every image merges
-    its best windows and pairs. So a prediction depends on the image's batch mates. Merged tokens are size-weighted
-    means; attention is not proportional to size, as released, although the paper has it so.
+    In both steps every image merges its best windows or pairs, as many as the image of the batch with the fewest, so a
+    prediction depends on the image's batch mates. Merged tokens are size-weighted means. Attention is not proportional,
+    as in the released code; in the paper it is. Prefix tokens never merge.
 
-    Published thresholds of Segmenter: Ti 0.9, S 0.88 (Cityscapes 0.955), B 0.94, L 0.95. Its decoder works on the
-    merged tokens: ``decoder_tokens=merged``, ``decoder_proportional=false`` of a `segmenter:` model.
-
-    Where the paper is silent: mean and standard deviation (of a sample) are of the best cosines, not of all; the token
-    of a window stands at its first patch, and tokens stay in raster order. Any grid will do, not only square ones with
-    even sides: the last row or column of an odd number of them merges in the global step alone. Models of other depths
-    do the global merge in block 3 + L / 6, counted from 1.
-
-    Counts depend on the images, so this method is exported for single images, and compiled with graph breaks. With
-    ``r``, windows and pairs to be merged, it can be for any batch: these are then the same for all images, and no
-    threshold counts.
+    Where the paper is silent: mean and standard deviation (of a sample) are those of the best cosines, not of all; the
+    token of a window takes the place of its first patch, and tokens stay in raster order. Any grid works: the last row
+    or column of an odd number merges in the global step only. Models of other depths do the global merge in block 3 + L
+    / 6, counted from 1.
 
     Example:
         >>> ALGM(threshold=0.9).stages(12), ALGM().stages(24)
@@ -77,7 +70,7 @@ class ALGM(Adaptive):
     runtime: ClassVar[frozenset[str]] = frozenset({"threshold"})
     tunable = Tunable("threshold", 1.0, 0.05, digits=4, similarity=True)
 
-    threshold: float = Field(0.88, ge=-1.0, le=1.0, description="mean cosine from which on a window is merged")
+    threshold: float = Field(0.88, ge=-1.0, le=1.0, description="least mean cosine of a merged window")
     r: tuple[Count, Count] | None = Field(
         None, description="instead of thresholds: windows and pairs merged, the same numbers in every image"
     )
@@ -96,7 +89,7 @@ class ALGM(Adaptive):
         return self
 
     def stages(self, num_layers: int) -> tuple[int, int]:
-        """The local and the global block, 0-based."""
+        """Local and global block, 0-based."""
         last = min(2 + num_layers // 6, num_layers - 1) if self.global_block is None else self.global_block
         return self.local_block, last
 
@@ -125,7 +118,7 @@ class ALGM(Adaptive):
 
 @dataclass(frozen=True)
 class WindowsMerged(Pattern):
-    """One token of each of so many windows, and the other patches as they are.
+    """Merge a fixed number of windows to one token each and keep the other patches.
 
     Example:
         >>> WindowsMerged(10).number((14, 14)), WindowsMerged(10).number((3, 5))
@@ -143,12 +136,11 @@ class WindowsMerged(Pattern):
 
 
 def windows_of(rows: int, columns: int) -> int:
-    """The number of windows in a grid."""
     return (rows // SIDE) * (columns // SIDE)
 
 
 class _Merging(Reducer[ALGM]):
-    """Both steps: unit tokens of the patches, and the smallest count of the batch."""
+    """Common part of both steps: tokens of length 1, and the smallest count of the batch."""
 
     site = "between"
 
@@ -162,11 +154,11 @@ class _Merging(Reducer[ALGM]):
         return self.merging(unit(x[:, state.num_prefix :].to(decision_dtype(x.dtype))), state)
 
     def merging(self, patches: Tensor, state: TokenState) -> Hard | None:
-        """Decide from the ``patches`` (B, P, C), of length 1."""
+        """Decide from ``patches`` (B, P, C) of length 1."""
         raise NotImplementedError
 
     def merging_single(self, patches: Tensor, state: TokenState) -> Hard | None:
-        """The same of the single image of a graph that is exported, where no count is read."""
+        """Decide for the single image of an exported graph, without reading a count back."""
         raise NotImplementedError
 
 
@@ -189,11 +181,11 @@ class LocalReducer(_Merging):
 
     @staticmethod
     def merged(state: TokenState, best: Tensor) -> Hard:
-        """Merge the windows (B, r, 4) of patches, in any order."""
+        """Merge the windows ``best`` (B, r, 4), in any order."""
         anchors, moved = best[..., 0], best[..., 1:].flatten(1)
         gone = torch.zeros(len(moved), state.num_patches, dtype=torch.int8, device=moved.device).scatter(1, moved, 1)
         keep = gone.sort(dim=1, stable=True).indices[:, : gone.shape[1] - moved.shape[1]]
-        place = (1 - gone).cumsum(dim=1) - 1  # of every patch among those that are kept
+        place = (1 - gone).cumsum(dim=1) - 1  # of every patch, among the kept
         into = place.gather(1, anchors.repeat_interleave(SIDE * SIDE - 1, dim=1))
         return merge(state, keep, moved, into)
 
@@ -212,7 +204,7 @@ class GlobalReducer(_Merging):
         return merge_alternate(state, order, partner.gather(1, order[:, :r]))
 
     def least(self, best: Tensor) -> Tensor:
-        """The similarity above which pairs merge, from those of all sources (B, S)."""
+        """Similarity above which pairs merge, from the ``best`` (B, S) of all sources."""
         return best.mean(1).mean() + best.std(1).mean() / (self.layer.depth + 1)
 
     def merging_single(self, patches: Tensor, state: TokenState) -> Hard | None:
@@ -229,9 +221,7 @@ def _reducer(config: ALGM, layer: Layer) -> type[Reducer[Any]] | None:
 
 
 def window_patches(rows: int, columns: int, device: torch.device | None = None) -> Tensor:
-    """(windows, 4) patches of the windows of 2 x 2 in a grid of ``rows`` and ``columns``, both in raster order.
-
-    The last row or column of an odd number of them is in no window.
+    """(windows, 4) patches of each 2 x 2 window of a grid, in raster order; an odd last row or column is in none.
 
     Example:
         >>> window_patches(2, 5).tolist()
@@ -243,9 +233,9 @@ def window_patches(rows: int, columns: int, device: torch.device | None = None) 
 
 
 def mean_cosine(patches: Tensor, windows: Tensor) -> Tensor:
-    """(B, windows) mean cosine over the 6 pairs in every window (windows, 4) of ``patches`` (B, P, C), of length 1.
+    """(B, W) mean cosine over the 6 pairs in each of the ``windows`` (W, 4) of unit ``patches`` (B, P, C).
 
-    The four add up to a vector whose square is 4 and twice the cosines.
+    The sum of four unit vectors has the square 4 + twice the six cosines.
 
     Example:
         >>> mean_cosine(torch.ones(1, 4, 1), window_patches(2, 2))

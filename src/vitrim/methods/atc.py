@@ -23,30 +23,27 @@ from vitrim.errors import VitrimError
 Linkage = Literal["single", "complete", "average"]
 LINKAGES: tuple[Linkage, ...] = get_args(Linkage)
 FAR = 1e30
-"""Farther than any two clusters. Finite, as it is averaged."""
+"""Greater than any distance of two clusters. Finite, because distances are averaged."""
 
 
 class ATC(StagedConfig):
-    """Agglomerative clustering of the patches by their keys, between attention and MLP.
+    """Cluster the patches agglomeratively by their keys, between attention and MLP.
 
-    The distance of two patches is 1 - the cosine of their keys, averaged over heads. The two clusters that are closest
-    merge, again and again, until as many are left as the block keeps. The ``linkage`` is the distance of two clusters:
-    of their closest members (``single``), of the farthest (``complete``), or the mean over all pairs (``average``).
-    Members are the tokens of now: what they stand for already does not weigh in the distance. A cluster becomes the
-    size-weighted mean of its patches, at the place of the first; from the first merge on, attention adds log(size).
+    The distance of two patches is 1 - the cosine of their keys, averaged over heads. The two closest clusters merge
+    until as many are left as the block keeps. ``linkage`` defines the distance of two clusters: that of their closest
+    members (``single``), of their farthest (``complete``), or the mean over all pairs (``average``). Members are the
+    current tokens; their sizes do not weigh in the distance. A cluster becomes the size-weighted mean of its patches,
+    at the place of the first; from the first merge on, attention adds log(size). Prefix tokens never merge.
 
-    Unlike a bipartite matching this can leave any number of tokens, and a group of any size. It is exact, as in
-    SciPy and scikit-learn; only of equal distances another one may come first. On a CPU a loop in Numba finds the
-    clusters (``vitrim[fast]``). Elsewhere ``single`` is a minimum spanning tree (Boruvka), in operators alone; the
-    other two merge all pairs of mutual neighbours at once, until no such pair can be among the closest: a few rounds,
-    whose number depends on the images. So only ``single`` can be exported or compiled into one graph.
+    Clusters are exact, as in SciPy and scikit-learn, up to the order of equal distances. On a CPU a Numba loop finds
+    them (``vitrim[fast]``), elsewhere operators: ``single`` can be exported and compiled into one graph; the other two
+    take rounds, whose number depends on the images.
 
     Amounts: ``keep_rate`` of the initial patches to the power of the stage, at three stages; or ``r`` per block, an int
-    for all blocks or a list from the first block on. The released patch for trained models counts the class token
-    among the tokens, and clusters the patches into what is left: with one token in front, one less goes than asked
-    (``prefix_counts=True``).
+    for all blocks or a list from the first block on. The released patch for trained models clusters the patches into a
+    number that counts the class token: with one prefix token, it removes one patch less (``prefix_counts=True``).
 
-    ``proportional=False`` (MAE) takes plain means as well: the release then forgets sizes after every block.
+    ``proportional=False`` (MAE) also takes plain means: the release forgets sizes after every block.
 
     Example:
         >>> ATC(keep_rate=0.5).counts(196, 12)[-1]
@@ -72,10 +69,10 @@ class ATC(StagedConfig):
         "average", description="distance of clusters: of their closest members, the farthest, or the mean"
     )
     r: Count | tuple[Count, ...] | None = Field(
-        None, description="instead of keep_rate: patches that go per block, or a list from the first block on"
+        None, description="instead of keep_rate: patches removed per block, or a list from the first block on"
     )
     prefix_counts: bool = Field(
-        False, description="with r: count the tokens in front, so that so many less go, as the released patch does"
+        False, description="with r: count prefix tokens, and remove fewer patches by their number, as released"
     )
     proportional: bool = Field(
         True, description="add log(size) to the attention logits, and weigh by size; false: neither (MAE)"
@@ -120,7 +117,7 @@ class ATCReducer(Reducer[ATC]):
         count = self.num_keep(state)
         with no_gradient():
             keys = unit_mean_keys(attention, state.num_prefix)
-            # an image that is not finite has no closest anything: its tokens must still have places
+            # an image with NaN has no closest pair, and its tokens still need places
             distance = (1.0 - cosines(keys, keys)).nan_to_num(0.0, 0.0, 0.0)
             stands = agglomerate(distance, self.config.linkage, state.num_patches - count)
         weight = None if self.config.proportional else torch.ones_like(state.size)
@@ -128,37 +125,37 @@ class ATCReducer(Reducer[ATC]):
 
 
 def agglomerate(distance: Tensor, linkage: Linkage, merges: int) -> Tensor:
-    """(B, P) the first patch of the cluster of each patch, after the ``merges`` closest mergers; all 0 <= merges < P.
+    """(B, P) the first patch of the cluster of each patch, after the ``merges`` closest mergers; 0 <= merges < P.
 
     Args:
-        distance: (B, P, P) of patches, at most `FAR`; may be changed.
+        distance: (B, P, P) between patches, at most `FAR`; overwritten.
         linkage: distance of clusters.
-        merges: how many clusters less than patches there are to be.
+        merges: number of patches minus number of clusters.
 
     Example:
         >>> points = torch.tensor([[[0.0], [5.0], [1.0], [9.0]]])
         >>> agglomerate(torch.cdist(points, points), "average", 2)
         tensor([[0, 1, 0, 1]])
     """
-    if compiled.suit(distance[:1, :1]):  # whatever its size: one merge waits for the other, which operators do, too
+    if compiled.suit(distance[:1, :1]):  # for any size: mergers depend on each other, with operators too
         stands = torch.empty(distance.shape[:2], dtype=torch.int64)
         AGGLOMERATE(distance, LINKAGES.index(linkage), merges, stands)
         return stands
-    # a product may round a pair differently from its two ends, and each end must find the other
+    # a product may round d_ij and d_ji differently, and mutual neighbours must find each other
     distance = torch.minimum(distance, distance.mT)
     return spanning(distance, merges) if linkage == "single" else by_rounds(distance, linkage == "average", merges)
 
 
 def by_rounds(distance: Tensor, average: bool, merges: int) -> Tensor:
-    """As `agglomerate`, by complete or ``average`` linkage: in every round all mutual neighbours merge.
+    """Agglomerate by complete or ``average`` linkage, merging all mutual nearest neighbours in every round.
 
-    Two clusters that are each other's closest merge sooner or later at that distance, whatever else merges: neither
-    linkage brings anything closer. So the tree of mergers is that of one merger at a time, and the closest of them are
-    the answer. A pair waits for ever once so many closer mergers are known.
+    Two clusters that are each other's nearest merge at that distance sooner or later: neither linkage brings clusters
+    closer. So the tree equals that of one merger at a time, and its closest mergers are the result. A pair is set aside
+    once enough closer mergers are known.
     """
     batch, n = distance.shape[0], whole(distance.shape[1])
     patch = torch.arange(n, device=distance.device).expand(batch, n)
-    into, height = patch, distance.new_full((batch, n), torch.inf)  # what each patch has joined, and how far it was
+    into, height = patch, distance.new_full((batch, n), torch.inf)  # the patch that each patch joined, and its distance
     if distance.is_meta or batch == 0:  # nothing is read from it, and no product is behind
         return into
     place, size, highest = patch, torch.ones_like(height), torch.zeros_like(height)
@@ -167,7 +164,7 @@ def by_rounds(distance: Tensor, average: bool, merges: int) -> Tensor:
         closest, partner = distance.min(dim=2)
         row = patch[:, : partner.shape[1]]
         mutual = (partner.gather(1, partner) == row) & (closest < FAR)
-        # a merger is no closer than those that made its clusters, to the last bit
+        # rounding must not make a merger closer than those that made its clusters
         apart = torch.maximum(closest, torch.maximum(highest, highest.gather(1, partner)))
         known = torch.cat([height, apart.masked_fill(~(mutual & (row < partner)), torch.inf)], dim=1)
         mutual = mutual & (apart <= known.kthvalue(merges, dim=1, keepdim=True).values)
@@ -178,7 +175,7 @@ def by_rounds(distance: Tensor, average: bool, merges: int) -> Tensor:
             break
         into = into.scatter(1, place, torch.where(second, place.gather(1, partner), into.gather(1, place)))
         height = height.scatter(1, place, torch.where(second, apart, height.gather(1, place)))
-        # rows, then columns, of the first of a pair become those of both
+        # rows, then columns, of the first of a pair become those of the merged cluster
         other = torch.where(first, partner, row)
         both = size + torch.where(first, size.gather(1, partner), 0.0)
         share = torch.where(first, size.gather(1, partner) / both.clamp_min(1.0), 0.0)
@@ -187,7 +184,7 @@ def by_rounds(distance: Tensor, average: bool, merges: int) -> Tensor:
             joined = distance.gather(dim, index)
             mean = share.unsqueeze(3 - dim)
             distance = distance.lerp(joined, mean) if average else torch.maximum(distance, joined)
-        # those that are left, in order, in the smallest square that holds them in every image
+        # the remaining clusters, in order, in the smallest square that holds them in every image
         size = torch.where(second, 0.0, both)
         kept = (size > 0).to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, :most]
         highest = torch.where(first, apart, highest).gather(1, kept)
@@ -196,15 +193,15 @@ def by_rounds(distance: Tensor, average: bool, merges: int) -> Tensor:
         distance = distance.gather(2, kept.unsqueeze(1).expand(-1, most, -1))
         gone = size == 0
         distance = distance.masked_fill(gone.unsqueeze(1) | gone.unsqueeze(2), FAR)
-        distance = torch.minimum(distance, distance.mT)  # rounding must not make two of one number
+        distance = torch.minimum(distance, distance.mT)  # rounding must not make a pair unequal
     chosen = height.argsort(dim=1, stable=True)[:, :merges]
     return followed(patch.scatter(1, chosen, into.gather(1, chosen)))
 
 
 def spanning(distance: Tensor, merges: int) -> Tensor:
-    """As `agglomerate`, by single linkage: the shortest edges of a minimum spanning tree, by Boruvka's algorithm.
+    """Agglomerate by single linkage: the shortest edges of a minimum spanning tree, by Boruvka's algorithm.
 
-    The number of steps depends on the shape alone. In each, every tree reaches for the nearest patch outside.
+    In each step, every tree adds its edge to the nearest patch outside. The number of steps depends on the shape alone.
     """
     batch, n = distance.shape[0], whole(distance.shape[1])
     patch = torch.arange(n, device=distance.device).expand(batch, n)
@@ -213,7 +210,7 @@ def spanning(distance: Tensor, merges: int) -> Tensor:
         outside = label.unsqueeze(2) != label.unsqueeze(1)
         length, to = torch.where(outside, distance, torch.inf).min(dim=2)
         shortest = torch.full_like(length, torch.inf).scatter_reduce(1, label, length, "amin")
-        # of equally long edges the one with the lowest number, which is the same from both ends
+        # among equal edges the lowest number, which is the same from both ends
         number = torch.minimum(patch, to) * n + torch.maximum(patch, to)
         number = number.masked_fill(length > shortest.gather(1, label), n * n)
         edge = torch.full_like(number, n * n - 1).scatter_reduce(1, label, number, "amin")
@@ -239,23 +236,23 @@ def spanning(distance: Tensor, merges: int) -> Tensor:
 
 
 def joined_trees(label: Tensor, ends: tuple[Tensor, Tensor], reaches: Tensor) -> tuple[Tensor, Tensor]:
-    """The label (B, P) of the tree that each tree is in once edges are added, and which edges (B, P) are there twice.
+    """The label (B, P) of the tree that each tree belongs to after its edge is added, and the edges (B, P) added twice.
 
     Args:
         label: (B, P) of the tree of every patch.
-        ends: (B, P) the patches at the ends of the edge that the tree with each label adds.
-        reaches: (B, P) which labels are those of trees that add an edge.
+        ends: (B, P) the patches at the two ends of the edge that the tree of each label adds.
+        reaches: (B, P) labels of trees that add an edge.
     """
     itself = torch.arange(label.shape[1], device=label.device).expand_as(label)
     other = label.gather(1, ends[0]) + label.gather(1, ends[1]) - itself
     other = torch.where(reaches, other, itself)
-    # the only circles are two trees that add the same edge
+    # the only cycles are two trees that add the same edge
     again = (other.gather(1, other) == itself) & (itself < other)
     return followed(torch.where(again, itself, other)), again
 
 
 def followed(into: Tensor) -> Tensor:
-    """(B, P) where the chains that start at each of P places end, that go on at ``into`` (B, P).
+    """(B, P) ends of the chains that start at each of P places and continue at ``into`` (B, P).
 
     Example:
         >>> followed(torch.tensor([[0, 0, 1, 2]]))
@@ -267,10 +264,10 @@ def followed(into: Tensor) -> Tensor:
 
 
 def _agglomerate(distance: Any, linkage: int, merges: int, stands: Any) -> None:
-    """Fill ``stands`` (B, P) as `agglomerate` does, as a loop. It uses ``distance`` (B, P, P) up.
+    """Fill ``stands`` (B, P) as `agglomerate` does, in a loop that overwrites ``distance`` (B, P, P).
 
-    The closest two clusters merge, ``merges`` times, into the lower of their numbers. Each cluster remembers the
-    closest of those behind it, which only a merge of that one can change: no linkage brings clusters closer.
+    The two closest clusters merge into the lower number, ``merges`` times. Each cluster remembers its nearest higher
+    one, which changes only when that one merges: no linkage brings clusters closer.
 
     Args:
         linkage: 0 single, 1 complete, 2 average.
@@ -302,7 +299,7 @@ def _agglomerate(distance: Any, linkage: int, merges: int, stands: Any) -> None:
                     one[i] = max(one[i], other[i])
                 else:
                     one[i] = (count[first] * one[i] + count[second] * other[i]) / (count[first] + count[second])
-            for i in range(n):  # what is gone is far from everything
+            for i in range(n):  # a merged cluster is far from all
                 apart[i, first] = one[i]
                 apart[i, second] = far
             count[first] += count[second]
@@ -318,7 +315,7 @@ def _agglomerate(distance: Any, linkage: int, merges: int, stands: Any) -> None:
                         best, at = apart[i, j], j
                 least[i], near[i] = best, at
         for i in range(n):
-            stand[i] = stand[stand[i]]  # the lower number is resolved already
+            stand[i] = stand[stand[i]]  # lower numbers are resolved already
 
 
 AGGLOMERATE = compiled.Loop(_agglomerate)

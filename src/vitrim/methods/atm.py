@@ -47,29 +47,28 @@ class ATM(Adaptive):
 
         theta_l = max(alpha - (exp(beta (l - 1)) - 1), theta_min).
 
-    Layers up to the splitting layer l_s pair even with odd places, as ToMe does; later layers sort the patches by
-    merging size and pair the smaller half with the larger one, so that two large tokens never merge (Theorem 1: the
-    merging error of sizes n_i, n_j at cosine distance d lies between 1 and 2 times n_i n_j / (n_i + n_j) d). The last
-    layer computes only the class token, where the head reads nothing else. Merged tokens are size-weighted means, and
-    attention adds log(size).
+    Layers up to the splitting layer l_s pair even with odd places, as ToMe does. Later layers sort the patches by size
+    and pair the smaller half with the larger, so that two large tokens never merge (Theorem 1: the error of merging
+    sizes n_i, n_j at cosine distance d is 1 to 2 times n_i n_j / (n_i + n_j) d). The last layer computes only the class
+    token, where the head reads nothing else. Merged tokens are size-weighted means, and attention adds log(size).
 
-    ``granularity="batch"`` is the paper's rule: r is the mean over the batch of the number of pairs above the
-    threshold, every image merges its r most similar pairs, and so a prediction depends on the image's batch mates.
-    ``granularity="image"`` goes beyond the paper: each image merges exactly its own pairs above the threshold; images
-    keep different numbers of tokens, which are padded and masked, and every prediction equals that of the image alone.
+    ``granularity="batch"`` is the paper's rule: r is the number of pairs above the threshold, averaged over the batch,
+    and every image merges its r most similar pairs, so a prediction depends on the image's batch mates.
+    ``granularity="image"`` goes beyond the paper: each image merges exactly its own pairs above the threshold. Images
+    then keep different numbers of tokens, padded and masked, and every prediction equals that of the image alone.
 
-    Where the paper is silent: keys are averaged over heads; r is rounded down; a prefix token never moves or
-    receives, and counts as a source when the sorted tokens are halved; the sort is stable by position; cosines are
-    clamped to 1, so that ``alpha=1`` merges nothing in layer 1. For MAE models use ``proportional=False``. Thresholds
-    of other models are in Tables A2 to A5 of the paper; the defaults are those of DeiT-S at 3.23 GFLOPs.
+    Where the paper is silent: keys are averaged over heads; r is rounded down; prefix tokens neither move nor receive,
+    and count as sources when the sorted tokens are halved; the sort is stable by position; cosines are clamped to 1, so
+    that ``alpha=1`` merges nothing in layer 1. MAE models need ``proportional=False``. The defaults are those of DeiT-S
+    at 3.23 GFLOPs (Table A2).
 
-    Counts depend on the images, so this method cannot be compiled without graph breaks: one number per layer is read
-    back from the device. For single images it is exported as it is. For larger batches two other forms are:
+    Each layer reads a count back from the device, so the method compiles with graph breaks only, and is exported for
+    single images only. Two options make it exportable for larger batches:
 
-    * ``r``: as many merges per layer as given, for every image, by the same matching; thresholds play no part.
+    * ``r``: merges per layer, in every image, by the same matching, without thresholds.
     * ``capacity``: slots for patches after every layer. Every image merges its own pairs above the threshold, as with
-      ``granularity="image"``, and leaves slots empty; one that would need more slots merges its next most similar
-      pairs, too. A layer keeps slots for its destinations at least. Costs what the slots cost.
+      ``granularity="image"``, and leaves slots empty; an image that needs more slots also merges its next most similar
+      pairs. A layer always has slots for its destinations.
 
     Example:
         >>> [round(theta, 3) for theta in ATM().thresholds(12)[:4]]
@@ -141,7 +140,7 @@ class ATM(Adaptive):
         ]
 
     def by_size(self, depth: int, num_layers: int) -> bool:
-        """True if a layer pairs small with large tokens, behind the splitting layer, and not alternate places."""
+        """True behind the splitting layer, where a layer pairs small with large tokens instead of alternate places."""
         return depth + 1 > (num_layers * 3 // 4 if self.splitting_layer is None else self.splitting_layer)
 
     @classmethod
@@ -162,13 +161,12 @@ class ATM(Adaptive):
         return self.changed("rounding", granularity="image", capacity=tuple(counts))
 
     def threshold(self, depth: int) -> float:
-        """theta_l of the layer at ``depth`` = l - 1 (Eq. 1)."""
+        """theta_l (Eq. 1) of the layer at ``depth`` = l - 1."""
         if self.theta is not None:
             return self.theta[depth]
         return max(self.alpha - math.expm1(self.beta * depth), self.theta_min)
 
     def thresholds(self, num_layers: int) -> list[float]:
-        """theta_l of every layer (Eq. 1)."""
         return [self.threshold(depth) for depth in range(num_layers)]
 
 
@@ -179,12 +177,11 @@ class ATMReducer(Reducer[ATM]):
 
     @property
     def theta(self) -> float:
-        """The threshold of this layer."""
         return self.config.threshold(self.layer.depth)
 
     @property
     def by_size(self) -> bool:
-        """Pair small with large tokens, behind the splitting layer; alternate places before it."""
+        """See `ATM.by_size`."""
         return self.config.by_size(self.layer.depth, self.layer.num_layers)
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
@@ -215,8 +212,7 @@ class ATMReducer(Reducer[ATM]):
         return match_alternate(state, similarity, r) if r else None
 
     def merge_single(self, patches: Tensor, state: TokenState) -> Hard | None:
-        """Merge, in the single image of a graph that is exported, its pairs above the threshold: by either granularity,
-        unless the batch mean is rounded, it is the same."""
+        """Merge the pairs above the threshold in the single image of an exported graph, for both granularities."""
         if self.theta >= 1.0:
             return None
         if self.by_size:
@@ -229,32 +225,32 @@ class ATMReducer(Reducer[ATM]):
             index = torch.arange(state.num_patches, device=patches.device)
             sources, destinations = index[even], index[odd]
             similarity = cosines(patches[:, even], patches[:, odd])
-        # one column more, as a single patch has no partner, and an engine no maximum of nothing
+        # one more column: a single patch has no partner, and engines have no maximum of an empty row
         best, partner = torch.constant_pad_nd(similarity, (0, 1), -torch.inf).max(dim=-1)
         return merge_flagged(state, sources, destinations, best > self.theta, partner)
 
     def num_similar(self, best: Tensor, state: TokenState) -> int:
-        """The number of sources that merge, given the similarity of each to its partner (B, S)."""
+        """Number of sources that merge, from the similarity ``best`` (B, S) of each to its partner."""
         if self.config.r is not None:
             return min(self.num_removed(state), best.shape[1])
-        # the one number read back from the device; a cosine rounded to more than 1 exceeds no threshold of 1
+        # read back from the device; a cosine rounded above 1 must not exceed a threshold of 1
         similar = int((best > self.theta).sum()) if self.theta < 1.0 else 0
         return min(ROUNDING[self.config.rounding](similar / max(best.shape[0], 1)), best.shape[1])
 
     def merge_per_image(self, patches: Tensor, state: TokenState) -> Hard | None:
-        """Merge, in each image, exactly its own pairs above the threshold; pad where images keep different counts.
+        """Merge exactly the pairs of each image above the threshold, and pad where images keep different counts.
 
-        With a capacity, pad to that, without reading counts back; an image with more tokens merges further pairs.
+        With a capacity, pad to it without reading counts back; images with more tokens merge further pairs.
         """
         sources, destinations, real_source, real_destination = self.split_per_image(state)
         best, partner = best_partners(take(patches, sources), take(patches, destinations), real_destination)
         merges = (best.clamp(max=1.0) > self.theta) & real_source
         if self.config.capacity is not None:
-            # slots for patches that this layer leaves: its capacity, within what one matching can reach
+            # slots after this layer: its capacity, within what one matching can reach
             slots = min(self.config.capacity[self.layer.depth], state.num_patches)
             most_merged, most_kept, ragged = sources.shape[1], max(slots, destinations.shape[1]), True
             surplus = real_source.sum(1) + real_destination.sum(1) - most_kept
-            # the place of every source in descending order of similarity, of equal ones the first first
+            # the rank of every source by descending similarity, stable
             order = best.masked_fill(~real_source, -torch.inf).argsort(dim=1, descending=True, stable=True)
             places = torch.arange(best.shape[1], device=best.device).expand_as(order)
             merges = merges | (torch.zeros_like(order).scatter(1, order, places) < surplus[:, None])
@@ -270,7 +266,7 @@ class ATMReducer(Reducer[ATM]):
         into = kept_sources[:, None] + partner.gather(1, moved)
         stays = torch.cat([real_source & ~merges, real_destination], dim=1)
         keep = torch.cat([sources, destinations], dim=1).gather(1, _first(stays, most_kept))
-        # an image that merges nothing keeps its order, as it does alone: the next layer splits by place
+        # an image that merges nothing keeps its order, as alone: the next layer splits by place
         keep = torch.where(merged[:, None] > 0, keep, torch.arange(most_kept, device=keep.device))
         if not ragged:
             return merge(state, keep, sources.gather(1, moved), into)
@@ -279,7 +275,7 @@ class ATMReducer(Reducer[ATM]):
         return merge(state, keep, sources.gather(1, moved), into, valid=slot[:most_kept] < kept[:, None])
 
     def split_per_image(self, state: TokenState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Patch indices (B, S), (B, D) of sources and destinations, and which of them are real, not padding.
+        """Patch indices (B, S), (B, D) of sources and destinations, and masks of those that are not padding.
 
         Real tokens come first in every image, so that each image is split as it would be alone.
         """
@@ -304,8 +300,7 @@ class ATMReducer(Reducer[ATM]):
 
 
 def least_by_size(current: int, num_prefix: int) -> int:
-    """The fewest of ``current`` patches that merging small into large tokens can leave: the prefix counts among the
-    small ones, and does not merge.
+    """The fewest of ``current`` patches that by-size merging can leave: prefix tokens count as small, but do not merge.
 
     Example:
         >>> least_by_size(256, num_prefix=1), least_by_size(256, num_prefix=5)

@@ -24,34 +24,34 @@ SMOOTHING = 1e-6
 
 
 class ATS(MethodConfig):
-    """Sample the cumulative distribution of the tokens' scores at fixed heights; what is hit at least once stays.
+    """Sample the cumulative distribution of the tokens' scores at fixed heights, and keep every token that is hit.
 
-    Score of patch j: S_j = sum_h A[h, cls, j] * |v_j|, A this block's attention, v_j its value, all heads side by
-    side. The scores of an image's real tokens are sorted, summed up and rescaled to c in [0, 1]; of M heights, evenly
-    spaced from the smallest positive c to 1, each picks the token whose c is nearest. A token that is hit twice is
-    kept once, so images keep different numbers of tokens: at most M, fewer where attention is concentrated. The picks
-    are deterministic, in training too. The prefix always stays; the lowest score (c = 0) never does.
+    Score of patch j: S_j = sum_h A[h, cls, j] * |v_j|, A this block's attention, v_j its value, all heads side by side.
+    The scores of an image's real tokens are sorted, summed up and rescaled to c in [0, 1]. Of M heights, evenly spaced
+    from the smallest positive c to 1, each picks the token with the nearest c. A token hit twice is kept once, so
+    images keep different numbers of tokens: at most M, fewer where attention is concentrated. The picks are
+    deterministic, in training too. Prefix tokens always stay; the lowest score (c = 0) never does.
 
-    Acts at the query: only the kept rows of attention are computed, over all old tokens. M = floor(keep_rate P) of
-    the P initial patches, at every block in ``blocks`` (the paper's K). It is a bound, not a count: ``keep_rate=1``
-    removes tokens. There is no setting that removes none.
+    Acts at the query: only the kept rows of attention are computed, over all old tokens. M = floor(keep_rate P) of the
+    P initial patches, in every block of ``blocks`` (the paper's K). M is a bound, not a count: ``keep_rate=1`` still
+    removes tokens, and no setting removes none.
 
-    Images are padded to the longest of the batch and masked; one set of counts is read back from the device per
-    block. Compiled or exported, they are padded to the bound M instead: static shapes, no read-back, same predictions.
+    Images are padded to the longest of the batch and masked; each block reads the counts back from the device. Compiled
+    or exported, images are padded to M instead: static shapes, no read-back, equal predictions.
 
     ``variant``:
 
-    * ``"ats"``: as above. The distribution is that of the real tokens, so an image's result never depends on its batch.
-      It takes the decisions of the published code at batch size 1.
-    * ``"study"``: as in "Which Tokens to Use?": S_j = sum_h A[h, cls, j] |v_hj|, c in order of position, M heights
-      (2m - 1) / (2M + 2). Its settings: three stages a quarter apart, ``rule="floor_initial_power"``. Its heights come
-      from a float32 ``arange``, which for some M (2, 6, 11, 13, 18, ...) gives one too many: ``float32_heights=True``.
+    * ``"ats"``: as above. An image's result never depends on its batch, and equals that of the published code at batch
+      size 1.
+    * ``"study"``: as in "Which Tokens to Use?": S_j = sum_h A[h, cls, j] |v_hj|, c in order of position, M heights (2m
+      - 1) / (2M + 2). Its settings: three stages a quarter apart, ``rule="floor_initial_power"``. Its heights come from
+      a float32 ``arange``, which for some M (2, 6, 11, 13, 18, ...) has one too many: ``float32_heights=True``.
     * ``"published"``: the published code to the last digit. Padding takes part in the rescaling, so that the lowest
       real token is always kept where there is padding: **a prediction then depends on the image's batch mates**. All
-      blocks use its smoothed softmax, and compute the attention map; padding is a zero token, whose values have a tiny
-      weight there in blocks that do not sample. ``padding="bound"`` is its drop_tokens=False.
+      blocks use its smoothed softmax, and compute the attention map; padding is a zero token, whose value has a tiny
+      weight in blocks that do not sample. ``padding="bound"`` is its drop_tokens=False.
 
-    Deviations: kept tokens stay in order of position (published: of score), which no prediction shows.
+    Deviations: kept tokens stay in order of position (published: of score), which changes no prediction.
 
     Example:
         >>> ATS().stages(12)
@@ -95,7 +95,7 @@ class ATS(MethodConfig):
         return None
 
     def stages(self, num_layers: int) -> tuple[int, ...]:
-        """The blocks that sample."""
+        """Blocks that sample."""
         return tuple(range(num_layers // 4, num_layers)) if self.blocks is None else self.blocks
 
     def amounts(self, num_layers: int) -> list[Amount | None]:
@@ -122,7 +122,7 @@ class ATSReducer(Reducer[ATS]):
         return self.scores(attention, state)
 
     def scores(self, attention: Attention, state: TokenState) -> Tensor:
-        """(B, P) importance of the patch tokens, in at least float32, not normalised."""
+        """(B, P) importance of the patches, in at least float32, not normalised."""
         return significance(attention.class_row(), attention, per_head=self.config.variant == "study")[
             :, state.num_prefix :
         ]
@@ -135,14 +135,14 @@ class ATSReducer(Reducer[ATS]):
 
 
 class PublishedATSReducer(ATSReducer):
-    """In every block: the published softmax. In the sampling blocks: the published, batch-dependent sampling."""
+    """Use the published softmax in every block, and the batch-dependent sampling in the blocks that sample."""
 
     def scores(self, attention: Attention, state: TokenState) -> Tensor:
         row = smoothed_probabilities(attention.rows(1))[:, :, 0]
         return significance(row, attention, per_head=False)[:, state.num_prefix :]
 
     def sample(self, score: Tensor, real: Tensor, points: int) -> Tensor:
-        # padding has score 0, sorts first, and is what the distribution is rescaled by
+        # padding has score 0 and sorts first, so that it enters the rescaling
         score = score * real
         return sample_sorted(score, torch.ones_like(real), points)
 
@@ -164,7 +164,7 @@ class PublishedATSReducer(ATSReducer):
 
 @register(ATS)
 def _reducer(config: ATS, layer: Layer) -> type[ATSReducer] | None:
-    if config.variant == "published":  # attends in its own way in all blocks
+    if config.variant == "published":  # its softmax is that of all blocks
         return PublishedATSReducer
     return None if layer.amount is None else ATSReducer
 
@@ -178,7 +178,7 @@ def significance(class_row: Tensor, attention: Attention, per_head: bool) -> Ten
 
 
 def sample_sorted(score: Tensor, real: Tensor, points: int) -> Tensor:
-    """Picks (B, points) of the scores (B, P) sorted in ascending order; ``real`` (B, P) marks what is not padding.
+    """Picks (B, points) among the ascending scores (B, P); ``real`` (B, P) is False for padding.
 
     Example:
         >>> score = torch.tensor([[4.0, 1.0, 1.0, 2.0]])
@@ -200,7 +200,7 @@ def sample_sorted(score: Tensor, real: Tensor, points: int) -> Tensor:
 def sample_study(score: Tensor, real: Tensor, points: int, float32_heights: bool = False) -> Tensor:
     """Picks (B, M) of the scores (B, P) in order of position, real tokens first, as in "Which Tokens to Use?".
 
-    M is ``points``, or with ``float32_heights`` what `study_arange` makes of it.
+    M is ``points``, or the length of `study_arange` with ``float32_heights``.
     """
     score = score * real
     cdf = (score / (score.sum(1, keepdim=True) + SMOOTHING)).cumsum(1).masked_fill(~real, 9.0)
@@ -212,8 +212,7 @@ def sample_study(score: Tensor, real: Tensor, points: int, float32_heights: bool
 
 
 def study_arange(points: int, device: torch.device | None = None) -> Tensor:
-    """The study's heights as its code makes them: ``points`` float32 numbers, or one more where the end of the range,
-    which does not belong to it, is rounded up.
+    """The heights of the study's code: ``points`` float32 numbers, or one more where rounding includes the end.
 
     Example:
         >>> len(study_arange(56)), len(study_arange(57))
@@ -224,7 +223,7 @@ def study_arange(points: int, device: torch.device | None = None) -> Tensor:
 
 
 def nearest(cdf: Tensor, height: Tensor) -> Tensor:
-    """(B, M) index of the entry of ``cdf`` (B, P), ascending, that is nearest each ``height`` (B, M); first on ties."""
+    """(B, M) index of the entry of ``cdf`` (B, P), ascending, nearest to each ``height`` (B, M); the first on ties."""
     cdf, height = cdf.contiguous(), height.contiguous()
     above = torch.searchsorted(cdf, height).clamp(max=cdf.shape[1] - 1)
     below = (above - 1).clamp_min(0)
@@ -236,8 +235,8 @@ def nearest(cdf: Tensor, height: Tensor) -> Tensor:
 def smoothed_probabilities(attention: Attention, zero_keys: bool = True) -> Tensor:
     """(B, H, M, N) the published masked softmax, in at least float32: (e + eps/N) / (sum e + eps), e = 0 at padding.
 
-    Padding counts in the maximum that is subtracted, by which eps is measured: with ``zero_keys`` as keys of zero
-    (blocks that sample), else by its own keys.
+    The maximum that is subtracted includes padding: as zero keys with ``zero_keys`` (blocks that sample), else by its
+    own keys.
     """
     real = _real_keys(attention)
     if real is not None and attention.bias is not None:
@@ -252,5 +251,5 @@ def smoothed_probabilities(attention: Attention, zero_keys: bool = True) -> Tens
 
 
 def _real_keys(attention: Attention) -> Tensor | None:
-    """(B, 1, 1, N) bool: which keys are not padding. Read off the bias, because a selection has replaced the mask."""
+    """(B, 1, 1, N) bool, False for padding. Read from the bias, because a selection has replaced the mask."""
     return None if attention.bias is None else attention.bias[:, :1, :1] > -5e3

@@ -34,9 +34,9 @@ class Decoupled:
     clusters: int
 
     def parts(self, initial: int, current: int) -> tuple[int, int, int]:
-        """The numbers of attentive patches, of those among them that merge, and of clusters made from the others.
+        """Numbers of attentive patches, of attentive patches that merge, and of clusters made from the rest.
 
-        At most every second attentive patch merges, and there are no more clusters than patches to cluster.
+        At most every second attentive patch merges, and there are at most as many clusters as patches to cluster.
         """
         attentive = max(1, min(self.share.keep(initial, current), current))
         if attentive == current:
@@ -55,23 +55,22 @@ class BAT(ScoredPruning):
     x_j the patch after the attention residual:
 
     * the ceil(r P) patches of highest a_j are attentive; P counts the current patches, clusters included;
-    * of the attentive ones, ``pairs`` merge into their most similar partner (cosine of x);
-    * of the others, ``clusters`` become centres: with d_ij = |x_i - x_j| among them, those with the largest rho delta,
+    * of the attentive patches, ``pairs`` merge into their most similar partner (cosine of x);
+    * of the other patches, ``clusters`` become centres: with d_ij = |x_i - x_j| among them, those with the largest rho
+      delta,
 
           rho_i = exp(-mean_j d_ij^2 / C),    delta_i = min of d_ij over j with rho_j > rho_i,
 
       for the densest one its largest d. Every patch joins the nearest centre.
 
     A merged patch is the mean of its group, weighted by a_j. So ceil(r P) - pairs + clusters patches are left,
-    attentive ones first, clusters last. Nothing is lost. Where the rule keeps every patch, nothing merges either. The
-    prefix tokens pass unchanged.
+    attentive ones first, clusters last. Where the rule keeps every patch, nothing merges. Prefix tokens pass unchanged.
 
-    The authors published no code, and not the numbers of pairs and clusters; their logs fit ceil(r P) plus 0 to 3
-    tokens per stage, so by default both are 4. Our readings: squared distances are averaged and divided by C, as a
+    The authors published neither code nor the numbers of pairs and clusters. Their logs fit ceil(r P) plus 0 to 3
+    tokens per stage, so both default to 4. Our readings: squared distances are averaged and divided by C, because a
     plain sum underflows; the cluster mean is normalised; attentive patches are matched as in ToMe, every second patch
-    in order of attention to the best of those between, so that a pair may grow to a group. ``score="column_mean"``
-    serves models without a class token. Sizes are tracked for the source map and for pooling heads; they do not enter
-    attention.
+    in order of attention to the best of those between, so that groups may be larger than pairs. Sizes are tracked for
+    the source map and for pooling heads, but do not enter attention.
 
     Example:
         >>> BAT(keep_rate=0.7).counts(196, 12)[-1]
@@ -110,20 +109,21 @@ class BATReducer(Reducer[BAT]):
         patches = x[:, state.num_prefix :].detach()
         centres, joining, cluster = cluster_inattentive(take(patches, others), clusters)
         keep, moved, into = attentive, others.gather(1, joining), cluster + (count - pairs)
-        if pairs:  # of no pairs a graph would have empty matrices, which OpenVINO does not compile
+        if pairs:  # OpenVINO does not compile the empty matrices of no pairs
             kept, matched, partner = match_attentive(take(patches, attentive), pairs)
             keep = attentive.gather(1, kept)
             moved = torch.cat([attentive.gather(1, matched), moved], dim=1)
             into = torch.cat([partner, into], dim=1)
-        # a probability may underflow to 0: a group of such patches then has equal weights
+        # probabilities may underflow to 0: such a group gets equal weights
         weight = score.clamp_min(torch.finfo(score.dtype).tiny)
         keep = torch.cat([keep, others.gather(1, centres)], dim=1)
         return merge(state, keep=keep, moved=moved, into=into, weight=state.pad_prefix(weight))
 
 
 def match_attentive(patches: Tensor, pairs: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Split the ``patches`` (B, A, C), most attentive first, into those that stay (B, A - pairs) and those that merge
-    (B, pairs), and find the entry of the former that each joins. Odd ranks may merge, into even; at most A // 2."""
+    """Split ``patches`` (B, A, C), most attentive first, into those that stay (B, A - pairs) and those that merge (B,
+    pairs), and find the entry of the former that each joins. Odd ranks merge into even ones; at most A // 2.
+    """
     vectors = unit(patches)
     similarity, best = best_partners(vectors[:, 1::2], vectors[:, ::2])
     moved = most_similar_first(similarity)[:, :pairs]

@@ -28,30 +28,29 @@ AUXILIARY = "auxiliary_logits"
 class Cropr(MethodConfig):
     """Prune the same number of patches after every block, by routers that auxiliary heads teach.
 
-    A router holds learned queries q_n (N, C). On the tokens X that leave a block it scores
+    A router holds learned queries q_n (N, C). It scores the tokens X that leave a block,
 
         s_m = sum_n q_n . x_m        (no softmax, no scale, no norm)
 
-    and the R lowest patches go; the first router removes R + 1, which makes up for the class token: after i routers
-    P - i R tokens are left, it included. At inference the queries are summed to one vector first, so a score costs one
-    product per token. Acts before the next block, which is where its tokens enter. Prefix tokens are never scored.
+    and the R lowest patches go. The first router removes R + 1, to make up for the class token: after i routers P - i R
+    tokens are left, class token included. At inference the queries are summed first, so a score costs one product per
+    token. Acts before the next block. Prefix tokens are never scored.
 
     Training: cross-attention of the queries over all tokens, Z = softmax(Q X^T / sqrt(C)) X, then Z + MLP(LN(Z)) and a
     linear head give auxiliary logits per router, ``reduction.aux("auxiliary_logits")``. They learn the task by
-    `objective`. Gradients are isolated both ways: the heads see X detached, so that backbone and routers do not
-    disturb each other, and the choice of tokens carries none. In evaluation none of this runs.
+    `objective`. The heads see X detached, so that backbone and routers do not disturb each other, and the choice of
+    tokens has no gradient. In evaluation none of this runs.
 
-    ``fusion="last_layer"``: pruned tokens wait and rejoin, as they were when pruned, before the last block, which runs
-    on all tokens; the block before it is not followed by a router. ``"concat"``: they rejoin after the last block (the
-    paper's baseline Token Concat), with the same routers. ``"none"``: they are gone.
+    ``fusion="last_layer"``: pruned tokens rejoin, as they were when pruned, before the last block, which runs on all
+    tokens; no router follows the block before it. ``"concat"``: they rejoin after the last block (the paper's baseline
+    Token Concat), with the same routers. ``"none"``: they do not come back.
 
-    ``r`` may follow a `curriculum` through ``reduction.set(r=...)``. The projections, norm, heads and MLP of the router
-    are the ablations of the paper, off or on as there. On models without a class head (``num_classes=0``) the auxiliary
-    output is Z itself, (B, C), or (B, N, C) for N > 1 queries, for a head of your own. Dense tasks use one query per
-    patch of the training size; evaluation then works at any size.
+    On models without a class head (``num_classes=0``) the auxiliary output is Z itself, (B, C), or (B, N, C) for N > 1
+    queries, for a head of your own. Dense tasks use one query per patch of the training size; evaluation then works at
+    any size.
 
-    Deviations: where fewer patches are left than R, one stays (the published code has no guard). Without a class token
-    all patches are scored, where it would protect the first; set ``first_extra=0`` there.
+    Deviations: at least one patch stays (the published code has no guard). Without a class token all patches are
+    scored, where the published code protects the first; set ``first_extra=0`` there.
 
     Example:
         >>> Cropr(r=8).counts(196, 12)
@@ -71,9 +70,9 @@ class Cropr(MethodConfig):
     per: int | None = Field(
         None,
         ge=1,
-        description="r is for images of so many patches, and follows their number; default: r whatever it is",
+        description="r is for images of this many patches, and scales with their number; default: it does not scale",
     )
-    first_extra: int = Field(1, ge=0, description="patches that the first router removes besides; 1 for a class token")
+    first_extra: int = Field(1, ge=0, description="further patches that the first router removes; 1 for a class token")
     fusion: Literal["last_layer", "concat", "none"] = Field(
         "last_layer", description="pruned tokens rejoin before the last block, after it, or never"
     )
@@ -96,7 +95,7 @@ class Cropr(MethodConfig):
         return "zeros" if self.fusion == "none" else "end"
 
     def rejoining(self) -> Mapping[str, MethodConfig]:
-        """The forms in which the pruned tokens come back before the last block, and after it; for `tsne`."""
+        """Variants whose pruned tokens come back before the last block, and after it; for `tsne`."""
         return {fusion: self.changed(fusion=fusion, last_block="full") for fusion in ("last_layer", "concat")}
 
     def stages(self, num_layers: int) -> tuple[int, ...]:
@@ -116,7 +115,7 @@ class Cropr(MethodConfig):
 
 
 class RoutingReducer(ScorerReducer[Cropr]):
-    """Parameters: ``cross_attn``, of which only the queries and projections matter at inference, and ``head``."""
+    """Parameters: ``cross_attn``, of which only queries and projections matter at inference, and ``head``."""
 
     site = "before"
     stable = True
@@ -162,7 +161,7 @@ class ConcatReducer(FusingReducer):
     site = "after"
 
     def remember(self, attention: Attention, state: TokenState) -> None:
-        """Nothing: q, k and v need not live through the MLP."""
+        """Keep nothing: q, k and v need not live through the MLP."""
 
 
 @register(Cropr)
@@ -173,7 +172,7 @@ def _reducer(config: Cropr, layer: Layer) -> type[Reducer[Cropr]] | None:
 
 
 class CrossAttention(nn.Module):
-    """Scores tokens by learned queries, and in training aggregates them by the same queries.
+    """Score tokens by learned queries, and in training aggregate them by the same queries.
 
     Args:
         config: num_queries N, num_heads, the projections, norm and MLP.
@@ -186,7 +185,7 @@ class CrossAttention(nn.Module):
             raise VitrimError(f"cropr: num_heads={config.num_heads} does not divide the {dim} channels of this model")
         self.num_heads = config.num_heads
         self.queries = nn.Parameter(torch.empty(1, config.num_queries, dim))
-        nn.init.trunc_normal_(self.queries)  # cut at two standard deviations, then scaled
+        nn.init.trunc_normal_(self.queries)  # truncated at two standard deviations, then scaled
         self.queries.data.mul_(dim**-0.5)
         self.attn_norm = nn.LayerNorm(dim, eps=1e-6) if config.pre_attn_norm else nn.Identity()
         self.q = nn.Linear(dim, dim, bias=False) if config.q_proj else None
@@ -214,7 +213,7 @@ class CrossAttention(nn.Module):
             normed: Tensor = self.attn_norm(x.to(self.queries.dtype))
             if self.k is None:
                 return normed.to(wide) @ self.query().to(wide)
-            if is_bare(self.k):  # the query seen through the projection: one vector for all tokens
+            if is_bare(self.k):  # the query times the projection: one vector for all tokens
                 return normed.to(wide) @ (self.query() @ self.k.weight).to(wide)
             keys: Tensor = self.k(normed)
             return keys.to(wide) @ self.query().to(wide)

@@ -1,4 +1,4 @@
-"""CubistMerge: merge along rows and columns, so that a rectangle is left (CubistMerge, 2025)."""
+"""CubistMerge: merge along rows and columns, so that the tokens form a rectangle (CubistMerge, 2025)."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from vitrim.core.tokens import TokenState, decision_dtype, no_gradient, take, wh
 
 
 class CubistMerge(MethodConfig):
-    """Shorten every row, then every column, by merging neighbours: the tokens left are a smaller grid.
+    """Shorten every row, then every column, by merging neighbours, so that the tokens form a smaller grid.
 
-    Before one block, on the tokens that enter it. On a line of tokens every second one looks at its two neighbours, by
-    cosine (the left one if both are equally like it); those that are most like a neighbour join it. A merged token has,
-    channel by channel, the value of largest magnitude among its members, with its sign. First each row loses as many
-    tokens as there are ``columns`` to go, then each column of what is left as many as there are ``rows``. Lines choose
-    for themselves, and close up. At most half of the rows and columns go.
+    Before one block, on the tokens that enter it. On a line of tokens, every second token compares itself with its two
+    neighbours by cosine (left on ties); those most similar to a neighbour join it. A merged token has, channel by
+    channel, the value of largest magnitude among its members, with its sign. First each row loses ``columns`` tokens,
+    then each remaining column loses ``rows``. Lines choose independently, and close up. At most half of the rows and
+    columns go. Prefix tokens pass unchanged.
 
-    The result is a rectangle in raster order, whose cells stand at the place of their first member, or of the neighbour
-    that it joined: attention in windows, relative positions and tables of positions follow. It is meant for models that
-    need one. Sizes play no part: neither in the mean nor, by default, in attention.
+    The result is a rectangle in raster order, whose cells are at the place of their first member, or of the neighbour
+    that it joined. Window attention and relative or absolute position tables follow it, and models that need a
+    rectangle are what it is for. Sizes enter neither the merge nor, by default, attention.
 
-    A token between two that join it gets the largest of all three. The released code loses one of them: each is written
-    over the token's old value, the last one stays (``overlap="last"``, as on a CPU). Where one row or column goes the
-    two are the same.
+    A token that both neighbours join gets the largest of all three. The released code loses one of the three: it
+    overwrites the token's old value by each, and the last write stays (``overlap="last"``, as on a CPU). Where one row
+    or column goes, both are the same.
 
     ``keep_rate`` is a share of the patches: both sides shrink by its root, to the nearest whole number.
 
@@ -51,14 +51,12 @@ class CubistMerge(MethodConfig):
     tunable = Tunable("keep_rate", 1.0, 0.25, digits=3)
 
     keep_rate: Share = Field(0.6, description="share of patches kept, in whole rows and columns")
-    rows: int | None = Field(None, ge=0, description="instead of keep_rate: rows that go")
-    columns: int | None = Field(
-        None, ge=0, description="instead of keep_rate: columns that go; default as many as rows"
-    )
-    block: int = Field(1, ge=0, description="block that they go before, 0-based")
+    rows: int | None = Field(None, ge=0, description="instead of keep_rate: rows removed")
+    columns: int | None = Field(None, ge=0, description="instead of keep_rate: columns removed; default as rows")
+    block: int = Field(1, ge=0, description="block before which it acts, 0-based")
     overlap: Literal["largest", "last"] = Field(
         "largest",
-        description="of two tokens that join one: 'largest' counts both; 'last': the one written last, as released",
+        description="where two tokens join the same one: largest of the three; 'last': last one written, as released",
     )
 
     @model_validator(mode="after")
@@ -86,7 +84,7 @@ class CubistMerge(MethodConfig):
 
 @dataclass(frozen=True)
 class SmallerGrid(Pattern):
-    """A grid with fewer rows and columns: by a share of the patches, or by as many as are ``removed``.
+    """Shrink the grid to a share of the patches, or by the rows and columns ``removed``.
 
     Example:
         >>> SmallerGrid(0.6).sides((14, 14)), SmallerGrid(1.0, (1, 30)).sides((14, 14))
@@ -97,7 +95,7 @@ class SmallerGrid(Pattern):
     removed: tuple[int, int] | None = None
 
     def sides(self, grid: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns that are left of a ``grid``: half of them at least."""
+        """Rows and columns left of a ``grid``, at least half of each."""
         wanted = [round(side * sqrt(self.keep_rate)) for side in grid]
         if self.removed is not None:
             wanted = [side - removed for side, removed in zip(grid, self.removed, strict=True)]
@@ -116,7 +114,7 @@ class SmallerGrid(Pattern):
 
 @dataclass(frozen=True)
 class Shrunk(Hard):
-    """An assignment whose new patches (B, M - prefix, C) are known: a cell's value is that of no mean."""
+    """An assignment with its new patches (B, M - prefix, C): the value of a cell is not a mean."""
 
     patches: Tensor = field(kw_only=True)
 
@@ -158,11 +156,11 @@ class CubistMergeReducer(Reducer[CubistMerge]):
 
 
 class ShortLine(NamedTuple):
-    """Lines of tokens that have been shortened.
+    """Shortened lines of tokens.
 
     Attributes:
-        tokens: (L, m, C) what is left of each line.
-        kept: (L, m) the places on the old line of what is left, ascending.
+        tokens: (L, m, C) tokens left on each line.
+        kept: (L, m) their places on the old line, ascending.
         target: (L, n) the place on the new line of each old token.
     """
 
@@ -176,8 +174,8 @@ def shortened(x: Tensor, r: int, last: bool = False) -> ShortLine:
 
     Args:
         x: lines of tokens.
-        r: how many go.
-        last: of two tokens that join one, only that counts which the released code writes last.
+        r: tokens removed per line.
+        last: where two tokens join the same one, use only the one that the released code writes last.
 
     Example:
         >>> x = torch.tensor([[[1.0, 0.0], [-3.0, 0.1], [0.0, 2.0], [0.1, 1.0]]])
@@ -199,10 +197,10 @@ def shortened(x: Tensor, r: int, last: bool = False) -> ShortLine:
         rank = order.argsort(dim=1)
         goes = rank < r
         place = torch.arange(n, device=x.device).expand(x.shape[0], n)
-        # an even token gets the odd one in front of it, the odd one behind it, both or neither
+        # an even token receives the odd one before it, the odd one after it, both or neither
         before = torch.constant_pad_nd(goes & rightwards, (1, 0))[:, :evens]
         behind = torch.constant_pad_nd(goes & ~rightwards, (0, evens - pairs))
-        if last:  # written: sources of even rank, then those of odd rank, each in order
+        if last:  # the order of writing: sources of even rank, then of odd rank
             turn = rank % 2 * pairs + rank
             later = torch.constant_pad_nd(turn, (0, evens - pairs)) > torch.constant_pad_nd(turn, (1, 0))[:, :evens]
             before, behind = before & ~(behind & later), behind & ~(before & ~later)
@@ -221,5 +219,5 @@ def shortened(x: Tensor, r: int, last: bool = False) -> ShortLine:
 
 
 def larger(x: Tensor, other: Tensor, joins: Tensor) -> Tensor:
-    """``x`` (L, n, C), or ``other`` where that is of larger magnitude, in tokens (L, n) that it ``joins``."""
+    """``x`` (L, n, C), or ``other`` where its magnitude is larger, in the tokens (L, n) of ``joins``."""
     return torch.where(joins.unsqueeze(2) & (other.abs() > x.abs()), other, x)

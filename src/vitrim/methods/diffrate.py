@@ -46,28 +46,25 @@ class DiffRate(MethodConfig):
     """Rank patches by class attention, drop the last ones, merge the next to last into the best.
 
     Between attention and MLP of block i, with a_j the attention of the class token to patch j, mean over heads: the
-    patches are sorted by a_j, highest first, and cut to ``prune_kept[i]`` tokens; of these, those beyond
-    ``merge_kept[i]`` each join the most similar (cosine of the tokens themselves) of the first ``merge_kept[i]``, as a
-    plain mean. Attention adds log(size) to its logits. Both lists count the class token, as published; on models with
-    more prefix tokens these come on top. Prefix tokens never move and never receive.
+    patches are sorted by a_j, highest first, and cut to ``prune_kept[i]`` tokens. Those beyond ``merge_kept[i]`` each
+    join the most similar (cosine of the tokens) of the first ``merge_kept[i]``, as a plain mean. Attention adds
+    log(size) to its logits. Both lists count the class token, as published; further prefix tokens come on top. Prefix
+    tokens never move and never receive.
 
-    Without those lists every block merges ``r`` patches, or its own of a list ``r``, and drops none.
+    Without those lists every block merges ``r`` patches, or its entry of a list ``r``, and drops none.
 
-    The amounts are what the paper learns, for a model and a MAC target. ``learn=True`` does that. Every block has two
-    distributions, p over the share k/P (k = 1..P, P patches at the model's own size) of its n patches that pruning
-    keeps, and one of these that merging keeps. They start where every patch is kept. The kept number is n times the
-    mean share, rounded up with the gradient of the mean. The patch at rank j, from 0, stays if j is below it, with the
-    gradient of the probability that it stays, the sum of p_k over k n / P > j. Nothing is removed while learning, in
-    evaluation neither: dropped patches are masked by DynamicViT's smoothed softmax; patches that merge are masked and
-    added to their partner with a weight of 1, those that stay with a weight of 0. The numbers are reported as
-    ``reduction.aux("kept_numbers")``. `objective` is the loss, and `learned` reads the config with lists back, which is
-    what really removes.
+    ``learn=True`` learns the lists for a model and a MAC target, as the paper does. Every block has two distributions
+    over the share k/P (k = 1..P, P patches at the model's own size): of its n patches that pruning keeps, and of these
+    that merging keeps. The kept number is n times the mean share, rounded up with the gradient of the mean
+    (`KeptShare`). While learning nothing is removed, in evaluation neither: dropped patches are masked by DynamicViT's
+    smoothed softmax; patches that merge are masked and added to their partner with weight 1, the others with weight 0.
+    ``reduction.aux("kept_numbers")`` has the numbers, `objective` is the loss, and `learned` returns the config with
+    lists.
 
-    Deviations: sizes of a group add up. The published code multiplies the size of a joining token by its similarity
-    first, ``discount_sizes=True``; sizes that come out negative are then clamped, where it gives NaN (while learning to
-    1, as published). Shares of what is left, rather than of P, give every block's amounts a gradient from the start.
-    Where neither list removes anything the patches keep their order. ``score="column_mean"`` serves models without a
-    class token.
+    Deviations: the sizes of a group add up. The published code multiplies the size of a joining token by its similarity
+    first, ``discount_sizes=True``; negative sizes are then clamped, where it gives NaN (while learning to 1, as
+    published). Shares are of the current patches rather than of P, so that every block's amounts have a gradient from
+    the start. Where neither list removes anything the patches keep their order.
 
     Refused on heads that pool patches: dropped tokens are missing in the mean.
 
@@ -93,8 +90,8 @@ class DiffRate(MethodConfig):
     )
     score: Score = Field(
         "class_token",
-        description="'class_token': attention from the class token; 'prefix_mean': mean attention from all tokens in "
-        "front of the patches, for heads that read those (YOLOS); 'column_mean': attention received from all tokens, "
+        description="'class_token': attention from the class token; 'prefix_mean': mean attention from all prefix "
+        "tokens, for heads that read those (YOLOS); 'column_mean': attention received from all tokens, "
         "for models without a class token (computes the full map)",
     )
     learn: bool = Field(False, description="learn the amounts: patches are masked, none is removed; see `learned`")
@@ -140,7 +137,7 @@ class DiffRateReducer(Reducer[DiffRate]):
     site = "between"
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
-        keep, survivors = self.num_keep(state), state.num_patches  # what merging leaves is the amount of the plan
+        keep, survivors = self.num_keep(state), state.num_patches  # the plan's amount is what merging leaves
         if self.config.prune_kept is not None:
             survivors = min(self.config.prune_kept[self.layer.depth] - 1, survivors)
         rank = patch_score(attention, state, self.config.score).argsort(dim=1, descending=True, stable=True)
@@ -169,7 +166,7 @@ class DiffRateReducer(Reducer[DiffRate]):
 
 
 class LearningReducer(Reducer[DiffRate]):
-    """Masks what learned amounts would remove. Parameters: ``prune.logits`` and ``merge.logits``, (P,) each."""
+    """Mask what the learned amounts would remove. Parameters: ``prune.logits``, ``merge.logits``, (P,) each."""
 
     site = "between"
 
@@ -205,12 +202,12 @@ class LearningReducer(Reducer[DiffRate]):
         return attention.output() if policy is None else attention.weigh(masked_softmax(attention.logits(), policy))
 
     def current(self, state: TokenState) -> Tensor:
-        """The number of patches left so far, with the gradient of the blocks before."""
+        """Number of patches left so far, with the gradient of the blocks before."""
         numbers = [value for name, _, value in state.aux if name == KEPT]
         return numbers[-1][1] if numbers else state.size.new_tensor(float(state.num_patches))
 
     def rank(self, attention: Attention, policy: Tensor, num_prefix: int) -> Tensor:
-        """(B, P) place of each patch in the order of importance, from 0; those that are gone come last."""
+        """(B, P) rank of each patch by importance, from 0; removed patches come last."""
         attention, policy = attention.detach(), policy.detach()
         if self.config.score != "column_mean":
             rows = 1 if self.config.score == "class_token" else num_prefix
@@ -222,13 +219,13 @@ class LearningReducer(Reducer[DiffRate]):
         return order.argsort(dim=1)
 
     def join(self, x: Tensor, size: Tensor, receives: Tensor, alive: Tensor, stays: Tensor) -> tuple[Tensor, Tensor]:
-        """Patches (B, P, C) and sizes (B, P) with those that merge added to the most similar of those that stay.
+        """Add the patches that merge to the most similar of those that stay: new patches (B, P, C) and sizes (B, P).
 
         Args:
-            x, size: the patches and their sizes.
-            receives: (B, P) bool, who may receive.
-            alive: (B, P) 1 or 0 with gradient, who was not pruned.
-            stays: (B, P) 1 or 0 with gradient, who does not merge.
+            x, size: patches and sizes.
+            receives: (B, P) bool, patches that may receive.
+            alive: (B, P) 1 or 0 with gradient, 0 if pruned.
+            stays: (B, P) 1 or 0 with gradient, 0 if it merges.
         """
         p, channels = x.shape[1:]
         vectors = unit(x.to(decision_dtype(x.dtype)))
@@ -261,7 +258,7 @@ class KeptShare(nn.Module):
 
     def __init__(self, candidates: int) -> None:
         super().__init__()
-        # everything is kept at first, by a margin that a gradient can cross
+        # all patches are kept at first, by a margin that a gradient can cross
         self.logits = nn.Parameter(torch.arange(1.0, candidates + 1.0) - candidates)
 
     def probabilities(self) -> Tensor:
@@ -269,7 +266,7 @@ class KeptShare(nn.Module):
         return self.logits.to(decision_dtype(self.logits.dtype)).softmax(dim=0)
 
     def number(self, current: Tensor) -> Tensor:
-        """The number kept of ``current`` (a scalar): an integer, with the gradient of the mean share."""
+        """Number kept of ``current`` (a scalar): an integer, with the gradient of the mean share."""
         probability = self.probabilities()
         candidates = len(probability)
         k = torch.arange(1, candidates + 1, dtype=probability.dtype, device=probability.device)
@@ -280,7 +277,8 @@ class KeptShare(nn.Module):
 
     def mask(self, rank: Tensor, current: Tensor, number: Tensor) -> Tensor:
         """(B, P) 1 where ``rank`` (B, P) is below ``number``, else 0, with the gradient of the probability that the
-        patch is among the kept of ``current``."""
+        patch is among those kept of ``current``.
+        """
         probability = self.probabilities()
         tail = F.pad(probability.flip(0).cumsum(0).flip(0), (0, 1))  # tail[i]: k > i
         index = (rank * len(probability) / current.detach()).floor().long().clamp_max(len(probability))
@@ -289,10 +287,7 @@ class KeptShare(nn.Module):
 
 
 def learned(reduction: Reduction) -> DiffRate:
-    """The config with the amounts that a reduction with ``learn=True`` has found, at the model's own image size.
-
-    Raises:
-        VitrimError: the reduction does not learn.
+    """Return the config with the amounts that ``learn=True`` found, at the model's own image size.
 
     Example:
         >>> import timm, vitrim
@@ -317,11 +312,7 @@ def learned(reduction: Reduction) -> DiffRate:
 
 
 def learning_reducers(reduction: Reduction) -> list[LearningReducer]:
-    """The reducers of a model that learns its amounts, by depth.
-
-    Raises:
-        VitrimError: the reduction does not learn.
-    """
+    """The reducers of a model that learns its amounts, by depth; `VitrimError` if it does not."""
     found = [module for module in reduction.model.modules() if isinstance(module, LearningReducer)]
     if not found:
         raise VitrimError(f"{reduction.config.describe()} does not learn its amounts: use diffrate:learn=true")

@@ -29,11 +29,11 @@ class DPCKNN(StagedConfig):
     linear function of the patch. Prefix tokens pass unchanged. Acts before the block. Gradients reach score and patches
     through the mean, not through the choice of clusters.
 
-    The score starts at zero, so that the untrained method takes plain means and works without training (the study
-    starts it at random); ``equal_weight`` leaves it out. rho delta is compared by its logarithm, because densities of
-    wide models underflow. ``density_noise=1e-6`` adds the published uniform noise, also in evaluation: where densities
-    are below it, it decides the clusters. ``epsilon=1e-6`` is the published addition to the sum of weights. With fewer
-    than k patches all of them are neighbours, where the published code fails.
+    Deviations: the score starts at zero, so that the method takes plain means and works without training (the study
+    starts at random); ``equal_weight`` omits it. rho delta is compared by its logarithm, because densities of wide
+    models underflow. ``density_noise=1e-6`` adds the published uniform noise, in evaluation too: it decides the
+    clusters where densities are smaller. ``epsilon=1e-6`` is the published addition to the sum of weights. With fewer
+    than k patches all are neighbours, where the published code fails.
 
     Example:
         >>> DPCKNN(keep_rate=0.5).counts(196, 12)[-1]
@@ -96,7 +96,7 @@ def log_densities(distance: Tensor, k_neighbors: int, noise: float = 0.0) -> Ten
 
     Args:
         distance: (B, P, P) of all pairs.
-        k_neighbors: neighbours that count, the patch itself included; more than P count as P.
+        k_neighbors: neighbours of a density, the patch itself included; capped at P.
         noise: uniform noise added to the densities.
     """
     neighbours = distance.topk(min(k_neighbors, distance.shape[1]), dim=2, largest=False).values

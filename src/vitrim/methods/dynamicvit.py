@@ -31,7 +31,7 @@ class DynamicViT(StagedConfig):
     halves of C/2 channels, each patch joins its own first half with the mean second half of the patches still kept; a
     network C -> C/2 -> C/4 -> 2 gives log probabilities (keep, drop).
 
-    Evaluation: the K_s = floor(P r^s) patches with the highest log probability stay, in that order. Acts before the
+    Evaluation keeps the K_s = floor(P r^s) patches with the highest log probability, in that order. Acts before the
     block.
 
     Training removes nothing. Each patch draws keep or drop by a hard Gumbel softmax of temperature ``tau`` (gradients
@@ -39,15 +39,15 @@ class DynamicViT(StagedConfig):
 
         A_ij = (e_ij + 1e-6 / N) / (sum_j e_ij + 1e-6),    e_ij = exp(a_ij - max_j a_ij) m_ij
 
-    where m_ij is 1 for kept tokens j and for j = i, and 0 otherwise. The full attention map is computed there.
-    Decisions are reported as ``reduction.aux("decision")``, (B, P) per stage; `objective` is the loss of the paper,
-    which needs an unreduced teacher. Prefix tokens are always kept.
+    where m_ij is 1 for kept tokens j and for j = i, and 0 otherwise. Those blocks compute the full attention map.
+    Decisions are reported as ``reduction.aux("decision")``, (B, P) per stage; `objective` is the paper's loss, which
+    needs an unreduced teacher. Prefix tokens are always kept.
 
-    Not training-free: untrained predictors choose at random. With a head that averages patches, training averages the
-    dropped ones too, while evaluation does not: the method is meant for heads that read the class token.
+    Meant for heads that read the class token: a head that averages patches averages the dropped ones too in training,
+    but not in evaluation.
 
-    Deviations: ``epsilon_from_start=True`` uses the smoothed softmax also before the first stage, as published, where
-    it differs from the plain one by 1e-6 and costs the full map. The mean over kept patches cannot divide by zero.
+    Deviations: before the first stage softmax is plain; ``epsilon_from_start=True`` smooths it there too, as published,
+    which changes it by 1e-6 and costs the full map. The mean over kept patches cannot divide by zero.
     ``global_epsilon=1e-6`` is added to that mean in the comparative study.
 
     Example:
@@ -67,7 +67,7 @@ class DynamicViT(StagedConfig):
     global_epsilon: float = Field(0.0, ge=0.0, description="added to the mean over kept patches; 1e-6 in the study")
 
     def targets(self, num_stages: int) -> list[float]:
-        """The share of all patches each stage should keep in training: r, r^2, r^3; always r by "floor_initial"."""
+        """Share of all patches that each stage should keep in training: r, r^2, r^3; always r by "floor_initial"."""
         if isinstance(self.keep_rate, tuple):
             return list(self.keep_rate if self.rule == "floor_initial" else accumulate(self.keep_rate, mul))
         powers = [1] * num_stages if self.rule == "floor_initial" else range(1, num_stages + 1)
@@ -75,7 +75,7 @@ class DynamicViT(StagedConfig):
 
 
 class MaskedReducer(Reducer[DynamicViT]):
-    """In training, attention that leaves out dropped tokens."""
+    """Attend in training without the dropped tokens."""
 
     site = "before"
 
@@ -92,8 +92,7 @@ class MaskedReducer(Reducer[DynamicViT]):
         return attention.weigh(masked_softmax(attention.logits(), policy))
 
 
-class IdleReducer(MaskedReducer, Idle[DynamicViT]):
-    """Reduces nothing itself."""
+class IdleReducer(MaskedReducer, Idle[DynamicViT]): ...
 
 
 class PredictingReducer(MaskedReducer, ScorerReducer[DynamicViT]):
@@ -116,7 +115,7 @@ class PredictingReducer(MaskedReducer, ScorerReducer[DynamicViT]):
         return score
 
     def decide(self, x: Tensor, state: TokenState) -> TokenState:
-        """Draw who is kept in training; noted in the state, nothing is removed."""
+        """Draw in training which patches are kept, and note it in the state; nothing is removed."""
         p = state.num_prefix
         policy = state.carry.get(POLICY)
         kept = torch.ones_like(state.size[:, p:]) if policy is None else policy[:, p:]
@@ -130,7 +129,7 @@ class PredictingReducer(MaskedReducer, ScorerReducer[DynamicViT]):
         return state.report(DECISION, self.layer.depth, kept)
 
     def noise(self, like: Tensor) -> Tensor:
-        """Standard Gumbel noise in the shape of ``like``."""
+        """Standard Gumbel noise of the shape of ``like``."""
         tiny = torch.finfo(like.dtype).tiny
         exponential = -torch.rand_like(like).clamp_min(tiny).log()
         return -exponential.clamp_min(tiny).log()
@@ -142,7 +141,7 @@ def _reducer(config: DynamicViT, layer: Layer) -> type[MaskedReducer]:
 
 
 class Predictor(nn.Module):
-    """Log probabilities (B, P, 2) of keeping and dropping the patches (B, P, C), given who is kept so far (B, P)."""
+    """Log probabilities (B, P, 2) of keeping and dropping the patches (B, P, C), from those kept so far (B, P)."""
 
     def __init__(self, dim: int, global_epsilon: float = 0.0) -> None:
         super().__init__()
@@ -162,7 +161,7 @@ class Predictor(nn.Module):
             mean = (rest * weight).sum(dim=1, keepdim=True) / weight.sum(dim=1, keepdim=True).clamp_min(1.0)
             mean, (first, *rest_of_network) = mean + self.global_epsilon, self.out_conv
             if is_bare(first):
-                # the mean is the same for all patches: what the first layer makes of it is computed once
+                # the mean is the same for all patches: the first layer is applied to it once
                 half = local.shape[-1]
                 of_mean = F.linear(mean, first.weight[:, half:], first.bias)
                 logits = F.linear(local, first.weight[:, :half]) + of_mean

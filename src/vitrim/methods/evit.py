@@ -20,19 +20,19 @@ from vitrim.methods.topk import TopKReducer
 
 
 class EViT(ScoredPruning):
-    """Keep the patches with the highest class attention; with ``fuse_token`` the others become one token.
+    """Keep the patches with the highest class attention; with ``fuse_token`` fuse the others into one token.
 
-    Keeps ceil(r N) of the N current patches, earlier fused tokens included, at each stage. The fused token is the plain
-    sum of the dropped tokens, each times its score s_j = mean over heads of A[cls, j]: not a mean, so its norm is
-    small. It comes last, has no special standing later, and may be dropped or fused again. ``keep_rate`` may follow a
-    warm-up from 1 through ``reduction.set(keep_rate=...)``. Gradients flow through the fused token's weights s_j into
-    this block's queries and keys, as published; the choice of tokens has none.
+    Each stage keeps ceil(r N) of the N current patches, earlier fused tokens included. The fused token is the plain sum
+    of the dropped tokens, each times its score s_j = mean over heads of A[cls, j]: not a mean, so its norm is small. It
+    comes last, and later stages may drop or fuse it again like any patch. ``keep_rate`` may follow a warm-up from 1
+    through ``reduction.set(keep_rate=...)``. Gradients flow through the weights s_j into this block's queries and keys,
+    as published, but not through the choice of tokens.
 
-    Without the fused token it acts at the query, with it between attention and MLP.
+    With the fused token it acts between attention and MLP, without it at the query.
 
-    Deviations: the distillation token and registers are protected, where the published code ranks them among the
-    patches. ``rule="floor_initial_power"`` gives the counts of the comparative study. Where the rule keeps every patch,
-    nothing is fused either. Sizes are tracked for the source map and for pooling heads, but do not enter attention.
+    Deviations: the distillation token and registers are protected; the published code ranks them among the patches.
+    ``rule="floor_initial_power"`` gives the counts of the comparative study. Where the rule keeps every patch, nothing
+    is fused. Sizes are tracked for the source map and for pooling heads, but do not enter attention.
 
     Example:
         >>> EViT(keep_rate=0.7, fuse_token=False).counts(196, 12)[-1]
@@ -59,7 +59,7 @@ class EViTReducer(Reducer[EViT]):
         keep = self.num_keep(state)
         score = patch_score(attention, state, self.config.score, gradient=True)
         order = score.argsort(dim=1, descending=True)
-        # the fused token grows from the best of the dropped ones; the others join it
+        # the fused token has the place of the best dropped token; the rest join it
         kept, joining = order[:, : keep + 1], order[:, keep + 1 :]
         weight = state.pad_prefix(score).scatter(1, order[:, :keep] + state.num_prefix, 1.0)
         into = torch.full_like(joining, keep)

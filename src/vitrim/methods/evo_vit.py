@@ -1,4 +1,4 @@
-"""Evo-ViT: unimportant patches wait and come back to be ranked again (Xu et al., AAAI 2022)."""
+"""Evo-ViT: unimportant patches wait and are ranked again later (Xu et al., AAAI 2022)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLASS_LOGITS = "class_logits"
 
 @dataclass(frozen=True)
 class OfAll:
-    """Another amount applied to all patches: waiting ones are back when it is decided."""
+    """Apply another amount to all patches: waiting ones come back before it is decided."""
 
     amount: Amount
 
@@ -42,27 +42,23 @@ class Rejoin(BringBack):
 
 
 class EvoViT(ScoredPruning):
-    """Let only the most important patches through the blocks; at each stage all of them are ranked again.
+    """Let only the most important patches through the blocks; each stage ranks all of them again.
 
-    Every block updates the importance of the patches in it, a_j being the attention of its class token to patch j:
+    Every block updates the importance of its patches, a_j being the attention of its class token to patch j:
 
         g_j <- (1 - t) g_j + t a_j,
 
     t = ``tradeoff`` from the first stage on and 1 before it (only the latest counts). Before the block of each stage
     all P patches are sorted by g, highest first, and the first K = floor(r P) go on with the prefix tokens. The others,
-    the placeholders, wait as they are, with the g they had; they come back for the next ranking and after the last
-    block. So nothing is lost, and a patch that waited at one stage may work at the next.
+    the placeholders, wait unchanged with their g. They come back for the next ranking and after the last block, so
+    nothing is lost.
 
-    ``blocks`` from the first stage to the last block rank before every block. That is how the paper trains for the
-    first 200 of 300 epochs ("layer-wise"); then ``reduction.set(blocks=(4, 8))`` goes on as at inference.
+    ``fast_update`` sends the mean of the placeholders, weighted by g, through the blocks as one more token. When they
+    come back, each gets what the blocks added to it (the paper's slow-fast update, part of its LeViT form; its DeiT
+    form omits it, as is the default here).
 
-    ``fast_update``: while they wait, the mean of the placeholders, weighted by g, goes through the blocks as one more
-    token, and what is added to it is added to each of them when they come back (the paper's slow-fast update; part of
-    its LeViT form, but left out in its DeiT form, which is the default here).
-
-    The published head takes the mean of all patches: build the model with timm's ``global_pool="avg"``. Trained from
-    scratch with a second head on the class token, ``class_head=True``, see `objective`. On a model whose head reads the
-    class token the placeholders only miss updates they would have given; ``last_block="auto"`` saves the most there.
+    The published head takes the mean of all patches: build the model with timm's ``global_pool="avg"``. It is trained
+    from scratch with a second head on the class token, ``class_head=True``, see `objective`.
 
     Deviations: a_j is the mean over heads where the published code sums, which ranks the same. After a stage the
     published code goes on in sorted order; attention does not depend on order. ``rejoin=False``: placeholders do not
@@ -83,7 +79,7 @@ class EvoViT(ScoredPruning):
     )
     rule: KeepRule = Field("floor_initial", description="how keep_rate becomes a count, always of all patches")
     tradeoff: float = Field(0.5, gt=0.0, le=1.0, description="t: weight of a block's own attention in the importance")
-    fast_update: bool = Field(False, description="one more token, the mean of those that wait, brings them up to date")
+    fast_update: bool = Field(False, description="one more token, the mean of waiting patches, brings them up to date")
     rejoin: bool = Field(True, description="patches that wait come back after the last block")
     class_head: bool = Field(
         False, description="in training a second head, on the class token: its logits are reported"
@@ -97,7 +93,7 @@ class EvoViT(ScoredPruning):
         return self
 
     def restoring(self) -> Restore:
-        return "zeros"  # with rejoin nothing is missing at the end
+        return "zeros"  # with rejoin no patch is missing at the end
 
     def default_stages(self, num_layers: int) -> tuple[int, ...]:
         """A third and two thirds of the depth: blocks 4 and 8 of 12."""
@@ -107,7 +103,7 @@ class EvoViT(ScoredPruning):
         return int(self.fast_update)
 
     def working(self, num_layers: int) -> list[Amount | None]:
-        """The number of patches that go through the block of each stage; None where no stage begins."""
+        """The number of patches that go through the block of each stage; None elsewhere."""
         amounts = super().amounts(num_layers)
         if amounts[0] is not None:
             raise VitrimError("evo_vit ranks by the attention of the blocks before a stage: block 0 cannot be one")
@@ -144,12 +140,12 @@ class EvoViTReducer(Reducer[EvoViT]):
         amounts = [amount.stage if isinstance(amount, Rejoin) else amount for amount in layer.amounts]
         depth, self.working = layer.depth, amounts[layer.depth]
         stages = [stage for stage, amount in enumerate(amounts) if amount is not None]
-        # before the first stage only the block before it counts, after the last ranking none does
+        # before the first stage only the last block counts, after the last ranking no block does
         self.observes = stages[0] - 1 <= depth < stages[-1]
         self.tradeoff = 1.0 if depth < stages[0] else config.tradeoff
 
     def num_keep(self, state: TokenState) -> int:
-        # in the last block the plan says that all come back; before that they are ranked as at every stage
+        # the plan's last amount brings all back; the stage itself still ranks before the block
         if self.working is None:
             return state.num_patches
         return effective_keep(self.working, 1, state.initial_patches, state.num_patches)
@@ -171,10 +167,10 @@ class EvoViTReducer(Reducer[EvoViT]):
         return x, state
 
     def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> Step:
-        """The bank takes the placeholders."""
+        """Apply the assignment; the bank keeps the placeholders."""
         x, state = assignment.apply(x, state)
         if self.config.fast_update:
-            # what waits is the distance to the mean, which goes through the blocks as the last token
+            # the bank holds differences to the mean, which goes through the blocks as the last token
             state = replace(state, bank=tuple(e._replace(tokens=e.tokens - x[:, -1:]) for e in state.bank))
         return x, state
 
@@ -184,7 +180,7 @@ class EvoViTReducer(Reducer[EvoViT]):
         order = importance[:, state.num_prefix :].argsort(dim=1, descending=True, stable=True)
         if not self.config.fast_update:
             return prune(state, order[:, :keep], dropped=order[:, keep:])
-        # the most important placeholder is the place of the mean; a weight of 0 for all of them would be no mean
+        # the mean has the place of the most important placeholder; weights must not all be 0
         weight = importance.clamp_min(torch.finfo(importance.dtype).tiny)
         joining = order[:, keep + 1 :]
         mean = merge(state, order[:, : keep + 1], joining, torch.full_like(joining, keep), weight=weight)
@@ -201,4 +197,4 @@ class EvoViTReducer(Reducer[EvoViT]):
         working = torch.arange(state.num_patches - 1, device=x.device).expand(x.shape[0], -1)
         x, state = prune(state, working).apply(x, state)
         bank = tuple(entry._replace(tokens=entry.tokens + mean) for entry in state.bank)
-        return replace(state, bank=bank, lost=lost).refill(x)  # those in the mean are in the bank, too
+        return replace(state, bank=bank, lost=lost).refill(x)  # the patches in the mean are in the bank, too

@@ -28,17 +28,17 @@ Norm = Literal["l1", "l2", "linf"]
 class FixedRadial(StagedConfig):
     """Keep the patches within a radius of the image centre, the same for every image (section 3 of the paper).
 
-    The radius of a stage is the one, among the distances that occur on the grid, whose count of patches is nearest to
-    the keep rule's target; the smaller one of two equally near. The study's sanity check: a learned selection that does
-    not beat these has learned little.
+    Among the distances that occur on the grid, the radius of a stage is the one whose count of patches is nearest to
+    the keep rule's target, the smaller one on ties. This is the study's sanity check: a learned selection that does not
+    beat it has learned little. Prefix tokens always stay.
 
-    Deviations from the published code: tokens are removed, where it only masks them (the class token's result is the
-    same, and it gets faster); distances are exact integers, where float32 rounding splits rings that are equal
-    (``float32_rings=True`` gives the published sets). ``contiguous`` is its other mode: every block between the first
-    and the last of ``blocks`` reduces, to radii on a line from the corner to ``min_radius``, without ``keep_rate``.
+    Deviations from the published code: it only masks tokens, here they are removed (the class token's result is equal);
+    distances are exact integers, where float32 rounding splits rings that are equal (``float32_rings=True`` gives the
+    published sets). ``contiguous`` is its other mode: every block from the first to the last of ``blocks`` reduces, to
+    radii on a line from the corner to ``min_radius``, without ``keep_rate``.
 
-    The grid is that of the forward, and may be any rectangle: a distance is then measured in patches, along either
-    side, from the centre of the image, so that a disc stays a disc (published: squares only). Acts before the block.
+    The grid is that of the forward, and may be any rectangle: distances are in patches from the centre, so that a disc
+    stays a disc (published: squares only). Acts before the block.
     """
 
     paper = "Which Tokens to Use? Investigating Token Reduction in Vision Transformers (ICCVW 2023)"
@@ -113,7 +113,7 @@ class Within(Pattern):
     """The patches within a radius of the centre."""
 
     def patches(self, grid: tuple[int, int]) -> list[int]:
-        """Original indices of the patches it keeps of a ``grid`` of rows and columns, ascending."""
+        """Original indices of the patches kept of a ``grid`` (rows, columns), ascending."""
         raise NotImplementedError
 
     def number(self, grid: tuple[int, int]) -> int:
@@ -141,7 +141,7 @@ class WithinRing(Within):
                 distance = [a + b for a, b in pairs]
             else:
                 distance = [a * a + b * b if self.norm == "l2" else max(a, b) for a, b in pairs]
-        within = {d: count for count, d in enumerate(sorted(distance), start=1)}  # the last of equal ones counts
+        within = {d: count for count, d in enumerate(sorted(distance), start=1)}  # the last of equal distances
         radius = min(within, key=lambda r: (abs(within[r] - target), r))
         return [patch for patch, d in enumerate(distance) if d <= radius]
 
@@ -172,8 +172,7 @@ class FixedRadialReducer(Reducer[FixedRadial]):
 
     def follow(self, config: FixedRadial, layer: Layer) -> None:
         super().follow(config, layer)
-        # the model's own size once and for all; other sizes are worked out when they come. A buffer, so that it is
-        # where the tokens are
+        # computed once for the model's own size, per forward for others; a buffer, so that it follows the device
         device = self.index.device if "index" in self._buffers else None
         index = torch.tensor(self.kept(layer.grid_size), dtype=torch.int64, device=device)
         self.register_buffer("index", index, persistent=False)
@@ -186,11 +185,11 @@ class FixedRadialReducer(Reducer[FixedRadial]):
         return prune(state, index.expand(x.shape[0], -1))
 
     def forward(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | None:
-        # how many stay follows from the grid of this forward, and not from the number of patches alone
+        # the count depends on the grid of this forward, not on the number of patches alone
         return self.assign(x, cast(Attention, attention), state)
 
     def kept(self, grid: tuple[int, int]) -> list[int]:
-        """The current patches of a ``grid`` that stay: patterns are nested and keep their order."""
+        """Current patches of a ``grid`` that stay: patterns are nested and keep their order."""
         earlier = [amount for amount in self.layer.amounts[: self.layer.depth] if isinstance(amount, Within)]
         amount = self.layer.amount
         assert isinstance(amount, Within)
@@ -201,7 +200,7 @@ class FixedRadialReducer(Reducer[FixedRadial]):
 
 def _float32_distances(grid: tuple[int, int], norm: Norm) -> list[float]:
     """The published distances: float32 coordinates from -side // 2 to side // 2 in ``side`` steps."""
-    rows, columns = (len(list(range(side))) for side in grid)  # plain numbers, under a compiler with free shapes, too
+    rows, columns = (len(list(range(side))) for side in grid)  # plain numbers, also when compiled with dynamic shapes
     table: list[float] = _float32_table(rows, columns, norm)
     return table
 
@@ -216,7 +215,7 @@ def _float32_table(height: int, width: int, norm: Norm) -> list[float]:
 def _float32_axis(side: int) -> npt.NDArray[np.float32]:
     """|torch.linspace(-side // 2, side // 2, side)| to the last bit: counted from either end, with fused rounding.
 
-    In NumPy, because export would take tensors for a part of the model.
+    NumPy, because export would make tensors part of the model.
     """
     low, high = np.float32(-side // 2), np.float32(side // 2)
     step = np.float64((high - low) / np.float32(max(side - 1, 1)))

@@ -31,24 +31,25 @@ class GTP(MethodConfig):
 
         max_h A_jj * max_h sum_i A_ij,
 
-    A this block's attention over all tokens. A graph of the patches is made once, from the tokens that enter the first
-    block: ``spatial`` joins the 8 neighbours on the grid, ``semantic`` each patch with the ``num_neighbours`` of most
-    similar cosine (not symmetric; ties all count), ``mixed`` both; W = D^-1/2 G D^-1/2 with the row sums D of G. Then
+    A this block's attention over all tokens. A graph G of the patches is made once, from the tokens that enter the
+    first block: ``spatial`` joins the 8 neighbours on the grid, ``semantic`` each patch with its ``num_neighbours`` of
+    highest cosine (not symmetric; ties all count), ``mixed`` both; W = D^-1/2 G D^-1/2 with the row sums D of G. Then
 
         x_kept += alpha W[kept, removed] x_removed,      W <- W[kept, kept],
 
-    W is not normalised again. With ``token_scale`` each token has a scale t, 1 at first, that gains alpha W t in the
-    same way, and attention adds log(t) to the logits of its key. t does not sum to the number of patches; it is kept
-    apart from `TokenState.size`. The prefix never moves and has t = 1. Kept patches come in descending order of score.
+    and W is not normalised again. With ``token_scale`` each token has a scale t, 1 at first, that gains alpha W t in
+    the same way, and attention adds log(t) to the logits of its key. t does not sum to the number of patches and is
+    separate from `TokenState.size`. Prefix tokens never move and have t = 1. Kept patches come in descending order of
+    score.
 
-    ``sparsity`` < 1 keeps, per image and head, that share of the attention map and sets smaller probabilities to 0, not
-    normalised again, for attention as well as for the selection: slow, and at strong sparsity scores tie at 0.
+    ``sparsity`` < 1 keeps, per image and head, that share of the attention map and sets smaller probabilities to 0,
+    without normalising again, for attention and selection.
 
-    The selection computes the attention map in every block that removes something. Counts are fixed.
+    Blocks that remove tokens compute the attention map. Counts are fixed.
 
     Deviations: ``num_prop=0`` in a block removes nothing, where the published code keeps only the class token;
     ``propagation="none"`` ignores ``token_scale``, where the published code fails; its "Mean" mode, which adds a token
-    in every block, is left out.
+    in every block, is missing.
 
     Example:
         >>> GTP(num_prop=8).counts(196, 12)[-1]
@@ -65,10 +66,10 @@ class GTP(MethodConfig):
     per: int | None = Field(
         None,
         ge=1,
-        description="num_prop is for images of so many patches, and follows their number; default: it does not",
+        description="num_prop is for images of this many patches, and scales with their number; default: it does not",
     )
-    propagation: Literal["graph", "none"] = Field("graph", description="'none': forget what is removed")
-    graph: Graph = Field("mixed", description="which patches are neighbours: on the grid, by content, or either")
+    propagation: Literal["graph", "none"] = Field("graph", description="'none': discard removed tokens")
+    graph: Graph = Field("mixed", description="neighbours of a patch: on the grid, by content, or both")
     num_neighbours: int = Field(8, ge=1, description="semantic neighbours of a patch")
     alpha: float = Field(0.1, ge=0.0, description="how much of a removed token its neighbours gain")
     token_scale: bool = Field(True, description="let tokens that gained content attract more attention")
@@ -121,7 +122,7 @@ class GTPReducer(ScorerReducer[GTP]):
         return self.scaled(attention, state).output()
 
     def start(self, x: Tensor, state: TokenState) -> TokenState:
-        """The graph of the tokens (B, N, C), the prefix without neighbours (see `patch_graph`), and scales of 1."""
+        """Add the graph of tokens (B, N, C), without the prefix (see `patch_graph`), and scales of 1 to the state."""
         p = state.num_prefix
         grid = (1, state.num_patches) if self.config.graph == "semantic" else state.known_grid(GTP.name)
         with no_gradient():
@@ -134,9 +135,9 @@ class GTPReducer(ScorerReducer[GTP]):
         return changed(state, carry=carry)
 
     def propagate(self, x: Tensor, state: TokenState, reduced: Tensor, after: TokenState, assignment: Hard) -> Step:
-        """Give the removed ones of the tokens ``x`` (B, N, C) to their neighbours among the ``reduced`` (B, M, C).
+        """Give the removed tokens of ``x`` (B, N, C) to their neighbours among the ``reduced`` (B, M, C).
 
-        Rows of the graph have moved along with their tokens; columns stay those of the input tokens.
+        Rows of the graph have moved along with their tokens; columns are still those of the input tokens.
         """
         n, m, carry = state.num_tokens, after.num_tokens, dict(after.carry)
         if compiled.suit(x, state.carry["root"]):
@@ -150,7 +151,7 @@ class GTPReducer(ScorerReducer[GTP]):
         places = state.carry["place"].gather(1, removed)
         lost = carry["joined"].gather(2, places.unsqueeze(1).expand(-1, m, -1))
         weight = self.config.alpha * normalised(lost, carry["root"], state.carry["root"].gather(1, removed))
-        with full_precision(weight):  # by the scales tokens are chosen; the tokens themselves as the loop has them
+        with full_precision(weight):  # scales decide, so in wide precision; tokens in that of the loop
             if self.config.token_scale:
                 gained = weight @ state.carry["scale"].gather(1, removed).unsqueeze(-1)
                 carry["scale"] = carry["scale"] + gained.squeeze(-1)
@@ -172,14 +173,14 @@ class GTPReducer(ScorerReducer[GTP]):
         return received if self.config.selection == "received" else itself * received
 
     def scaled(self, attention: Attention, state: TokenState) -> Attention:
-        """The attention with log(t) added to the logits of its keys, from the first propagation on."""
+        """Add log(t) to the logits of the keys, from the first propagation on."""
         if isinstance(attention, KnownMap) or "scale" not in state.carry or not state.reduced:
             return attention
         bias = state.carry["scale"].log().to(attention.q.dtype)[:, None, None, :]
         return changed(attention, bias=bias if attention.bias is None else attention.bias + bias)
 
     def probabilities(self, attention: Attention, state: TokenState) -> Tensor:
-        """(B, H, N, N) attention map in at least float32, sparsified where asked."""
+        """(B, H, N, N) attention map in at least float32, sparsified if asked."""
         probabilities = self.scaled(attention, state).probabilities()
         if isinstance(attention, KnownMap):
             return probabilities
@@ -188,7 +189,7 @@ class GTPReducer(ScorerReducer[GTP]):
         if zeroed == 0:
             return probabilities
         flat = probabilities.detach().flatten(2)
-        if torch.compiler.is_exporting():  # ONNX has no k-th value, which is quicker to find than to sort all
+        if torch.compiler.is_exporting():  # kthvalue is faster than sorting, but ONNX lacks it
             kth = flat.sort(dim=2).values[..., zeroed - 1]
         else:
             kth = flat.kthvalue(zeroed, dim=2).values
@@ -197,10 +198,9 @@ class GTPReducer(ScorerReducer[GTP]):
 
 
 def patch_graph(patches: Tensor, grid: tuple[int, int], kind: Graph, num_neighbours: int) -> tuple[Tensor, Tensor]:
-    """The graph of the ``patches`` (B, P, C) on a ``grid`` of rows and columns: which of them are neighbours (B, P, P),
-    bool, and D^-1/2 (B, P), from which `normalised` makes numbers.
+    """Neighbours (B, P, P), bool, of ``patches`` (B, P, C) on a ``grid``, and D^-1/2 (B, P), for `normalised`.
 
-    A byte for each pair instead of four: it lives as long as the tokens do, and should weigh little beside them.
+    Bool, because the graph lives as long as the tokens do and should need little memory beside them.
 
     Example:
         >>> joined, root = patch_graph(torch.randn(1, 4, 8), (2, 2), "spatial", 8)
@@ -217,7 +217,7 @@ def patch_graph(patches: Tensor, grid: tuple[int, int], kind: Graph, num_neighbo
 
 
 def normalised(joined: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """(B, M, N) entries of D^-1/2 G D^-1/2: those of G are ``joined`` (B, M, N), of D^-1/2 ``rows`` and ``columns``."""
+    """(B, M, N) entries of D^-1/2 G D^-1/2, from ``joined`` (B, M, N) of G, and ``rows`` and ``columns`` of D^-1/2."""
     return joined * rows[:, :, None] * columns[:, None, :]
 
 
@@ -230,7 +230,7 @@ def spatial_neighbours(grid: tuple[int, int], device: torch.device) -> Tensor:
 
 
 def semantic_neighbours(patches: Tensor, num_neighbours: int) -> Tensor:
-    """(B, P, P) bool: for each patch, the others of most similar cosine; with ties more than ``num_neighbours``."""
+    """(B, P, P) bool: for each patch, the others of highest cosine; ties can make more than ``num_neighbours``."""
     unit = F.normalize(patches, dim=-1)
     with full_precision(patches):
         similarity = unit @ unit.transpose(-1, -2)
@@ -245,7 +245,7 @@ def semantic_neighbours(patches: Tensor, num_neighbours: int) -> Tensor:
 def _spread(
     x: Any, anchor: Any, joined: Any, place: Any, root: Any, before: Any, alpha: float, reduced: Any, scale: Any
 ) -> None:
-    """Add to ``reduced`` (B, M, C) and ``scale`` (B, M) as `GTPReducer.propagate` does; no scales are (B, 0)."""
+    """Add to ``reduced`` (B, M, C) and ``scale`` (B, M) as `GTPReducer.propagate` does; (B, 0) without scales."""
     stays = np.empty(x.shape[1], np.bool_)
     for b in range(x.shape[0]):
         stays[:] = False

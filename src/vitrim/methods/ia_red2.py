@@ -1,4 +1,4 @@
-"""IA-RED2: an interpreter before each group of blocks decides who goes on (Pan et al., NeurIPS 2021)."""
+"""IA-RED2: an interpreter before each group of blocks drops uninformative patches (Pan et al., NeurIPS 2021)."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ class IARED2(Adaptive):
 
         I_j = mean over heads h of sigmoid(<W_h x_j, V_h p> / sqrt(d) + b_h).
 
-    Evaluation: patches with I_j < ``threshold`` are gone for the rest of the network; the best one always stays. So
-    images keep different numbers of patches; they are padded to the longest of the batch and masked (compiled: masked
-    only). Prefix tokens are never scored. Acts before the block.
+    Evaluation drops patches with I_j < ``threshold`` for the rest of the network; the best one always stays. So images
+    keep different numbers of patches; they are padded to the longest of the batch and masked (compiled: masked only).
+    Prefix tokens are never scored. Acts before the block.
 
-    Training removes nothing. A patch draws to stay with probability I_j; who does not is masked from there on. The
-    share of the P patches that stays is reported as ``reduction.aux("kept")``, (B,) per group, in evaluation too, and
-    the log probability of the draws as ``reduction.aux("log_probability")``, (B,). The loss is REINFORCE with the
+    Training removes nothing. A patch draws to stay with probability I_j, and is masked from there on if it does not.
+    The share of the P patches that stays is reported as ``reduction.aux("kept")``, (B,) per group, in evaluation too,
+    and the log probability of the draws as ``reduction.aux("log_probability")``, (B,). The loss is REINFORCE with the
     evaluation forward as baseline, see `objective`. No gradient flows from the interpreters into the tokens.
 
-    The paper trains one group after the other: ``stage=0``, then 1, then 2 through ``reduction.set(stage=...)``.
-    Groups before the stage then decide as in evaluation, it alone draws, later ones keep everything.
+    The paper trains one group after the other: ``stage=0``, then 1, then 2 through ``reduction.set(stage=...)``. Groups
+    before the stage decide as in evaluation, that of the stage draws, later ones keep all patches.
 
     Not training-free: untrained interpreters choose at random. The authors published no code; the division by sqrt(d)
-    and the bias per head are our reading. W_h and p are folded to one vector per head, so a score costs H products of
-    length C. ``threshold=0`` removes nothing. With ``r`` every group drops so many patches of every image, those with
-    the lowest scores: fixed counts, for inference and export; the threshold plays no part.
+    and the bias per head are our reading. W_h and p fold to one vector per head, so a score costs H products of length
+    C. ``threshold=0`` removes nothing. With ``r`` every group drops that many patches of every image, those with the
+    lowest scores, without a threshold: fixed counts, for inference and export.
 
     Example:
         >>> IARED2().stages(12)
@@ -72,11 +72,11 @@ class IARED2(Adaptive):
     stage: int | None = Field(
         None,
         ge=0,
-        description="curriculum: the group whose interpreter is trained, 0-based; later ones keep everything",
+        description="curriculum: the group whose interpreter is trained, 0-based; later ones keep all patches",
     )
 
     def stages(self, num_layers: int) -> tuple[int, ...]:
-        """The blocks before which an interpreter decides, in order."""
+        """Blocks before which an interpreter decides, in order."""
         if self.blocks is not None:
             return tuple(sorted(self.blocks))
         return tuple(sorted({num_layers * third // 3 for third in range(3)}))
@@ -187,7 +187,7 @@ class Interpreter(nn.Module):
                 query = self.query.weight.to(wide).view(self.heads, key.shape[2], -1)
                 vectors = (key @ query).squeeze(1)  # (H, C)
                 logits = patches.to(wide) @ vectors.t() * key.shape[2] ** -0.5
-            else:  # layers that are more than their weights are called
+            else:  # wrapped layers must be called
                 key = self.key(self.policy).to(wide).view(self.heads, -1)
                 query = self.query(patches.to(self.policy.dtype)).to(wide).unflatten(-1, key.shape)
                 logits = (query * key).sum(dim=-1) * key.shape[1] ** -0.5

@@ -25,7 +25,7 @@ WEIGHT = "kmedoids_weight"
 
 
 class KMedoids(StagedConfig):
-    """Cluster the patches by K-medoids with attention as weights; the medoid stands for its cluster.
+    """Cluster the patches by K-medoids with attention as weights; the medoid represents its cluster.
 
     The weight w_j of a patch is the attention it received in the block before, averaged over heads and queries, class
     token included. The K_s = floor(P r^s) heaviest patches are the first medoids. Then, ``iterations`` times: every
@@ -36,16 +36,15 @@ class KMedoids(StagedConfig):
         w_i times the sum over all patches |x_i - x_j|     (``cost="all"``, as published)
 
     The published cost is not restricted to the cluster and penalises heavy patches, which look like slips. The new
-    tokens are the medoids themselves, unchanged, in the order of the clusters: nothing is averaged, and gradients flow
-    through the medoids only. Sizes and source still tell which patches a medoid stands for. Prefix tokens pass
-    unchanged. Acts before the block; stages start at block 1, since the weights come from the block before, where the
-    full attention map is computed for them.
+    tokens are the unchanged medoids, in the order of the clusters: nothing is averaged, and gradients flow through the
+    medoids only. Prefix tokens pass unchanged. Acts before the block, from block 1 on, because the weights need the
+    full attention map of the block before.
 
-    A medoid belongs to its own cluster, so clusters are never empty and medoids never repeat; the published code
-    repeats patch 0 for a cluster that duplicates have emptied. ``equal_weight`` sets w = 1, starts from
-    the patch nearest to all others and adds the patch farthest from those chosen; it needs no attention map.
-    ``start="random"`` is its published form: the first is drawn, one index for the whole batch, in evaluation too, and
-    "farthest" is by the largest distance to one that was chosen, not the smallest. Drawn by torch, not NumPy.
+    Deviations: a medoid always belongs to its own cluster, so that no cluster is empty and no medoid repeats; the
+    published code repeats patch 0 for a cluster that duplicates have emptied. ``equal_weight`` sets w = 1, starts from
+    the patch nearest to all others, adds the patch farthest from those chosen, and needs no attention map.
+    ``start="random"`` is its published form: the first index is drawn (by torch, not NumPy) for the whole batch, in
+    evaluation too, and "farthest" means the largest distance to one chosen patch, not the smallest.
 
     Example:
         >>> KMedoids(keep_rate=0.5).counts(196, 12)[-1]
@@ -100,7 +99,7 @@ class KMedoidsReducer(Reducer[KMedoids]):
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         keep = self.num_keep(state)
         with torch.no_grad():
-            # an image that is not finite has no nearest anything: its tokens must still have places
+            # an image with NaN has no nearest medoid, and its tokens still need places
             distance = distances(x[:, state.num_prefix :]).nan_to_num(0.0, 0.0, 0.0)
             if self.config.equal_weight:
                 weight = distance.new_ones(distance.shape[:2])
@@ -116,7 +115,7 @@ class KMedoidsReducer(Reducer[KMedoids]):
 
 
 class WeighingReducer(KMedoidsReducer):
-    """Also leaves the attention its tokens received, for the stage in the next block."""
+    """Also pass on the attention that tokens received, for the stage in the next block."""
 
     site = "after"
 
@@ -147,7 +146,7 @@ def k_medoids(
         weight: (B, P), positive.
         medoids: (B, K) distinct patch indices to start from.
         iterations: rounds.
-        over_all: the cost of a candidate is its own weight times its distance to all patches (as published).
+        over_all: use the published cost: a candidate's own weight times its distance to all patches.
 
     Example:
         >>> points = torch.tensor([[[0.0], [1.0], [2.0], [9.0], [10.0], [11.0]]])
@@ -174,8 +173,7 @@ def farthest_first(distance: Tensor, count: int) -> Tensor:
 
 
 def published_start(distance: Tensor, count: int) -> Tensor:
-    """(B, count) distinct patches: one drawn for the whole batch, then always the one with the largest distance to any
-    of those chosen."""
+    """(B, count) distinct patches: one drawn for the batch, then always that of the largest distance to any chosen."""
     first = torch.randint(distance.shape[1], (1, 1), device=distance.device).expand(distance.shape[0], 1)
     return _one_after_another(distance, first, count, torch.maximum)
 
@@ -183,14 +181,13 @@ def published_start(distance: Tensor, count: int) -> Tensor:
 def _one_after_another(
     distance: Tensor, first: Tensor, count: int, joined: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """(B, count) distinct patches: ``first`` (B, 1), then always the one with the largest gap, which is the distances
-    to those chosen ``joined`` to one number."""
+    """(B, count) distinct patches: ``first`` (B, 1), then always that of the largest ``joined`` distance."""
     chosen, gap = [first], None
     taken = torch.zeros_like(distance[:, 0], dtype=torch.bool)
     for _ in range(count - 1):
         last = chosen[-1][:, :, None].expand(-1, 1, distance.shape[2])
         to_last, taken = distance.gather(1, last).squeeze(1), taken.scatter(1, chosen[-1], 1)
         gap = to_last if gap is None else joined(gap, to_last)
-        # a duplicate of a chosen one may have gap 0 and still follow
+        # a duplicate of a chosen patch has gap 0 and may still follow
         chosen.append(gap.masked_fill(taken, -1.0).argmax(dim=1, keepdim=True))
     return torch.cat(chosen, dim=1)

@@ -31,38 +31,38 @@ from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient
 
 
 class MCTF(MethodConfig):
-    """Multi-criteria token fusion with one-step-ahead attention, before attention in every block but the first.
+    """Fuse tokens by several criteria, before attention in every block but the first, with one-step-ahead attention.
 
     With x_i the tokens entering the block (not normed), a_i the attention token i receives in this block (mean over
-    heads and queries) and s_i the tokens it stands for already, two tokens are the more attractive to fuse the larger
+    heads and queries) and s_i its size, two tokens attract each other by
 
         W_ij = ((cos(x_i, x_j) + 1) / 2)^tau_sim (1 / (a_i a_j))^tau_info (1 / (s_i s_j))^tau_size:
 
-    alike, unattended and small. The sets are even and odd places. Bidirectional: of the r fusions of a block,
-    floor(r/2) go from even to odd places, then the rest from odd places to the even ones still there, with the same W;
-    a token that received may move on with all it holds. A group becomes its mean weighted by a_i s_i (``pooling``).
+    similar, unattended and small tokens the most. The sets are even and odd places. Bidirectional: of the r fusions of
+    a block, floor(r/2) go from even to odd places, then the rest from odd places to the remaining even ones, with the
+    same W; a token that received may move on with its group. A group becomes its mean weighted by a_i s_i
+    (``pooling``).
 
-    ``attention`` says which attention the fused tokens get. ``"one_step_ahead"``: that of the tokens before fusion,
+    ``attention`` selects what the fused tokens get. ``"one_step_ahead"``: the attention of the tokens before fusion,
     query rows pooled like the tokens and key columns summed, times values projected from the fused tokens.
-    ``"precise"``: computed anew among the fused tokens, with their sizes. ``"after"``: no step ahead, fusion at the end
-    of the block. The two are ablations of the paper.
+    ``"precise"``: new attention among the fused tokens, with their sizes. ``"after"``: fusion at the end of the block.
+    The last two are ablations of the paper.
 
-    Fusing the map equals ordinary attention whose values are those of the fused tokens copied back to their places, and
-    whose output rows are pooled. So ``attention_map="recomputed"`` never holds a B x H x N x N map: a fused kernel runs
-    attention, and the a_i take one extra pass over q k^T, a head at a time. ``"shared"`` is the published procedure:
-    the map once, for both, with the MACs of the published tables. Both give the same numbers.
+    Fusing the map equals ordinary attention on the fused values copied back to their places, with its output rows
+    pooled. So ``attention_map="recomputed"`` never holds a B x H x N x N map; ``"shared"`` is the published procedure.
+    The results are equal.
 
     Rounding: a fraction ``r`` of the current patches is rounded down; a block fuses at most half of its patches. The
-    order of the result is the published one, which decides who meets whom in the next block: even places in order, then
-    odd ones by descending attraction in the second phase. No gradient flows through W, the a_i or the weights.
+    order is the published one, which decides the pairs of the next block: even places in order, then odd ones by
+    descending attraction in the second phase. No gradient flows through W, the a_i or the weights.
 
-    Prefix tokens never move and never receive: with a class token alone this is the published rule; the published
-    code does not support more of them. Their a_i and s_i serve only to normalise.
+    Prefix tokens never move and never receive, which is the published rule for a class token; the published code
+    supports no others. Their a_i and s_i only enter the normalisation.
 
-    Deviations: ``min_patches`` is the published floor of 10 tokens, class token included, counted in patches; it
-    holds for fractions too, where the published code has no floor (``min_patches=1`` does that); fewer tokens on entry
-    are left alone, where it fails. a_i = 0 is clamped instead of giving NaN. The supplement's sentence on the
-    temperatures swaps information and similarity; its table and the code agree with the defaults here. ``tau`` is the
+    Deviations: ``min_patches`` is the published floor of 10 tokens, class token included, counted in patches; it holds
+    for fractions too, where the published code has no floor (``min_patches=1``). With fewer tokens on entry nothing is
+    fused, where the published code fails. a_i = 0 is clamped instead of giving NaN. The supplement's sentence on the
+    temperatures swaps information and similarity; its table and the code agree with our defaults. ``tau`` is the
     exponent itself (the code stores 1 / tau); 0 switches a criterion off. Attention dropout acts on the fused map with
     ``"shared"`` and on the full one otherwise.
 
@@ -126,7 +126,7 @@ class MCTF(MethodConfig):
 
 
 class MCTFReducer(Reducer[MCTF]):
-    """Decides; its subclasses say which attention the fused tokens get."""
+    """Decide what fuses; subclasses define the attention of the fused tokens."""
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
         with no_gradient():
@@ -138,14 +138,14 @@ class MCTFReducer(Reducer[MCTF]):
         return changed(pairs, weight=weight, maximum=self.config.pooling == "max")
 
     def received(self, attention: Attention) -> Tensor | None:
-        """(B, N) attention received, if any criterion or the pooling reads it."""
+        """(B, N) attention received, None if neither a criterion nor the pooling needs it."""
         if self.config.tau_info == 0.0 and self.config.pooling != "attention_size":
             return None
         received = attention.detach().column_mean()
         return received.clamp_min(torch.finfo(received.dtype).tiny)
 
     def attraction(self, x: Tensor, received: Tensor | None, state: TokenState, even: slice, odd: slice) -> Tensor:
-        """(B, E, O), W of the patches at even and odd places. All factors but similarity separate into i and j."""
+        """(B, E, O) W of the patches at even and odd places. All factors but similarity separate into i and j."""
         p = state.num_prefix
         x = x.to(decision_dtype(x.dtype))
         if self.config.tau_sim > 0.0 and received is not None and compiled.suit(x, received):
@@ -174,14 +174,14 @@ class MCTFReducer(Reducer[MCTF]):
 
 
 class OneStepAhead(MCTFReducer):
-    """The fused tokens attend by the fused map of the attention before the fusion, over fresh values."""
+    """Attend by the fused map of the attention before the fusion, over new values."""
 
     site = "query"
     fresh_values = True
 
     @property
     def fuses_map(self) -> bool:
-        """An elementwise maximum of query rows is not linear, so it cannot be taken of the output instead."""
+        """True for the elementwise maximum of query rows, which is not linear and cannot act on the output instead."""
         return self.config.attention_map == "shared" or self.config.pooling == "max"
 
     def query(
@@ -228,8 +228,6 @@ class OneStepAhead(MCTFReducer):
 
 
 class Precise(MCTFReducer):
-    """The fused tokens attend anew."""
-
     site = "query"
     attends_anew = True
 
@@ -261,10 +259,10 @@ def _reducer(config: MCTF, layer: Layer) -> type[MCTFReducer] | None:
 
 
 def fuse_map(assignment: Hard, probabilities: Tensor, size: Tensor) -> Tensor:
-    """The attention map (B, H, M, M) among the fused tokens from the one (B, H, N, N) among the old.
+    """The attention map (B, H, M, M) among the fused tokens from that (B, H, N, N) among the old.
 
-    First the key columns of a group are summed, then the query rows are pooled like tokens: the order in which the
-    published code does it. Rows still sum to 1, except under the elementwise maximum, for which the order matters.
+    Sums the key columns of a group, then pools the query rows like tokens, in the order of the published code. Rows
+    still sum to 1, except under the elementwise maximum, for which the order matters.
 
     Args:
         assignment: a merge that leaves the same number of tokens in every image.
@@ -292,7 +290,7 @@ def fuse_map(assignment: Hard, probabilities: Tensor, size: Tensor) -> Tensor:
 def _attract(
     received: Any, size: Any, num_prefix: int, tau_sim: float, tau_info: float, tau_size: float, attraction: Any
 ) -> None:
-    """Turn the cosines in ``attraction`` (B, E, O) into W, as `MCTFReducer.attraction` does, as a loop."""
+    """Turn the cosines in ``attraction`` (B, E, O) into W in a loop, as `MCTFReducer.attraction` does."""
     single = np.empty(received.shape[1] - num_prefix, received.dtype)
     first = num_prefix % 2
     for b in range(attraction.shape[0]):

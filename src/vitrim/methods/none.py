@@ -1,4 +1,4 @@
-"""No reduction: every block passes through the same data flow and keeps all its tokens. The baseline of comparisons."""
+"""No reduction, the baseline: every block runs vitrim's data flow and keeps all its tokens."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from vitrim.core.registry import register
 class NoReduction(MethodConfig):
     """Keep every token.
 
-    For measuring what vitrim itself costs, and, with ``last_block="class_token"``, for the exact saving of a last block
-    that computes only what the head reads.
+    Measures the overhead of vitrim, and, with ``last_block="class_token"``, the exact saving of a last block that
+    computes only what the head reads.
 
     Example:
         >>> NoReduction().counts(196, 12) == [196] * 12

@@ -21,8 +21,8 @@ from vitrim.errors import VitrimError
 class SoftMixing(StagedConfig):
     """Options of methods whose learned weights mix all patches into K new tokens at a few stages.
 
-    K_s follows from ``keep_rate`` at the model's own image size and is the shape of learned parameters: it is fixed
-    when the model is reduced, cannot change at run time, and images with another number of patches are refused.
+    K_s follows from ``keep_rate`` at the model's own image size and shapes learned parameters: it cannot change once
+    the model is reduced, and images with another number of patches are refused.
     """
 
     kind = "soft"
@@ -30,7 +30,7 @@ class SoftMixing(StagedConfig):
     runtime: ClassVar[frozenset[str]] = frozenset()
 
     def tokens_at(self, layer: Layer) -> tuple[int, int]:
-        """Patch tokens entering and leaving ``layer`` at the model's own image size."""
+        """Patches entering and leaving ``layer`` at the model's own image size."""
         counts = [layer.initial_patches, *self.counts_of(layer.amounts, layer.initial_patches)]
         return counts[layer.depth], counts[layer.depth + 1]
 
@@ -39,18 +39,18 @@ C = TypeVar("C", bound=SoftMixing)
 
 
 class SoftReducer(Reducer[C]):
-    """Refuse images of a size other than its parameters were made for; subclasses implement `mix`."""
+    """Refuse images of another size than its parameters are for; subclasses implement `mix`."""
 
     site = "before"
     spares_block = True
 
     @property
     def num_tokens(self) -> int:
-        """K, the patch tokens that leave this layer."""
+        """K, the patches that leave this layer."""
         return self.config.tokens_at(self.layer)[1]
 
     def forward(self, x: Tensor, attention: Attention | None, state: TokenState) -> Soft:
-        # whatever the amount is for an image of another size: it is refused
+        # for another image size the amount does not matter: mix refuses it
         return self.assign(x, cast(Attention, attention), state)
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Soft:
@@ -63,7 +63,7 @@ class SoftReducer(Reducer[C]):
         return self.mix(x[:, state.num_prefix :])
 
     def mix(self, patches: Tensor) -> Soft:
-        """The new tokens as mixtures of the patch tokens (B, P, C)."""
+        """Mix the patches (B, P, C) into new tokens."""
         raise NotImplementedError
 
 
@@ -85,19 +85,18 @@ def mixes(config: type[SoftMixing]) -> Callable[[type[R]], type[R]]:
 
 
 class PatchMerger(SoftMixing):
-    """K learned queries attend to the layer-normed patches; each becomes one token (section 3 of the paper).
+    """Let K learned queries attend to the layer-normed patches; each becomes one token (section 3 of the paper).
 
     With queries Q (K, C) and patches X (P, C) entering the block,
 
         X' = softmax(Q LN(X)^T) LN(X),    softmax over the P patches, no 1/sqrt(C).
 
-    The K_s = floor(P r^s) rows of stage s replace the patches; the class token and other prefix tokens pass unchanged.
-    Acts before the block.
+    The K_s = floor(P r^s) rows of stage s replace the patches; prefix tokens pass unchanged. Acts before the block.
 
-    The queries start as N(0, 1), so with wide models the weights start nearly one-hot: train it. Where the rule keeps
-    every patch nothing is mixed, so ``keep_rate=1`` is the dense model; the comparative study mixes there too. The
-    number of queries belongs to one image size, see `SoftMixing`. A head that averages patches averages the mixed
-    tokens. A mixed token has no place of its own: its position, for plots, is the patch of largest weight.
+    The queries start as N(0, 1), so with wide models the weights start nearly one-hot: train it. Deviation: where the
+    rule keeps every patch nothing is mixed, so that ``keep_rate=1`` is the dense model; the comparative study mixes
+    there too. The queries are for one image size, see `SoftMixing`. A head that averages patches averages the mixed
+    tokens. In plots, a mixed token is at the patch of largest weight.
 
     Example:
         >>> PatchMerger(keep_rate=0.5).counts(196, 12)[-1]

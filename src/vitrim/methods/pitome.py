@@ -29,19 +29,19 @@ class PiToMe(StagedConfig):
         energy_j = mean_m ELU(cos(k_j, k_m) - margin (1 - i / L)),
 
     the mean over all patches, j itself included. Patches are ranked by energy, highest first. Of P patches
-    ceil(keep_rate P) stay, r = P - that merge. A block that protects takes the 2r patches of highest energy only: those
-    of even rank all merge, each into the most similar one of odd rank. A block that does not protect ranks all patches
-    and merges the r most similar pairs of even and odd rank. ``protect`` says which blocks protect: the ``"late"`` half
-    (published for ViT and DeiT: blocks from ceil(L/2) on), the ``"early"`` half (published for MAE), or ``"always"``.
+    ceil(keep_rate P) stay and r = P - that merge. A block that protects takes the 2r patches of highest energy only:
+    those of even rank all merge, each into the most similar one of odd rank. A block that does not protect merges the r
+    most similar pairs of even and odd rank among all patches. ``protect`` selects the blocks that protect: the
+    ``"late"`` half (published for ViT and DeiT: blocks from ceil(L/2) on), the ``"early"`` half (published for MAE), or
+    ``"always"``.
 
-    Merged tokens are size-weighted means. Attention does not use the sizes by default (``proportional``), as
-    published. Prefix tokens have no energy, never move and never receive. A block merges at most half of its patches.
-    The published rate is of the patches alone; ``rule="ceil_current_class_token"`` counts the class token, too, as the
-    ToMe and ToFu of the same repository do.
+    Merged tokens are size-weighted means. By default attention does not use the sizes (``proportional``), as published.
+    Prefix tokens have no energy, never move and never receive. A block merges at most half of its patches. The
+    published rate is of the patches alone; ``rule="ceil_current_class_token"`` also counts the class token, as ToMe and
+    ToFu in the same repository do.
 
-    The order of the result is the published one: protected patches (or unmerged sources, most similar first), then
-    destinations, each by rank; it does not matter to later blocks, which rank anew. Published margins: 0.75 for DeiT
-    and MAE, 0.9 for AugReg.
+    The order is the published one: protected patches (or unmerged sources, most similar first), then destinations, each
+    by rank. Later blocks rank anew. Published margin for AugReg: 0.9.
 
     Example:
         >>> PiToMe(keep_rate=0.9).counts(64, 6)
@@ -75,13 +75,13 @@ class PiToMeReducer(Reducer[PiToMe]):
 
     @property
     def protects(self) -> bool:
-        """True if only the patches of highest energy take part; otherwise all do."""
+        """True if only the patches of highest energy take part."""
         late = 2 * self.layer.depth >= self.layer.num_layers
         return self.config.protect == "always" or (self.config.protect == "late") == late
 
     @property
     def margin(self) -> float:
-        """The cosine from which patches are alike in this block."""
+        """The cosine above which patches raise each other's energy in this block."""
         return self.config.margin * (1.0 - self.layer.depth / self.layer.num_layers)
 
     def assign(self, x: Tensor, attention: Attention, state: TokenState) -> Hard | None:
@@ -112,8 +112,8 @@ class PiToMeReducer(Reducer[PiToMe]):
     def energy(self, keys: Tensor) -> Tensor:
         """(B, P) energy of the patches with keys (B, P, d) of length 1.
 
-        Some rows at a time: the similarities of all pairs would be the most memory that the model needs. A pair counts
-        for both its patches, so every step leaves out the pairs of earlier ones.
+        Works on some rows at a time, because the similarities of all pairs would be the peak of the model's memory. A
+        pair counts for both its patches, so every step skips the pairs of earlier steps.
         """
         step, others = rows_at_once(keys), keys.transpose(1, 2)
         with no_gradient(), full_precision(keys):
@@ -128,7 +128,7 @@ class PiToMeReducer(Reducer[PiToMe]):
 
 
 def _pair(similarity: Any, energy: Any, r: int, protects: bool, num_prefix: int, index: Any) -> None:
-    """Fill ``index`` with the anchors, the r moved and what they join, as `PiToMeReducer.assign` decides, as a loop."""
+    """Fill ``index`` with anchors, the r moved and their destinations in a loop, as `PiToMeReducer.assign` does."""
     patches = similarity.shape[1]
     taking_part = 2 * r if protects else patches
     sources, destinations = (taking_part + 1) // 2, taking_part // 2

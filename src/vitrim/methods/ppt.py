@@ -1,4 +1,4 @@
-"""PPT: prune or pool, as each image asks (Wu et al., PPT: Token Pruning and Pooling for Efficient ViTs, 2023)."""
+"""PPT: prune or pool, depending on the image (Wu et al., PPT: Token Pruning and Pooling for Efficient ViTs, 2023)."""
 
 from __future__ import annotations
 
@@ -24,24 +24,22 @@ class PPT(MethodConfig):
     """Prune where a few patches get all the attention, pool where it is spread; between attention and MLP.
 
     The score of a patch is that of ATS: the attention it gets from the class token, times the length of its values (all
-    heads side by side), as a share of the sum. In each image the variance of the scores (unbiased) decides. Below the
-    ``threshold`` the ``r`` most similar pairs merge, as in ToMe; else the ``r`` patches of lowest score go. Both leave
-    as many tokens, so that counts are fixed although each image chooses for itself. From the first merge on, attention
-    adds log(size) to its logits. Published: ``r=50`` of DeiT's 196 patches, of which the third stage removes 48.
+    heads side by side), as a share of the sum. In each image the unbiased variance of the scores decides: below
+    ``threshold`` the ``r`` most similar pairs merge, as in ToMe; else the ``r`` patches of lowest score go. Both remove
+    equally many, so counts are fixed. From the first merge on, attention adds log(size) to its logits.
 
-    Pruned images go on in descending order of score, pooled ones in ToMe's order: who meets whom in the next block
-    depends on it. A block removes half of its patches at most, whichever it does.
+    Pruned images go on in descending order of score, pooled ones in ToMe's order, which decides the pairs of the next
+    block. A block removes at most half of its patches.
 
-    The scores sum to 1, so that their variance falls with the square of the number of patches, and a ``threshold``
-    belongs to an image size: 7e-5 is for DeiT without training at 224 px, 6e-5 after fine-tuning. ``spread`` says the
-    same for any size, as a multiple of 1 / P^2 of the P patches of now. A threshold of 0 always prunes.
+    The scores sum to 1, so their variance falls with the square of the number of patches, and a ``threshold`` is for
+    one image size: 7e-5 for DeiT without training at 224 px, 6e-5 after fine-tuning. ``spread`` is for any size, a
+    multiple of 1 / P^2 for P current patches. A threshold of 0 always prunes.
 
-    ``proportional=False`` (for MAE, and for fine-tuning as published) takes plain means as well: every stage starts
-    again from sizes of one, so that the state's sizes are what the last stage merged; ``source`` has the whole count.
+    ``proportional=False`` (for MAE, and for fine-tuning as published) also takes plain means: every stage starts from
+    sizes of 1, so that the state's sizes are those of the last stage's merges; ``source`` records all of them.
 
-    Where all patches are read at their places, those that a block took away come back with the value they had, the
-    pooled ones like the pruned ones. Deviations: registers and other tokens in front are protected; ``score`` may be
-    another one where there is no class token.
+    Where all patches are read at their places, removed ones come back with the value they had, pooled or pruned.
+    Deviations: all prefix tokens are protected; ``score`` has alternatives for models without a class token.
 
     Example:
         >>> PPT(r=50).counts(196, 12)[::3]
@@ -56,7 +54,7 @@ class PPT(MethodConfig):
     tunable = Tunable("r", 0, None, per_layer="r", places="blocks")
 
     r: Fused | tuple[Fused, ...] = Field(
-        0.3, description="patches removed at each stage, or below 1 the share of those there are; or a list"
+        0.3, description="patches removed at each stage, or below 1 a share of the current ones; or a list"
     )
     blocks: tuple[int, ...] | None = Field(None, description="stages, 0-based; default a quarter of the depth apart")
     threshold: float = Field(
@@ -68,7 +66,7 @@ class PPT(MethodConfig):
     score: Score = Field(
         "class_token",
         description="attention that is multiplied by the length of the values: 'class_token', 'prefix_mean' of all "
-        "tokens in front, or 'column_mean' from all tokens, for models without a class token (computes the full map)",
+        "prefix tokens, or 'column_mean' from all tokens, for models without a class token (computes the full map)",
     )
     proportional: bool = Field(
         True, description="add log(size) to the attention logits, and weigh by size; false: neither (MAE)"
@@ -93,7 +91,7 @@ class PPT(MethodConfig):
         return at_blocks(Fuse, self.r, blocks, num_layers, "ppt: r")
 
     def least_variance(self, patches: int) -> float:
-        """The variance of the scores of so many ``patches`` from which on an image is pruned.
+        """Variance of the scores of ``patches`` patches from which on an image is pruned.
 
         Example:
             >>> PPT(spread=2.0).least_variance(100)
@@ -104,7 +102,7 @@ class PPT(MethodConfig):
 
 @dataclass(frozen=True)
 class Afresh(Hard):
-    """An assignment of tokens that count once each, whatever they stand for."""
+    """An assignment that counts every token once, ignoring sizes."""
 
     def apply(self, x: Tensor, state: TokenState) -> Step:
         return super().apply(x, changed(state, size=torch.ones_like(state.size), uniform=True))
@@ -129,7 +127,7 @@ class PPTReducer(Reducer[PPT]):
             pooled = match_alternate(state, alternate_similarity(attention, p), self.num_removed(state))
             assert pooled.moved is not None
             assert pooled.into is not None
-            # every image has as many anchors and as many that leave, whatever becomes of these
+            # every image has equally many anchors and equally many that leave
             kept, left = order.split([keep, order.shape[1] - keep], dim=1)
             kept = torch.where(pools[:, :keep], pooled.anchor[:, p:] - p, kept)
             left = torch.where(pools[:, : left.shape[1]], pooled.moved - p, left)
@@ -137,7 +135,7 @@ class PPTReducer(Reducer[PPT]):
         return self.counted(merge(state, kept, left, into, ragged=True))
 
     def counted(self, decided: Hard) -> Hard:
-        """``decided``, of tokens that count by their size, or once each if sizes play no part."""
+        """``decided``, or its `Afresh` form where sizes do not count."""
         return decided if self.config.proportional else Afresh(**vars(decided))
 
     def scores(self, attention: Attention, state: TokenState) -> Tensor:
@@ -149,7 +147,7 @@ class PPTReducer(Reducer[PPT]):
 
 
 def variance(score: Tensor) -> Tensor:
-    """(B, 1) unbiased variance of the scores (B, P) of each image, P at least 2; of no image, too.
+    """(B, 1) unbiased variance of the scores (B, P) of each image, P at least 2; B may be 0.
 
     Example:
         >>> variance(torch.tensor([[1.0, 3.0]]))

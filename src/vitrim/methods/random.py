@@ -18,9 +18,9 @@ from vitrim.core.versions import constant
 class Random(StagedConfig):
     """Keep a random share of the patch tokens, drawn anew for every image and every forward.
 
-    Draws from torch's global generator of the tokens' device: seed it for repeatable results. With ``seed``, the draw
-    is made once: the same places stay in every image and every forward, so that the model can be exported. Acts before
-    the block.
+    Draws from torch's global generator of the tokens' device: seed it for repeatable results. With ``seed``, one draw
+    fixes the same places in every image and forward, so that the model can be exported. Acts before the block; prefix
+    tokens always stay.
 
     Example:
         >>> Random(keep_rate=0.5).counts(196, 12)[-1]
@@ -31,7 +31,9 @@ class Random(StagedConfig):
     kind = "prune"
 
     seed: int | None = Field(
-        None, ge=0, description="draw once, by this seed: the same places in all images; default: anew in every forward"
+        None,
+        ge=0,
+        description="draw once, with this seed, the same places in all images; default: anew in every forward",
     )
 
     def obstacle(self) -> str | None:
@@ -57,5 +59,5 @@ class RandomReducer(ScorerReducer[Random]):
 
 @constant
 def _drawn(seed: int, depth: int, patches: int) -> list[float]:
-    """A random order of so many patches, by NumPy: a graph takes it for a constant."""
+    """A random order of the patches, by NumPy, which a graph treats as a constant."""
     return [float(rank) for rank in np.random.default_rng((seed, depth)).permutation(patches)]

@@ -27,22 +27,21 @@ Cosine = Annotated[float, Field(ge=-1.0, le=1.0)]
 class SAINT(Adaptive):
     """Drop the patches that resemble at least ``neighbours`` others, in the first half of the blocks.
 
-    Between attention and MLP the patches at even places (the first one is even) are compared with those at odd places,
-    by the cosine of their keys, averaged over heads. With c the number of odd patches to which a patch has a cosine of
-    at least the ``threshold`` t, its score is c exp(gamma (mean of those cosines - t)), or the mean of all its cosines
-    where c = 0. As many even patches go as have c >= ``neighbours``, those of highest score first. The even patches
-    that stay go on in descending order of score, the odd ones behind them in place. Nothing is averaged.
+    Between attention and MLP the patches at even places (the first is even) are compared with those at odd places, by
+    the cosine of their keys, averaged over heads. With c the number of odd patches to which a patch has a cosine of at
+    least ``threshold`` t, its score is c exp(gamma (mean of those cosines - t)), or the mean of all its cosines where c
+    = 0. As many even patches go as have c >= ``neighbours``, highest scores first. The remaining even patches go on in
+    descending order of score, then the odd ones in place. Nothing is averaged; prefix tokens always stay.
 
-    ``variant="published"`` is the released amount: the mean over the batch, rounded down, for every image, so that a
-    prediction **depends on the image's batch mates**, and patches may go that resemble few others. By default each
-    image drops as many as it has, which equals the release at batch size 1; images then keep different numbers of
-    tokens, padded and masked, and every prediction equals that of the image alone.
+    ``variant="published"`` drops the mean over the batch, rounded down, from every image. A prediction then **depends
+    on the image's batch mates**, and an image may drop patches that resemble few others. By default each image drops
+    its own number, which equals the release at batch size 1; images then keep different numbers of tokens, padded and
+    masked, and every prediction equals that of the image alone. With ``r``, patches dropped per block, counts are fixed
+    and the method can be exported.
 
-    The release never hands on its own options for ``neighbours`` and ``gamma``: it always has 5 and 10. Its script has
-    the threshold 0.75, its functions 0.7. A list gives thresholds from the first block on; blocks after its end, and
-    those with a threshold of 1, drop nothing.
-
-    Counts depend on the images. With ``r``, patches dropped per block, they do not: the method can then be exported.
+    The release ignores its own options for ``neighbours`` and ``gamma``: it always uses 5 and 10. Its script has the
+    threshold 0.75, its functions 0.7. A list gives thresholds from the first block on; blocks after its end, and those
+    with a threshold of 1, drop nothing.
 
     Example:
         >>> SAINT().stages(12), SAINT(r=[40, 20]).counts(196, 12)[:3]
@@ -66,13 +65,13 @@ class SAINT(Adaptive):
     )
 
     threshold: Cosine | tuple[Cosine, ...] = Field(
-        0.75, description="cosine from which on two patches are alike, or a list from the first block on"
+        0.75, description="least cosine of similar patches, or a list from the first block on"
     )
     blocks: tuple[int, ...] | None = Field(
         None, description="where to drop, 0-based; default the first half, or as many as a list has"
     )
-    neighbours: int = Field(5, ge=1, description="patches that one must resemble to be dropped")
-    gamma: float = Field(10.0, ge=0.0, le=40.0, description="weight of how alike they are in the score")
+    neighbours: int = Field(5, ge=1, description="patches that a patch must resemble to be dropped")
+    gamma: float = Field(10.0, ge=0.0, le=40.0, description="weight of the similarity in the score")
     variant: Literal["image", "published"] = Field(
         "image", description="each image drops its own number; 'published': the mean of the batch, rounded down"
     )
@@ -101,7 +100,7 @@ class SAINT(Adaptive):
         return at_blocks(Remove, self.r, blocks, num_layers, "saint: r")
 
     def at(self, depth: int, num_layers: int) -> float:
-        """The threshold of the block at ``depth``, one of the `stages`."""
+        """Threshold of the block at ``depth``, one of the `stages`."""
         blocks = self.stages(num_layers)
         return one_each(self.threshold, len(blocks), "saint: threshold")[blocks.index(depth)]
 
@@ -146,13 +145,13 @@ def _reducer(config: SAINT, layer: Layer) -> type[Reducer[Any]] | None:
 
 
 def redundancy(similarity: Tensor, threshold: float, gamma: float, real: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores (B, S), the highest go first, and how many each of S patches resembles (B, S).
+    """Scores (B, S), of which the highest go first, and the number (B, S) of patches that each resembles.
 
     Args:
-        similarity: (B, S, D) cosines of those that may go and those that stay.
-        threshold: from which on two are alike.
-        gamma: weight of how alike they are.
-        real: (B, D) which of those that stay are not padding.
+        similarity: (B, S, D) cosines of those that may go with those that stay.
+        threshold: least cosine of similar patches.
+        gamma: weight of the mean cosine in the score.
+        real: (B, D) False for padding among those that stay.
 
     Example:
         >>> redundancy(torch.tensor([[[0.5, 0.5], [0.1, 0.3]]]), 0.5, 10.0, torch.ones(1, 2, dtype=torch.bool))
@@ -169,20 +168,19 @@ def redundancy(similarity: Tensor, threshold: float, gamma: float, real: Tensor)
 def drop_per_image(state: TokenState, ranked: Tensor, drops: Tensor, real: Tensor) -> Hard | None:
     """Drop the first patches of every image, padded to the longest; None if no image drops any.
 
-    The numbers are read back from the device, once.
+    Reads the counts back from the device, once.
 
     Args:
         state: the current state.
-        ranked: (B, P) patches in the order in which they go, those that are no padding first of the even and of the odd
-            ones.
-        drops: (B, 1) how many go.
-        real: (B, P) which patches are no padding; these come first.
+        ranked: (B, P) patches in the order in which they go; padding last among the even and among the odd ones.
+        drops: (B, 1) number that goes.
+        real: (B, P) False for padding, which comes last.
     """
     if sizes_follow(ranked):
         place = torch.arange(ranked.shape[1], device=ranked.device)
         return prune(state, torch.where(drops > 0, ranked, place).index_select(1, flagged(place >= drops)[0]))
     place = torch.arange(ranked.shape[1], device=ranked.device).expand_as(ranked)
-    # an image that drops nothing keeps its order, as it does alone: the next block splits by place
+    # an image that drops nothing keeps its order, as alone: the next block splits by place
     ranked = torch.where(drops > 0, ranked, place)
     stays = real.gather(1, ranked) & (place >= drops)
     numbers = torch.cat([drops, stays.sum(dim=1, keepdim=True)], dim=1).tolist()

@@ -14,20 +14,19 @@ from vitrim.methods.patchmerger import SoftMixing, SoftReducer, mixes
 
 
 class SiT(SoftMixing):
-    """Each patch casts K weights by a two-layer network; each of K tokens is the patches averaged by them.
+    """Let each patch cast K weights by a two-layer network; each of K tokens is the mean of the patches by its weights.
 
     With patches X (P, C) entering the block and a learned scale t (1 at the start),
 
         A = softmax(t W_2 GELU(W_1 LN(X)))^T  over the P patches,  W_1: C -> C/2, W_2: C/2 -> K;    X' = A X.
 
     The mixed values are the patches themselves, not their layer norm. The K_s = floor(P r^s) rows of stage s replace
-    the patches; prefix tokens pass unchanged. Acts before the block.
+    the patches; prefix tokens pass unchanged. Acts before the block. Untrained it averages all patches nearly equally.
 
-    This is the slimming module of the paper as the comparative study uses it; the paper's convolutional stem and its
-    feature recalibration distillation are not part of it. Untrained it averages all patches nearly equally: train it.
-    Where the rule keeps every patch nothing is mixed, so ``keep_rate=1`` is the dense model. The width of W_2 belongs
-    to one image size, see `SoftMixing`. The bias of W_2 cancels in the softmax and has no effect; it is there because
-    the published parameters have it.
+    This is the paper's slimming module as the comparative study uses it, without the convolutional stem and the feature
+    recalibration distillation. Where the rule keeps every patch nothing is mixed, so that ``keep_rate=1`` is the dense
+    model. W_2 is for one image size, see `SoftMixing`; its bias cancels in the softmax, and exists because the
+    published parameters have it.
 
     Example:
         >>> SiT(keep_rate=0.5).counts(196, 12)[-1]

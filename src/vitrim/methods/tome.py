@@ -22,18 +22,17 @@ class ToMe(MethodConfig):
 
     The tokens at even places look for the most similar key (cosine, averaged over heads) among those at odd places; the
     ``r`` best pairs become their size-weighted mean. Prefix tokens never move and never receive. From the first merge
-    on, attention adds log(size) to its logits, so that a token that stands for s tokens attracts s times the weight.
+    on, attention adds log(size) to its logits, so that a token of size s attracts s times the weight.
 
     Amounts: ``r`` per block, an int or a list; with ``inflect`` in [-1, 1] the int changes linearly over the blocks
-    ("(r, inflect)" of the paper's appendix); or ``keep_rate`` at ``blocks`` as in "Which Tokens to Use?". A block can
-    merge at most half of its patches; later stages of ``keep_rate`` then catch up, except with
-    ``rule="floor_initial_power_steps"``, which is what the study's code does.
+    ("(r, inflect)" of the paper's appendix); or ``keep_rate`` at ``blocks`` as in "Which Tokens to Use?". A block
+    merges at most half of its patches; later stages of ``keep_rate`` catch up, except with
+    ``rule="floor_initial_power_steps"``, the rule of the study's code.
 
-    Deviations from the published code: LayerScale, q/k norm and register tokens are honoured, which it ignores; on
-    models without a class token the kept sources stay in order of position (``kept_order="similarity"`` gives the
-    published order, which changes who meets whom in the next block); patch-pooling heads see the un-merged tokens, so
-    their mean is weighted by size, which it does in its MAE variant only. For MAE models it sets
-    ``proportional=False``: do the same to compare.
+    Deviations from the published code: it ignores LayerScale, q/k norm and register tokens. Without a class token the
+    kept sources stay in order of position (``kept_order="similarity"`` gives the published order, which changes the
+    pairs of the next block). Patch-pooling heads see the un-merged tokens, so that their mean is weighted by size, as
+    in its MAE variant only. For MAE models it sets ``proportional=False``: set it to compare.
 
     Example:
         >>> ToMe(r=8, inflect=-1.0).counts(196, 12)[-1]
@@ -56,7 +55,7 @@ class ToMe(MethodConfig):
     per: int | None = Field(
         None,
         ge=1,
-        description="r is for images of so many patches, and follows their number; default: r whatever it is",
+        description="r is for images of this many patches, and scales with their number; default: it does not scale",
     )
     keep_rate: Share | tuple[Share, ...] | None = Field(
         None, description="instead of r: share of patches kept per stage, or a list with one share per stage"

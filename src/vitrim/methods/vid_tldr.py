@@ -1,4 +1,4 @@
-"""vid-TLDR: merge what matters little, by how sharply it attends (Choi et al., vid-TLDR, CVPR 2024)."""
+"""vid-TLDR: merge tokens by how sharply they attend (Choi et al., vid-TLDR, CVPR 2024)."""
 
 from __future__ import annotations
 
@@ -21,25 +21,18 @@ from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient
 class VidTLDR(MethodConfig):
     """Merge similar tokens in the first blocks, between attention and MLP; background counts for nothing.
 
-    The saliency of a patch tells how sharply it attends: with p_i its attention, averaged over heads, without the bias
-    by size, e_i = sum_j p_ij log p_ij. In each image e is scaled to [0, 1]. What lies below the mean is background and
-    gets the weight 0; the others get what they lie above it, as a share of the largest. About half of the weights are
-    0, and all lie in [0, 1].
+    The saliency of a patch measures how sharply it attends: with p_i its attention, averaged over heads, without the
+    bias by size, e_i = sum_j p_ij log p_ij. In each image e is scaled to [0, 1]. Patches below the mean are background
+    with weight 0; the others get their distance to it, as a share of the largest.
 
     Pairs are found as in ToMe, on the tokens themselves (after attention). A token that moves counts with its weight
-    times its size, the one that it joins with its size. So background vanishes in what it joins and leaves no size:
-    sizes are fractions, and sum to less than the patches there were. Attention adds log(size) to its logits.
+    times its size, its destination with its size. So background vanishes in its destination and adds no size: sizes are
+    fractions, and sum to less than the number of patches. Attention adds log(size) to its logits.
 
-    Made for video encoders without a class token. A class token, and whatever else stands in front, is protected here;
-    the released functions would pair it like a patch. Where saliency is the same everywhere, all weights are 1 (as
-    released: 0/0).
-
-    A head that averages patches counts each by the token that it is in. ``head="tokens"`` averages over the tokens that
-    are left, as released; a head that reads every patch at its place cannot.
-
-    The published amounts for UMT-B are counts, of 8 to 12 frames of 196 tokens: [600, 200, 100] on MSR-VTT, [450, 250,
-    200] on MSVD, [500] on ActivityNet, [250, 150, 150, 150] on DiDeMo, [200, 200, 200, 100] on SSv2; for UMT-L [550,
-    400] on MSR-VTT.
+    The method is for video encoders without a class token. Deviations: prefix tokens are protected; the released
+    functions would pair them like patches. Where saliency is equal everywhere, all weights are 1 (released: 0/0). A
+    head that averages patches counts each by its token; ``head="tokens"`` averages the remaining tokens, as released,
+    which is impossible for a head that reads every patch at its place.
 
     Example:
         >>> VidTLDR(r=[600, 200, 100]).counts(1568, 12)[:4]
@@ -55,14 +48,14 @@ class VidTLDR(MethodConfig):
 
     r: Fused | tuple[Fused, ...] = Field(
         0.2,
-        description="tokens merged per block, or below 1 the share of those there are; or a list from the first block "
+        description="tokens merged per block, or below 1 a share of the current ones; or a list from the first block "
         "on, or with one for each of blocks",
     )
     blocks: tuple[int, ...] | None = Field(
         None, description="where to merge, 0-based; default the first third, or as many as the list has"
     )
     head: Literal["patches", "tokens"] = Field(
-        "patches", description="what a head that averages counts: patches, or the tokens that are left (as released)"
+        "patches", description="what an averaging head counts: patches, or the remaining tokens (as released)"
     )
     proportional: bool = Field(True, description="add log(size) to the attention logits")
 
@@ -110,16 +103,16 @@ class VidTLDRReducer(Reducer[VidTLDR]):
     def carry_out(self, assignment: Hard | Soft, x: Tensor, state: TokenState) -> Step:
         assert isinstance(assignment, Hard)
         assert assignment.weight is not None
-        # the mass that a token brings into a mean is also the size that it brings
+        # the weight of a token in a mean is also the size that it adds
         return changed(assignment, weight=None).apply(x, changed(state, size=assignment.weight))
 
 
 def sharpness(attention: Attention, size: Tensor | None) -> Tensor:
-    """(B, N) negative entropy of the attention of each token, averaged over heads: 0 where it sees a single token.
+    """(B, N) negative entropy of the attention of each token, averaged over heads: 0 if it attends to a single token.
 
     Args:
         attention: of the tokens.
-        size: (B, N) whose logarithm is in the bias of the attention, and is taken out; None if there is none.
+        size: (B, N) whose logarithm is removed from the bias of the attention; None if it is not in it.
     """
     batch, heads, m, _ = attention.q.shape
     n = attention.k.shape[2]

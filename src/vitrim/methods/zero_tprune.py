@@ -51,16 +51,15 @@ class ZeroTPrune(MethodConfig):
        the other half; the ``num_similar`` with the best match are dropped, not merged;
     3. I-stage: importance of the rest on A restricted to them; the share ``keep_rate`` stays, highest first.
 
-    Importance of token j: s_h <- A_h^T s_h, ``iterations`` times, from equal scores, the class token's sqrt(N) times
-    higher with ``boost_class_token``; heads whose scores (of mean 1) have a variance outside ``variance_range`` are
-    ignored, all count if none is inside; over the others, s_j = root mean square of s_hj. The prefix always stays.
+    Importance of token j: s_h <- A_h^T s_h, ``iterations`` times, from equal scores, that of the class token sqrt(N)
+    times higher with ``boost_class_token``. Heads whose scores (of mean 1) have a variance outside ``variance_range``
+    are ignored, unless all are; over the others, s_j = root mean square of s_hj. Prefix tokens always stay. Counts are
+    fixed.
 
-    No code of the authors is available: this is one reading of the paper. Where it is silent or contradicts itself:
-    scores are scaled to mean 1 (scaled to sum 1, as printed, no variance could reach 0.01); the map restricted to the
-    survivors is normalised again by rows; the amounts, which the paper finds by random search, are plain options;
-    ``iterations`` defaults to 30 in the first quarter of the depth (30 to 50), 1 in the last and 5 between (5 to 10).
-
-    Computes the attention map in the blocks after which it acts. Counts are fixed.
+    The authors published no code: this is one reading of the paper. Where it is silent or contradicts itself: scores
+    are scaled to mean 1 (scaled to sum 1, as printed, no variance could reach 0.01); the restricted map is normalised
+    again by rows; the amounts, which the paper finds by random search, are plain options; ``iterations`` defaults to 30
+    in the first quarter of the depth (paper: 30 to 50), 1 in the last and 5 between (5 to 10).
 
     Example:
         >>> ZeroTPrune(num_similar=10, keep_rate=0.8).counts(196, 12)[-1]
@@ -127,9 +126,9 @@ class ZeroTPruneReducer(ScorerReducer[ZeroTPrune]):
 
     @torch.no_grad()
     def remember(self, attention: Attention, state: TokenState) -> Tensor | None:
-        """The scores, which take nothing but attention: q, k and v need not live through the MLP for them.
+        """The scores, which need only attention, so that q, k and v need not live through the MLP.
 
-        Some images at a time: the maps of all of them would be the most memory that the model needs.
+        Works on some images at a time, because the maps of all would be the peak of the model's memory.
         """
         if self.num_removed(state) == 0:
             return None
@@ -146,7 +145,7 @@ class Ranker(EarlyScorer):
     """Scores patches by attention alone."""
 
     def forward(self, attention: Attention, state: TokenState, config: ZeroTPrune, layer: Layer) -> Tensor:
-        """(B, P) scores of the patches; minus infinity for those that the S-stage drops."""
+        """(B, P) scores of the patches; minus infinity where the S-stage drops them."""
         amount, p = layer.amount, state.num_prefix
         assert isinstance(amount, TwoStages)
         boost = config.boost_class_token and layer.has_class_token
@@ -167,7 +166,7 @@ class Ranker(EarlyScorer):
 def importance(
     graph: Tensor, left: Tensor | None, iterations: int, boost: bool, variance_range: Sequence[float]
 ) -> Tensor:
-    """(B, N) importance among the tokens ``left`` (B, N), None for all, of the attention map (B, H, N, N).
+    """(B, N) importance of the tokens ``left`` (B, N), None for all, from the attention map (B, H, N, N).
 
     With ``boost`` the first token starts sqrt(N) times higher than the others.
     """
@@ -185,9 +184,9 @@ def page_rank(graph: Tensor, start: Tensor, iterations: int, left: Tensor | None
 
     Args:
         graph: (B, H, N, N) attention map, rows sum to 1.
-        start: (B, N) where the scores begin, up to a factor; 0 for tokens that are gone.
-        iterations: how often, at least 1.
-        left: (B, N) bool, the tokens that are not gone: among them alone A is, its rows made to sum to 1 again.
+        start: (B, N) first scores, up to a factor; 0 for removed tokens.
+        iterations: at least 1.
+        left: (B, N) bool, the remaining tokens: A is restricted to them and normalised again by rows.
 
     Example:
         >>> page_rank(torch.full((1, 1, 2, 2), 0.5), torch.tensor([[3.0, 1.0]]), 1)
@@ -200,7 +199,7 @@ def page_rank(graph: Tensor, start: Tensor, iterations: int, left: Tensor | None
             for _ in range(iterations):
                 score = score @ graph
             return score.squeeze(2)
-        # rows are divided and columns left out on the vector: a second map would be the most memory the model needs
+        # the vector is divided and masked instead of the map: a second map would be the peak of memory
         columns = left[:, None, None, :].to(graph.dtype)
         rows = (graph @ columns.transpose(2, 3)).transpose(2, 3).clamp_min(torch.finfo(graph.dtype).tiny)
         for _ in range(iterations):
@@ -223,8 +222,8 @@ def similar_patches(importance: Tensor, keys: Tensor, count: int) -> Tensor:
 
     Args:
         importance: (B, P) of the patches.
-        keys: (B, P, d) what is compared, by cosine.
-        count: how many, at most P // 2.
+        keys: (B, P, d) to compare by cosine.
+        count: at most P // 2.
     """
     order = importance.argsort(dim=1, stable=True)
     half = importance.shape[1] // 2

@@ -1,11 +1,11 @@
 """The papers' own architectures, registered with timm.
 
-Importing this package is what registers them::
+Importing this package registers them::
 
     import timm, vitrim.models
     model = timm.create_model("lv_vit_small")
 
-``import vitrim`` alone does not: it imports neither torch nor timm. The command line imports them all.
+``import vitrim`` alone does not, because it imports neither torch nor timm. The command line imports them all.
 """
 
 from vitrim.models import lookupvit as lookupvit

@@ -1,4 +1,4 @@
-"""Whole patches, convolutional stems, registration, positions and checkpoints of the models in this folder."""
+"""Common parts of the models in this folder: padding, convolutional stems, registration, positions and checkpoints."""
 
 from __future__ import annotations
 
@@ -21,14 +21,11 @@ Model = TypeVar("Model", bound=nn.Module)
 Grid = tuple[int, int]
 
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
-"""Keys under which checkpoints keep their weights, in the order in which timm looks."""
+"""Keys under which checkpoints keep their weights, in timm's order."""
 
 
 def padded(images: Tensor, patch_size: tuple[int, int]) -> tuple[Tensor, tuple[int, int]]:
-    """Pad images (B, 3, H, W) with zeros at their right and bottom to whole patches.
-
-    Returns:
-        The images, themselves where nothing is missing, and the rows and columns of their patches.
+    """Pad images (B, 3, H, W) with zeros at right and bottom to full patches; return them and their grid of patches.
 
     Example:
         >>> whole, grid = padded(torch.ones(1, 3, 30, 32), (16, 16))
@@ -41,11 +38,11 @@ def padded(images: Tensor, patch_size: tuple[int, int]) -> tuple[Tensor, tuple[i
 
 
 def patch_map(tokens: Tensor, num_prefix: int, grid: tuple[int, int]) -> Tensor:
-    """The tokens (B, P, C) of the patches, in raster order, out of all tokens (B, N, C), prefix in front.
+    """Return the patches (B, P, C), in raster order, of all tokens (B, N, C), prefix first.
 
     Raises:
-        VitrimError: there is not one token for every patch of the ``grid``: the backbone alone was reduced by a method
-            that prunes, or drops patches in training.
+        VitrimError: there is not one token per patch of the ``grid``: a method that prunes reduced the backbone alone,
+            or the backbone drops patches in training.
 
     Example:
         >>> patch_map(torch.zeros(1, 7, 4), 1, (2, 3)).shape
@@ -61,14 +58,11 @@ def patch_map(tokens: Tensor, num_prefix: int, grid: tuple[int, int]) -> Tensor:
 
 
 class DenseModel(nn.Module):
-    """Base class of dense models: a head on the tokens that a backbone hands out.
+    """Base class of dense models: a head on the tokens of a backbone.
 
     Args:
-        backbone: a model whose tokens its library hands out (`vitrim.core.library.Library.tokens`), without its head.
+        backbone: a model without head; `VitrimError` if `vitrim.core.library.Library.tokens` cannot return its tokens.
         num_classes: classes K.
-
-    Raises:
-        VitrimError: the backbone hands out no tokens.
     """
 
     def __init__(self, backbone: nn.Module, num_classes: int) -> None:
@@ -79,10 +73,10 @@ class DenseModel(nn.Module):
         self.num_classes = num_classes
 
     def tokens(self, images: Tensor) -> tuple[Tensor, Grid]:
-        """Compute the tokens (B, P, C) of all patches, in raster order, and their rows and columns.
+        """Return the tokens (B, P, C) of all patches, in raster order, and their grid.
 
         Raises:
-            VitrimError: as `patch_map`, or the backbone cannot take images of this size.
+            VitrimError: as `patch_map`, or the backbone does not accept this image size.
         """
         whole, grid = padded(images, self.layout.patch_size)
         return patch_map(self.library.tokens(self.backbone, whole), self.layout.num_prefix, grid), grid
@@ -91,7 +85,7 @@ class DenseModel(nn.Module):
 class Stem(PatchEmbed):
     """timm's `PatchEmbed` with more than one convolution: subclasses implement `feature_map`.
 
-    Image sizes, padding and output format are as in timm. The patch size is fixed at construction.
+    Image sizes, padding and output format are timm's. The patch size is fixed.
     """
 
     def __init__(self, img_size: int | tuple[int, int], patch_size: int, in_chans: int, embed_dim: int, **kwargs: Any):
@@ -103,11 +97,7 @@ class Stem(PatchEmbed):
         raise NotImplementedError
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (B, 3, H, W) to tokens (B, P, C), or to the ``output_fmt`` given at construction.
-
-        Raises:
-            VitrimError: the model does not accept images of this size.
-        """
+        """Map images (B, 3, H, W), of an accepted size, to tokens (B, P, C), or to ``output_fmt``."""
         size = (images.shape[2], images.shape[3])
         if self.img_size is not None and self.strict_img_size and size != tuple(self.img_size):
             raise VitrimError(f"images are {_by(size)}, this model takes {_by(self.img_size)}; see set_input_size")
@@ -126,11 +116,7 @@ class Stem(PatchEmbed):
         img_size: int | tuple[int, int] | None = None,
         patch_size: int | tuple[int, int] | None = None,
     ) -> None:
-        """Accept images of another size from now on.
-
-        Raises:
-            VitrimError: the patch size is to change.
-        """
+        """Accept images of another size from now on; `VitrimError` for another patch size."""
         if patch_size is not None and patch_size not in (self.patch_size, self.patch_size[0]):
             raise VitrimError(f"the patch size of this stem is fixed to {_by(self.patch_size)}")
         super().set_input_size(img_size=img_size)
@@ -141,7 +127,7 @@ def _by(size: tuple[int, ...]) -> str:
 
 
 def pretrained_cfg(**changes: Any) -> dict[str, Any]:
-    """Describe a checkpoint for timm: ImageNet-1k at 224 pixels, no download address, and ``changes``."""
+    """Describe a checkpoint for timm: ImageNet-1k at 224 pixels, without a download address, and ``changes``."""
     return {
         "url": "",
         "num_classes": 1000,
@@ -171,12 +157,12 @@ def create(
 
     Args:
         kind: its class.
-        filter_fn: brings a checkpoint under the names and to the grid of a model.
+        filter_fn: renames a checkpoint's weights and resamples them to the grid of a model.
         variant: its registered name.
         pretrained: load weights.
-        kwargs: what the caller of timm's ``create_model`` gives; takes precedence over ``geometry``.
-        out_indices: layers that give maps under ``features_only``, unless the caller says; an int: the last so many.
-        geometry: the arguments of ``kind`` that make this variant.
+        kwargs: arguments of timm's ``create_model``; take precedence over ``geometry``.
+        out_indices: default layers of ``features_only``; an int n for the last n.
+        geometry: arguments of ``kind`` that make this variant.
     """
     model: Model = build_model_with_cfg(
         kind,
@@ -190,7 +176,7 @@ def create(
 
 
 def unwrapped(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Take the weights out of a checkpoint (``state_dict_ema`` and the like), and ``module.`` off their names.
+    """Return the weights of a checkpoint (from ``state_dict_ema`` and the like), without ``module.`` in their names.
 
     Example:
         >>> unwrapped({"state_dict": {"module.head.bias": torch.zeros(2)}, "epoch": 3})
@@ -204,7 +190,7 @@ def unwrapped(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def renamed(state: Mapping[str, Tensor], rules: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
-    """Rename all weights of ``state`` by the ``rules``, pairs of pattern and replacement for `re.sub`, in turn.
+    """Rename all weights of ``state`` by ``rules``, pairs of pattern and replacement for `re.sub`, in turn.
 
     Example:
         >>> renamed({"layers.3.ln1.bias": torch.zeros(1)}, [("^layers[.]", "blocks."), ("[.]ln1[.]", ".norm1.")])
@@ -221,15 +207,12 @@ def renamed(state: Mapping[str, Tensor], rules: Sequence[tuple[str, str]]) -> di
 def resample_positions(table: Tensor, old: Grid, new: Grid) -> Tensor:
     """Resample a table of learned positions to another grid, bicubic and antialiased.
 
-    As `timm.layers.resample_abs_pos_embed`, but in the precision of the table where that is more than float32.
+    As `timm.layers.resample_abs_pos_embed`, but in the precision of the table where that exceeds float32.
 
     Args:
         table: (1, H * W, C), rows first, without prefix tokens.
         old: rows and columns (H, W) of the table.
-        new: rows and columns (H', W') wanted.
-
-    Returns:
-        (1, H' * W', C); the table itself where the grids are equal.
+        new: rows and columns (H', W') of the result (1, H' * W', C); if equal to ``old``, the table is returned.
 
     Example:
         >>> resample_positions(torch.ones(1, 4, 8), (2, 2), (3, 5)).shape
@@ -243,9 +226,9 @@ def resample_positions(table: Tensor, old: Grid, new: Grid) -> Tensor:
 
 
 def fit_positions(state: dict[str, Tensor], name: str, grid: Grid, num_prefix: int = 0) -> None:
-    """Resample the position table ``name`` of a checkpoint, if there is one, to ``grid``, in place.
+    """Resample the position table ``name`` of a checkpoint, if it has one, to ``grid``, in place.
 
-    The table must be one of a square grid behind ``num_prefix`` rows, which are kept.
+    The table must be that of a square grid after ``num_prefix`` rows, which are kept.
 
     Example:
         >>> state = {"pos_embed": torch.ones(1, 1 + 4, 8)}

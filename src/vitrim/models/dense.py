@@ -1,6 +1,6 @@
-"""Dense models by name: ``segmenter:NAME`` and ``vitdet:NAME`` put a head on a backbone that is created by its name.
+"""Dense models by name: ``segmenter:NAME`` and ``vitdet:NAME`` put a head on the backbone NAME.
 
-The options named here are the head's; all others go to the library's model.
+Options named here are the head's; all others are the backbone's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vitrim.models.segmenter import LinearDecoder, MaskTransformer, Segmenter
 
 Options = dict[str, Any]
 Create = Callable[[bool, Options], nn.Module]
-"""Creates the backbone, from whether to load pretrained weights and from its options."""
+"""Creates the backbone from ``pretrained`` and its options."""
 
 DECODERS = {"linear": LinearDecoder, "mask_transformer": MaskTransformer}
 DECODER = "decoder_"
@@ -36,21 +36,21 @@ COUNTS = (
 )
 SHARES = ("soft_nms", "maskness", "decoder_dropout", "decoder_drop_path")
 ADE20K, COCO = 150, 80
-"""Classes where none are given."""
+"""Default numbers of classes."""
 ANY_SIZE = "dynamic_img_size"
 """timm's option for position tables that follow the image."""
 
 
 def segmenter(create: Create, pretrained: bool, options: Options) -> nn.Module:
-    """A `Segmenter` on the backbone that ``create`` makes.
+    """Put a `Segmenter` on the backbone that ``create`` makes; its decoder is always new.
 
     Args:
-        create: makes the backbone.
-        pretrained: load the backbone's weights; the decoder is new in any case.
+        create: creates the backbone.
+        pretrained: load the backbone's weights.
         options: `SEGMENTER_OPTIONS`, and those of the backbone.
 
     Raises:
-        VitrimError: an option that is not valid, or a backbone that hands out no tokens.
+        VitrimError: an option is not valid, or the backbone's tokens are not available.
 
     Example:
         >>> import timm
@@ -73,16 +73,7 @@ def segmenter(create: Create, pretrained: bool, options: Options) -> nn.Module:
 
 
 def detector(create: Create, pretrained: bool, options: Options) -> nn.Module:
-    """A `Detector` on the backbone that ``create`` makes.
-
-    Args:
-        create: makes the backbone.
-        pretrained: load the backbone's weights; pyramid and heads are new in any case.
-        options: `DETECTOR_OPTIONS`, and those of the backbone.
-
-    Raises:
-        VitrimError: an option that is not valid, or a backbone that hands out no tokens or cannot have windows.
-    """
+    """Put a `Detector` on a backbone, as `segmenter`, with `DETECTOR_OPTIONS`; its backbone must allow windows."""
     from vitrim.models.vitdet import Detector
     from vitrim.models.windowed import windowed
 
@@ -98,10 +89,7 @@ def detector(create: Create, pretrained: bool, options: Options) -> nn.Module:
 
 
 def split(options: Options, names: Collection[str]) -> tuple[Options, Options]:
-    """The ``options`` called ``names``, checked, and the others; None is the default, as if it were not there.
-
-    Raises:
-        VitrimError: a value that is not valid.
+    """Split ``options`` into those called ``names``, valid, and the rest; None means the default.
 
     Example:
         >>> split({"masks": True, "img_size": 64}, ("masks",))
@@ -126,11 +114,7 @@ def split(options: Options, names: Collection[str]) -> tuple[Options, Options]:
 
 
 def backbone(create: Create, pretrained: bool, options: Options) -> nn.Module:
-    """The backbone without its head; of timm, one that takes images of any size where it can.
-
-    Raises:
-        UnsupportedModelError: it hands out no tokens.
-    """
+    """Create the backbone without its head, with tokens to read; timm models accept any image size where they can."""
     if ANY_SIZE not in options:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             trial = create(False, options)
@@ -141,7 +125,7 @@ def backbone(create: Create, pretrained: bool, options: Options) -> nn.Module:
 
 
 def takes(kind: type, option: str) -> bool:
-    """True if the constructor of a class takes ``option``, itself or by handing on what it does not know.
+    """True if the constructor of a class accepts ``option``, itself or through ``**kwargs``.
 
     Example:
         >>> import timm
@@ -159,4 +143,4 @@ def takes(kind: type, option: str) -> bool:
 
 
 KINDS: dict[str, Callable[[Create, bool, Options], nn.Module]] = {"segmenter": segmenter, "vitdet": detector}
-"""The dense models, by what stands in front of the name of their backbone."""
+"""Dense models, by the prefix of their backbone's name."""

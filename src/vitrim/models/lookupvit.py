@@ -1,20 +1,20 @@
 """LookupViT (Koner et al., *LookupViT: Compressing visual information to a limited number of tokens*, ECCV 2024).
 
-Few compressed tokens go through transformer blocks. The many lookup tokens keep the details: they get only updates from
-the compressed ones and a narrow MLP. One attention matrix A serves both directions ("multi-head bidirectional
+Few compressed tokens go through transformer blocks. The many lookup tokens keep the details: only updates from the
+compressed tokens and a narrow MLP change them. One attention matrix A serves both directions ("multi-head bidirectional
 cross-attention", MHBC): compressed tokens gather with A, lookup tokens are infused with its transpose.
 
-Two classes, because the block of the paper and the one that the authors of ViTTM measured differ:
+There are two classes, because the paper's block differs from the one that the authors of ViTTM measured:
 
-* `LookupViT` is the paper's: parameters of its own in every layer, output projections, residuals around pre-norms, no
-  class token; the compressed tokens are the resized lookup tokens. Written from descriptions of the paper: the authors
+* `LookupViT` is the paper's: own parameters in every layer, output projections, residuals around pre-norms, no class
+  token; the compressed tokens are the resized lookup tokens. It follows descriptions of the paper, whose authors
   published no code.
-* `SharedLookupViT` is the re-implementation of the ViTTM authors, which their Table 8 counts and times: one exchange,
-  one lookup MLP and two LayerNorms shared by all layers. It can load their checkpoints.
+* `SharedLookupViT` is the re-implementation of the ViTTM authors, measured in their Table 8: all layers share one
+  exchange, one lookup MLP and two LayerNorms. It can load their checkpoints.
 
-``_3``, ``_5``, ``_7`` and ``_10`` in the names are the sides of the square grid of compressed tokens. Both classes take
-images of any size that divides into patches, and any other compressed grid (`set_compressed_grid`), also at test time.
-The classifier of the compressed tokens predicts; training adds the loss of a second one, on the lookup tokens
+``_3``, ``_5``, ``_7`` and ``_10`` in the names are the sides of the square grid of compressed tokens. Both classes
+accept images of any size that divides into patches, and any other compressed grid (`set_compressed_grid`), at test time
+too. The classifier of the compressed tokens predicts; training adds the loss of a second one, on the lookup tokens
 (`vitrim.models.streams.objective`).
 """
 
@@ -46,10 +46,7 @@ from vitrim.models.streams import (
 
 
 class Gather(Exchange):
-    """Attention of compressed to lookup tokens, returned with its weights for the way back.
-
-    Keys and values are one projection.
-    """
+    """Attention of compressed to lookup tokens, returned with its weights for the way back."""
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
@@ -64,26 +61,25 @@ class Gather(Exchange):
         return self.q(compressed), k, v
 
     def forward(self, compressed: Tensor, lookup: Tensor) -> tuple[Tensor, Tensor]:
-        """Gather from lookup (B, N, C) to compressed tokens (B, M, C): output (B, M, C), attention (B, H, M, N)."""
+        """Return the output (B, M, C) for the compressed, and the attention (B, H, M, N) to the lookup tokens."""
         q, k, v = (split_heads(x, self.num_heads) for x in self.project(compressed, lookup))
         attention = (q * self.scale @ k.transpose(-2, -1)).softmax(-1)
         return merge_heads(attention @ v), attention
 
 
 class SharedGather(Gather):
-    """`Gather` with LayerNorms on queries, on keys, and on the values that compressed tokens send back."""
+    """`Gather` with LayerNorms on queries, keys, and the values that compressed tokens send back."""
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__(dim, num_heads)
         self.q_norm, self.k_norm, self.v_norm = (nn.LayerNorm(dim) for _ in range(3))
 
     def project(self, compressed: Tensor, lookup: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, M, C) of the compressed, keys and values (B, N, C) of the lookup tokens."""
         q, k, v = super().project(compressed, lookup)
         return self.q_norm(q), self.k_norm(k), v
 
     def values(self, compressed: Tensor) -> Tensor:
-        """Values (B, M, C) of the compressed tokens, by the projection that makes those of the lookup tokens."""
+        """Values (B, M, C) of the compressed tokens, by the projection of the lookup tokens' values."""
         dim = self.q.out_features
         if is_bare(self.kv):
             values = F.linear(compressed, self.kv.weight[dim:], self.kv.bias[dim:])
@@ -93,9 +89,9 @@ class SharedGather(Gather):
 
 
 class Infuse(Exchange):
-    """Way back: values of the compressed tokens go to the lookup tokens by the transposed attention.
+    """Send values of the compressed tokens to the lookup tokens by the transposed attention.
 
-    It is not normalised again: lookup tokens that got little attention get little.
+    The transposed attention is not normalised again: lookup tokens with little attention get little.
     """
 
     def forward(self, attention: Tensor, values: Tensor) -> Tensor:
@@ -131,13 +127,11 @@ class LookupLayer(nn.Module):
 
 
 class SharedLayer(nn.Module):
-    """One layer of `SharedLookupViT`, of which only the transformer block is its own.
+    """One layer of `SharedLookupViT`, in which only the transformer block is not shared.
 
-        t, c = LN_t(t), LN_c(c)                      norms replace the streams
-        c = Block(c + A V(t));  c = LN_c(c)
-        t = t + A^T LN(V(c));   t = t + MLP(t)
-
-    The caller passes the shared parts.
+    t, c = LN_t(t), LN_c(c)                      norms replace the streams
+    c = Block(c + A V(t));  c = LN_c(c)
+    t = t + A^T LN(V(c));   t = t + MLP(t)
     """
 
     def __init__(self, block: nn.Module) -> None:
@@ -145,7 +139,7 @@ class SharedLayer(nn.Module):
         self.block = block
 
     def forward(self, compressed: Tensor, lookup: Tensor, shared: SharedParts) -> tuple[Tensor, Tensor]:
-        """Update compressed (B, M, C) and lookup tokens (B, N, C)."""
+        """Update compressed (B, M, C) and lookup tokens (B, N, C) with the ``shared`` parts."""
         lookup, compressed = shared.lookup_norm(lookup), shared.compressed_norm(compressed)
         gathered, attention = shared.gather(compressed, lookup)
         compressed = shared.compressed_norm(self.block(compressed + gathered))
@@ -154,7 +148,7 @@ class SharedLayer(nn.Module):
 
 
 class SharedParts(nn.Module):
-    """Parts that exist once for all layers of `SharedLookupViT`: exchange, lookup MLP, a LayerNorm for each stream."""
+    """Parts that all layers of `SharedLookupViT` share: exchange, lookup MLP, a LayerNorm for each stream."""
 
     def __init__(self, dim: int, num_heads: int, lookup_mlp_ratio: float) -> None:
         super().__init__()
@@ -168,10 +162,10 @@ class SharedParts(nn.Module):
 
 
 class LookupBase(TwoStreamClassifier):
-    """Base class of both models. A subclass makes its ``embed`` and its layers. Arguments as in `LookupViT`."""
+    """Base class of both models, with the arguments of `LookupViT`. A subclass creates its ``embed`` and its layers."""
 
     num_prefix_tokens = 0
-    """Tokens in front of the lookup tokens of patches."""
+    """Prefix tokens among the lookup tokens."""
 
     def __init__(
         self,
@@ -211,17 +205,14 @@ class LookupBase(TwoStreamClassifier):
         initialise(self.layers, *self.shared_parts)
 
     def add_parts(self, num_heads: int, lookup_mlp_ratio: float) -> None:
-        """Make the parts beside layers, patches and their positions, if there are any."""
+        """Create further parts, besides layers, patches and their positions."""
 
     def layer(self, block: nn.Module, num_heads: int, lookup_mlp_ratio: float, drop_path: float) -> nn.Module:
-        """Make one layer around a transformer block."""
+        """Create one layer around a transformer block."""
         raise NotImplementedError
 
     def set_compressed_grid(self, grid: int | tuple[int, int]) -> None:
-        """Change the rows and columns of compressed tokens from now on; parameters stay the same.
-
-        Raises:
-            VitrimError: there are none.
+        """Change the rows and columns of compressed tokens, at least 1, from now on, with the same parameters.
 
         Example:
             >>> model = LookupViT(img_size=64, patch_size=8, embed_dim=32, depth=1, num_heads=2)
@@ -239,27 +230,14 @@ class LookupBase(TwoStreamClassifier):
 
 
 class LookupViT(LookupBase):
-    """Model of the paper. ``model(images)`` returns the logits of the compressed tokens' classifier.
+    """The paper's model. ``model(images)`` returns the logits of the compressed tokens' classifier.
 
     Args:
-        img_size: height and width, or one number for both, that the position table is made for.
-        patch_size: side of the patches in pixels.
+        img_size, patch_size: of the position table, and of the patches, which must divide it, in pixels.
         compressed_grid: rows and columns of compressed tokens, or one number for both.
-        in_chans: channels of the images.
-        num_classes: classes K; 0 for none.
-        global_pool: ``avg``; there is no other.
-        embed_dim: channels C.
-        depth: layers L.
-        num_heads: attention heads H of blocks and exchange.
-        mlp_ratio: hidden channels of the blocks' MLPs over C.
+        global_pool: only ``avg``.
         lookup_mlp_ratio: hidden channels of the lookup MLP over C (1 / q, with q = 2 in the paper).
-        qkv_bias: biases in the blocks' q, k and v.
-        drop_rate: dropout before the classifiers.
-        proj_drop_rate: dropout in the blocks.
-        drop_path_rate: stochastic depth of the last layer; grows linearly from 0.
-
-    Raises:
-        VitrimError: the pooling is another one, or the image size does not divide into patches.
+        others: as in timm's `VisionTransformer`.
 
     Example:
         >>> model = LookupViT(img_size=64, patch_size=8, compressed_grid=3, embed_dim=32, depth=1, num_heads=2)
@@ -268,7 +246,6 @@ class LookupViT(LookupBase):
     """
 
     def layer(self, block: nn.Module, num_heads: int, lookup_mlp_ratio: float, drop_path: float) -> nn.Module:
-        """Make one layer around a transformer block."""
         return LookupLayer(self.embed_dim, num_heads, block, lookup_mlp_ratio, drop_path)
 
     def embed(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -276,7 +253,7 @@ class LookupViT(LookupBase):
         grid = grid_of(images.shape[-2:], self.patch_size)
         lookup = self.patch_embed(images).flatten(2).transpose(1, 2)
         lookup = lookup + resample_positions(self.pos_embed, self.grid, grid)
-        # patches and positions resized alike: one resizing of their sum, antialiased, since it is linear
+        # resizing is linear: resize the sum of patches and positions once, antialiased
         patches = lookup.transpose(1, 2).unflatten(2, grid)
         resized = F.interpolate(patches, size=self.compressed_grid, mode="bilinear", antialias=True)
         return resized.flatten(2).transpose(1, 2), lookup
@@ -288,15 +265,12 @@ class LookupViT(LookupBase):
 class SharedLookupViT(LookupBase):
     """LookupViT as re-implemented by the authors of ViTTM, with most parameters shared by all layers.
 
-    The compressed tokens are averages of the patch embeddings, with a position table of their own; the lookup tokens
-    have a class token, which counts in their mean.
+    The compressed tokens are averages of the patch embeddings, with their own position table; the lookup tokens have a
+    class token, which counts in their mean.
 
     Args:
-        class_token: put a class token in front of the lookup tokens.
-        others: as in `LookupViT`.
-
-    Raises:
-        VitrimError: as in `LookupViT`.
+        class_token: prepend a class token to the lookup tokens.
+        others: as in `LookupViT`, and its errors.
 
     Example:
         >>> model = SharedLookupViT(img_size=64, patch_size=8, compressed_grid=3, embed_dim=32, depth=1, num_heads=2)
@@ -309,14 +283,13 @@ class SharedLookupViT(LookupBase):
         super().__init__(*args, **kwargs)
 
     def add_parts(self, num_heads: int, lookup_mlp_ratio: float) -> None:
-        """Make the class token, the positions of compressed tokens, and the `SharedParts`."""
+        """Create the class token, the positions of compressed tokens, and the `SharedParts`."""
         self.compressed_table_grid = self.compressed_grid
         self.compressed_pos_embed = position_table(self.compressed_grid, self.embed_dim)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, self.embed_dim)) if self.num_prefix_tokens else None
         self.shared = SharedParts(self.embed_dim, num_heads, lookup_mlp_ratio)
 
     def layer(self, block: nn.Module, num_heads: int, lookup_mlp_ratio: float, drop_path: float) -> nn.Module:
-        """Make one layer around a transformer block."""
         return SharedLayer(block)
 
     @property
@@ -325,7 +298,7 @@ class SharedLookupViT(LookupBase):
         return (self.shared,)
 
     def embed(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Embed images (B, 3, H, W) as compressed (B, M, C) and lookup tokens (B, N, C), class token first."""
+        """As `LookupViT.embed`, class token first."""
         grid = grid_of(images.shape[-2:], self.patch_size)
         patches = self.patch_embed(images)
         compressed = F.adaptive_avg_pool2d(patches, self.compressed_grid).flatten(2).transpose(1, 2)

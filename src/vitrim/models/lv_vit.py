@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Box(NamedTuple):
-    """Rows ``top`` to ``bottom`` and columns ``left`` to ``right`` of a grid of patches, ends not included."""
+    """Rows ``top`` to ``bottom`` and columns ``left`` to ``right`` of a grid of patches, ends excluded."""
 
     top: int
     left: int
@@ -32,7 +32,6 @@ class Box(NamedTuple):
 
     @property
     def area(self) -> int:
-        """Number of patches in the box."""
         return (self.bottom - self.top) * (self.right - self.left)
 
 
@@ -46,8 +45,8 @@ class DenseLogits(NamedTuple):
 class ConvStem(Stem):
     """Stem of LV-ViT: three convolutions at half resolution, then one on patches (section 3.3, "4_2" in the code).
 
-    7 x 7 with stride 2, two of 3 x 3, each ``width`` channels wide with batch norm and ReLU; then p/2 x p/2 with
-    stride p/2, for patches of p pixels.
+    7 x 7 with stride 2, two of 3 x 3, each ``width`` channels wide with batch norm and ReLU; then p/2 x p/2 with stride
+    p/2, for patches of p pixels.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class ConvStem(Stem):
 
 
 class SkipScale(nn.Module):
-    """Division of a residual branch by the skip lambda of its block, in the place of timm's `LayerScale`."""
+    """Divide a residual branch by the skip lambda of its block, in place of timm's `LayerScale`."""
 
     def __init__(self, skip_lambda: float) -> None:
         super().__init__()
@@ -101,9 +100,9 @@ class LVBlock(Block):
     Args:
         dim: channels C.
         num_heads: attention heads H.
-        skip_lambda: the divisor of both branches.
+        skip_lambda: divisor of both branches.
         head_dim: channels of a head, default C / H.
-        kwargs: as timm's `Block` takes.
+        kwargs: of timm's `Block`.
     """
 
     ls1: Any
@@ -125,18 +124,16 @@ class LVBlock(Block):
 class LVViT(VisionTransformer):
     """LV-ViT: convolutional stem, residual branches divided by lambda, and a second head that labels every patch.
 
-    A call gives (B, K) logits, in training too: those of the class token plus half the maximum over the patches of the
-    auxiliary head's logits, per class. `forward_dense` gives both apart, for training with labels per token and with
-    mixed tokens; `objective` is its loss.
+    A call returns logits (B, K), in training too: those of the class token plus half the maximum over the patches of
+    the auxiliary head's logits, per class. `forward_dense` returns both separately, for training with labels per token
+    and with mixed tokens; `objective` is its loss.
 
-    Everything else is timm's `VisionTransformer`: any option of it, ``forward_features``, ``forward_intermediates``,
-    other image sizes. Pooling other than the class token has no auxiliary head.
+    The rest is timm's `VisionTransformer`: its options, ``forward_features``, ``forward_intermediates``, other image
+    sizes. There is an auxiliary head only with class-token pooling; ``model.aux_head = None`` removes it from a trained
+    model, whose head then reads the class token alone.
 
-    To leave the auxiliary head out of a trained model, set ``model.aux_head = None``: its head then reads the class
-    token alone.
-
-    Deviations from the published code: a call in training mode returns logits like any other model, where the code
-    returns three values and mixes tokens by itself. Tables of positions are resampled with anti-aliasing.
+    Deviations from the published code: a call in training mode returns logits like any other model, instead of three
+    values with mixed tokens. Position tables are resampled with anti-aliasing.
 
     Args:
         skip_lambda: divisor of the residual branches.
@@ -144,7 +141,7 @@ class LVViT(VisionTransformer):
         stem_width: channels of the stem's first three convolutions.
         dense_head: have the auxiliary head.
         aux_weight: weight of its maximum in the logits.
-        kwargs: as timm's `VisionTransformer` takes.
+        kwargs: of timm's `VisionTransformer`.
 
     Example:
         >>> import timm, vitrim.models
@@ -189,7 +186,7 @@ class LVViT(VisionTransformer):
         return nn.Linear(self.embed_dim, self.num_classes, device=like.device, dtype=like.dtype)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Make new heads for ``num_classes``, 0 for none; the auxiliary one only with ``global_pool="token"``."""
+        """Create new heads for ``num_classes``, 0 for none; the auxiliary one only with ``global_pool="token"``."""
         super().reset_classifier(num_classes, global_pool)
         self.aux_head = self._aux_head()
 
@@ -207,12 +204,12 @@ class LVViT(VisionTransformer):
     def forward_dense(self, images: Tensor, box: Box | None = None) -> DenseLogits:
         """Compute separate logits of the class token and of every patch, optionally of mixed tokens ("MixToken").
 
-        With ``box`` (section 3.2), image b gets the patches in it from image B - 1 - b, after the stem, where no patch
-        may see two images. The logits of these patches go back to their own image: ``patches[b]`` are always about
-        image b, while ``class_token[b]`` is about the mixture.
+        With ``box`` (section 3.2), image b gets the patches in the box from image B - 1 - b, after the stem, so that no
+        patch sees two images. The logits of these patches return to their own image: ``patches[b]`` belong to image b,
+        ``class_token[b]`` to the mixture.
 
-        In a model reduced by `vitrim.reduce_`, merged patches have the logits of their group, and those of pruned ones
-        mean nothing (where ``reduction.state.source`` is -1).
+        In a model reduced by `vitrim.reduce_`, merged patches have the logits of their group; those of pruned patches
+        (where ``reduction.state.source`` is -1) are meaningless.
 
         Args:
             images: (B, 3, H, W).
@@ -239,11 +236,8 @@ class LVViT(VisionTransformer):
         """Training losses of one batch: `objective`, where every patch has the label of its image.
 
         In training mode a random box of tokens is mixed, unless the model drops patches. Without an auxiliary head, or
-        reduced, the model learns the task from its logits (B, K), as DynamicViT and GTP train it: the logits
-        of the auxiliary head for patches that are gone mean nothing.
-
-        Raises:
-            VitrimError: a teacher, whose logits are of images and not of patches.
+        reduced, the model learns the task from its logits (B, K), as DynamicViT and GTP train it: the auxiliary logits
+        of removed patches are meaningless. A teacher, whose logits are of images, is refused.
         """
         if self.aux_head is None or step.reduction is not None:
             return {"total": step.criterion(step.logits(), step.targets)}
@@ -257,14 +251,14 @@ class LVViT(VisionTransformer):
         box = sample_box(grid) if mixes else Box(0, 0, 0, 0)
         logits = self.forward_dense(step.images, box if box.area else None)
         patches = grid[0] * grid[1]
-        # a criterion that sums over rows counts each of an image's patches in full: the mean of them is meant
+        # a criterion that sums over rows would count every patch in full, and the mean is needed
         weight = 1.0 / patches if getattr(step.criterion, "reduction", "mean") == "sum" else 1.0
         share = box.area / patches
         return objective(logits, step.targets, criterion=step.criterion, box_share=share, dense_weight=weight)
 
 
 def swap_box(x: Tensor, box: Box) -> Tensor:
-    """Swap the patches (B, h, w, ...) in ``box`` with those of the reversed batch; it is its own inverse.
+    """Swap the patches (B, h, w, ...) in ``box`` with those of the reversed batch; its own inverse.
 
     Example:
         >>> x = torch.tensor([0.0, 1.0]).view(2, 1, 1).expand(2, 1, 3)
@@ -280,11 +274,7 @@ def swap_box(x: Tensor, box: Box) -> Tensor:
 
 
 def sample_box(grid: tuple[int, int], generator: torch.Generator | None = None) -> Box:
-    """Draw a random box as CutMix does: a uniform share of the area around a uniform centre, cut off at the border.
-
-    Args:
-        grid: rows and columns of patches.
-        generator: of the random numbers, by default torch's own.
+    """Draw a random box on a ``grid`` as in CutMix: a uniform share of the area, a uniform centre, cut at the border.
 
     Example:
         >>> box = sample_box((14, 14))
@@ -309,14 +299,14 @@ def objective(
     box_share: float = 0.0,
     dense_weight: float = 1.0,
 ) -> dict[str, Tensor]:
-    """Loss of token labelling (section 3.1): that of the class token plus the mean one of all patches.
+    """Loss of token labelling (section 3.1): that of the class token plus the mean loss of all patches.
 
     Args:
         logits: of `LVViT.forward_dense`.
-        targets: what ``criterion`` takes, for the images: (B,) classes or (B, K) probabilities.
+        targets: of the images, for ``criterion``: (B,) classes or (B, K) probabilities.
         criterion: a mean over rows, from logits (rows, K) and their targets.
-        patch_targets: (B, P) or (B, P, K) of the patches of each image; None gives every patch its image's.
-        box_share: share of the patches that were swapped, ``area / P``: the class token is held to the mixture.
+        patch_targets: (B, P) or (B, P, K) of the patches of each image; None: each patch has its image's.
+        box_share: share of the patches that were swapped, ``area / P``; the class token learns the mixture.
         dense_weight: weight of the patches' mean loss; 1 in the paper's experiments.
 
     Returns:
@@ -339,7 +329,7 @@ def objective(
 
 
 def checkpoint_filter_fn(checkpoint: Mapping[str, Any], model: LVViT) -> dict[str, Tensor]:
-    """Turn the authors' checkpoint into a state dict of ``model``: same names, positions resampled to its grid.
+    """Turn the authors' checkpoint into a state dict of ``model``: equal names, positions resampled to its grid.
 
     Example:
         >>> model = LVViT(embed_dim=32, depth=1, num_heads=2, dense_head=False)

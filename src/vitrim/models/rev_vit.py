@@ -21,27 +21,26 @@ LAYER_NORM = partial(nn.LayerNorm, eps=1e-6)
 
 
 class RevViT(nn.Module):
-    """Rev-ViT: two equal streams of patches with positions, reversible blocks, both side by side, norm, mean, head.
+    """Rev-ViT: two equal streams of patches with positions, reversible blocks, concatenation, norm, mean, head.
 
-    In training only the activations of one branch at a time exist, whatever the depth; the cost is one more forward of
-    the blocks within backward. Drop path and dropout draw the same numbers again. Set ``model.reversible = False`` to
-    train like any other model, with all activations kept.
+    In training only the activations of one branch at a time exist, at any depth, for one more forward of the blocks
+    within backward. Drop path and dropout draw the same numbers again. ``model.reversible = False`` trains like any
+    other model, with all activations.
 
-    There is no class token. The published model adds one and drops it again before the blocks, and its table of
-    positions has a row for it: 2 C numbers without effect. They are not parameters here, and `checkpoint_filter_fn`
-    leaves them out.
+    Deviation: the published model adds a class token and drops it before the blocks, with a row in its table of
+    positions: 2 C parameters without effect. They do not exist here, and `checkpoint_filter_fn` drops them.
 
-    Not a host: methods reduce one stream of tokens, and a reduction cannot be undone.
+    Not a host: methods reduce one stream of tokens, and a reduction is not reversible.
 
     Args:
-        img_size, patch_size, in_chans, embed_dim: as in timm's `PatchEmbed`; C is the width of one stream.
+        img_size, patch_size, in_chans, embed_dim: of timm's `PatchEmbed`; C is the width of one stream.
         num_classes: K, 0 for no head.
         global_pool: "avg", or "" for all tokens.
         depth, num_heads, mlp_ratio, qkv_bias: of the blocks.
         drop_rate, pos_drop_rate, proj_drop_rate, attn_drop_rate: dropout before the head, after the positions, in the
             branches and of attention.
-        drop_path_rate: of the last block; it grows from 0 linearly.
-        norm_layer: makes a norm of so many channels.
+        drop_path_rate: of the last block; grows linearly from 0.
+        norm_layer: creates a norm from a number of channels.
 
     Example:
         >>> import timm, vitrim.models
@@ -106,7 +105,7 @@ class RevViT(nn.Module):
         draw_linear_(self)
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay leaves alone."""
+        """Names of the parameters without weight decay."""
         return {"pos_embed"}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
@@ -114,11 +113,7 @@ class RevViT(nn.Module):
         return {"stem": r"^pos_embed|patch_embed", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Refuse gradient checkpointing: reversible blocks keep less than checkpoints would.
-
-        Raises:
-            VitrimError: it is switched on.
-        """
+        """Refuse gradient checkpointing: reversible blocks keep less than checkpoints would."""
         if enable:
             raise VitrimError("Rev-ViT keeps no activations to begin with: gradient checkpointing has nothing to save")
 
@@ -130,11 +125,10 @@ class RevViT(nn.Module):
         self.pos_embed = nn.Parameter(resampled, requires_grad=self.pos_embed.requires_grad)
 
     def get_classifier(self) -> nn.Module:
-        """The last layer."""
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Make a new head for ``num_classes``, 0 for none."""
+        """Create a new head for ``num_classes``, 0 for none."""
         if global_pool is not None:
             self.global_pool = check_pool(global_pool)
         self.num_classes = num_classes
@@ -160,16 +154,11 @@ class RevViT(nn.Module):
         return x if pre_logits else self.head(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map images (B, 3, H, W) to logits (B, K)."""
         return self.forward_head(self.forward_features(x))
 
 
 def check_pool(global_pool: str) -> str:
-    """Return ``global_pool`` if the model has it.
-
-    Raises:
-        VitrimError: the model does not have it.
-    """
+    """Return ``global_pool``; `VitrimError` if the model does not have it."""
     if global_pool not in ("avg", ""):
         raise VitrimError(f"Rev-ViT pools by 'avg' or not at all (''), not by '{global_pool}': it has no class token")
     return global_pool
@@ -186,20 +175,19 @@ RENAMED = (
     (r"^(ln1|norm1)\.", "norm."),
     (r"^head\.(fc|layers\.head)\.", "head."),
 )
-"""Rules from mmpretrain's names to ours, applied in turn; written from its conventions, without a published file."""
+"""Rules from mmpretrain's names to ours, applied in turn; they follow its conventions, without a published file."""
 
 
 def checkpoint_filter_fn(checkpoint: Mapping[str, Any], model: RevViT) -> dict[str, Tensor]:
     """Turn a checkpoint in mmpretrain's names, or in ours, into a state dict of ``model``.
 
-    The unused class token and its row of the table of positions are left out; positions are resampled to the model's
-    grid.
+    Drops the unused class token and its row of the table of positions; resamples positions to the model's grid.
     """
     state = renamed(unwrapped(checkpoint), RENAMED)
     state.pop("cls_token", None)
     table = state.get("pos_embed")
     if table is not None and round(table.shape[1] ** 0.5) ** 2 != table.shape[1]:
-        state["pos_embed"] = table[:, 1:]  # the first row of a table that is no square is the class token's
+        state["pos_embed"] = table[:, 1:]  # a table that is not square begins with the class token's row
     fit_positions(state, "pos_embed", cast(Grid, model.patch_embed.grid_size))
     return state
 

@@ -17,17 +17,17 @@ Branch = Callable[[Tensor], Tensor]
 
 
 class RevBlock(Block):
-    """timm's block with its two residual branches over two streams (B, N, C), which can be undone (section 3.1).
+    """timm's block with its residual branches on two streams (B, N, C), which makes it reversible (section 3.1).
 
     y1 = x1 + attention(norm(x2)) and y2 = x2 + mlp(norm(y1)).
     """
 
     def attention_branch(self, x: Tensor) -> Tensor:
-        """Update of the first stream, from the second one (B, N, C)."""
+        """Update of the first stream, from the second (B, N, C)."""
         return self.drop_path1(self.attn(self.norm1(x)))  # type: ignore[no-any-return]
 
     def mlp_branch(self, x: Tensor) -> Tensor:
-        """Update of the second stream, from the first one (B, N, C)."""
+        """Update of the second stream, from the first (B, N, C)."""
         return self.drop_path2(self.mlp(self.norm2(x)))  # type: ignore[no-any-return]
 
     def forward(self, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
@@ -35,7 +35,7 @@ class RevBlock(Block):
         return y1, x2 + self.mlp_branch(y1)
 
     def branches(self) -> tuple[tuple[Branch, list[nn.Parameter]], tuple[Branch, list[nn.Parameter]]]:
-        """Attention and MLP branch, each with the parameters it trains."""
+        """Attention and MLP branch, each with its trained parameters."""
         return (
             (self.attention_branch, trained(self.norm1, self.attn)),
             (self.mlp_branch, trained(self.norm2, self.mlp)),
@@ -43,7 +43,7 @@ class RevBlock(Block):
 
 
 def trained(*modules: nn.Module) -> list[nn.Parameter]:
-    """List the parameters of ``modules`` that want a gradient."""
+    """Parameters of ``modules`` that require a gradient."""
     return [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
 
 
@@ -62,7 +62,7 @@ class ForwardState:
 
     @classmethod
     def before(cls, x: Tensor) -> ForwardState:
-        """Record the state in which the next operation on ``x`` will run."""
+        """Record the state before the next operation on ``x``."""
         kind = x.device.type
         devices, states = get_device_states(x)
         autocast = None
@@ -71,8 +71,8 @@ class ForwardState:
         return cls(torch.get_rng_state(), devices, states, kind, autocast)
 
     def rerun(self, branch: Branch, x: Tensor) -> Tensor:
-        """Compute ``branch(x)`` with gradients in this state; the random state is as before afterwards."""
-        fork_type = self.device_type if self.devices else "cuda"  # any type that exists, where no device is forked
+        """Compute ``branch(x)`` with gradients in this state, and restore the current random state."""
+        fork_type = self.device_type if self.devices else "cuda"  # any device type, where none is forked
         autocast: AbstractContextManager[object] = nullcontext()
         if self.autocast is not None:
             enabled, dtype = self.autocast
@@ -86,18 +86,17 @@ class ForwardState:
 
 @dataclass
 class Tape:
-    """Streams on their way back through the blocks of one forward: the inputs of the block undone last."""
+    """Streams on their way back through the blocks of one forward: the inputs of the last undone block."""
 
     streams: tuple[Tensor, Tensor] | None = None
 
 
 class ReversibleStep(torch.autograd.Function):
-    """One block that keeps nothing for backward, except that the last one keeps its two output streams.
+    """One block that saves nothing for backward; the last one saves its two output streams.
 
-    Backward undoes the block: it computes a branch again from its input, subtracts it from the stream it was added to,
-    and differentiates it; then it does the same for the other branch. The streams so recovered go on the tape, for the
-    block before. The activations of only one branch exist at a time, and gradients of parameters are released block by
-    block.
+    Backward undoes the block: it recomputes a branch from its input, subtracts it from the stream that it was added to,
+    and differentiates it; then the other branch. The tape passes the recovered streams to the block before. Only the
+    activations of one branch exist at a time, and gradients of parameters are released block by block.
     """
 
     @staticmethod
@@ -133,11 +132,11 @@ def undo(
     """Recover y from ``total = y + branch(x)``, and differentiate the branch.
 
     Args:
-        branch: gives the same again when rerun in ``state``.
-        parameters: those of the branch that want a gradient.
-        state: that the branch ran in.
+        branch: returns the same result when rerun in ``state``.
+        parameters: those of the branch that require a gradient.
+        state: of the first run.
         x: (B, N, C), input of the branch.
-        total: (B, N, C), the stream after the branch was added.
+        total: (B, N, C), the stream after the addition.
         grad: (B, N, C), the gradient of ``total``.
 
     Returns:
@@ -151,10 +150,10 @@ def undo(
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def reversible(blocks: Sequence[RevBlock], x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
-    """Run the streams (B, N, C) through the ``blocks`` without keeping activations for backward.
+    """Run the streams (B, N, C) through ``blocks`` without saving activations for backward.
 
-    The outputs equal those of calling the blocks one after the other bit for bit, the gradients up to the rounding of
-    the recomputed streams. Differentiable once. Runs outside of compiled graphs.
+    Outputs equal those of the plain blocks bit for bit, gradients up to the rounding of the recomputed streams.
+    Differentiable once; runs outside compiled graphs.
 
     Example:
         >>> blocks = [RevBlock(8, 2) for _ in range(3)]

@@ -1,9 +1,9 @@
 """Segmenter: class scores at every pixel, from the tokens of any supported model (Strudel et al., ICCV 2021).
 
-    images -> backbone -> tokens of all patches -> decoder -> (B, K) per patch -> enlarged to the size of the images
+    images -> backbone -> tokens of all patches -> decoder -> (B, K) per patch -> upsampled to the size of the images
 
-The linear decoder scores every patch by itself; the mask transformer (section 3.2) lets K learned class tokens attend
-to the patches, and scores a patch by its product with each of them.
+The linear decoder scores each patch alone; in the mask transformer (section 3.2) K learned class tokens attend to the
+patches, and a patch is scored by its product with each of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DECODER_TOKENS: tuple[DecoderTokens, ...] = ("all", "merged")
 
 
 class LinearDecoder(nn.Module):
-    """Scores every token by one linear layer, ``head``.
+    """Score every token by one linear layer, ``head``.
 
     Args:
         dim: channels C of the tokens.
@@ -42,19 +42,19 @@ class LinearDecoder(nn.Module):
         draw_linear_(self)
 
     def forward(self, x: Tensor, size: Tensor | None = None) -> Tensor:
-        """Score the tokens ``x`` (B, M, C): (B, M, K). Their ``size`` plays no part."""
+        """Score the tokens ``x`` (B, M, C): (B, M, K). Ignores their ``size``."""
         return cast(Tensor, self.head(x))
 
     def renewed(self, num_classes: int) -> LinearDecoder:
-        """A new decoder of this kind, for ``num_classes``."""
+        """A new decoder of this kind for ``num_classes``."""
         return LinearDecoder(self.head.in_features, num_classes)
 
 
 class MaskTransformer(nn.Module):
-    """Scores tokens by their product with K class tokens that attended to them (section 3.2).
+    """Score tokens by their product with K class tokens that attend to them (section 3.2).
 
-    The class tokens join behind the patches; pre-norm blocks run on both. Then both are projected and normalised over
-    channels, and the (B, M, K) products go through a layer norm over the *classes*. Parameters have the names of the
+    The class tokens follow the patches; pre-norm blocks run on both. Then both are projected and normalised over
+    channels, and the (B, M, K) products go through a layer norm over the *classes*. Parameter names are those of the
     released checkpoints, ``decoder.*`` there.
 
     Args:
@@ -62,13 +62,10 @@ class MaskTransformer(nn.Module):
         num_classes: classes K.
         layers: blocks.
         width: channels of the blocks; default C.
-        heads: attention heads; default one per 64 channels of the blocks.
+        heads: attention heads, which divide ``width``; default one per 64 channels.
         dropout: in the blocks, after attention weights, projections and MLP layers.
         drop_path: stochastic depth of the last block; grows linearly from 0.
-        proportional: where tokens stand for several patches, attend to them as to so many copies.
-
-    Raises:
-        VitrimError: ``heads`` does not divide ``width``.
+        proportional: attend to a token of size s as to s copies.
 
     Example:
         >>> MaskTransformer(64, num_classes=3)(torch.zeros(2, 5, 64)).shape
@@ -113,12 +110,7 @@ class MaskTransformer(nn.Module):
         draw_linear_(self)
 
     def forward(self, x: Tensor, size: Tensor | None = None) -> Tensor:
-        """Score the tokens ``x`` (B, M, C): (B, M, K).
-
-        Args:
-            x: the tokens.
-            size: (B, M) how many patches each stands for; None where each is one patch.
-        """
+        """Score the tokens ``x`` (B, M, C) of ``size`` (B, M) patches each, None for 1: (B, M, K)."""
         num_classes = self.cls_emb.shape[1]
         bias = None
         if size is not None and self.proportional:
@@ -132,7 +124,6 @@ class MaskTransformer(nn.Module):
         return cast(Tensor, self.mask_norm(patches @ classes.transpose(1, 2)))
 
     def renewed(self, num_classes: int) -> MaskTransformer:
-        """A new decoder of this kind, for ``num_classes``."""
         return MaskTransformer(self.proj_dec.in_features, num_classes, **self.settings)
 
     def no_weight_decay(self) -> set[str]:
@@ -141,21 +132,16 @@ class MaskTransformer(nn.Module):
 
 
 class Segmenter(DenseModel):
-    """Class scores at every pixel. ``model(images)``: (B, 3, H, W) to logits (B, K, H, W), of any size.
+    """Class scores at every pixel. ``model(images)`` maps (B, 3, H, W), of any size, to logits (B, K, H, W).
 
-    Images are padded with zeros at their right and bottom to whole patches, and the logits cut to the image again.
+    Images are padded with zeros at right and bottom to full patches, and the logits cropped to the image.
 
     Args:
-        backbone: a model whose tokens its library hands out (`vitrim.core.library.Library.tokens`), without its head.
-        decoder: a `LinearDecoder`, a `MaskTransformer`, or any module from tokens (B, M, C) and their sizes (B, M),
-            which may be None, to scores (B, M, K).
-        num_classes: classes K.
-        decoder_tokens: ``all``: the decoder gets one token per patch, as they come out of a reduced backbone un-merged.
-            ``merged``: it gets the tokens that are left, and its scores are un-merged (ALGM). For a linear decoder both
-            are the same but for the work.
-
-    Raises:
-        VitrimError: the backbone hands out no tokens.
+        backbone, num_classes: as in `DenseModel`.
+        decoder: a `LinearDecoder`, a `MaskTransformer`, or any module from tokens (B, M, C) and their sizes (B, M) or
+            None to scores (B, M, K).
+        decoder_tokens: ``all``: one token per patch, those of a reduced backbone un-merged. ``merged``: the remaining
+            tokens, whose scores are un-merged (ALGM). For a linear decoder the results are equal.
 
     Example:
         >>> import timm
@@ -173,40 +159,36 @@ class Segmenter(DenseModel):
         self.decoder = decoder
         self.decoder_tokens = decoder_tokens
         self.trace: Trace | None = None
-        """Of the reduced backbone, while the model is reduced and decodes merged tokens (`DenseHost.install`)."""
+        """That of the reduced backbone, while the decoder works on merged tokens (`DenseHost.install`)."""
 
     task = "segmentation"
     front_name = "trunk"
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute the logits (B, K, H, W) of ``images`` (B, 3, H, W).
-
-        Raises:
-            VitrimError: the backbone cannot take images of this size.
-        """
+        """Compute the logits (B, K, H, W) of ``images`` (B, 3, H, W), of a size that the backbone accepts."""
         whole, grid = padded(images, self.layout.patch_size)
         scores = self.scores(self.library.tokens(self.backbone, whole), grid)
-        maps = scores.transpose(1, 2).unflatten(2, grid).contiguous()  # enlarged several times as fast
+        maps = scores.transpose(1, 2).unflatten(2, grid).contiguous()  # upsampling is several times as fast
         logits = F.interpolate(maps, size=whole.shape[2:], mode="bilinear", align_corners=False)
         return logits[:, :, : images.shape[2], : images.shape[3]]
 
     def front(self, images: Tensor) -> Tensor:
-        """Compute the tokens (B, N, C) that the decoder gets of ``images`` (B, 3, H, W), prefix in front."""
+        """Compute the decoder's input, the tokens (B, N, C) of ``images`` (B, 3, H, W), prefix first."""
         whole, _ = padded(images, self.layout.patch_size)
         return self.library.tokens(self.backbone, whole)
 
     def scores(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Decode the backbone's ``tokens`` (B, N, C), prefix in front: (B, P, K) for every patch of the ``grid``."""
+        """Decode the backbone's ``tokens`` (B, N, C), prefix first: (B, P, K) for every patch of the ``grid``."""
         state = None if self.trace is None else self.trace.call.final
         if state is None or not state.reduced:
             return cast(Tensor, self.decoder(patch_map(tokens, self.layout.num_prefix, grid)))
-        # decode the tokens that are left, and un-merge their scores
+        # decode the remaining tokens and un-merge their scores
         prefix = self.layout.num_prefix
         scores = self.decoder(tokens[:, prefix:], None if state.uniform else state.size[:, prefix:])
         return unmerge(F.pad(scores, (0, 0, prefix, 0)), state)[:, prefix:]
 
     def reset_classifier(self, num_classes: int) -> None:
-        """Make a new decoder of the same kind for ``num_classes``."""
+        """Create a new decoder of the same kind for ``num_classes``."""
         place = next(self.decoder.parameters())
         self.decoder = cast(Any, self.decoder).renewed(num_classes).to(device=place.device, dtype=place.dtype)
         self.num_classes = num_classes

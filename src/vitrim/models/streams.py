@@ -33,10 +33,7 @@ def join_keys_and_values(state: dict[str, Tensor], module: str) -> None:
 
 
 def grid_of(size: Sequence[int], patch_size: int) -> Grid:
-    """Count the rows and columns of patches in an image of ``size``, its height and width in pixels.
-
-    Raises:
-        VitrimError: a side is not a multiple of the patch size.
+    """Rows and columns of patches in an image of ``size`` (height, width) in pixels, which they must divide.
 
     Example:
         >>> grid_of((64, 96), 16)
@@ -51,24 +48,18 @@ def grid_of(size: Sequence[int], patch_size: int) -> Grid:
 class TwoStreamClassifier(nn.Module):
     """Base class of models with two streams of tokens and a classifier on each; the first one predicts.
 
-    A subclass states how an image becomes two streams, ``embed``, and the ``layers`` that process both. The output does
-    not depend on the mode: ``model(images)`` returns the logits of the prediction, and `forward_streams` those of both
-    classifiers for the loss of the papers, `objective`.
+    A subclass defines ``embed`` and the ``layers`` that process both streams. In both modes ``model(images)`` returns
+    the logits of the prediction, and `forward_streams` those of both classifiers for the papers' loss, `objective`.
 
     Attributes:
         embed: a method or module from images (B, 3, H, W) to tokens (B, N, C) and auxiliary tokens (B, M, C).
-        layers: modules that take both streams, then `shared_parts`, and return both streams.
+        layers: modules from both streams and `shared_parts` to both streams.
 
     Args:
-        img_size: height and width, or one number for both, that the position tables are made for.
-        in_chans: channels of the images.
+        img_size: height and width, or one number for both, of the position tables.
         dim: channels C of both streams.
-        num_classes: classes K; 0 for no classifiers.
-        global_pool: ``avg``; there is no other.
-        drop_rate: dropout before the classifiers.
-
-    Raises:
-        VitrimError: another pooling.
+        global_pool: only ``avg``; `VitrimError` for others.
+        in_chans, num_classes, drop_rate: as in timm's `VisionTransformer`.
     """
 
     embed: Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -99,7 +90,6 @@ class TwoStreamClassifier(nn.Module):
 
     @classmethod
     def check_pool(cls, global_pool: str) -> None:
-        """Raise VitrimError for a pooling other than the mean over the tokens."""
         if global_pool != "avg":
             raise VitrimError(f"{cls.__name__} pools by the mean (avg) over its tokens, not '{global_pool}'")
 
@@ -122,7 +112,7 @@ class TwoStreamClassifier(nn.Module):
         return tokens, auxiliary
 
     def forward_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the predicting tokens (B, N, C) and the auxiliary ones (B, M, C) of images (B, 3, H, W)."""
+        """Compute predicting (B, N, C) and auxiliary tokens (B, M, C) of images (B, 3, H, W)."""
         return self.forward_layers(*self.embed(x))
 
     def forward_head(self, x: tuple[Tensor, Tensor], pre_logits: bool = False) -> Tensor:
@@ -131,7 +121,6 @@ class TwoStreamClassifier(nn.Module):
         return pooled if pre_logits else self.head(pooled)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the logits (B, K) of images (B, 3, H, W), in training as well."""
         return self.forward_head(self.forward_features(x))
 
     def forward_streams(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,19 +130,15 @@ class TwoStreamClassifier(nn.Module):
         return self.forward_head(streams), auxiliary
 
     def losses(self, step: Step) -> dict[str, Tensor]:
-        """Training losses of one batch: the criterion on both classifiers, added (`objective`)."""
+        """Training losses of one batch (`objective`)."""
         return objective(self.forward_streams(step.images), step.targets, criterion=step.criterion)
 
     def get_classifier(self) -> nn.Module:
-        """The classifier that makes the prediction."""
+        """The predicting classifier."""
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Make new zero-initialised classifiers for both streams; 0 classes for none.
-
-        Raises:
-            VitrimError: a pooling other than the mean over the tokens.
-        """
+        """Create new zero-initialised classifiers for both streams; 0 classes for none."""
         if global_pool is not None:
             self.check_pool(global_pool)
         weight = self.fc_norm.weight
@@ -162,35 +147,27 @@ class TwoStreamClassifier(nn.Module):
         self.auxiliary_head = classifier(self.embed_dim, num_classes).to(weight)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Compute the layers again in the backward pass instead of keeping their activations."""
+        """Recompute the layers in the backward pass instead of keeping their activations."""
         self.grad_checkpointing = enable
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the position tables and class tokens, which weight decay leaves alone."""
+        """Names of the position tables and class tokens, which have no weight decay."""
         return {name for name, parameter in self.named_parameters() if parameter.ndim == 3}
 
 
 def position_table(grid: Grid, dim: int, num_prefix: int = 0) -> nn.Parameter:
-    """Make a table of zeros (1, prefix + H * W, C), positions of prefix tokens and of a ``grid`` (H, W)."""
+    """Create a table of zeros (1, prefix + H * W, C), positions of prefix tokens and of a ``grid`` (H, W)."""
     return nn.Parameter(torch.zeros(1, num_prefix + grid[0] * grid[1], dim))
 
 
 def transformer_blocks(dim: int, num_heads: int, depth: int, drop_path: float, **options: Any) -> list[Block]:
-    """Build timm's blocks, with stochastic depth that grows linearly from 0 to ``drop_path``.
-
-    Args:
-        dim: channels C.
-        num_heads: attention heads H.
-        depth: number of blocks.
-        drop_path: rate of the last block.
-        options: of timm's `Block`.
-    """
+    """Build ``depth`` blocks of timm with ``options``; stochastic depth grows linearly from 0 to ``drop_path``."""
     rates: Any = calculate_drop_path_rates(drop_path, depth)  # floats: nested only for models with stages
     return [Block(dim, num_heads, drop_path=rate, norm_layer=LayerNorm, **options) for rate in rates]
 
 
 def classifier(dim: int, num_classes: int) -> nn.Module:
-    """Make a zero-initialised linear classifier, or the identity for 0 classes."""
+    """Create a zero-initialised linear classifier, or the identity for 0 classes."""
     if num_classes == 0:
         return nn.Identity()
     head = nn.Linear(dim, num_classes)
@@ -200,7 +177,7 @@ def classifier(dim: int, num_classes: int) -> nn.Module:
 
 
 def initialise(*modules: nn.Module) -> None:
-    """Initialise all linear layers and position tables as timm does in ViTs: truncated normal of 0.02, biases 0."""
+    """Initialise linear layers and position tables as timm does in ViTs: truncated normal of 0.02, biases 0."""
     for part in (part for module in modules for part in module.modules()):
         if isinstance(part, nn.Linear):
             trunc_normal_(part.weight, std=0.02)
@@ -221,7 +198,7 @@ def objective(
 
     Args:
         logits: of both streams, from `TwoStreamClassifier.forward_streams`.
-        targets: what ``criterion`` takes.
+        targets: of ``criterion``.
         criterion: the classification loss.
 
     Returns:

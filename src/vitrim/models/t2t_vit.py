@@ -1,4 +1,4 @@
-"""T2T-ViT: tokens made in three soft splits of the image (Yuan et al., ICCV 2021)."""
+"""T2T-ViT: tokens from three soft splits of the image (Yuan et al., ICCV 2021)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TokenAttention(nn.Module):
 
 
 class TokenTransformer(nn.Module):
-    """A transformer layer on unfolded tokens, (B, N, D) to (B, N, d): attention, then x + mlp(x) (section 3.1)."""
+    """Transformer layer on unfolded tokens, (B, N, D) to (B, N, d): attention, then x + mlp(x) (section 3.1)."""
 
     def __init__(self, in_dim: int, dim: int, **place: Any) -> None:
         super().__init__()
@@ -61,10 +61,10 @@ class TokenTransformer(nn.Module):
 
 
 class TokenPerformer(nn.Module):
-    """As `TokenTransformer`, with attention linear in N by m = d/2 random features (Performer).
+    """`TokenTransformer` with attention that is linear in N, by m = d/2 random features (Performer).
 
-    A token's features are exp(W x - |x|^2 / 2) / sqrt(m), with the fixed orthogonal rows of W, of length sqrt(m),
-    computed in at least float32.
+    A token's features are exp(W x - |x|^2 / 2) / sqrt(m), with fixed orthogonal rows of W of length sqrt(m), computed
+    in at least float32.
     """
 
     def __init__(self, in_dim: int, dim: int, **place: Any) -> None:
@@ -90,7 +90,7 @@ class TokenPerformer(nn.Module):
         return y + self.dropout(self.mlp(self.norm2(y)))  # type: ignore[no-any-return]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Queries, keys and values (B, N, d) to the output (B, N, d)."""
+        """Map queries, keys and values (B, N, d) to the output (B, N, d)."""
         with full_precision(q):
             q, k, v = (part.to(decision_dtype(part.dtype)) for part in (q, k, v))
             q, k = self.features(q), self.features(k)
@@ -98,7 +98,7 @@ class TokenPerformer(nn.Module):
             return q @ (k.transpose(1, 2) @ v) / (normaliser + EPSILON)
 
     def features(self, x: Tensor) -> Tensor:
-        """(B, N, d) to (B, N, m)."""
+        """Map (B, N, d) to (B, N, m)."""
         half_square = x.square().sum(dim=-1, keepdim=True) / 2
         projected = F.linear(x, self.w.to(x.dtype))
         return (projected - half_square).exp() / math.sqrt(len(self.w))
@@ -108,7 +108,7 @@ class TokenPerformer(nn.Module):
 
 
 class Scaled(nn.Module):
-    """``x * factor``, in place of the norm of queries: timm's fused attention knows no other scale than its own."""
+    """Return ``x * factor``, in place of the norm of queries: timm's fused attention has only its own scale."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -125,10 +125,10 @@ class TokensToToken(Stem):
     """Three soft splits of overlapping patches, with a token module after the first two (section 3.1).
 
     A soft split unfolds the map into tokens of kernel x kernel neighbours; a token module mixes and narrows them to
-    ``token_dim`` channels; they are laid out as a map again. A linear layer gives the last tokens C channels.
+    ``token_dim`` channels, and they become a map again. A linear layer maps the last tokens to C channels.
 
     Args:
-        img_size, patch_size, in_chans, embed_dim: as timm's `PatchEmbed`; the strides of the splits multiply to
+        img_size, patch_size, in_chans, embed_dim: of timm's `PatchEmbed`; the strides of the splits multiply to
             ``patch_size``.
         token_module: "transformer", or "performer", which is linear in the number of tokens.
         token_dim: channels of the token modules.
@@ -170,7 +170,7 @@ class TokensToToken(Stem):
 
 
 def soft_split(x: Tensor, split: Split) -> tuple[Tensor, tuple[int, int]]:
-    """(B, C, H, W) to tokens (B, N, C*kernel*kernel) of overlapping neighbours, and their rows and columns.
+    """Unfold (B, C, H, W) into tokens (B, N, C*kernel*kernel) of overlapping neighbours; return them and their grid.
 
     Example:
         >>> tokens, grid = soft_split(torch.zeros(1, 3, 32, 32), (7, 4, 2))
@@ -183,8 +183,7 @@ def soft_split(x: Tensor, split: Split) -> tuple[Tensor, tuple[int, int]]:
 
 
 def sinusoid_table(num_tokens: int, dim: int) -> Tensor:
-    """The fixed position table (1, N, C) of T2T-ViT, float64: position p at channel i has the sine, where i is even, or
-    the cosine of p / 10000^(2 floor(i/2) / C).
+    """Fixed position table (1, N, C), float64: the sine (i even) or cosine (i odd) of p / 10000^(2 floor(i/2) / C).
 
     Example:
         >>> sinusoid_table(2, 4)[0, 1].round(decimals=4)
@@ -199,26 +198,20 @@ def sinusoid_table(num_tokens: int, dim: int) -> Tensor:
 class T2TViT(VisionTransformer):
     """T2T-ViT: a token-to-token stem before a deep and narrow ViT with a fixed table of positions.
 
-    Everything but the stem and the table is timm's `VisionTransformer` with blocks without q, k, v bias: any option of
-    it, ``forward_features``, ``forward_intermediates``, other image sizes (multiples of 16).
+    The rest is timm's `VisionTransformer` without biases in q, k and v: its options, ``forward_features``,
+    ``forward_intermediates``, other image sizes (multiples of 16).
 
-    The table is a parameter that is not trained, as in the published checkpoints. Attention of the token modules
-    divides by the root of the width of its *input*, that of the blocks by the root of the width of a head, which is
-    what the published checkpoints are evaluated with. ``qk_scale`` is another factor for the blocks, C^-0.5 in what
-    the authors' factories build for ``pretrained=True``.
+    The table is an untrained parameter, as in the published checkpoints. Attention of the token modules divides by the
+    root of the width of its *input*, that of the blocks by the root of a head's width, as in the evaluation of the
+    published checkpoints. ``qk_scale`` is another factor for the blocks; the authors' factories use C^-0.5 with
+    ``pretrained=True``.
 
-    Deviation from the published code: at other image sizes the table is resampled with anti-aliasing, where that code
-    fails.
+    Deviation: at other image sizes the table is resampled with anti-aliasing, where the published code fails.
 
     Args:
-        token_module: "transformer" (T2T-ViT_t) or "performer" (T2T-ViT).
-        token_dim: channels of the token modules.
-        splits: kernel, stride and padding of the three soft splits.
-        qk_scale: factor of the blocks' attention logits; None: one over the root of the width of a head.
-        kwargs: as timm's `VisionTransformer` takes.
-
-    Raises:
-        ValueError: ``qk_scale`` together with ``qk_norm``.
+        token_module, token_dim, splits: of `TokensToToken`; "transformer" is T2T-ViT_t, "performer" T2T-ViT.
+        qk_scale: factor of the blocks' attention logits, not with ``qk_norm``; default: a head's width^-0.5.
+        kwargs: of timm's `VisionTransformer`.
 
     Example:
         >>> import timm, vitrim.models
@@ -254,14 +247,14 @@ class T2TViT(VisionTransformer):
                 block.attn.q_norm = Scaled(qk_scale / block.attn.scale)
 
     def init_weights(self, mode: str = "", **options: Any) -> None:  # type: ignore[override]
-        """As timm's, with the fixed table of positions."""
+        """Initialise as timm does, with the fixed table of positions."""
         super().init_weights(mode, **options)
         with torch.no_grad():
             self.pos_embed.copy_(sinusoid_table(*self.pos_embed.shape[1:]))
 
 
 def checkpoint_filter_fn(checkpoint: Mapping[str, Any], model: T2TViT) -> dict[str, Tensor]:
-    """The authors' checkpoint as a state dict of ``model``: their ``tokens_to_token`` is timm's ``patch_embed``.
+    """Turn the authors' checkpoint into a state dict of ``model``: their ``tokens_to_token`` is timm's ``patch_embed``.
 
     Positions are resampled to the grid of ``model``.
 

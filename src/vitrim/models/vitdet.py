@@ -1,11 +1,11 @@
-"""ViTDet: boxes, and masks, from the last map of any supported model (Li et al., ECCV 2022).
+"""ViTDet: boxes and masks, from the last map of any supported model (Li et al., ECCV 2022).
 
     images -> backbone -> map of all patches -> simple feature pyramid -> RPN -> RoI heads -> detections
 
-The pyramid is ours; anchors, region proposals, RoI heads and mask pasting are torchvision's. Images come as one batch
-of one size, with their valid sizes beside them where they were padded: one grid of tokens per batch is what a reduction
-needs, so torchvision's `GeneralizedRCNNTransform` has no part in it. Attention is that of the backbone, global in every
-block unless it has windows (`vitrim.models.windowed`).
+The pyramid is ours; anchors, region proposals, RoI heads and mask pasting are torchvision's. A batch has one size, and
+padded images come with their valid sizes: a reduction needs one grid of tokens per batch, so torchvision's
+`GeneralizedRCNNTransform` is not used. Attention is the backbone's, global in every block unless it has windows
+(`vitrim.models.windowed`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vitrim.tasks.step import Step
 
 SCALES = (4.0, 2.0, 1.0, 0.5)
-"""Of the pyramid's maps against that of the patches: strides 4, 8, 16, 32 px at patches of 16 px."""
+"""Scales of the pyramid's maps relative to the patches: strides 4, 8, 16, 32 px at patches of 16 px."""
 LEVELS = ("p2", "p3", "p4", "p5", "p6")
 RATIOS = (0.5, 1.0, 2.0)
 ANCHOR = 8
@@ -74,14 +74,14 @@ class SimpleFeaturePyramid(nn.Module):
         self.p5 = nn.Sequential(nn.MaxPool2d(2, ceil_mode=True), *_to_channels(dim, channels))
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        """Compute the maps ``p2`` to ``p6``, each (B, channels, h, w), of the map ``x`` (B, C, h, w) of the patches."""
+        """Compute the maps ``p2`` to ``p6``, each (B, channels, h, w), of the patches' map ``x`` (B, C, h, w)."""
         maps = {"p2": self.p2(x), "p3": self.p3(x), "p4": self.p4(x), "p5": self.p5(x)}
         maps["p6"] = F.max_pool2d(maps["p5"], kernel_size=1, stride=2)
         return maps
 
 
 def _to_channels(dim: int, channels: int) -> tuple[nn.Module, ...]:
-    """Two convolutions from ``dim`` channels to ``channels``, as every level of the pyramid ends."""
+    """Two convolutions from ``dim`` to ``channels``, the end of every level."""
     return (
         nn.Conv2d(dim, channels, 1, bias=False),
         LayerNorm2d(channels),
@@ -91,14 +91,14 @@ def _to_channels(dim: int, channels: int) -> tuple[nn.Module, ...]:
 
 
 class StridedAnchors(AnchorGenerator):
-    """torchvision's anchors at given strides: it divides the sides of image and map, which must then divide."""
+    """torchvision's anchors at given strides; its own come from image size over map size, which must then divide."""
 
     def __init__(self, strides: Sequence[float]) -> None:
         super().__init__(tuple((ANCHOR * stride,) for stride in strides), (RATIOS,) * len(strides))
         self.strides = tuple(strides)
 
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
-        """The anchors (A, 4) of every image, on all of ``feature_maps``, in at least float32."""
+        """Anchors (A, 4) of every image, on all of ``feature_maps``, in at least float32."""
         kind = wide(feature_maps[0].new_empty(0)).dtype
         self.set_cell_anchors(kind, feature_maps[0].device)
         grids = [found.shape[-2:] for found in feature_maps]
@@ -107,10 +107,9 @@ class StridedAnchors(AnchorGenerator):
 
 
 class WideRPNHead(RPNHead):
-    """torchvision's head, whose scores and box changes come out in at least float32: a pixel is lost in bfloat16."""
+    """torchvision's head with scores and box changes in at least float32: bfloat16 loses a pixel."""
 
     def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Score and change the anchors on every map."""
         logits, changes = super().forward(x)
         return [wide(one) for one in logits], [wide(one) for one in changes]
 
@@ -119,20 +118,16 @@ class Detector(DenseModel):
     """Boxes, and with ``masks`` outlines, of the objects in images.
 
     Args:
-        backbone: a model whose tokens its library hands out (`vitrim.core.library.Library.tokens`), without its head.
-        num_classes: classes K, background not counted.
-        masks: predict the mask of every box, too (Mask R-CNN).
+        backbone, num_classes: as in `DenseModel`, background excluded.
+        masks: predict a mask for every box (Mask R-CNN).
         cascade: refine the boxes in three stages of heads (Cascade R-CNN).
         channels: of the pyramid.
         hidden: width of the last layer of the box head.
         rpn_layers, box_layers: convolutions of the RPN and of the box head.
-        samples: proposals of an image from which the heads learn, up to a quarter of them on objects.
-        soft_nms: in evaluation, lower the scores of boxes that overlap a better one by more than this share (IoU),
-            linearly, instead of dropping them above 0.5.
-        maskness: in evaluation, multiply scores by the mean probability of a mask where it is above this value.
-
-    Raises:
-        VitrimError: the backbone hands out no tokens; ``maskness`` without ``masks``.
+        samples: proposals of an image that train the heads, up to a quarter of them on objects.
+        soft_nms: in evaluation, lower the scores of boxes that overlap a better one by more than this IoU, linearly,
+            instead of dropping them above 0.5.
+        maskness: in evaluation, multiply scores by the mean probability of a mask where it is higher; needs ``masks``.
 
     Example:
         >>> import timm
@@ -184,7 +179,7 @@ class Detector(DenseModel):
             bg_iou_thresh=0.3,
             batch_size_per_image=256,
             positive_fraction=0.5,
-            pre_nms_top_n=dict(BEFORE_NMS),  # its own: torchvision keeps the very dicts it is given
+            pre_nms_top_n=dict(BEFORE_NMS),  # a copy: torchvision keeps the dict objects
             post_nms_top_n=dict(PROPOSALS),
             nms_thresh=0.7,
         )
@@ -194,11 +189,11 @@ class Detector(DenseModel):
         return roi_heads(self.num_classes, strides=[self.patch / scale for scale in SCALES], **self.settings)
 
     def forward(self, images: Tensor, sizes: Sequence[Size] | None = None) -> list[Detection]:
-        """Detect objects; the same in training and evaluation mode.
+        """Detect objects, in training and evaluation mode alike.
 
         Args:
             images: (B, 3, H, W).
-            sizes: height and width of each image in its top left corner, where the rest is padding.
+            sizes: height and width of each image, in the top left corner; the rest is padding.
 
         Returns:
             Per image ``boxes`` (n, 4), x1 y1 x2 y2 in pixels of the input; ``labels`` (n,) in 0..K-1; ``scores`` (n,),
@@ -207,14 +202,14 @@ class Detector(DenseModel):
         sizes = [(images.shape[2], images.shape[3])] * len(images) if sizes is None else list(sizes)
         batch, maps = ImageList(images, sizes), self.front(images)
         if images.is_meta:
-            # for counting: the heads run on as many proposals and detections as there may be
+            # for counting: the heads run on the largest numbers of proposals and detections
             self.rpn.head(list(maps.values()))
             heads: Any = self.roi_heads
             n = heads.detections_per_img
             heads.nominal(len(images) * PROPOSALS["testing"], len(images) * n)
             empty = next(iter(maps.values())).new_empty
             return [{"boxes": empty(n, 4), "labels": empty(n, dtype=torch.long), "scores": empty(n)}] * len(images)
-        with running(False, self.rpn, self.roi_heads):  # what torchvision's heads return depends on it
+        with running(False, self.rpn, self.roi_heads):  # torchvision's heads return losses or detections by it
             proposals, _ = self.rpn(batch, maps)
             found, _ = self.roi_heads(maps, proposals, batch.image_sizes)
         done = []
@@ -230,17 +225,17 @@ class Detector(DenseModel):
         return self.criterion(step.images, cast("Sequence[Mapping[str, Tensor]]", step.targets))
 
     def criterion(self, images: Tensor, targets: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Compute the losses of Faster, Mask or Cascade R-CNN; the same in training and evaluation mode.
+        """Compute the losses of Faster, Mask or Cascade R-CNN, in training and evaluation mode alike.
 
         Args:
             images: (B, 3, H, W).
             targets: per image ``boxes`` (n, 4), x1 y1 x2 y2 in pixels, ``labels`` (n,) in 0..K-1, with masks ``masks``
-                (n, H, W); n may be 0. ``size`` (2,), height and width, where the rest of the image is padding;
-                ``iscrowd`` (n,), boxes that are left out.
+                (n, H, W); n may be 0. Optional: ``size`` (2,), height and width without padding; ``iscrowd`` (n,),
+                boxes to ignore.
 
         Returns:
-            ``total``, the sum of the others: ``rpn_objectness``, ``rpn_box``, ``roi_class``, ``roi_box``, and with
-            masks ``roi_mask``.
+            ``rpn_objectness``, ``rpn_box``, ``roi_class``, ``roi_box``, with masks ``roi_mask``, and their sum
+            ``total``.
         """
         sizes = []
         for target in targets:
@@ -264,18 +259,18 @@ class Detector(DenseModel):
     front_name = "trunk + pyramid"
 
     def front(self, images: Tensor) -> dict[str, Tensor]:
-        """Compute what region proposals and RoI heads read of ``images`` (B, 3, H, W): the pyramid's maps."""
+        """Compute the pyramid's maps of ``images`` (B, 3, H, W), the input of RPN and RoI heads."""
         tokens, grid = self.tokens(images)
         return cast("dict[str, Tensor]", self.pyramid(tokens.transpose(1, 2).unflatten(2, grid)))
 
     def reset_classifier(self, num_classes: int) -> None:
-        """Make new box and mask heads for ``num_classes``; backbone, pyramid and RPN stay."""
+        """Create new box and mask heads for ``num_classes``; backbone, pyramid and RPN stay."""
         place = next(self.pyramid.parameters())
         self.num_classes = num_classes
         self.roi_heads = self._heads().to(device=place.device, dtype=place.dtype)
 
     def _target(self, target: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A target as torchvision's heads take it: label 0 is the background there."""
+        """Convert a target for torchvision's heads, where label 0 is the background."""
         if self.masks and "masks" not in target:
             raise VitrimError("masks are learned from masks, and the targets have none: set masks=false")
         own = {"boxes": target["boxes"].float(), "labels": target["labels"].long() + 1}
@@ -283,5 +278,5 @@ class Detector(DenseModel):
             own["masks"] = target["masks"].to(torch.uint8)
         if "iscrowd" not in target:
             return own
-        single = ~target["iscrowd"].bool()  # a box around many objects teaches nothing about one
+        single = ~target["iscrowd"].bool()  # a crowd box does not train
         return {name: value[single] for name, value in own.items()}

@@ -1,4 +1,4 @@
-"""RoI heads of ViTDet over torchvision's: the choice of detections, and three stages that refine boxes (Cascade)."""
+"""RoI heads of ViTDet on torchvision's: the selection of detections, and three stages that refine boxes (Cascade)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchvision.ops import MultiScaleRoIAlign, batched_nms, box_iou, clip_boxes
 from torchvision.ops.poolers import LevelMapper
 
 ROI, MASK_ROI = 7, 14
-"""Places per side that are read of every box, for its class and for its mask."""
+"""Samples per side of a box, for its class and for its mask."""
 PATCH_LEVEL = 4
 """The level whose stride is one patch: boxes of 14 patches are read there (`LevelMapper`)."""
 
@@ -24,7 +24,7 @@ Found = list[dict[str, Tensor]]
 
 
 class Stage(NamedTuple):
-    """One stage of a cascade: how much a proposal must overlap an object, and the weights of its box coordinates."""
+    """One stage of a cascade: the overlap of a proposal with an object, and the weights of its box coordinates."""
 
     iou: float
     weights: tuple[float, float, float, float]
@@ -38,7 +38,7 @@ STAGES = (
 
 
 def wide(x: Tensor) -> Tensor:
-    """A tensor in at least float32, in which boxes are computed.
+    """Convert to at least float32, in which boxes are computed.
 
     Example:
         >>> wide(torch.zeros(1, dtype=torch.bfloat16)).dtype, wide(torch.zeros(1, dtype=torch.float64)).dtype
@@ -51,14 +51,14 @@ class WideReader(MultiScaleRoIAlign):
     """torchvision's RoI align, which has no kernels for bfloat16, in at least float32."""
 
     def forward(self, x: dict[str, Tensor], boxes: list[Tensor], image_shapes: list[tuple[int, int]]) -> Tensor:
-        """Read the maps ``x`` in ``boxes``, in the dtype of the maps."""
+        """Read the maps ``x`` in ``boxes``; the result has the dtype of the maps."""
         kind = next(iter(x.values())).dtype
         read: Tensor = super().forward({name: wide(found) for name, found in x.items()}, boxes, image_shapes)
         return read.to(kind)
 
 
 class RoIs(RoIHeads):
-    """torchvision's RoI heads with two more ways to choose among the boxes in evaluation, see `Detector`."""
+    """torchvision's RoI heads with two more ways to select boxes in evaluation, see `Detector`."""
 
     soft_nms: float | None = None
     maskness: float | None = None
@@ -69,7 +69,7 @@ class RoIs(RoIHeads):
         return self.rescored(found), losses
 
     def rescored(self, found: Found) -> Found:
-        """The detections with scores times the mean probability of their masks, where they are above `maskness`."""
+        """Multiply scores by the mean probability of their masks, where it exceeds `maskness`."""
         if self.maskness is None:
             return found
         rescored = []
@@ -91,12 +91,12 @@ class RoIs(RoIHeads):
         return [one[0] for one in chosen], [one[1] for one in chosen], [one[2] for one in chosen]
 
     def choose(self, boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Choose the detections of one image.
+        """Select the detections of one image.
 
         Args:
             boxes: (R, K + 1, 4) of R proposals for every class, background first, or (R, 1, 4) for all of them.
             scores: (R, K + 1).
-            size: height and width of the image, to which boxes are cut.
+            size: height and width of the image, to which boxes are clipped.
 
         Returns:
             Boxes (n, 4), scores (n,), the highest first, and labels (n,) from 1.
@@ -115,17 +115,17 @@ class RoIs(RoIHeads):
         return boxes[kept], scores[kept], labels[kept]
 
     def nominal(self, proposals: int, detections: int) -> None:
-        """Run the heads on so many proposals and detections of nothing, on the meta device: for counting."""
+        """Run the heads on numbers of empty proposals and detections, on the meta device, for counting."""
         self.classify(self.read(proposals, ROI))
         if self.has_mask():
             self.mask_predictor(self.mask_head(self.read(detections, MASK_ROI)))
 
     def classify(self, features: Tensor) -> None:
-        """Run all box heads on what is read of R proposals, (R, channels, 7, 7)."""
+        """Run all box heads on the features (R, channels, 7, 7) of R proposals."""
         self.box_predictor(self.box_head(features))
 
     def read(self, boxes: int, side: int) -> Tensor:
-        """An empty (boxes, channels, side, side) where the heads are."""
+        """An empty (boxes, channels, side, side) on the device of the heads."""
         first = next(module for module in self.modules() if isinstance(module, nn.Conv2d))
         return first.weight.new_empty(boxes, first.in_channels, side, side)
 
@@ -133,18 +133,18 @@ class RoIs(RoIHeads):
 def soft_nms(
     boxes: Tensor, scores: Tensor, labels: Tensor, overlap: float, least: float, most: int
 ) -> tuple[Tensor, Tensor]:
-    """Choose boxes in turn, the best first; each multiplies what overlaps it in its class by 1 - IoU (linear form).
+    """Select boxes in turn, the best first; each multiplies the scores of overlapping boxes of its class by 1 - IoU.
 
     Args:
         boxes: (n, 4).
         scores: (n,).
         labels: (n,).
         overlap: IoU above which scores are lowered.
-        least: scores at or below this end the choice.
-        most: as many boxes at most.
+        least: scores at or below this end the selection.
+        most: largest number of boxes.
 
     Returns:
-        The chosen boxes' indices (m,) in order, and the lowered scores (n,).
+        Indices (m,) of the selected boxes in order, and the lowered scores (n,).
 
     Example:
         >>> boxes = torch.tensor([[0.0, 0, 10, 10], [0.0, 0, 10, 8], [20.0, 20, 30, 30]])
@@ -165,11 +165,10 @@ def soft_nms(
 
 
 class CascadeRoIs(RoIs):
-    """Three stages of box heads, each on the boxes of the one before it, learned at rising overlap (Cascade R-CNN).
+    """Three stages of box heads, each on the boxes of the stage before, trained at rising overlap (Cascade R-CNN).
 
-    Boxes are the same for all classes. In evaluation the scores are the mean over the stages and the boxes those of the
-    last one. What reaches the backbone of each stage's gradient is divided by their number. Masks are learned on the
-    proposals of the first stage.
+    Boxes are class-agnostic. In evaluation the scores are the mean over the stages and the boxes those of the last.
+    Each stage's gradient into the backbone is divided by their number. Masks train on the proposals of the first stage.
     """
 
     def __init__(self, *args: Any, stages: Sequence[tuple[nn.Module, nn.Module]], **kwargs: Any) -> None:
@@ -212,7 +211,7 @@ class CascadeRoIs(RoIs):
         image_shapes: list[tuple[int, int]],
         targets: Found | None,
     ) -> dict[str, Tensor]:
-        """The losses of all stages, added, and of the masks."""
+        """Losses of all stages, added, and of the masks."""
         proposals, matched, labels, wanted = self.select_training_samples(proposals, targets)
         assert targets is not None
         first = proposals, matched, labels
@@ -229,7 +228,7 @@ class CascadeRoIs(RoIs):
             proposals = [found[remove_small_boxes(found, min_size=1e-2)] for found in proposals]
         losses = {"loss_classifier": torch.stack(classes).sum(), "loss_box_reg": torch.stack(boxes).sum()}
         if self.has_mask():
-            # of the proposals of the first stage, those that hold an object
+            # the proposals of the first stage with an object
             proposals, matched, labels = first
             hits = [torch.where(found > 0)[0] for found in labels]
             held = [found[index] for found, index in zip(proposals, hits, strict=True)]
@@ -252,14 +251,14 @@ class CascadeRoIs(RoIs):
     def refined(
         self, stage: int, deltas: Tensor, proposals: list[Tensor], image_shapes: list[tuple[int, int]]
     ) -> list[Tensor]:
-        """The boxes of one stage for each image, cut to it."""
+        """Boxes of one stage for each image, clipped to it."""
         boxes = self.coders[stage].decode(deltas, proposals)[:, 0].split([len(found) for found in proposals])
         return [clip_boxes_to_image(found, size) for found, size in zip(boxes, image_shapes, strict=True)]
 
     def matched(
         self, stage: int, proposals: list[Tensor], targets: Found
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """The refined proposals with their labels and box changes wanted, by the overlap of this stage."""
+        """The refined proposals with their target labels and box changes, by the overlap of this stage."""
         self.proposal_matcher, before = self.matchers[stage], self.proposal_matcher
         objects = [target["boxes"].to(proposals[0].dtype) for target in targets]
         matched, labels = self.assign_targets_to_proposals(proposals, objects, [one["labels"] for one in targets])
@@ -289,7 +288,6 @@ class AgnosticPredictor(nn.Module):
         self.bbox_pred = nn.Linear(hidden, 4)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Score and change the boxes of the features ``x`` (R, hidden)."""
         return self.cls_score(x), self.bbox_pred(x)
 
 
@@ -306,12 +304,7 @@ def roi_heads(
     soft_nms: float | None,
     maskness: float | None,
 ) -> RoIs:
-    """The heads of a `Detector`, whose arguments these are.
-
-    Args:
-        num_classes: classes K, background not counted.
-        strides: of the levels p2 to p5 in pixels.
-    """
+    """Create the heads of a `Detector`, with its arguments and the ``strides`` of the levels p2 to p5 in pixels."""
     labels = num_classes + 1
 
     def box_head() -> nn.Module:
@@ -344,11 +337,9 @@ def roi_heads(
 
 
 def roi_reader(side: int, strides: Sequence[float]) -> MultiScaleRoIAlign:
-    """torchvision's RoI align on levels of known strides: it guesses them by powers of two, which patches need not be.
+    """torchvision's RoI align with ``side`` samples per side of a box, on levels of known ``strides`` in pixels.
 
-    Args:
-        side: places read per side of a box.
-        strides: of the levels p2 to p5 in pixels.
+    torchvision infers strides as powers of two, which those of patches need not be.
     """
     reader = WideReader(["p2", "p3", "p4", "p5"], side, sampling_ratio=2)
     reader.scales = [1.0 / stride for stride in strides]

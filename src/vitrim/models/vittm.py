@@ -10,9 +10,9 @@ memory, are processed, and write back:
     m = fuse(Write(source=p, target=m), m)
     m = MemoryBlock(m)                 the identity, or m + MLP(LN(m))
 
-Both streams are made from the same image, each with its own patch size: names give those of process and memory, in this
-order, as in the paper. The classifier of the memory predicts; training adds the loss of a second one, on the
-process tokens (`vitrim.models.streams.objective`). `vitrim.models.vittm_parts` holds the parts to choose from.
+Both streams come from the same image, each with its own patch size: names have those of process and memory, in this
+order, as in the paper. The classifier of the memory predicts; training adds the loss of a second one, on the process
+tokens (`vitrim.models.streams.objective`). `vitrim.models.vittm_parts` has the alternatives for each part.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from vitrim.models.vittm_parts import (
     StreamEmbed,
 )
 
-PUBLISHED_PATCH = 16  # patch size of the ViT that the published code is built on, and whose unused parts it keeps
+PUBLISHED_PATCH = 16  # patch size of the published code's base class, whose unused parts it keeps
 
 
 class ViTTMLayer(nn.Module):
@@ -74,33 +74,20 @@ class ViTTMLayer(nn.Module):
 class ViTTM(TwoStreamClassifier):
     """Vision Token Turing Machine. ``model(images)`` returns the logits of the memory's classifier.
 
-    Parameters that the published code holds and never uses do not exist here: `published_unused_params` counts them,
-    `checkpoint_filter_fn` drops them from a published checkpoint. Images may have any size that divides into both kinds
-    of patches, except with token_learner heads and add_erase fusion, which are made for one number of tokens.
+    Parameters that the published code never uses do not exist here: `published_unused_params` counts them, and
+    `checkpoint_filter_fn` drops them. Images may have any size that divides into both kinds of patches, except with
+    token_learner heads and add_erase fusion, which are for one number of tokens.
 
     Args:
-        img_size: height and width, or one number for both, that the position tables are made for.
-        process_patch_size: side of the patches of the process stream, in pixels.
-        memory_patch_size: side of the patches of the memory stream, in pixels.
-        in_chans: channels of the images.
-        num_classes: classes K; 0 for none.
-        global_pool: ``avg``; there is no other.
-        embed_dim: channels C of both streams.
-        depth: layers L.
-        num_heads: attention heads of blocks and of read and write heads.
-        mlp_ratio: hidden channels of the blocks' MLPs over C.
-        qkv_bias: biases in the blocks' q, k and v.
+        img_size: height and width, or one number for both, of the position tables.
+        process_patch_size, memory_patch_size: side of the patches of each stream, in pixels; they divide ``img_size``.
+        global_pool: only ``avg``.
         read_write: a key of `HEADS`.
         fusion: a key of `FUSIONS`.
         latent_scale: C over the channels of queries and keys of the heads ("latent size scale").
         memory_mlp: an MLP on the memory in every layer.
-        drop_rate: dropout before the classifiers.
-        proj_drop_rate, attn_drop_rate: dropout in the blocks.
-        drop_path_rate: stochastic depth of the last block; grows linearly from 0.
-        read_write_drop_path: stochastic depth of everything read and written (the published segmentation model).
-
-    Raises:
-        VitrimError: head, fusion or pooling are unknown, or the image size does not divide into patches.
+        read_write_drop_path: stochastic depth of reads and writes (the published segmentation model).
+        others: as in timm's `VisionTransformer`.
 
     Example:
         >>> model = ViTTM(img_size=32, process_patch_size=8, memory_patch_size=4, embed_dim=32, depth=1, num_heads=2)
@@ -171,15 +158,11 @@ class ViTTM(TwoStreamClassifier):
 
     @property
     def shared_parts(self) -> tuple[nn.Module, ...]:
-        """Both fusions and the drop path of everything read and written."""
+        """Both fusions and the drop path of reads and writes."""
         return self.read_fusion, self.write_fusion, self.read_write_drop
 
     def run_layer(self, layer: nn.Module, tokens: Tensor, auxiliary: Tensor) -> tuple[Tensor, Tensor]:
-        """Run memory and process tokens through ``layer``.
-
-        Raises:
-            VitrimError: heads or fusions were made for other numbers of tokens.
-        """
+        """Run both streams through ``layer``; `VitrimError` if its parts are for other numbers of tokens."""
         given, made_for = (tokens.shape[1], auxiliary.shape[1]), self.embed.num_tokens
         if self.fixed_length and given != made_for:
             parts = "token_learner heads and add_erase fusion"
@@ -200,16 +183,16 @@ class ViTTM(TwoStreamClassifier):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """Compute feature maps after some layers, for dense prediction; timm's ``features_only=True`` uses this.
+        """Compute feature maps after some layers, for dense prediction and timm's ``features_only=True``.
 
-        Where both streams have the same grid, a map holds process and memory channels in that order (B, 2C, H', W');
-        else it is the process stream alone (B, C, H', W').
+        Where both streams have the same grid, a map has process and memory channels in that order (B, 2C, H', W'); else
+        only the process stream (B, C, H', W').
 
         Args:
             x: (B, 3, H, W) images.
-            indices: layers, as everywhere in timm: an int for the last so many, None for all.
-            norm: put the process tokens of every map through their final LayerNorm; the published code does not.
-            stop_early: skip the layers after the last one asked for.
+            indices: layers, as in timm: an int n for the last n, None for all.
+            norm: apply the final LayerNorm to the process tokens of every map; the published code does not.
+            stop_early: skip the layers after the last requested one.
             output_fmt: ``NCHW`` maps, or ``NLC`` tokens.
             intermediates_only: return only the list.
 
@@ -234,7 +217,7 @@ class ViTTM(TwoStreamClassifier):
 
     @property
     def published_unused_params(self) -> int:
-        """Number of parameters that the published code holds besides this model's, and never uses.
+        """Number of further parameters that the published code has and never uses.
 
         An output projection in every linear head; class token, position table and (unless the memory uses it) patch
         embedding of the ViT-*/16 that its model class inherits from.
@@ -275,9 +258,9 @@ _RENAMED_LATENT = (*_RENAMED, (r"\.(read|write)\.(norm|mlp)\.", r".\1.k_\2."))
 def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: ViTTM) -> dict[str, Tensor]:
     """Fit a checkpoint of the authors' code, or of this class, to ``model``.
 
-    Weights are renamed, unused ones are dropped (`unused_names` lists them), keys and values and, where patch sizes are
-    equal, both patch embeddings are joined, and position tables are resampled to the model's image size. Unknown
-    weights keep their names, so that loading reports them.
+    Renames weights, drops unused ones (`unused_names` lists them), joins keys and values and, for equal patch sizes,
+    both patch embeddings, and resamples position tables to the model's image size. Unknown weights keep their names, so
+    that loading reports them.
 
     Example:
         >>> model = ViTTM(img_size=32, process_patch_size=8, memory_patch_size=8, embed_dim=32, depth=1, num_heads=2)
@@ -296,8 +279,7 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: ViTTM) -> dict[st
 def unused_names(state_dict: Mapping[str, Any], model: ViTTM) -> list[str]:
     """Names of the weights in an authors' checkpoint that their code never uses, in its order.
 
-    A patch embedding stored under two names, because memory uses the one of the published code's base class, is not
-    among them.
+    Excludes the patch embedding that is stored under two names where memory uses the one of the code's base class.
 
     Example:
         >>> model = ViTTM(img_size=32, process_patch_size=8, memory_patch_size=8, embed_dim=32, depth=1, num_heads=2)
@@ -315,7 +297,6 @@ def unused_names(state_dict: Mapping[str, Any], model: ViTTM) -> list[str]:
 
 
 def _renamed(state: Mapping[str, Tensor], model: ViTTM) -> dict[str, Tensor]:
-    """Rename and join the weights of a checkpoint of the authors' code."""
     unused = set(unused_names(state, model))
     rules = _RENAMED_LATENT if isinstance(model.layers[0].read, LatentHead) else _RENAMED
     out = renamed({name: value for name, value in state.items() if name not in unused}, rules)

@@ -1,6 +1,6 @@
 """Pre-training of ViTTM by masked autoencoding (MAE) of both streams.
 
-Each stream loses most of its patches; the encoder sees the rest of both, and a small decoder per stream predicts the
+Most patches of each stream are masked; the encoder sees the rest of both, and a small decoder per stream predicts the
 pixels of the masked patches from the tokens of its stream.
 
     model = MaskedViTTM(timm.create_model("vittm_base_28_28"))
@@ -41,15 +41,12 @@ class StreamMask(NamedTuple):
 
 
 def random_mask(batch: int, num_patches: int, ratio: float = MASK_RATIO) -> StreamMask:
-    """Mask a random share of the patches, others in every image.
+    """Mask a random share of the patches, drawn for every image.
 
     Args:
         batch: images B.
         num_patches: patches N of the stream.
-        ratio: share to mask, between 0 and 1; the number kept is rounded down, but at least 1.
-
-    Raises:
-        VitrimError: the ratio masks nothing or is not between 0 and 1.
+        ratio: share to mask, in (0, 1), at least one patch; the number kept is rounded down, but at least 1.
 
     Example:
         >>> [part.shape for part in random_mask(2, 64)]
@@ -68,10 +65,7 @@ def matched_mask(mask: StreamMask, grid: tuple[int, int], finer: tuple[int, int]
     Args:
         mask: of a stream with ``grid``.
         grid: its rows and columns of patches.
-        finer: rows and columns of the other stream, multiples of those.
-
-    Raises:
-        VitrimError: ``finer`` is not a multiple of ``grid``.
+        finer: rows and columns of the other stream, multiples of ``grid``; `VitrimError` if not.
 
     Example:
         >>> matched_mask(StreamMask(torch.tensor([[1]]), torch.tensor([[0]])), (1, 2), (2, 4))
@@ -93,7 +87,7 @@ def gather(tokens: Tensor, index: Tensor) -> Tensor:
 
 
 def pixels(images: Tensor, patch_size: int) -> Tensor:
-    """(B, C, H, W) images as patches (B, N, p * p * C), pixel by pixel in the order row, column, channel."""
+    """Cut (B, C, H, W) images into patches (B, N, p * p * C), pixel by pixel in the order row, column, channel."""
     rows, columns = images.shape[2] // patch_size, images.shape[3] // patch_size
     patches: Tensor = images.unflatten(3, (columns, patch_size))
     patches = patches.unflatten(2, (rows, patch_size))  # (B, C, rows, p, columns, p)
@@ -101,15 +95,13 @@ def pixels(images: Tensor, patch_size: int) -> Tensor:
 
 
 class StreamDecoder(nn.Module):
-    """Decoder that predicts the masked patches of one stream from the tokens of the kept ones.
+    """Predict the masked patches of one stream from the tokens of the kept ones.
 
     Args:
         dim: channels C of the encoder.
         num_patches: patches N of the stream.
         num_pixels: pixels of a patch times channels.
-        decoder_dim: channels of the decoder.
-        depth: its blocks.
-        num_heads: their attention heads.
+        decoder_dim, depth, num_heads: channels, blocks and attention heads of the decoder.
     """
 
     def __init__(
@@ -135,16 +127,11 @@ class MaskedViTTM(nn.Module):
     """A ViTTM and a decoder for each of its streams.
 
     Args:
-        encoder: made for the image size of the training, without token_learner heads and add_erase fusion, which need
-            all tokens of an image.
-        decoder_dim: channels of the decoders.
-        decoder_depth: their blocks.
-        decoder_num_heads: their attention heads.
+        encoder: for the image size of the training, without token_learner heads and add_erase fusion, which need all
+            tokens of an image.
+        decoder_dim, decoder_depth, decoder_num_heads: channels, blocks and attention heads of the decoders.
         normalise: predict pixels normalised per patch (unbiased variance, + 1e-6).
-        num_classes: of the data. The training loop asks every model for it; nothing learns them.
-
-    Raises:
-        VitrimError: the encoder has such a head or fusion.
+        num_classes: of the data, for the training loop; not learned.
 
     Example:
         >>> encoder = ViTTM(img_size=32, process_patch_size=8, memory_patch_size=8, embed_dim=32, depth=1, num_heads=2)
@@ -195,10 +182,7 @@ class MaskedViTTM(nn.Module):
     ) -> tuple[StreamMask, StreamMask]:
         """Draw masks of memory and process for ``batch`` images: independent, or ``matched``, one for both.
 
-        They are drawn on the CPU, equal for every device, and moved to the device of the model.
-
-        Raises:
-            VitrimError: as `random_mask` and `matched_mask`.
+        Draws on the CPU, equally for every device. Raises as `random_mask` and `matched_mask`.
         """
         memory, process = self.encoder.embed.grids
         process_mask = self._placed(random_mask(batch, process[0] * process[1], ratio))
@@ -233,7 +217,7 @@ class MaskedViTTM(nn.Module):
         return {**losses, "total": losses["memory"] + losses["process"]}
 
     def losses(self, step: Step) -> dict[str, Tensor]:
-        """Training losses of one batch: `objective` with masks drawn anew. Targets are not read."""
+        """Training losses of one batch: `objective` with new masks. Ignores targets."""
         return self.objective(step.images, *self.random_masks(len(step.images)))
 
     def _wanted(self, images: Tensor, patch_size: int, mask: StreamMask) -> Tensor:
@@ -253,7 +237,7 @@ _RENAMED = (
 def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: MaskedViTTM) -> dict[str, Tensor]:
     """Rename the weights of a checkpoint of the authors' code, or of this class, for ``model``.
 
-    Weights that the published encoder never uses are dropped. Decoders keep their image size.
+    Drops weights that the published encoder never uses. Decoders keep their image size.
 
     Example:
         >>> encoder = ViTTM(img_size=32, process_patch_size=8, memory_patch_size=8, embed_dim=32, depth=1, num_heads=2)
@@ -270,11 +254,11 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: MaskedViTTM) -> d
 
 @register_model
 def vittm_base_28_28_mae(pretrained: bool = False, num_classes: int = 0, **kwargs: Any) -> MaskedViTTM:
-    """ViTTM-B(28,28) and a decoder per stream, to be pre-trained by `MaskedViTTM.losses`.
+    """ViTTM-B(28,28) and a decoder per stream, for pre-training by `MaskedViTTM.losses`.
 
     Args:
         pretrained: refused by timm, since there are no weights.
-        num_classes: of the data, see `MaskedViTTM`.
+        num_classes: see `MaskedViTTM`.
         **kwargs: of the encoder, e.g. ``img_size``.
 
     Example:

@@ -1,7 +1,6 @@
 """Parts of ViTTM: the tokens of both streams, read and write heads, fusions, and the memory block.
 
-The published models use the head ``linear``, the fusion ``add`` and no memory block; the others are alternatives that
-the paper compares.
+The published models use the head ``linear``, the fusion ``add`` and no memory block; the paper compares the others.
 """
 
 from __future__ import annotations
@@ -23,12 +22,10 @@ LATENT_BOTTLENECK = 64  # hidden width of the two MLPs of LatentHead
 
 
 class StreamEmbed(nn.Module):
-    """Patches of one image as the tokens of both streams, with learned positions.
+    """Embed the patches of one image as the tokens of both streams, with learned positions.
 
-    Where both patch sizes are equal, one convolution makes both streams (memory in its first C outputs).
-
-    Raises:
-        VitrimError: the image size does not divide into patches.
+    With equal patch sizes one convolution makes both streams (memory in its first C outputs). `VitrimError` for images
+    that do not divide into patches.
     """
 
     def __init__(self, img_size: Grid, process_patch: int, memory_patch: int, in_chans: int, dim: int) -> None:
@@ -48,11 +45,7 @@ class StreamEmbed(nn.Module):
         return self.memory_pos.shape[1], self.process_pos.shape[1]
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Embed images (B, 3, H, W) as memory (B, N, C) and process tokens (B, M, C).
-
-        Raises:
-            VitrimError: a side of the images does not divide into patches.
-        """
+        """Embed images (B, 3, H, W) as memory (B, N, C) and process tokens (B, M, C)."""
         grids = [grid_of(images.shape[-2:], patch) for patch in self.patch_sizes]
         if self.shared:
             memory, process = self.patches[0](images).chunk(2, dim=-1)
@@ -74,12 +67,12 @@ class ReadWriteHead(Exchange):
     Args:
         dim: channels C of both streams.
         num_heads: attention heads H.
-        latent_dim: channels L that keys and queries (or latents) are projected to.
+        latent_dim: channels L of keys and queries (or latents).
         num_target: target tokens at the model's own image size.
     """
 
     fixed_length = False
-    """True if the head works only for the numbers of tokens it was made for."""
+    """True if the head works for one number of tokens only."""
 
     def __init__(self, dim: int, num_heads: int, latent_dim: int, num_target: int) -> None:
         super().__init__()
@@ -115,7 +108,7 @@ class AttentionHead(ReadWriteHead):
 class LinearHead(AttentionHead):
     """Linear attention with the feature map elu + 1 (section 3; the head of the published models).
 
-    out = phi(q) (phi(k)^T v) / (phi(q) sum_n phi(k_n) + 1e-6), without output projection: cost is linear in both
+    out = phi(q) (phi(k)^T v) / (phi(q) sum_n phi(k_n) + 1e-6), without output projection. Its cost is linear in both
     numbers of tokens.
     """
 
@@ -133,7 +126,7 @@ class LinearHead(AttentionHead):
 class LatentCrossHead(AttentionHead):
     """Factorised cross attention: softmax of queries over channels and of keys over tokens, so that k^T v is small.
 
-    LayerNorms on queries, keys and values, each over all their channels, and an output projection.
+    LayerNorms on queries, keys and values, each over all channels, and an output projection.
     """
 
     def __init__(self, dim: int, num_heads: int, latent_dim: int, num_target: int) -> None:
@@ -154,7 +147,7 @@ class LatentCrossHead(AttentionHead):
 
 
 class CrossHead(LatentCrossHead):
-    """Softmax cross attention of full width, otherwise as `LatentCrossHead`."""
+    """Softmax cross attention of full width, otherwise like `LatentCrossHead`."""
 
     def __init__(self, dim: int, num_heads: int, latent_dim: int, num_target: int) -> None:
         super().__init__(dim, num_heads, dim, num_target)
@@ -164,7 +157,7 @@ class CrossHead(LatentCrossHead):
 
 
 class LatentHead(ReadWriteHead):
-    """Mixtures of a few latents, which are mixtures of the source tokens; there is no projection of values."""
+    """Mix a few latents, which are mixtures of the source tokens, without a projection of values."""
 
     def __init__(self, dim: int, num_heads: int, latent_dim: int, num_target: int) -> None:
         super().__init__(dim, num_heads, latent_dim, num_target)
@@ -201,17 +194,16 @@ HEADS: dict[str, type[ReadWriteHead]] = {
     "latent": LatentHead,
     "token_learner": TokenLearnerHead,
 }
-"""Read and write heads by name."""
 
 
 # ---- fusions ---------------------------------------------------------------------------------------------------------
 
 
 class Fusion(nn.Module):
-    """Addition of an update to ``num_target`` tokens of C = ``dim`` channels; base class of other fusions."""
+    """Add an update to ``num_target`` tokens of C = ``dim`` channels; base class of other fusions."""
 
     fixed_length = False
-    """True if the fusion works only for the number of tokens it was made for."""
+    """True if the fusion works for one number of tokens only."""
 
     def __init__(self, dim: int, num_target: int) -> None:
         super().__init__()
@@ -222,7 +214,7 @@ class Fusion(nn.Module):
 
 
 class Erase(Fusion):
-    """Replacement of the tokens by the update."""
+    """Replace the tokens by the update."""
 
     def forward(self, update: Tensor, target: Tensor) -> Tensor:
         return update
@@ -243,7 +235,6 @@ class AddErase(Fusion):
 
 
 FUSIONS: dict[str, type[Fusion]] = {"add": Fusion, "erase": Erase, "add_erase": AddErase}
-"""Fusions by name."""
 
 
 # ---- memory block ----------------------------------------------------------------------------------------------------

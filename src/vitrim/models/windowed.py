@@ -1,8 +1,8 @@
-"""Windows inside a plain trunk, as detectors have them (ViTDet, section 3; Cropr, supplement, Table 4).
+"""Windows inside a plain trunk, as in detectors (ViTDet, section 3; Cropr, supplement, Table 4).
 
 Tokens travel as a map (B, rows, columns, C). Most blocks attend within windows of the image, the others across all of
-it. As in ViTDet, what the windows do not fill is padding behind the norm, which attention reads. Within a window rotary
-positions count as in an image of the window's size; across them as in the whole image.
+it. As in ViTDet, incomplete windows are padded after the norm, and attention reads the padding. Rotary positions within
+a window are those of an image of its size, and across windows those of the full image.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _InWindows:
     window_size: int
 
     def forward(self, x: Tensor, **given: Any) -> Tensor:
-        """Attend; of a pair of rotary tables, of the image and of a window, it reads its own."""
+        """Attend, with its own of two rotary tables, of the image and of a window."""
         if given.get("rope") is not None:
             given["rope"] = given["rope"][self.window_size > 0]
         forward: Any = super().forward  # type: ignore[misc]
@@ -38,19 +38,19 @@ class _InWindows:
 
 
 class WindowedAttention(_InWindows, Attention):  # type: ignore[misc]
-    """timm's `Attention` within windows or across them."""
+    """timm's `Attention`, within windows or across them."""
 
 
 class WindowedAttentionRope(_InWindows, AttentionRope):  # type: ignore[misc]
-    """timm's `AttentionRope`, likewise."""
+    """timm's `AttentionRope`, within windows or across them."""
 
 
 class WindowedEvaAttention(_InWindows, EvaAttention):  # type: ignore[misc]
-    """timm's `EvaAttention`, likewise."""
+    """timm's `EvaAttention`, within windows or across them."""
 
 
 class _Map:
-    """A trunk whose blocks hand on maps; what comes out is (B, P, C) again."""
+    """A trunk whose blocks pass on maps; its output is (B, P, C)."""
 
     window_size: int
 
@@ -85,17 +85,12 @@ ATTENTIONS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def windowed(model: nn.Module, window_size: int, global_blocks: Collection[int]) -> nn.Module:
-    """Give the blocks of a plain ViT, or EVA, windows in place. Tokens in front of the patches go, all other parameters
-    stay, and their names.
+    """Give the blocks of a plain ViT, or EVA, windows in place. Removes prefix tokens; other parameters and names stay.
 
     Args:
-        model: of timm, without a head, for images of any size.
+        model: of timm, without a head, for images of any size; `UnsupportedModelError` for others.
         window_size: patches of a window a side.
-        global_blocks: numbers of the blocks that attend across windows; the first block is 1, as in the papers.
-
-    Raises:
-        VitrimError: a block that is not there.
-        UnsupportedModelError: another model.
+        global_blocks: numbers of existing blocks that attend across windows, from 1 as in the papers.
 
     Example:
         >>> import timm, torch
@@ -128,6 +123,6 @@ def windowed(model: nn.Module, window_size: int, global_blocks: Collection[int])
     own.__class__, own.window_size, own.no_embed_class = kind, window_size, True
     for number, block in enumerate(own.blocks, start=1):
         block.window_size = block.attn.window_size = 0 if number in global_blocks else window_size
-        block.attn.num_prefix_tokens = 0  # which take no rotary positions
+        block.attn.num_prefix_tokens = 0  # without rotary positions
         block.attn.__class__ = ATTENTIONS[type(block.attn)]
     return model

@@ -1,4 +1,4 @@
-"""Charts that several figures are made of: heat maps with their numbers, lines with bands, bounds and chance levels."""
+"""Parts of charts: heat maps with their numbers, lines with bands, bounds and chance levels."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from vitrim.plots.style import BOUND, CHANCE, COMPARED, ORDER, SMALL, TEXT, TITL
 
 MISSING = "#d0d0d0"
 WRITTEN = 9
-"""Most rows of a heat map that has its numbers written into it."""
+"""Most rows of a heat map that shows its numbers."""
 PAGE = 9.0
-"""Inches of a page, less those of names and colour bars."""
+"""Inches of a page, without names and colour bars."""
 LONG = 26
-"""Letters of a name on an axis."""
+"""Most letters of a name on an axis."""
 
 
 class Line(NamedTuple):
-    """One line of a chart; None, or nan within, where there is no number.
+    """One line of a chart; missing numbers are None or nan.
 
     Attributes:
-        low, high: of the band around it, an interval.
+        low, high: ends of the band around it.
         least: a lower bound, drawn dashed.
-        chance: what random choices give, drawn dotted.
+        chance: the level of random choices, drawn dotted.
     """
 
     x: Sequence[float]
@@ -38,7 +38,7 @@ class Line(NamedTuple):
 
 
 def line(axis: Any, given: Line, *, colour: str, marker: str = "o", label: str = "") -> Any:
-    """Draw a line with what belongs to it in one colour, and return the line itself, for a legend."""
+    """Draw a line with its band, bound and chance level, and return its artist for a legend."""
     x = np.asarray(given.x)
     if given.low is not None and given.high is not None:
         axis.fill_between(x, _numbers(given.low), _numbers(given.high), color=colour, alpha=0.2, linewidth=0)
@@ -58,13 +58,13 @@ def heat(
     limits: tuple[float, float] | None = None,
     cmap: str = "viridis",
 ) -> Any:
-    """Draw a heat map and return its image, for a colour bar; small ones have their numbers written into the cells.
+    """Draw a heat map and return its image, for a colour bar; the cells of a small one show their numbers.
 
     Args:
-        values: (R, C), nan for none.
-        rows, columns: names on the axes, none for a map of places.
-        limits: of the colours; default: those of the values.
-        cmap: viridis or cividis, which grow in lightness.
+        values: (R, C), nan for missing.
+        rows, columns: names on the axes, empty for a map over an image.
+        limits: limits of the colours; default: those of the values.
+        cmap: viridis or cividis, whose lightness increases.
     """
     from matplotlib import colormaps
 
@@ -87,8 +87,8 @@ def heat(
 
 
 def square(names: Sequence[str], most: int) -> tuple[float, int]:
-    """The side in inches of a heat map of all pairs of ``names``, and how many stand in a row: ``most``, or fewer where
-    they would be wider than a page.
+    """The side in inches of a heat map of all pairs of ``names``, and how many fit in a row of the page, at most
+    ``most``.
 
     Example:
         >>> square(["a", "b", "c"], 4), square(["a"] * 9, 4)
@@ -99,7 +99,6 @@ def square(names: Sequence[str], most: int) -> tuple[float, int]:
 
 
 def colour_bar(figure: Any, image: Any, axes: Any, label: str) -> None:
-    """A colour bar beside some axes."""
     bar = figure.colorbar(image, ax=axes, shrink=0.85, pad=0.02, aspect=25)
     bar.set_label(label, fontsize=TEXT)
     bar.ax.tick_params(labelsize=SMALL)
@@ -107,7 +106,7 @@ def colour_bar(figure: Any, image: Any, axes: Any, label: str) -> None:
 
 
 def short(name: str) -> str:
-    """A name that fits on an axis: what is too long loses its middle.
+    """A name that fits on an axis, with its middle cut out if it is too long.
 
     Example:
         >>> short("atm:alpha=0.985,beta=0.045,theta_min=0.88")
@@ -118,21 +117,20 @@ def short(name: str) -> str:
 
 
 def _numbers(values: ArrayLike) -> NDArray[np.float64]:
-    """Floats; None is nan."""
     return np.array(values, dtype=np.float64)
 
 
 MANY = 6
-"""Most methods that all have their colours."""
+"""Most methods that all have their own colours."""
 HIGHLIGHTED = 5
 PALE = "#c4c4c4"
-"""The others' lines."""
+"""Colour of the other methods' lines."""
 FAINT = "#767676"
-"""The others' names, which are read on white."""
+"""Colour of the other methods' names, legible on white."""
 
 
 def highlighted(methods: Sequence[str]) -> list[str]:
-    """The methods that have their colours in a figure: all of a few, of many those that are often compared.
+    """The methods with their own colours in a figure: all of a few; of many, those that are often compared.
 
     Example:
         >>> highlighted(["l1", "l2", "tome", "gtp", "atm", "random", "topk", "mctf"])
@@ -145,20 +143,20 @@ def highlighted(methods: Sequence[str]) -> list[str]:
 
 
 def label_ends(axis: Any, ends: Sequence[tuple[str, float, float, str, bool]]) -> None:
-    """Write the name of every line beside its left end, in one column, no two over each other.
+    """Write the name of every line beside its left end, in one column without overlaps.
 
     Args:
-        axis: with all its lines and limits.
-        ends: name, x and y of the end, colour, and if the name is bold.
+        axis: axis with all its lines and limits.
+        ends: name, x and y of the end, colour, and True for a bold name.
     """
     from sklearn.isotonic import isotonic_regression
 
     low, high = axis.get_ylim()
     left, right = axis.get_xlim()
-    gap = (high - low) * 0.15 / (axis.figure.get_figheight() * 0.82)  # a line of text in inches over those of the axis
+    gap = (high - low) * 0.15 / (axis.figure.get_figheight() * 0.82)  # height of a text line in units of the axis
     order = sorted(ends, key=lambda end: end[2])
     steps = gap * np.arange(len(order))
-    # the places nearest to the ends that are at least a line of text apart
+    # the positions nearest to the ends that are at least a text line apart
     places = isotonic_regression(np.array([end[2] for end in order]) - steps, y_min=low, y_max=high - steps[-1]) + steps
     column = min(end[1] for end in ends) - 0.03 * (right - left)
     for (name, x, y, colour, bold), place in zip(order, places, strict=True):
@@ -179,13 +177,13 @@ def plot_accuracy_over_macs(
 ) -> None:
     """Write accuracy over MACs, one line per method with its name beside it, the dense model as a star.
 
-    Of more than six methods five have their colours, and the others are grey.
+    Of more than six methods, five have their own colours and the others are grey.
 
     Args:
-        points: (method, gmacs, accuracy in [0, 1]) per setting; settings of one method are joined.
+        points: (method, gmacs, accuracy in [0, 1]) per setting; lines join the settings of one method.
         dense: gmacs and accuracy of the dense model.
-        path: the file to write; its ending decides the format.
-        dashed: methods whose lines are dashed, to tell kinds of methods apart.
+        path: file to write; its suffix decides the format.
+        dashed: methods with dashed lines.
     """
     base, accuracy = dense
     methods = list(dict.fromkeys(method for method, _, _ in points))

@@ -1,7 +1,7 @@
-"""Pictures of dense predictions: masks and boxes over the image, side by side with the tokens that were kept.
+"""Pictures of dense predictions: masks and boxes over the image, beside the tokens that were kept.
 
-`draw_mask`, `draw_boxes` and `patches.draw_kept` are pure: from an image (H, W, 3) in [0, 1] to another. `compare` puts
-their results into one figure; `draw_comparison` makes them from models.
+`draw_mask`, `draw_boxes` and `patches.draw_kept` are pure functions of an image (H, W, 3) in [0, 1]. `compare` puts
+their results into one figure; `draw_comparison` makes it from models.
 """
 
 from __future__ import annotations
@@ -38,28 +38,27 @@ COLOURS = (
     *((187, 85, 170), (204, 51, 102), (187, 119, 255), (204, 238, 17), (153, 0, 0), (119, 187, 136)),
     *((102, 34, 153), (136, 85, 51), (102, 17, 204), (51, 119, 102), (68, 204, 51), (255, 170, 204)),
 )
-"""Chosen one after the other, each as far as can be from those before it in CIELAB, as seen with normal and with
-protanopic, deuteranopic and tritanopic sight; the least of the four counts. The first 11 are 24 apart, all are 14."""
+"""Chosen one by one, each as far as possible from its predecessors in CIELAB, at the least distance among normal,
+protanopic, deuteranopic and tritanopic vision. The first 11 are at least 24 apart, all are at least 14."""
 Entry = tuple[str, tuple[float, float, float]]
 """A class in the legend: its name and colour."""
 LEVELS = (1.0, 0.6, 1.4)
-"""Luminance of the first cycle of colours, and of those that follow: darker, then lighter."""
+"""Luminance of the first cycle of colours, and of the next two: darker, then lighter."""
 OPACITY = 0.65
 SLIDE = (13.3, 7.5)
-"""Most width and height of a figure in inches: those of a slide of 16 to 9."""
+"""Largest width and height of a figure in inches: a 16:9 slide."""
 LETTERS, LINES = 40, 240
-"""Letters and lines are this share of an image's width, as they must be read on a slide."""
+"""Font size and line width as fractions of the image's width, legible on a slide."""
 
 
 class Column(NamedTuple):
-    """One model of a figure: its picture, and that of its tokens.
+    """One model of a figure: its prediction and its tokens.
 
     Attributes:
-        title: above the picture.
-        prediction: (H, W, 3), as `draw_mask` or `draw_boxes` gives it.
-        kept: (H, W, 3), as `draw_kept` gives it; None for a dense model.
-        note: below the title, in small letters.
-        kept_note: above ``kept``.
+        prediction: (H, W, 3), from `draw_mask` or `draw_boxes`.
+        kept: (H, W, 3), from `draw_kept`; None for a dense model.
+        note: second line of the title.
+        kept_note: title above ``kept``.
     """
 
     title: str
@@ -70,9 +69,9 @@ class Column(NamedTuple):
 
 
 def palette(num_classes: int) -> Image:
-    """The colours of classes 0 to K - 1, (K, 3) in [0, 1]: always the same for the same class.
+    """The colours of classes 0 to K - 1, (K, 3) in [0, 1]; fixed for each class.
 
-    After 24 classes the colours come again darker, then lighter; 72 classes apart they are the same.
+    After 24 classes the colours repeat darker, then lighter; they recur after 72 classes.
 
     Example:
         >>> (255 * palette(2)).round().tolist()
@@ -91,13 +90,13 @@ def draw_mask(
     *,
     opacity: float = OPACITY,
 ) -> Image:
-    """The image under the colours of its pixels' classes.
+    """Overlay the image with the colours of its pixels' classes.
 
     Args:
         image: (H, W, 3) or (H, W), values in [0, 1].
-        classes: (H, W) integers in [0, K), or `IGNORED`, of pixels that stay as they are.
-        colours: (K, 3), one for each class (`palette`).
-        opacity: share of the colour, in [0, 1]; the rest is the image.
+        classes: (H, W) integers in [0, K), or `IGNORED` for pixels without an overlay.
+        colours: (K, 3), see `palette`.
+        opacity: weight of the colour, in [0, 1].
 
     Returns:
         (H, W, 3) float32 in [0, 1].
@@ -135,19 +134,18 @@ def draw_boxes(
     font_size: int | None = None,
     opacity: float = 0.5,
 ) -> Image:
-    """The image with boxes around its objects in the colours of their classes, and over their masks if there are any.
+    """Draw boxes around the objects, and overlay their masks if there are any, in the colours of their classes.
 
     Args:
         image: (H, W, 3) or (H, W), values in [0, 1].
-        objects: ``boxes`` (n, 4), x1 y1 x2 y2 in pixels of the image, and ``labels`` (n,), a prediction or the truth;
-            if there are ``scores`` (n,) they are written beside the box, and if there are ``masks`` (n, H, W), truths
-            or probabilities, they are filled.
-        class_names: written beside the boxes; None: only scores are.
-        colours: (K, 3), one for each class; default: `palette`.
-        least: objects with a lower score are not drawn; default: that of `vitrim.tasks.detection`.
-        scale: enlarge the image by this whole factor first, so that lines and letters are thin next to small objects.
-        width: of the lines in pixels of the result; default: by its width.
-        font_size: of what is written, in pixels of the result; default: by its width; 0 for no text.
+        objects: a prediction or the truth: ``boxes`` (n, 4), x1 y1 x2 y2 in pixels of the image, and ``labels`` (n,);
+            optionally ``scores`` (n,), written beside the boxes, and ``masks`` (n, H, W), binary or probabilities.
+        class_names: names written beside the boxes; None for scores only.
+        colours: (K, 3); default: `palette`.
+        least: lowest score of an object to draw; default: that of `vitrim.tasks.detection`.
+        scale: enlarge the image by this integer factor first, so that lines and letters are thin beside small objects.
+        width: line width in pixels of the result; default: from the image's width.
+        font_size: font size in pixels of the result; default: from the image's width; 0 for no text.
 
     Returns:
         (H * scale, W * scale, 3) float32 in [0, 1].
@@ -191,9 +189,9 @@ def draw_boxes(
         texts = written if any(written) else None
     font: dict[str, Any] = {}
     if texts is not None:
-        from matplotlib import font_manager  # which brings the font
+        from matplotlib import font_manager  # matplotlib ships the font
 
-        # black or white, whichever is read more easily on the colour
+        # black or white, whichever contrasts more with the colour
         light = [0.299 * red + 0.587 * green + 0.114 * blue for red, green, blue in chosen]
         ink = [(0, 0, 0) if value > 127 else (255, 255, 255) for value in light]
         font = {"font": str(font_manager.findfont("DejaVu Sans")), "font_size": font_size, "label_colors": ink}
@@ -204,7 +202,7 @@ def draw_boxes(
 
 
 def above(objects: Mapping[str, Tensor], least: float) -> dict[str, Tensor]:
-    """The objects with at least this score, on the CPU; all of them where there are no scores.
+    """The objects with at least this score, on the CPU; all objects if there are no scores.
 
     Example:
         >>> above({"labels": torch.tensor([0, 1]), "scores": torch.tensor([0.4, 0.6])}, 0.5)["labels"].tolist()
@@ -223,10 +221,10 @@ def legend(
     colours: NDArray[Any],
     class_names: Sequence[str] | None = None,
 ) -> list[Entry]:
-    """The names and colours of the classes that occur, in their order.
+    """The names and colours of the classes that occur, in order of class.
 
     Args:
-        labels: maps of classes, or lists of labels, of any shapes.
+        labels: class maps, or lists of labels, of any shapes.
         colours: (K, 3).
         class_names: default: the numbers.
 
@@ -250,17 +248,17 @@ def compare(
     classes: Sequence[Entry] = (),
     title: str = "",
 ) -> Any:
-    """A figure of one image: image and truth, then one column per model, prediction above tokens.
+    """A figure of one image: image and truth, then one column per model with the prediction above the tokens.
 
     Args:
         image: (H, W, 3) or (H, W), values in [0, 1].
-        columns: the dense model first, as a rule; at least one.
-        truth: (H, W, 3), drawn as the predictions are; None where it is not known.
-        classes: names and colours of the legend (`legend`).
-        title: above the figure.
+        columns: at least one, usually with the dense model first.
+        truth: (H, W, 3), drawn like the predictions; None if unknown.
+        classes: entries of the legend (`legend`).
+        title: title of the figure.
 
     Returns:
-        A matplotlib figure that fills a slide or the width of one: ``compare(...).savefig("picture.png")``.
+        A matplotlib figure that fits on a slide: ``compare(...).savefig("picture.png")``.
 
     Raises:
         VitrimError: there is no column.
@@ -291,7 +289,7 @@ def compare(
                 heading, note, picture = shown
                 axis.imshow(in_colour(picture), interpolation="antialiased")
                 axis.set_title(f"{heading}\n{note}" if note else heading, fontsize=11)
-    # the legend goes into the last cell that is free, or below the figure
+    # the legend fills the last empty cell, or is below the figure
     patches = [Patch(facecolor=colour, edgecolor="black", linewidth=0.5, label=name) for name, colour in classes]
     if patches and empty:
         empty[-1].legend(handles=patches, loc="center", ncols=1 + len(patches) // 9, fontsize=11, frameon=False)
@@ -304,17 +302,17 @@ def compare(
 
 Size = tuple[int, int]
 SMALL = 400
-"""Images narrower than this are enlarged, so that outlines and letters are thin."""
+"""Narrower images are enlarged, so that outlines and letters are thin."""
 
 
 class Scene(NamedTuple):
-    """One image as it is stored, with its target.
+    """One image with its target.
 
     Attributes:
-        image: (H, W, 3) float32 in [0, 1].
-        pixels: (C, h, w), as the task's transform makes it.
-        target: of the transform.
-        stored: the target in the pixels of ``image``.
+        image: (H, W, 3) float32 in [0, 1], as stored.
+        pixels: (C, h, w), transformed.
+        target: the transformed target.
+        stored: the target in pixels of ``image``.
     """
 
     image: NDArray[np.float32]
@@ -324,10 +322,9 @@ class Scene(NamedTuple):
 
 
 def scene(image: PillowImage, target: Any, transform: Callable[[Any, Any], tuple[Tensor, Any]]) -> Scene:
-    """Prepare an image and its target, as a dataset reads them, by the transform of an evaluation.
+    """Transform an image and its target for evaluation.
 
     Args:
-        image: of any mode.
         target: a mask (H, W), or objects.
         transform: `Task.eval_transform`.
     """
@@ -337,10 +334,10 @@ def scene(image: PillowImage, target: Any, transform: Callable[[Any, Any], tuple
 
 
 def check_drawable(task: Task) -> None:
-    """Refuse what has no picture.
+    """Refuse tasks without pictures.
 
     Raises:
-        VitrimError: the task is not a dense one, or a model sees an image more than once.
+        VitrimError: the task is not dense, or its protocol runs the model several times per image.
     """
     if not isinstance(task, Segmentation | Detection):
         raise VitrimError(f"task {task.name} has no map to draw; valid: segmentation, detection, instances")
@@ -363,20 +360,17 @@ def draw_comparison(
     seed: int = 0,
     notes: dict[str, str] | None = None,
 ) -> Any:
-    """A figure of one image under every model: predictions, tokens that were kept, the truth.
+    """A figure of one image under every model: predictions, kept tokens, and the truth; see `compare`.
 
     Args:
-        models: of `vitrim.measure.contestants.contestants`, the dense one first.
-        shown: of `scene`.
-        class_names: for the legend; default: numbers.
-        seed: of methods that draw at random; the global generators stay as they were.
-        notes: gets what stands below every prediction, by the name of the model.
-
-    Returns:
-        A matplotlib figure, see `vitrim.plots.dense.compare`.
+        models: from `vitrim.measure.contestants.contestants`, the dense model first.
+        shown: from `scene`.
+        class_names: names in the legend; default: numbers.
+        seed: seed of methods that draw at random; the global generators do not change.
+        notes: receives the note below every prediction, by model name.
 
     Raises:
-        VitrimError: as `check_drawable`; or outputs that are not finite.
+        VitrimError: see `check_drawable`; or outputs that are not finite.
     """
     check_drawable(task)
     like = next(models[0].forward.parameters())
@@ -400,7 +394,7 @@ def draw_comparison(
 
 
 def _note(task: Task, output: ModelOutput, dense: ModelOutput, agreement: Tensor) -> str:
-    """The cost of a reduced model, and the share of the dense prediction that it keeps."""
+    """The share of MACs of a reduced model, and its agreement with the dense prediction."""
     macs, full = (sum((one.macs or {}).values()) for one in (output, dense))
     share = f"{100 * macs / full:.0f}% of the MACs" if full else ""
     kept = agreement.mean().item() if len(agreement) else 0.0
@@ -409,7 +403,7 @@ def _note(task: Task, output: ModelOutput, dense: ModelOutput, agreement: Tensor
 
 
 class _Drawing:
-    """Draws predictions, truth and tokens of one scene, and gathers the classes that occur."""
+    """Draws predictions, truth and tokens of one scene, and collects the classes that occur."""
 
     def __init__(self, task: Task, shown: Scene, class_names: Sequence[str] | None) -> None:
         self.task, self.shown, self.names = task, shown, class_names
@@ -420,13 +414,11 @@ class _Drawing:
         self.seen: list[Any] = []
 
     def prediction(self, prediction: Any) -> NDArray[np.float32]:
-        """The prediction of a batch of this one image."""
         if isinstance(self.task, Segmentation):
             return self._mask(prediction[0].argmax(0).cpu().numpy())
         return self._boxes(in_stored_pixels(prediction[0], self.shown.target))
 
     def truth(self) -> NDArray[np.float32]:
-        """The truth, as the data has it."""
         stored = self.shown.stored
         if isinstance(self.task, Segmentation):
             return self._mask(np.asarray(stored))
@@ -441,17 +433,17 @@ class _Drawing:
         return draw_boxes(self.shown.image, objects, colours=self.colours, least=SURE, scale=self.scale)
 
     def legend(self) -> list[Entry]:
-        """The classes of all that was drawn."""
+        """The classes drawn so far."""
         return legend(self.seen, self.colours, self.names)
 
     def kept(self, model: Contestant, size: Size) -> tuple[NDArray[np.float32], str]:
-        """The tokens of the last forward, of an input of this size, and how many there are."""
+        """Draw the tokens of the last forward, whose input had this size, with a note on their number."""
         assert model.reduction is not None
         sources = sources_of(model.reduction.states[1:])
         reduced = model.reduction.model
         patch = ask(reduced).layout(reduced).patch_size
         rows, columns = (-(-length // side) for length, side in zip(size, patch, strict=True))
-        # height and width of the image within the model's input: one pixel of it is so many of the stored image
+        # the image's height and width in the model's input, to convert the grid to pixels of the stored image
         if isinstance(self.task, Segmentation):
             protocol = self.task.protocol
             now = max(self.size) if protocol.side == "long" else min(self.size)
@@ -467,7 +459,7 @@ class _Drawing:
 
 @contextmanager
 def _input_sizes(model: Contestant) -> Iterator[list[Size]]:
-    """The heights and widths of what the model's forwards within are given."""
+    """Record heights and widths of the model's inputs within the block."""
     sizes: list[Size] = []
     module = model.forward.model
     with module.register_forward_pre_hook(lambda _, args: sizes.append((args[0].shape[-2], args[0].shape[-1]))):

@@ -1,4 +1,4 @@
-"""Pictures of the patches of an image that a language model gets."""
+"""Pictures of the image tokens that a language model receives."""
 
 from __future__ import annotations
 
@@ -25,19 +25,17 @@ if TYPE_CHECKING:
     from vitrim.data.decoding import Transform
 
 ACROSS, SIDE = 4, 2.0
-"""Pictures in a row, and inches of one."""
+"""Pictures in a row, and the side of a picture in inches."""
 LARGE = 336
-"""Images narrower than this are enlarged, so that outlines are thin."""
+"""Narrower images are enlarged, so that outlines are thin."""
 
 
 class HandedRow(NamedTuple):
     """One method and one image.
 
     Attributes:
-        name: of the method, and the selector behind it.
-        text: how many tokens go on.
-        sources: (P,) for every place of the image that of the token that stands for it, -1: none.
-        made: (P,) places whose token the selector made of several.
+        sources: (P,), for every patch the patch of the token that holds it, -1 for none.
+        made: (P,), patches whose token the selector merged from several.
     """
 
     name: str
@@ -47,7 +45,7 @@ class HandedRow(NamedTuple):
 
 
 def copies(prefill: Prefill, configs: Sequence[MethodConfig]) -> dict[str, nn.Module]:
-    """Reduced copies of a model, by the names of the methods with the selector behind them.
+    """Reduced copies of a model by method name, with the selector appended.
 
     Raises:
         VitrimError: a method or the selector does not fit.
@@ -58,12 +56,12 @@ def copies(prefill: Prefill, configs: Sequence[MethodConfig]) -> dict[str, nn.Mo
 
 @torch.no_grad()
 def handed_rows(prefill: Prefill, models: Mapping[str, nn.Module], image: Tensor) -> list[HandedRow]:
-    """The tokens of one image that every model hands on.
+    """The tokens of one image that every model passes to its language model.
 
     Args:
-        prefill: dense.
-        models: of `copies`.
-        image: (C, H, W), as the model takes it.
+        prefill: the dense model.
+        models: from `copies`.
+        image: (C, H, W), preprocessed.
     """
     like = next(prefill.parameters())
     rows = []
@@ -72,7 +70,7 @@ def handed_rows(prefill: Prefill, models: Mapping[str, nn.Module], image: Tensor
         model(image[None, None].to(like.device, like.dtype))
         reduction = handle_of(reduced_parts(model.model)[0][1])
         (held,), (own,) = model.family.held(model.model), reduction.image_places
-        front = len(held) - isqrt(len(held)) ** 2  # a class token that goes on stands in front of a square
+        front = len(held) - isqrt(len(held)) ** 2  # class tokens that are passed on precede the square grid
         sources = torch.where(held >= 0, held - front, -1)[front:].numpy()
         text = f"{own.number} of {len(held)} image tokens"
         rows.append(HandedRow(name, text, sources, own.merged[front:].numpy()))
@@ -80,11 +78,11 @@ def handed_rows(prefill: Prefill, models: Mapping[str, nn.Module], image: Tensor
 
 
 def draw_handed(image: NDArray[Any], rows: Sequence[HandedRow], *, title: str = "") -> Any:
-    """A figure: the image, and for every method what the language model gets of it.
+    """A figure of the image and, for every method, the tokens that the language model receives.
 
     Args:
         image: (H, W, 3) or (H, W), values in [0, 1].
-        rows: of `handed_rows`.
+        rows: from `handed_rows`.
 
     Example:
         >>> row = HandedRow("divprune", "1 of 4 image tokens", np.array([0, -1, -1, -1]), np.zeros(4, bool))
@@ -114,10 +112,10 @@ def draw_handed(image: NDArray[Any], rows: Sequence[HandedRow], *, title: str = 
 
 
 def preparing(prefill: Prefill) -> tuple[Callable[[], Transform], Callable[[Tensor], NDArray[Any]]]:
-    """The function that prepares images of Pillow for a model, at the size that is measured, and its inverse.
+    """Factory of the transform from Pillow images to the model's input, at the measured size, and its inverse.
 
     Raises:
-        VitrimError: what the model says of its images cannot be read.
+        VitrimError: the model's preprocessing cannot be read.
     """
     told = ask(prefill.model).preprocessing(prefill.model)
     mean, std = told.mean or IMAGENET_DEFAULT_MEAN, told.std or IMAGENET_DEFAULT_STD

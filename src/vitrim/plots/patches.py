@@ -1,4 +1,4 @@
-"""Pictures of patches over an image: those that were pruned or merged, and values of patches in colours."""
+"""Pictures of patches over an image: pruned and merged patches, and values in colours."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from vitrim.plots.style import SMALL, TEXT, sheet
 Image = NDArray[np.float32]
 
 HATCH_GROUND, HATCH_LINE = (0.90, 0.90, 0.90), (0.58, 0.58, 0.58)
-"""Greys of a pruned patch: its ground, and the slanted lines on it. Photographs have no such texture."""
+"""Greys of a pruned patch: its background and its slanted lines, a texture that photographs do not have."""
 HATCHES = 28
 """Slanted lines along the shorter side of a picture."""
 OUTLINE_COLOUR = (1.0, 0.60, 0.10)
 """Orange: visible on black, white and the hatch."""
 FADED = 0.35
-"""Share of the light that the image has where there is no value."""
+"""Brightness of the image under missing values."""
 
 
 def sources_of(states: Iterable[TokenState], row: int = 0) -> NDArray[np.int64]:
-    """The token that holds each patch of one image after each block, (L, P), as `draw_kept` reads it.
+    """The token that holds each patch of one image after each block, (L, P), for `draw_kept`.
 
-    In a `vitrim.measure.decisions.Decisions` the same is ``source[row][:, header["num_prefix"]:]``.
+    With a `vitrim.measure.decisions.Decisions`, use ``source[row][:, header["num_prefix"]:]``.
 
     Args:
         states: `Reduction.states` of a reduction with ``record=True``.
-        row: the image within the batch.
+        row: index of the image in the batch.
 
     Example:
         >>> import torch
@@ -44,16 +44,16 @@ def sources_of(states: Iterable[TokenState], row: int = 0) -> NDArray[np.int64]:
 
 
 def groups_of(sources: NDArray[Any]) -> NDArray[Any]:
-    """The token that holds each patch at the end, (P,), -1 where the patch was pruned at any time.
+    """The token that finally holds each patch, (P,); -1 if the patch was pruned at any time.
 
-    A patch that was restored later (`restore`, Cropr's fusion) counts as pruned. What the last block itself prunes and
-    restores is not seen, as no state is recorded between the two.
+    A patch that was restored later (`restore`, Cropr's fusion) counts as pruned, unless the last block both pruned and
+    restored it: no state is recorded in between.
 
     Args:
         sources: (L, P) or (P,): the token that holds each patch after each block, -1 for none.
 
     Example:
-        >>> groups_of(np.array([[0, 1, 1, -1], [0, 1, 1, 2]])).tolist()  # the last one was brought back
+        >>> groups_of(np.array([[0, 1, 1, -1], [0, 1, 1, 2]])).tolist()  # the last patch was restored
         [0, 1, 1, -1]
     """
     every = np.atleast_2d(sources)
@@ -69,23 +69,23 @@ def draw_kept(
     scale: int = 1,
     made: NDArray[np.bool_] | None = None,
 ) -> Image:
-    """The image as the blocks saw it: patches that were pruned are hatched, groups of merged ones are outlined.
+    """The image as the blocks see it: pruned patches are hatched, groups of merged patches are outlined.
 
     Args:
         image: (H, W, 3) or (H, W), values in [0, 1].
-        sources: (L, P) or (P,), as of `groups_of`, patches in raster order.
+        sources: (L, P) or (P,), see `groups_of`, patches in raster order.
         grid: rows and columns of the patches; rows * columns = P.
-        covered: height and width in pixels of the image that the grid covers, more than the image where it was padded
-            at its right and bottom; default: just the image.
-        scale: enlarge the image by this whole factor first, so that outlines are thin next to small patches.
-        made: (P,) patches whose tokens are made of several, though they stand for themselves: outlined, too.
+        covered: height and width of the grid in pixels of the image, if it was padded at the right and bottom;
+            default: the image's size.
+        scale: enlarge the image by this integer factor first, so that outlines are thin beside small patches.
+        made: (P,), patches to outline because their tokens were merged from several.
 
     Returns:
-        (H * scale, W * scale, 3) float32 in [0, 1]: the image itself where single patches were kept; pruned patches
-        hatched; groups of two or more in their mean colour, outlined in orange.
+        (H * scale, W * scale, 3) float32 in [0, 1]: single kept patches unchanged; pruned patches hatched; groups of
+        two or more in their mean colour, outlined in orange.
 
     Raises:
-        VitrimError: the grid does not hold P patches, or does not cover the image.
+        VitrimError: the grid does not have P patches, or does not cover the image.
     """
     groups = groups_of(sources)
     rows, columns = grid
@@ -112,14 +112,14 @@ def draw_kept(
 
 
 def hatch(height: int, width: int) -> Image:
-    """A grey picture (height, width, 3) with slanted lines: what stands for patches that are gone."""
+    """A grey picture (height, width, 3) with slanted lines, for removed patches."""
     period = max(4, round(min(height, width) / HATCHES))
     lines = np.add.outer(np.arange(height), np.arange(width)) % period < max(1, round(period / 5))
     return np.where(lines[..., None], np.asarray(HATCH_LINE, np.float32), np.asarray(HATCH_GROUND, np.float32))
 
 
 def _means(image: Image, token: NDArray[Any], chosen: NDArray[np.bool_]) -> Image:
-    """For every pixel that is ``chosen`` the mean colour of its token's pixels."""
+    """For every ``chosen`` pixel, the mean colour of its token's pixels."""
     _, places = np.unique(token[chosen], return_inverse=True)
     counts = np.bincount(places)
     means = [np.bincount(places, image[chosen][:, channel]) / np.maximum(counts, 1) for channel in range(3)]
@@ -127,10 +127,7 @@ def _means(image: Image, token: NDArray[Any], chosen: NDArray[np.bool_]) -> Imag
 
 
 def in_colour(image: NDArray[Any]) -> Image:
-    """A copy of an image (H, W, 3), (H, W, 1) or (H, W) with three channels, float32.
-
-    Raises:
-        VitrimError: another shape.
+    """A float32 copy of an image (H, W, 3), (H, W, 1) or (H, W) with three channels.
 
     Example:
         >>> in_colour(np.zeros((2, 3))).shape
@@ -148,19 +145,11 @@ def enlarged(image: Image, scale: int) -> Image:
 
 
 def draw_groups(image: NDArray[np.float32], source: NDArray[np.int64], grid: tuple[int, int], scale: int = 1) -> Any:
-    """`draw_kept` after a whole reduction, for images whose patches are all the same whole number of pixels.
+    """`draw_kept` for the final state and patches of an integer number of pixels.
 
     Args:
-        image: (H, W, 3) or (H, W), values in [0, 1].
-        source: (P,) current token of each patch in raster order, -1 where it was pruned.
-        grid: rows and columns of patches; rows * columns = P, and they divide H and W.
-        scale: enlarge the image by this whole factor first, so that outlines are thin next to small patches.
-
-    Returns:
-        (H * scale, W * scale, 3) float32 in [0, 1].
-
-    Raises:
-        VitrimError: shapes that do not fit.
+        image, grid, scale: see `draw_kept`; the grid divides H and W.
+        source: (P,), the token that holds each patch in raster order, -1 for none.
     """
     rows, columns = grid
     height, width = image.shape[:2]
@@ -172,7 +161,7 @@ def draw_groups(image: NDArray[np.float32], source: NDArray[np.int64], grid: tup
 
 
 def _border(groups: NDArray[np.int64], tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Pixels (H, W) of some tokens that lie beside another token's, or at the edge."""
+    """Mask (H, W) of the pixels of ``tokens`` at the edge of the picture or of another token."""
     padded = np.pad(groups, 1, constant_values=-2)
     neighbours = (padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:])
     return np.asarray(np.isin(groups, tokens) & np.any([groups != other for other in neighbours], axis=0))
@@ -187,14 +176,12 @@ def plot_merged(
     captions: Sequence[str] = (),
     title: str = "",
 ) -> None:
-    """Write a figure with one row per reduction and one column per image, the images themselves on top.
+    """Write a figure with one row per reduction and one column per image, with the images on top.
 
     Args:
         images: (B, H, W, 3) or (B, H, W), values in [0, 1].
         reductions: label and final state of each reduction of these images.
         grid: rows and columns of patches.
-        path: the file to write; its ending decides the format.
-        captions: one line above each image.
     """
     count = len(images)
     scale = max(1, 224 // images.shape[1])
@@ -218,7 +205,7 @@ def plot_merged(
 
 
 def grid_of(patches: int, image: NDArray[Any]) -> tuple[int, int]:
-    """Rows and columns of so many square patches over an image (H, W, ...).
+    """Rows and columns of a grid of square patches over an image (H, W, ...).
 
     Example:
         >>> grid_of(8, np.zeros((32, 64, 3)))
@@ -239,21 +226,18 @@ def overlay(
     cmap: str = "viridis",
     scale: int = 1,
 ) -> Image:
-    """The values of patches in colours over the image, which is pale where a value is nan.
+    """Overlay the image with coloured values of its patches; it is pale where a value is nan.
 
     Args:
         image: (H, W, 3) or (H, W), values in [0, 1].
         values: (P,), patches in raster order.
         grid: rows and columns of the patches.
-        limits: of the colours; default: those of the values.
+        limits: limits of the colours; default: those of the values.
         cmap: viridis or cividis.
-        scale: enlarge the image by this whole factor first.
+        scale: enlarge the image by this integer factor first.
 
     Returns:
         (H * scale, W * scale, 3) float32 in [0, 1].
-
-    Raises:
-        VitrimError: the grid does not hold P patches.
 
     Example:
         >>> overlay(np.zeros((2, 2)), np.array([0.0, np.nan, 0.5, 1.0]), (2, 2))[0, 1].astype(float).round(2).tolist()
@@ -277,7 +261,7 @@ def overlay(
 
 
 def gallery(rows: Sequence[tuple[str, Sequence[tuple[str, NDArray[Any] | None]]]], *, side: float = 1.2) -> Any:
-    """A figure of pictures in rows: a name beside each row, a title above each picture that has one."""
+    """A figure with rows of pictures: a name beside each row, and optional titles above the pictures."""
     columns = max(len(pictures) for _, pictures in rows)
     figure = sheet(0.5 + side * columns, (side + 0.25) * len(rows) + 0.1)
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03, wspace=0.01, hspace=0.01)

@@ -1,4 +1,4 @@
-"""Text in figures is literal: names of files and classes are not mathematics. Importing this imports matplotlib."""
+"""Literal text in figures: names of files and classes are not mathematics. Importing this module imports matplotlib."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter
 
 UNPRINTABLE = {"Cc", "Cs", "Cn"}
-"""Categories of control characters, halves of characters (of file names that are no UTF-8) and of none at all."""
+"""Unicode categories of control characters, surrogates (from file names that are not UTF-8) and unassigned ones."""
 
 
 def plain(text: str) -> str:
-    """Text that matplotlib draws as it is: dollars are escaped, and what no font can draw is replaced.
+    """Text that matplotlib draws literally: dollar signs escaped, unprintable characters replaced.
 
     Example:
         >>> print(plain("$x^$.png"), plain("a\\udcffb") == "a\\ufffdb")
@@ -30,10 +30,10 @@ def plain(text: str) -> str:
 
 
 class Sheet(Figure):
-    """A figure whose texts are drawn as they are, wherever they were set: every figure of vitrim is one.
+    """A figure that draws all its texts literally; every figure of vitrim is one.
 
-    Texts are escaped when the figure is drawn, so callers need not escape titles and labels. Numbers at ticks are left
-    to matplotlib; names given for ticks are escaped.
+    Texts are escaped when the figure is drawn, so callers need not escape titles and labels. Matplotlib formats numeric
+    tick labels; names as tick labels are escaped.
 
     Example:
         >>> sheet = Sheet()
@@ -55,7 +55,7 @@ class Sheet(Figure):
 
 
 def _plainly(formatter: Callable[..., str]) -> Callable[..., str]:
-    """``formatter`` with its names escaped."""
+    """Wrap ``formatter`` to escape its results."""
 
     @wraps(formatter, assigned=())
     def named(*place: Any) -> str:

@@ -1,4 +1,4 @@
-"""``vitrim.show``: what methods leave of images, block by block, the scores they go by, and what the models predict."""
+"""``vitrim.show``: patches that methods keep, block by block, their scores, and the models' predictions."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
     from vitrim.data.decoding import Transform
 
 FEW = 8
-"""Images of a dataset that are drawn by default; also the most figures that are kept if they are written to files."""
+"""Default number of images of a dataset; also the most figures kept in memory if files are written."""
 MOST_BLOCKS = 8
-"""Columns of a picture where none are chosen."""
+"""Default number of columns, at most."""
 LARGE = 224
-"""Images narrower than this are enlarged, so that outlines are thin."""
+"""Narrower images are enlarged, so that outlines are thin."""
 LABEL, PANEL, TITLES = 1.9, 1.2, 0.3
-"""Inches of the text beside a row, of a panel, of what stands above one."""
+"""Inches of the label of a row, of a panel, and of the title of a panel."""
 DIFFERENT = OKABE_ITO[5]
 
 
@@ -63,13 +63,11 @@ class MethodRow(NamedTuple):
     """One method and one image.
 
     Attributes:
-        name: of the method.
-        prediction: class and probability, in words.
-        cost: tokens left and the share of the multiply-accumulates, in words.
-        same: the prediction is the dense model's.
+        prediction: class and probability, as text.
+        cost: tokens left and share of the MACs, as text.
         sources: (L, P), the token that holds each patch after each block, -1 for none.
-        scores: by block, what the method ranked its patches by, (P,), nan for those that were gone; empty for a method
-            that does not rank them.
+        scores: by block, the method's ranking of the patches (P,), nan for removed patches; empty for a method that
+            does not rank them.
     """
 
     name: str
@@ -80,14 +78,14 @@ class MethodRow(NamedTuple):
     scores: Mapping[int, NDArray[np.float64]]
 
     def changed(self) -> list[int]:
-        """The blocks that changed the tokens."""
+        """The blocks that change the tokens."""
         start = np.arange(self.sources.shape[1])
         every = [start, *(_partition(groups_of(self.sources[: depth + 1])) for depth in range(len(self.sources)))]
         return [depth for depth in range(len(self.sources)) if not np.array_equal(every[depth], every[depth + 1])]
 
 
 def _partition(groups: NDArray[Any]) -> NDArray[Any]:
-    """Groups named by the first patch of each, so that only membership counts; -1 stays."""
+    """Groups renamed to the index of their first patch, so that only membership counts; -1 stays."""
     found = np.full(len(groups), -1)
     first: dict[int, int] = {}
     for place, group in enumerate(groups.tolist()):
@@ -101,18 +99,17 @@ class Shown(Report):
     """The findings of `show`: a row of predictions and a figure for every image.
 
     Attributes:
-        figures: matplotlib figures in the order of the images; of those that were written to files, the first 8.
+        figures: matplotlib figures in the order of the images; only the first 8 if files are written.
     """
 
     figures: list[Any] = field(default_factory=list)
 
     @property
     def figure(self) -> Any:
-        """The figure of the first image."""
         return self.figures[0]
 
     def parts(self) -> Iterator[Any]:
-        """The files that were written; the predictions where none were."""
+        """The files written or, without files, the predictions."""
         yield from (f"wrote {file}" for file in self.files)
         if not self.files:
             yield from super().parts()
@@ -135,35 +132,34 @@ def show(
     seed: int = 0,
     on_progress: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Shown:
-    """Draw what methods leave of images, block by block: a figure per image, a row per method.
+    """Draw the patches that methods keep, block by block: a figure per image, a row per method.
 
-    Each row names the prediction and the cost beside those of the dense model; methods that rank patches have their
-    scores below, as heat maps. Of a model for segmentation or detection, on data with masks or boxes, predictions
-    stand beside the tokens that are left and the truth. Of a vision-language model it shows which patches the language
-    model gets. The command is ``vitrim show``.
+    Each row gives prediction and cost beside those of the dense model; methods that rank patches also show their scores
+    as heat maps. For segmentation and detection, on data with masks or boxes, predictions are drawn beside the kept
+    tokens and the truth. For a vision-language model, the figure shows the patches that the language model receives.
+    The command is ``vitrim show``.
 
     Args:
-        model: a supported classifier that is not reduced, its name, or a `vitrim.ModelSpec`. A model is left as it was.
+        model: a supported classifier that is not reduced, its name, or a `vitrim.ModelSpec`. A module is not changed.
         methods: one or several, configs or their text form.
-        images: one or several: image files, folders that images lie in, images of Pillow, or tensors (C, H, W) as the
-            model takes them (`vitrim.data.eval_transform`); files do not mix with the others. Or a dataset with labels,
-            such as `vitrim.open_data` gives, or a `vitrim.DataSpec` of a source, of a dataset, or of a list of images,
-            which has a ``limit``: default 8, of a list all.
-        blocks: the columns, from 0; default: those that change tokens under any method, at most eight.
-        class_names: default: the model's own, those of the data, or ImageNet's if there are as many; else numbers.
-        select: a selector of image tokens of a vision-language model, behind every method, or alone without one.
-        out: folder for the pictures, one per image, or a `vitrim.Results`, which says in which of the formats png and
-            svg; default: none are written.
-        seed: of random weights, and of methods that draw at random. The global generators stay as they were.
+        images: one or several: image files and folders of images; or Pillow images and tensors (C, H, W), preprocessed
+            (`vitrim.data.eval_transform`). Or a labelled dataset, such as from `vitrim.open_data`, or a
+            `vitrim.DataSpec`, whose ``limit`` is 8 by default for a dataset, and all for a list.
+        blocks: the columns, from 0; default: at most eight blocks in which any method changes tokens.
+        class_names: default: those of the model, of the data, or of ImageNet if the number fits; else numbers.
+        select: selector of a vision-language model's image tokens, applied after every method, or alone without one.
+        out: folder for the pictures, one per image, or a `vitrim.Results`, which also sets the format (png, svg);
+            default: no files.
+        seed: seed of random weights and of methods that draw at random. The global generators do not change.
         on_progress: called after every image with its row of the report.
 
     Returns:
-        A report with a row per image, the predictions in words by the names of the methods, and the figures.
+        A report with a row per image, which holds the predictions by method, and the figures.
 
     Raises:
-        VitrimError: no images, or images that cannot be read; no method, one that does not fit or is given twice; a
-            model that cannot be created or that predicts neither classes nor places; a block it does not have; a
-            place that cannot be written.
+        VitrimError: no images, or unreadable images; no method, a duplicate, or a method that does not fit; a model
+            that cannot be created or has no supported task; a block that does not exist; an output that cannot be
+            written.
         MissingPackageError: matplotlib is not installed.
 
     Example:
@@ -187,7 +183,7 @@ def show(
     if results.path is not None:
         check_folder(results.path)
     source = hasattr(data.source, "read_image") or (isinstance(images, DataSpec) and data.by_name)
-    if not source:  # how a source is read follows from the model
+    if not source:  # a source is opened later, in a way that depends on the model
         opened = _loose(data)
     selected = None if spec.device is None else select_device(str(spec.device))
     with drawing(torch.device("cpu"), seed):
@@ -217,12 +213,7 @@ def show(
 
 @dataclass
 class _Pictures:
-    """The pictures of a call, one by one.
-
-    Attributes:
-        out: folder that they are written to; None: they are kept.
-        on_progress: called with the row of every picture.
-    """
+    """Collects the pictures of a call; without a folder ``out``, it keeps all figures in memory."""
 
     loaded: Loaded
     out: Path | None
@@ -234,7 +225,7 @@ class _Pictures:
     files: list[Path] = field(default_factory=list)
 
     def add(self, name: str, title: str, figure: Any, said: Mapping[str, str]) -> None:
-        """Write a figure, if there is a folder, keep the first few, and tell what is ``said`` in it by model."""
+        """Write a figure, if there is a folder, keep the first few, and report the text ``said`` in it by model."""
         file = None if self.out is None else self.out / f"{name}.{self.format}"
         if file is not None:
             save(figure, file)
@@ -246,7 +237,7 @@ class _Pictures:
             self.on_progress(self.rows[-1])
 
     def report(self, model: nn.Module, names: Sequence[str], title: str = "Predictions") -> Shown:
-        """The report on all of them, with a column for each of ``names``; ``model`` was run."""
+        """The report on all pictures, with a column for each of ``names``; ``model`` provides device and dtype."""
         like = next(model.parameters())
         machine = environment(device=str(like.device), dtype=str(like.dtype).removeprefix("torch."), seed=self.seed)
         facts = {"model": self.loaded.name, "weights": self.loaded.weights, "environment": machine}
@@ -266,7 +257,7 @@ def _handed(
     loose: bool,
     device: torch.device | None,
 ) -> Shown:
-    """The patches that a language model gets, as one figure per image."""
+    """Draw the patches that a language model receives, one figure per image."""
     if host.select is not None:
         configs = configs or [parse_method("none")]
     if not configs:
@@ -294,7 +285,7 @@ def _dense(
     class_names: Sequence[str] | None,
     device: torch.device | None,
 ) -> Shown:
-    """Predictions of a model for a dense task, the tokens that are left, and the truth, as one figure per image."""
+    """Draw predictions of a dense task, kept tokens, and the truth, one figure per image."""
     loaded = pictures.loaded
     if not configs:
         raise VitrimError("there is nothing to show without a method: give one, e.g. tome:r=8")
@@ -308,8 +299,8 @@ def _dense(
     task, dataset = open_task(loaded, data)
     check_drawable(task)
     transform = task.eval_transform(geometry_of(loaded.model))
-    assert transform is not None  # a dense task has its own
-    dataset.transform = lambda image, target: (image, target)  # as stored: `scene` prepares both
+    assert transform is not None  # every dense task has a transform
+    dataset.transform = lambda image, target: (image, target)  # stored pixels: `scene` prepares both
     models = contestants(loaded.model, configs, task, device=device, learned=loaded.learned)
     for place in map(int, spread(len(dataset), FEW if data.limit is None else data.limit)):
         title = f"image {place}"
@@ -324,7 +315,7 @@ def _dense(
 
 
 def _opened(data: DataSpec) -> Any:
-    """The dataset of a source, or a copy of the one that is given, for another transform."""
+    """The dataset of a source, or a copy of a dataset, whose transform may be replaced."""
     if not data.by_name:
         if any(data.columns.values()) or data.options:
             raise VitrimError("split, columns and options say how to read a source, and a dataset is given")
@@ -333,7 +324,7 @@ def _opened(data: DataSpec) -> Any:
 
 
 def _loose(data: DataSpec) -> Any:
-    """A dataset of files, whose labels mean nothing; or the images or tensors themselves."""
+    """A dataset of image files with dummy labels; or the images or tensors themselves."""
     images: Any = data.source
     if images is not None and not isinstance(images, list | tuple):
         images = list(images) if isinstance(images, Tensor) and images.ndim == 4 else [images]
@@ -353,16 +344,11 @@ def _loose(data: DataSpec) -> Any:
 def _images(
     dataset: Any, limit: int | None, make: Callable[[], Transform], shape: Sequence[int], *, loose: bool
 ) -> Iterator[tuple[str, str, Tensor]]:
-    """The name of the file, the title and the pixels of every image to draw.
+    """Yield the file name, the title and the pixels of every image to draw, from a dataset or a list.
 
-    Args:
-        dataset: or images, or tensors.
-        limit: so many.
-        make: gives what prepares an image; not asked where they are tensors.
-        shape: (C, H, W) that the model takes.
-        loose: images without labels.
+    ``make`` makes the transform; ``shape`` is that of the input, (C, H, W); the labels of ``loose`` images are dummies.
     """
-    from vitrim.measure.decisions import file_name  # which imports torchmetrics
+    from vitrim.measure.decisions import file_name  # imports torchmetrics
 
     places = [int(place) for place in spread(len(dataset), limit)]
     if isinstance(dataset, list | tuple):
@@ -389,11 +375,7 @@ def _images(
 
 
 def _pixels(image: Tensor | PillowImage, make: Callable[[], Transform], taken: Sequence[int]) -> Tensor:
-    """(C, H, W) of an image that is read already, as the model takes it.
-
-    Raises:
-        VitrimError: neither a tensor of the shape that the model takes nor an image of Pillow.
-    """
+    """The model's input (C, H, W) for a Pillow image or a tensor; other types and shapes are refused."""
     if isinstance(image, Tensor):
         if tuple(image.shape) != tuple(taken):
             wrong = tuple(image.shape)
@@ -413,10 +395,10 @@ def prepared(
     device: torch.device | None = None,
     learned: Any = None,
 ) -> list[Contestant]:
-    """The dense model and its reductions, for any number of images; see `vitrim.measure.contestants.contestants`.
+    """The dense model and its reductions, see `vitrim.measure.contestants.contestants`.
 
     Raises:
-        VitrimError: no method, one that does not fit, or a model that is no classifier.
+        VitrimError: no method, a method that does not fit, or a model that is not a classifier.
     """
     if not methods:
         raise VitrimError("there is nothing to show without a method: give one, e.g. tome:r=8")
@@ -426,10 +408,10 @@ def prepared(
 
 
 def check_shown(model: nn.Module) -> None:
-    """Refuse a model that is no classifier.
+    """Refuse a model that is not a classifier.
 
     Raises:
-        VitrimError: its head reads every patch; or it has no classes.
+        VitrimError: the model is for a dense task, or has no classes.
     """
     facts = host_of(model).facts(model)
     if facts.dense or not facts.num_classes:
@@ -442,13 +424,12 @@ def check_shown(model: nn.Module) -> None:
 def rows_of(
     models: Sequence[Contestant], image: Tensor, class_names: Sequence[str] | None = None, *, seed: int = 0
 ) -> tuple[list[MethodRow], str]:
-    """Run the models on one image: a row for every method, and the dense model's prediction in words.
+    """Run the models on one image: a row for every method, and the dense model's prediction as text.
 
     Args:
-        models: of `prepared`, the dense one first.
-        image: (C, H, W), as the models take it.
+        models: from `prepared`, the dense model first.
+        image: (C, H, W), preprocessed.
         class_names: default: numbers.
-        seed: of methods that draw at random.
 
     Raises:
         VitrimError: outputs that are not finite.
@@ -474,7 +455,7 @@ def rows_of(
 
 
 def _prediction(output: ModelOutput, class_names: Sequence[str] | None) -> tuple[str, int]:
-    """The first class in words, and its number."""
+    """The predicted class as text, and its number."""
     shares = output.prediction[0].double().softmax(-1)
     chosen = int(shares.argmax())
     name = f"class {chosen}" if class_names is None or chosen >= len(class_names) else class_names[chosen]
@@ -483,7 +464,7 @@ def _prediction(output: ModelOutput, class_names: Sequence[str] | None) -> tuple
 
 @contextmanager
 def _scores(model: Contestant) -> Iterator[dict[int, NDArray[np.float64]]]:
-    """Record what the reducers rank patches by, during the forwards within."""
+    """Record the reducers' rankings of patches during forwards within the block."""
     found: dict[int, NDArray[np.float64]] = {}
     with ExitStack() as hooks:
         reduced = model.forward.model
@@ -496,13 +477,13 @@ def _scores(model: Contestant) -> Iterator[dict[int, NDArray[np.float64]]]:
 def _recorder(found: dict[int, NDArray[np.float64]], depth: int) -> Any:
     def record(reducer: Reducer[Any], args: tuple[Any, ...]) -> None:
         x, attention, state = args
-        if reducer.planned and reducer.num_removed(state) == 0:  # nor does the reducer decide
+        if reducer.planned and reducer.num_removed(state) == 0:  # the reducer does not decide either
             return
         cuda = [x.device] if x.device.type == "cuda" else []
-        with torch.no_grad(), torch.random.fork_rng(cuda):  # so that what is drawn afterwards is the same
+        with torch.no_grad(), torch.random.fork_rng(cuda):  # later random draws do not change
             scores = reducer.ranking(x, attention, state)
         if scores is not None:
-            # of the tokens that stand on each patch, nan where none does
+            # by anchor patch; nan for patches without a token
             found[depth] = np.full(state.initial_patches, np.nan)
             places = (state.position[0, state.num_prefix :] - state.num_prefix).cpu().numpy()
             found[depth][places] = scores[0].double().cpu().numpy()
@@ -511,11 +492,9 @@ def _recorder(found: dict[int, NDArray[np.float64]], depth: int) -> Any:
 
 
 def pixels_of(model: nn.Module, image: Tensor) -> Image:
-    """An image as the model takes it, back as (H, W, 3) in [0, 1].
+    """The picture (H, W, 3) in [0, 1] of a preprocessed image (C, H, W).
 
-    Args:
-        model: says what its images were normalised by; where it does not, the image's own range is taken.
-        image: (C, H, W).
+    Undoes the model's normalisation or, if that is unknown, scales the image to its own range.
 
     Example:
         >>> import timm
@@ -546,17 +525,17 @@ def draw_show(
     blocks: Sequence[int] | None = None,
     title: str = "",
 ) -> Any:
-    """A figure: the image above, then a row per method with what is left after each block, and below it its scores.
+    """A figure: the image on top, then a row per method with the patches left after each block, and a row of scores.
 
     Args:
         image: (H, W, 3) or (H, W), values in [0, 1].
-        rows: of `rows_of`.
+        rows: from `rows_of`.
         grid: rows and columns of the patches.
-        dense: the dense model's prediction, in words.
-        blocks: the columns, from 0; by default those that changed tokens under any method, at most eight.
+        dense: the dense model's prediction, as text.
+        blocks: the columns, from 0; default: at most eight blocks in which any method changes tokens.
 
     Raises:
-        VitrimError: a block that the model does not have, or a grid that the patches do not fill.
+        VitrimError: a block that does not exist, or a grid that the patches do not fill.
     """
     chosen = _columns(rows, blocks)
     kinds = [(row, kind) for row in rows for kind in ("kept", "score") if kind == "kept" or row.scores]
@@ -572,7 +551,7 @@ def draw_show(
         axis.set_axis_off()
     _label(axes[0, 0], "dense", dense, "every token", DENSE_COLOUR)
     _picture(axes[0, 1], in_colour(image), "image")
-    # what the colours mean, beside the image
+    # legend, beside the image
     lines = ["grey, hatched: pruned", "orange outline: merged", "red text: another prediction", "blocks count from 0"]
     lines += ["scores: dark low, yellow high"] if any(row.scores for row in rows) else []
     axes[0, 2].set_xlim(0, 1)
@@ -588,7 +567,7 @@ def draw_show(
                 drawn = draw_kept(image, row.sources[: block + 1], grid, scale=scale)
             elif block in row.scores:
                 drawn = overlay(image, row.scores[block], grid, scale=scale)
-            else:  # nothing was scored
+            else:  # no scores in this block
                 continue
             _picture(axis, drawn, f"after block {block}" if place == 1 else "")
     if title:
@@ -615,7 +594,7 @@ def _picture(axis: Any, picture: NDArray[Any], title: str) -> None:
 
 
 def _label(axis: Any, name: str, prediction: str, note: str, colour: str) -> None:
-    """Name, prediction and cost beside a row, from top to bottom."""
+    """Write name, prediction and cost beside a row, from top to bottom."""
     axis.set_xlim(0, 1)
     axis.set_ylim(0, 1)
     axis.text(0, 0.92, name, fontsize=TEXT, fontweight="bold", va="top")

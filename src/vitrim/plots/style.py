@@ -1,4 +1,4 @@
-"""The look of all figures: one colour per method, readable text, files that do not depend on the machine."""
+"""The look of all figures: one colour per method, legible text, files that do not depend on the machine."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from vitrim.errors import VitrimError, check_known
 from vitrim.files import check_file, written
 
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-"""The colours of Okabe and Ito, which differ for any colour vision; those that show best on white come first."""
+"""The colours of Okabe and Ito, distinct for any colour vision; those with the most contrast on white come first."""
 DENSE_COLOUR = "#000000"
 DENSE = "dense"
 SHADES = (1.0, 0.6, 0.35, 1.5, 0.8)
-"""Lightness of the first seven colours and of those that follow: darker ones, paler ones, then some between."""
+"""Lightness of the first seven colours and of the next cycles: darker, paler, then in between."""
 ORDER = (
     *("tome", "topk", "evit", "atm", "ats", "cropr", "dynamicvit"),
     *("mctf", "kmedoids", "dpc_knn", "pitome", "l2", "random", "zero_tprune"),
@@ -25,16 +25,16 @@ ORDER = (
     *("atc", "ppt", "saint", "vid_tldr", "cubist_merge"),
     *("a_vit", "evo_vit", "patchmerger", "sit", "sinkhorn", "ia_red2"),
 )
-"""Methods in the order of colours: those that are often compared come first, the registry's others follow by name."""
+"""Methods in the order of colours: often compared methods come first; the registry's others follow by name."""
 COMPARED = ("tome", "topk", "atm", "mctf", "random")
-"""Methods that stand out where there are many: those to start with, the nearest to them, and chance."""
+"""Methods with colours in a figure of many: good first choices, close alternatives, and the random baseline."""
 MARKERS = "osD^vP*X<>p"
 APART = 3
 """Steps in `MARKERS` from one shade of a colour to the next."""
 BOUND, CHANCE = (0, (5, 2)), (0, (1, 1.5))
-"""Dashes of lower bounds and of chance levels."""
+"""Dash patterns of lower bounds and of chance levels."""
 SMALL, TEXT, TITLE = 8, 9, 10
-"""Font sizes in points of ticks and legends, of labels, and of titles. No text is smaller."""
+"""Font sizes in points of ticks and legends, of labels, and of titles."""
 DPI = 150
 FORMATS = ("png", "svg")
 
@@ -50,12 +50,12 @@ def method_of(name: str) -> str:
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
-    """The colour of every record by its name: one per method, whatever its options, and the same in every report.
+    """The colour of every record by name: one per method, whatever its options, and the same in every report.
 
-    The dense model is black. Methods that are not registered come last, in order of appearance.
+    The dense model is black. Unregistered methods come last, in order of appearance.
 
     Args:
-        names: of all records of a report, so that a method has one colour in all its figures.
+        names: all records of a report, so that a method has one colour in all figures.
 
     Example:
         >>> colours(["dense", "topk", "tome:r=4", "tome:r=8"])
@@ -67,14 +67,14 @@ def colours(names: Iterable[str]) -> dict[str, str]:
 
 
 def _places(names: Iterable[str]) -> dict[str, int]:
-    """The place of every method in the order of colours, those of ``names`` that nobody registered last."""
+    """The index of every method in the order of colours, with unregistered methods of ``names`` last."""
     reducing = [name for name, config in registered().items() if config.kind != "none"]
     known = dict.fromkeys([*ORDER, *reducing, *(method_of(name) for name in names if method_of(name) != DENSE)])
     return {method: place for place, method in enumerate(known)}
 
 
 def _colour(place: int) -> str:
-    """The colour of one place: those of Okabe and Ito, then darker, then mixed with white.
+    """The colour at an index: those of Okabe and Ito, then darker, then mixed with white.
 
     Example:
         >>> [_colour(place) for place in (0, 7, 21)]
@@ -91,7 +91,7 @@ def _colour(place: int) -> str:
 
 
 def markers(names: Iterable[str]) -> dict[str, str]:
-    """The marker of every record by its name: settings of one method differ, and so do shades of one colour.
+    """The marker of every record by name; settings of one method differ, and so do methods with shades of one colour.
 
     Example:
         >>> markers(["tome:r=4", "tome:r=8", "topk", "mctf:r=4"])
@@ -110,24 +110,18 @@ def markers(names: Iterable[str]) -> dict[str, str]:
 
 
 def sheet(width: float, height: float) -> Any:
-    """An empty figure of so many inches, a `vitrim.plots.plain.Sheet`. It belongs to no global state, needs no screen,
-    and draws names as they are."""
+    """An empty figure, size in inches: a `vitrim.plots.plain.Sheet`, without global state or a screen."""
     from vitrim.plots.plain import Sheet
 
     return Sheet(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
 
 
 def panels(count: int, *, across: int, size: tuple[float, float], above: float = 0.4) -> tuple[Any, list[Any]]:
-    """A figure with ``count`` panels, ``across`` in a row at most.
+    """A figure with ``count`` panels, at most ``across`` in a row, and its axes in reading order.
 
     Args:
-        count: of panels, at least one.
-        across: in a row.
-        size: of a panel in inches, labels included.
-        above: inches for the title and a legend.
-
-    Returns:
-        The figure, and the axes in reading order.
+        size: size of a panel in inches, labels included.
+        above: extra inches for a title and a legend.
     """
     columns = min(across, count)
     rows = math.ceil(count / columns)
@@ -143,7 +137,7 @@ def panels(count: int, *, across: int, size: tuple[float, float], above: float =
 
 
 def stars_and_dots(figure: Any, shades: Mapping[str, str], shapes: Mapping[str, str], across: int) -> None:
-    """Write a legend of the dense model, a star, and of records by name with their colours and markers."""
+    """Write a legend with the dense model as a star, and records with their colours and markers."""
     from matplotlib.lines import Line2D
 
     looks = {DENSE: (DENSE_COLOUR, "*", 11), **{name: (shades[name], shapes[name], None) for name in shapes}}
@@ -158,13 +152,12 @@ def stars_and_dots(figure: Any, shades: Mapping[str, str], shapes: Mapping[str, 
 
 
 def below(figure: Any, handles: Sequence[Any], across: int = 3) -> None:
-    """Write a legend below the panels."""
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=across, fontsize=SMALL, frameon=False)
 
 
 def names_below(figure: Any, axes: Sequence[Any], names: Iterable[str] | None = None, across: int = 3) -> None:
-    """Write a legend of what panels name, each once, below them: in the order of ``names``, or else of appearance."""
+    """Write a legend of all labels in the panels, each once, below them, in the order of ``names`` or of appearance."""
     found: dict[str, Any] = {}
     for axis in axes:
         handles, labels = axis.get_legend_handles_labels()
@@ -173,11 +166,7 @@ def names_below(figure: Any, axes: Sequence[Any], names: Iterable[str] | None = 
 
 
 def encoded(figure: Any, kind: str = "png") -> bytes:
-    """A figure as the bytes of a file, the same ones every time.
-
-    Raises:
-        VitrimError: a kind that is none of `FORMATS`.
-    """
+    """The bytes of a figure's file, reproducible."""
     import matplotlib
 
     if kind not in FORMATS:
@@ -189,30 +178,22 @@ def encoded(figure: Any, kind: str = "png") -> bytes:
 
 
 def check(path: Path) -> None:
-    """Check that a figure could be written there, before the work that it shows.
-
-    Raises:
-        VitrimError: as `save`.
-    """
+    """Check that a figure could be written to ``path``, before the work behind it."""
     check_known("format", path.suffix.removeprefix("."), FORMATS)
     check_file(path)
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure, whole or not at all, with the folders above; the ending decides the kind.
+    """Write a figure atomically, creating parent folders; the suffix decides the format.
 
     Raises:
-        VitrimError: another ending than `FORMATS` has, or it cannot be written.
+        VitrimError: a suffix outside `FORMATS`, or the file cannot be written.
     """
     check_file(path)
     write(encoded(figure, path.suffix.removeprefix(".")), path)
 
 
 def write(content: bytes, path: Path) -> None:
-    """Write the bytes of a figure, whole or not at all, with the folders above.
-
-    Raises:
-        VitrimError: it cannot be written.
-    """
+    """Write the bytes of a figure atomically, creating parent folders."""
     with written(path) as place:
         place.write_bytes(content)

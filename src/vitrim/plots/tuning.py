@@ -24,10 +24,8 @@ def plot_front(
     """Write damage over cost, the dense model as a star.
 
     Args:
-        points: (kind, share of the dense model's cost, damage), joined by kind: "constant" and "searched".
-        path: the file to write; its ending decides the format.
-        front: (share, damage) of the points that no other dominates, drawn as a line of steps.
-        cost: what the shares are of.
+        points: (kind, share of the dense model's cost, damage); lines join each kind, "constant" and "searched".
+        front: (share, damage) of the points on the Pareto front, drawn as steps.
     """
     figure = sheet(6.4, 4.2)
     axis = figure.subplots()
@@ -51,12 +49,11 @@ def plot_front(
 
 
 def plot_schedule(schedules: Mapping[str, Sequence[float]], initial: int, path: str | Path, *, title: str = "") -> None:
-    """Write the tokens after each block, one line per schedule, the dense model as a dotted one.
+    """Write the tokens after each block, one line per schedule, the dense model dotted.
 
     Args:
-        schedules: (L,) tokens after each block, by name, of the constant setting and the searched one.
-        initial: tokens that enter the first block.
-        path: the file to write; its ending decides the format.
+        schedules: (L,) tokens after each block, by name: the constant setting and the searched setting.
+        initial: tokens at the input of the first block.
     """
     figure = sheet(6.4, 3.6)
     axis = figure.subplots()
@@ -83,12 +80,11 @@ def plot_heat(
     *,
     label: str = "",
 ) -> None:
-    """Write a table of numbers as a heat map, with the numbers in its cells where there are few.
+    """Write a table of numbers as a heat map; a small one shows its numbers.
 
     Args:
-        values: (R, C), nan where there is none.
+        values: (R, C), nan for missing.
         rows, columns: name of an option and its values, R and C of them.
-        path: the file to write; its ending decides the format.
     """
     table = np.array(values, dtype=np.float64)
     size = (max(3.6, 1.6 + 0.62 * table.shape[1]), max(2.4, 1.2 + 0.42 * table.shape[0]))

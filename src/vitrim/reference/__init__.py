@@ -2,8 +2,8 @@
 
     model = create_model("vitrim:cifar10_vit")     # of vitrim.loading
 
-Each is a folder of this package with the weights (bfloat16 safetensors), the recipe that made them, the log of that run
-and what was reached. `export` makes such a folder of a finished run.
+Each is a folder of this package with the weights (bfloat16 safetensors), the recipe, the log and the result of their
+run. `export` creates such a folder from a finished run.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ __all__ = ["CLASSES", "class_names", "export", "folder", "reached", "references"
 FOLDER = Path(__file__).parent
 
 CLASSES = "classes"
-"""Name of the list of classes' names among a run's results."""
+"""Key of the class names among a run's results."""
 
 RECORDS = (RECIPE, RESULT, UPDATES, EVALUATIONS)
-"""The files of a run that a reference checkpoint keeps besides the weights."""
+"""Files of a run that a reference checkpoint keeps besides the weights."""
 
 STORAGE_DTYPE = torch.bfloat16
 
 
 def references() -> dict[str, Path]:
-    """The reference checkpoints: their folders by name.
+    """Folders of the reference checkpoints by name.
 
     Example:
         >>> "cifar10_vit" in references()
@@ -46,10 +46,7 @@ def references() -> dict[str, Path]:
 
 
 def folder(name: str) -> Path:
-    """The folder of a reference checkpoint.
-
-    Raises:
-        VitrimError: there is no such checkpoint.
+    """Folder of a reference checkpoint; `VitrimError` for an unknown name.
 
     Example:
         >>> folder("cifar10_vit").name
@@ -63,10 +60,7 @@ def folder(name: str) -> Path:
 
 
 def reached(name: str) -> dict[str, Any]:
-    """The scores of a reference checkpoint's run: its last and its best evaluation, updates and seconds.
-
-    Raises:
-        VitrimError: there is no such checkpoint.
+    """Scores of a reference checkpoint's run: its last and its best evaluation, updates and seconds.
 
     Example:
         >>> reached("cifar10_vit")["last"]["top1"] > 50
@@ -76,19 +70,15 @@ def reached(name: str) -> dict[str, Any]:
 
 
 def result(run: Path) -> dict[str, Any]:
-    """The scores of the finished run in a folder."""
+    """Scores of the finished run in a folder."""
     found: dict[str, Any] = json.loads((run / RESULT).read_text())
     return found
 
 
 def class_names(checkpoint: Path) -> list[str] | None:
-    """The names of the classes that a run learned, in order; None for weights of another origin, or classes without.
+    """Class names that a run learned, in order; None for other weights, or classes without names.
 
-    Args:
-        checkpoint: the folder of the run, or the file of weights in it.
-
-    Raises:
-        VitrimError: the results of the run cannot be read.
+    ``checkpoint`` is the folder of the run, or its file of weights; `VitrimError` if its results cannot be read.
 
     Example:
         >>> class_names(folder("cifar10_vit"))[:2]
@@ -108,19 +98,16 @@ def class_names(checkpoint: Path) -> list[str] | None:
 
 
 def export(run: Path, folder: Path, *, earlier: Sequence[Path] = ()) -> Path:
-    """Make a reference checkpoint from a finished run of ``vitrim train``.
+    """Create a reference checkpoint from a finished run of ``vitrim train``, and return its ``folder``.
 
     Args:
         run: the run's folder, with its weights, recipe, log and result.
-        folder: a new folder, of the checkpoint's name.
+        folder: a new folder, named like the checkpoint.
         earlier: the runs whose weights it started from, first one first; their recipes and logs are kept as well.
 
-    Returns:
-        ``folder``.
-
     Raises:
-        VitrimError: a run is not finished, was under a method or did not start from the one before it, or the folder
-            exists. Nothing is written then.
+        VitrimError: a run is not finished, used a method or did not start from the one before it, or the folder exists.
+            Then nothing is written.
     """
     parts = [*earlier, run]
     for number, part in enumerate(parts):
@@ -149,7 +136,7 @@ def export(run: Path, folder: Path, *, earlier: Sequence[Path] = ()) -> Path:
         kept.mkdir(exist_ok=True)
         for name in RECORDS:
             shutil.copyfile(part / name, kept / name)
-        # the part it started from, wherever that lay
+        # the part it started from, by its place here
         reached = {**result(part), "start": f"part{number - 1}" if number > 1 else None}
         (kept / RESULT).write_text(json.dumps(reached, indent=2) + "\n")
     return folder

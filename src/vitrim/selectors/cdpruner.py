@@ -1,4 +1,4 @@
-"""CDPruner: a determinantal point process of tokens that matter to the text and do not resemble each other."""
+"""CDPruner: a determinantal point process over tokens that are relevant to the text and dissimilar."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from vitrim.core.selection import Choice, Seen, Selector, SelectorNeeds, descend
 from vitrim.core.tokens import decision_dtype
 
 LEAST = 1e-6
-"""The relevance of the least relevant token."""
+"""Relevance of the least relevant token."""
 
 
 def relevance(images: Tensor, text: Tensor, opposed: bool = False) -> Tensor:
-    """(B, N) the mean cosine of every token of ``images`` (B, N, C) with all rows of ``text`` (M, C).
+    """(B, N) mean cosine of every token of ``images`` (B, N, C) with all rows of ``text`` (M, C).
 
     Args:
-        opposed: with a minus, as released: patches of CLIP lie opposite to the texts that they go with.
+        opposed: negate it, as released: CLIP's patches are opposite to their texts.
     """
     mean = (unit_rows(images, LEAST**2) @ unit_rows(text, LEAST**2).to(images.device).T).mean(dim=2)
     return -mean if opposed else mean
 
 
 def scaled(values: Tensor, batch: bool = False) -> Tensor:
-    """``values`` (B, N) between nearly 0 and 1, image by image, or as released over the whole ``batch``.
+    """Scale ``values`` (B, N) to between nearly 0 and 1, per image, or as released over the ``batch``.
 
     Example:
         >>> scaled(torch.tensor([[1.0, 1.0]]))  # where all are equal they count as 1
@@ -42,10 +42,10 @@ def scaled(values: Tensor, batch: bool = False) -> Tensor:
 
 @torch.no_grad()
 def determinantal(features: Tensor, weights: Tensor, count: int) -> Tensor:
-    """(B, T) tokens in the order in which they are picked: each makes the determinant of the kernel largest.
+    """(B, T) tokens in the order of selection: each maximises the determinant of the kernel diag(w) cos(x, x) diag(w).
 
-    The kernel is diag(w) cos(x, x) diag(w). A pick costs T N, by a growing Cholesky factor. Where no token adds to what
-    is picked (equal ones, zeros, more than D), the most relevant others follow; the release picks one again and again.
+    A pick costs T N, by a growing Cholesky factor. Where no token adds anything (duplicates, zeros, more than D), the
+    most relevant of the rest follow; the release repeats one.
 
     Args:
         features: (B, N, D).
@@ -57,9 +57,9 @@ def determinantal(features: Tensor, weights: Tensor, count: int) -> Tensor:
     weights = weights.to(normed)
     cosine = normed @ normed.transpose(1, 2)
     kernel = cosine * weights[:, :, None] * weights[:, None]
-    # the diagonal, with cos(x, x) as 1, or 0 of zeros: equal weights are to tie
+    # the diagonal, with cos(x, x) exactly 1, or 0 for zeros, so that equal weights tie
     gain = weights.square() * cosine.diagonal(dim1=1, dim2=2).round()
-    floor = gain * (total * torch.finfo(gain.dtype).eps)  # what rounding leaves of a token that adds nothing
+    floor = gain * (total * torch.finfo(gain.dtype).eps)  # the rounding error of a token that adds nothing
     factor = kernel.new_zeros(batch, count, total)
     least = torch.finfo(gain.dtype).tiny
     images = torch.arange(batch, device=features.device)
@@ -87,11 +87,11 @@ def determinantal(features: Tensor, weights: Tensor, count: int) -> Tensor:
 
 @register_selector
 class CDPruner(Selector):
-    """Tokens that matter to the text of the prompt and do not resemble each other: a determinantal point process.
+    """Select tokens that are relevant to the prompt's text and dissimilar, by a determinantal point process.
 
-    Relevance is the mean cosine of a token with the embeddings of the prompt's text in the language model, which needs
-    no second tower, as in OpenVINO GenAI. The release has CLIP's text tower for it, and a minus, see ``opposed``;
-    `relevance`, `scaled` and `determinantal` of this file take any embeddings.
+    Relevance is the mean cosine of a token with the text's embeddings in the language model, as in OpenVINO GenAI,
+    without a second tower. The release uses CLIP's text tower, and negates it, see ``opposed``; `relevance`, `scaled`
+    and `determinantal` accept any embeddings.
 
     Example:
         >>> import vitrim

@@ -1,4 +1,4 @@
-"""DART: a few pivots, and the tokens that resemble them least. On the embeddings, or within a language model."""
+"""DART: a few pivots, and the tokens that are least similar to them, on embeddings or within a language model."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from vitrim.core.selection import Choice, Seen, Selector, SelectorNeeds, descend
 from vitrim.core.tokens import decision_dtype
 
 LEAST = 1e-8
-"""The least product of two lengths."""
+"""Smallest product of two norms."""
 
 
 def strongest(embeddings: Tensor, count: int) -> Tensor:
-    """(n,) the rows of ``embeddings`` (M, D) with the largest sums of absolute values, descending; all, of fewer."""
+    """(n,) rows of ``embeddings`` (M, D) with the largest L1 norms, descending; n is at most M."""
     sums = embeddings.to(decision_dtype(embeddings.dtype)).abs().sum(dim=-1)
     return descending(sums[None])[0, :count]
 
 
 def least_like_pivots(features: Tensor, text: Tensor | None, count: int, pivots: int) -> Tensor:
-    """(T,) the tokens of one image that are kept, in raster order.
+    """(T,) kept tokens of one image, in raster order.
 
-    First the strongest tokens of the image; then for each of these and of the text pivots, in this order, its share of
-    what is still wanted: the tokens not yet kept whose cosine with it is smallest.
+    Keeps the strongest tokens of the image as pivots. Then each of them and of the text pivots, in this order, adds its
+    share of the remaining count: the tokens of smallest cosine with it.
 
     Args:
         features: (N, D).
@@ -52,7 +52,7 @@ def least_like_pivots(features: Tensor, text: Tensor | None, count: int, pivots:
 
 
 def quota(tokens: int, reduction: float) -> int:
-    """Tokens that TensorRT Edge-LLM keeps of so many, with a share of ``reduction`` in single precision taken away.
+    """Tokens that TensorRT Edge-LLM keeps of ``tokens`` when it removes the share ``reduction``, in single precision.
 
     Example:
         >>> quota(40, 0.5)
@@ -65,16 +65,16 @@ def quota(tokens: int, reduction: float) -> int:
 def shortened_prompt(
     embeddings: Tensor, spans: Sequence[tuple[int, int]], reduction: float, pivot_image: int = 4, pivot_text: int = 4
 ) -> Tensor:
-    """Positions of a prompt that stay, ascending, text included, as TensorRT Edge-LLM cuts it before the first layer.
+    """Kept positions of a prompt, ascending, text included, as TensorRT Edge-LLM cuts it before the first layer.
 
-    Nothing is cut where there are fewer than 16 image tokens in all.
+    Nothing is cut with fewer than 16 image tokens in all.
 
     Args:
         embeddings: (S, D) input embeddings of the prompt.
         spans: of image tokens, half open.
-        reduction: share that goes of every span.
+        reduction: share removed from every span.
         pivot_image: pivots of every span.
-        pivot_text: pivots among all text, the same for all spans.
+        pivot_text: pivots of all text, shared by all spans.
     """
     is_text = torch.ones(len(embeddings), dtype=torch.bool, device=embeddings.device)
     for start, stop in spans:
@@ -92,7 +92,7 @@ def shortened_prompt(
 
 
 FEWEST = 16
-"""Image tokens below which a prompt stays whole."""
+"""Prompts with fewer image tokens are not cut."""
 
 
 def in_language_model(
@@ -104,19 +104,19 @@ def in_language_model(
     pivot_text: int = 4,
     order: Sequence[int] | None = None,
 ) -> tuple[Tensor, list[int]]:
-    """(n,) the image tokens that stay, counted from the first and ascending, and the pivots' positions as they act.
+    """(n,) kept image tokens, counted from the first, ascending, and the pivots' positions in their order.
 
-    DART as it is published: before a layer of the language model, by what the layer before it made.
+    DART as published: before a layer of the language model, from the outputs of the layer before.
 
     Args:
-        states: (S, D) outputs of the layer before, behind the final norm of the model.
+        states: (S, D) outputs of the layer before, after the model's final norm.
         keys: (H, S, d) keys of that layer, rotated.
-        image: first position of the image, and the one behind its last.
-        per_pivot: tokens that each pivot keeps besides.
+        image: first position of the image, and the one after its last.
+        per_pivot: further tokens that each pivot keeps.
         pivot_image: pivots of the image.
-        pivot_text: pivots of the text behind it.
-        order: in which the pivots act; by default image, then text, each by descending strength. The release takes the
-            order of a Python ``set`` of their positions, and the result depends on it.
+        pivot_text: pivots of the text after it.
+        order: of the pivots; by default image, then text, each by descending strength. The release uses the order of a
+            Python ``set`` of their positions, and the result depends on it.
     """
     start, stop = image
     sums = keys.to(decision_dtype(keys.dtype)).abs().sum(dim=(0, 2))
@@ -134,9 +134,9 @@ def in_language_model(
 
 @register_selector
 class Dart(Selector):
-    """A few pivots of image and text, and the tokens that resemble them least, on the language model's embeddings.
+    """Select a few pivots of image and text, and the least similar tokens, on the language model's embeddings.
 
-    As TensorRT Edge-LLM ships it. DART as published acts within the language model, which a model here does not let it.
+    As in TensorRT Edge-LLM. The published DART acts within the language model, which selectors cannot do.
 
     Example:
         >>> import vitrim

@@ -1,4 +1,4 @@
-"""DivPrune: tokens that lie as far from each other as possible."""
+"""DivPrune: tokens as far from each other as possible."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from vitrim.core.selection import Choice, Seen, Selector, first_largest, unit_ro
 
 @torch.no_grad()
 def farthest_first(features: Tensor, count: int) -> Tensor:
-    """(B, T) tokens in the order in which they are picked: each the farthest from those before, by 1 - cosine.
+    """(B, T) tokens in the order of selection: each the farthest from those before, by 1 - cosine.
 
-    The first is the one whose nearest other is farthest. A running minimum makes a pick cost N comparisons. Picked
-    tokens cannot be picked again, as they can in the release where tokens are equal. Tokens of zeros have no
-    cosine and come last.
+    The first is the token whose nearest neighbour is farthest. A running minimum makes a pick cost N comparisons.
+    Unlike in the release, duplicates cannot be selected twice. Zero tokens have no cosine and come last.
 
     Args:
         features: (B, N, D).
@@ -23,11 +22,11 @@ def farthest_first(features: Tensor, count: int) -> Tensor:
     """
     normed = unit_rows(features)
     cosine = normed @ normed.transpose(1, 2)
-    distance = (1 - cosine) * cosine.diagonal(dim1=1, dim2=2).round()[:, None]  # with itself: 1, or 0 of zeros
+    distance = (1 - cosine) * cosine.diagonal(dim1=1, dim2=2).round()[:, None]  # with itself: 1, or 0 for zeros
     own = distance.diagonal(dim1=1, dim2=2)  # a view
     own.fill_(torch.inf)
     pick = first_largest(distance.amin(dim=1))
-    own.fill_(-torch.inf)  # so that the minimum over picked tokens leaves them out, too
+    own.fill_(-torch.inf)  # so that the minimum excludes them, too
     images = torch.arange(len(features), device=features.device)
     picked, nearest = [pick], distance[images, pick[:, 0]]
     for _ in range(count - 1):
@@ -39,9 +38,9 @@ def farthest_first(features: Tensor, count: int) -> Tensor:
 
 @register_selector
 class DivPrune(Selector):
-    """Tokens that lie as far from each other as possible: farthest first, by the cosine of the connector's features.
+    """Select tokens as far from each other as possible: farthest first, by the cosine of the connector's features.
 
-    Every image by itself; in the release the first prompt of a batch decides for all.
+    Per image; in the release the first prompt of a batch decides for all.
 
     Example:
         >>> import vitrim

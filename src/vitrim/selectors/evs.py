@@ -1,4 +1,4 @@
-"""EVS, efficient video sampling: the tokens of a video that differ from those of the frame before."""
+"""EVS, efficient video sampling: tokens of a video that differ from those of the frame before."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from vitrim.core.selection import Choice, Grid, Seen, Selector, as_grid, descend
 from vitrim.errors import VitrimError
 
 FIRST = 255.0
-"""The change that tokens of the first frame count as: all go on."""
+"""Change assigned to the tokens of the first frame, which are all kept."""
 
 
 def change(features: Tensor, frames: int) -> Tensor:
-    """(B, N) 1 - cosine of every token and that at its place in the frame before, of ``features`` (B, N, D)."""
+    """(B, N) 1 - cosine of every token of ``features`` (B, N, D) with that at its place in the frame before."""
     x = unit_rows(features.unflatten(1, (frames, -1)), 1e-8)
     moved = 1 - (x[:, 1:] * x[:, :-1]).sum(dim=-1)
     return torch.cat([torch.full_like(x[:, :1, :, 0], FIRST), moved], dim=1).flatten(1)
 
 
 def most_changed(features: Tensor, frames: int, count: int) -> Tensor:
-    """(B, ``count``) the tokens of videos (B, N, D) that change most, frame by frame in raster order.
+    """(B, ``count``) tokens of videos (B, N, D) that change most, frame by frame in raster order.
 
-    All of the first frame are among them; of equal ones the earlier.
+    Includes the first frame; on ties the earlier token.
     """
     return descending(change(features, frames))[:, :count].sort(dim=1).values
 
 
 @register_selector
 class EVS(Selector):
-    """Tokens of a video that differ from those of the frame before; all of its first frame. An image stays whole.
+    """Select tokens of a video that differ from those of the frame before, and its first frame. Images stay complete.
 
     Example:
         >>> import vitrim

@@ -1,4 +1,4 @@
-"""FasterVLM: the tokens to which the class token attends most."""
+"""FasterVLM: the tokens with the highest class attention."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from vitrim.core.selection import Choice, Seen, Selector, SelectorNeeds, largest
 
 
 def most_attended(scores: Tensor, count: int) -> Tensor:
-    """(B, ``count``) the tokens with the largest ``scores`` (B, N), in raster order."""
+    """(B, ``count``) tokens with the largest ``scores`` (B, N), in raster order."""
     return largest(scores, min(count, scores.shape[1]))
 
 
 @register_selector
 class FasterVLM(Selector):
-    """The tokens to which the class token attends most, in the block whose output the connector reads.
+    """Select the tokens with the highest class attention, in the block whose output the connector reads.
 
-    In a tower without a class token: those to which all tokens attend most.
+    Without a class token: those with the highest mean attention from all tokens.
 
     Example:
         >>> import vitrim

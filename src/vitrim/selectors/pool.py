@@ -1,4 +1,4 @@
-"""Pooling: means over the cells of a coarser grid, the baseline that a selector must beat."""
+"""Pooling over the cells of a coarser grid, a baseline for selectors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vitrim.core.tokens import decision_dtype
 def nearest_rectangle(rows: int, columns: int, cells: int) -> tuple[int, int]:
     """Rows and columns of at most ``cells`` cells, nearest to those of the grid scaled to that area.
 
-    Of equally near ones that with more cells, then with more rows.
+    Ties go to more cells, then to more rows.
 
     Example:
         >>> nearest_rectangle(24, 24, 64), nearest_rectangle(24, 24, 63)
@@ -29,7 +29,7 @@ def nearest_rectangle(rows: int, columns: int, cells: int) -> tuple[int, int]:
 
 
 def coarser(grid: Grid, tokens: int) -> Grid:
-    """The grid of at most so many cells: every frame alike; where there are more frames than tokens, these join, too.
+    """The grid of at most ``tokens`` cells, equal in every frame; with more frames than tokens, frames join, too.
 
     Example:
         >>> coarser((1, 24, 24), 144), coarser((4, 6, 6), 36), coarser((4, 6, 6), 2)
@@ -40,9 +40,9 @@ def coarser(grid: Grid, tokens: int) -> Grid:
 
 
 def cells(grid: Grid, coarse: Grid) -> tuple[Tensor, Tensor]:
-    """(N,) the cell of every token, and (n,) the token in the middle of every cell.
+    """(N,) cell of every token, and (n,) token in the middle of every cell.
 
-    Cells are disjoint, and their sides differ by one token at most.
+    Cells are disjoint; their sides differ by at most one token.
     """
     cell, middle = torch.zeros(grid, dtype=torch.long), torch.zeros(coarse, dtype=torch.long)
     for axis, (fine, few) in enumerate(zip(grid, coarse, strict=True)):
@@ -57,11 +57,11 @@ def cells(grid: Grid, coarse: Grid) -> tuple[Tensor, Tensor]:
 
 @register_selector
 class Pool(Selector):
-    """Means over the cells of a coarser grid: the baseline that costs nothing and looks at nothing.
+    """Replace tokens by their means over the cells of a coarser grid: a baseline that costs nothing.
 
-    The grid is the nearest rectangle of at most so many cells, so fewer tokens than asked may go on (56 of 63, of 24 x
-    24). A mean stands at the middle of its cell. Every frame of a video is pooled by itself. Tokens whose rows and
-    columns are not known count as a square where they fill one, else as one row: so do those that a reduced tower left.
+    The grid is the nearest rectangle of at most that many cells, so there may be fewer tokens than requested (56 of 63,
+    of 24 x 24). A mean has the position of its cell's middle. Every frame of a video is pooled separately. Tokens with
+    unknown rows and columns, such as those of a reduced tower, count as a square if they fill one, else as one row.
 
     Example:
         >>> import vitrim
@@ -75,7 +75,7 @@ class Pool(Selector):
     published_with = "no model: a baseline for any"
 
     def grids(self, grid: Sequence[int] | int) -> tuple[Grid, Grid]:
-        """The grid of the tokens, and that of their cells."""
+        """Grid of the tokens, and grid of their cells."""
         frames, rows, columns = as_grid(grid)
         side = isqrt(columns)
         if rows == 1 and side * side == columns:

@@ -1,4 +1,4 @@
-"""PruMerge and PruMerge+: the tokens that stand out by attention take in what resembles them; one holds the rest."""
+"""PruMerge and PruMerge+: outliers of the attention absorb similar tokens; one token holds the rest."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Merged(NamedTuple):
     """The tokens of one image.
 
     Attributes:
-        kept: (n,) places, by descending attention, then those that were added.
+        kept: (n,) places, by descending attention, then the added ones.
         tokens: (n, D) in that order.
-        rest: (1, D) what holds the others.
+        rest: (1, D) the token of the rest.
     """
 
     kept: Tensor
@@ -31,7 +31,7 @@ class Merged(NamedTuple):
 
 
 def one_head_attention(query: Tensor, keys: Tensor) -> Tensor:
-    """(B, N) attention of the class token with all heads side by side as one; its own share is left out.
+    """(B, N) attention of the class token, all heads side by side as one, without its own share.
 
     Args:
         query: (B, C) of the class token, without scale.
@@ -46,7 +46,7 @@ def one_head_attention(query: Tensor, keys: Tensor) -> Tensor:
 def outlier_ratio(attention: Tensor) -> float:
     """Share of the values of ``attention`` above the upper quartile by more than 1.5 interquartile ranges."""
     values = attention.flatten()
-    # `quantile` takes no more than 16 million values; an image has thousands
+    # `quantile` accepts at most 16 million values; an image has thousands
     low, high = values.quantile(values.new_tensor([0.25, 0.75]))
     return float((values > high + 1.5 * (high - low)).sum()) / values.numel()
 
@@ -56,16 +56,16 @@ def merged(
 ) -> Merged:
     """Merge the tokens of one image into those with the largest attention.
 
-    A kept token gets the sum of attention times token over the 32 others whose keys are most like its own: a small term
-    as released, where the sum is not divided by the attention.
+    A kept token gets the sum of attention times token over the 32 others with the most similar keys: a small term as
+    released, where the sum is not divided by the attention.
 
     Args:
         features: (N, D).
         attention: (N,).
         keys: (N, C).
-        ratio: share of tokens that are kept, rounded down.
+        ratio: share of kept tokens, rounded down.
         plus: add a regular sample of the others: PruMerge+.
-        count: tokens that are kept, in place of ``ratio``.
+        count: number of kept tokens, instead of ``ratio``.
     """
     total = len(features)
     number = min(int(total * ratio) if count is None else count, total)
@@ -85,10 +85,10 @@ def merged(
 
 @register_selector
 class PruMerge(Selector):
-    """Tokens whose attention stands out, each with what resembles it merged in, and one token for all the rest.
+    """Select the outliers of the attention, each with similar tokens merged in, and one token for the rest.
 
-    As many as are outliers of the image's attention, unless ``tokens`` or ``keep`` say how many; the token of the rest
-    counts. With ``plus`` a regular sample of the others is kept as well. Attention is that of the tower's last block.
+    Keeps as many tokens as the image's attention has outliers, unless ``tokens`` or ``keep`` is set; the token of the
+    rest counts. ``plus`` adds a regular sample of the others. Attention is that of the tower's last block.
 
     Example:
         >>> import vitrim

@@ -1,4 +1,4 @@
-"""Random choice: the baseline that a selector must beat."""
+"""Random selection, a baseline for selectors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vitrim.core.selection import Choice, Seen, Selector
 
 
 def drawn(total: int, count: int, seed: int) -> Tensor:
-    """(``count``,) places below ``total``, ascending: a uniform draw without replacement, the same for one seed.
+    """(``count``,) places below ``total``, ascending: a uniform draw without replacement, fixed by the seed.
 
     Example:
         >>> len(set(drawn(9, 4, seed=0).tolist()))
@@ -22,10 +22,10 @@ def drawn(total: int, count: int, seed: int) -> Tensor:
 
 @register_selector
 class RandomTokens(Selector):
-    """A uniform draw of tokens: the baseline that every other selector must beat on your task.
+    """Select tokens by a uniform draw: the baseline that every other selector must beat on your task.
 
-    Seed and number of tokens alone decide, so an image keeps the same places in every batch, process and device, and
-    images of one size keep the same ones. Average over several seeds.
+    Only seed and number of tokens decide, so images of one size keep the same places in every batch, process and
+    device. Average over several seeds.
 
     Example:
         >>> import vitrim

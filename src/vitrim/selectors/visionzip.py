@@ -1,4 +1,4 @@
-"""VisionZip: the most attended tokens as they are, the others merged into a few spread over them."""
+"""VisionZip: the most attended tokens unchanged, the others merged into a few."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Zipped(NamedTuple):
     """The tokens of VisionZip.
 
     Attributes:
-        dominant: (B, n) tokens that stay as they are, in raster order.
-        anchors: (B, C) tokens that others are merged into, in raster order.
-        assign: (B, N) the number of the anchor that each token is merged into, its own for anchors; -1: dominant.
-        contextual: (B, C, D) what stands in the place of the anchors.
+        dominant: (B, n) unchanged tokens, in raster order.
+        anchors: (B, C) tokens into which others merge, in raster order.
+        assign: (B, N) number of the anchor of each token, its own for anchors; -1: dominant.
+        contextual: (B, C, D) merged tokens, in place of the anchors.
     """
 
     dominant: Tensor
@@ -31,17 +31,17 @@ class Zipped(NamedTuple):
 
 
 def zipped(scores: Tensor, keys: Tensor, features: Tensor, dominant: int, contextual: int) -> Zipped:
-    """Keep the tokens with the largest scores, and merge each other one into the anchor whose key is most like its own.
+    """Keep the tokens with the largest scores, and merge each other token into the anchor with the most similar key.
 
-    Anchors are every so many of the others, from the first. A contextual token is its anchor plus the mean of its
-    members, so it is about twice as long as a token: as published.
+    Anchors are the others at regular steps, from the first. A contextual token is its anchor plus the mean of its
+    members, so about twice as long as a token, as published.
 
     Args:
         scores: (B, N).
         keys: (B, N, d), the mean over heads.
         features: (B, N, D).
-        dominant: tokens by score, a class token not counted.
-        contextual: C; at most as many as are left.
+        dominant: tokens by score, without a class token.
+        contextual: C.
 
     Raises:
         VitrimError: there are fewer others than contextual tokens.
@@ -76,10 +76,10 @@ def zipped(scores: Tensor, keys: Tensor, features: Tensor, dominant: int, contex
 
 @register_selector
 class VisionZip(Selector):
-    """The most attended tokens as they are, and the others merged into a few by their keys.
+    """Select the most attended tokens, and merge the others into a few by their keys.
 
-    Where the tower has a class token that the connector may read, it goes on, too, in front and within the budget. In
-    one without, tokens are scored by what they get from all others.
+    A class token that the connector can read comes first and counts in the budget. Without one, the score of a token is
+    the attention it gets from all others.
 
     Example:
         >>> import vitrim
@@ -116,7 +116,7 @@ class VisionZip(Selector):
         return self.order == "raster"
 
     def shares(self, budget: int) -> tuple[int, int]:
-        """Dominant tokens, a class token included, and contextual ones, of a ``budget``."""
+        """Split ``budget`` into dominant tokens, class token included, and contextual ones."""
         merged = round(budget * 10 / 64) if self.contextual is None else min(self.contextual, budget - 1)
         return budget - merged, merged
 

@@ -1,4 +1,4 @@
-"""VisPruner: some of the most attended tokens, and of the others those that resemble each other least."""
+"""VisPruner: some of the most attended tokens, and the least similar of the others."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from vitrim.core.registry import register_selector
 from vitrim.core.selection import Choice, Seen, Selector, SelectorNeeds, descending, unit_rows
 
 PER_ROUND = 8
-"""Tokens that a round drops."""
+"""Tokens dropped per round."""
 
 
 def important_and_diverse(
     scores: Tensor, features: Tensor, tokens: int, important_ratio: float
 ) -> tuple[Tensor, Tensor]:
-    """(B, T) the tokens that are kept, in raster order, and among them (B, t) the important ones by descending score.
+    """(B, T) kept tokens, in raster order, and (B, t) the important ones among them, by descending score.
 
-    Of the others, in the order of their scores, every second one is compared with those between, and the eight that
-    resemble one of these most are dropped, round by round. Differs from the release where that fails: if an odd number
-    is left over, one more is important, and a round drops half of what is left at most.
+    Of the others, by score, every second one is compared with those between, and the eight most similar ones are
+    dropped, round by round. Deviation where the release fails: if an odd number remains, one more is important, and a
+    round drops at most half.
 
     Args:
         scores: (B, N).
         features: (B, N, D).
         tokens: T.
-        important_ratio: share of T that is chosen by score, rounded down.
+        important_ratio: share of T selected by score, rounded down.
     """
     total = scores.shape[1]
     tokens = min(tokens, total)
@@ -50,25 +50,25 @@ def important_and_diverse(
 
 
 def diverse(alike: Tensor, tokens: int) -> Tensor:
-    """(B, T) places of the tokens that are left when the rounds of `important_and_diverse` are over.
+    """(B, T) places of the tokens that remain after the rounds of `important_and_diverse`.
 
     Args:
         alike: (B, S, S) cosines, the first row of the token with the highest score.
         tokens: T, from 1 to S.
     """
-    if compiled.suit(alike[:1, :1]):  # whatever its size: one round waits for the other
+    if compiled.suit(alike[:1, :1]):  # for any size: rounds depend on each other
         left = torch.empty(len(alike), tokens, dtype=torch.int64)
         DIVERSE(alike, PER_ROUND, left)
         return left
     images = torch.arange(len(alike), device=alike.device)[:, None]
     own = left = torch.arange(alike.shape[1], device=alike.device).expand(alike.shape[:2])
     while (drop := min(PER_ROUND, left.shape[1] - tokens, left.shape[1] // 2)) > 0:
-        if 4 * left.shape[1] < 3 * own.shape[1]:  # a round costs rows times columns
+        if 4 * left.shape[1] < 3 * own.shape[1]:  # the cost of a round is rows times columns
             own = own.gather(1, left)
             alike = alike[images[:, :, None], left[:, :, None], left[:, None]]
             left = torch.arange(left.shape[1], device=left.device).expand_as(left)
         even, odd = left[:, 0::2], left[:, 1::2]
-        # maxima of whole rows, column by column: at 2,304 tokens four times as fast as pairs one by one
+        # maxima of full rows, then columns: at 2,304 tokens four times as fast as single pairs
         nearest = alike[images, odd].amax(dim=1).gather(1, even)
         left = torch.cat([even.gather(1, descending(nearest)[:, drop:]), odd], dim=1)
     return own.gather(1, left)
@@ -76,7 +76,7 @@ def diverse(alike: Tensor, tokens: int) -> Tensor:
 
 @register_selector
 class VisPruner(Selector):
-    """Half of the tokens by the class token's attention, half by how little they resemble each other.
+    """Select half of the tokens by class attention, and half by low similarity to each other.
 
     Example:
         >>> import vitrim
@@ -103,7 +103,7 @@ class VisPruner(Selector):
 
 
 def _diverse(alike: Any, step: int, left: Any) -> None:
-    """Fill ``left`` (B, T) as `diverse` does, from ``alike`` (B, S, S), as a loop."""
+    """Fill ``left`` (B, T) as `diverse` does, from ``alike`` (B, S, S), in a loop."""
     wanted = left.shape[1]
     for b in range(len(alike)):
         own = np.arange(alike.shape[1])

@@ -1,4 +1,4 @@
-"""`bench`: what reducing gains in time on this machine, against the fastest dense model and what the MACs promise."""
+"""`bench`: the measured speed-up of reduced models over the fastest dense model, and the speed-up that MACs promise."""
 
 from __future__ import annotations
 
@@ -51,25 +51,25 @@ from vitrim.speed.words import SpeedReport
 from vitrim.tasks import tasks
 
 CALIBRATED, SCORED = 64, 256
-"""Images that int8 finds the ranges of activations on, and that dense models are compared on."""
+"""Images to calibrate int8 on, and to compare dense models on."""
 
 RING = 32
-"""Images, or one batch if that is more, on which models are timed in turn if counts depend on the images."""
+"""Fewest images to time on, in turn, if token counts depend on the images."""
 
 MAX_BATCH = 2**20
-"""Far above any useful batch: typing errors are reported at once, not by the library that fails on them."""
+"""Far above any useful batch: a typing error is reported at once, not by a library that runs out of memory."""
 
 Tell: TypeAlias = Callable[[str], None]
 
 WHOLE = "whole model"
-"""The part of a dense model that is all of it."""
+"""The ``part`` of rows of an entire dense-prediction model."""
 
 
 def place_of(spec: ModelSpec) -> torch.device:
-    """The device of a model: that of its description if it is given by name, else where it is.
+    """The device of a model: that of its spec if the model is given by name, else where its parameters are.
 
     Raises:
-        VitrimError: there is no such device, the model is elsewhere, or is none.
+        VitrimError: an unknown device, a module on another device than its spec, or neither a name nor a module.
     """
     selected = select_device(str(spec.device or "cpu"))
     if spec.named:
@@ -99,42 +99,39 @@ def bench(
 ) -> SpeedReport:
     """Time dense and reduced models in turn, in one run, and compare the speed-up with what the MACs promise.
 
-    Dense is the faster of the model's own fused and unfused attention, on the fastest of the engines in the fastest
-    of the precisions, measured in the same run. Speed-up is the median over rounds of the ratio within a round,
-    with its quartiles; peak memory is what one forward allocates. Of a vision-language model, prefill is timed:
-    tower, connector and language model on a batch of prompts, from which reduced models leave out the image tokens
-    that are gone; on request with an answer, of which speed-up and promise then are, too.
+    The baseline is the fastest dense model of the run, over engines, precisions, and fused and unfused attention.
+    Speed-up is the median over rounds of the ratio within a round, with its quartiles; peak memory is what one forward
+    allocates. For a vision-language model, prefill is timed: vision tower, connector and language model on a batch of
+    prompts, which reduced models shorten by the removed image tokens. `vitrim.Prompt` can add an answer; speed-up and
+    promise then include it.
 
     Args:
-        model: itself, its name as on the command line, or a `vitrim.ModelSpec`. A model stays as it is, and runs where
-            it is; a reduced one is timed as it is, beside its dense self. Or an exported file, `vitrim.Exported`, which
-            the others are compared with.
-        methods: one or several, configs or texts; of a reduced model, behind its own. Of a model that nothing
-            reduces, such as Swin, ``none`` alone: it is timed as it is. Exported files among them are timed in the same
-            rounds, each on its own engine.
-        images: a source, as ``--images`` of the command, a dataset, or a `vitrim.DataSpec`; None: random images. With
-            images, int8 finds the ranges of activations on some of them, and the dense model of every engine and
-            precision is compared with that of PyTorch in fp32 on others, at most 256. Of a vision-language model a
-            `vitrim.Prompt`.
+        model: a module, which is not changed and runs on its device, a name as on the command line, or a
+            `vitrim.ModelSpec`; a reduced module is timed beside its dense self. Or a `vitrim.Exported` file, which is
+            then the baseline.
+        methods: one or several, configs or text; added to those of a reduced model. A model that cannot be reduced,
+            such as Swin, is timed alone under ``none``. Exported files among them are timed in the same rounds, each on
+            its own engine.
+        images: a source, as for ``--images``, a dataset, or a `vitrim.DataSpec`; None for random images. With images,
+            int8 is calibrated on some of them, and the dense model of every engine and precision is compared with
+            PyTorch in fp32 on others, at most 256. For a vision-language model, a `vitrim.Prompt`.
         batch_size: images per batch, one number or several.
-        engine: of `vitrim.speed.engines`, by name or made, or several: eager, compile (with frozen weights and
-            without), onnxruntime, openvino, aoti, torch.export.
-        precision: fp32, bf16, fp16, int8, or several: every engine runs in those that it has, and notes name the
-            others.
-        budget: the rounds and seconds to spend on every setting; default: 10 rounds and one second for each model.
-        seed: of random weights, images and parameters.
-        on_report: called with the report so far: before the first setting, and after every one.
-        on_progress: called with a few words on what is being done, often.
+        engine: one or several, names or objects of `vitrim.speed.engines`: eager, compile (with and without frozen
+            weights), onnxruntime, openvino, aoti, torch.export.
+        precision: fp32, bf16, fp16, int8, or several; notes name the precisions that an engine lacks.
+        budget: rounds and seconds for every setting; default: 10 rounds and one second per model.
+        seed: seed of random weights, images and parameters.
+        on_report: called with the report so far, before the first setting and after every setting.
+        on_progress: called often with a short text on the current step.
 
     Returns:
-        A row per batch size, model, engine and precision, as `measure` has them, with ``model, batch_size`` and, for
-        dense rows with images, ``agreement`` (share of the same top-1 as in fp32), ``top1`` where there are labels, and
-        ``scored`` (images); a table for every batch size, and in words which engine to use and where reducing does not
-        pay.
+        A row per batch size, model, engine and precision, as in `measure`, with ``model, batch_size`` and, for dense
+        rows with images, ``agreement`` (share of images with the top-1 of fp32), ``top1`` if there are labels, and
+        ``scored`` (number of images); a table per batch size, and advice in words.
 
     Raises:
-        VitrimError: a name, a method or an option is not valid, or an engine cannot run here: before anything is timed.
-            Or the machine has too little memory for a setting.
+        VitrimError: an invalid name, method or option, or an engine that cannot run here, before anything is timed. Or
+            the machine has too little memory for a setting.
 
     Example:
         >>> from vitrim.loading import create_model
@@ -209,14 +206,12 @@ def bench(
 
 @dataclass(frozen=True)
 class Speeds:
-    """Models to be timed at several batch sizes, on images of a dataset that are spread evenly over it, or random ones.
+    """Models to time at several batch sizes, on images spread evenly over a dataset, or random images.
 
     Attributes:
-        model: dense.
-        methods, engines, budget, learned, files: as of `measure`.
-        dataset: prepared for the model; None: random images.
-        seed: of random images.
-        scored: compare dense models with fp32 on ``dataset``, if it is given.
+        methods, engines, budget, learned, files: see `measure`.
+        dataset: with the model's transform; None for random images.
+        scored: compare dense models with fp32 on ``dataset``.
     """
 
     model: nn.Module
@@ -230,11 +225,7 @@ class Speeds:
     scored: bool = False
 
     def at(self, sizes: Sequence[int], on_progress: Tell | None = None) -> Iterator[list[Row]]:
-        """The rows of `measure` for every batch size, with the size in front.
-
-        Args:
-            sizes: images per batch.
-            on_progress: as of `measure`; which of the sizes it is stands in front.
+        """Yield the rows of `measure` for every batch size, with a column for the size.
 
         Raises:
             VitrimError: the machine has too little memory, or cannot compute in a precision.
@@ -253,7 +244,7 @@ class Speeds:
             many = size if adaptive_one(self.methods) is None else max(RING, size)
             ring = [images for images, _ in batches(dataset, size, limit=many) if len(images) == size]
             if len({str(engine) for engine in self.engines}) > 1 or self.engines[0].precision != "fp32":
-                # every third image is for the ranges of activations, the others to compare on
+                # every third image is for calibration, the others are for the comparison
                 places = spread(len(dataset), min(len(dataset), SCORED + CALIBRATED))
                 read = max(size, 16)
                 given = torch.cat([images for images, _ in batches(Subset(dataset, places[::3].tolist()), read)])
@@ -272,27 +263,21 @@ def _tell(tell: Tell, which: str, text: str) -> None:
 
 
 def _silent(text: str) -> None:
-    """Tell nobody."""
+    """Report no progress."""
 
 
 def in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy of ``model`` in this dtype and eval mode, which shares the parameters if they have it."""
+    """A copy of ``model`` in this dtype and eval mode; it shares parameters that already have the dtype."""
     same = next(model.parameters()).dtype == dtype
     return (shared_copy(model) if same else copy.deepcopy(model).to(dtype)).eval()
 
 
 def check_enough(dataset: ImageDataset, count: int) -> None:
-    """Refuse a batch of more images than there are."""
     if len(dataset) < count:
         raise VitrimError(f"{dataset.source} has {len(dataset)} images, too few for a batch of {count}")
 
 
 def batch_sizes(given: int | Sequence[int]) -> list[int]:
-    """Every size once.
-
-    Raises:
-        VitrimError: none, or a number that is no size of a batch.
-    """
     sizes = list(dict.fromkeys([given] if isinstance(given, int | str) else given))
     for size in sizes or ("",):
         if isinstance(size, bool | str) or not 1 <= size <= MAX_BATCH:
@@ -303,7 +288,7 @@ def batch_sizes(given: int | Sequence[int]) -> list[int]:
 
 
 def adaptive_one(methods: Mapping[str, MethodConfig]) -> str | None:
-    """The first of the methods whose counts depend on the images; None where none do."""
+    """The first method whose token counts depend on the images."""
     return next((name for name, config in methods.items() if config.is_adaptive()), None)
 
 
@@ -315,7 +300,6 @@ def _notes(
     images: str | None,
     seed: int,
 ) -> Iterator[str]:
-    """Notes on what the numbers to come depend on, and on what is not timed."""
     if cost_varies(host):
         yield (
             "the work of RoI heads depends on their proposals; these are of the weights and images at hand, what is "
@@ -354,42 +338,39 @@ def measure(
     held_out: Sequence[tuple[Tensor, Any]] | None = None,
     on_progress: Tell | None = None,
 ) -> list[Row]:
-    """Speed and peak memory of a dense model and its reductions at one batch size, in one interleaved run.
+    """Time a dense model and its reductions at one batch size, in one interleaved run, and measure peak memory.
 
-    The baseline is the dense model on the fastest of the engines in the fastest precision, with the faster attention
-    kernel there.
+    The baseline is the fastest dense model over engines, precisions and attention kernels.
 
     Args:
-        model: an unreduced host in eval mode, or the `Prefill` of a vision-language model; it is not changed.
-        methods: configs by the name that the rows should carry.
-        images: (B, C, H, W) on the device of the model; (B, n, C, H, W) for a `Prefill`. Or several such batches, of
-            which every round takes the next: where counts depend on the images, one says little.
-        engines: names (`vitrim.speed.engines.engines`: eager, compile, onnxruntime, openvino, aoti, torch.export) or
-            engines; by name in the precision of the model's parameters. Every model runs on each, but for methods
-            without a fixed graph on those that need one.
-        learned: folder of a saved reduction, whose parameters the methods of that name get.
-        files: exported files by the name that the rows should carry, each on its own engine.
-        calibration: (N, C, H, W) for int8; None: ``images``.
-        held_out: batches of B images (B, C, H, W) with their targets, to compare dense models on.
-        on_progress: called with a few words before a model is made ready, and between rounds.
+        model: an unreduced host in eval mode, or the `Prefill` of a vision-language model; not changed.
+        methods: configs by row name.
+        images: (B, C, H, W) on the model's device, (B, n, C, H, W) for a `Prefill`; or several such batches, used round
+            by round, for methods whose token counts depend on the images.
+        engines: names (see `vitrim.speed.engines.engines`), with the precision of the model's parameters, or engines.
+            An engine that needs a fixed graph skips methods without one.
+        budget: see `bench`.
+        learned: folder of a saved reduction, whose parameters the methods of that name load.
+        files: exported files by row name, each on its own engine.
+        calibration: (N, C, H, W) for int8; None for ``images``.
+        held_out: batches of B images (B, C, H, W) with targets, to compare dense models on.
+        on_progress: called with a short text before a model is prepared, and between rounds.
 
     Returns:
-        One row per engine and precision for the dense model with the faster attention kernel there (method
-        "dense"), then one per method, engine and precision, each with ``method, engine, precision, compiled,
-        images_per_second, latency_ms`` (p50, p95, min, iqr), ``rounds, peak_memory_mib`` (None where it cannot
-        be measured), ``speedup, speedup_q1, speedup_q3`` over the baseline, ``promised_speedup`` (dense MACs
-        over reduced MACs), ``ratio`` (speedup over promised_speedup), ``dense_engine, dense_precision,
-        dense_kernel`` of the baseline, ``engine_speedup`` over the dense model on the same engine in the same
-        precision, ``dense_p50_ms`` of that (by kernel), and ``prepare_seconds`` (compiling or exporting, and
-        the first run).
+        One row per engine and precision for the dense model with its faster attention kernel (method "dense"), then one
+        per method, engine and precision, each with ``method, engine, precision, compiled, images_per_second,
+        latency_ms`` (p50, p95, min, iqr), ``rounds, peak_memory_mib`` (None if it cannot be measured), ``speedup,
+        speedup_q1, speedup_q3`` over the baseline, ``promised_speedup`` (dense MACs over reduced MACs), ``ratio``
+        (speedup over promised_speedup), ``dense_engine, dense_precision, dense_kernel`` of the baseline,
+        ``engine_speedup`` over the dense model on the same engine and precision, its ``dense_p50_ms`` (by kernel), and
+        ``prepare_seconds`` (compiling or exporting, and the first run).
 
-        Of a dense model (`vitrim.models.segmenter`, `vitrim.models.vitdet`) two rows each, with ``part``: what runs in
-        front of its heads, against the same part of the dense model, and the whole model.
+        A dense-prediction model (`vitrim.models.segmenter`, `vitrim.models.vitdet`) has two rows each, with ``part``:
+        the layers before its heads, compared with the same part of the dense model, and the entire model.
 
-        Of the prefill of a vision-language model (`vitrim.measure.prefill.Prefill`) rows have ``text_tokens,
-        prompt_images, image_tokens, new_tokens`` of a prompt, too, ``kv_cache_bytes`` per prompt (of what the language
-        model holds at the end) and ``parts_ms`` (`vitrim.measure.stopwatch.PARTS`, medians); images per second count
-        all images of the prompts.
+        For a `vitrim.measure.prefill.Prefill`, rows also have ``text_tokens, prompt_images, image_tokens, new_tokens``
+        of a prompt, ``kv_cache_bytes`` per prompt at the end, and ``parts_ms`` (`vitrim.measure.stopwatch.PARTS`,
+        medians); images per second count all images of the prompts.
 
     Raises:
         VitrimError: a method does not fit the model or runs on none of the engines, or an engine cannot run here.
@@ -405,7 +386,7 @@ def measure(
     """
     ring, tell = [images] if isinstance(images, Tensor) else list(images), on_progress or _silent
     images = ring[0]
-    if len(ring) > 1:  # every batch counts alike, in both halves of the rounds
+    if len(ring) > 1:  # use every batch equally often, in both halves of the rounds
         budget = budget or Budget()
         whole = -(-budget.min_rounds // (2 * len(ring))) * 2 * len(ring)
         budget = replace(budget, min_rounds=whole, max_rounds=whole)
@@ -414,7 +395,7 @@ def measure(
     chosen, _ = engines_named(listed(engines), [precision], images.device)
     check_engines(chosen, methods, model, len(images))
     entries: list[Entry] = []
-    # the parts that are timed each by itself, by how they are taken from a model; None: there is only one
+    # how to get each separately timed part from a model; None if there is only one
     front = ask(model).front(model)
     parts: dict[str | None, Callable[[nn.Module], nn.Module]]
     parts = {None: lambda whole: whole} if front is None else {front[0]: Front, WHOLE: lambda whole: whole}
@@ -424,7 +405,7 @@ def measure(
         for name, config in methods.items():
             copies[name, ""] = reduced_copy(base, config, learned)
         for part, take in parts.items():
-            # counted on the very copies that are timed: learned reducers are drawn anew for every copy
+            # count the copies that are timed: learned reducers are initialised randomly in every copy
             reduced = {name: take(copies[name, ""]) for name in methods}
             promised = promised_speedups(take(base), reduced, [batch.to(dtype) for batch in ring])
             entries += [
@@ -442,7 +423,7 @@ def measure(
         models: dict[int, int] = {}
         for number, entry in enumerate(entries):
             tell(f"making {entry.key} ready, {number + 1} of {len(entries)}")
-            # a folder for every model: precisions of one engine are made of one file
+            # a folder per model: the precisions of one engine share a file
             place = Path(folder) / str(models.setdefault(id(entry.model), len(models)))
             entry.prepare(ring, place, calibration)
         watched = _Watched(**vars(budget or Budget()), tell=tell)
@@ -460,7 +441,7 @@ def measure(
 
 @dataclass(frozen=True)
 class _Watched(Budget):
-    """A budget that says how far it is spent. It is asked between rounds, so nothing that is timed takes longer."""
+    """A budget that reports its progress. `spent` is called between rounds, outside the timed sections."""
 
     tell: Tell = _silent
 
@@ -472,17 +453,16 @@ class _Watched(Budget):
 
 @dataclass
 class Entry:
-    """One model, or a part of one, on one engine.
+    """One model, or a part of it, on one engine.
 
     Attributes:
-        name: of the method, or "dense".
-        kernel: the attention kernel of a dense model.
-        part: of the model; None where it is timed as one.
+        kernel: attention kernel of a dense model.
+        part: part of the model; None if the model is timed as one.
         promised: dense MACs over its MACs.
-        run: runs batches; `prepare` makes it.
+        run: runs batches; set by `prepare`.
         call: one forward of the images.
-        seconds: that took.
-        parts: times its parts, if it is a `Prefill`.
+        seconds: duration of `prepare`.
+        parts: timers of the parts of a `Prefill`.
     """
 
     name: str
@@ -498,13 +478,13 @@ class Entry:
 
     @property
     def key(self) -> str:
-        """The name among all that is timed."""
+        """The unique name of the entry in a run."""
         kernel = f" ({self.kernel})" if self.kernel else ""
         on = "" if str(self.engine) == Eager.label else f" on {self.engine}"
         return self.name + kernel + on + ("" if self.part is None else f" [{self.part}]")
 
     def prepare(self, ring: Sequence[Tensor], folder: Path, calibration: Tensor | None) -> None:
-        """Compile or export the model for batches like those of ``ring``; files go to ``folder``."""
+        """Compile or export the model for batches like those of ``ring``, with files in ``folder``."""
         folder.mkdir(exist_ok=True)
         start = time.perf_counter()
         given = [images.to(self.engine.dtype) for images in ring]
@@ -514,7 +494,7 @@ class Entry:
         self.seconds = time.perf_counter() - start
 
     def watch(self, within: ExitStack, device: torch.device) -> None:
-        """Let calls time the parts of a `Prefill`, too."""
+        """Also time the parts of a `Prefill`."""
         if isinstance(self.model, Prefill):
             self.parts = within.enter_context(Stopwatch(self.model, self.call, device))
             self.call = self.parts
@@ -529,7 +509,7 @@ def check_engines(
     """Refuse engines that cannot run this model, and methods that run on none of them.
 
     Raises:
-        VitrimError: saying which, and what to do.
+        VitrimError: with the reason and a remedy.
     """
     part = (ask(model).front(model) or (None,))[0]
     for engine in engines:
@@ -552,7 +532,7 @@ def _rows(
     held_out: Sequence[tuple[Tensor, Any]] | None,
     tell: Tell,
 ) -> list[Row]:
-    """A row for every method, engine and part; of the dense model on an engine that with its faster kernel."""
+    """A row per method, engine and part; for the dense model on an engine, that of its faster kernel."""
 
     def quickest(among: Iterable[Entry]) -> Entry:
         by_key = {entry.key: entry for entry in among}
@@ -582,7 +562,7 @@ def _rows(
             facts["parts_ms"] = entry.parts.medians(len(times[entry.key]))
         if prompt is not None and prompt.select is not None and entry.name != DENSE:
             facts["select"] = prompt.select.describe()
-        # a file may be on an engine that the dense model does not run on
+        # a file may use an engine without dense entries
         facts["dense_p50_ms"] = {one.kernel: summarise(times[one.key]).p50_ms for one in kernels.get(place, ())}
         peak = entry.engine.peak_mib(entry.model, entry.run, images.to(entry.engine.dtype))
         count = len(images) * (1 if prompt is None else prompt.shape[0])
@@ -600,13 +580,9 @@ def _rows(
 def _agreement(
     entry: Entry, held_out: Sequence[tuple[Tensor, Any]], model: nn.Module, exact: list[Tensor]
 ) -> dict[str, Any]:
-    """The share of the same top-1 as of the dense model in fp32, and the top-1 where there are labels.
+    """The share of images with the top-1 of the dense fp32 model, and top-1 if there are labels.
 
-    Args:
-        entry: a dense model on an engine.
-        held_out: batches that were not calibrated on.
-        model: dense, as it was given.
-        exact: its logits in fp32, found at the first call.
+    ``held_out`` are batches outside the calibration set; ``exact`` caches the fp32 logits.
     """
     program, device = Program(entry.model), next(model.parameters()).device
     if not exact:
@@ -624,7 +600,7 @@ def _agreement(
 
 
 class Front(nn.Module):
-    """The part of a dense model in front of its heads (`Host.front`), as a model that can be counted and compiled.
+    """The layers of a dense-prediction model before its heads (`Host.front`), as a module to count and compile.
 
     Example:
         >>> from vitrim.loading import create_model
@@ -640,7 +616,7 @@ class Front(nn.Module):
         self.library = ask(model)
 
     def forward(self, images: Tensor) -> Any:
-        """Compute what the heads read of ``images`` (B, C, H, W)."""
+        """Compute the heads' input for ``images`` (B, C, H, W)."""
         front = self.library.front(self.model)
         assert front is not None
         return front[1](images)
@@ -649,10 +625,10 @@ class Front(nn.Module):
 def promised_speedups(dense: nn.Module, reduced: Mapping[str, nn.Module], ring: Sequence[Tensor]) -> dict[str, float]:
     """Dense MACs over the MACs of every ``reduced`` model: the speed-up if time were proportional to MACs.
 
-    Counted on all batches (B, C, H, W) of ``ring`` where counts depend on the images, else on one image.
+    Counted on all batches (B, C, H, W) of ``ring`` if counts depend on the images, else on one image.
     """
     found: dict[str, float] = {}
-    of_dense: dict[bool, int] = {}  # by whether all are counted
+    of_dense: dict[bool, int] = {}  # by True if all batches are counted
     for name, taken in reduced.items():
         model = taken.model if isinstance(taken, Front) else taken
         varies = handle_of(model).config.is_adaptive() or (taken is model and cost_varies(model))
@@ -664,7 +640,7 @@ def promised_speedups(dense: nn.Module, reduced: Mapping[str, nn.Module], ring: 
 
 
 def cost_varies(model: nn.Module) -> bool:
-    """True if the work of ``model`` depends on what is in the images: that of RoI heads does, on the proposals.
+    """True if the MACs of ``model`` depend on the image content, as those of RoI heads do on the proposals.
 
     Example:
         >>> cost_varies(nn.Linear(1, 1))

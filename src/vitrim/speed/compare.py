@@ -1,4 +1,4 @@
-"""`compare`: the accuracy and the measured time of several methods, in one table and one picture."""
+"""`compare`: accuracy and measured time of several methods, in one table and one picture."""
 
 from __future__ import annotations
 
@@ -63,26 +63,26 @@ from vitrim.speed.words import bounds, doubt, engine_of, shows_only_cost, unrest
 from vitrim.tasks import Task
 
 SCORED_ON_ENGINES = ("classification", "multilabel", EMBEDDING, ZERO_SHOT)
-"""Tasks whose predictions are read from what a file gives."""
+"""Tasks that can be scored on the output of a file."""
 LETTER = 0.085
-"""Inches of a letter of a legend, or nearly."""
+"""Approximate width in inches of a letter in a legend."""
 PALE = "#999999"
-"""The colour of what only shows the cost of vitrim itself."""
+"""Colour of methods that only show vitrim's own overhead."""
 
 
 @dataclass
 class Comparison(Report):
-    """The findings of `compare`: a row per method, dense first, and what it comes to in words.
+    """The findings of `compare`: a row per method, dense first, and a summary in words.
 
     Attributes:
-        words: a sentence per method, and a line per batch size: what loses least for its time.
+        words: a sentence per method, and a line per batch size with the methods that lose least for their time.
     """
 
     words: list[str] = field(default_factory=list)
 
     @property
     def figure(self) -> Any:
-        """Loss over time, drawn as a matplotlib figure: a panel per batch size."""
+        """A matplotlib figure of loss over time, with a panel per batch size."""
         return draw(self.rows, self.facts["metric"], self.tables[0].title)
 
     @property
@@ -111,38 +111,39 @@ def compare(
     on_report: Callable[[Comparison], None] | None = None,
     on_progress: Tell | None = None,
 ) -> Comparison:
-    """Measure what methods lose and how much time they save: `vitrim eval` and `vitrim bench` in one table.
+    """Measure accuracy and time of methods: `vitrim eval` and `vitrim bench` in one table.
 
-    Accuracy is that of all ``data``, in one pass for all methods. Time is measured on images of it, dense and reduced
-    models in turn; dense is its fastest engine, precision and attention kernel in the same run. In fp32 all engines
-    compute the same, so every method has one row, and runs on the engine that is fastest for it; in bf16 and int8 it
-    has a row for every engine, scored on that very engine. Both have the parameters that a run learned for a method.
+    Accuracy is measured on all ``data``, in one pass for all methods. Time is measured on images of ``data``, dense and
+    reduced models in turn; the baseline is the fastest dense model of the run, over engines, precisions and attention
+    kernels. In fp32 all engines compute the same, so every method has one row, timed on its fastest engine; in lower
+    precisions a method has a row per engine, scored on that engine. Methods use the parameters that a training run
+    learned for them.
 
     Args:
-        model: not reduced, its name as on the command line, or a `vitrim.ModelSpec`. A model stays as it is, and runs
-            where it is.
-        methods: one or several, configs or texts; several settings of one method are joined in the picture. Of a model
-            that nothing reduces, such as Swin, ``none`` alone. Exported files among them are scored and timed as they
-            run, a row each.
-        data: images with labels: a source, as ``--data`` of the command, a dataset, or a `vitrim.DataSpec`.
+        model: an unreduced module, which is not changed and runs on its device, a name as on the command line, or a
+            `vitrim.ModelSpec`.
+        methods: one or several, configs or text; the picture joins the settings of one method. For a model that cannot
+            be reduced, such as Swin, only ``none``. Exported files among them have a row each and are scored and timed
+            on their own engine.
+        data: labelled images: a source, as for ``--data``, a dataset, or a `vitrim.DataSpec`.
         at: batch sizes to time.
-        engine: of `vitrim.speed.engines`, by name or made, or several.
-        precision: fp32, bf16, fp16, int8, or several; losses are against the dense model in fp32. int8 finds the ranges
-            of activations on images of ``data``, which then count with the others.
-        budget: the rounds and seconds to spend on timing; default: 10 rounds and one second for each model.
-        seed: of random weights, parameters and methods.
-        on_report: called with the report so far: after the evaluation, and after every batch size.
-        on_progress: called with a few words on what is being done, often.
+        engine: one or several, names or objects of `vitrim.speed.engines`.
+        precision: fp32, bf16, fp16, int8, or several; losses are relative to the dense model in fp32. int8 is
+            calibrated on images of ``data``, which are also scored.
+        budget: rounds and seconds for timing; default: 10 rounds and one second per model.
+        seed: seed of random weights, parameters and methods.
+        on_report: called with the report so far, after the evaluation and after every batch size.
+        on_progress: called often with a short text on the current step.
 
     Returns:
-        One row per method, dense first, and of lower precisions one per engine: what `vitrim eval` has in its rows,
-        ``precision``, ``engine`` (None in fp32), ``saved`` (share of the dense MACs), ``loss`` (of the metric named in
-        ``facts``, a share: dense in fp32 minus this), ``loss_error`` (one standard error of it at most, None where it
-        is not known), and ``speeds``: for every batch size the row of `vitrim bench` of its engine, in fp32 of the one
-        that is fastest for the method. ``words`` has a sentence per method; ``figure`` is the picture.
+        One row per method, dense first, and in lower precisions one per engine: the columns of `vitrim eval`,
+        ``precision``, ``engine`` (None in fp32), ``saved`` (share of the dense MACs), ``loss`` (dense in fp32 minus
+        this row, as a share, of the metric named in ``facts``), ``loss_error`` (upper bound on its standard error, None
+        if unknown), and ``speeds``: for every batch size the row of `vitrim bench` for its engine, in fp32 for the
+        method's fastest engine. ``words`` has a sentence per method; ``figure`` is the picture.
 
     Raises:
-        VitrimError: a name, a method, the data or an option is not valid, or an engine cannot run here: before anything
+        VitrimError: an invalid name, method, data source or option, or an engine that cannot run here, before anything
             is measured. Or the machine has too little memory, or cannot compute in a precision.
 
     Example:
@@ -174,7 +175,7 @@ def compare(
             check_engines(engines, configs, loaded.model, size)
         for config in configs.values():
             reduced_copy(loaded.model, config)
-        warnings.simplefilter("ignore", ReductionWarning)  # it was said of these copies
+        warnings.simplefilter("ignore", ReductionWarning)  # the copies above have issued it
         goal, dataset = open_task(loaded, images, embeddings=True)
         check_alike(loaded.model, ask(loaded.model).preprocessing(loaded.model), list(beside.values()))
         if (beside or lower) and goal.name not in SCORED_ON_ENGINES:
@@ -242,7 +243,7 @@ def compare(
 
 
 def _of_other_batches(methods: Mapping[str, MethodConfig], engines: Sequence[Engine], batch_size: int) -> list[str]:
-    """A line for every method that counts on the whole batch, and is scored on engines one image at a time."""
+    """A line for every batch-dependent method that engines run one image at a time."""
     return [
         f"{name} counts on the whole batch: MACs saved are those of batches of {batch_size}, and engines are scored "
         "on single images, of which it may merge more; with --batch-size 1 (batch_size=1) both are of those"
@@ -252,12 +253,11 @@ def _of_other_batches(methods: Mapping[str, MethodConfig], engines: Sequence[Eng
 
 
 class OnEngine(Contestant):
-    """A model on an engine, as one that is compared: its predictions are those of the engine.
+    """A contestant whose predictions an engine computes.
 
     Args:
         model: dense or reduced, in the dtype of the engine.
-        reduction: of a reduced ``model``.
-        run: made of it for batches of ``size``; a larger one is split, and what is left filled up.
+        run: runs batches of ``size``; larger batches are split, and the last one is padded.
         size: B.
     """
 
@@ -284,17 +284,15 @@ def score_on_engines(
     seed: int = 0,
     on_progress: Callable[[int], None] | None = None,
 ) -> list[tuple[Row, Engine]]:
-    """The task's metrics, and agreement with the dense model in fp32, of models as their engines compute them.
+    """Score models on their engines: the task's metrics, and agreement with the dense model in fp32.
 
     Args:
-        model: dense; it is left as it was.
+        model: the dense model; not changed.
         methods: configs by name; those that an engine cannot run are left out.
-        engines: each in its precision. int8 finds the ranges of activations on the first 64 images.
-        batches: read twice if there is int8.
+        engines: each in its precision. int8 is calibrated on the first 64 images.
+        batches: makes an iterator over the batches; called twice for int8.
         task: one of `SCORED_ON_ENGINES`.
-        learned: folder of a saved reduction, whose parameters the methods of that name get.
-        seed: of methods that draw at random.
-        on_progress: called after every batch with the number of images seen.
+        learned: folder of a saved reduction, whose parameters the methods of that name load.
 
     Returns:
         A row per model and engine, engine by engine, the dense model first.
@@ -310,7 +308,7 @@ def score_on_engines(
     with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in engines)):
         for engine in engines:
             for number, config in enumerate((None, *methods.values())):
-                # methods that follow the image run on most engines one image at a time, whatever is read at once
+                # engines run most adaptive methods one image at a time, whatever the size of the batches read
                 at = size if config is None or engine.obstacle(config, size) is None else 1
                 if config is not None and engine.obstacle(config, at) is not None:
                     continue
@@ -324,10 +322,10 @@ def score_on_engines(
                 run = engine.prepare(copied, given, place, calibration)
                 found.append((OnEngine(copied, task, reduction, engine, run, at), engine))
         models = [exact, *(one for one, _ in found)]
-        probes = [one for one in standard_probes(task) if not isinstance(one, MacsProbe | Tokens)]  # fp32 has them
+        probes = [one for one in standard_probes(task) if not isinstance(one, MacsProbe | Tokens)]  # in the fp32 rows
         measurement = Measurement(models, [*probes, *paired_probes(task)], task, seed=seed)
         measurement.follow(batches(), on_progress)
-        left_out = () if task.embeds else ("cosine",)  # of what a head reads, which engines do not give
+        left_out = () if task.embeds else ("cosine",)  # needs the head's input, which engines do not return
     return [
         (Row(row.method, {key: row[key] for key in row if key not in left_out}), engine)
         for row, (_, engine) in zip(measurement.rows()[1:], found, strict=True)
@@ -344,19 +342,17 @@ def _fill(
     scores: Sequence[tuple[Row, Engine | None]],
     timed: Sequence[Sequence[Row]],
 ) -> None:
-    """Put accuracy and speeds together, as far as they are measured.
+    """Fill in the report's rows, tables, notes and words from the measurements so far.
 
-    Args:
-        model: its name.
-        scores: rows in fp32, without an engine, and those of engines in a lower precision.
-        timed: rows of `Speeds` for every batch size.
+    ``scores`` are fp32 rows, without an engine, and rows of engines in lower precisions; ``timed`` are rows of `Speeds`
+    for every batch size.
     """
     exact, main = {row.method: row for row, engine in scores if engine is None}, task.selects_by
     dense = exact[DENSE]
     report.rows = []
     for row, engine in scores:
         label, precision = (None, "fp32") if engine is None else (engine.label, engine.precision)
-        # what a lower precision does not change was counted in fp32
+        # columns that do not depend on the precision come from fp32
         whole = {"precision": precision, "engine": label, **exact[row.method], **row}
         speeds = []
         for setting in timed:
@@ -369,7 +365,7 @@ def _fill(
             if own:
                 speeds.append(dict(max(own, key=lambda one: one["speedup"])))
         if timed and not speeds:
-            continue  # fp32 is the measure of loss, and was not timed
+            continue  # fp32 is the reference of the loss only, and was not timed
         report.rows.append(
             {
                 "model": model,
@@ -386,7 +382,7 @@ def _fill(
 
 
 def named(row: Mapping[str, Any]) -> str:
-    """The method of a row, with engine and precision where that is not fp32.
+    """The method of a row; below fp32 with engine and precision.
 
     Example:
         >>> named({"method": "tome:r=8", "precision": "int8", "engine": "openvino"})
@@ -399,7 +395,7 @@ def _table(report: Comparison, metric: str) -> Table:
     data, sizes = report.facts["data"], [speed["batch_size"] for speed in report.rows[0]["speeds"]]
     title = f"{report.rows[0]['model']} on {data['source']}: {data['images']} images"
     timed = (column for size in sizes for column in (f"ms at {size}", f"speed-up at {size}"))
-    several = len({speed["engine"] for row in report.rows for speed in row["speeds"]}) > 1  # which serves fp32 best
+    several = len({speed["engine"] for row in report.rows for speed in row["speeds"]}) > 1  # name the fastest in fp32
     columns = ("method", spelled(metric), "change", "agree", "MACs saved", *timed)
     cells = [
         (
@@ -429,7 +425,6 @@ def _speed_cell(speed: Mapping[str, Any], several: bool) -> str:
 
 
 def _notes(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], task: Task) -> Iterator[str]:
-    """Notes needed to read the table correctly."""
     yield (
         f"{spelled(task.selects_by)}, agree ({task.agreement_means}) and MACs saved in %; change in points"
         f"{'' if rows[0]['loss_error'] is None else f' ± its standard error{NONE_CHANGED}'}; ms per "
@@ -448,13 +443,11 @@ def _notes(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], task: Ta
 
 
 def in_words(rows: Sequence[Mapping[str, Any]], metric: str) -> Iterator[str]:
-    """A sentence per method, and a line per batch size.
+    """Yield a sentence per method, and a line per batch size.
 
-    A method is dominated where another, or the dense model, is at least as fast and loses no more, and is clearly
-    better in one of the two: by quartiles that do not overlap, or by more than the standard errors of both losses.
-
-    Args:
-        rows: of `compare`, dense first.
+    A method is dominated if another method, or the dense model, is at least as fast and loses no more, and is clearly
+    better in time or loss: its quartiles do not overlap, or the losses differ by more than their combined standard
+    error.
 
     Example:
         >>> def row(method, loss, median):
@@ -506,7 +499,7 @@ tome:r=8 (1.21x, loses 0.30)
 
 
 def dominates(other: Mapping[str, Any], row: Mapping[str, Any], place: int) -> bool:
-    """True if ``other`` is as good in time and loss at one batch size, and clearly better in one of them."""
+    """True if ``other`` is at least as good in time and loss at one batch size, and clearly better in one."""
     if other is row:
         return False
     speed, own = other["speeds"][place], row["speeds"][place]
@@ -529,23 +522,17 @@ def _in_short(row: Mapping[str, Any], place: int) -> str:
 
 
 def draw(rows: Sequence[Mapping[str, Any]], metric: str, title: str = "") -> Any:
-    """Loss in points over milliseconds per image, a panel per batch size: down and to the left is better.
+    """A figure of loss in points over milliseconds per image, a panel per batch size: down and to the left is better.
 
-    Dense models are stars, with a line through the fastest: to its right nothing pays. Settings of one method are
-    joined. Bars are quartiles of the speed-up, and standard errors of the loss.
-
-    Args:
-        rows: of `compare`, dense first.
-
-    Returns:
-        A matplotlib figure.
+    Dense models are stars; a line marks the time of the fastest. Lines join the settings of one method. Error bars are
+    quartiles of the speed-up, and standard errors of the loss.
     """
     names = [named(row) for row in rows]
     stars = [named(row) for row in rows if row["method"] == DENSE]
     shades = {**style.colours(names), **{name: PALE for name in names if shows_only_cost(name)}}
     shapes = style.markers([name for name in names if name not in stars])
     sizes = [speed["batch_size"] for speed in rows[0]["speeds"]]
-    # names are written whole, side by side where two of them fit
+    # names are not shortened; two columns if they fit
     columns, longest = min(len(sizes), 2), max(map(len, names))
     across = 2 if 2 * longest * LETTER + 1 <= 4.4 * columns else 1
     width = max(4.4, (longest * LETTER + 0.6) / columns)
@@ -571,7 +558,7 @@ def draw(rows: Sequence[Mapping[str, Any]], metric: str, title: str = "") -> Any
                     )
                 continue
             points.setdefault((style.method_of(name), row["engine"], row["precision"]), []).append((time, loss))
-            # quartiles of the paired ratio, as times beside the median
+            # quartiles of the paired ratio, as time offsets from the median
             low, high = (time * (speed["speedup"] / speed[key] - 1) for key in ("speedup_q3", "speedup_q1"))
             axis.errorbar(
                 [time], [loss], xerr=[[-low], [high]],

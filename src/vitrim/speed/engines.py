@@ -1,7 +1,7 @@
-"""Engines that a model can be timed on, each in a precision: eager PyTorch, torch.compile, and those that run files.
+"""Engines to time a model on, each in a precision: eager PyTorch, torch.compile, and engines that run files.
 
-An engine makes a model ready for batches of one size, which may take minutes, and gives a call that runs it. Every
-format of `vitrim.exporting.formats` is an engine, too.
+An engine prepares a model for batches of one size, which may take minutes, and returns a function that runs it. Every
+format of `vitrim.exporting.formats` is an engine.
 """
 
 from __future__ import annotations
@@ -28,23 +28,20 @@ from vitrim.measure.in_files import FileModel
 from vitrim.measure.memory import peak_memory_mib
 
 Run: TypeAlias = Callable[[Tensor], Any]
-"""Images (B, C, H, W) in the dtype of the engine to what the model gives; B is the batch it was made ready with."""
+"""Maps images (B, C, H, W) in the engine's dtype to the model's output; B is the batch size of the preparation."""
 
 COMPILED_VARIANTS = 1000
 
 
 class Engine(ABC):
-    """One way to run a model. Several may go by one name: ``compile`` is two, with frozen weights and without.
-
-    Args:
-        precision: what it computes in.
+    """One way to run a model. A name can cover several: ``compile`` is compilation with and without frozen weights.
 
     Attributes:
-        label: as rows name it.
-        precisions: what it has, wherever the machine does.
-        compiled: whether torch.compile is what it is.
+        label: name in rows.
+        precisions: precisions that the engine supports, if the machine does.
+        compiled: True for torch.compile.
         whole_models_only: parts of a model (`Library.front`) cannot run on it.
-        runs_prompts: the prefill of a vision-language model can.
+        runs_prompts: the prefill of a vision-language model can run on it.
     """
 
     label: str
@@ -62,7 +59,7 @@ class Engine(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the parameters of a model that this engine takes."""
+        """The parameter dtype of models for this engine."""
         return PRECISIONS[self.precision]
 
     @abstractmethod
@@ -70,43 +67,43 @@ class Engine(ABC):
         """Refuse an engine that cannot run here.
 
         Raises:
-            MissingPackageError: saying what to install.
-            VitrimError: the engine does not work on this device.
+            MissingPackageError: a package is missing.
+            VitrimError: the engine does not support this device.
         """
 
     def lacks(self) -> str | None:
-        """The reason why this machine, or the engine, has no such precision; None if it has."""
+        """The reason why this engine or machine does not support the precision; None if it does."""
         if self.precision in self.precisions:
             return None
         return f"{self.label} runs {' and '.join(self.precisions)} here"
 
     def obstacle(self, config: MethodConfig, batch: int) -> str | None:
-        """The reason why a model reduced by ``config`` does not run batches of so many images here; None if it does."""
+        """The reason why a model reduced by ``config`` cannot run batches of this size here; None if it can."""
         return None
 
     @abstractmethod
     def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
-        """Make ``model`` ready for batches like these images.
+        """Prepare ``model`` for batches like these images.
 
         Args:
-            model: dense or reduced, in eval mode and in `dtype`; it may be kept, and is not changed.
+            model: dense or reduced, in eval mode and in `dtype`; may be kept, is not changed.
             images: (B, C, H, W) float32.
-            folder: for files, which stay as long as the call is used. Engines that are given one folder share what they
-                make of one model.
-            calibration: (N, C, H, W), on which int8 finds the ranges of activations; None: on ``images``.
+            folder: for files, which must exist as long as the result is used. Engines with the same folder share the
+                files of a model.
+            calibration: (N, C, H, W) to calibrate int8 on; None for ``images``.
         """
 
     def remark(self) -> str | None:
-        """A sentence on how it computes here, for the user; None if there is nothing to say."""
+        """A sentence for the user on how the engine computes here; None if there is nothing to note."""
         return None
 
     @abstractmethod
     def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
-        """Peak memory of ``run``, which was made of ``model``, in MiB; None where it cannot be seen."""
+        """Peak memory in MiB of ``run``, prepared from ``model``; None if it cannot be measured."""
 
 
 def engines() -> dict[str, Callable[[str], list[Engine]]]:
-    """Every name, with what makes its engines for a precision.
+    """Engine factories by name; each makes the engines for a precision.
 
     Example:
         >>> sorted(engines())
@@ -124,7 +121,7 @@ def engines() -> dict[str, Callable[[str], list[Engine]]]:
 
 
 def listed(given: str | Engine | Sequence[str | Engine] | None) -> list[Any]:
-    """Engines, or precisions, from a list, one alone, or a text with commas; none of None.
+    """A list of engines or precisions from a list, a single value, or comma-separated text; empty for None.
 
     Example:
         >>> listed("eager,openvino"), listed(["eager"]), listed(None)
@@ -138,20 +135,20 @@ def listed(given: str | Engine | Sequence[str | Engine] | None) -> list[Any]:
 def engines_named(
     names: Sequence[str | Engine], precisions: Sequence[str] = ("fp32",), device: torch.device | None = None
 ) -> tuple[list[Engine], list[str]]:
-    """The engines of several names in several precisions, or engines as they are.
+    """The engines of names and precisions; `Engine` objects are used as they are.
 
     Args:
-        names: of `engines`, or engines, which have a precision of their own.
-        precisions: of `vitrim.exporting.formats.base.PRECISIONS`.
-        device: where models are; default: the CPU.
+        names: names of `engines`, or engines.
+        precisions: keys of `vitrim.exporting.formats.base.PRECISIONS`, for the names.
+        device: device of the models; default: the CPU.
 
     Returns:
-        The engines, and a sentence for every precision that one of them lacks, or does in part.
+        The engines, and a sentence for every precision that an engine lacks or supports in part.
 
     Raises:
-        MissingPackageError: saying what to install.
-        VitrimError: no name or precision, one that is unknown, or one that is given twice; an engine that does not work
-            on the device, or has none of the precisions.
+        MissingPackageError: a package is missing.
+        VitrimError: a missing, unknown or duplicate name or precision; an engine that does not support the device or
+            any of the precisions.
 
     Example:
         >>> found, lacking = engines_named(["eager", "compile"], ["bf16"])
@@ -193,11 +190,7 @@ def engines_named(
 
 
 class Opened(Engine):
-    """The engine of a file that was exported before.
-
-    Args:
-        file: as it runs.
-    """
+    """The engine of an existing exported file."""
 
     def __init__(self, file: FileModel) -> None:
         self.label, self.precisions = file.file.engine, (file.file.precision,)
@@ -205,14 +198,14 @@ class Opened(Engine):
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.float32  # of its input
+        return torch.float32  # dtype of the input
 
     def check(self, device: torch.device) -> None:
         if device.type != "cpu":
             raise VitrimError(f"files run on the CPU, not on {device.type}")
 
     def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
-        model(images)  # the first run opens it
+        model(images)  # the first run opens the file
         return model
 
     def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
@@ -223,19 +216,19 @@ class Opened(Engine):
 
 
 class Eager(Engine):
-    """PyTorch as it runs without further ado."""
+    """Eager PyTorch."""
 
     label = "eager"
     runs_prompts = True
 
     def check(self, device: torch.device) -> None:
-        """It runs everywhere."""
+        """Never refuse."""
 
     def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
         return model
 
     def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
-        # of a copy, because what a model still holds of its last forward would be released in this one
+        # of a copy, because this forward would release what the model still holds of its last one
         copied = shared_copy(model)
         return peak_memory_mib(lambda: copied(images), images.device)
 
@@ -244,9 +237,8 @@ class Compiled(Engine):
     """``torch.compile`` in its default mode.
 
     Args:
-        precision: likewise.
-        freezing: make constants of the weights, which inductor then folds, and packs for the processor's matrix
-            products: for inference only, and a second copy of the weights in memory.
+        freezing: treat weights as constants, which inductor folds and packs for the processor's matrix products: for
+            inference only, with a second copy of the weights in memory.
     """
 
     compiled = True
@@ -264,7 +256,7 @@ class Compiled(Engine):
     def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
         import torch._inductor.config as inductor  # takes a second to load
 
-        # the option tells the variants of one code apart; what is traced asks the setting
+        # the option distinguishes compiled variants of one code; tracing reads the setting
         run: Any = torch.compile(model, options={"freezing": True}) if self.freezing else torch.compile(model)
         with torch.inference_mode(), inductor.patch(freezing=self.freezing):
             run(images)
@@ -276,11 +268,11 @@ class Compiled(Engine):
 
 @contextmanager
 def compilation(compiled: bool) -> Iterator[None]:
-    """torch.compile for many variants of one model.
+    """Configure torch.compile for many variants of one model.
 
-    Its cache is per source line, so the dense and all reduced models share one: with the usual limit of 8 entries the
-    ninth would silently run uncompiled. What earlier settings compiled is forgotten, because a second batch size
-    would else be compiled for any size.
+    Its cache is per source line, so the dense and all reduced models share one: with the default limit of 8 entries,
+    the ninth would silently run uncompiled. The cache is also cleared, because otherwise a second batch size would be
+    compiled for dynamic sizes.
     """
     if not compiled:
         yield
@@ -299,11 +291,12 @@ def compilation(compiled: bool) -> Iterator[None]:
 class FileEngine(Engine):
     """An engine that runs a file of one format on the CPU.
 
-    The file is for batches of one size only: an engine that knows all shapes beforehand is faster, the more so the more
-    small operations there are (OpenVINO at batch 1: dense by 2 %, ToMe by 7 %).
+    The file is for batches of one size only: engines are faster with static shapes, especially with many small
+    operations (OpenVINO at batch 1: dense by 2 %, ToMe by 7 %).
 
     Args:
-        precision: fp32, or what the engine makes of fp32 weights.
+        kind: the format.
+        precision: fp32, or a precision into which the engine converts fp32 weights.
 
     Example:
         >>> from vitrim.exporting.formats import format_named
@@ -346,10 +339,10 @@ class FileEngine(Engine):
         return torch.float32
 
     def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> FileRun:
-        """Export the model, as it is, and run it once: that is when the engine is opened.
+        """Export the model and run it once, which opens the engine.
 
-        The fp32 file is written first, and the one in another precision made of it, unless they are in ``folder``. A
-        model whose counts depend on the image is compared with its file on ``calibration``, if that is given.
+        The fp32 file is written first and then converted to another precision, unless the files are in ``folder``. A
+        model whose token counts depend on the image is compared with its file on ``calibration``, if given.
         """
         size = len(images)
         place = folder / f"{self.label}-{size}{self.kind.suffix}"
@@ -378,7 +371,7 @@ class FileEngine(Engine):
 
 
 class FileRun:
-    """A call that runs batches through an exported file."""
+    """Runs batches through an exported file."""
 
     def __init__(self, file: Exported) -> None:
         self.file = file

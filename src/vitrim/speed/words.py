@@ -1,4 +1,4 @@
-"""Times for people to read: the table of a setting, which engine to use, and where reducing does not pay."""
+"""Timings in words: the table of a setting, which engine to use, and where reducing does not pay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEANING = (
     "promised: MACs of the dense model over those of the method, which is the speed-up if time were MACs",
     "ratio: speed-up over promised",
 )
-"""The columns of a table, in one line each."""
+"""Explanations of the columns of a table."""
 AGREE = "agree %: images with the same top-1 as the dense model in fp32"
 PARTS_MEANING = (
     "ms of one batch, medians. tower: of images; selection: all that is spent on choosing; language model: on the "
@@ -29,25 +29,24 @@ PARTS_MEANING = (
     "KV cache MiB: keys and values that the language model holds of a prompt at the end",
 )
 PROMPT = "image_tokens"
-"""A column that only rows of a prefill have."""
+"""Column that only rows of a prefill have."""
 ALONE = "eager", "compile"
-"""Engines that need no column, no engine being compared with another."""
+"""Engines that need no column if they are the only one."""
 
 
 @dataclass
 class SpeedReport(Report):
-    """The findings of `vitrim.bench`. ``notes`` say what the numbers depend on; there is a table for every setting.
+    """The findings of `vitrim.bench`: notes on the conditions, and a table for every setting.
 
     Attributes:
-        words: for every table, in words, what to use, or what does not pay.
-        parts_tables: for every table of prompts the times of their parts.
+        words: for every table, advice on which engine to use, or what does not pay.
+        parts_tables: for every table of prompts, the times of their parts.
     """
 
     words: list[list[str]] = field(default_factory=list)
     parts_tables: list[Table] = field(default_factory=list)
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Add the rows of one setting, dense first."""
         self.rows = [*self.rows, *rows]
         self.tables.append(table(rows))
         self.words.append(in_words(rows))
@@ -56,11 +55,11 @@ class SpeedReport(Report):
 
     @property
     def figure(self) -> Any:
-        """Milliseconds per image of every row, drawn as a matplotlib figure: a panel per batch size."""
+        """A matplotlib figure of milliseconds per image of every row, with a panel per batch size."""
         return draw(self.rows)
 
     def setting(self, place: int) -> Iterator[Any]:
-        """The parts that a terminal shows of one setting, after the first what the columns mean."""
+        """The parts that a terminal shows for one setting; the first one explains the columns."""
         yield from self.tables[place].parts()
         if place in (0, -len(self.tables)):
             yield from MEANING
@@ -104,7 +103,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def parts_table(rows: Sequence[Row]) -> Table:
-    """The times of the parts of a prompt's answer at one setting, and the bytes of the cache, dense first."""
+    """The times of the parts of a prefill (and answer) at one setting, and the size of the KV cache, dense first."""
     several, first = _several(rows), rows[0]
     number = first["new_tokens"]
     parts = list(first["parts_ms"])
@@ -125,7 +124,7 @@ def in_words(rows: Sequence[Row]) -> list[str]:
     """Advice for one setting: which engine to use, or which method does not pay."""
     dense, several = [row for row in rows if row["method"] == rows[0]["method"]], _several(rows)
     own = {(engine_of(row), row.get("part")): row for row in dense}
-    # a file may be on an engine that no dense model runs on
+    # a file may use an engine without dense rows
     against = [(row, own.get((engine_of(row), row.get("part")), rows[0])) for row in rows]
     return [
         *([prepared(rows)] if {row["engine"] for row in rows} != {ALONE[0]} else []),
@@ -136,7 +135,7 @@ def in_words(rows: Sequence[Row]) -> list[str]:
 
 
 def bounds(row: Mapping[str, Any]) -> tuple[float, float]:
-    """The lowest and highest speed-up that a row allows: its quartiles, and the medians of both halves of its rounds.
+    """The least and greatest plausible speed-up of a row, over its quartiles and the medians of both halves of rounds.
 
     Example:
         >>> bounds({"speedup_q1": 1.1, "speedup_q3": 1.2, "speedup_halves": [1.15, 0.9]})
@@ -147,7 +146,7 @@ def bounds(row: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def doubt(row: Mapping[str, Any]) -> str:
-    """The reason why a speed-up is no clear gain.
+    """The reason why a speed-up is not a clear gain.
 
     Example:
         >>> doubt({"speedup_q1": 0.9, "speedup_q3": 1.2}), doubt({"speedup_q1": 0.8, "speedup_q3": 0.9})
@@ -161,7 +160,7 @@ def doubt(row: Mapping[str, Any]) -> str:
 
 
 def unrest(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line on what disturbed the times of one setting, if something did.
+    """Yield a line if something disturbed the timings of a setting.
 
     Example:
         >>> rows = [{"method": "dense"}, {"method": "tome:r=8", "speedup_halves": [1.3, 0.9]}]
@@ -189,12 +188,11 @@ def engine_of(row: Mapping[str, Any]) -> str:
 
 
 def _several(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """True if engines or precisions are compared."""
     return len({engine_of(row) for row in rows}) > 1
 
 
 def _kernel_text(dense: Mapping[str, Any], several: bool) -> str:
-    """The attention kernel of a dense row, and the times of the others."""
+    """The faster attention kernel of a dense row, and the times of the others."""
     times = dense["dense_p50_ms"]
     kernel = min(times, key=times.__getitem__)
     slower = [f"{name}: {p50:.2f} ms" for name, p50 in times.items() if name != kernel]
@@ -203,7 +201,7 @@ def _kernel_text(dense: Mapping[str, Any], several: bool) -> str:
 
 
 def setting_text(row: Mapping[str, Any], several: bool = False) -> str:
-    """ "batch 8" or, unless several engines or precisions are compared, "batch 8, bf16, compiled"."""
+    """ "batch 8" if several engines or precisions are compared, else e.g. "batch 8, bf16, compiled"."""
     if several:
         return f"batch {row['batch_size']}"
     on = {ALONE[0]: "", ALONE[1]: ", compiled"}.get(row["engine"], f", on {row['engine']}")
@@ -230,7 +228,7 @@ def _cells(row: Row, several: bool, agreement: bool) -> list[str]:
 
 
 def prepared(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The seconds that compiling or exporting took, by engine.
+    """A sentence on the seconds that compiling or exporting took, by engine.
 
     Example:
         >>> rows = [{"engine": engine, "precision": "fp32", "prepare_seconds": seconds}
@@ -247,11 +245,7 @@ def prepared(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The engine to use for the dense model and for every method, and what reducing adds to the fastest dense model.
-
-    Args:
-        rows: of one setting, dense first, on several engines.
-    """
+    """The best engine for the dense model and every method, and what reducing adds to the fastest dense model."""
     parts = list(dict.fromkeys(row.get("part") for row in rows))
     return [line for part in parts for line in _advice([row for row in rows if row.get("part") == part])]
 
@@ -290,17 +284,16 @@ def _advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def shows_only_cost(method: str) -> bool:
-    """True if a method is there to show what vitrim itself costs."""
+    """True if a method only shows vitrim's own overhead."""
     return method.partition(":")[0] == "none"
 
 
 def verdicts(row: Mapping[str, Any], dense: Mapping[str, Any], *, several: bool = False) -> list[str]:
-    """A sentence on whether reducing pays at this setting, and one where it needs more memory.
+    """A sentence on the gain at this setting, and another if the method needs more memory.
 
     Args:
-        row: of a method.
-        dense: of the dense model, on the same engine.
-        several: engines are compared: then `advice` says what there is to say of speed.
+        dense: row of the dense model on the same engine.
+        several: engines are compared; `advice` then covers speed.
 
     Example:
         >>> dense = {"peak_memory_mib": 9.0}
@@ -327,24 +320,18 @@ def verdicts(row: Mapping[str, Any], dense: Mapping[str, Any], *, several: bool 
         speed = f"{row['speedup']:.2f}x ({row['speedup_q1']:.2f}-{row['speedup_q3']:.2f}) the speed of dense"
         lines.append(f"{method} pays {where}: {speed} ({row['dense_kernel']}), {promise}")
     peak, dense_peak = row["peak_memory_mib"], dense["peak_memory_mib"]
-    if peak is not None and dense_peak is not None and peak > 1.01 * dense_peak:  # 1%: its bookkeeping
+    if peak is not None and dense_peak is not None and peak > 1.01 * dense_peak:  # 1 % allows for bookkeeping
         lines.append(f"{method} needs more memory than dense {where}: {peak:.2f} against {dense_peak:.2f} MiB")
     return lines
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Milliseconds per image of dense and reduced models, a panel per batch size: shorter bars are better.
+    """A figure of milliseconds per image of dense and reduced models, a panel per batch size: shorter bars are better.
 
-    Bars are medians, of one engine and precision in one colour; a line marks the fastest dense model.
-
-    Args:
-        rows: of `vitrim.bench`.
-
-    Returns:
-        A matplotlib figure.
+    Bars are medians, coloured by engine and precision; a line marks the fastest dense model.
     """
     sizes = list(dict.fromkeys(row["batch_size"] for row in rows))
-    # of a model with a head, the whole
+    # entire models only
     rows = [row for row in rows if row.get("part") in (None, "whole model")]
     engines = list(dict.fromkeys(engine_of(row) for row in rows))
     names = list(dict.fromkeys(row["method"] for row in rows))

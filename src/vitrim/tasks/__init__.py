@@ -1,4 +1,4 @@
-"""Tasks by name: what a recipe's ``task`` may be. Every file of this folder is imported when one is first asked for."""
+"""Tasks by name, the values of a recipe's ``task``. All files of this folder are imported on first use."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ def tasks() -> dict[str, type[Task]]:
 
 
 def make_task(name: str, num_classes: int) -> Task:
-    """The task called ``name``, for data of ``num_classes`` classes.
-
-    Raises:
-        VitrimError: there is no such task.
+    """The task ``name`` for data of ``num_classes`` classes; `VitrimError` for an unknown name.
 
     Example:
         >>> make_task("classification", 10).selects_by

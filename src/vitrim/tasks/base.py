@@ -1,4 +1,4 @@
-"""The interface of a task to the training loop: its head, its loss, its metric, and how a batch is read."""
+"""The interface between a task and the training loop: head, loss, metric, and batches."""
 
 from __future__ import annotations
 
@@ -26,36 +26,35 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="Task")
 
 TASKS: dict[str, type[Task]] = {}
-"""The tasks that are known so far; `vitrim.tasks.tasks` knows all."""
+"""Tasks registered so far; `vitrim.tasks.tasks` returns all."""
 
 
 class Task(ABC):
-    """A kind of problem. A new one is one new file in ``tasks/`` with a subclass of this under `register_task`.
+    """A kind of problem. To add one, subclass it in a new file of ``tasks/`` under `register_task`.
 
     Args:
         num_classes: K of the data.
 
     Attributes:
-        name: as a recipe writes it.
-        selects_by: the metric a model is chosen by; higher is better.
-        losses: the losses it can learn.
-        agreement_means: what `agreement` compares, in a few words.
-        shown: the metrics that tables show; None: all.
-        cost_varies: whether the work of a prediction depends on what is in the image.
+        name: value of a recipe's ``task``.
+        selects_by: metric that selects a model; higher is better.
+        losses: losses it can learn.
+        agreement_means: a short description of `agreement`.
+        shown: metrics in tables; None: all.
+        cost_varies: the cost of a prediction depends on the image's content.
         learned_by: the kind of model that learns it.
-        reads: the task of `vitrim.data.load_data` whose data it learns; None: whatever labels a source has.
-        other_classes: whether a model's classes that the data does not have count, too, after `meet`; else they are
-            left out.
-        mixes: whether images are mixed, with their labels.
-        several: whether an image has several labels, (B, K).
-        embeds: whether predictions are made of the model's embeddings, by `of_embedding`.
-        by_windows: whether images can be evaluated by a protocol of windows and scales.
-        query_per_patch: whether `auxiliary` takes an output per patch; otherwise one for the whole image.
+        reads: task of `vitrim.data.load_data` for its data; None: any labels of a source.
+        other_classes: after `meet`, a model's classes that the data does not have count, too.
+        mixes: images are mixed, with their labels.
+        several: an image has several labels, (B, K).
+        embeds: predictions come from the model's embeddings, by `of_embedding`.
+        by_windows: images can be evaluated by a protocol of windows and scales.
+        query_per_patch: `auxiliary` needs an output per patch; otherwise one per image.
         protocol: how images are evaluated; may be replaced.
-        unpadded: whether a model sees each image in its own size and shape, after `meet`.
-        columns: the places of the logits that are read, in the order of the classes; None: all, as they are.
-        places: the model's class of each of the data's, after `meet`; None: they have the same numbers.
-        by_number: whether data and model both have class names, and these do not say which class is which.
+        unpadded: after `meet`, a model sees each image in its own size and shape.
+        columns: places of the logits that are read, in the order of the classes; None: all.
+        places: after `meet`, the model's class of each of the data's; None: they have the same numbers.
+        by_number: data and model both have class names, but without a match.
     """
 
     name: ClassVar[str]
@@ -83,23 +82,18 @@ class Task(ABC):
 
     @abstractmethod
     def check(self, dataset: Any) -> None:
-        """Raise `VitrimError` if the data does not suit this task: one line that names what is wrong."""
+        """Raise `VitrimError` if the data does not suit this task: one line that names the fault."""
 
     @abstractmethod
     def criterion(self, loss: Loss) -> Criterion:
         """The loss from logits (B, K) and targets."""
 
     def mixer(self, mix: Mix) -> Mixup | None:
-        """timm's mixup and cutmix as a recipe says, or None if it mixes none.
+        """timm's mixup and cutmix of a recipe, or None; `VitrimError` if the task does not mix.
 
-        It takes images (B, C, H, W), which it overwrites, with B even, and (B,) class indices, or (B, K) where images
-        have several labels, and gives the mixed images and (B, K) targets. It draws from numpy's global stream.
-
-        Labels are not smoothed here but by the criterion: both are linear, so mixing smoothed labels and smoothing
-        mixed ones is the same.
-
-        Raises:
-            VitrimError: the recipe mixes, and the task's targets cannot be mixed, as those of dense tasks.
+        Maps images (B, C, H, W), which it overwrites, with B even, and (B,) class indices, or (B, K) for several
+        labels, to mixed images and (B, K) targets. Draws from numpy's global stream. The criterion smooths labels:
+        mixing and smoothing are linear, so their order does not matter.
         """
         if not mix.on:
             return None
@@ -119,51 +113,47 @@ class Task(ABC):
 
     @abstractmethod
     def metrics(self) -> MetricCollection:
-        """The metrics of an evaluation, shares in [0, 1] in float64. Their states are sums or lists of tensors."""
+        """Metrics of an evaluation, shares in [0, 1] in float64. Their states are sums or lists of tensors."""
 
     @abstractmethod
     def check_targets(self, targets: Any, count: int) -> None:
-        """Raise `DataError` if these are not the targets of ``count`` images, or beyond the model's classes."""
+        """Raise `DataError` if these are not the targets of ``count`` images, or exceed the model's classes."""
 
     @abstractmethod
     def agreement(self, prediction: Any, dense: Any, targets: Any) -> Tensor:
-        """The agreement of a prediction with the dense model's: values in [0, 1], whose mean is reported."""
+        """Agreement of a prediction with the dense model's: values in [0, 1], reported as their mean."""
 
     def auxiliary(self, loss: Loss) -> Criterion | None:
-        """The loss of an auxiliary head on patches or on a query, from its output and targets; None: that of logits."""
+        """Loss of an auxiliary head on patches or on a query, from its output and targets; None: that of logits."""
         return None
 
     def train_transform(self, geometry: Any, augment: DenseAugment) -> Callable[..., Any] | None:
-        """The changes to a training image and its target together; None: of images alone, the training loop's own."""
+        """Joint transform of a training image and its target; None: the training loop's, of images alone."""
         return None if self.reads is None else DenseTrainTransform(geometry, augment)
 
     def eval_transform(self, geometry: Any) -> Callable[..., Any] | None:
-        """The processing of an image and its target for evaluation; None: of images alone, the model's own."""
+        """Joint transform of an image and its target for evaluation; None: the model's, of images alone."""
         return None if self.reads is None else DenseEvalTransform(geometry, padded=not self.unpadded)
 
     def follow(self, protocol: Protocol) -> None:
-        """Evaluate by a protocol of windows and scales.
-
-        Raises:
-            VitrimError: the task has none, and this is not the plain one.
-        """
+        """Evaluate by a protocol of windows and scales; `VitrimError` if the task has none."""
         if not protocol.plain and not self.by_windows:
             raise VitrimError(f"task {self.name} sees whole images, once: leave the protocol out")
         self.protocol = protocol
 
     def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
-        """Adapt the reading of predictions to a model that may have been made elsewhere, for data with these classes.
+        """Adapt the reading of predictions to a model that may come from elsewhere, for data with these classes.
 
-        Names decide where both sides have them: the data's classes become the first ones, and the model's others
-        follow or are left out. Classes without a name in common are matched by their numbers.
+        Classes match by name where both sides have names: the data's classes become the first ones, and the model's
+        others follow or are dropped. Without a common name they match by number.
 
         Raises:
-            VitrimError: some names of the data are the model's and others are not, or one is that of several classes.
+            VitrimError: only some names of the data are the model's, or a name belongs to several classes.
         """
         library = ask(model)
         known = library.class_names(model)
         if known is not None and len(known) != (library.num_classes(model) or len(known)):
-            known = None  # of a head that it had before
+            known = None  # of an earlier head
         self.places = places_of(class_names, known, numbered=self.reads is not None)
         self.by_number = bool(class_names and known) and self.places is None
         if self.places is not None and self.other_classes:
@@ -172,55 +162,45 @@ class Task(ABC):
             self.columns, self.num_classes = self.places, len(self.places)
 
     def eval_batch(self, batch_size: int) -> int:
-        """The images of a batch of an evaluation, where ``batch_size`` were asked for: one if each has its own size."""
+        """Batch size of an evaluation for the requested ``batch_size``: 1 if each image has its own size."""
         return batch_size if self.protocol.plain and not self.unpadded else 1
 
     def collate(self, items: list[Any]) -> Any:
-        """A batch of what a dataset gives."""
+        """Make a batch of a dataset's items."""
         return default_collate(items)
 
     def predict(self, model: nn.Module, images: Tensor, targets: Any = None) -> Any:
-        """The prediction of ``model`` for images (B, C, H, W): logits (B, K).
-
-        ``targets`` say at most where in the images there is padding; None: nowhere.
-        """
+        """Predict images (B, C, H, W): logits (B, K). ``targets`` only tell where images are padded; None: nowhere."""
         logits = ask(model).logits(model(images))
         return logits if self.columns is None else logits[:, self.columns]
 
     def of_embedding(self, vectors: Tensor) -> Tensor:
-        """The prediction that embeddings (B, D) are read for, where the task `embeds`: by default themselves."""
+        """Predict from embeddings (B, D), where the task `embeds`; by default returns them."""
         return vectors
 
     def update(self, metrics: MetricCollection, prediction: Any, targets: Any) -> None:
-        """Show a prediction and its targets to the metrics."""
+        """Update the metrics with a prediction and its targets."""
         metrics.update(prediction.float(), targets)
 
     def by_class(self, metrics: MetricCollection) -> dict[str, list[float]]:
-        """Scores of each of the K classes by name, shares in [0, 1], nan for a class that does not occur; may be empty.
-
-        Computed from what the metrics were shown, and too many numbers for a table.
-        """
+        """Scores of each of the K classes by name, shares in [0, 1], nan for a missing class; may be empty."""
         return {}
 
     def fit_head(self, model: nn.Module) -> None:
-        """Give the model a head for K classes; a head that has K already is left as it is.
-
-        Raises:
-            VitrimError: the model's head cannot be replaced.
-        """
+        """Give the model a head for K classes, unless it has one; `VitrimError` if its head cannot be replaced."""
         library = ask(model)
         if library.num_classes(model) != self.num_classes:
             library.reset_head(model, self.num_classes)
 
     def check_labels(self, labels: Tensor) -> None:
-        """Raise `DataError` if a label is beyond the model's classes."""
+        """Raise `DataError` if a label exceeds the model's classes."""
         wrong = labels[(labels < 0) | (labels >= self.num_classes)]
         if len(wrong):
             end = self.num_classes - 1
             raise DataError(f"label {int(wrong[0])} is beyond the model's {self.num_classes} classes, 0 to {end}")
 
     def check_classes(self, source: str, num_classes: int) -> None:
-        """Raise `VitrimError` if data has another number of classes than the data that is trained on."""
+        """Raise `VitrimError` if data has another number of classes than the training data."""
         if num_classes != self.num_classes:
             found = f"{source} has {num_classes} classes"
             raise VitrimError(f"{found}, but the training data has {self.num_classes} classes")
@@ -231,19 +211,19 @@ class Task(ABC):
 
 
 def places_of(names: Sequence[str] | None, known: Sequence[str] | None, *, numbered: bool = False) -> list[int] | None:
-    """The places of the data's classes among those a model knows, by name; case, spaces, - and _ count as spelling.
+    """Places of the data's classes among the model's, by name, ignoring case, spaces, - and _.
 
     Args:
         names: of the data's classes.
         known: of the model's.
-        numbered: the data has the numbers of a published list, of which there are several spellings: names that the
-            model does not have are left to their numbers, where all others are the model's in the same order.
+        numbered: the data has the numbers of a published list with several spellings: names that the model does not
+            have match by number, if all others are the model's in the same order.
 
     Returns:
-        One place per name; None where one side has no names, or they say nothing about which class is which.
+        One place per name; None if one side has no names, or no name matches.
 
     Raises:
-        VitrimError: the first name that is unknown to a model that has others of them, or that several classes have.
+        VitrimError: a name does not match although others do, or matches several classes.
 
     Example:
         >>> places_of(["cat", "Dog"], ["N/A", "dog", "cat", "N/A"]), places_of(["cat"], ["n02123045"])
@@ -283,7 +263,7 @@ def places_of(names: Sequence[str] | None, known: Sequence[str] | None, *, numbe
 
 
 def spelling(name: str) -> str:
-    """The part of a name that its spelling does not change.
+    """Normalise the spelling of a name.
 
     Example:
         >>> spelling("Traffic_Light "), spelling("traffic light")

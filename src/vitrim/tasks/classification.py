@@ -23,15 +23,12 @@ if TYPE_CHECKING:
 
 @register_task
 class Classification(Task):
-    """Single-label classification, of K >= 2 classes.
+    """Single-label classification, of K >= 2 classes; `VitrimError` for fewer.
 
     * Losses: `cross_entropy`, of class indices or of mixed labels (B, K); `bce`, one binary cross entropy per class,
       averaged over the classes (or summed, if `sum_classes`) and over the images, of either.
     * Metrics: `top1`, and with more than five classes `top5`, shares in [0, 1].
-    * Agreement with the dense model: whether the first class is the same.
-
-    Raises:
-        VitrimError: fewer than two classes.
+    * Agreement with the dense model: equal first class.
 
     Example:
         >>> import torch
@@ -59,7 +56,7 @@ class Classification(Task):
 
     def check(self, dataset: Any) -> None:
         if isinstance(dataset, ImageStream):
-            return  # its labels are checked as they are read
+            return  # its labels are checked on reading
         source = getattr(dataset, "source", type(dataset).__name__)
         labels = np.asarray(getattr(dataset, "labels", ()))
         if labels.ndim != 1 or labels.size == 0 or labels.dtype.kind not in "iu":
@@ -93,12 +90,12 @@ class Classification(Task):
             for most in (1, 5)
             if most < self.num_classes  # with five classes or fewer, `top5` is always 1
         }
-        # torchmetrics would let metrics share their counts for good if these are the same after the first batch
+        # torchmetrics would merge metrics whose counts agree after the first batch
         return MetricCollection(every, compute_groups=False)
 
 
 class _Accuracy(MulticlassAccuracy):
-    """The share of images whose label is among the k largest logits, in float64: sums over any processes are exact."""
+    """Share of images whose label is among the k largest logits, in float64, so that sums over processes are exact."""
 
     def compute(self) -> Tensor:
         right, wrong = dim_zero_cat(self.tp).sum().double(), dim_zero_cat(self.fn).sum()

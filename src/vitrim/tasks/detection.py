@@ -1,4 +1,4 @@
-"""Boxes of objects, and their outlines: the tasks, and average precision."""
+"""Detection and instance segmentation: the tasks, and average precision."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from vitrim.tasks.step import Criterion
 
 SURE = 0.5
-"""Score above which a detection of the dense model counts in the agreement with it."""
+"""Score above which a detection of the dense model counts in the agreement."""
 FAST = "faster_coco_eval"
 _ENDINGS = {"": "", "50": "_50", "75": "_75", "_small": "_small", "_medium": "_medium", "_large": "_large"}
-"""Endings of the names, ours and torchmetrics'."""
+"""Suffixes of the names, ours and torchmetrics'."""
 _OVERLAPS, _RECALLS = np.linspace(0.5, 0.95, 10).tolist(), np.linspace(0.0, 1.0, 101).tolist()
-"""COCO's thresholds: torchmetrics' own are float32, which moves a recall of exactly 0.1 to the other side."""
+"""COCO's thresholds; torchmetrics' float32 ones move a recall of exactly 0.1 to the other side."""
 _PREDICTED = {"boxes": torch.float32, "scores": torch.float32, "labels": torch.int64}
 _TRUE = {"boxes": torch.float32, "labels": torch.int64, "iscrowd": torch.int64, "area": torch.float32}
 
@@ -47,7 +47,7 @@ class Detection(Task):
     * Loss: `rcnn`, the losses of the model itself (`vitdet:NAME`).
     * Metrics: `box_AP`, `box_AP50`, `box_AP75` and those of small, medium and large objects, see `DetectionScores`.
 
-    A model gives for each image a dict of `boxes` (n, 4) x1 y1 x2 y2 in pixels of its input, `labels` (n,), `scores`
+    For each image a model returns a dict of `boxes` (n, 4) x1 y1 x2 y2 in pixels of its input, `labels` (n,), `scores`
     (n,) and, for the task `instances`, `masks` (n, H, W).
 
     Example:
@@ -119,9 +119,9 @@ class Detection(Task):
                 )
 
     def predict(self, model: nn.Module, images: Tensor, targets: Any = None) -> list[Objects]:
-        """The objects that ``model`` finds in images (B, C, H, W), one dict per image.
+        """Detect objects in images (B, C, H, W), one dict per image.
 
-        ``size`` of the targets is height and width of each image, where the rest is padding.
+        ``size`` of the targets is the height and width of each image; the rest is padding.
         """
         sizes = None
         if targets is not None and all("size" in objects for objects in targets):
@@ -130,7 +130,7 @@ class Detection(Task):
         if self.labels is None:
             return found
         known = []
-        for objects in found:  # those whose class the data knows, with its labels
+        for objects in found:  # those of the data's classes, with its labels
             labels = self.labels.to(objects["labels"].device)[objects["labels"]]
             known.append({name: value[labels >= 0] for name, value in {**objects, "labels": labels}.items()})
         return known
@@ -140,7 +140,7 @@ class Detection(Task):
         metrics.update([in_stored_pixels(found, target) for found, target in pairs], targets)
 
     def agreement(self, prediction: Any, dense: Any, targets: Any) -> Tensor:
-        """For each detection of the dense model above `SURE` the best IoU with a detection of the same class."""
+        """For each detection of the dense model above `SURE`, the best IoU with a detection of the same class."""
         best = []
         for found, other in zip(prediction, dense, strict=True):
             sure = other["scores"] > SURE
@@ -165,7 +165,7 @@ class Detection(Task):
 class Instances(Detection):
     """Instance segmentation: detection with the outline of every object.
 
-    Metrics: those of detection, and `mask_AP` and so on, by which a model is chosen.
+    Metrics: those of detection, and `mask_AP` and so on; `mask_AP` selects a model.
 
     Example:
         >>> Instances(3).selects_by
@@ -181,14 +181,11 @@ class Instances(Detection):
 
 
 def classes_present(logits: Tensor, targets: Boxes) -> Tensor:
-    """Binary cross entropy of which classes are among the boxes of an image, mean over classes and images (Cropr).
+    """Binary cross entropy of the classes among the boxes of an image, mean over classes and images (Cropr).
 
     Args:
-        logits: (B, K), or (B, 1, K) of one query.
+        logits: (B, K), or (B, 1, K) of one query; `VitrimError` for several.
         targets: the objects of B images.
-
-    Raises:
-        VitrimError: logits of several queries.
     """
     if logits.ndim == 3 and logits.shape[1] == 1:
         logits = logits[:, 0]
@@ -202,15 +199,15 @@ def classes_present(logits: Tensor, targets: Boxes) -> Tensor:
 
 
 def in_stored_pixels(prediction: Objects, target: Objects) -> Objects:
-    """Bring a prediction from the pixels of the padded input to those of the stored image.
+    """Convert a prediction from the pixels of the padded input to those of the stored image.
 
     Args:
         prediction: boxes, labels, scores and, with outlines, masks (n, H, W) of the input.
-        target: has `size`, height and width of the image within the input, and `original`, as it is stored; without
-            these the prediction stays as it is.
+        target: has `size`, height and width of the image within the input, and `original`, those of the stored image;
+            without them the prediction is unchanged.
 
     Returns:
-        The same with boxes cut off at the image, and masks of its size.
+        Boxes clipped to the image, and masks of its size.
 
     Example:
         >>> prediction = {"boxes": torch.tensor([[1.0, 2, 9, 4]])}
@@ -236,18 +233,10 @@ class DetectionScores(Metric):
     """COCO's average precision, shares in [0, 1] in float64.
 
     `box_AP` is the mean over IoU thresholds 0.50 to 0.95 and over the classes that occur, `box_AP50` and `box_AP75` are
-    at one threshold, `box_AP_small`, `box_AP_medium` and `box_AP_large` of objects below 32^2, up to 96^2 and above
-    square pixels. With outlines also `mask_AP` and so on. Absent ones are nan. Crowds count as ignored, areas are those
-    of the data, at most 100 detections of an image count. Computed by torchmetrics with `faster_coco_eval` if it is
-    installed, else `pycocotools`.
-
-    Keeps every detection; outlines as run lengths.
-
-    Args:
-        masks: score outlines too.
-
-    Raises:
-        MissingPackageError: neither package is installed.
+    at one threshold, `box_AP_small`, `box_AP_medium` and `box_AP_large` are of objects below 32^2, up to 96^2 and
+    above, in square pixels. With ``masks`` also `mask_AP` and so on; nan without objects. Crowds are ignored, areas are
+    the data's, at most 100 detections of an image count. Computed by torchmetrics with `faster_coco_eval` or
+    `pycocotools`; `MissingPackageError` without both. Keeps every detection; outlines as run lengths.
 
     Example:
         >>> objects = {"boxes": torch.tensor([[0.0, 0, 8, 8]]), "labels": torch.tensor([1])}
@@ -265,7 +254,7 @@ class DetectionScores(Metric):
     def __init__(self, *, masks: bool = False) -> None:
         super().__init__()
         self.masks = masks
-        # the kinds that are scored, and the beginnings of their names in torchmetrics
+        # the scored kinds, and the prefixes of their names in torchmetrics
         self.prefixes = {"box": "bbox_", "mask": "segm_"} if masks else {"box": ""}
         self.names = tuple(f"{kind}_AP{ending}" for kind in self.prefixes for ending in _ENDINGS)
         self.backend = FAST if importlib.util.find_spec(FAST) is not None else "pycocotools"
@@ -276,13 +265,13 @@ class DetectionScores(Metric):
                 self.add_state(f"{kind}_{name}", default=[], dist_reduce_fx=None)
 
     def update(self, predictions: Sequence[Objects], targets: Sequence[Objects]) -> None:
-        """A batch, in the same pixels.
+        """Add a batch; predictions and targets are in the same pixels.
 
         Args:
-            predictions: for each image boxes (n, 4) x1 y1 x2 y2, scores (n,), labels (n,), and masks (n, H, W) if these
-                are scored.
-            targets: for each image boxes, labels and masks, and optionally iscrowd (n,) and area (n,), by default none
-                and those of the masks or boxes.
+            predictions: for each image boxes (n, 4) x1 y1 x2 y2, scores (n,), labels (n,), and masks (n, H, W) if
+                scored.
+            targets: for each image boxes, labels and masks, and optionally iscrowd (n,) and area (n,); defaults: none,
+                and the areas of masks or boxes.
         """
         for prediction, target in zip(predictions, targets, strict=True):
             boxes = target["boxes"]
@@ -295,7 +284,6 @@ class DetectionScores(Metric):
                     getattr(self, f"{kind}_masks").append(_packed(given["masks"]).to(given["boxes"].device))
 
     def compute(self) -> dict[str, Tensor]:
-        """The scores by name."""
         found = self._found(extended=False)
         numbers = {
             f"{kind}_AP{ending}": found[f"{prefix}map{theirs}"].double()
@@ -317,9 +305,9 @@ class DetectionScores(Metric):
         return rows
 
     def left_out(self, groups: int) -> Tensor:
-        """AP (G,) float64 without every G-th image, G at most ``groups`` and the images; that of masks, if scored.
+        """AP (G,) float64 without every G-th image, at most ``groups``; that of masks, if scored; nan without objects.
 
-        Objects are matched once, by pycocotools, whichever package `compute` takes. nan where no object is left.
+        Matches objects once, by pycocotools, whichever package `compute` uses.
         """
         from pycocotools.cocoeval import COCOeval
 
@@ -332,7 +320,7 @@ class DetectionScores(Metric):
             scores.evaluate()
             for group in range(groups):
                 kept = copy.copy(scores.params)
-                # an image that is not there in the place of each that is left out
+                # a non-existent image replaces each excluded one
                 kept.imgIds = [0 if image % groups == group else image for image in scores.params.imgIds]
                 scores.accumulate(kept)
                 precision = scores.eval["precision"]
@@ -341,7 +329,7 @@ class DetectionScores(Metric):
         return found
 
     def _in_coco(self, fields: Mapping[str, torch.dtype]) -> Any:
-        """The objects with these fields, predicted or true, for pycocotools; images and objects count from 1."""
+        """Predicted or true objects for pycocotools; images and objects count from 1."""
         from pycocotools.coco import COCO
 
         kind = "predicted" if fields is _PREDICTED else "true"
@@ -392,7 +380,7 @@ class DetectionScores(Metric):
 
 
 def _packed(masks: Tensor) -> Tensor:
-    """Run lengths of masks (n, H, W), as bytes in a tensor: gathered and written like any other."""
+    """Run lengths of masks (n, H, W), as bytes in a tensor, to gather and store like any other."""
     coding = import_pycocotools()
     filled = np.asfortranarray(masks.detach().cpu().bool().permute(1, 2, 0).numpy().astype(np.uint8))
     counts = [each["counts"].decode("ascii") for each in coding.encode(filled)] if len(masks) else []

@@ -1,4 +1,4 @@
-"""Embeddings: what a tower without a classifier gives, for retrieval and for whatever reads its features."""
+"""Embeddings of towers without a classifier, for retrieval and other readers of features."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 class Embedding(Task):
     """One vector (B, D) per image, compared by its cosine.
 
-    * Which one: what the library calls the embedding (`vitrim.core.library.Library.embedding`); of a classifier, what
-      its last layer reads.
+    * Source: the library's embedding (`vitrim.core.library.Library.embedding`); of a classifier, the input of its last
+      layer.
     * It learns nothing: train with a head, and evaluate without.
     * Agreement with the dense model: the cosine of the two embeddings, at least 0.
-    * Scores follow from all images together, see `vitrim.measure.neighbours.Neighbours`; `metrics` has none.
+    * Scores need all images together, see `vitrim.measure.neighbours.Neighbours`; `metrics` has none.
 
     Example:
         >>> import timm
@@ -54,7 +54,7 @@ class Embedding(Task):
         return MetricCollection({})
 
     def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
-        """Classes of the data only tell which images belong together; the model need not know them."""
+        """Do nothing: classes only group the images, and the model need not know them."""
 
     def check_targets(self, targets: Any, count: int) -> None:
         if targets.shape != (count,) or targets.is_floating_point():

@@ -24,17 +24,15 @@ if TYPE_CHECKING:
 
 @register_task
 class MultiLabel(Task):
-    """Multi-label classification: which of K classes are in an image.
+    """Multi-label classification of K classes.
 
     * Losses: `asl`, the asymmetric loss (Ridnik et al., 2021); `bce`, one binary cross entropy per class, averaged over
       the classes (or summed, if `sum_classes`) and over the images.
-    * `asl` is a sum over classes and images, as its authors and Haurum et al. (2023)
-      train with, so its gradient grows with the images at once on one device: a recipe's learning rate belongs to its
-      batch and micro-batch. It has no smoothing.
-    * Metrics: `mAP`, the mean over all K classes of the average precision, in [0, 1], where a class without positives
-      counts 0; and `mAP_occurring`, the mean over the classes that occur.
-    * Agreement with the dense model: the intersection over union of the classes above probability 0.5, 1 where neither
-      model sees any.
+    * `asl` is a sum over classes and images, as in training by its authors and by Haurum et al. (2023), so its gradient
+      grows with the micro-batch: a recipe's learning rate is for its batch sizes. It has no smoothing.
+    * Metrics: `mAP` and `mAP_occurring`, see `MeanAveragePrecision`.
+    * Agreement with the dense model: the intersection over union of the classes above probability 0.5, 1 if both models
+      predict none.
 
     Example:
         >>> import torch
@@ -70,7 +68,7 @@ class MultiLabel(Task):
         if loss.smoothing:
             raise VitrimError(f"loss asl has no smoothing (got loss.smoothing={loss.smoothing:g}): set it to 0")
         criterion = AsymmetricLossMultiLabel(loss.gamma_neg, loss.gamma_pos, loss.clip)
-        criterion.reduction = "sum"  # an argument since timm 1.0.31; before, it sums anyway
+        criterion.reduction = "sum"  # an argument since timm 1.0.31; earlier versions always sum
         return criterion
 
     def check_targets(self, targets: Any, count: int) -> None:
@@ -90,16 +88,14 @@ class MultiLabel(Task):
 
 
 class MeanAveragePrecision(Metric):
-    """The mean over classes of the average precision of ranking all images by one logit, in [0, 1].
+    """Mean over classes of the average precision of ranking all images by one logit, in [0, 1].
 
     * `mAP`: over all classes; one without positives counts 0, as in the comparative study of Haurum et al. (2023), so
-      that splits are compared by the same number of classes.
+      that splits have the same number of classes.
     * `mAP_occurring`: over the classes that have a positive; 0 if there is none.
 
-    Images with equal logits share a rank. The study's code puts them in the order of an unstable sort, which is chance
-    and not imitated.
-
-    Keeps all logits: N * K * 4 bytes.
+    Images with equal logits share a rank; the study's code orders them by an unstable sort, which is random. Keeps all
+    logits: N * K * 4 bytes.
 
     Example:
         >>> metric = MeanAveragePrecision()
@@ -120,7 +116,7 @@ class MeanAveragePrecision(Metric):
         self.add_state("targets", default=[], dist_reduce_fx="cat")
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
-        """A batch: logits (B, K), and targets (B, K) of 0 and 1."""
+        """Add a batch: logits (B, K), and targets (B, K) of 0 and 1."""
         self.logits.append(logits.detach().float())
         self.targets.append(targets > 0)
 
@@ -131,13 +127,13 @@ class MeanAveragePrecision(Metric):
         present = targets.any(dim=0)
         precisions = torch.zeros(targets.shape[1], device=logits.device)
         for place in present.nonzero().flatten().tolist():
-            # only the order counts, and torchmetrics takes a sigmoid of logits, where large ones become ties
+            # only the order counts, and torchmetrics' sigmoid would make ties of large logits
             ranks = torch.unique(logits[:, place], return_inverse=True)[1].float() / len(logits)
             precisions[place] = binary_average_precision(ranks, targets[:, place].int())
         return precisions
 
     def left_out(self, groups: int) -> Tensor:
-        """`mAP` (G,) float64 without every G-th image, G at most ``groups`` and the images."""
+        """`mAP` (G,) float64 without every G-th image, G at most ``groups`` and the number of images."""
         logits, targets = dim_zero_cat(self.logits), dim_zero_cat(self.targets)
         groups, found = min(groups, len(logits)), []
         for group in range(groups):

@@ -1,4 +1,4 @@
-"""The parts of a recipe that tasks read: how images are mixed, the loss, and how images are evaluated."""
+"""The parts of a recipe that tasks read: mixing of images, loss, and evaluation."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NUMBERS = (int, float, int | None, float | None)
 
 
 class Section(BaseModel):
-    """A part of a recipe: frozen, with no keys but its own."""
+    """A part of a recipe: frozen, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _numbers_are_not_truths(cls, values: Any) -> Any:
-        """Refuse booleans for numbers: pydantic takes true for 1."""
+        """Refuse booleans for numbers: pydantic converts true to 1."""
         for name, value in values.items() if isinstance(values, Mapping) else ():
             field = cls.model_fields.get(name)
             if isinstance(value, bool) and field is not None and field.annotation in NUMBERS:
@@ -39,7 +39,7 @@ class Mix(Section):
 
     @property
     def on(self) -> bool:
-        """True if anything is mixed."""
+        """True if images are mixed."""
         return self.probability > 0 and (self.mixup > 0 or self.cutmix > 0)
 
 
@@ -86,7 +86,7 @@ class Loss(Section):
 
 
 class Protocol(Section):
-    """The way images are evaluated by a dense task.
+    """Evaluation of images by a dense task.
 
     Example:
         >>> Protocol(mode="slide", window=512, stride=384, size=512).side
@@ -118,7 +118,7 @@ class Protocol(Section):
 
     @property
     def plain(self) -> bool:
-        """True if an image goes through the model once, as it is."""
+        """True if an image goes through the model once, unchanged."""
         once = self.scales == (1.0,) and not self.flip and self.average == "logits"
         return once and self.mode == "whole" and self.size is None and self.window is None
 
@@ -138,17 +138,17 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def short(value: object, most: int = 100) -> str:
-    """A value in one line, cut where it is long."""
+    """Return a value in one line of at most ``most`` characters."""
     text = " ".join(str(value).split())
     return text if len(text) <= most else f"{text[:most]}..."
 
 
 def invalid(name: str, error: ValidationError, kind: type[Section], *, inside: tuple[str, ...] = ()) -> VitrimError:
-    """The fault in the values of a section, in one line: an unknown key first, for it explains a missing one.
+    """Describe the first fault in a section in one line; unknown keys first, because they explain missing ones.
 
     Args:
-        name: of the file, or the option that gives the values.
-        error: of their validation.
+        name: of the file or option.
+        error: of the validation.
         kind: the section.
         inside: the keys that lead to it.
 
@@ -163,7 +163,7 @@ def invalid(name: str, error: ValidationError, kind: type[Section], *, inside: t
     first = next((entry for entry in errors if entry["type"] == "extra_forbidden"), errors[0])
     where = short(".".join(str(part) for part in (*inside, *first["loc"])))
     if first["type"] == "extra_forbidden":
-        section: Any = kind  # the one to which the keys before the unknown one lead
+        section: Any = kind  # the section of the unknown key
         for part in first["loc"][:-1]:
             field = section.model_fields.get(str(part)) if isinstance(part, str) else None
             kinds = [] if field is None else [field.annotation, *getattr(field.annotation, "__args__", ())]

@@ -27,13 +27,10 @@ if TYPE_CHECKING:
 
 @register_task
 class Segmentation(Task):
-    """Semantic segmentation: each pixel is of one of K classes, or ignored.
+    """Semantic segmentation: each pixel has one of K classes, or is ignored.
 
-    * Loss: `pixel_cross_entropy`, the mean over the pixels that are not ignored, 0 where all are.
+    * Loss: `pixel_cross_entropy`, the mean over the pixels that are not ignored, 0 if all are.
     * Metrics: `mIoU`, `mAcc` and `aAcc`, see `SegmentationScores`.
-
-    Args:
-        num_classes: K.
 
     Example:
         >>> from vitrim.tasks.options import Loss
@@ -76,7 +73,7 @@ class Segmentation(Task):
         return PatchCrossEntropy(loss.smoothing)
 
     def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
-        """As of `Task`; a model of images of one size sees, where no protocol says more, windows of that size."""
+        """As `Task.meet`; by default, a model of one image size sees windows of that size."""
         super().meet(model, class_names)
         library = ask(model)
         size = library.input_size(model)
@@ -84,11 +81,7 @@ class Segmentation(Task):
             self.protocol = Protocol(mode="slide", size=size[1], window=size[1])
 
     def collate(self, items: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Stack images (B, C, H, W) and masks (B, H, W) int64.
-
-        Raises:
-            VitrimError: they differ in size.
-        """
+        """Stack images (B, C, H, W) and masks (B, H, W) int64; `VitrimError` if they differ in size."""
         sizes = sorted({(image.shape[-1], image.shape[-2]) for image, _ in items})
         if len(sizes) > 1:
             found = ", ".join(f"{width} x {height}" for width, height in sizes[:3])
@@ -116,7 +109,7 @@ class Segmentation(Task):
         return torch.stack([predict(forward, image, self.protocol) for image in images])
 
     def agreement(self, prediction: Tensor, dense: Tensor, targets: Any) -> Tensor:
-        """For each image that is not ignored as a whole the share of its pixels with the dense model's class."""
+        """For each image with a labelled pixel, the share of its pixels with the dense model's class."""
         valid = (targets != IGNORED).flatten(1)
         same = (prediction.argmax(1) == dense.argmax(1)).flatten(1) & valid
         some = valid.any(dim=1)
@@ -131,19 +124,13 @@ class Segmentation(Task):
 
 
 class SegmentationScores(Metric):
-    """Scores of the confusion of classes over all pixels of a dataset, shares in [0, 1] in float64.
+    """Scores of the confusion matrix over all pixels of a dataset, shares in [0, 1] in float64.
 
     * `mIoU`: the mean intersection over union of the classes that occur in truth or prediction;
-    * `mAcc`: the mean share of right pixels of the classes that occur in truth;
-    * `aAcc`: the share of right pixels. All are nan without any pixel.
+    * `mAcc`: the mean share of correct pixels of the classes that occur in truth;
+    * `aAcc`: the share of correct pixels. All are nan without pixels.
 
-    Counts are integers: in float32 those above 2^24 would be lost.
-
-    Args:
-        num_classes: K.
-
-    Attributes:
-        names: the scores.
+    Counts are integers: float32 would lose those above 2^24.
     """
 
     is_differentiable = False
@@ -159,7 +146,7 @@ class SegmentationScores(Metric):
         self.add_state("confusion", default=empty, dist_reduce_fx="sum")
 
     def update(self, prediction: Tensor, targets: Tensor) -> None:
-        """A batch: logits (B, K, H, W) or classes (B, H, W), and labels (B, H, W) in [0, K) or `IGNORED`."""
+        """Add a batch: logits (B, K, H, W) or classes (B, H, W), and labels (B, H, W) in [0, K) or `IGNORED`."""
         classes = prediction.argmax(1) if prediction.ndim == 4 else prediction
         valid = targets != IGNORED
         pairs = targets[valid].long() * self.num_classes + classes[valid].long()
@@ -167,12 +154,11 @@ class SegmentationScores(Metric):
         self.confusion += counts.view(self.num_classes, self.num_classes)
 
     def per_class(self) -> Tensor:
-        """(K,) float64: the intersection over union of each class; nan if it does not occur."""
+        """(K,) float64: intersection over union of each class; nan if it does not occur."""
         right = self.confusion.diagonal().double()
         return right / (self.confusion.sum(0) + self.confusion.sum(1) - self.confusion.diagonal())
 
     def compute(self) -> dict[str, Tensor]:
-        """The three scores."""
         right, true = self.confusion.diagonal().double(), self.confusion.sum(1)
         return {
             "mIoU": self.per_class().nanmean(),
@@ -183,10 +169,7 @@ class SegmentationScores(Metric):
 
 @dataclass(frozen=True)
 class PixelCrossEntropy:
-    """Cross entropy of every pixel that is not ignored, their mean; 0 where all are ignored.
-
-    Args:
-        smoothing: of labels, in [0, 1).
+    """Mean cross entropy of the pixels that are not ignored, with ``smoothing`` in [0, 1); 0 if all are ignored.
 
     Example:
         >>> PixelCrossEntropy()(torch.randn(1, 3, 2, 2), torch.full((1, 2, 2), 255)).item()
@@ -196,11 +179,7 @@ class PixelCrossEntropy:
     smoothing: float = 0.0
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss, a scalar, from logits (B, K, H, W) and labels (B, H, W) in [0, K) or `IGNORED`.
-
-        Raises:
-            VitrimError: the sizes differ.
-        """
+        """The loss, a scalar, from logits (B, K, H, W) and labels (B, H, W) of equal size, in [0, K) or `IGNORED`."""
         if logits.ndim != 4 or logits.shape[-2:] != labels.shape[-2:]:
             given, wanted = tuple(logits.shape), tuple(labels.shape)
             raise VitrimError(
@@ -211,12 +190,9 @@ class PixelCrossEntropy:
 
 @dataclass(frozen=True)
 class PatchCrossEntropy:
-    """Cross entropy of every patch, with labels taken at its first pixel (Cropr: nearest down-sampling).
+    """Cross entropy of every patch, with the label of its first pixel (Cropr: nearest down-sampling).
 
-    The patches are those of square ones that fill the labels' height and width.
-
-    Args:
-        smoothing: of labels, in [0, 1).
+    Square patches fill the labels' height and width. ``smoothing`` is in [0, 1).
 
     Example:
         >>> PatchCrossEntropy()(torch.zeros(1, 6, 4), torch.zeros(1, 8, 12, dtype=torch.int64)).item()  # log 4
@@ -226,21 +202,14 @@ class PatchCrossEntropy:
     smoothing: float = 0.0
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss, a scalar, from logits (B, P, K), row by row, and labels (B, H, W) in [0, K) or `IGNORED`.
-
-        Raises:
-            VitrimError: no grid of P square patches fills the labels.
-        """
+        """The loss, a scalar, from logits (B, P, K), row by row, and labels (B, H, W), see `patch_grid`."""
         grid = patch_grid(logits.shape[1], (labels.shape[-2], labels.shape[-1]))
         small = F.interpolate(labels[:, None].float(), size=grid, mode="nearest").long()
         return _cross_entropy(logits.transpose(1, 2), small.flatten(1), self.smoothing)
 
 
 def patch_grid(patches: int, size: tuple[int, int]) -> tuple[int, int]:
-    """Return rows and columns of a number of square patches that fill an image.
-
-    Raises:
-        VitrimError: there is no such grid.
+    """Return rows and columns of a number of square patches that fill an image; `VitrimError` if none do.
 
     Example:
         >>> patch_grid(6, (8, 12))
@@ -257,6 +226,8 @@ def patch_grid(patches: int, size: tuple[int, int]) -> tuple[int, int]:
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    kind = torch.promote_types(logits.dtype, torch.float32)  # a sum over pixels in half precision would lose most of it
+    kind = torch.promote_types(
+        logits.dtype, torch.float32
+    )  # a sum over pixels in half precision would lose most digits
     total = F.cross_entropy(logits.to(kind), labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum")
     return total / (labels != IGNORED).sum().clamp(min=1)

@@ -1,4 +1,4 @@
-"""Ways to put an image of any size through a model that gives a map: whole or by windows, scaled, mirrored."""
+"""Put an image of any size through a model that returns a map: complete or by windows, scaled, mirrored."""
 
 from __future__ import annotations
 
@@ -14,28 +14,26 @@ from vitrim.tasks.options import Protocol
 from vitrim.tasks.transforms_dense import resized_to
 
 ModelFunction = Callable[[Tensor], Tensor]
-"""From images (B, C, h, w) to logits (B, K, h, w)."""
 
 
 def predict(model_fn: ModelFunction, image: Tensor, protocol: Protocol, most: int | None = None) -> Tensor:
-    """Predict the map of one image.
+    """Predict the map of one image (C, H, W).
 
-    The image is resized for each scale, mirrored, put through the model whole or by windows, whose logits are averaged
-    where they overlap; the logits are resized to the image, and averaged over scales and mirrorings (Segmenter,
-    Strudel et al., 2021). The windows of an image form one batch, so methods whose decisions depend on the batch decide
-    by all of them.
+    The image is resized for each scale, mirrored, and put through the model complete or by windows, whose logits are
+    averaged where they overlap; the logits are resized to the image, and averaged over scales and mirrorings
+    (Segmenter, Strudel et al., 2021). The windows of an image form one batch, on which batch-dependent methods decide.
 
     Args:
         model_fn: from images (B, C, h, w) to logits (B, K, h, w).
         image: (C, H, W), normalised.
-        protocol: how.
+        protocol: size, windows, scales and flips.
         most: most windows at once; None: all.
 
     Returns:
         (K, H, W): logits, or probabilities if the protocol averages these.
 
     Raises:
-        VitrimError: the windows do not fit into memory, or the model gives a map of another size.
+        VitrimError: the windows do not fit into memory, or the model returns a map of another size.
 
     Example:
         >>> image = torch.rand(3, 20, 30)
@@ -47,7 +45,7 @@ def predict(model_fn: ModelFunction, image: Tensor, protocol: Protocol, most: in
     size = (image.shape[-2], image.shape[-1])
     now = max(size) if protocol.side == "long" else min(size)
     for scale in protocol.scales:
-        # the size of the protocol; for windows at least so that the short side fills one
+        # the protocol's size; the short side fills at least one window
         wanted = resized_to(size, protocol.side, scale * (protocol.size or now))
         if protocol.mode == "slide" and protocol.window is not None and min(wanted) < protocol.window:
             wanted = resized_to(size, "short", protocol.window)
@@ -73,7 +71,7 @@ def predict(model_fn: ModelFunction, image: Tensor, protocol: Protocol, most: in
 
 
 def window_places(length: int, window: int, stride: int) -> list[int]:
-    """Return where the windows along one side begin: every `stride` pixels, and the last one at the border.
+    """Return the first pixels of the windows along one side: every `stride` pixels, and the last window at the border.
 
     Example:
         >>> window_places(20, 8, 6), window_places(20, 8, 5), window_places(8, 8, 8), window_places(5, 8, 8)

@@ -1,7 +1,7 @@
-"""One batch in training: how it is mixed, the losses that tasks share, and everything that a loss may ask for.
+"""One batch in training: the losses that tasks share, and all that a loss may need.
 
-The loop knows no method. A method that learns more than its task has a file in ``training/objectives``; a model with a
-loss of its own (two heads, masked pre-training) has a method ``losses(step)``; everything else learns its task.
+The loop knows no method. A method that learns more than its task has a file in ``training/objectives``; a model with
+its own loss (two heads, masked pre-training) has a method ``losses(step)``; all others learn their task.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
 
 Criterion = Callable[[Any, Any], Tensor]
-"""From logits (B, K), or what a dense task predicts, and targets to a scalar."""
+"""From logits (B, K), or a dense task's predictions, and targets to a scalar."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BinaryCrossEntropy:
-    """One binary cross entropy per class, mean over the images, and mean or sum over the classes.
+    """Binary cross entropy per class, mean over the images, and mean or sum over the classes.
 
-    Smoothed targets are (1 - smoothing) * y + smoothing * rest. timm's criterion of the same name moves all targets but
-    indices to 1/2, or leaves them: right for several labels, not for mixed labels of one class.
+    Smoothed targets are (1 - smoothing) * y + smoothing * rest. timm's criterion of the same name smooths all targets
+    but indices towards 1/2, or not at all: right for several labels, not for mixed labels of one class.
 
     Args:
         smoothing: in [0, 1).
-        rest: what targets are moved to: 1/K where one of K classes is right, 1/2 where each is on its own.
-        sum_classes: sum over the classes; otherwise their mean, K times smaller.
+        rest: limit of smoothed targets: 1/K if one of K classes is right, 1/2 if classes are independent.
+        sum_classes: sum over the classes instead of their mean.
 
     Example:
         >>> criterion = BinaryCrossEntropy(smoothing=0.1, rest=1 / 3, sum_classes=True)
@@ -62,11 +62,11 @@ class Step:
         model: the model in training mode, reduced or not.
         reduction: its handle, or None if it is not reduced.
         images: (B, C, H, W).
-        targets: what ``criterion`` takes: (B,) class indices, or (B, K) where images are mixed or have several labels.
-        criterion: the loss of the task from logits and targets, with the distillation of the recipe, if any.
+        targets: of ``criterion``: (B,) class indices, or (B, K) for mixed images or several labels.
+        criterion: the loss of the task from logits and targets, with the recipe's distillation, if any.
         auxiliary: the loss of an auxiliary head on patches or on a query, from its output and targets; None:
             ``criterion``.
-        teacher: the frozen dense model, or None if the recipe has none.
+        teacher: the frozen dense model, or None.
     """
 
     model: nn.Module
@@ -78,23 +78,15 @@ class Step:
     auxiliary: Criterion | None = None
 
     def logits(self) -> Tensor:
-        """A forward of the model: (B, K)."""
+        """Run the model: (B, K)."""
         return ask(self.model).logits(self.model(self.images))
 
     def tokens_and_logits(self) -> tuple[Tensor, Tensor]:
-        """A forward of the model: tokens (B, N, C) after its last norm, and logits (B, K).
-
-        Raises:
-            VitrimError: the model does not give its tokens.
-        """
+        """Run the model: tokens (B, N, C) after its last norm, and logits (B, K); `VitrimError` without tokens."""
         return ask(self.model).features_and_logits(self.model, self.images)
 
     def teach(self) -> tuple[Tensor, Tensor]:
-        """A forward of the teacher without gradients: tokens and logits, as `tokens_and_logits`.
-
-        Raises:
-            VitrimError: the recipe has no teacher.
-        """
+        """Run the teacher without gradients, as `tokens_and_logits`; `VitrimError` without a teacher."""
         if self.teacher is None:
             raise VitrimError("this loss needs the dense model as a teacher: set teacher=dense in the recipe")
         with torch.no_grad():

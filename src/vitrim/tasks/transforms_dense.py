@@ -1,6 +1,6 @@
-"""Changes made to an image together with its mask or its boxes. All draw from torch's global stream only.
+"""Joint transforms of an image and its mask or boxes. All draw from torch's global stream only.
 
-Built on `torchvision.transforms.v2`: masks are resized to the nearest pixel, boxes are cut off at the image.
+Built on `torchvision.transforms.v2`: masks are resized to the nearest pixel, boxes are clipped to the image.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 Side = Literal["long", "short"]
 LONGEST = 4.0
-"""Most the long side may be of what is drawn for the short one: 2048 of 512, as published."""
+"""Limit of the long side over the drawn short side: 2048 of 512, as published."""
 
 
 def resized_to(size: tuple[int, int], side: Side, pixels: float, *, longest: float | None = None) -> tuple[int, int]:
-    """Return the size whose long or short side has so many pixels, in the same ratio.
+    """Return the size of the same ratio whose long or short side has ``pixels``.
 
     Args:
         size: height and width.
-        side: which of them.
-        pixels: what it is to be, not necessarily whole.
+        side: ``long`` or ``short``.
+        pixels: length of that side, not necessarily an integer.
         longest: most pixels of the long side; None: any number.
 
     Example:
@@ -51,7 +51,7 @@ def resized_to(size: tuple[int, int], side: Side, pixels: float, *, longest: flo
 
 
 def fitted(size: tuple[int, int], within: tuple[int, int]) -> tuple[int, int]:
-    """Return the largest size in the same ratio that fits within another.
+    """Return the largest size of the same ratio that fits within another.
 
     Example:
         >>> fitted((480, 640), (160, 224)), fitted((480, 640), (224, 160))
@@ -63,7 +63,7 @@ def fitted(size: tuple[int, int], within: tuple[int, int]) -> tuple[int, int]:
 
 
 class Change(v2.Transform):
-    """A change made by one function of torchvision, whose arguments `make_params` draws."""
+    """A transform by one function of torchvision, whose arguments `make_params` draws."""
 
     function: ClassVar[Any]
 
@@ -72,13 +72,9 @@ class Change(v2.Transform):
 
 
 class ResizeRange(Change):
-    """Resize in the same ratio, so that one side has a number of pixels drawn uniformly from a range.
+    """Resize in the same ratio, so that one ``side`` has a number of pixels drawn uniformly from ``low`` to ``high``.
 
-    With `side="short"` the long side has at most `LONGEST` times what was drawn.
-
-    Args:
-        side: which side.
-        low, high: the range in pixels.
+    With `side="short"` the long side is at most `LONGEST` times the draw.
 
     Example:
         >>> ResizeRange("long", 20, 20)(tv_tensors.Mask(torch.zeros(5, 10))).shape
@@ -99,13 +95,9 @@ class ResizeRange(Change):
 
 
 class ScaleJitter(Change):
-    """Resize to a random factor times the largest size in the same ratio that fits.
+    """Resize to a random factor (``low`` to ``high``) times the largest size of the same ratio that fits ``size``.
 
-    torchvision's transform of this name takes height for width where the two differ.
-
-    Args:
-        size: height and width that factor 1 fits.
-        low, high: the range of the factor.
+    torchvision's transform of this name swaps height and width where they differ.
 
     Example:
         >>> ScaleJitter((20, 60), 0.5, 0.5)(tv_tensors.Mask(torch.zeros(10, 20))).shape
@@ -125,15 +117,15 @@ class ScaleJitter(Change):
 
 
 class CropUnderShare(Change):
-    """Cut a window out at random, again and again while one class covers too much of it.
+    """Crop a random window, again while one class covers too much of it.
 
-    As published: of the pixels that are not ignored at most ``share`` are of one class, and there are two classes at
-    least; the last of ``tries`` further windows is taken as it is. An image that is smaller than the window is taken
-    whole in that direction; `PadTo` fills it up. Without a mask the first window is taken.
+    As published: at most ``share`` of the pixels that are not ignored have one class, and there are at least two
+    classes; the last of ``tries`` further windows is accepted. An image smaller than the window keeps its size in that
+    direction; `PadTo` pads it. Without a mask the first window is used.
 
     Args:
         size: height and width of the window.
-        share: in (0, 1]; 1: the first window is taken.
+        share: in (0, 1]; 1 accepts the first window.
         tries: windows after the first.
 
     Example:
@@ -168,11 +160,11 @@ class CropUnderShare(Change):
 class PhotometricDistort(v2.Transform):
     """Distort brightness, contrast, saturation and hue at random, each with probability 1/2.
 
-    As published for segmentation: an offset of the brightness of up to 32/255; contrast and saturation times 0.5 to
-    1.5; hue turned by up to 18 degrees; the contrast before or after saturation and hue. Values are clipped after each.
+    As published for segmentation: a brightness offset of up to 32/255; contrast and saturation times 0.5 to 1.5; a hue
+    rotation of up to 18 degrees; contrast before or after saturation and hue. Values are clipped after each.
     (torchvision's transform of a similar name multiplies the brightness, and blends with grey.)
 
-    Grey images get brightness and contrast only. Takes float images in [0, 1].
+    Grey images get brightness and contrast only. Needs float images in [0, 1].
 
     Example:
         >>> image = tv_tensors.Image(torch.rand(3, 4, 4))
@@ -210,7 +202,7 @@ def distorted(image: Tensor, name: str, value: float) -> Tensor:
     Args:
         image: float, of 1 or 3 channels.
         name: `brightness`, `contrast`, `saturation` or `hue`.
-        value: an offset in brightness, a factor on contrast or saturation, or a share of the circle of hues.
+        value: an offset in brightness, a factor on contrast or saturation, or a share of the hue circle.
 
     Example:
         >>> distorted(torch.tensor([0.5, 0.25, 0.0]).view(3, 1, 1), "saturation", 0.5).flatten().tolist()
@@ -224,17 +216,14 @@ def distorted(image: Tensor, name: str, value: float) -> Tensor:
         return image
     if name == "hue":
         return cast(Tensor, F.adjust_hue(image, value))
-    # saturation of HSV is (most - least) / most: rgb moves away from the largest channel, until one is 0
+    # HSV saturation is (most - least) / most: rgb moves away from the largest channel until one is 0
     most, least = image.amax(dim=0), image.amin(dim=0)
     factor = torch.minimum(torch.full_like(most, value), most / (most - least).clamp(min=1e-12))
     return most - (most - image) * factor
 
 
 class PadTo(v2.Transform):
-    """Fill up at the right and at the bottom to a size: images with 0, masks of labels with `IGNORED`, others with 0.
-
-    Args:
-        size: height and width; what is larger stays as it is.
+    """Pad at right and bottom to ``size``: images with 0, masks of labels with `IGNORED`, others with 0.
 
     Example:
         >>> PadTo((2, 3))(tv_tensors.Mask(torch.zeros(2, 2))).tolist()
@@ -263,15 +252,15 @@ def size_of(flat_inputs: Sequence[Any]) -> tuple[int, int]:
 
 
 class DenseTrainTransform:
-    """Transform of a PIL image of any mode and its target, changed together at random.
+    """Random joint transform of a PIL image of any mode and its target.
 
-    Random size, random window, mirroring, photometric distortion, normalisation, and padding at the right and bottom to
-    the size of the model. Padding is 0 after normalisation, as published.
+    Random size, random window, mirroring, photometric distortion, normalisation, and padding at right and bottom to the
+    model's size. Padding is 0 after normalisation, as published.
 
     Args:
-        geometry: what the model takes.
-        augment: which changes. `scaled` draws the long or short side from ``range`` times that of the model, then cuts
-            a window that no class fills; `jitter` draws a factor on the largest size that fits the model (LSJ).
+        geometry: the model's size, mean and standard deviation.
+        augment: `scaled` draws the long or short side from ``range`` times that of the model, then crops a window that
+            no class fills; `jitter` draws a factor on the largest size that fits the model (LSJ).
 
     Example:
         >>> from collections import namedtuple
@@ -306,7 +295,7 @@ class DenseTrainTransform:
         self.sanitize = v2.SanitizeBoundingBoxes(min_size=1)
 
     def __call__(self, image: Image.Image, target: Any) -> tuple[Tensor, Any]:
-        """The changed image, (C, H, W) float32, and its target: a mask (H, W) int64, or objects without crowds."""
+        """Return the image (C, H, W) float32, and its target: a mask (H, W) int64, or objects without crowds."""
         pixels = v2.functional.to_image(image.convert(self.mode))
         if not isinstance(target, dict):
             pixels, mask = self.finish(*self.change(pixels, target))
@@ -321,16 +310,16 @@ class DenseTrainTransform:
 
 
 class DenseEvalTransform:
-    """Transform of a PIL image of any mode and its target for evaluation, normalised.
+    """Joint transform of a PIL image of any mode and its target for evaluation, normalised.
 
-    With a mask an image stays as large as it is: the `Protocol` of an evaluation resizes it, and its logits back, so
-    that every pixel of the mask is scored. With objects it is fitted into the model's size and padded, and they stay in
-    the pixels of the stored image, in which they are scored; `size` and `original` tell how to bring predictions there.
+    With a mask an image keeps its size: the `Protocol` resizes it and its logits, so that every pixel of the mask is
+    scored. With objects it is resized to fit the model's size and padded; objects stay in the pixels of the stored
+    image, which are scored, and `size` and `original` convert predictions to them.
 
     Args:
-        geometry: what the model takes.
-        padded: objects: to the model's size; otherwise an image keeps its shape, and an upright one is fitted into the
-            model's size put upright.
+        geometry: the model's size, mean and standard deviation.
+        padded: pad images with objects to the model's size; otherwise they keep their shape, and upright ones fit the
+            model's size turned upright.
     """
 
     def __init__(self, geometry: Geometry, *, padded: bool = True) -> None:
@@ -341,7 +330,7 @@ class DenseEvalTransform:
         self.pad = PadTo(geometry.size)
 
     def __call__(self, image: Image.Image, target: Any) -> tuple[Tensor, Any]:
-        """The image, (C, H, W) float32, and its mask (H, W) int64, or its objects, crowds included."""
+        """Return the image (C, H, W) float32, and its mask (H, W) int64, or its objects, crowds included."""
         pixels = v2.functional.to_image(image.convert(self.mode))
         if not isinstance(target, dict):
             return plain_tensor(self.finish(pixels)), plain_tensor(target).long()
@@ -353,11 +342,10 @@ class DenseEvalTransform:
 
 
 def plain_tensor(value: Tensor) -> Tensor:
-    """Return a tensor without torchvision's class."""
     return value.as_subclass(Tensor)
 
 
 def plain_objects(objects: Objects) -> Objects:
-    """Return objects as plain tensors, masks as truths."""
+    """Return objects as plain tensors, masks as booleans."""
     plain = {name: plain_tensor(value) for name, value in objects.items()}
     return {**plain, "masks": plain["masks"].bool()} if "masks" in plain else plain

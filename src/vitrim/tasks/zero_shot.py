@@ -1,4 +1,4 @@
-"""Zero-shot classification: the class whose name, in a sentence, has the text embedding nearest to the image's."""
+"""Zero-shot classification: the class whose sentence has the text embedding nearest to the image's."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from vitrim.tasks.classification import Classification
 
 @register_task
 class ZeroShot(Classification):
-    """Classification by the text tower that the image tower was trained with, as of CLIP and SigLIP.
+    """Classification by the text tower of the image tower's model, such as CLIP or SigLIP.
 
-    Logits (B, K) are those of the library, ``logits_per_image``: the cosine of the image's embedding to that of each
-    class's sentence, scaled. The text tower sees the classes of the data, once, and is never reduced.
+    Logits (B, K) are the library's ``logits_per_image``: the scaled cosine of the image's embedding with that of each
+    class's sentence. The text tower embeds the classes once, and is never reduced.
 
     Attributes:
-        template: the sentence, with the place of the name; may be replaced before `meet`. _ in names becomes a space.
+        template: the sentence, with {} for the name; may be replaced before `meet`. _ in names becomes a space.
     """
 
     name = "zero_shot"
@@ -36,11 +36,7 @@ class ZeroShot(Classification):
         self.texts: tuple[Tensor, float, float] | None = None
 
     def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
-        """Embed the classes of the data.
-
-        Raises:
-            VitrimError: they have no names, or numbers for names; or the model has no text tower.
-        """
+        """Embed the data's classes; `VitrimError` without names (numbers are none), or without a text tower."""
         if not class_names or all(name.strip().isdecimal() for name in class_names):
             found = "none" if not class_names else f"numbers: {', '.join(class_names[:3])}"
             raise VitrimError(

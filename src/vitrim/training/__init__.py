@@ -1,4 +1,4 @@
 """Training: recipes, the loop and the steps. ``vitrim train`` is the command; see docs/training.md.
 
-Importing this package imports nothing heavy; its modules are imported where they are used.
+Importing this package imports nothing heavy.
 """

@@ -1,4 +1,4 @@
-"""Assembly of a run: the data and the starting model that a recipe asks for, and the `Trainer` of both.
+"""Assembly of a run: a recipe's data and starting model, and the `Trainer` of both.
 
 trainer = build_trainer(load_recipe("cifar10_vit"), "data/cifar10", Running(Path("runs/cifar10")))
 result = trainer.run()
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from vitrim.progress import Signs
 
 PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
-"""A recipe's precision as accelerate calls it."""
+"""accelerate's names of a recipe's precisions."""
 
 SPLITS = ("train", "val", "test")
 HELD_OUT = 0.1
-"""Share of the training images that is held out where the data have no part for evaluations."""
+"""Share of the training images that is held out if the data have no split for evaluations."""
 
 QUERY_KEY = (0.7, 0.7)
 VALUE_PROJECTION = (0.4, -0.4)
-"""Weights of the noise and of the identity in a mimetic initialisation, section 4 of the paper."""
+"""Weights of noise and identity in a mimetic initialisation, section 4 of the paper."""
 
 STREAMED = {"image_column", "label_column"}
-"""Options of data that a stream has."""
+"""Data options of a stream."""
 
 
 def build_trainer(
@@ -62,16 +62,10 @@ def build_trainer(
     """Build a run that is ready to start: everything is checked, nothing is written.
 
     Args:
-        resolved: the recipe.
-        data: as `vitrim.data.load_data` takes it, of which the recipe says which splits; or data sets by the name of
-            the split; or one that is trained on.
-        running: how it is run.
+        data: a source for `vitrim.data.load_data`, whose splits the recipe names; or data sets by the name of the
+            split; or a single one to train on.
         checkpoint: starting weights, a safetensors file or the folder of a finished run.
-        cpu: stay on the CPU where there is a GPU.
-        signs: where progress is shown.
-
-    Raises:
-        VitrimError: as `Trainer`, `load_data` and `create_model`.
+        cpu: do not use a GPU.
     """
     accelerator = make_accelerator(resolved.recipe, cpu=cpu)
     seed_all(resolved.recipe.seed)
@@ -79,7 +73,7 @@ def build_trainer(
     train_data, eval_data, test_data = open_data(recipe, data)
     model = starting_model(resolved.recipe, train_data.num_classes, checkpoint)
     for held_out in (eval_data, test_data):
-        if isinstance(held_out, ImageDataset | MultiLabelDataset):  # others get the transform of their task
+        if isinstance(held_out, ImageDataset | MultiLabelDataset):  # for others, the task has a transform
             held_out.transform = eval_transform(model)
     return Trainer(
         resolved,
@@ -96,15 +90,15 @@ def build_trainer(
 
 
 def chosen_splits(recipe: Recipe, data: Any) -> Recipe:
-    """The recipe with the splits that ``auto`` stands for on these data.
+    """The recipe with ``auto`` splits replaced by those of the data.
 
     Raises:
-        VitrimError: the data have splits, and none is for training.
+        VitrimError: the data have splits, but none for training.
     """
     if AUTO not in (recipe.split, recipe.eval_split):
         return recipe
     names = splits_of(data) if isinstance(data, str | Path) else list(data) if isinstance(data, Mapping) else []
-    if names is None:  # every layout of a reader has these two
+    if names is None:  # all layouts of readers have these two
         names = ["train", "val"]
     found = {word: next((name for name in names if name and name.lower() in spellings(word)), None) for word in SPLITS}
     split, watched = recipe.split, recipe.eval_split
@@ -120,7 +114,7 @@ def chosen_splits(recipe: Recipe, data: Any) -> Recipe:
 
 
 def _about(asked: Recipe, recipe: Recipe, data: Any, train_data: Any, eval_data: Any) -> list[str]:
-    """A note on the images that are held out, if nobody asked for that."""
+    """A note on the images that ``auto`` holds out."""
     if asked.eval_split != AUTO or not isinstance(recipe.eval_split, float):
         return []
     source = data if isinstance(data, str | Path) else "the data"
@@ -132,7 +126,7 @@ def _about(asked: Recipe, recipe: Recipe, data: Any, train_data: Any, eval_data:
 
 
 def make_accelerator(recipe: Recipe, *, cpu: bool = False) -> Accelerator:
-    """Devices, processes and precision of a run."""
+    """The devices, processes and precision of a run."""
     many = DistributedDataParallelKwargs()
     return Accelerator(cpu=cpu, mixed_precision=PRECISIONS[recipe.precision], kwargs_handlers=[many])
 
@@ -140,16 +134,15 @@ def make_accelerator(recipe: Recipe, *, cpu: bool = False) -> Accelerator:
 def open_data(
     recipe: Recipe, data: str | Path | Data | Mapping[str, Data]
 ) -> tuple[Data | ImageStream, Data | None, Data | None]:
-    """Open the images a recipe trains on, watches, and is scored on at the end; the last two may be None.
+    """Open the images that a recipe trains on, evaluates, and finally tests; the last two may be None.
 
-    Only the training part is streamed, if the recipe says so: every evaluation reads the same images. The recipe's
-    ``data_options`` are for readers, and so not for data sets that are given.
+    Only the training split can be a stream, because evaluations must read the same images. Data sets that are passed
+    ignore the recipe's ``data_options``.
 
     Raises:
-        VitrimError: as `load_data`; a split that is not there; or a share of so few images that none is left on one
-            side.
+        VitrimError: see `load_data`; a missing split; or a share that leaves no images on one side.
     """
-    task = tasks()[recipe.task].reads if recipe.task in tasks() else None  # an unknown task is refused later
+    task = tasks()[recipe.task].reads if recipe.task in tasks() else None  # unknown tasks are refused later
 
     for name in recipe.data_options:
         if name in ("source", "task", "split"):
@@ -166,7 +159,7 @@ def open_data(
         if not hasattr(given[split], "num_classes"):
             kind = type(given[split]).__name__
             raise VitrimError(f"the data are a source, data sets of vitrim.data by split, or one of them, not {kind}")
-        return copy.copy(given[split])  # it gets a transform of its own
+        return copy.copy(given[split])  # its transform will be replaced
 
     def limited(given: Data) -> Data:
         if recipe.limit is None or recipe.limit >= len(given):
@@ -196,12 +189,12 @@ def open_data(
 
 
 def starting_model(recipe: Recipe, num_classes: int, checkpoint: Path | None) -> nn.Module:
-    """The model of a recipe with its starting weights and, where the library can, a head for the data's classes.
+    """The model of a recipe with its starting weights and, if its library supports it, a head for the data's classes.
 
-    Weights of one's own may be of other classes: the model gets their head, which the task then replaces. Those of a
-    model for pre-training without labels are its encoder's, and the head is new.
+    A checkpoint may have other classes: the model gets its head, which the task then replaces. From a model of
+    label-free pre-training only the encoder is loaded, and the head is new.
     """
-    # of these, vitrim itself makes the head
+    # models whose head vitrim makes
     ours = ":" not in recipe.model or recipe.model.startswith(("segmenter:", "vitdet:"))
     options = {**({"num_classes": num_classes} if ours else {}), **recipe.model_options}
     model = create_model(recipe.model, pretrained=recipe.pretrained and checkpoint is None, options=options)
@@ -220,15 +213,15 @@ def starting_model(recipe: Recipe, num_classes: int, checkpoint: Path | None) ->
 
 @torch.no_grad()
 def mimetic_(model: nn.Module) -> None:
-    """Mimetic initialisation: set attention and positions of a ``model`` in place; everything else stays as it is.
+    """Mimetic initialisation: set attention and positions of a ``model`` in place, and leave the rest unchanged.
 
-    Trockman and Kolter, "Mimetic Initialization of Self-Attention Layers" (ICML 2023): attention starts with the two
-    patterns that pretrained Vision Transformers show, a query-key product near the identity and a value-projection
-    product near its negative, over positions of sines and cosines. It costs nothing in training and helps most where
-    data or time is short. Draws from torch's global generator.
+    Trockman and Kolter, "Mimetic Initialization of Self-Attention Layers" (ICML 2023): attention starts with two
+    patterns of pretrained Vision Transformers, a query-key product near the identity and a value-projection product
+    near its negative, over sine-cosine positions. It costs nothing in training and helps most if data or time is short.
+    Draws from torch's global generator.
 
     Args:
-        model: with a joint query, key and value projection (C, 3 C) and learned positions in every block's own order.
+        model: with a joint query, key and value projection (C, 3 C) and learned positions.
 
     Raises:
         VitrimError: it has no such projection, or no such positions.
@@ -248,7 +241,7 @@ def mimetic_(model: nn.Module) -> None:
     head_dim = facts.dim // facts.num_heads
 
     def factors(noise: float, identity: float, rank: int) -> tuple[Tensor, Tensor]:
-        """Two (dim, rank) matrices A, B whose product A B^T is nearest to noise * Z + identity * I, Z normal of
+        """Factors A, B (dim, rank) of the best approximation A B^T to noise * Z + identity * I, with Z normal of
         variance 1 / dim."""
         target = noise * torch.randn(facts.dim, facts.dim) / facts.dim**0.5 + identity * torch.eye(facts.dim)
         u, s, vh = torch.linalg.svd(target)

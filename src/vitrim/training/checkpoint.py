@@ -1,8 +1,8 @@
-"""Checkpoints of a training run: written whole or not at all, without pickles, resumed exactly.
+"""Checkpoints of a training run: written atomically, without pickles, resumed exactly.
 
-One folder per checkpoint: the weights, their moving average, the optimiser's tensors, ``state.json`` with all that is
-not a tensor, and ``SHA256SUMS``, the digests of all of these as ``sha256sum --check`` reads them. It is written beside
-its place and then renamed, so that whatever has its name is complete; a digest tells what was changed afterwards.
+A checkpoint is a folder with the weights, their moving average, the optimiser's tensors, ``state.json`` with everything
+that is not a tensor, and ``SHA256SUMS``, their digests in the format of ``sha256sum --check``. It is written under
+another name and then renamed, so a folder with its final name is complete; digests reveal later changes.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ FORMAT = 3
 STATE = "state.json"
 DIGESTS = "SHA256SUMS"
 LEAST_KEPT = 2
-"""Fewest checkpoints kept, so that one is left to resume from if the newest turns out to be damaged."""
+"""Fewest checkpoints to keep, in case the newest is damaged."""
 PARTIAL = ".partial"
 SEPARATOR = "/"
-"""Separator between a parameter's name and the name of its optimiser state."""
+"""Separator between the names of a parameter and of its optimiser state."""
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
-"""Tensors under their parameters' names, whole and on the CPU, whatever shards the model."""
+"""Options for unsharded tensors by parameter name, on the CPU."""
 DDP_PREFIX = "module."
 LENIENT = StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
-"""Options for optimisers, which keep no state of a parameter that has not had a gradient."""
+"""Options for optimisers, which have no state for parameters without a gradient so far."""
 
 
 @dataclass
 class Snapshot:
-    """Everything a run needs to continue, on the CPU.
+    """The state that a run continues from, on the CPU.
 
     Attributes:
         tensors: by file: ``model``, ``optimizer`` and, if there is one, ``ema``; each a flat dict of tensors.
-        values: what is not a tensor: JSON.
+        values: everything else, JSON-serialisable.
     """
 
     tensors: dict[str, dict[str, Tensor]]
@@ -65,11 +65,11 @@ class Snapshot:
 
 
 def take(learner: Learner, values: Mapping[str, Any]) -> Snapshot:
-    """All that learning goes on from, with the ``values`` of the run. All processes must call it; only the snapshot of
-    the first is whole."""
+    """The learner's state, with the ``values`` of the run. All processes must call this; only the first process's
+    snapshot is complete."""
     weights, optimizer_state = get_state_dict(learner.wrapped, learner.optimizer.optimizer, options=FULL)
     state = cast("dict[str, Any]", optimizer_state)
-    # empty in all processes but the first
+    # empty except in the first process
     kept = state.get("state", {})
     moments = {f"{name}{SEPARATOR}{key}": value for name, entry in kept.items() for key, value in entry.items()}
     tensors = {
@@ -88,7 +88,7 @@ def take(learner: Learner, values: Mapping[str, Any]) -> Snapshot:
 
 
 def put_back(snapshot: Snapshot, learner: Learner) -> None:
-    """Go back to a snapshot of the same run. All processes must call it."""
+    """Restore a snapshot of the same run. All processes must call this."""
     model, optimizer = learner.wrapped, learner.optimizer.optimizer
     kept: dict[str, dict[str, Any]] = {}
     for entry, value in {**snapshot.tensors["optimizer"], **snapshot.values["optimizer"]["state"]}.items():
@@ -96,9 +96,9 @@ def put_back(snapshot: Snapshot, learner: Learner) -> None:
         kept.setdefault(name, {})[key] = value
     state = {"state": kept, "param_groups": snapshot.values["optimizer"]["param_groups"]}
     set_model_state_dict(model, cast(Any, snapshot.tensors["model"]), options=FULL)
-    if kept:  # plain SGD keeps nothing
+    if kept:  # plain SGD has no state
         set_optimizer_state_dict(model, optimizer, cast(Any, state), options=LENIENT)
-    for name, parameter in model.named_parameters():  # torch gives all of them a state before it sets those it has
+    for name, parameter in model.named_parameters():  # torch first creates a state for all of them
         if name.removeprefix(DDP_PREFIX) not in kept:
             optimizer.state.pop(parameter, None)
     if learner.average is not None:
@@ -108,16 +108,15 @@ def put_back(snapshot: Snapshot, learner: Learner) -> None:
 
 
 def save(folder: Path, snapshot: Snapshot, *, keep: int = LEAST_KEPT) -> Path:
-    """Write a snapshot as a new checkpoint in ``folder`` and remove the oldest beyond ``keep`` undamaged ones.
+    """Write a snapshot as a new checkpoint in ``folder``, and return the checkpoint's folder.
 
-    Returns:
-        The checkpoint's own folder.
+    The oldest checkpoints beyond ``keep`` undamaged ones are deleted.
 
     Raises:
-        VitrimError: it could not be written (a full disk); what was there before is still there.
+        VitrimError: it cannot be written, e.g. because the disk is full; existing checkpoints are unchanged.
     """
     final = folder / f"update-{snapshot.values['update']:08d}"
-    if damage(final) is None:  # a run that is stopped just after it was saved, or resumed at its end
+    if damage(final) is None:  # the run was stopped just after it was saved, or resumed at its end
         return final
     partial = final.with_name(final.name + PARTIAL)
     try:
@@ -144,13 +143,13 @@ def save(folder: Path, snapshot: Snapshot, *, keep: int = LEAST_KEPT) -> Path:
         raise VitrimError(f"cannot save {final}: {reason(error)}; {rest}") from error
     whole = [path for path in found(folder) if path == final or damage(path) is None][-max(keep, LEAST_KEPT) :]
     old = [path for path in found(folder) if path < whole[0]]
-    for path in (*old, *folder.glob(f"update-*{PARTIAL}")):  # killed while saving
+    for path in (*old, *folder.glob(f"update-*{PARTIAL}")):  # left by a kill while saving
         shutil.rmtree(path)
     return final
 
 
 def found(folder: Path) -> list[Path]:
-    """All checkpoints in ``folder``, damaged or not, oldest first; not those whose saving was interrupted."""
+    """All checkpoints in ``folder``, oldest first: including damaged ones, without incomplete ones."""
     return sorted(path for path in folder.glob("update-*") if re.fullmatch(r"update-\d+", path.name))
 
 
@@ -160,9 +159,9 @@ def latest(folder: Path) -> Path | None:
 
 
 def damage(path: Path) -> str | None:
-    """Describe the damage to a checkpoint: a file that is missing or not what was written; None if there is none.
+    """A description of the damage to a checkpoint: missing or changed files; None if there is none.
 
-    Reads all of it, once: what it found is kept as long as the files stay as they are.
+    Reads all files once; the result is cached while the files do not change.
     """
     try:
         stats = [(file.name, file.stat()) for file in sorted(path.iterdir())]
@@ -177,14 +176,14 @@ def _damage(path: Path, _: tuple[tuple[str, int, int, int], ...]) -> str | None:
         values = json.loads((path / STATE).read_text())
         sizes, form = values["sizes"], values["format"]
         sound = isinstance(values["update"], int) and values["update"] >= 0 and isinstance(sizes, dict)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # cut short, or changed by another program
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # truncated, or changed by another program
         sound, sizes, form = False, {}, FORMAT
     if not sound:
         return f"{STATE} is not what was written"
     for name, size in sizes.items():
         if not (path / name).is_file() or (path / name).stat().st_size != size:
             return f"{name} is missing or not as long as it was written"
-    if form != FORMAT:  # another version's: `load` says so
+    if form != FORMAT:  # another version's: `load` reports it
         return None
     try:
         lines = [line.split("  ", 1) for line in (path / DIGESTS).read_text().splitlines()]
@@ -219,16 +218,14 @@ def load(path: Path) -> Snapshot:
 
 
 def reason(error: Exception) -> str:
-    """The system's reason why a file could not be written."""
     return error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
 
 
 def storable(value: Tensor) -> Tensor:
-    """Return a tensor with memory of its own: safetensors refuses two names for the same memory."""
+    """Copy a tensor to memory of its own, because safetensors refuses shared memory."""
     return value.detach().to("cpu").contiguous().clone(memory_format=torch.contiguous_format)
 
 
 def _flush(path: Path) -> None:
-    """Flush written data to the disk before anything refers to it."""
     with path.open("rb") as file:
         os.fsync(file.fileno())

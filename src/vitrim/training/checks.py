@@ -1,4 +1,4 @@
-"""Checks made before a run begins: each says in one line what does not fit, while nothing has been written."""
+"""Checks before a run begins: each raises a one-line `VitrimError` before anything is written."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from vitrim.training.optim import ramp_value
 from vitrim.training.recipe import PATCH_DROP, Recipe, resolve
 
 MAY_CHANGE = ("eval_every", "notes", "paper", "dataset")
-"""Keys that may differ between a resumed run and the run it continues: nothing that changes its numbers."""
+"""Recipe keys that may change when a run is resumed, because they do not affect its numbers."""
 
 
 def check_model(task: Task, model: nn.Module, config: MethodConfig | None = None) -> None:
-    """Refuse a model of another task, whose output the loss cannot read, training crops that end within a patch, and a
-    method with a number of queries whose outputs the task has no targets for."""
+    """Refuse a model of another task, a model that cannot be trained here, training crops that split a patch, and a
+    method whose number of queries does not match the task's targets."""
     own = ask(model)
     made_for = own.tasks(model)[0] if own.tasks(model) else ("classification" if task.reads is not None else task.name)
     if made_for != task.name:
@@ -33,7 +33,7 @@ def check_model(task: Task, model: nn.Module, config: MethodConfig | None = None
     size = own.preprocessing(model).size
     if task.reads is not None and size is not None:
         height, width = own.layout(model).patch_size
-        if size[0] % height or size[1] % width:  # a library cuts that patch off, and the map would not fit
+        if size[0] % height or size[1] % width:  # the library would drop the patch, and the map would not fit
             raise VitrimError(
                 f"a training crop of {size[0]} x {size[1]} pixels is no multiple of the patches of {height} x {width}: "
                 "give the model another size of images"
@@ -49,9 +49,9 @@ def check_model(task: Task, model: nn.Module, config: MethodConfig | None = None
 
 
 def check_classes(train: Any, *others: Any) -> None:
-    """Refuse data whose classes have other names, or another order of them, than those that are trained on.
+    """Refuse data whose class names differ from the training data's, or come in another order.
 
-    Labels that are text are numbered by what there is in a split: they would then mean other classes, silently.
+    Text labels are numbered by the classes of their split, so they could silently mean other classes.
     """
     names = getattr(train, "class_names", None)
     for data in others:
@@ -67,12 +67,7 @@ def check_classes(train: Any, *others: Any) -> None:
 
 
 def beyond(recipe: Recipe, updates: int) -> Iterator[str]:
-    """Sentences about what a recipe plans for longer than the run: a short run of a recipe for a long one.
-
-    Args:
-        recipe: of the run.
-        updates: of the whole run.
-    """
+    """Yield warnings about parts of a recipe that do not fit in a run of ``updates`` updates."""
     schedule, ema, epochs = recipe.schedule, recipe.ema, recipe.epochs
     if schedule.warmup_epochs >= epochs:
         yield (
@@ -96,10 +91,10 @@ def beyond(recipe: Recipe, updates: int) -> Iterator[str]:
 
 
 def check_amounts(recipe: Recipe, model: nn.Module, reduction: Reduction | None) -> None:
-    """Check now the amounts that come later in the run, instead of failing after days."""
+    """Check amounts of later epochs now, instead of failing after days."""
     coming: list[tuple[str, Any]] = []
     for ramp in recipe.ramps:
-        between = ramp.begin_epoch + (ramp.end_epoch - ramp.begin_epoch) / 3.7  # where its value is seldom whole
+        between = ramp.begin_epoch + (ramp.end_epoch - ramp.begin_epoch) / 3.7  # where the value is rarely an integer
         epochs = (ramp.begin_epoch, ramp.end_epoch, between)
         coming += [(ramp.option, ramp_value(ramp, epoch)) for epoch in epochs]
     coming += [(switch.option, switch.value) for switch in recipe.switches]
@@ -118,14 +113,13 @@ def check_amounts(recipe: Recipe, model: nn.Module, reduction: Reduction | None)
 
 
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    """Refuse to resume a run with another recipe, other data or another start than it began with.
+    """Refuse to resume a run with another recipe, data or start.
 
     Args:
-        before: of the checkpoint.
-        now: of this run: ``recipe``, ``data`` (images, classes, fingerprints) and ``start``.
-        path: of the checkpoint; used in messages.
+        before: facts in the checkpoint.
+        now: facts of this run: ``recipe``, ``data`` (images, classes, fingerprints) and ``start``.
     """
-    # read as a recipe again: a checkpoint may be older than one of the keys
+    # fill in the defaults of keys that are newer than the checkpoint
     filled = resolve(before["recipe"], name=str(path)).recipe.model_dump(mode="json")
     other = [key for key in now["recipe"] if key not in MAY_CHANGE and filled[key] != now["recipe"][key]]
     if other:
@@ -135,7 +129,7 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) ->
     then, today = (f"{each['data']['images']} images of {each['data']['classes']} classes" for each in (before, now))
     if then != today:
         raise VitrimError(f"{path} is of other data: {then}, and this has {today}")
-    marks = before["data"].get("fingerprints", {})  # a checkpoint may be older than these
+    marks = before["data"].get("fingerprints", {})  # missing in older checkpoints
     other = [name for name, mark in marks.items() if now["data"]["fingerprints"].get(name) != mark]
     if other:
         what = " and ".join({"train": "to train on", "eval": "to watch", "test": "to test on"}[name] for name in other)

@@ -1,8 +1,8 @@
-"""The changes made to training images, and the order in which they come.
+"""Augmentation of training images, and their order.
 
-All randomness follows from the recipe's seed and a place in the run, never from what was drawn before: the order from
-(seed, epoch), the change of an image from (seed, epoch, place in the epoch). So a run that is resumed, or has other
-numbers of processes and workers, sees the same images.
+All randomness follows from the recipe's seed and a place in the run, not from earlier draws: the order from
+(seed, epoch), the augmentation of an image from (seed, epoch, position in the epoch). So a run sees the same images
+after it is resumed, and with any number of processes and workers.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ if TYPE_CHECKING:
     from vitrim.training.recipe import Augment
 
 REPEATED_ROUND = 256
-"""Multiple of images to which an epoch with repeated augmentation is cut, as in DeiT."""
+"""Repeated augmentation cuts an epoch to a multiple of this number of images, as in DeiT."""
 
 
 class TrainTransform:
-    """Transform of a PIL image of any mode to (C, H, W) float32, changed at random by ``augment`` and normalised.
+    """Transform of a PIL image of any mode to (C, H, W) float32: random augmentation, then normalisation.
 
     Args:
-        geometry: what the model takes.
-        augment: of the recipe.
+        geometry: size and normalisation of the model's input.
 
     Example:
         >>> from PIL import Image
@@ -83,15 +82,15 @@ class TrainTransform:
         self.transform = transforms.Compose(steps)
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """The changed image, (C, H, W) float32."""
+        """Augment an image; (C, H, W) float32."""
         return cast(Tensor, self.transform(image.convert(self.mode)))
 
 
 def _policy(augment: Augment, geometry: Geometry) -> Any:
-    """timm's policy of the name ``augment.auto``, with the options timm's own training gives it.
+    """timm's policy ``augment.auto``, with the options of timm's own training script.
 
-    But without the case that Pillow 13 refuses, an image of which no bit is kept: timm asks for that at the largest
-    magnitude, which `rand-m9-mstd0.5-inc1` draws for one image in three hundred.
+    Posterising keeps at least one bit: timm's largest magnitude keeps none, which Pillow 13 refuses, and
+    `rand-m9-mstd0.5-inc1` draws it for one image in three hundred.
     """
     name = str(augment.auto)
     hparams: dict[str, Any] = {
@@ -124,19 +123,19 @@ def _at_least_one_bit(level_fn: Callable[..., tuple[int]], level: float, hparams
 
 @dataclass(frozen=True)
 class Cutout:
-    """A rectangle of half the height and half the width of an image, anywhere in it, filled with one random colour.
+    """Fill a random rectangle of half the height and half the width of an image with one random colour.
 
-    As in the code of "Asymmetric Loss", which the comparative study trains COCO and NUS-WIDE with; parts outside of
-    the image are cut off.
+    As in the code of "Asymmetric Loss", with which the comparative study trains COCO and NUS-WIDE; the rectangle is
+    clipped to the image.
 
     Args:
-        probability: of doing it, in [0, 1].
+        probability: probability of a rectangle, in [0, 1].
     """
 
     probability: float
 
     def __call__(self, image: Image.Image) -> Image.Image:
-        """The image, or a copy with the rectangle."""
+        """The image, or a copy with a rectangle."""
         if random.random() >= self.probability:
             return image
         width, height = image.size
@@ -154,20 +153,15 @@ class Cutout:
 
 
 def epoch_order(count: int, epoch: int, *, seed: int = 0, repeats: int = 1, shuffle: bool = True) -> list[int]:
-    """The images of one epoch, in order.
+    """The indices of one epoch's images, in order.
 
-    With ``repeats`` each image comes that many times in a row, for DeiT's repeated augmentation: neighbours go to
+    With ``repeats``, each image comes that many times in a row, for DeiT's repeated augmentation: neighbours go to
     different processes, and the epoch is cut to ``count`` rounded down to a multiple of 256 (from 256 images on).
 
     Args:
-        count: images in the dataset.
         epoch: 0, 1, ...
-        seed: of the recipe.
         repeats: 1 or more.
-        shuffle: false keeps the order of the dataset in every epoch; with ``repeats`` those at its end never come.
-
-    Returns:
-        Indices below ``count``; all of them once if ``repeats`` is 1.
+        shuffle: false keeps the order of the dataset in every epoch; with ``repeats``, its last images never come.
 
     Example:
         >>> sorted(epoch_order(5, 0))
@@ -178,12 +172,12 @@ def epoch_order(count: int, epoch: int, *, seed: int = 0, repeats: int = 1, shuf
     if repeats == 1:
         return order.tolist()
     length = epoch_length(count, repeats)
-    seen = order[: -(-length // repeats)]  # the others would be cut off
+    seen = order[: -(-length // repeats)]  # the rest would be cut off
     return seen.repeat_interleave(min(repeats, length))[:length].tolist()
 
 
 def epoch_length(count: int, repeats: int = 1) -> int:
-    """The images of one epoch: all, but for the remainder that repeated augmentation cuts off.
+    """The number of images in an epoch, without the remainder that repeated augmentation cuts off.
 
     Example:
         >>> epoch_length(1000), epoch_length(1000, repeats=3)
@@ -195,11 +189,11 @@ def epoch_length(count: int, repeats: int = 1) -> int:
 
 
 class Place(NamedTuple):
-    """An image's index and its place in the run.
+    """An image and its position in the run.
 
     Attributes:
-        image: its index in the dataset, or its row in a stream, still encoded.
-        epoch, position: when it comes.
+        image: index in the dataset, or encoded row of a stream.
+        epoch, position: position in the run.
     """
 
     image: Any
@@ -211,19 +205,20 @@ class TrainOrder:
     """The batches of one process, from any update on: an iterable of lists of `Place`, for a loader.
 
     One update takes ``batch_size`` images of the epoch's order, of which process ``rank`` takes every
-    ``world_size``-th. Images left over at the end of an epoch wait for another one.
+    ``world_size``-th. An incomplete batch at the end of an epoch is dropped.
 
     Args:
         count: images in the dataset.
-        images: from an epoch and a place in it to its images from there on; None: the indices of `epoch_order`.
+        images: maps an epoch and a position in it to an iterator over its images from there on; None for the indices of
+            `epoch_order`.
         batch_size: images of an update, over all processes.
         micro_batch: images at once in this process; divides ``batch_size / world_size``.
-        start, stop: updates, the first and one beyond the last.
-        seed, repeats, shuffle: as `epoch_order`.
-        rank, world_size: of this process, and how many there are.
+        start, stop: first update, and one beyond the last.
+        seed, repeats, shuffle: see `epoch_order`.
+        rank, world_size: index of this process, and number of processes.
 
     Raises:
-        VitrimError: fewer images than an update takes, or a batch that cannot be shared out evenly.
+        VitrimError: fewer images than an update takes, or a batch that cannot be divided evenly.
 
     Example:
         >>> [[place.position for place in batch] for batch in TrainOrder(5, batch_size=2, start=0, stop=3)]
@@ -262,14 +257,13 @@ class TrainOrder:
         self.rank, self.world_size = rank, world_size
 
     def __len__(self) -> int:
-        """Micro-batches of this process."""
         return (self.stop - self.start) * (self.batch_size // self.world_size // self.micro_batch)
 
     def __iter__(self) -> Iterator[list[Place]]:
-        """Micro-batches, in order.
+        """Yield micro-batches, in order.
 
         Raises:
-            VitrimError: an epoch ends too early, as of a stream that is shorter than it said.
+            VitrimError: an epoch ends too early, e.g. because a stream is shorter than its metadata say.
         """
         epoch = -1
         images: Iterator[Any] = iter(())
@@ -287,7 +281,7 @@ class TrainOrder:
 
 
 def updates_per_epoch(count: int, batch_size: int, repeats: int = 1) -> int:
-    """Whole batches in an epoch.
+    """The number of complete batches in an epoch.
 
     Raises:
         VitrimError: there is none.
@@ -304,19 +298,18 @@ def updates_per_epoch(count: int, batch_size: int, repeats: int = 1) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Seeded(Dataset[Any]):
-    """Dataset whose random changes depend only on the place in the run.
+    """A dataset whose random augmentation depends only on the position in the run.
 
     Args:
-        dataset: map-style, or a stream, whose rows the order then holds; its transform may draw from `random`, numpy's
-            and torch's global streams.
-        seed: of the recipe.
+        dataset: map-style, or a stream, for which a `Place` holds a row; its transform may draw from the global
+            generators of `random`, numpy and torch.
     """
 
     dataset: Dataset[Any]
     seed: int
 
     def __getitem__(self, place: Place) -> Any:
-        """The image at ``place``, changed as it always is there."""
+        """The image at ``place``, with the augmentation of that place."""
         seed_cpu(self.seed, 0, place.epoch, place.position)
         if isinstance(self.dataset, ImageStream):
             return self.dataset.decode(place.image, place.position)
@@ -327,14 +320,14 @@ class Seeded(Dataset[Any]):
 
 
 def seed_all(*numbers: int) -> None:
-    """Seed `random`, numpy's and torch's global streams, of all devices, from ``numbers``."""
+    """Seed the global generators of `random`, numpy and torch, on all devices, from ``numbers``."""
     torch.manual_seed(seed_cpu(*numbers))
 
 
 def seed_cpu(*numbers: int) -> int:
-    """Seed the global streams of the CPU from ``numbers``, by numpy's hash; the seed that torch got.
+    """Seed the global CPU generators from ``numbers``, by numpy's hash; return torch's seed.
 
-    Cheap enough for every image: `torch.manual_seed` would queue a call for every device each time.
+    Fast enough for every image, unlike `torch.manual_seed`, which queues a call for every device.
     """
     first, second = (int(word) for word in np.random.SeedSequence(numbers).generate_state(2))
     random.seed(first)

@@ -1,7 +1,7 @@
-"""The part of a run that learns: a model under a method, its loss, optimiser, average and amounts.
+"""The learning part of a run: a model under a method, its loss, optimiser, average and amounts.
 
-A `Learner` makes updates of batches. It knows no files; `vitrim.training.loop` does. Its `Objective` is the model and
-its loss in one module, which is what processes share.
+A `Learner` makes updates from batches; it knows no files, unlike `vitrim.training.loop`. Its `Objective` is the model
+and its loss in one module, which processes share.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from vitrim.training.recipe import PATCH_DROP, Distil, Recipe
 from vitrim.weights import load_checkpoint, weights_file
 
 MODEL = "model."
-"""Prefix of the names of the model's parameters in an `Objective`."""
+"""Prefix of the model's parameter names in an `Objective`."""
 
 
 def distilled(distil: Distil, criterion: Criterion, teacher_logits: Tensor) -> Criterion:
-    """The criterion that also learns from a teacher's logits (B, K) of this batch (DeiT).
+    """The criterion with distillation from a teacher's logits (B, K) of this batch (DeiT).
 
-    loss = (1 - alpha) * criterion + alpha * D, where D is, of kind "hard", cross entropy with the teacher's choice, and
-    otherwise tau^2 KL(teacher || student) of the logits divided by tau, mean over images.
+    loss = (1 - alpha) * criterion + alpha * D, where D is cross entropy with the teacher's prediction for kind "hard",
+    and otherwise tau^2 KL(teacher || student) of the logits divided by tau, mean over images.
 
     Example:
         >>> criterion = distilled(Distil(alpha=0.0), F.cross_entropy, torch.zeros(2, 3))
@@ -62,16 +62,13 @@ def distilled(distil: Distil, criterion: Criterion, teacher_logits: Tensor) -> C
 
 
 class Objective(nn.Module):
-    """A model and its loss in one module, so that whatever wraps it (DDP, FSDP) sees all parameters that are used.
+    """A model and its loss in one module, so that wrappers (DDP, FSDP) see all parameters in use.
 
     Args:
-        model: the model, reduced or not.
-        criterion: the loss of the task.
-        auxiliary: the loss of auxiliary heads; None: ``criterion``.
-        reduction: the handle of a reduced model.
-        teacher: a frozen model, not registered here: it is neither wrapped, averaged nor saved.
-        distil: how the criterion learns from the teacher, or None.
-        options: of the method's loss, see `vitrim.training.objectives`.
+        auxiliary: loss of auxiliary heads; None for ``criterion``.
+        teacher: a frozen model; not registered as a submodule, so it is not wrapped, averaged or saved.
+        distil: options of distillation from the teacher, or None.
+        options: options of the method's loss, see `vitrim.training.objectives`.
 
     Example:
         >>> import timm
@@ -104,7 +101,7 @@ class Objective(nn.Module):
 
     @property
     def _no_split_modules(self) -> list[str]:
-        """Class names of the modules that `accelerate` shards whole: a model's blocks, whose class reducing changes."""
+        """Classes of modules that `accelerate` must not split: the model's blocks, whose class a reduction changes."""
         host = find_host(self.model)
         return [] if host is None else sorted({type(block).__name__ for block in host.blocks(self.model)})
 
@@ -114,9 +111,9 @@ class Objective(nn.Module):
         return self._unregistered[0]
 
     def forward(self, images: Tensor, targets: Tensor | None = None) -> dict[str, Tensor]:
-        """Losses by name, scalars; "total" is the one to minimise. Images (B, C, H, W), targets of the criterion.
+        """The losses of images (B, C, H, W) and targets by name, scalars; "total" is to be minimised.
 
-        Without targets only "logits" (B, K): a sharded model is evaluated through the module that was sharded.
+        Without targets, only "logits" (B, K), because a sharded model must be evaluated through this module.
         """
         if targets is None:
             return {"logits": ask(self.model).logits(self.model(images))}
@@ -133,20 +130,16 @@ class Learner:
     """A model that learns by a recipe, in all processes of a run.
 
     Args:
-        recipe: of the run.
-        model: the host with its starting weights; it is given the head of the task, moved to the device, then reduced.
-        task: its head and its criterion.
-        accelerator: devices and processes.
+        model: host with its starting weights; gets the head of the task, moves to the device, and is then reduced.
         updates_per_unit: updates in one unit of the recipe's times (`Recipe.updates_per_unit`).
-        start: as of `vitrim.training.loop.Trainer`.
+        start: see `vitrim.training.loop.Trainer`.
 
     Attributes:
         model: the host, reduced if the recipe has a method.
-        reduction: its handle, or None.
-        ema: the moving average of the model, or None; ``average`` is the model with its weights.
-        learned: the model that is evaluated and written: the average where there is one.
-        sharded: whether each process has only a part of the parameters (FSDP): then the outermost module must run.
-        objective: model and loss in one module; ``wrapped`` is the same as its processes share it.
+        ema: moving average of the model, or None; ``average`` is the model with its weights.
+        learned: the model to evaluate and write: the average if there is one.
+        sharded: each process has only a part of the parameters (FSDP), so the outermost module must run.
+        objective: model and loss in one module; ``wrapped`` is its wrapper for several processes.
 
     Raises:
         VitrimError: a method or options that do not fit the model or each other.
@@ -167,16 +160,16 @@ class Learner:
         if self.sharded and task.reads in ("detection", "instances"):
             raise VitrimError(f"task {task.name} cannot be evaluated on a model that is sharded: train it with DDP")
 
-        # what does not fit is refused before the model is changed
+        # refuse what does not fit before the model is changed
         config = parse_method(recipe.method)
         check_model(task, model, config)
         criterion = task.criterion(recipe.loss)
         self.mixer = task.mixer(recipe.mix)
         at_once = recipe.micro_batch or recipe.batch_size // accelerator.num_processes
-        if self.mixer is not None and at_once % 2:  # timm mixes an image with one from the other end of the batch
+        if self.mixer is not None and at_once % 2:  # timm mixes pairs from both ends of the batch
             raise VitrimError(f"mixing needs an even number of images at once, not {at_once}")
 
-        # the model with the head of the task, a frozen dense copy as its teacher, and then the method
+        # the task's head, then a frozen dense copy as the teacher, then the method
         task.fit_head(model)
         teacher = None
         if recipe.teacher is not None:
@@ -191,7 +184,7 @@ class Learner:
         if recipe.grad_checkpointing:
             ask(self.model).checkpoint_gradients(self.model)
 
-        # what is trained, and by which loss
+        # trainable parameters and the loss
         select_trainable(self.model, recipe.trainable)
         check_amounts(recipe, self.model, self.reduction)
         valid = learned(config).options
@@ -209,7 +202,7 @@ class Learner:
             options=recipe.objective,
         )
 
-        # the optimiser, the average, and what the processes share
+        # the optimiser, the average, and the wrapper
         optimizer = make_optimizer(self.model, recipe)
         self.ema: ModelEmaV3 | None = None
         if recipe.ema is not None:
@@ -219,7 +212,7 @@ class Learner:
         self.average = None if self.ema is None else cast(nn.Module, self.ema.module)
         self.learned = self.model if self.average is None else self.average
         if accelerator.ddp_handler is not None:
-            # processes look for parameters that the task does not reach; with checkpointed gradients they cannot
+            # look for parameters that the task does not use; impossible with gradient checkpointing
             look = ask(self.model).has_idle_parameters(self.model) and not recipe.grad_checkpointing
             accelerator.ddp_handler.find_unused_parameters = look
         self.wrapped, self.optimizer = accelerator.prepare(self.objective, optimizer)
@@ -228,7 +221,7 @@ class Learner:
     # ---- updates -----------------------------------------------------------------------------------------------------
 
     def backward(self, batches: Iterator[Any], update: int) -> dict[str, float]:
-        """Add up the gradients of an update; return the mean losses over all its images."""
+        """Accumulate the gradients of an update; return the mean losses over all its images."""
         recipe, accelerator = self.recipe, self.accelerator
         self.rates.set(update)
         self.set_amounts(update)
@@ -250,21 +243,21 @@ class Learner:
             for name, loss in losses.items():
                 sums[name] = sums.get(name, 0.0) + loss.detach().float().mean() / parts
         together = torch.stack([torch.as_tensor(value, device=accelerator.device) for value in sums.values()])
-        means = cast(Tensor, accelerator.reduce(together, "mean"))  # of all processes, in one exchange
+        means = cast(Tensor, accelerator.reduce(together, "mean"))  # one exchange for all losses
         return dict(zip(sums, means.tolist(), strict=True))
 
     def apply(self, update: int) -> None:
-        """Make the update of the gradients that `backward` has added up."""
+        """Update the parameters with the accumulated gradients."""
         if self.recipe.optimizer.clip is not None:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.ema is not None:
-            # without a warm-up it is not told the update: at the first two it would copy the model
+            # without warm-up, step=None: timm would copy the model at the first two steps
             self.ema.update(self.model, step=update if self.ema.use_warmup else None)
 
     def set_amounts(self, update: int) -> None:
-        """Give the method the amounts of this point in time, in the model and in its average."""
+        """Set the method's amounts for this update, in the model and in its average."""
         epoch = update / self.updates_per_unit
         amounts: list[tuple[str, Any]] = [(ramp.option, ramp_value(ramp, epoch)) for ramp in self.recipe.ramps]
         amounts += [(switch.option, switch.value) for switch in self.recipe.switches if epoch >= switch.epoch]
@@ -272,7 +265,7 @@ class Learner:
             if option == PATCH_DROP:
                 cast(Any, ask(self.model).patch_dropout(self.model)).prob = value
                 continue
-            wanted = list(value) if isinstance(value, list | tuple) else value  # a config has tuples, YAML has lists
+            wanted = list(value) if isinstance(value, list | tuple) else value  # configs have tuples, YAML has lists
             for model in (self.model, self.learned):
                 reduction = handle_of(model)
                 now = getattr(reduction.config, option)
@@ -280,10 +273,10 @@ class Learner:
                     reduction.set(**{option: value})
 
     def evaluated(self, update: int) -> nn.Module:
-        """The module to run in an evaluation, under the amounts of ``update``. All processes must call it."""
+        """The module to evaluate, with the amounts of ``update``. All processes must call this."""
         self.set_amounts(update)
         model = self.wrapped if self.sharded else self.learned
-        # the first process's running statistics (BatchNorm) are the ones that are written
+        # use the first process's running statistics (BatchNorm), which are the ones written
         if self.accelerator.num_processes > 1:
             for buffer in model.buffers():
                 if buffer.is_floating_point():

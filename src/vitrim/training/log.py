@@ -1,7 +1,7 @@
-"""The log of a run: rows of updates (CSV), of evaluations (JSON lines), and accelerate's trackers.
+"""The log of a run: a CSV file of updates, a JSON lines file of evaluations, and accelerate's trackers.
 
-The files are the record: on resume the rows after the checkpoint are dropped, and each reads as if the run had never
-been stopped. Trackers (TensorBoard and others) are handed the same numbers, and do with them what they do.
+The files are the record: on resume, rows after the checkpoint are dropped, so each file reads as if the run had not
+been interrupted. Trackers (TensorBoard and others) receive the same numbers.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from vitrim.weights import EVALUATIONS, UPDATES
 
 TENSORBOARD = "tensorboard"
 PROJECT = "vitrim"
-"""The project under which trackers file a run."""
+"""Name of trackers' project."""
 
 
 class Log:
-    """The files of a run.
+    """The log files of a run.
 
     Args:
-        folder: where they go; None writes nothing (other processes than the first, dry runs).
+        folder: None writes nothing, as in dry runs and all processes but the first.
         from_update: rows from this update on are dropped.
 
     Attributes:
-        trackers: of accelerate (`start_trackers`); they get what the files get.
+        trackers: accelerate's trackers (`start_trackers`), which receive the same rows.
 
     Raises:
-        VitrimError: the folder or a file in it cannot be written, also raised by `update` and `evaluation`; or a file
-            is damaged before its end, which a kill or a full disk may have cut short.
+        VitrimError: the folder or a file in it cannot be written, also in `update` and `evaluation`; or a file is
+            damaged before its end, which a kill or a full disk may have truncated.
     """
 
     def __init__(self, folder: Path | None, *, from_update: int = 0) -> None:
@@ -61,7 +61,7 @@ class Log:
             raise VitrimError(f"{updates}, line 1, is damaged: it names no column 'update'")
 
     def _update_of(self, line: bytes) -> int:
-        """The number of the update of a row of numbers; -1 of the header."""
+        """The update of a CSV row; -1 for the header."""
         cells = line.decode("utf-8").rstrip("\r").split(",")
         if self.columns is None:
             self.columns = cells
@@ -73,7 +73,7 @@ class Log:
         return int(dict(zip(self.columns, cells, strict=True)).get("update", -1))
 
     def update(self, row: dict[str, float]) -> None:
-        """Write the numbers of an update; ``row["update"]`` says which."""
+        """Write the numbers of update ``row["update"]``."""
         if self.folder is None:
             return
         path = self.folder / UPDATES
@@ -87,7 +87,7 @@ class Log:
         self._track("train", row)
 
     def evaluation(self, row: dict[str, Any]) -> None:
-        """Write the numbers of an evaluation; ``row["update"]`` says after which update."""
+        """Write the numbers of the evaluation after update ``row["update"]``."""
         if self.folder is None:
             return
         path = self.folder / EVALUATIONS
@@ -96,7 +96,6 @@ class Log:
         self._track("evaluation", row)
 
     def close(self) -> None:
-        """Finish the trackers."""
         for tracker in self.trackers:
             tracker.finish()
 
@@ -107,7 +106,7 @@ class Log:
 
 
 def _evaluation_of(line: bytes) -> int:
-    """The number of the update after which a line of evaluations was written."""
+    """The update of a line of evaluations."""
     row = json.loads(line)
     if not isinstance(row, dict) or type(row.get("update")) is not int:
         raise ValueError("expected an object with the number of an update")
@@ -115,7 +114,7 @@ def _evaluation_of(line: bytes) -> int:
 
 
 def _keep(path: Path, update_of: Callable[[bytes], int], last: int) -> None:
-    """Drop the lines of a file, if there is one, behind those of the update ``last``."""
+    """Drop the lines after update ``last`` from a file, if it exists."""
     if path.exists():
         lines, _ = whole_lines(path, lambda line: (update_of(line), line))
         with replaced(path) as beside:
@@ -124,11 +123,7 @@ def _keep(path: Path, update_of: Callable[[bytes], int], last: int) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Report in one line that ``path`` cannot be written, and how to continue.
-
-    Raises:
-        VitrimError: in place of an `OSError`.
-    """
+    """Raise a one-line `VitrimError`, which mentions resuming, for an `OSError` on ``path``."""
     try:
         yield
     except OSError as error:
@@ -136,15 +131,15 @@ def writing(path: Path) -> Iterator[None]:
         raise VitrimError(f"cannot write to {path}: {why}; a run that was saved can be resumed") from error
 
 
-# ---- trackers of accelerate: which there are, and what they are called and given, is accelerate's --------------------
+# ---- accelerate's trackers -------------------------------------------------------------------------------------------
 
 
 def check_trackers(trackers: Iterable[str | GeneralTracker]) -> None:
-    """Refuse names of trackers that accelerate does not know, or whose package is not installed.
+    """Refuse trackers that accelerate does not know, or whose package is not installed.
 
     Raises:
-        VitrimError: no such tracker, with the nearest one.
-        MissingPackageError: its package is not installed.
+        VitrimError: an unknown name.
+        MissingPackageError: the package is not installed.
 
     Example:
         >>> check_trackers(["tensorbord"])  # doctest: +ELLIPSIS
@@ -163,13 +158,13 @@ def check_trackers(trackers: Iterable[str | GeneralTracker]) -> None:
 def start_trackers(
     trackers: Iterable[str | GeneralTracker], folder: Path, *, from_update: int, values: Mapping[str, Any]
 ) -> list[GeneralTracker]:
-    """Start trackers for a run, each once. Only the first process calls it.
+    """Start the trackers of a run, each once. Only the first process calls this.
 
     Args:
-        trackers: names that `check_trackers` has let through, or trackers of one's own.
-        folder: where those that write files put them.
-        from_update: where TensorBoard, which can, drops what a run wrote before it was stopped.
-        values: what tells the run from others: the values of its recipe by dotted name.
+        trackers: names accepted by `check_trackers`, or tracker objects.
+        folder: folder for their files.
+        from_update: TensorBoard drops earlier records from this update on.
+        values: values of the recipe by dotted name, to identify the run.
     """
     started: list[GeneralTracker] = []
     for kind in filter_trackers(list(dict.fromkeys(trackers)), folder):
@@ -182,6 +177,6 @@ def start_trackers(
             tracker = make(PROJECT, *([folder] if make.requires_logging_directory else []))
         tracker.start()
         simple = {name: one if isinstance(one, str | int | float) else json.dumps(one) for name, one in values.items()}
-        tracker.store_init_configuration(simple)  # lists and null as texts, which all trackers take
+        tracker.store_init_configuration(simple)  # lists and null as text, which all trackers accept
         started.append(tracker)
     return started

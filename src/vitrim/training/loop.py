@@ -1,10 +1,10 @@
 """The training loop: any host, any method, any task, on one device or many.
 
-`Trainer` is one run: it checks everything before the first update, trains, evaluates, logs, saves and resumes. Devices,
-processes, precision and sharding are those of `accelerate`, started plainly or with ``accelerate launch``.
+`Trainer` is one run: it checks everything before the first update, trains, evaluates, logs, saves and resumes.
+`accelerate` provides devices, processes, precision and sharding, with or without ``accelerate launch``.
 
-Everything random in an update follows from (seed, update, process) and everything random in an image from its place in
-the epoch, so that a checkpoint needs no generator's state and a resumed run repeats the one that was stopped.
+Random draws of an update follow from (seed, update, process), and those of an image from its position in the epoch. So
+a checkpoint needs no generator states, and a resumed run repeats the interrupted one.
 """
 
 from __future__ import annotations
@@ -50,25 +50,21 @@ class Trainer:
     """One training run.
 
     Args:
-        resolved: the recipe.
-        model: the host with its starting weights, not reduced; it is given the head of the task, then reduced.
-        train_data: map-style; has ``transform``, ``num_classes`` as `vitrim.data.ImageDataset` has. Or an
-            `vitrim.data.ImageStream`, of which every process reads all and decodes its share.
+        model: unreduced host with its starting weights; gets the head of the task and is then reduced.
+        train_data: map-style, with ``transform`` and ``num_classes`` like `vitrim.data.ImageDataset`. Or a
+            `vitrim.data.ImageStream`, which every process reads in full, decoding only its share.
         eval_data: map-style, for evaluations, with the model's own transform; or None.
-        accelerator: devices and processes.
-        running: how it is run.
-        signs: where progress is shown, or None.
-        test_data: map-style, as ``eval_data``: scored once, after the last update; or None.
-        start: the file or folder whose weights the model has. If it is the folder of a run under a method that learned
-            parameters, a run under a method starts from those, and it must be the same method.
+        test_data: like ``eval_data``: scored once, after the last update; or None.
+        start: file or folder of the model's weights. If it is the folder of a run whose method learned parameters, they
+            are loaded into the recipe's method, which must be the same.
         told: notes on the data, which come first.
 
     Attributes:
-        notes: what the recipe plans for longer than the run, one line each.
+        notes: parts of the recipe that do not fit in the run, one line each.
 
     Raises:
-        VitrimError: data that is not of the task, a method that does not fit the model, options that do not fit each
-            other, a checkpoint of another recipe. Nothing has been written then.
+        VitrimError: data of another task, a method that does not fit the model, contradictory options, or a checkpoint
+            of another recipe. Nothing has been written.
     """
 
     def __init__(
@@ -92,7 +88,7 @@ class Trainer:
         self.train_data, self.eval_data, self.test_data = train_data, eval_data, test_data
         recipe = self.recipe
 
-        # a task, and data that suit it
+        # the task and its data
         for data in (eval_data, test_data):
             if isinstance(data, ImageStream):
                 raise VitrimError(f"{data.source} is a stream: evaluations need images that can be read in any order")
@@ -103,7 +99,7 @@ class Trainer:
                 self.task.check(data)
         check_classes(train_data, eval_data, test_data)
 
-        # the length of the run: the learning rate of every update depends on it
+        # the length of the run, which learning rates depend on
         images = train_data.length if isinstance(train_data, ImageStream) else len(cast(Any, train_data))
         if images is None:
             source = cast(Any, train_data).source
@@ -117,7 +113,7 @@ class Trainer:
                 f"epochs={recipe.epochs:g} is less than one update: an epoch has {self.updates_per_epoch}"
             )
 
-        # transforms of the task; where it has none for evaluations, images keep their own
+        # transforms of the task; without one for evaluations, images keep their own
         geometry = geometry_of(model)
         own = self.task.train_transform(geometry, recipe.dense_augment)
         cast(Any, train_data).transform = own or TrainTransform(geometry, recipe.augment)
@@ -150,14 +146,14 @@ class Trainer:
         """Train to the end, evaluate, and write the weights.
 
         Returns:
-            What was reached: the last evaluation, the best one, updates, seconds over all parts of a run that was
-            stopped, and the weights it started from.
+            The last evaluation, the best one, updates, seconds over all parts of an interrupted run, and the source of
+            the starting weights.
 
         Raises:
-            KeyboardInterrupt: `request_stop` was called; the run is saved.
+            KeyboardInterrupt: after `request_stop`; the run is saved.
             VitrimError: a loss that is not finite, an image that cannot be read, a checkpoint that cannot be written;
-                the message names the last good checkpoint. Or another run is at work in ``out``, or was since this
-                one looked; nothing is changed then.
+                the message names the last good checkpoint. Or another run uses ``out``, or has used it meanwhile;
+                nothing is changed then.
         """
         with self.folder.alone(self.accelerator):
             self.begun = time.monotonic() - self.seconds_before
@@ -181,15 +177,15 @@ class Trainer:
             }
             if self.update == self.updates:
                 if self.test_data is not None:
-                    result["test"] = self._scores(self.test_data, by_class=True)  # influenced no decision
+                    result["test"] = self._scores(self.test_data, by_class=True)  # influences no decision
                     self._say(f"test of the {result['test']['weights']}: {_shown(result['test'])}")
-                self.learner.set_amounts(self.update)  # a run may be resumed at its very end
+                self.learner.set_amounts(self.update)  # necessary after resuming a run at its end
                 names = getattr(self.train_data, "class_names", None)
                 self.folder.write(self.learner, self.resolved.name, result, names)
             return result
 
     def _train(self, stop: int, log: Log) -> None:
-        """The loop: update after update up to ``stop``, and what is due after each."""
+        """Update up to ``stop``, with logs, evaluations and checkpoints when they are due."""
         running, recipe, task = self.running, self.recipe, self.task
         every = None if recipe.eval_every is None else max(round(recipe.eval_every * self.updates_per_unit), 1)
         batches = iter(self._loader(stop))
@@ -199,7 +195,7 @@ class Trainer:
             losses = self._step(batches, self.update)
             self.update += 1
 
-            # numbers of the update, and the speed since the last row
+            # losses of the update, and the speed since the last row
             if self.update % running.log_every == 0 or self.update == stop:
                 now, epoch = time.monotonic(), self.update / self.updates_per_epoch
                 speed = (self.update - logged) * recipe.batch_size / max(now - since, 1e-9)
@@ -210,11 +206,11 @@ class Trainer:
                     more = f", loss {losses['total']:.4f}, {speed:.0f} images/s"
                     self.signs.move(self.update, self.updates, more=more)
 
-            # scores on the watched images, and the best so far; the weights that are written stay those of the end
+            # evaluate, and record the best scores; the written weights are still the last
             due = self.update == self.updates or (every is not None and self.update % every == 0)
             if self.eval_data is not None and due:
                 row = self.last_evaluation = self._scores(self.eval_data)
-                # a score may be nan, of a detector that finds nothing: any number is better
+                # a score may be nan, e.g. for a detector without detections: any number is better
                 best = math.nan if self.best is None else self.best[task.selects_by]
                 if self.best is None or math.isnan(best) or row[task.selects_by] > best:
                     self.best = row
@@ -222,7 +218,7 @@ class Trainer:
                 self._say(f"evaluation of the {row['weights']}: {_shown(row)}")
                 logged, since = self.update, time.monotonic()
 
-            # checkpoints: now and then, and before a stop that was asked for
+            # save regularly, and before a requested stop
             if together(self.accelerator, time.monotonic() - saved >= 60 * running.save_minutes):
                 self._save()
                 saved = time.monotonic()
@@ -232,13 +228,13 @@ class Trainer:
         self._save()
 
     def request_stop(self) -> None:
-        """Save and stop after the current update: in the middle of one, weights and counter would disagree."""
+        """Save and stop after the current update; within an update, weights and counter would disagree."""
         self.stopping = True
 
     def dry_run(self) -> dict[str, Any]:
-        """Run two updates without writing anything: shapes, parameters, memory, seconds of the second.
+        """Run two updates without writing anything: shapes, parameters, memory, and the time of the second.
 
-        The first also sets up kernels, workers and the optimizer's state, several times what an update takes.
+        The first also sets up kernels, workers and the optimiser's state, which takes several times longer.
         """
         batches = iter(self._loader(self.update + 2))
         losses = self._step(batches, self.update)
@@ -286,14 +282,14 @@ class Trainer:
             Seeded(data, recipe.seed),
             batch_sampler=cast(Any, order),
             num_workers=self.running.workers,
-            # of its own: the loader draws a seed for its workers, and must not take it from the global stream
+            # a separate generator, because the loader would draw a seed from the global one
             generator=torch.Generator().manual_seed(recipe.seed),
             pin_memory=accelerator.device.type == "cuda",
             collate_fn=self.task.collate,
         )
 
     def _step(self, batches: Iterator[Any], update: int) -> dict[str, float]:
-        """Make one update and return the mean losses over all its images."""
+        """Make one update; return the mean losses over all its images."""
         losses = self.learner.backward(batches, update)
         if not math.isfinite(losses["total"]):
             good = checkpoint.latest(self.folder.checkpoints)
@@ -309,7 +305,7 @@ class Trainer:
     # ---- evaluation --------------------------------------------------------------------------------------------------
 
     def _scores(self, data: Dataset[Any], *, by_class: bool = False) -> dict[str, Any]:
-        """The metrics of the averaged weights, or of the model if none are averaged, under the current amounts."""
+        """The metrics of the average, or of the model without one, with the current amounts."""
         size, workers = self.running.eval_batch, self.running.workers
         model = self.learner.evaluated(self.update)
         return {
@@ -319,11 +315,11 @@ class Trainer:
             **evaluate(model, self.task, data, self.accelerator, batch_size=size, workers=workers, by_class=by_class),
         }
 
-    # ---- keeping -----------------------------------------------------------------------------------------------------
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
 
     @cached_property
     def _facts(self) -> dict[str, Any]:
-        """The facts that a run continuing this one must share."""
+        """The facts that must not change when the run is resumed."""
         parts = {"train": self.train_data, "eval": self.eval_data, "test": self.test_data}
         marks = {name: fingerprint(data) for name, data in parts.items() if data is not None}
         return {
@@ -333,7 +329,6 @@ class Trainer:
         }
 
     def _save(self) -> None:
-        """Write a checkpoint, of which only the first process has all."""
         values = {
             "update": self.update,
             **self._facts,
@@ -359,7 +354,6 @@ class Trainer:
 
 
 def _shown(row: Mapping[str, Any]) -> str:
-    """The numbers of an evaluation in one line."""
     return "  ".join(
         f"{name} {value:.2f}" for name, value in row.items() if name not in ("update", "weights", "classes")
     )
@@ -375,18 +369,16 @@ def evaluate(
     workers: int = 0,
     by_class: bool = False,
 ) -> dict[str, Any]:
-    """The task's metrics of a model on a dataset, in percent.
-
-    Every process takes its share of the batches; the numbers are over all images. The generators stay as they were.
+    """The task's metrics of a model on a dataset, in percent, over the images of all processes.
 
     Args:
-        model: from images (B, C, H, W) to logits (B, K), or to an output with them.
-        task: reads targets and has the metrics.
+        model: from images (B, C, H, W) to logits (B, K), or to an output with logits.
+        task: defines targets and metrics.
         data: map-style, with the model's own transform.
         accelerator: processes, device and precision.
         batch_size: images at once in each process.
         workers: processes that read images, 0 for this one.
-        by_class: give the scores of every class, too, under ``classes`` if the task tells them apart.
+        by_class: add scores by class under ``classes``, if the task has them.
     """
     training = model.training
     processes = Processes(accelerator.process_index, accelerator.num_processes)

@@ -1,4 +1,4 @@
-"""Groups of parameters, the optimiser, and amounts over time."""
+"""Parameter groups, the optimiser, and amounts over time."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def select_trainable(model: nn.Module, patterns: Iterable[str]) -> int:
-    """Train only the parameters whose names match one of ``patterns``; return their number (of values, not tensors).
+    """Train only parameters whose names match one of ``patterns``; return their total number of values.
 
-    What the model itself does not train (a fixed table of positions) stays as it is.
+    Parameters that the model itself does not train, such as fixed positions, stay frozen.
 
     Raises:
-        VitrimError: a pattern that matches none.
+        VitrimError: a pattern without a match.
 
     Example:
         >>> model = nn.Linear(3, 2)
@@ -47,11 +47,11 @@ def select_trainable(model: nn.Module, patterns: Iterable[str]) -> int:
 
 
 def is_new(role: Role, backbone: str = "trunk") -> bool:
-    """True if a new task or method adds the parameter's part, which is then not of the ``backbone``.
+    """True if a new task or method adds the parameter's part, so that it is not part of the ``backbone``.
 
     Args:
-        role: of the parameter, as its library says (`vitrim.core.library.Library.roles`).
-        backbone: ``trunk``: head, positions, stem and what a method adds are new; ``host``: only the last is.
+        role: role of the parameter (`vitrim.core.library.Library.roles`).
+        backbone: ``trunk``: head, positions, stem and a method's parts are new; ``host``: only a method's parts are.
 
     Example:
         >>> is_new(Role("head")), is_new(Role("method")), is_new(Role("trunk")), is_new(Role("tokens"))
@@ -65,17 +65,16 @@ def is_new(role: Role, backbone: str = "trunk") -> bool:
 def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[str, Any]]:
     """Group parameters by learning rate and weight decay (comparative study, supplement A).
 
-    A group has ``lr``, ``weight_decay``, ``name`` and whether it is ``frozen_at_first``. Biases, norms and other
-    vectors, positions and class tokens are not decayed, unless the recipe decays all. With ``layer_decay`` every layer
-    has its own ``lr_scale``, a factor on the whole schedule.
+    A group has ``lr``, ``weight_decay``, ``name`` and ``frozen_at_first``. Biases, norms and other vectors, positions
+    and class tokens have no weight decay, unless the recipe sets ``decay_all``. With ``layer_decay`` every layer has
+    its own ``lr_scale``, a factor on the entire schedule.
 
     Args:
-        model: the model, reduced or not.
-        recipe: its ``optimizer`` section is read.
+        recipe: provides the ``optimizer`` section.
         lr: the scaled learning rate.
 
     Raises:
-        VitrimError: ``layer_decay`` for a model that does not name its layers.
+        VitrimError: ``layer_decay`` for a model whose layers are unknown.
 
     Example:
         >>> from vitrim.training.recipe import Recipe
@@ -99,7 +98,7 @@ def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[s
     if options.layer_decay is not None:
         if top is None:
             raise VitrimError(f"layer_decay needs a model that names its layers; {type(model).__name__} does not")
-        # the order of groups, and in them, is that of layers: checkpoints hold an optimiser's state by it
+        # order groups, and parameters within them, by layer: checkpoints rely on this order
         layers: dict[tuple[int, bool], list[str]] = {}
         for name in names:
             layers.setdefault((roles[name].layer or 0, plain[name]), []).append(name)
@@ -110,12 +109,12 @@ def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[s
         role = roles[name]
         decay = 0.0 if plain[name] else options.weight_decay
         if options.layer_decay is not None and top is not None:
-            # timm's schedule multiplies all it gives by a group's lr_scale: first and lowest rates are scaled as well.
-            # What a method adds is new wherever it sits: it has the full rate (Cropr), not that of its block
+            # timm's schedule multiplies all rates, including min_lr and warmup_lr, by a group's lr_scale. A method's
+            # parameters are new in any layer, so they have the full rate (Cropr)
             scale = 1.0 if role.part == "method" else options.layer_decay ** (top - (role.layer or 0))
             label, own = f"rate x {scale:.3g}", {"lr": lr, "lr_scale": scale, "frozen_at_first": False}
         else:
-            # without a scale all parameters are alike, and so they stay in one group
+            # without a scale all parameters are in one group
             apart = options.backbone_scale != 1 or options.freeze_epochs > 0
             backbone = apart and not is_new(role, options.backbone)
             label = "backbone" if backbone else "new"
@@ -127,10 +126,7 @@ def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[s
 
 
 def check_optimizer(name: str) -> None:
-    """Refuse a name under which timm has no optimiser.
-
-    Raises:
-        VitrimError: with the names there are.
+    """Raise `VitrimError` for an optimiser that timm does not have.
 
     Example:
         >>> check_optimizer("adamw")
@@ -140,10 +136,10 @@ def check_optimizer(name: str) -> None:
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
-    """The optimiser of a recipe, over the parameters that are trained.
+    """The optimiser of a recipe, over the trainable parameters.
 
     Raises:
-        VitrimError: timm knows no such optimiser, it does not take the options, or nothing is trained.
+        VitrimError: timm has no such optimiser, it does not accept the options, or no parameter is trainable.
 
     Example:
         >>> from vitrim.training.recipe import Recipe
@@ -158,7 +154,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
     given = {"betas": options.betas, "momentum": options.momentum}
     extra: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     groups = parameter_groups(model, recipe, lr)
-    if "muon" in options.name:  # it orthogonalises matrices of weights; what reads or writes tokens is not one
+    if "muon" in options.name:  # it orthogonalises weight matrices; input and output layers are excluded
         roles = ask(model).roles(model)
         trunk = {id(p) for name, p in model.named_parameters() if not is_new(roles[name])}
         parts = []
@@ -170,7 +166,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
                     parts.append({**group, **named, "params": params})
         groups = parts
     for group in groups:
-        if group["lr"] == 0.0:  # or the schedule, whose lowest rate is that of all groups, would train it
+        if group["lr"] == 0.0:  # otherwise the schedule's minimum, shared by all groups, would train it
             group["lr_scale"] = 0.0
     try:
         return create_optimizer_v2(groups, opt=options.name, lr=lr, weight_decay=options.weight_decay, **extra)
@@ -181,11 +177,11 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
 class Rates:
     """The learning rate of every group at every update: linear warm-up, a curve, cool-down, frozen first epochs.
 
-    It has no state: resuming is asking for another update.
+    Stateless, so resuming just sets another update.
 
     Args:
-        optimizer: whose groups have ``lr`` and ``frozen_at_first``.
-        recipe: its ``schedule`` section, ``epochs`` and ``optimizer.freeze_epochs`` are read.
+        optimizer: its groups have ``lr`` and ``frozen_at_first``.
+        recipe: provides ``schedule``, ``epochs`` and ``optimizer.freeze_epochs``.
         updates_per_epoch: of the data; 1 for a recipe that counts updates.
     """
 
@@ -209,13 +205,13 @@ class Rates:
             least, power = options.min_lr, options.power
             self.curve = PolyLRScheduler(optimizer, t_initial=length, power=power, lr_min=least, **every)
         else:
-            # timm's milestone m holds from update m - 1 on, counted from where the curve begins; none: the rate stays
+            # timm's milestone m takes effect at update m - 1 of the curve; without milestones the rate is constant
             begin = warmup if options.shift else 0
             places = [round(one * updates_per_epoch) + 1 - begin for one in options.milestones]
             self.curve = MultiStepLRScheduler(optimizer, decay_t=places, decay_rate=options.factor, **every)
 
     def set(self, update: int) -> None:
-        """Give every group its learning rate of ``update``, 0 the first."""
+        """Set the learning rates of ``update``, from 0."""
         self.curve.step_update(update)
         if update < self.frozen_until:
             for group in self.optimizer.param_groups:
@@ -224,7 +220,7 @@ class Rates:
 
 
 def updates_of(recipe: Recipe, updates_per_epoch: int) -> int:
-    """The updates of a whole run, with its cool-down.
+    """The number of updates in a run, including its cool-down.
 
     Example:
         >>> from vitrim.training.recipe import Recipe
@@ -235,7 +231,7 @@ def updates_of(recipe: Recipe, updates_per_epoch: int) -> int:
 
 
 def ramp_value(ramp: Ramp, epoch: float) -> float | int:
-    """The value of an option at a point in time, counted in epochs.
+    """The value of a ramp at an epoch.
 
     Example:
         >>> from vitrim.training.recipe import Ramp

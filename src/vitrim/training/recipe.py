@@ -1,10 +1,10 @@
-"""Recipes: everything about a training run but the data, as one validated, frozen record, read from YAML.
+"""Recipes: everything about a training run but the data, as a validated, frozen record, read from YAML.
 
     recipe = load_recipe("evit_deit_small", ["epochs=5", "optimizer.lr=1e-4", "method=evit:keep_rate=0.5"])
 
 The recipes of the papers are the files in ``recipes/``, one per published table, and the rows of its ``study.csv``
-(`vitrim.training.study`). A recipe may say ``base: NAME`` and give only what differs. `Resolved.origin` has the source
-of each value.
+(`vitrim.training.study`). A recipe may name a ``base: NAME`` and contain only differences. `Resolved.origin` has the
+source of each value.
 """
 
 from __future__ import annotations
@@ -30,46 +30,45 @@ FOLDER = Path(__file__).with_name("recipes")
 DEFAULT = "default"
 COMMAND_LINE = "command line"
 AUTO = "auto"
-"""A split that follows from what the data have."""
+"""Chooses a split by the names of the data's splits."""
 MAX_EPOCHS = 1e7
 MAX_REPEATS = 1000
-"""Far above any useful value: typing errors are reported at once."""
+"""Far above any useful value, so typing errors are reported at once."""
 
-# ---- the keys, their defaults and ranges, and which of them fit together ---------------------------------------------
+# ---- keys, defaults, ranges and their dependencies -------------------------------------------------------------------
 
 
 class Augment(Section):
-    """Changes to a training image. Sizes, mean and standard deviation are the model's."""
+    """Augmentation of a training image. Sizes, mean and standard deviation are the model's."""
 
     crop: Literal["resized", "padded", "squash"] = Field(
         "resized",
         description="resized: a random area, resized; padded: a random window of the image with a margin; "
-        "squash: the whole image, whatever its sides",
+        "squash: the entire image, resized regardless of its aspect ratio",
     )
     scale: tuple[float, float] = Field((0.08, 1.0), description="area of a resized crop, as a share of the image")
     ratio: tuple[float, float] = Field((3 / 4, 4 / 3), description="width over height of a resized crop")
-    padding: int = Field(4, ge=0, description="margin of a padded crop in pixels, a reflection")
-    hflip: float = Field(0.5, ge=0, le=1, description="probability of mirroring left and right")
+    padding: int = Field(4, ge=0, description="margin of a padded crop in pixels, filled by reflection")
+    hflip: float = Field(0.5, ge=0, le=1, description="probability of a horizontal flip")
     cutout: float = Field(
-        0.0, ge=0, le=1, description="probability of a rectangle of half the sides, of a random colour"
+        0.0, ge=0, le=1, description="probability of filling a rectangle of half the sides with a random colour"
     )
-    color_jitter: float = Field(0.0, ge=0, description="strength; unused where auto is given")
-    auto: str | None = Field(None, description="timm's name of a policy, e.g. rand-m9-mstd0.5-inc1")
+    color_jitter: float = Field(0.0, ge=0, description="strength; unused with auto")
+    auto: str | None = Field(None, description="name of a timm policy, e.g. rand-m9-mstd0.5-inc1")
     erase: float = Field(0.0, ge=0, le=1, description="probability of erasing a rectangle, filled with noise")
     interpolation: Literal["bicubic", "bilinear", "random"] = Field(
-        "bicubic", description="of resizing, and of the rotations and shears of auto"
+        "bicubic", description="for resizing, and for the rotations and shears of auto"
     )
     repeats: int = Field(
         1,
         ge=1,
         le=MAX_REPEATS,
-        description="times an image comes in an epoch, each time changed anew; an epoch "
-        "stays as long and sees fewer images",
+        description="augmented copies of an image in an epoch, which keeps its length and sees fewer images",
     )
     shuffle: bool = Field(
         True,
-        description="false: images come in the order of the data in every epoch, as of DeiT's repeated augmentation "
-        "with shuffle=False, which then sees the first 1 / repeats of them only",
+        description="false: the order of the data in every epoch, as in DeiT's repeated augmentation with "
+        "shuffle=False, which then only sees the first 1 / repeats of them",
     )
 
     @model_validator(mode="after")
@@ -81,7 +80,7 @@ class Augment(Section):
 
 
 class Distil(Section):
-    """Learning from the dense model's logits (DeiT)."""
+    """Distillation from the dense model's logits (DeiT)."""
 
     kind: Literal["soft", "hard"] = "soft"
     alpha: float = Field(0.5, ge=0, le=1, description="weight of the teacher")
@@ -89,33 +88,33 @@ class Distil(Section):
 
 
 class Optimizer(Section):
-    """The optimiser, by timm's name, and its groups of parameters."""
+    """The optimiser, by timm's name, and its parameter groups."""
 
     name: str = "adamw"
     lr: float = Field(1e-3, ge=0, description="learning rate for a batch of lr_batch images, or of any size")
     lr_batch: int | None = Field(None, ge=1, description="lr is scaled by batch_size / lr_batch; null: not scaled")
     weight_decay: float = Field(0.05, ge=0)
     decay_all: bool = Field(False, description="decay biases, norms, positions and class tokens as well")
-    betas: tuple[float, float] | None = Field(None, description="of Adam's kind; null: the optimiser's own")
-    momentum: float | None = Field(None, ge=0, lt=1, description="of SGD and Muon; null: the optimiser's own")
+    betas: tuple[float, float] | None = Field(None, description="of Adam variants; null: the optimiser's default")
+    momentum: float | None = Field(None, ge=0, lt=1, description="of SGD and Muon; null: the optimiser's default")
     layer_decay: float | None = Field(
         None, gt=0, le=1, description="factor on the learning rate, min_lr and warmup_lr per layer from the top"
     )
     backbone_scale: float = Field(
         1.0,
         ge=0,
-        description="factor on the learning rate of all that a new task or method "
-        "leaves as it is: blocks, class token, last norm",
+        description="factor on the learning rate of the parts that a new task or method does not replace: blocks, "
+        "class token, last norm",
     )
     backbone: Literal["trunk", "host"] = Field(
         "trunk",
-        description="what backbone_scale and freeze_epochs are for; trunk: blocks, class token, last norm; host: "
-        "everything but what the method adds, so that the head, positions and patch embedding belong to it as well",
+        description="parts for backbone_scale and freeze_epochs; trunk: blocks, class token, last norm; host: "
+        "everything except the method's parts, so also head, positions and patch embedding",
     )
     freeze_epochs: float = Field(
         0.0, ge=0, le=MAX_EPOCHS, description="epochs in which the learning rate of the backbone is 0"
     )
-    clip: float | None = Field(None, gt=0, description="largest norm of the gradient; null: not clipped")
+    clip: float | None = Field(None, gt=0, description="largest norm of the gradient; null: no clipping")
 
 
 class Schedule(Section):
@@ -129,8 +128,8 @@ class Schedule(Section):
     milestones: tuple[float, ...] = Field((), description="of steps, in epochs, ascending")
     factor: float = Field(0.1, gt=0, lt=1, description="of steps")
     warmup_epochs: float = Field(0.0, ge=0, le=MAX_EPOCHS)
-    warmup_lr: float = Field(1e-6, ge=0, description="at the first update")
-    min_lr: float = Field(1e-5, ge=0, description="of cosine and poly at the end, of all groups")
+    warmup_lr: float = Field(1e-6, ge=0, description="learning rate of the first update")
+    min_lr: float = Field(1e-5, ge=0, description="final learning rate of cosine and poly, for all groups")
     shift: bool = Field(False, description="true: the curve begins after the warm-up; false: it runs from the start")
     cooldown_epochs: float = Field(
         0.0, ge=0, le=MAX_EPOCHS, description="epochs at min_lr after the curve, beyond `epochs`"
@@ -153,11 +152,11 @@ class Ema(Section):
     """The moving average of the weights."""
 
     decay: float = Field(0.9999, gt=0, lt=1)
-    warmup: bool = Field(False, description="start from a small decay, as timm's ModelEmaV3")
+    warmup: bool = Field(False, description="start with a small decay, like timm's ModelEmaV3")
 
 
 PATCH_DROP = "patch_drop"
-"""A ramp of this name sets the share of patches that a timm model drops in training."""
+"""A ramp with this name sets the share of patches that a timm model drops in training."""
 
 
 class Ramp(Section):
@@ -169,10 +168,10 @@ class Ramp(Section):
     )
     start: float
     stop: float
-    begin_epoch: float = Field(0.0, ge=0, description="until then it is `start`")
-    end_epoch: float = Field(gt=0, description="from then on it is `stop`")
+    begin_epoch: float = Field(0.0, ge=0, description="`start` until this epoch")
+    end_epoch: float = Field(gt=0, description="`stop` from this epoch on")
     shape: Literal["linear", "cosine", "step"] = Field("linear", description="step: `start` until end_epoch")
-    whole: bool = Field(False, description="round to a whole number (r, not keep_rate)")
+    whole: bool = Field(False, description="round to an integer (r, not keep_rate)")
 
     @model_validator(mode="after")
     def _ordered(self) -> Ramp:
@@ -182,28 +181,28 @@ class Ramp(Section):
 
 
 class Switch(Section):
-    """An option of the method that changes its value at an epoch, where a ramp of numbers will not do."""
+    """An option of the method that changes once, at an epoch; for values that a numeric ramp cannot express."""
 
     option: str = Field(description="a run-time option of the method, e.g. blocks or stage")
-    value: Any = Field(description="from that epoch on; before it is as the method says")
+    value: Any = Field(description="value from that epoch on; before it, the method's own")
     epoch: float = Field(gt=0)
 
 
 class Recipe(Section):
-    """A training run but for its data.
+    """A training run without its data.
 
     Example:
         >>> Recipe(model="vit_tiny_patch16_224", epochs=3).optimizer.name
         'adamw'
     """
 
-    paper: str = Field("", description="what it reproduces, and where the paper says so")
-    notes: str = Field("", description="what is read into the paper, or differs from it, and why")
-    dataset: str = Field("", description="what --data should be")
+    paper: str = Field("", description="the reproduced result, and its place in the paper")
+    notes: str = Field("", description="interpretations of the paper and deviations from it, with reasons")
+    dataset: str = Field("", description="the data set for --data")
 
-    model: str = Field(description="as on the command line: of timm, torchvision:NAME, hf:NAME or vitrim:NAME")
+    model: str = Field(description="as on the command line: a name of timm, torchvision:NAME, hf:NAME or vitrim:NAME")
     model_options: dict[str, Any] = Field(
-        default_factory=dict, description="keyword arguments of the library's model; null: none, whatever the base has"
+        default_factory=dict, description="keyword arguments of the library's model; null: none, not even the base's"
     )
     pretrained: bool = Field(False, description="start from the library's weights; --checkpoint replaces them")
     backbone: str | None = Field(
@@ -213,19 +212,19 @@ class Recipe(Section):
     )
     init: Literal["default", "mimetic"] = Field(
         "default",
-        description="starting weights of a model that is not pretrained; mimetic: attention and positions "
-        "as pretrained ViTs have them (Trockman and Kolter 2023)",
+        description="starting weights of a model that is not pretrained; mimetic: attention and positions as in "
+        "pretrained ViTs (Trockman and Kolter 2023)",
     )
     method: str = Field("none", description="name:key=value,key=value, or @FILE")
     objective: dict[str, Any] = Field(
-        default_factory=dict, description="options of the method's own loss; null: none, whatever the base has"
+        default_factory=dict, description="options of the method's own loss; null: none, not even the base's"
     )
-    teacher: Literal["dense"] | None = Field(None, description="dense: a frozen copy of the model as it starts")
+    teacher: Literal["dense"] | None = Field(None, description="dense: a frozen copy of the starting model")
     teacher_checkpoint: str | None = Field(
-        None, description="safetensors file with the weights of the teacher; null: those the model starts from"
+        None, description="safetensors file with the teacher's weights; null: the model's starting weights"
     )
     distil: Distil | None = None
-    trainable: tuple[str, ...] = Field(("*",), description="patterns of parameter names that are trained")
+    trainable: tuple[str, ...] = Field(("*",), description="patterns of the names of trained parameters")
 
     task: str = "classification"
     data_options: dict[str, Any] = Field(
@@ -233,33 +232,31 @@ class Recipe(Section):
     )
     stream: bool = Field(
         False,
-        description="read the training images from front to back, shuffled by file and within a buffer: for tables "
-        "that are too large to download or to index",
+        description="read the training images sequentially, shuffled by file and within a buffer: for tables that are "
+        "too large to download or to index",
     )
     split: str | None = Field(
         "train",
-        description="the part of the data to train on; null where it has only one; auto: train if there are parts, "
-        "else all images",
+        description="split to train on; null if there is only one; auto: train if there are splits, else all images",
     )
     eval_split: str | float | None = Field(
         "test",
-        description="what is watched while training: a part of the data, or a share of the training images, e.g. 0.1, "
-        "that are held out (the same ones whatever the seed); null for none; auto: the part val or test, or a tenth of "
-        "the training images",
+        description="split for evaluations during training, or a share of the training images, e.g. 0.1, to hold out "
+        "(the same images for every seed); null: none; auto: the split val or test, or a tenth of the training images",
     )
-    test_split: str | None = Field(None, description="the part that is scored once, at the end; null for none")
+    test_split: str | None = Field(None, description="split to score once, at the end; null: none")
 
     limit: int | None = Field(
-        None, ge=1, description="so many images of every part only, spread evenly over it; null: all"
+        None, ge=1, description="largest number of images of every split, spread evenly over it; null: all"
     )
     unit: Literal["epochs", "updates"] = Field(
         "epochs",
-        description="what the length of the run and all its other times count, whatever they are called: with updates, "
+        description="unit of the run's length and of all its other times, whatever their names: with updates, "
         "epochs=40000 is 40,000 updates",
     )
     epochs: float = Field(gt=0, le=MAX_EPOCHS, description="length of the run")
     batch_size: int = Field(128, ge=1, description="images of one update, over all processes")
-    micro_batch: int | None = Field(None, ge=1, description="images at once on one device; null: all of its share")
+    micro_batch: int | None = Field(None, ge=1, description="images at once on one device; null: its entire share")
     augment: Augment = Augment()
     dense_augment: DenseAugment = DenseAugment()
     protocol: Protocol = Protocol()
@@ -276,7 +273,7 @@ class Recipe(Section):
     eval_every: float | None = Field(1.0, gt=0, description="epochs between evaluations; null: only at the end")
 
     def updates_per_unit(self, updates_per_epoch: int) -> int:
-        """Updates in one `unit`, for data of so many ``updates_per_epoch``.
+        """Updates per `unit`.
 
         Example:
             >>> [Recipe(model="m", epochs=5, unit=unit).updates_per_unit(20) for unit in ("epochs", "updates")]
@@ -292,7 +289,7 @@ class Recipe(Section):
     @field_validator("method")
     @classmethod
     def _from_file(cls, value: str) -> str:
-        """Put the method itself in the place of a file's name: a run's recipe must not change with that file."""
+        """Replace a file name by the method in the file, which may change later."""
         return parse_method(value).describe() if value.strip().startswith("@") else value
 
     @field_validator("eval_split", mode="before")
@@ -337,12 +334,10 @@ class Recipe(Section):
 
 @dataclass(frozen=True)
 class Resolved:
-    """A recipe, its name, and the source of each of its values.
+    """A recipe, its name, and the source of each value.
 
     Attributes:
-        name: of the file.
-        recipe: the values.
-        origin: by dotted name, e.g. ``optimizer.lr``: "default", the name of a recipe, or "command line".
+        origin: sources by dotted name, e.g. ``optimizer.lr``: "default", the name of a recipe, or "command line".
     """
 
     name: str
@@ -350,7 +345,7 @@ class Resolved:
     origin: Mapping[str, str]
 
     def rows(self) -> Iterator[tuple[str, Any, str]]:
-        """Every value by its dotted name, with its source.
+        """Yield dotted name, value and source of every value.
 
         Example:
             >>> next(iter(resolve({"model": "test_vit", "epochs": 1}).rows()))
@@ -362,7 +357,7 @@ class Resolved:
 
 @cache
 def recipes() -> Mapping[str, Path]:
-    """The recipes that come with the package by name, and the file that each is in; read once.
+    """The recipes in the package by name, with the file that each is in; read once.
 
     Example:
         >>> found = recipes()
@@ -377,16 +372,16 @@ def load_recipe(name: str | Path | Mapping[str, Any], changes: Sequence[str] | M
     """Read a recipe by its name or file, and change some of its values.
 
     Args:
-        name: one of `recipes`, e.g. ``evit_deit_small`` or ``study/imagenet/topk@25``, or the path of a YAML file,
-            or the values themselves.
-        changes: ``key=value`` with dotted keys, whose values are read as YAML, or a mapping with dotted keys. Of a key
-            that is given twice the last counts.
+        name: one of `recipes`, e.g. ``evit_deit_small`` or ``study/imagenet/topk@25``, the path of a YAML file, or the
+            values themselves.
+        changes: ``key=value`` with dotted keys and YAML values, or a mapping with dotted keys. For duplicate keys the
+            last one counts.
 
     Returns:
         The validated recipe with the origin of each value.
 
     Raises:
-        VitrimError: no such recipe, YAML that cannot be read, an unknown key, or a value out of its range; one line.
+        VitrimError: an unknown recipe, malformed YAML, an unknown key, or a value out of its range; one line.
 
     Example:
         >>> load_recipe("cifar10_vit", ["epochs=2", "optimizer.lr=1e-4"]).recipe.optimizer.lr
@@ -420,7 +415,7 @@ def resolve(values: Mapping[str, Any], *, name: str = "recipe", origin: Mapping[
     """Validate the values of a recipe.
 
     Raises:
-        VitrimError: a key or a value that is not valid; one line that names it.
+        VitrimError: an invalid key or value; one line that names it.
     """
     try:
         recipe = Recipe.model_validate(values)
@@ -430,12 +425,12 @@ def resolve(values: Mapping[str, Any], *, name: str = "recipe", origin: Mapping[
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """All values of a recipe as YAML, which `load_recipe` reads back."""
+    """All values of a recipe as YAML for `load_recipe`."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
 
 
 def _shipped(name: str) -> Path:
-    """The file of a recipe of the package."""
+    """The file of a recipe in the package."""
     known = recipes()
     if name in known:
         return known[name]
@@ -450,14 +445,14 @@ def _shipped(name: str) -> Path:
 
 
 def _chain(name: str, path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
-    """A recipe's own values after those of its base, with the name of the recipe they are from."""
+    """The values of a recipe's bases and then its own, each with the name of its recipe."""
     if path in seen:
         raise VitrimError(f"{path.name} is its own base: {' -> '.join(p.stem for p in (*seen, path))}")
     if path == study.TABLE:
         given = study.study(name)
     else:
         try:
-            given = copy.deepcopy(_read_yaml(path.read_text(encoding="utf-8")))  # sections are merged in place
+            given = copy.deepcopy(_read_yaml(path.read_text(encoding="utf-8")))  # `merge` changes sections in place
         except (*UNREADABLE, OSError) as error:
             raise VitrimError(f"cannot read {path}: {short(error, 500)}") from None
         if not isinstance(given, dict):
@@ -466,13 +461,13 @@ def _chain(name: str, path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[str
     if base is None:
         return [(name, given)]
 
-    # a base is a file next to the recipe's own, or a recipe of the package
+    # a base is a file beside the recipe, or a recipe of the package
     known = recipes()
     if not isinstance(base, str) or not base or (base != Path(base).name and base not in known):
         wanted = "the name of a recipe: a file beside this one, without .yaml, or one of the package"
         raise VitrimError(f"{path}: base is {wanted}, not {short(base)}")
     near = path.parent / f"{base}.yaml"
-    if near.is_file() and not (near == path and base in known):  # a file may be called like the recipe that it changes
+    if near.is_file() and not (near == path and base in known):  # a file may have the name of its base
         inside = near.is_relative_to(FOLDER)
         found = near.relative_to(FOLDER).with_suffix("").as_posix() if inside else near.stem
         below = _chain(found, near, (*seen, path))
@@ -481,15 +476,15 @@ def _chain(name: str, path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[str
     return [*below, (name, given)]
 
 
-# ---- values as a person writes them: YAML, and key=value with dotted keys --------------------------------------------
+# ---- values as written by people: YAML, and key=value with dotted keys -----------------------------------------------
 
 
 UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
-"""Errors of reading YAML: also a date that does not exist, and values that lie too deep within each other."""
+"""Errors of reading YAML, including dates that do not exist and deep nesting."""
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML loader that refuses duplicate keys: the first value would be lost silently."""
+    """YAML loader that refuses duplicate keys, whose first value would be lost silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         named = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
@@ -502,16 +497,15 @@ class _UniqueKeys(yaml.SafeLoader):
 
 @lru_cache(maxsize=16)
 def _read_yaml(text: str) -> Any:
-    """Parse YAML. Kept by text: many recipes have the same base."""
+    """Parse YAML, cached by text, because many recipes share a base."""
     return yaml.load(text, _UniqueKeys)
 
 
 def nested(changes: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """The values of ``key=value`` texts, or of a mapping with dotted keys; of a key that is given twice the last
-    counts.
+    """The nested values of ``key=value`` texts, or of a mapping with dotted keys; the last of duplicate keys counts.
 
     Raises:
-        VitrimError: a text without key or ``=``, or whose value is not YAML; one line.
+        VitrimError: text without key or ``=``, or whose value is not YAML; one line.
 
     Example:
         >>> nested(["epochs=5", "optimizer.lr=1e-4"])
@@ -529,13 +523,13 @@ def nested(changes: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
             key, equals, text = change.partition("=")
             if not equals or not key:
                 raise VitrimError(f"cannot read '{short(change)}': write key=value, e.g. optimizer.lr=1e-4")
-            try:  # a file, e.g. of a method, begins with a sign that YAML keeps for itself
+            try:  # YAML reserves the @ of a method's file
                 value = text if text.startswith("@") else copy.deepcopy(_read_yaml(text))
             except yaml.MarkedYAMLError:
                 raise VitrimError(f"cannot read '{short(change)}': its value is not YAML") from None
             except UNREADABLE as error:
                 raise VitrimError(f"cannot read '{short(change)}': {short(error, 500)}") from None
-            if isinstance(value, str) and not text.startswith("@"):  # YAML 1.1 takes 1e-4 for a text
+            if isinstance(value, str) and not text.startswith("@"):  # YAML 1.1 reads 1e-4 as text
                 with suppress(ValueError):
                     value = float(value)
         for part in reversed(key.split(".")):
@@ -545,7 +539,7 @@ def nested(changes: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge(values: dict[str, Any], given: Mapping[str, Any]) -> None:
-    """Write ``given`` over ``values``, section by section."""
+    """Override ``values`` with ``given``, section by section, in place."""
     for key, value in given.items():
         if isinstance(value, Mapping) and isinstance(values.get(key), dict):
             merge(values[key], value)

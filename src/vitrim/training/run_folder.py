@@ -1,6 +1,6 @@
-"""The folder of a run: one run at a time works in it, on checkpoints of its own, and leaves weights and results.
+"""The folder of a run: locked by one run at a time, with its checkpoints, weights and results.
 
-`RunFolder` refuses what would overwrite another run, finds the checkpoint to go on from, and writes.
+`RunFolder` refuses to overwrite another run, finds the checkpoint to continue from, and writes.
 """
 
 from __future__ import annotations
@@ -36,18 +36,14 @@ from vitrim.training.objectives import found
 from vitrim.weights import RESULT, WEIGHTS_FILE
 
 LOCK = ".lock"
-"""Lock file in the folder of a run: names the process working in it. Left by a killed process, it means nothing."""
+"""Lock file in the folder, which names the process that uses it. One left by a killed process has no effect."""
 
 
 class RunFolder:
-    """The folder of a run, as the run found it.
+    """The folder of a run, as found at its start.
 
     Args:
-        path: where everything is written; it need not exist.
-        resume: whether the run goes on from what is there.
-
-    Raises:
-        VitrimError: it cannot be a folder.
+        resume: the run continues an earlier one.
     """
 
     def __init__(self, path: Path, *, resume: bool) -> None:
@@ -57,14 +53,14 @@ class RunFolder:
         self.seen = checkpoint.found(self.checkpoints)
 
     def check_new(self) -> None:
-        """Refuse a folder that already has a run: checkpoints, damaged or not, or results."""
+        """Refuse a folder with a run: checkpoints, damaged or not, or results."""
         if self.seen:
             raise VitrimError(f"{self.path} has a run already: resume it, or name another folder")
         if (self.path / RESULT).exists():
             raise VitrimError(f"{self.path} has a finished run: name another folder")
 
     def newest(self) -> tuple[Path, list[str]]:
-        """The newest undamaged checkpoint, and for each newer one what is wrong with it.
+        """The newest undamaged checkpoint, and descriptions of the damage to newer ones.
 
         Raises:
             VitrimError: there is none.
@@ -81,10 +77,10 @@ class RunFolder:
 
     @contextmanager
     def alone(self, accelerator: Accelerator) -> Iterator[None]:
-        """Allow one run in a folder at a time: the first process holds the lock, and all learn of the outcome.
+        """Allow one run at a time: the first process holds the lock, and all processes learn of the outcome.
 
         Raises:
-            VitrimError: another run is at work here, or was since this one looked.
+            VitrimError: another run uses the folder, or has used it meanwhile.
         """
         with ExitStack() as stack:
             refusal = None
@@ -104,13 +100,11 @@ class RunFolder:
     def write(
         self, learner: Learner, recipe: str, result: Mapping[str, Any], class_names: Sequence[str] | None = None
     ) -> None:
-        """Write the host's weights, the reduction beside them, and the results. All processes must call it.
+        """Write the host's weights, the reduction and the results. All processes must call this.
 
         Args:
-            learner: under the amounts it is to be used with.
-            recipe: its name.
-            result: what was reached.
-            class_names: of the data that was trained on; written beside what was reached.
+            learner: with the amounts for later use.
+            class_names: names of the training data's classes, written with the results.
 
         Raises:
             VitrimError: they cannot be written; the message names the checkpoint that has them.
@@ -129,7 +123,7 @@ class RunFolder:
                 reduction = handle_of(learner.learned)
                 reduction.save(self.path, state=state)
                 config = found(reduction)
-                if config is not None:  # settings that the run looked for, as a file that -m @FILE names
+                if config is not None:  # settings that training found, as a file for -m @FILE
                     tuned = {"made_for": described(host_of(reduction.model), reduction.model), "recipe": recipe}
                     write_text(self.path / BEST_FILE, json.dumps(entries(config, tuned), indent=2) + "\n")
             names = {} if class_names is None else {CLASSES: list(class_names)}
@@ -142,7 +136,7 @@ class RunFolder:
 
 
 def together(accelerator: Accelerator, mine: bool) -> bool:
-    """Follow the first process's decision: clocks and signals differ, and all must save at once."""
+    """The first process's decision, for all: clocks and signals differ, and all must save together."""
     if accelerator.num_processes == 1:
         return mine
     decision = torch.tensor(float(mine), device=accelerator.device)
@@ -151,21 +145,20 @@ def together(accelerator: Accelerator, mine: bool) -> bool:
 
 @contextmanager
 def only_run(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, creating the folder if it does not exist.
+    """Hold the lock of a folder, which is created if necessary.
 
-    The lock is the system's, on a file in the folder: it ends with the process that holds it, however that ends, also
-    by ``kill -9``. It is of the process, and so not of the processes it starts to read images. Where the file system
-    has no locks a warning says so.
+    It is a system lock on a file in the folder: it ends with its process, even by ``kill -9``, and does not pass to
+    processes that read images. A file system without locks leads to a warning.
 
     Raises:
-        VitrimError: another process, or another run of this one, is at work in the folder; or it cannot be written.
+        VitrimError: another process, or another run of this one, uses the folder; or it cannot be written.
     """
     path, mine = folder / LOCK, f"process {os.getpid()} on {socket.gethostname()}"
     lock = FileLock(path, blocking=False, fallback_to_soft=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-        with suppress(OSError):  # Windows lets nobody write to a locked file
+        with suppress(OSError):  # Windows does not allow writing to a locked file
             path.write_text(f"{mine}\n")
     except Timeout:
         holder = ""
@@ -182,6 +175,6 @@ def only_run(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # before it is released: the next one must not lose its own file
+        with suppress(OSError):  # before the release, so as not to delete the next run's file
             path.unlink()
         lock.release()

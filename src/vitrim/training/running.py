@@ -1,4 +1,4 @@
-"""The way a recipe is run: where it writes, how often, and who listens."""
+"""Options for running a recipe: where it writes, how often, and which trackers it uses."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Running:
-    """Options for running a recipe; none of them changes what is learned.
+    """Options for running a recipe that do not affect the trained weights.
 
     Attributes:
-        out: where everything is written.
-        resume: go on from the last checkpoint in ``out``.
+        out: folder for all files.
+        resume: continue from the last checkpoint in ``out``.
         workers: processes that read images, 0 for this one.
-        eval_batch: images at once in evaluations, on one device; methods that decide by a batch decide by these.
+        eval_batch: images at once in evaluations, per device; batch-dependent methods decide over these.
         save_minutes: time between checkpoints.
         log_every: updates between rows of the log.
-        keep: checkpoints that are kept, at least two: one may turn out to be damaged.
-        tensorboard: also write TensorBoard's files, as ``log_with=("tensorboard",)``.
-        log_with: accelerate's trackers that get what the log gets, by name, or trackers of one's own.
-        max_updates: stop after this many updates, as if interrupted; None: at the end.
+        keep: number of checkpoints to keep, at least two in case one is damaged.
+        tensorboard: also write TensorBoard files, like ``log_with=("tensorboard",)``.
+        log_with: accelerate's trackers that receive the log, by name or as objects.
+        max_updates: stop after this many updates, as if interrupted; None for no limit.
 
     Raises:
         VitrimError: a number that is too small, or a tracker that accelerate does not know.
-        MissingPackageError: its package is not installed.
+        MissingPackageError: the tracker's package is not installed.
     """
 
     out: Path
@@ -48,7 +48,7 @@ class Running:
     def __post_init__(self) -> None:
         check_whole(workers=(self.workers, 0), eval_batch=(self.eval_batch, 1), log_every=(self.log_every, 1))
         check_whole(max_updates=(self.max_updates, 1))
-        from vitrim.training.log import check_trackers  # which needs accelerate
+        from vitrim.training.log import check_trackers  # imports accelerate
 
         if isinstance(self.log_with, str) or not isinstance(self.log_with, Sequence):
             raise VitrimError(f"log_with is a list of trackers, not {self.log_with!r:.60}")
@@ -59,7 +59,7 @@ class Running:
 
     @classmethod
     def of(cls, out: str | Path | Running) -> Running:
-        """The description of a run by its folder: itself where it is one."""
+        """``out`` as a `Running`."""
         if isinstance(out, cls):
             return out
         if not isinstance(out, str | Path):
@@ -68,5 +68,5 @@ class Running:
 
     @property
     def trackers(self) -> tuple[str | GeneralTracker, ...]:
-        """All trackers that are asked for."""
+        """All requested trackers."""
         return (*self.log_with, *(["tensorboard"] if self.tensorboard else []))

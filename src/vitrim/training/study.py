@@ -3,8 +3,8 @@
 
     study("study/imagenet/topk@25")         # the values of the recipe, and its base: study/imagenet
 
-The bases, one per data set, are the YAML files in ``recipes/study/``. A column with a dot, ``objective`` and
-``teacher`` hold values of the recipe as YAML; where a cell is empty, the base's value stays.
+The bases, one per data set, are the YAML files in ``recipes/study/``. Columns with a dot, ``objective`` and ``teacher``
+hold values of the recipe as YAML; an empty cell keeps the base's value.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import yaml
 
 TABLE = Path(__file__).parent / "recipes" / "study.csv"
 DATASETS = {"imagenet": "ImageNet", "nabirds": "NABirds", "coco": "COCO", "nuswide": "NUS-WIDE"}
-"""The names of the data sets as printed; Table 5 has all but the first, in this order."""
+"""Display names of the data sets; Table 5 has all but the first, in this order."""
 RATES = (25, 50, 70, 90)
-"""The keep rates in percent, in the order of the tables."""
+"""Keep rates in percent, in the order of the tables."""
 SETTINGS = {"I": "ImageNet's settings", "D": "the dataset's baseline"}
 """The marks of Table 5."""
 
 
 def names() -> tuple[str, ...]:
-    """The recipes of the grid by name, in the order of the table.
+    """The names of the grid's recipes, in the order of the table.
 
     Example:
         >>> names()[:2]
@@ -37,7 +37,7 @@ def names() -> tuple[str, ...]:
 
 
 def grouped(recipes: Iterable[str]) -> dict[str, list[str]]:
-    """Group names of recipes that differ only in their keep rate under one name, written as a shell expands it.
+    """Group recipes that differ only in their keep rate, under a name in the shell's brace notation.
 
     Example:
         >>> grouped(["deit_small", "study/coco/topk@25", "study/coco/topk@50"])
@@ -51,10 +51,7 @@ def grouped(recipes: Iterable[str]) -> dict[str, list[str]]:
 
 
 def study(name: str) -> dict[str, Any]:
-    """The values that a recipe of the grid gives, nested by section, with the name of its base under ``base``.
-
-    Args:
-        name: one of `names`.
+    """The values of a recipe of the grid, nested by section, with the name of its base under ``base``.
 
     Example:
         >>> study("study/imagenet/topk@25")["method"]
@@ -63,7 +60,7 @@ def study(name: str) -> dict[str, Any]:
     row = _rows()[name]
     base, marks = f"study/{row['dataset']}", row["table_5"].split()
     rate, label = int(row["rate"]), f"{row['label']} on {DATASETS[row['dataset']]}"
-    # Table 5 has four rates for each data set but ImageNet, and a mark for some of them
+    # Table 5 has four rates per data set except ImageNet, and marks for some of them
     place = len(RATES) * (list(DATASETS).index(row["dataset"]) - 1) + RATES.index(rate)
     mark = marks[min(place, len(marks) - 1)] if marks else ""
     extended = ", extended from a row that is cut short" if marks and place >= len(marks) else ""
@@ -93,7 +90,7 @@ def study(name: str) -> dict[str, Any]:
 
 
 def hint(name: str) -> str | None:
-    """Suggest names where ``name`` is that of a study recipe without its keep rate.
+    """Suggest names if ``name`` is a study recipe without its keep rate.
 
     Example:
         >>> hint("study/imagenet/tome")

@@ -1,4 +1,4 @@
-"""`train`: a recipe trained on data, the function of ``vitrim train``.
+"""`train`, the function of ``vitrim train``: train a recipe on data.
 
 report = train("cifar10_vit", "data/cifar10", changes={"epochs": 5}, out="runs/short")
 model = vitrim.loading.create_model("run:runs/short")
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from vitrim.training.loop import Trainer
 
 PATIENCE = 5.0
-"""Seconds after a first request to stop during which another counts as the same."""
+"""Seconds after a stop request during which further requests count as the same."""
 
 
 @dataclass
 class TrainReport(Report):
-    """A run of a recipe. Its ``rows`` are the evaluations so far, as in ``evaluations.jsonl``; none of a dry run.
+    """A run of a recipe. Its ``rows`` are the evaluations, as in ``evaluations.jsonl``; empty for a dry run.
 
     Attributes:
-        result: by name. Of a run: ``updates``, ``seconds``, ``start``, the ``last`` evaluation, the ``best`` and, of a
-            recipe with a ``test_split``, the ``test``. Of a dry run: shapes, parameters, memory and time.
-        is_first: whether this is the first process of the run, the one that writes.
+        result: for a run: ``updates``, ``seconds``, ``start``, the ``last`` and ``best`` evaluation and, with a
+            ``test_split``, the ``test``. For a dry run: shapes, parameters, memory and time.
+        is_first: True in the process that writes.
     """
 
     result: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -52,11 +52,11 @@ class TrainReport(Report):
 
     @property
     def record(self) -> dict[str, Any]:
-        """The facts and the result, as ``--json`` writes them; the evaluations are in the run's folder."""
+        """The facts and the result, for ``--json``; the evaluations are in the run's folder."""
         return {"command": self.command, **self.facts, "result": self.result}
 
     def parts(self) -> Iterator[Any]:
-        """The parts that a terminal shows: the result, a line for each of its entries."""
+        """The parts that a terminal shows: a line per entry of the result."""
 
         def short(value: Any) -> str:
             if isinstance(value, float):
@@ -88,31 +88,30 @@ def train(
     device: str | None = None,
     console: Console | None = None,
 ) -> TrainReport:
-    """Train or fine-tune a model under a method, by a recipe: one of the papers', or your own.
+    """Train or fine-tune a model under a method, by a recipe of a paper or your own.
 
-    A run may be stopped at any time and resumed exactly: Ctrl-C and SIGTERM save it after the current update. Several
-    processes: a script that calls this, started with ``accelerate launch``.
+    A run can be interrupted at any time and resumed exactly: Ctrl-C and SIGTERM save it after the current update. For
+    several processes, start a script that calls this with ``accelerate launch``.
 
     Args:
-        recipe: a name of ``vitrim list recipes``, a YAML file, or its values as a mapping.
-        data: a source, as ``--data`` takes it, of which the recipe says which splits; or data sets of `vitrim.data` by
-            the name of their split; or one that is trained on, for recipes without other splits.
-        changes: values of the recipe that differ, by dotted name: ``{"optimizer.lr": 1e-4}`` or
-            ``["optimizer.lr=1e-4"]``.
-        out: folder of checkpoints, logs and weights, or a `vitrim.Running`, which also says whether to go on from the
-            last checkpoint there, how often to save and log, and to whom.
-        checkpoint: start from this file of weights (safetensors or .pth), or from the folder of a finished run.
+        recipe: a name from ``vitrim list recipes``, a YAML file, or a mapping of values.
+        data: a source, as for ``--data``, whose splits the recipe names; or data sets of `vitrim.data` by split; or a
+            single data set to train on, for recipes without other splits.
+        changes: changed values of the recipe, by dotted name: ``{"optimizer.lr": 1e-4}`` or ``["optimizer.lr=1e-4"]``.
+        out: folder for checkpoints, logs and weights, or a `vitrim.Running`, which also sets resuming, the frequency of
+            checkpoints and logs, and trackers.
+        checkpoint: starting weights: a file (safetensors or .pth), or the folder of a finished run.
         dry_run: check data, shapes, memory and time on two batches; write nothing.
-        device: "cpu", or None for what accelerate finds.
-        console: where progress is shown, e.g. ``rich.console.Console()``; None: nowhere.
+        device: "cpu", or None for accelerate's choice.
+        console: shows progress, e.g. ``rich.console.Console()``; None shows none.
 
     Returns:
-        What was reached. ``report.result["last"]`` is the last evaluation, ``report.files`` what the run has written,
-        ``report.notes`` what of the recipe is for a longer run.
+        ``report.result["last"]`` is the last evaluation; ``report.files`` lists the files written; ``report.notes``
+        names parts of the recipe that are meant for a longer run.
 
     Raises:
-        VitrimError: a recipe, data, a method or options that are not valid or do not fit each other, while nothing has
-            been written; or what stops a run, as a loss that is not finite.
+        VitrimError: an invalid or contradictory recipe, data, method or option, before anything is written; or an error
+            of the run, such as a loss that is not finite.
         MissingPackageError: the packages of ``vitrim[train]`` are not installed.
         KeyboardInterrupt: Ctrl-C; the run is saved.
 
@@ -170,7 +169,7 @@ def train(
             "dry_run": dry_run,
         },
         [json.loads(row) for row in rows],
-        notes=trainer.notes if console is None else [],  # a console has shown them before the first update
+        notes=trainer.notes if console is None else [],  # the console has already shown them
         files=[] if dry_run else [out / name for name in names if (out / name).is_file()],
         result=result,
         is_first=accelerator.is_main_process,
@@ -179,13 +178,13 @@ def train(
 
 @contextmanager
 def _stoppable(trainer: Trainer) -> Iterator[None]:
-    """A scheduler's request to end, and Ctrl-C: save after the update that is being made, then end as the signal that
-    came first would have ended it.
+    """On SIGTERM or Ctrl-C, save after the current update, then end as that signal would.
 
-    Asked again later, end at once: an evaluation or a stalled stream does not look. Not at the second request as such,
-    for launchers pass on the Ctrl-C that the terminal has sent to all processes.
+    A later request ends the run at once, because an evaluation or a stalled stream does not check for requests. A
+    second request right after the first does not: launchers pass on the Ctrl-C that the terminal sends to all
+    processes.
     """
-    if threading.current_thread() is not threading.main_thread():  # signals are handled in that one only
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
         yield
         return
     asked: list[tuple[int, float]] = []
@@ -209,4 +208,4 @@ def _stoppable(trainer: Trainer) -> Iterator[None]:
             signal.signal(number, handler)
     if terminated:
         signal.raise_signal(signal.SIGTERM)
-        raise KeyboardInterrupt  # whoever handles that signal does not end the process
+        raise KeyboardInterrupt  # a handler that does not end the process was installed

@@ -1,4 +1,4 @@
-"""Settings that meet a target: by bisection over one option, or by a search over a value for every block."""
+"""Settings that meet a target, by a search over amounts per block, or by bisection over one option."""
 
 from vitrim.tuning.cost import match_macs
 from vitrim.tuning.result import ParetoFront, Result, Target

@@ -1,4 +1,4 @@
-"""The cost of a setting, as a share of the dense model: multiply-accumulates, or latency on this device."""
+"""The cost of a setting relative to the dense model: multiply-accumulates, or latency on this device."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from vitrim.tuning.space import Point, Space
 FloatArray = NDArray[np.float64]
 
 ALLOWED = 0.005
-"""Largest relative error of the fitted MACs; beyond it every setting is counted."""
+"""Largest relative error of fitted MACs; otherwise every setting is counted."""
 
 SAMPLES = 24
 """Settings that a cost is fitted to."""
 
 TINY = 1e-6
-"""Weights below count as 0: no scale makes anything of them."""
+"""Smaller weights count as 0: no scale makes them act."""
 
 TOGETHER = 6
-"""Settings that are ready on an engine at the same time: each may hold a copy of the weights."""
+"""Settings prepared on an engine at a time: each may hold a copy of the weights."""
 
 WANTED_ERROR = 0.05
-"""Mean error of the latency model from which on half as many settings more are timed, once."""
+"""Mean error of the latency model above which half as many settings more are timed, once."""
 
 
 class Cost(ABC):
@@ -48,7 +48,7 @@ class Cost(ABC):
 
     Attributes:
         unit: "macs" or "latency".
-        error: mean relative error of `share`, 0 where it is counted.
+        error: mean relative error of `share`, 0 if it is counted.
     """
 
     unit: Literal["macs", "latency"]
@@ -59,34 +59,33 @@ class Cost(ABC):
         """The cost as a share of the dense model's."""
 
     def estimate(self, config: MethodConfig) -> float:
-        """A near value of `share` that is quicker to have."""
+        """A faster approximation of `share`."""
         return self.share(config)
 
     def measure(self, configs: Sequence[MethodConfig]) -> list[float] | None:
-        """The costs of settings by a clock, where `share` only predicts them; None where it counts them."""
+        """The measured costs of settings if `share` predicts them; None if it counts them."""
         return None
 
     steps: int = 40
-    """Halvings that finding a scale may take."""
+    """Most halvings to find a scale."""
 
 
 # ---- counting --------------------------------------------------------------------------------------------------------
 
 
 class MacsCost(Cost):
-    """Multiply-accumulates, counted by `vitrim.measure.macs.profile`.
+    """Multiply-accumulates, counted by `vitrim.measure.macs.profile_of`.
 
-    Where counts follow from shapes, a copy of the model on the meta device is counted, and nothing is computed. Quick
-    values come from a least-squares fit over sums of token counts, to settings drawn from the space; where that misses
-    three others by more than 0.5 %, there are no quick values.
+    If counts follow from shapes, a copy of the model on the meta device is counted. Estimates come from a least-squares
+    fit over sums of token counts to settings drawn from the space, unless the fit misses three test settings by more
+    than 0.5 %.
 
     Args:
-        model: the dense model; left as it was.
-        images: batches (B, C, H, W) that a method which adapts to the images is counted on.
-        seed: of the settings that are drawn.
+        model: the dense model; not changed.
+        images: batches (B, C, H, W) to count an adaptive method on.
 
     Raises:
-        VitrimError: a method that adapts to the images, and no images.
+        VitrimError: an adaptive method without images.
     """
 
     unit = "macs"
@@ -114,7 +113,7 @@ class MacsCost(Cost):
         return self._profile(config).macs.total / self._dense
 
     def tokens(self, config: MethodConfig) -> FloatArray:
-        """Tokens after every block of a setting, means over the images."""
+        """Tokens after every block, means over the images."""
         return np.array(self._profile(config).tokens_per_block)
 
     def _profile(self, config: MethodConfig) -> Profile:
@@ -124,14 +123,14 @@ class MacsCost(Cost):
         return self._known[text]
 
     def estimate(self, config: MethodConfig) -> float:
-        """The fitted share, within 0.5 % of the counted one."""
+        """The fitted share, within 0.5 % of the counted share."""
         if self._fit is None:
             return self.share(config)
         return float(self._fit.value(_terms(self.space, config)))
 
     def _fitted(self, seed: int) -> Fit | None:
         configs = samples(self.space, SAMPLES, seed)
-        if len(configs) < SAMPLES:  # so small a space is counted through
+        if len(configs) < SAMPLES:  # a small space is counted instead
             return None
         shares = np.array([self.share(config) for config in configs])
         terms = np.stack([_terms(self.space, config) for config in configs])
@@ -141,7 +140,7 @@ class MacsCost(Cost):
 
 
 def samples(space: Space, number: int, seed: int) -> list[MethodConfig]:
-    """Different settings drawn from a space, none to all of the range of strength."""
+    """Draw distinct settings from a space, over the entire range of strength."""
     random = np.random.default_rng(seed)
     found: dict[str, MethodConfig] = {}
     for _ in range(20 * number):
@@ -157,18 +156,17 @@ def samples(space: Space, number: int, seed: int) -> list[MethodConfig]:
 
 
 Timer = Callable[[nn.Module, Sequence[MethodConfig], Sequence[Tensor], Budget | None], tuple[FloatArray, float]]
-"""From the dense model, settings (S), batches of images, of which rounds take one after the other, and the time to
-spend to (S,) ratios of latency to the dense model's, and that in milliseconds. Another engine than eager PyTorch is
-another function of this kind."""
+"""Maps the dense model, settings (S), batches of images, which rounds use in turn, and a budget to (S,) ratios of
+latency to the dense model's, and the dense latency in milliseconds."""
 
 
 class LatencyCost(Cost):
     """Latency on one device, predicted by a least-squares fit over sums of token counts.
 
     Args:
-        fit: of the latency over the dense model's, see `latency_fit`.
-        again: from settings (S) to S ratios of latency to the dense model's, timed once more, for `measure`.
-        counted: counts the tokens of a method that adapts to the images, on some; None for other methods.
+        fit: fit of the latency over the dense model's, see `latency_fit`.
+        again: measures settings (S) once more, as S ratios of latency to the dense model's.
+        counted: counts the tokens of an adaptive method; None for other methods.
     """
 
     unit = "latency"
@@ -201,14 +199,12 @@ def latency_fit(
 ) -> tuple[Fit, float]:
     """Time settings drawn from a space, and fit their latency over the dense model's, the ratio within a round.
 
+    Return the fit, and the latency of the dense model in milliseconds.
+
     Args:
         clock: a `Timer` for a model, images and a budget.
-        number: settings to time; half as many more where the mean error is above 5 %.
-        seed: of the settings that are drawn.
-        counted: as of `LatencyCost`.
-
-    Returns:
-        The fit, and the latency of the dense model in milliseconds.
+        number: settings to time; half as many more if the mean error exceeds 5 %.
+        counted: see `LatencyCost`.
     """
     configs = samples(space, number + number // 2, seed)
     terms = np.stack([_few_terms(space, config, counted) for config in configs])
@@ -223,10 +219,8 @@ def latency_fit(
 def eager(
     model: nn.Module, configs: Sequence[MethodConfig], images: Sequence[Tensor], budget: Budget | None
 ) -> tuple[FloatArray, float]:
-    """Medians of the settings' ratios to the dense model within a round, and the dense latency in milliseconds.
-
-    Both run as PyTorch runs them, the dense model in its faster attention kernel.
-    """
+    """The `Timer` of eager PyTorch: median ratios within a round to the dense model with the faster attention
+    kernel."""
     kernels = dense_copies(model)
     models = kernels | {str(place): reduced_copy(model, config) for place, config in enumerate(configs)}
     with torch.inference_mode():
@@ -238,14 +232,14 @@ def eager(
 
 
 def timer_on(names: Sequence[str | Engine], precisions: Sequence[str] = ("fp32",)) -> Timer:
-    """The timer of several engines: settings are timed on that which is the fastest for the dense model.
+    """The timer of several engines: settings are timed on the engine that is fastest for the dense model.
 
     Args:
-        names, precisions: as of `vitrim.speed.engines.engines_named`.
+        names, precisions: see `vitrim.speed.engines.engines_named`.
 
     Raises:
-        VitrimError: an engine that is unknown. The timer itself refuses one that cannot run here, and a method that
-            cannot run on it.
+        VitrimError: an unknown engine. The timer itself refuses an engine that cannot run here, or a method that cannot
+            run on it.
 
     Example:
         >>> timer_on(["eager"]) is eager
@@ -259,7 +253,7 @@ def timer_on(names: Sequence[str | Engine], precisions: Sequence[str] = ("fp32",
         model: nn.Module, configs: Sequence[MethodConfig], images: Sequence[Tensor], budget: Budget | None
     ) -> tuple[FloatArray, float]:
         methods = {config.describe(): config for config in configs}
-        for engine in engines:  # each must take all of them: which is the fastest is known only later
+        for engine in engines:  # each must run all methods, since the fastest is not known yet
             check_engines([engine], methods, model, len(images[0]))
         with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in engines)):
 
@@ -298,12 +292,10 @@ def timer_on(names: Sequence[str | Engine], precisions: Sequence[str] = ("fp32",
 
 @dataclass(frozen=True)
 class Fit:
-    """A least-squares fit, and its relative errors where every value is predicted from the others.
+    """A least-squares fit with its relative leave-one-out errors.
 
     Attributes:
         coefficients: (K,), of the terms.
-        error: mean of the errors.
-        worst: largest of them.
 
     Example:
         >>> terms = np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0], [1.0, 5.0]])
@@ -318,7 +310,7 @@ class Fit:
 
     @classmethod
     def of(cls, terms: FloatArray, values: FloatArray) -> Fit:
-        """Fit ``values`` (S,), none of them 0, by a sum over ``terms`` (S, K)."""
+        """Fit nonzero ``values`` (S,) by a sum over ``terms`` (S, K)."""
         inverse = np.linalg.pinv(terms, rcond=1e-10)
         coefficients = inverse @ values
         leverage = np.einsum("sk,ks->s", terms, inverse).clip(max=1.0 - 1e-9)
@@ -326,12 +318,11 @@ class Fit:
         return cls(coefficients, float(errors.mean()), float(errors.max()))
 
     def value(self, terms: FloatArray) -> float:
-        """The value at ``terms`` (K,)."""
         return float(self.coefficients @ terms)
 
 
 def _tokens(space: Space, config: MethodConfig, counted: MacsCost | None = None) -> tuple[FloatArray, FloatArray]:
-    """Tokens that enter and leave each block, as shares of those that enter the first one."""
+    """Tokens at the input and output of each block, relative to those at the input of the first block."""
     first = space.patches + space.num_prefix
     if counted is not None:
         left = counted.tokens(config)
@@ -343,13 +334,13 @@ def _tokens(space: Space, config: MethodConfig, counted: MacsCost | None = None)
 
 
 def _few_terms(space: Space, config: MethodConfig, counted: MacsCost | None = None) -> FloatArray:
-    """(5,) terms of the latency: a constant, tokens, pairs of tokens, tokens that leave, and blocks that reduce."""
+    """(5,) terms of the latency: a constant, tokens, pairs of tokens, output tokens, and reducing blocks."""
     enter, leave = _tokens(space, config, counted)
     return np.array([1.0, enter.sum(), (enter**2).sum(), leave.sum(), (leave < enter).sum()])
 
 
 def _terms(space: Space, config: MethodConfig) -> FloatArray:
-    """(12,) terms of the MACs. The last block may compute less than the others, and matching costs where it is done."""
+    """(12,) terms of the MACs; separate ones for the last block, which may compute less, and for blocks that match."""
     enter, leave = _tokens(space, config)
     acts = leave < enter
     return np.array(
@@ -365,11 +356,9 @@ def _terms(space: Space, config: MethodConfig) -> FloatArray:
 
 
 def within(space: Space, point: Point | None, cost: Cost, limit: float) -> MethodConfig | None:
-    """The mildest setting of a point whose cost is at most ``limit``, by bisection over the scale; None without one.
+    """The mildest setting of a point whose cost is at most ``limit``, found by bisection over the scale; else None.
 
-    Args:
-        point: weights; None for one value for all blocks.
-        limit: share of the dense model's cost.
+    ``point`` None means one value for all blocks; ``limit`` is a share of the dense model's cost.
     """
 
     def at(scale: float) -> MethodConfig:
@@ -408,13 +397,13 @@ def match_macs(
     """The ``setting(value)`` whose MACs on ``images`` are ``share`` of the dense model's, by bisection over ``value``.
 
     Args:
-        model: the dense model; left as it was.
-        images: (B, C, H, W), as representative as the counts of an adaptive method should be.
+        model: the dense model; not changed.
+        images: (B, C, H, W), representative of the data if the method is adaptive.
         setting: the method as a function of one number, e.g. ``lambda theta: vitrim.ATM(alpha=theta, beta=0.0)``.
-        share: wanted share of the dense MACs, in (0, 1].
+        share: target share of the dense MACs, in (0, 1].
         low, high: range of ``value``; MACs must be monotone in it, in either direction.
         tolerance: accepted difference in share.
-        max_steps: after so many halvings the nearest setting is returned, since counts are whole tokens.
+        max_steps: most halvings; then the nearest setting is returned, since token counts are integers.
 
     Raises:
         VitrimError: ``share`` is out of reach between ``low`` and ``high``.

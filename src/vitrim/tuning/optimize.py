@@ -1,12 +1,12 @@
-"""`optimize`, the function of ``vitrim optimize``: the fastest file for a model on this machine, and what it costs.
+"""`optimize`, the function of ``vitrim optimize``: find the fastest file for a model on this machine, and its loss.
 
     model = vitrim.create_model("deit_small_patch16_224", pretrained=True)
     report = vitrim.optimize(model, "imagenet:ROOT", max_loss=1.0)
     report.file.run(images), report.sentence
 
-Three thirds of the images have three uses. On the first, methods and schedules race: how much each may remove follows
-from the damage it does there. On the second, the fastest of them are scored as files of the fastest engine, and one is
-chosen. On the third the file that is handed over is scored once, and that is what the sentence says.
+The images are split into thirds. On the first, methods and schedules race: their damage there determines how much each
+may remove. On the second, the fastest are scored as files of the fastest engine, and one is chosen. On the third, only
+the chosen file is scored; the sentence of the report states that loss.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ from vitrim.tuning.space import Point, Space, normal, quiet, training_free
 from vitrim.tuning.study import Study
 
 IMAGES = 3 * 512
-"""Images that are read where no limit says: 512 each for racing, choosing and checking."""
+"""Default limit of images: 512 each for racing, choosing and checking."""
 
 LEAST = 30
-"""Images without which nothing can be said."""
+"""Fewest images for a meaningful result."""
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
-"""Shares of the dense MACs at which a schedule is tried, mildest first."""
+"""Shares of the dense MACs to try a schedule at, mildest first."""
 
 RACED_AT = 0.65
-"""The share at which methods and schedules race each other."""
+"""Share at which methods and schedules race."""
 
 KEPT = 8
 """Methods with a schedule that are tried at all shares."""
@@ -80,28 +80,28 @@ SEARCHED_AT = 32
 """Images per batch of the race, which runs in PyTorch."""
 
 TIMED = 12
-"""Settings that are timed on the engine, at most."""
+"""Most settings timed on the engine."""
 
 FINALISTS = 4
-"""Files that are scored on the images of the second third, at most."""
+"""Most files scored on the second third."""
 
 STEPS = 6
-"""Of a search, as its progress counts them: methods race, schedules race, dense files are timed and scored, reduced
-files are timed, the fastest of them scored, and the one that is chosen checked."""
+"""Steps in progress messages: race methods, race schedules, time and score dense files, time reduced files, score the
+fastest of these, check the chosen file."""
 
 COUNTED = 8
-"""Images that MACs are counted on where they depend on the images."""
+"""Images to count the MACs of adaptive methods on."""
 
 MILD = 0.3
-"""Nats of divergence from the dense model up to which the loss is in proportion to it."""
+"""Divergence from the dense model in nats up to which the loss is roughly proportional to it."""
 
 TOGETHER = 8
-"""Settings that are scored in one pass."""
+"""Settings scored in one pass."""
 
 THIRDS = {"search": "1st", "selection": "2nd", "check": "3rd"}
 
 SPOKEN = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "aoti": "AOTInductor"}
-"""Engines as their makers write them."""
+"""Names of engines in sentences."""
 
 FEW = {
     "six blocks": (0.0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6),
@@ -109,7 +109,7 @@ FEW = {
     "two blocks": (0.25, 0.5),
     "two early blocks": (0.17, 0.42),
 }
-"""Schedules with few stages, by depth. Every block that reduces pays for small operations."""
+"""Schedules with few stages, by relative depth: every reducing block has the overhead of small operations."""
 
 
 @dataclass(repr=False)
@@ -117,9 +117,8 @@ class OptimizeReport(Report):
     """The findings of `optimize`.
 
     Attributes:
-        file: the file to deploy.
-        best: the method in it; None: the dense model, as reducing does not pay.
-        sentence: what it gains and costs.
+        best: its method; None for the dense model, if reducing does not pay.
+        sentence: its gain and loss.
     """
 
     file: Exported = field(kw_only=True)
@@ -128,7 +127,7 @@ class OptimizeReport(Report):
 
     @property
     def figure(self) -> Any:
-        """Loss over milliseconds, drawn as a matplotlib figure: dense on every engine, and every setting timed."""
+        """A matplotlib figure of loss over milliseconds: dense on every engine, and every timed setting."""
         return draw(self.rows, self.facts)
 
     def parts(self) -> Iterator[Any]:
@@ -139,12 +138,10 @@ class OptimizeReport(Report):
 
 @dataclass(frozen=True)
 class Ladder:
-    """A method with a schedule: where it acts, and how much more it does in one block than in another.
+    """A method with a schedule: where it acts, and with which relative strength per block.
 
     Attributes:
-        cost: its MACs.
-        point: weights of the blocks; None: one value for all.
-        schedule: in words.
+        point: weights of the blocks; None for one value for all.
     """
 
     space: Space
@@ -158,7 +155,7 @@ class Ladder:
         return f"{self.space.base.describe()}, {self.schedule}"
 
     def at(self, share: float) -> MethodConfig | None:
-        """The setting that needs at most this share of the dense MACs, levelled then; None where there is none."""
+        """The setting with at most this share of the dense MACs, levelled (`Space.level`); None if there is none."""
         config = within(self.space, self.point, self.cost, share)
         return None if config is None else self.space.level(config)
 
@@ -180,42 +177,40 @@ def optimize(
     """Find the fastest file for a model on this machine: engine, precision, method and schedule.
 
     The dense model is timed on every engine in every precision; methods and schedules race on the fastest pair whose
-    own loss is within the bounds. If reducing does not pay there, the dense file is handed back and the report says so.
+    own loss is within the bound. If reducing does not pay there, the result is the dense file, and the report says so.
 
     Args:
-        model: a dense classifier, or a tower whose output is its embedding; it is left as it was. Its name, as on the
+        model: a dense classifier, or a tower that returns an embedding; a module is not changed. Or its name as on the
             command line, or a `vitrim.ModelSpec`.
-        images: a source, as ``--images`` of the command, a dataset, or a `vitrim.DataSpec`, of which the ``limit`` is
-            1,536 where it says none. They are used in three thirds, see the module; the loss that is reported is of the
-            last one. With ``labels`` of the model's classes top-1 decides, without agreement with the dense model. Of a
-            tower labels say which images belong together, and recall@1 decides; without, the nearest neighbours that
-            the dense model finds. With ``few`` it goes on where the last third cannot show that a loss is within
-            ``max_loss``.
-        max_loss: points of top-1, or of agreement, that may be lost, by default 1.0. What top-1 is expected to be
-            follows from the divergence from the dense model (`Race.fits`).
-        speedup: in place of ``max_loss``: lose least at so many times the speed of the fastest dense model.
-        batch_size: images per batch to be fast at; the file takes no other.
-        methods: one or several, configs or texts; None: all that need no training and have a fixed graph.
-        engine: file engines as of `vitrim.bench`: onnxruntime, openvino, torch.export, aoti; None: of the first two
-            those that are installed, else torch.export.
-        precision: fp32, bf16, int8; None: what the engines have here.
+        images: a source, as for ``--images``, a dataset, or a `vitrim.DataSpec`, whose ``limit`` defaults to 1,536.
+            They are split into thirds (see the module); the reported loss is of the last third. With ``labels``, the
+            loss is of top-1, otherwise of agreement with the dense model. For a tower, labels say which images belong
+            together, and the loss is of recall@1, otherwise of the dense model's nearest neighbours. ``few`` accepts
+            too few images to show that a loss is within ``max_loss``.
+        max_loss: points of top-1, or of agreement, that may be lost; default 1.0. The expected loss of top-1 is
+            estimated from the divergence from the dense model (`Race.fits`).
+        speedup: instead of ``max_loss``: minimise the loss at this speed relative to the fastest dense model.
+        batch_size: images per batch; the only batch size of the file.
+        methods: one or several, configs or text; None for all that need no training and have a fixed graph.
+        engine: file engines of `vitrim.bench`: onnxruntime, openvino, torch.export, aoti; None for the installed ones
+            of the first two, else torch.export.
+        precision: fp32, bf16, int8; None for those that the engines support here.
         out: folder for the file, ``best.json``, ``report.json``, ``loss_over_time.png`` and ``study.jsonl``, or a
-            `vitrim.Results`: it says to go on from the study in the folder, where nothing is measured twice, and that
-            the file takes images as they are read.
-        on_progress: called with a few words on what is being done, often.
+            `vitrim.Results`, whose ``resume`` reuses the study's measurements, and whose ``preprocess`` makes a file of
+            raw images.
+        on_progress: called often with a short text on the current step.
 
     Returns:
-        A report with the ``file``, the method in it as ``best`` and the ``sentence``; its rows are all that was timed:
-        ``method, engine, precision, p50_ms, speedup, speedup_q1, speedup_q3`` (of dense models over PyTorch in fp32, of
-        methods over the dense model on their engine), ``saved`` (share of the MACs), ``loss`` and ``loss_error``
-        (shares), ``scored_on`` (search, selection or check) and ``images``. Methods are timed in a run of their own,
-        beside the dense file: their ``p50_ms`` is that of the dense file over their speed-up, so that all can be
-        compared, and ``own_p50_ms`` what that run gave.
+        A report with the ``file``, its method as ``best`` and the ``sentence``. Its rows are everything that was timed:
+        ``method, engine, precision, p50_ms, speedup, speedup_q1, speedup_q3`` (for dense models over PyTorch in fp32,
+        for methods over the dense model on their engine), ``saved`` (share of the MACs), ``loss`` and ``loss_error``
+        (shares), ``scored_on`` (search, selection or check) and ``images``. Methods are timed in a separate run beside
+        the dense file: to make all times comparable, their ``p50_ms`` is that of the dense file over their speed-up;
+        ``own_p50_ms`` is the time in that run.
 
     Raises:
-        VitrimError: an option is not valid, the model is none that a file engine runs, the data cannot be read or are
-            fewer than 30 images, or too few to show ``max_loss``, or the study is of another search: nothing is written
-            then.
+        VitrimError: an invalid option, a model that file engines cannot run, data that cannot be read, fewer than 30
+            images or too few to show ``max_loss``, or a study of another search; nothing is written.
     """
     spec, source, results = ModelSpec.of(model), DataSpec.of(images), Results.of(out)
     check_read(spec, MADE)
@@ -288,7 +283,7 @@ def optimize(
         if labels:
             given = {**facts, "untrained": [], "data": {"classes": dataset.num_classes}}
             doubts = list(weight_and_class_notes(given, task, "only agreement says"))
-        for doubt in doubts:  # now, not after hours
+        for doubt in doubts:  # before hours of work
             warnings.warn(f"{doubt}; --no-labels compares with the dense model alone", stacklevel=2)
         seen = can_show(parts.count("check"))
         tell(seen)
@@ -317,15 +312,14 @@ def optimize(
 
 
 def check_vector(model: nn.Module, task: Task, images: Tensor) -> None:
-    """Check that the file of a tower would give its embedding.
+    """Check that the file of a tower would return its embedding.
 
     Args:
         model: dense, without a classifier.
-        task: of embeddings.
         images: (B, C, H, W).
 
     Raises:
-        VitrimError: it has none, or is half of the model.
+        VitrimError: it has no embedding, or also has a text tower.
     """
     if hasattr(model, "get_image_features"):
         raise VitrimError(
@@ -337,12 +331,9 @@ def check_vector(model: nn.Module, task: Task, images: Tensor) -> None:
 
 
 def can_show(count: int) -> str:
-    """A sentence on what losses so many images can tell apart.
+    """A sentence on the loss that a number of images can detect.
 
-    By the rule of three a change that no image of n shows is below 3/n, at 95 %.
-
-    Args:
-        count: images that the result is scored on.
+    By the rule of three, a change in none of n images is below 3/n, at 95 %.
 
     Example:
         >>> can_show(500)
@@ -354,11 +345,7 @@ def can_show(count: int) -> str:
 
 
 def cannot_show(bound: float, count: int) -> str | None:
-    """A sentence on a bound that so many images cannot show; None where they can.
-
-    Args:
-        bound: points that may be lost.
-        count: images that the result is scored on.
+    """A sentence on a loss of ``bound`` points that a number of images cannot detect; None if they can.
 
     Example:
         >>> cannot_show(1.0, 32)  # doctest: +NORMALIZE_WHITESPACE
@@ -381,11 +368,7 @@ def cannot_show(bound: float, count: int) -> str | None:
 def _engines(
     engine: str | Sequence[str] | None, precision: str | Sequence[str] | None
 ) -> tuple[list[Engine], list[str]]:
-    """The engines of files to choose from, and what they lack.
-
-    Raises:
-        VitrimError: one of them runs no files.
-    """
+    """The file engines to choose from, and notes on what they lack; raise `VitrimError` for other engines."""
     given, precisions = listed(engine), listed(precision)
     of_files = {kind.engine: kind for kind in formats().values()}
     wrong = next((name for name in given if name not in of_files), None)
@@ -411,9 +394,7 @@ class Candidate:
     """One file: a method, or none, on an engine.
 
     Attributes:
-        config: None: dense.
-        engine: with its precision.
-        row: what is known of it, as rows of the report have it.
+        config: None for the dense model.
     """
 
     config: MethodConfig | None
@@ -422,7 +403,6 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """The method, or "dense"."""
         return named(self.config)
 
 
@@ -436,13 +416,9 @@ class Race:
     """The measurements of one model, each made once: the study keeps the numbers, a folder the files.
 
     Attributes:
-        model: dense.
-        loss: the probe that says what is lost.
-        batch_size: to be fast at.
-        rows: of everything that was timed.
-        known: by ladder, share of the MACs, setting and loss of all that was scored, mildest first.
-        slope: top-1 lost per nat of divergence, over these.
-        step: of the search, from 1.
+        loss: probe of the loss.
+        known: by ladder, share of the MACs, setting and loss of everything scored, mildest first.
+        slope: loss of top-1 per nat of divergence, fitted over these.
     """
 
     model: nn.Module
@@ -473,11 +449,10 @@ class Race:
         return self.calibration.repeat(repeated, 1, 1, 1)[: self.batch_size]
 
     def say(self, text: str) -> None:
-        """Tell what is being done in this step."""
         self.tell(f"step {self.step} of {STEPS}, {text}")
 
     def ready(self, config: MethodConfig | None, engine: Engine) -> Any:
-        """A call that runs batches through the ``file`` of a method, or of the dense model, on an engine."""
+        """A callable that runs batches through the ``file`` of a method, or of the dense model, on an engine."""
         key = (named(config), str(engine))
         if key not in self._ready:
             model = shared_copy(self.model) if config is None else reduced_copy(self.model, config)
@@ -485,12 +460,8 @@ class Race:
         return self._ready[key]
 
     def take_bytes(self, one: Candidate, dataset: Any) -> None:
-        """Make a file of a candidate that has its preprocessing in the graph, and run it from now on.
-
-        Args:
-            one: dense or reduced.
-            dataset: as the model takes it, for int8.
-        """
+        """Export a candidate with its preprocessing in the graph, and use this file from now on; ``dataset``, with the
+        model's transform, calibrates int8."""
         assert isinstance(one.engine, FileEngine)
         kind = one.engine.kind
         wanted = FileSpec(kind.name, self.batch_size, precision=one.engine.precision, preprocess=True)
@@ -499,7 +470,6 @@ class Race:
         self._ready[one.name, str(one.engine)] = FileModel(file)
 
     def _place(self, config: MethodConfig | None) -> Path:
-        """The folder with the files of a method."""
         place = self.folder / hashlib.sha256(named(config).encode()).hexdigest()[:12]
         place.mkdir(parents=True, exist_ok=True)
         return place
@@ -518,7 +488,7 @@ class Race:
                     self.say(f"making {named(pair[0])} ready on {pair[1]}, {place + 1} of {len(pairs)}")
                     calls[str(place)] = in_turn(self.ready(*pair), ring)
                 self.say(f"timing {len(calls)} files")
-                # of several images each comes equally often in both halves of the rounds
+                # use every image equally often, in both halves of the rounds
                 budget = Budget(15, 1.0) if len(ring) == 1 else Budget(2 * len(ring), 0.0, 2 * len(ring))
                 times = time_interleaved(calls, budget=budget)
             found = []
@@ -530,11 +500,11 @@ class Race:
         return found
 
     def losses(self, configs: Sequence[MethodConfig], count: int) -> list[dict[str, float]]:
-        """``loss, loss_error, kl`` of reduced models in PyTorch, on so many images of the first third."""
+        """``loss, loss_error, kl`` of reduced models in PyTorch, on the first ``count`` images of the first third."""
 
         rows: list[dict[str, float]] = []
         pace, forwards = Pace(), len(configs) * count
-        for start in range(0, len(configs), TOGETHER):  # kept group by group: all of them may take an hour
+        for start in range(0, len(configs), TOGETHER):  # stored by group, since all groups may take an hour
             group = configs[start : start + TOGETHER]
 
             def scored(group: Sequence[MethodConfig] = group, start: int = start) -> list[dict[str, float]]:
@@ -605,7 +575,7 @@ class Race:
     # ---- reduced models ----------------------------------------------------------------------------------------------
 
     def ladders(self, configs: Sequence[MethodConfig]) -> list[Ladder]:
-        """Every method with every schedule that it can have: in all its blocks, and in few of them."""
+        """Every method with every schedule that it supports: its default blocks, and few blocks."""
         found: list[Ladder] = []
         for config in configs:
             space = Space.of(self.model, config)
@@ -619,10 +589,9 @@ class Race:
         return found
 
     def score(self, wanted: Sequence[MethodConfig] | None) -> None:
-        """Race methods and schedules at one share of the MACs, and find what the best of them lose at all shares.
+        """Race methods and schedules at one share of the MACs, and measure the losses of the best at all shares.
 
-        Args:
-            wanted: methods; None: all that need no training.
+        ``wanted`` None means all methods that need no training.
         """
         configs = wanted
         if configs is None:
@@ -639,9 +608,9 @@ class Race:
         best_first = [running[place][0] for place in order]
         kept = best_first[:KEPT]
         cheap = [one for one in best_first if one.space.base.kind == "prune"]
-        kept += [one for one in cheap[:1] if one not in kept]  # pruning may win by time where merging wins by MACs
+        kept += [one for one in cheap[:1] if one not in kept]  # pruning may be faster at the same MACs
         settings = [(one, config) for one in kept for share in SHARES if (config := one.at(share)) is not None]
-        # two shares may be levelled to one setting
+        # levelling may make settings of two shares equal
         settings = list({(one.name, config.describe()): (one, config) for one, config in settings}.values())
         steps = [(one, one.cost.share(config), config) for one, config in settings]
         self.step = 2
@@ -651,27 +620,27 @@ class Race:
         mild = [score for score in scored if 0.0 < score["kl"] <= MILD]
         if mild:
             fitted = sum(one["kl"] * one["loss"] for one in mild) / sum(one["kl"] ** 2 for one in mild)
-            # of few images none may change: then one might have where the divergence is the largest
+            # in case no image changed: assume one had, at the largest divergence
             self.slope = max(fitted, 1.0 / (whole * max(one["kl"] for one in mild)))
 
     def fits(self, score: Mapping[str, Any], bound: float) -> bool:
-        """True if what is known of a model allows it under a ``bound`` of the loss, a share.
+        """True if the measured losses of a model are compatible with a ``bound``, a share.
 
-        Top-1 of some hundred images says little about a loss of one point. So what is expected follows from the
-        divergence from the dense model, which is known far better, and from the loss per nat over all settings that
-        were scored; the loss itself only must not contradict it. Disagreement is known well enough.
+        Top-1 of a few hundred images is too noisy to detect a loss of one point. So the expected loss is the divergence
+        from the dense model, which is measured far more precisely, times the loss per nat over all scored settings; the
+        measured loss only has to be compatible with the bound. Disagreement itself is precise enough.
         """
         if not self.loss.labels:
             return bool(score["loss"] <= bound)
         return bool(self.slope * score["kl"] <= bound and score["loss"] - score["loss_error"] <= bound)
 
     def reduced(self, dense: Candidate, bound: float, speedup: float | None) -> Candidate | None:
-        """The best file of a reduced model on the engine of ``dense``; None where none is better than that.
+        """The best reduced file on the engine of ``dense``; None if none is better.
 
         Args:
             dense: the fastest dense file.
-            bound: the loss that is allowed, a share, unless ``speedup`` is given.
-            speedup: over ``dense``, to be reached with the least loss.
+            bound: allowed loss, a share, if there is no ``speedup``.
+            speedup: over ``dense``, to reach with the least loss.
         """
         engine, whole = dense.engine, self.images.count("search")
         room = max(bound - max(self.slope * dense.row["kl"] if self.loss.labels else dense.row["loss"], 0.0), 0.0)
@@ -680,7 +649,7 @@ class Race:
         if not chosen:
             return None
         chosen = sorted(chosen, key=lambda pick: pick[0])[:TIMED]
-        # what they take, with the dense file in the same run
+        # their times, with the dense file in the same run
         self.step = 4
         pairs: list[tuple[MethodConfig | None, Engine]] = [(None, engine), *((pick[1], engine) for pick in chosen)]
         timed = self.times(pairs, "reduced")[1:]
@@ -689,13 +658,13 @@ class Race:
             facts: dict[str, Any] = {"method": config.describe()}
             facts |= {"engine": engine.label, "precision": engine.precision}
             own = {"loss": score["loss"], "loss_error": score["loss_error"], "images": whole}
-            # a machine may be faster in one run than in another: what compares is the ratio within this one
+            # a machine may be faster in one run than in another: only ratios within a run are comparable
             own |= {"p50_ms": dense.row["p50_ms"] / row["speedup"], "own_p50_ms": row["p50_ms"]}
             found.append(
                 Candidate(config, engine, {**facts, **row, **own, "saved": 1.0 - share, "scored_on": "search"})
             )
             self.rows.append(found[-1].row)
-        # the fastest of them, or those that lose least at the speed that is asked for, as files, on other images
+        # score the fastest, or those with the least loss at the requested speed, as files on other images
         pays = [one for one in found if one.row["speedup_q1"] > 1.0]
         if speedup is None:
             finalists = sorted(pays, key=lambda one: one.row["p50_ms"])[:FINALISTS]
@@ -717,8 +686,8 @@ class Race:
     ) -> list[tuple[float, MethodConfig, dict[str, float]]]:
         """The settings of one ladder, mildest first, that are worth timing.
 
-        Those are the two strongest that fit: the engine, and other images, may say no to the strongest. For a speed-up,
-        the two mildest whose MACs promise it.
+        Without a speed-up, the two strongest that fit: on the engine, or on other images, the strongest may fail. With
+        one, the two mildest whose MACs promise it.
         """
         if speedup is not None:
             return [pick for pick in each if 1.0 / pick[0] >= speedup][:2]
@@ -732,7 +701,7 @@ class Race:
 def _hand_over(
     race: Race, dense: Candidate, chosen: Candidate | None, folder: Path, facts: dict[str, Any], lacking: Sequence[str]
 ) -> OptimizeReport:
-    """Score what was chosen on the last third, and leave it in the folder, with a report."""
+    """Score the chosen file on the last third, and write it to the folder with a report."""
     best = chosen or dense
     last = [dense, best] if chosen is not None else [dense]
     race.step = STEPS
@@ -766,12 +735,12 @@ def _hand_over(
 
 
 def in_words(race: Race, dense: Candidate, chosen: Candidate | None, score: Mapping[str, float]) -> str:
-    """The sentence on what was found: times, what they are over PyTorch as it runs now, and what that costs.
+    """The sentence of the report: times, the speed-up over PyTorch, and the loss.
 
     Args:
         race: its first row is PyTorch.
-        chosen: the file of a reduced model; None where none pays.
-        score: of the file that is handed over, on the last third.
+        chosen: the reduced file; None if reducing does not pay.
+        score: score of the chosen file on the last third.
     """
     what = f"points of {metric(neighbours=isinstance(race.loss, NeighbourLoss), labels=race.loss.labels)}"
     points = 100 * score["loss"]
@@ -783,7 +752,7 @@ def in_words(race: Race, dense: Candidate, chosen: Candidate | None, score: Mapp
         sentence += f", {dense.row['speedup']:.1f} times as fast, {change}"
         end = "; reducing tokens does not pay here within the bound, so the file is of the dense model"
     else:
-        ratio = chosen.row["speedup"] * dense.row["speedup"]  # over the dense file, and of that over PyTorch
+        ratio = chosen.row["speedup"] * dense.row["speedup"]  # over the dense file, times its speed-up over PyTorch
         sentence += f"; {chosen.row['p50_ms']:.1f} with {chosen.name} ({100 * chosen.row['saved']:.0f} % of the MACs "
         sentence += f"saved): {ratio:.1f} times as fast, {change}"
         end = ""
@@ -798,7 +767,7 @@ def in_words(race: Race, dense: Candidate, chosen: Candidate | None, score: Mapp
 
 
 def metric(*, neighbours: bool, labels: bool) -> str:
-    """The words for what is lost.
+    """The name of the score in sentences.
 
     Example:
         >>> [metric(neighbours=True, labels=labels) for labels in (True, False)]
@@ -810,7 +779,7 @@ def metric(*, neighbours: bool, labels: bool) -> str:
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """All that was timed, the fastest first, and last what was handed over."""
+    """A table of all timings, fastest first, and the chosen file last."""
     *timed, last = rows
     dense = {engine_of(row): row["speedup"] for row in timed if row["method"] == DENSE}
 
@@ -840,7 +809,6 @@ def _loss_cell(row: Mapping[str, Any]) -> str:
 
 
 def _meaning(engine: Engine) -> list[str]:
-    """The columns of the table."""
     return [
         "ms: median of a batch; over PyTorch: speed-up over the model in PyTorch in fp32; over dense: over the dense "
         f"file on {engine}, where methods run; in brackets quartiles, where both were timed in one run",
@@ -850,15 +818,9 @@ def _meaning(engine: Engine) -> list[str]:
 
 
 def draw(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Any:
-    """Loss in points over milliseconds per batch: dense models as stars, methods as dots, what was chosen in a circle.
+    """A figure of loss in points over milliseconds per batch: stars are dense models, dots methods, a circle the file.
 
-    Bars are standard errors of the loss.
-
-    Args:
-        rows: of `optimize`, the last of them what was handed over.
-
-    Returns:
-        A matplotlib figure.
+    Error bars are standard errors of the loss.
     """
     figure, (axis,) = style.panels(1, across=1, size=(6.4, 4.4), above=1.0)
     *timed, last = rows
@@ -871,7 +833,7 @@ def draw(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Any:
     for place, row in enumerate(stars):
         at = row["p50_ms"], 100 * row["loss"]
         axis.plot(*at, "*", markersize=12, color=style.DENSE_COLOUR, linestyle="none")
-        # neighbours above and below, so that their names do not meet; the slowest to the left
+        # alternate above and below, and put slow ones to the left, so that names do not overlap
         side = "right" if at[0] > 0.7 * end else "left"
         offset = (-6 if side == "right" else 6), (7 if place % 2 == 0 else -14)
         axis.annotate(

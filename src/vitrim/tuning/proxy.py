@@ -1,4 +1,4 @@
-"""The damage of a setting, image by image: how far a reduced model is from the dense one."""
+"""The damage of a setting, image by image: the distance of a reduced model from the dense model."""
 
 from __future__ import annotations
 
@@ -25,32 +25,31 @@ from vitrim.tasks.base import Task
 from vitrim.tuning.space import quiet
 
 Proxy = Literal["feature", "kl", "cosine", "agree"]
-"""The damage that is minimised. ``feature``: distance of what the head reads to the dense model's, over the length of
-that; ``kl``: divergence of the class probabilities; ``cosine``: 1 minus the cosine of what the head reads; ``agree``: 1
+"""The damage to minimise. ``feature``: distance of the head's input to the dense model's, relative to the length of the
+latter; ``kl``: divergence of the class probabilities; ``cosine``: 1 minus the cosine of the head's inputs; ``agree``: 1
 minus the agreement of the predictions."""
 
 Part = Literal["search", "selection", "check"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
 Scores = Mapping[str, NDArray[np.float32]]
-"""Per proxy the damage of every image, (N,) float32."""
+"""The damage of every image by proxy, (N,) float32."""
 
 
 # ---- images ----------------------------------------------------------------------------------------------------------
 
 
 class DatasetImages:
-    """Images of a dataset, read anew for every pass. Neighbours go to different parts.
+    """Images of a dataset in three interleaved parts, read from the dataset in every pass.
 
     Args:
         dataset: map-style; items are pairs of image and target.
-        each: images of each part, if there are so many.
-        batch_size: B.
+        each: most images per part.
         workers: processes that decode images, 0 for this one.
-        collate: makes images and targets of B items.
+        collate: makes images and targets from B items.
 
     Raises:
-        VitrimError: fewer than two images for each part.
+        VitrimError: fewer than two images per part.
     """
 
     def __init__(self, dataset: Any, each: int, batch_size: int, *, workers: int = 0, collate: Any = None) -> None:
@@ -66,8 +65,8 @@ class DatasetImages:
         return len(self.places[part])
 
     def batches(self, part: Part, start: int, stop: int, processes: Processes | None = None) -> Iterator[Batch]:
-        """Read the images ``start``, a multiple of the batch size, to ``stop`` of a part; of several processes every so
-        many batches for this one."""
+        """Read the images ``start``, a multiple of the batch size, to ``stop`` of a part; with several processes, this
+        one's batches."""
         some = Subset(self.dataset, self.places[part][start:stop])
         return read(some, self.batch_size, workers=self.workers, processes=processes, collate=self.collate)
 
@@ -76,7 +75,7 @@ class BatchImages:
     """Batches in memory: the first, fourth, seventh, ... for searching, the next ones for selecting and checking.
 
     Args:
-        batches: images (B, C, H, W), or pairs of those and targets; all but the last of each part of one size.
+        batches: images (B, C, H, W), or pairs of images and targets; all of one size, except the last of each part.
 
     Raises:
         VitrimError: fewer than three batches.
@@ -90,11 +89,10 @@ class BatchImages:
         self.batch_size = len(pairs[0][0])
 
     def count(self, part: Part) -> int:
-        """The number of images in a part."""
         return sum(len(images) for images, _ in self.parts[part])
 
     def batches(self, part: Part, start: int, stop: int, processes: Processes | None = None) -> Iterator[Batch]:
-        """The batches of a piece of a part, as `DatasetImages.batches`."""
+        """See `DatasetImages.batches`."""
         first, last = start // self.batch_size, -(-stop // self.batch_size)
         among = processes or Processes()
         return islice(as_batches(self.parts[part][first:last]), among.index, None, among.count)
@@ -108,17 +106,17 @@ ImageParts = DatasetImages | BatchImages
 
 
 CACHED_BYTES = 2**30
-"""Outputs of the dense model that a search keeps, at most: those of further batches are computed again."""
+"""Most bytes of the dense model's outputs that a search caches."""
 
 
 class CachedDense(Contestant):
-    """The dense model of a search, which passes over the same images many times: it runs once on each batch.
+    """The dense model of a search, which caches its outputs, because a search reads the same images many times.
 
     Args:
         model: a private copy.
 
     Attributes:
-        place: which batch `run` gets next; the same place always holds the same images.
+        place: key of the next batch; equal keys must mean equal images.
     """
 
     def __init__(self, model: nn.Module, task: Task) -> None:
@@ -128,8 +126,8 @@ class CachedDense(Contestant):
         self._outputs: dict[tuple[str, int, int], ModelOutput] = {}
 
     def run(self, images: Tensor, targets: Any = None, *, count: bool = False) -> ModelOutput:
-        """The output for a batch, as `Contestant.run`; kept while there is room."""
-        key = (*self.place, len(images))  # a piece may end within a batch
+        """The output for a batch, see `Contestant.run`; cached while there is room."""
+        key = (*self.place, len(images))  # the length too: a piece may end within a batch
         if key in self._outputs and not count:
             return self._outputs[key]
         output = super().run(images, targets, count=count)
@@ -142,14 +140,12 @@ class CachedDense(Contestant):
 
 
 class ModelScorer:
-    """Scores by running the dense model and its reductions in one pass of the measuring engine.
-
-    The dense model runs once on each image, whatever number of settings is scored.
+    """Scores settings by running the dense model and its reductions in one pass of the measuring engine.
 
     Args:
-        model: the dense model; left as it was.
-        seed: of methods that draw at random.
-        processes: this process and its like, which share the batches; every one gets all scores.
+        model: the dense model; not changed.
+        images: images in three parts.
+        processes: this process and its peers, which share the batches; each gets all scores.
     """
 
     def __init__(
@@ -161,15 +157,14 @@ class ModelScorer:
 
     @property
     def batch_size(self) -> int:
-        """Images that run together."""
+        """B."""
         return self.source.batch_size
 
     def images(self, part: Part) -> int:
-        """The number of images in a part."""
         return self.source.count(part)
 
     def __call__(self, configs: Sequence[MethodConfig], part: Part, start: int, stop: int) -> list[Scores]:
-        """One pass over the images for all settings."""
+        """Score all settings in one pass over the images."""
         with quiet():
             reduced = contestants(self.model, configs, self.task)[1:]
         measurement = Measurement([self.dense, *reduced], [Damage(self.task)], self.task, seed=self.seed)
@@ -190,7 +185,7 @@ class ModelScorer:
 
 
 def _in_order(everyone: Sequence[list[Scores]], images: int, batch_size: int) -> list[Scores]:
-    """The scores that several processes have of every so many batches, as one process would have them.
+    """The scores of several processes, whose batches alternate, in the order of one process.
 
     Example:
         >>> one, other = {"kl": np.array([1.0, 2.0, 5.0])}, {"kl": np.array([3.0, 4.0])}
@@ -215,7 +210,7 @@ def _in_order(everyone: Sequence[list[Scores]], images: int, batch_size: int) ->
 
 
 class Damage(Gauge):
-    """The proxies as a probe: ``feature``, ``cosine``, ``kl`` and ``agree``, each as far as the model has it."""
+    """The proxies as a probe: ``feature``, ``cosine``, ``kl`` and ``agree``, as far as the model supports them."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -232,7 +227,7 @@ class Damage(Gauge):
         if are_logits(output):
             found["kl"] = divergence(output.prediction, dense.prediction)
         for name, values in found.items():
-            if values.shape == (len(batch),):  # one value per image: others cannot be paired
+            if values.shape == (len(batch),):  # paired comparisons need one value per image
                 self.values[name].update(values)
 
     def result(self) -> Mapping[str, Any]:

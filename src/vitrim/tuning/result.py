@@ -1,4 +1,4 @@
-"""The aims of a search and its findings: targets, trials, the setting for one target, the Pareto front of several."""
+"""Inputs and results of a search: targets, trials, the setting for one target, the Pareto front of several."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from vitrim.tuning.study import Evaluator, means
 Kind = Literal["macs", "speedup", "agree"]
 
 TOLERANCE = 0.005
-"""By how much a share of the MACs may be missed, as counts are whole tokens; that of `match_macs`."""
+"""Tolerance of a share of the MACs, because token counts are integers; equals that of `match_macs`."""
 
 ERRORS = 2.0
-"""Standard errors beyond which a difference is no noise."""
+"""Standard errors beyond which a difference is significant."""
 
 State = Literal["searched", "dropped", "out of reach"]
 
 HEADS = {"feature": "feature", "kl": "kl", "cosine": "cosine", "agree": "disagree"}
-"""Heads of the columns of proxies, in their order: of ``agree`` the damage is shown."""
+"""Column heads of proxies, in order; ``agree`` is shown as damage."""
 
 
 # ---- targets and trials ----------------------------------------------------------------------------------------------
@@ -42,8 +42,8 @@ class Target:
     """The bound that a setting must meet.
 
     Attributes:
-        kind: ``macs``, at most that share of the dense model's; ``speedup``, at least so many times as fast on this
-            device; ``agree``, at least that share of the dense model's decisions, as cheaply as possible.
+        kind: ``macs``: at most this share of the dense model's; ``speedup``: at least this speed-up on this device;
+            ``agree``: at least this share of the dense model's decisions, at the least cost.
 
     Raises:
         VitrimError: an unknown kind, or a value out of its range.
@@ -67,10 +67,10 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """The target written as ``macs=0.5``, ``speedup=1.5`` or ``agree=0.98``.
+        """Parse ``macs=0.5``, ``speedup=1.5`` or ``agree=0.98``.
 
         Raises:
-            VitrimError: text of another form, or as above.
+            VitrimError: other text, or an invalid target.
         """
         kind, _, value = text.partition("=")
         try:
@@ -86,21 +86,21 @@ class Target:
 
     @property
     def limit(self) -> float:
-        """The largest share of the dense model's cost that meets it, for ``macs`` and ``speedup``."""
+        """The largest share of the dense model's cost that meets ``macs`` or ``speedup``."""
         return 1.0 / self.value if self.kind == "speedup" else self.value + TOLERANCE
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting that was scored.
+    """One scored setting.
 
     Attributes:
-        number: in the order of the search, the constant setting is 0.
-        share: its cost as a share of the dense model's.
-        source: where it is from: constant, start, mutation, crossover, random, gp or tpe.
-        images: images of the search part it was scored on.
-        scores: means over them, by proxy; less is better.
-        measured: the cost as it was measured, of finalists where ``share`` is a prediction; else None.
+        number: order in the search; the constant setting is 0.
+        share: cost as a share of the dense model's.
+        source: origin: constant, start, mutation, crossover, random, gp or tpe.
+        images: number of search images it was scored on.
+        scores: means over these images, by proxy; less is better.
+        measured: measured cost of finalists if ``share`` is a prediction; else None.
     """
 
     number: int
@@ -118,9 +118,7 @@ class Difference:
     """The mean of paired differences, and its standard error.
 
     Attributes:
-        mean: of the one minus the other; below 0 the one is better.
-        error: standard error of the mean.
-        images: how many pairs there are.
+        mean: mean of first minus second; negative if the first is better.
     """
 
     mean: float
@@ -129,12 +127,12 @@ class Difference:
 
     @property
     def better(self) -> bool:
-        """True if the one is better beyond noise."""
+        """True if the first is significantly better."""
         return self.mean < 0.0 and self.mean < -ERRORS * self.error
 
     @property
     def worse(self) -> bool:
-        """True if the one is worse beyond noise."""
+        """True if the first is significantly worse."""
         return self.mean > 0.0 and self.mean > ERRORS * self.error
 
 
@@ -142,7 +140,7 @@ def difference(one: ArrayLike, other: ArrayLike) -> Difference:
     """Compare scores (N,) of the same images, N at least 2; less is better.
 
     Raises:
-        VitrimError: fewer than two images: nothing is known about noise.
+        VitrimError: fewer than two images.
 
     Example:
         >>> difference([1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 4.0, 5.5])
@@ -156,17 +154,15 @@ def difference(one: ArrayLike, other: ArrayLike) -> Difference:
 
 @dataclass(frozen=True)
 class Raced:
-    """The course of one method in a race.
+    """The outcome of one method in a race.
 
     Attributes:
-        method: as it was given.
-        state: searched; dropped in the race; or unable to reach the target.
-        config: the best setting of the race, of a search the one it chose; None where the target is out of reach.
-        share: its cost as a share of the dense model's.
-        images: search images that it was raced on.
-        score: mean of the proxy over these, and for those that were searched over the selection images.
+        state: searched, dropped in the race, or unable to reach the target.
+        config: its best setting in the race, or the result of its search; None if the target is out of reach.
+        images: number of search images it raced on.
+        score: mean of the proxy over these, or over the selection images if it was searched.
         behind: its difference to the leader at the end of its race; None for the leader.
-        note: why the target is out of reach.
+        note: reason why the target is out of reach.
     """
 
     method: str
@@ -184,19 +180,16 @@ class Raced:
 
 @dataclass(frozen=True)
 class Result:
-    """The setting that a search found for a target, and how it compares with the constant one.
+    """The setting that a search found for a target, compared with the constant setting.
 
     Attributes:
         constant: the trial with one value for all blocks.
-        searched: the trial that won on the selection images, which may be the constant one.
-        check: searched minus constant on the check images, by proxy; empty where they are the same.
-        better: whether the searched one beats the constant one beyond noise on the check images.
-        trials: all, in their order.
-        levels: means on the check images by proxy, of "constant" and "searched"; empty where they are the same.
-        proxy: what was minimised.
-        cost: what the shares are of.
-        about: what the search follows from; it goes into the file.
-        race: a row for every method, best first, where there were several.
+        searched: the best trial on the selection images, which may be the constant one.
+        check: searched minus constant on the check images, by proxy; empty if they are the same.
+        better: True if the searched trial is significantly better on the check images.
+        levels: means on the check images by proxy, of "constant" and "searched"; empty if they are the same.
+        about: settings of the search, stored in the file.
+        race: a row per method, best first, if there were several.
     """
 
     constant: Trial
@@ -213,12 +206,11 @@ class Result:
 
     @property
     def best(self) -> Trial:
-        """The trial to use: the constant one unless the searched one is better beyond noise."""
+        """The trial to use: the constant one unless the searched one is significantly better."""
         return self.searched if self.better else self.constant
 
     @property
     def config(self) -> MethodConfig:
-        """The setting to use."""
         return self.best.config
 
     @property
@@ -228,7 +220,7 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """One sentence: which setting is returned, and why."""
+        """A sentence on which setting is returned, and why."""
         constant = "constant" if not self.race else f"constant {self.constant.config.name}"
         if self.searched is self.constant:
             return f"{constant}: no other setting was better on the selection images"
@@ -241,7 +233,7 @@ class Result:
         return f"{constant}: the searched setting is not better beyond noise ({numbers})"
 
     def rows(self) -> list[dict[str, Any]]:
-        """The constant and the searched setting, each with its cost and scores."""
+        """Rows of the constant and the searched setting, with cost and scores."""
         found = []
         for name, trial in self.pair:
             row = {"method": trial.config.describe(), "share": trial.share, "scores": dict(trial.scores)}
@@ -251,7 +243,7 @@ class Result:
         return found
 
     def record(self) -> dict[str, Any]:
-        """The content of ``best.json``: a saved reduction, and what is known of the search."""
+        """The content of ``best.json``: a saved reduction, and the facts of the search."""
         constant, searched = self.rows()
         race = []
         for one in self.race:
@@ -274,15 +266,11 @@ class Result:
         )
 
     def save(self, file: str | Path) -> None:
-        """Write the setting as JSON that ``@FILE`` names: `vitrim.reduce_`, and every command's ``--method``.
-
-        Raises:
-            VitrimError: the file cannot be written.
-        """
+        """Write the setting as JSON, for ``@FILE`` in `vitrim.reduce_` and every command's ``--method``."""
         write_text(Path(file), json.dumps(self.record(), indent=2) + "\n")
 
     def tables(self) -> list[Table]:
-        """The constant setting next to the searched one; of a race, all methods first."""
+        """Tables of the race, if there was one, and of the constant and the searched setting."""
         unit, tables = saving_head(self.cost.unit), list[Table]()
         if self.race:
             rows: list[tuple[Any, ...]] = []
@@ -304,7 +292,6 @@ class Result:
         return [*tables, Table("settings", "", heads, rows, text_columns=2)]
 
     def notes(self) -> list[str]:
-        """Notes on the numbers of the tables, and on the setting that is returned."""
         notes = []
         if self.race:
             notes.append(
@@ -334,15 +321,13 @@ class Result:
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """A setting and what it costs.
+    """A setting and its cost.
 
     Attributes:
-        target: as it was given.
-        setting: "constant" or "searched".
-        share: its cost as a share of the dense model's.
+        target: the target as text.
         scores: means over the check images by proxy, less is better.
-        returned: whether it is the result for its target.
-        on_front: whether no other point is as cheap and does as little damage.
+        returned: it is the result for its target.
+        on_front: no other point dominates it.
     """
 
     target: str
@@ -356,11 +341,11 @@ class FrontPoint:
 
 @dataclass(frozen=True)
 class ParetoFront:
-    """Results at several targets, and those of their settings that no other dominates.
+    """Results for several targets, and the settings among them that no other dominates.
 
     Attributes:
         results: in the order of the targets.
-        points: the constant and the searched setting of each.
+        points: constant and searched setting of each.
     """
 
     results: tuple[Result, ...]
@@ -368,7 +353,7 @@ class ParetoFront:
 
     @classmethod
     def of(cls, results: Sequence[Result], evaluator: Evaluator) -> ParetoFront:
-        """Compare results of one search on its check images."""
+        """Compare the results of one search on its check images."""
         found: list[FrontPoint] = []
         for result in results:
             for name, trial in result.pair[: 1 if result.searched is result.constant else 2]:
@@ -381,19 +366,14 @@ class ParetoFront:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The facts that the searches follow from."""
+        """The common settings of the searches."""
         return {key: value for key, value in self.results[0].about.items() if key != "target"}
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for every point."""
         return [{**asdict(one), "config": one.config.describe()} for one in self.points]
 
     def save(self, folder: Path) -> list[Path]:
-        """Write ``front.json`` and the result for every target, e.g. ``macs-0.5.json``; the files of the results.
-
-        Raises:
-            VitrimError: they cannot be written.
-        """
+        """Write ``front.json`` and one file per target, e.g. ``macs-0.5.json``; return the latter."""
         folder.mkdir(parents=True, exist_ok=True)
         files = []
         for result in self.results:
@@ -404,7 +384,6 @@ class ParetoFront:
         return files
 
     def table(self) -> Table:
-        """All points."""
         names, unit = [name for name in HEADS if name in self.points[0].scores], self.results[0].cost.unit
         rows: list[tuple[Any, ...]] = [
             (
@@ -419,7 +398,6 @@ class ParetoFront:
         return Table("front", "", columns, rows, text_columns=5)
 
     def notes(self) -> list[str]:
-        """Notes on the numbers of the table, and on the settings that are returned."""
         first = "means over the check images, less is better; front: no other is as cheap and does as little damage"
         return [first, *(f"{result.target}: {result.verdict}" for result in self.results)]
 
@@ -435,7 +413,7 @@ def saving_head(unit: str) -> str:
 
 
 def saving(share: float) -> str:
-    """The part of the dense model's cost that is saved, in %, from the ``share`` that is left.
+    """The saved part of the dense model's cost in %, from the remaining ``share``.
 
     Example:
         >>> saving(0.586)
@@ -445,7 +423,7 @@ def saving(share: float) -> str:
 
 
 def non_dominated(points: Sequence[tuple[float, float]]) -> list[bool]:
-    """For each pair of numbers, less of both being better: no other is at most as large in both and smaller in one.
+    """True for each pair that no other dominates: is at most as large in both numbers and smaller in one.
 
     Example:
         >>> non_dominated([(0.5, 0.2), (0.6, 0.1), (0.6, 0.3)])

@@ -1,12 +1,12 @@
-"""Searches: of one method, candidates under a limit of cost that race on paired differences; of several methods, a race
-on few images, a search of those that are left, one that is proved; of several targets, one after the other.
+"""Searches: one method, as a race of candidates under a cost limit on paired differences; several methods, as a race on
+few images and a search of the survivors; several targets, one after the other.
 
 Candidates meet the limit by construction, so every forward is spent on their damage. They are scored on more and more
-images, and stop where they are worse than the best one beyond noise. The winner is chosen on other images than those it
-was searched on, and compared with the constant setting on a third set.
+images, and dropped when they are significantly worse than the best one. The winner is selected on other images than
+those of the search, and compared with the constant setting on a third set.
 
-What methods are compared by is the best of what their searches start from. A method leaves the race where it is worse
-than the leading one by more than three standard errors of the paired differences, and by more than that on few images.
+Methods race by the best starting point of their searches. A method is dropped when it is more than three standard
+errors of the paired differences behind the leader, and more than that on few images.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ from vitrim.tuning.strategy import Evolution, Observation, Strategy, make_strate
 from vitrim.tuning.study import Evaluator, Study, joined, means
 
 EVALUATIONS = 60
-"""Settings that are tried where nothing else is said."""
+"""Default number of settings to try."""
 
 COUNTED, COUNTED_BATCHES = 32, 2
-"""Images, and batches, that a method which adapts to the images is counted and timed on at least."""
+"""Fewest images, and batches, to count and time an adaptive method on."""
 
 FINALISTS = 8
-"""Trials that are compared on the selection images."""
+"""Trials compared on the selection images."""
 
 TIMED = 4
-"""Finalists that are timed where the cost is a latency that the search only predicts."""
+"""Finalists that are timed if the search only predicts latency."""
 
 TRIES = 30
-"""Draws for a child that was not there before; where none is found, the space is known well enough."""
+"""Draws per new child; if all fail, the space is nearly exhausted."""
 
 HALVINGS = 5
-"""Searches at other costs until the cheapest one that agrees enough is known well enough."""
+"""Bisection steps to the lowest cost with enough agreement."""
 
 ERRORS = 3.0
-"""Standard errors behind the leader at which a method is out: of many methods one is often 2 behind by chance."""
+"""Standard errors behind the leader at which a method is out: among many methods, one is often 2 behind by chance."""
 
 SURVIVORS = 3
-"""Methods that are searched after a race, at most."""
+"""Most methods that are searched after a race."""
 
 Methods = MethodConfig | str | Sequence[MethodConfig | str]
 
@@ -78,7 +78,7 @@ _Positive = Annotated[float, Field(gt=0)]
 
 @dataclass(frozen=True)
 class Proposal:
-    """A setting that is to be scored: where it is from, and the point it is of."""
+    """A setting to score, with its source and point."""
 
     config: MethodConfig
     point: Point
@@ -86,15 +86,14 @@ class Proposal:
 
 
 class Search:
-    """A search for the least damage that one method does at the cost of a target.
+    """A search for the least damage of one method at the cost of a target.
 
     Args:
         strategy: proposes candidates; default evolution.
-        seed: of the candidates that are drawn.
-        stops: asked before new candidates are proposed; True ends the search.
+        stops: called before new candidates are proposed; True ends the search.
 
     Attributes:
-        trials: of the last exploration, in their order; the first is the constant setting.
+        trials: trials of the last exploration, in order; the first is the constant setting.
     """
 
     def __init__(
@@ -115,11 +114,10 @@ class Search:
         self.trials: list[Trial] = []
         self._seen: list[NDArray[np.float32]] = []  # the scores of the trials
 
-    # ---- the whole ---------------------------------------------------------------------------------------------------
+    # ---- the search --------------------------------------------------------------------------------------------------
 
     def run(self, evaluations: int) -> Result:
-        """Search for the target with so many trials at most; for ``agree`` at every cost of a bisection, with its share
-        of the trials.
+        """Search for the target with at most this number of trials; for ``agree``, split over the costs of a bisection.
 
         Raises:
             VitrimError: the target is out of reach, or the model has no such score.
@@ -145,8 +143,7 @@ class Search:
         result = self.check(*best, trials)
         if result.better or self.agreement(result.constant) >= self.target.value:
             return result
-        # the cheapest constant setting that agrees enough costs more than what was searched, so it is the answer
-        # whatever their difference
+        # a constant setting that agrees enough costs more than the searched one, so the latter is compared with it
         low, high = high, 1.0
         constant, _ = self.explore(high, 1)
         for _ in range(HALVINGS):
@@ -159,10 +156,8 @@ class Search:
         return replace(self.check(constant, result.searched, trials), better=False)
 
     def explore(self, limit: float, evaluations: int) -> tuple[Trial, Trial]:
-        """Search at a cost of at most ``limit``, a share of the dense model's, and choose on the selection images.
-
-        Returns:
-            The constant trial and the chosen one, which may be the same.
+        """Search at a cost of at most ``limit``, a share of the dense model's, and choose on the selection images;
+        return the constant trial and the chosen one, which may be the same.
         """
         self.trials, self._seen = [], []
         starts = self.starts(limit)[:evaluations]
@@ -183,7 +178,7 @@ class Search:
         return self.trials[0], chosen
 
     def starts(self, limit: float) -> list[Proposal]:
-        """The candidates that a search begins with, the constant setting first.
+        """The initial candidates, the constant setting first.
 
         Raises:
             VitrimError: the limit is out of reach.
@@ -199,7 +194,6 @@ class Search:
         return found
 
     def out_of_reach(self, limit: float) -> str:
-        """The reason why no setting is so cheap."""
         least = self.cost.share(self.space.constant(1.0))
         return (
             f"{self.space.base.name} cannot go below {least:.0%} of the dense model's {self.cost.unit} here, and "
@@ -207,14 +201,14 @@ class Search:
         )
 
     def reaches(self, limit: float) -> bool:
-        """True if the constant setting can be so cheap."""
+        """True if a constant setting meets the limit."""
         return within(self.space, None, self.cost, limit) is not None
 
     def agreement(self, trial: Trial) -> float:
         """The agreement with the dense model on the selection images.
 
         Raises:
-            VitrimError: the model's predictions do not agree or disagree image by image.
+            VitrimError: agreement is not defined image by image.
         """
         scores = self.evaluator.whole([trial.config], "selection")[0]
         if "agree" not in scores:
@@ -225,8 +219,8 @@ class Search:
         """Compare the chosen trial with the constant one on images that neither was chosen by.
 
         Args:
-            constant, searched: as `explore` gives them.
-            trials: all that led to them; by default those of the last `explore`.
+            constant, searched: from `explore`.
+            trials: trials of the result; by default those of the last `explore`.
         """
         found: dict[str, Difference] = {}
         levels: dict[str, dict[str, float]] = {}
@@ -235,7 +229,7 @@ class Search:
             found = {name: difference(one[name], other[name]) for name in sorted(set(one) & set(other))}
             levels = {"constant": means(other), "searched": means(one)}
         better = bool(found) and found[self.proxy].better
-        if better and "kl" in found:  # a head may not care for what the feature gains
+        if better and "kl" in found:  # a gain in the feature may not matter to the head
             better = found["kl"].mean <= 0.0
         every = tuple(self.trials if trials is None else trials)
         return Result(constant, searched, found, better, every, levels, self.proxy, self.target, self.cost)
@@ -243,7 +237,7 @@ class Search:
     # ---- candidates --------------------------------------------------------------------------------------------------
 
     def _children(self, limit: float, number: int, seen: set[str]) -> list[Proposal]:
-        """New candidates; they depend on the seed and on what was found, and on nothing else."""
+        """New candidates; they depend only on the seed and the trials."""
         found: list[Proposal] = []
         if self.space.size < 2:
             return found
@@ -257,8 +251,8 @@ class Search:
         return found
 
     def _observations(self) -> list[Observation]:
-        """The trials as a strategy sees them. What one that stopped would have come to is estimated from its
-        differences to the best trial on the images that both saw."""
+        """The trials as observations. The score of a dropped trial is extrapolated from its difference to the best
+        trial on the images that both saw."""
         best = min((trial for trial in self.trials if self._full(trial)), key=self._score)
         whole = self._seen[best.number]
         mean = float(whole.mean(dtype=np.float64))
@@ -270,7 +264,7 @@ class Search:
         return found
 
     def _candidate(self, point: Point, limit: float, source: str, seen: set[str]) -> Proposal | None:
-        """The setting of a point within the limit, unless there is none or it was there before."""
+        """The setting of a point within the limit; None if there is none or it was tried before."""
         config = within(self.space, point, self.cost, limit)
         if config is None or self.space.key(config) in seen:
             return None
@@ -280,7 +274,8 @@ class Search:
     # ---- scores ------------------------------------------------------------------------------------------------------
 
     def _race(self, candidates: Sequence[Proposal], best: Trial | None) -> Trial:
-        """Score candidates on more and more images; those worse than the best beyond noise stop. Returns the best."""
+        """Score candidates on more and more images, drop those significantly worse than the best, and return the
+        best."""
         alive = list(range(len(candidates)))
         scores: list[Scores] = [{} for _ in candidates]
         start = 0
@@ -298,7 +293,7 @@ class Search:
         return best
 
     def _survivors(self, alive: list[int], scores: Sequence[Scores], best: Trial | None) -> list[int]:
-        """The candidates that may still win. Without a best trial they are compared with the first."""
+        """The candidates that may still win. Without a best trial, they are compared with the first candidate."""
         first = scores[0][self.proxy] if best is None else self._seen[best.number]
         kept = []
         for place in alive:
@@ -321,10 +316,8 @@ class Search:
         return trial
 
     def _first_within(self, ranked: Sequence[Trial], limit: float) -> Trial:
-        """The first of ``ranked`` whose cost is within the limit where it is measured, up to the error of predictions.
-
-        The first few and the constant trial are measured; if none of the first few is within, the cheapest is taken.
-        """
+        """The first of ``ranked`` whose measured cost is within the limit, up to the prediction error, or else the
+        cheapest. Only the first few and the constant trial are measured."""
         first = [trial.number for trial in ranked[:TIMED]]
         timed = first if 0 in first else [*first, 0]
         shares = self.cost.measure([self.trials[number].config for number in timed])
@@ -349,12 +342,11 @@ class Search:
 
 @dataclass(eq=False)
 class Runner:
-    """A method in the race: its search, the best of what that starts from, and the scores of this one so far.
+    """A method in the race, with its search and its best starting point.
 
     Attributes:
         best: the best start on the first images.
-        scores: of the best start.
-        behind: the difference to the leader of the last round; None for the leader.
+        behind: difference to the leader of the last round; None for the leader.
     """
 
     search: Search
@@ -363,7 +355,7 @@ class Runner:
     behind: Difference | None = None
 
     def row(self, state: Literal["searched", "dropped"], config: MethodConfig, score: float) -> Raced:
-        """The row of the method, with its setting and the score of that."""
+        """The row of the method for a setting and its score."""
         share, images = self.search.cost.share(config), len(self.scores[self.search.proxy])
         return Raced(self.search.space.base.describe(), state, config, share, images, score, self.behind)
 
@@ -372,12 +364,12 @@ def race(searches: Sequence[Search], evaluations: int) -> Result:
     """Race methods, search the best of them, and compare the winner with the best constant setting.
 
     Args:
-        searches: one for each method, all of one target and with one evaluator.
-        evaluations: most settings that the searches try together.
+        searches: one per method, with the same target and evaluator.
+        evaluations: most settings tried by all searches together.
 
     Returns:
-        The result, in which the constant trial is the best constant setting of all methods searched, with a row for
-        every method, best first.
+        The result, whose constant trial is the best constant setting of all searched methods, with a row per method,
+        best first.
 
     Raises:
         VitrimError: no method reaches the target.
@@ -413,7 +405,7 @@ def race(searches: Sequence[Search], evaluations: int) -> Result:
 
 
 def survivors_of(searches: Sequence[Search], evaluator: Evaluator, limit: float) -> tuple[list[Runner], list[Raced]]:
-    """The methods that are left after all rounds, best first, and rows of the others, the last to leave first."""
+    """The methods left after all rounds, best first, and rows of the dropped ones, last dropped first."""
     runners: list[Runner] = []
     dropped: list[Raced] = []
 
@@ -445,10 +437,10 @@ def survivors_of(searches: Sequence[Search], evaluator: Evaluator, limit: float)
 
 
 def _bar(images: int) -> float:
-    """Standard errors behind which a method is out, as unlikely on few images as `ERRORS` are on many.
+    """Standard errors behind the leader at which a method is out, as unlikely on few images as `ERRORS` on many.
 
     Student's quantile with ``images - 1`` degrees of freedom, expanded at the normal one (Abramowitz and Stegun,
-    26.7.5): on 8 images a method that is as good as the leader is 3 errors behind in 1 of 100 cases, not in 1 of 700.
+    26.7.5): on 8 images, a method as good as the leader is 3 errors behind in 1 of 100 cases, not in 1 of 700.
 
     Example:
         >>> [round(_bar(images), 1) for images in (8, 32, 256, 2048)]
@@ -468,7 +460,7 @@ def of_one_kind(targets: Sequence[Target]) -> list[Target]:
     """The targets of a front.
 
     Raises:
-        VitrimError: they are of several kinds, or of agreement.
+        VitrimError: targets of several kinds, or of agreement.
     """
     if len({one.kind for one in targets}) != 1 or targets[0].kind == "agree":
         raise VitrimError(f"a front is over targets of one kind, macs or speedup, got {', '.join(map(str, targets))}")
@@ -477,20 +469,20 @@ def of_one_kind(targets: Sequence[Target]) -> list[Target]:
 
 @dataclass(frozen=True)
 class SearchSpec:
-    """A search: where its settings come from, what they are judged by, and when it ends.
+    """The strategy of a search, its objective, and when it ends.
 
     Attributes:
         strategy: evolution, random, or optuna's gp or tpe.
         shape: amounts over the depth: slope (9 settings), curve (2 numbers), free (a number per block).
-        proxy: the damage that is minimised: feature, kl, cosine or agree (1 - agreement).
-        minutes: end the search after so long, if the number of settings does not.
-        engine: for speedup: the engine to be fast on, as of ``vitrim bench``; of several, a list or separated by
-            commas, the one that is the fastest for the dense model; None: eager.
-        precision: for speedup: fp32, bf16, fp16 or int8, one or several, as ``engine``: the fastest pair of both that
-            there is for the dense model; None: fp32. Damage is measured in fp32.
+        proxy: the damage to minimise: feature, kl, cosine or agree (1 - agreement).
+        minutes: time limit.
+        engine: for speedup: engine to be fast on, see ``vitrim bench``; among several (a list or comma-separated), the
+            fastest for the dense model; None for eager.
+        precision: for speedup: fp32, bf16, fp16 or int8, one or several; the fastest pair of engine and precision for
+            the dense model; None for fp32. Damage is measured in fp32.
 
     Raises:
-        VitrimError: there is no such proxy, strategy or shape.
+        VitrimError: an unknown proxy, strategy or shape.
     """
 
     strategy: str = "evolution"
@@ -506,7 +498,6 @@ class SearchSpec:
 
     @property
     def where(self) -> tuple[list[str], list[str]]:
-        """The names of the engines, and the precisions."""
         return listed(self.engine) or ["eager"], listed(self.precision) or ["fp32"]
 
 
@@ -514,17 +505,17 @@ class SearchOptions(TypedDict, total=False):
     """Options of `search` and `front`.
 
     Attributes:
-        task: of the model; default classification.
-        spec: where settings come from, what they are judged by, and when the search ends. The time is that of this run,
-            of several targets each has its share; a study that was resumed ends where it did.
-        evaluations: most settings to try for a target, default 60; the race of several methods comes on top.
-        seed: of the settings that are drawn, and of methods that draw at random.
-        study: file that keeps what was measured.
-        resume: go on from that file; the result is that of a search that was never stopped.
-        about: more entries for study and result, e.g. what the images are.
-        budget: time to spend on every timed setting, for ``speedup``.
-        timer: in place of an engine, a function that times settings (`vitrim.tuning.cost.Timer`).
-        processes: this process and its like. All get the same result, the first one writes.
+        task: task of the model; default classification.
+        spec: strategy, objective and time limit. The time is that of this run, split evenly over several targets; a
+            resumed study ends where it did.
+        evaluations: most settings to try per target, default 60; a race of several methods adds to them.
+        seed: seed of drawn settings, and of methods that draw at random.
+        study: file that stores all measurements.
+        resume: continue from that file; the result is that of an uninterrupted search.
+        about: more entries for study and result, e.g. the source of the images.
+        budget: time for every timed setting, for ``speedup``.
+        timer: instead of an engine, a function that times settings (`vitrim.tuning.cost.Timer`).
+        processes: this process and its peers. All get the same result, the first one writes.
         on_trial: called with every finished trial.
     """
 
@@ -547,22 +538,21 @@ Pictures = ImageParts | Sequence[Tensor | tuple[Tensor, Any]]
 def search(
     model: nn.Module, method: Methods, images: Pictures, *, target: Target | str, **options: Unpack[SearchOptions]
 ) -> Result:
-    """Search the setting of a method, or of the best of several, that damages a model least at a target.
+    """Search the setting of a method, or of the best of several, with the least damage at a target.
 
-    Candidates are searched on a third of the images and one is selected on the next third. It is returned if it beats
+    A third of the images is for searching, the next for selecting a candidate. The candidate is returned if it beats
     the constant setting, one value for all blocks, on the last third by 2 standard errors of the paired differences;
-    otherwise the constant setting is. Several methods race on the first third (`race`), and the winner
-    must beat the best constant setting of all of them.
+    otherwise the constant setting is returned. Several methods race on the first third (`race`), and the winner must
+    beat the best constant setting of all of them.
 
     Args:
-        model: the dense model, on the device to search on; left as it was.
-        method: config or text, or several; options other than the amount stay as they are.
+        model: the dense model, on the device to search on; not changed.
+        method: one or several, configs or text; options other than the amount are kept.
         images: in three parts, or batches in memory (`vitrim.tuning.proxy.BatchImages`).
         target: ``Target`` or text such as ``"macs=0.5"``.
-        options: see `SearchOptions`.
 
     Raises:
-        VitrimError: a method has nothing to move, the target is out of reach, or the study is of another search.
+        VitrimError: a method without a tunable amount, a target out of reach, or a study of another search.
 
     Example:
         >>> import timm, torch
@@ -584,14 +574,14 @@ def front(
     targets: Sequence[Target | str],
     **options: Unpack[SearchOptions],
 ) -> ParetoFront:
-    """Search at several targets, one after the other, and compare what is found on the check images.
+    """Search for several targets, one after the other, and compare the results on the check images.
 
     Args:
-        model, method, images, options: as of `search`; the number of evaluations is for every target.
+        model, method, images, options: see `search`; the number of evaluations is per target.
         targets: of one kind, ``macs`` or ``speedup``.
 
     Raises:
-        VitrimError: as `search`; targets of several kinds, or ``agree``.
+        VitrimError: see `search`; or targets of several kinds, or ``agree``.
 
     Example:
         >>> import timm, torch
@@ -608,7 +598,7 @@ def front(
 
 
 class _Latency(BaseModel):
-    """The part of a `LatencyCost` that a study keeps."""
+    """The stored part of a `LatencyCost`."""
 
     fit: Annotated[list[float], Field(min_length=5, max_length=5)]
     error: float
@@ -617,17 +607,17 @@ class _Latency(BaseModel):
 
 
 class Searches:
-    """Searches for several targets, which share a model, its images and what was measured.
+    """Searches for several targets, which share a model, its images and measurements.
 
     Args:
-        model, method, images: as of `search`.
+        model, method, images, options: see `search`.
         targets: of one kind.
 
     Attributes:
-        evaluator: gives the damage of settings, from the study or by running them.
+        evaluator: scores settings, from the study or by running them.
 
     Raises:
-        VitrimError: as `search`, before anything is written.
+        VitrimError: see `search`; nothing is written.
     """
 
     def __init__(
@@ -688,7 +678,7 @@ class Searches:
         self._costs: list[Cost] = []
 
     def run(self) -> list[Result]:
-        """A search for every target, each with its share of the time."""
+        """Search for every target, each with its share of the time."""
         start, found = time.monotonic(), list[Result]()
         for number, target in enumerate(self.targets, 1):
             end = None if self.seconds is None else start + self.seconds * number / len(self.targets)
@@ -711,7 +701,7 @@ class Searches:
         return found
 
     def _cost(self, space: Space, target: Target) -> Cost:
-        """The cost that the target is about; latency is measured once in a study."""
+        """The cost for the target; latency is measured once per study."""
         like = next(self.model.parameters())
         least = COUNTED if space.adaptive else 0
         stop = min(max(COUNTED_BATCHES * self.images.batch_size, least), self.images.count("search"))

@@ -1,7 +1,7 @@
-"""Spaces of settings: the values that a method's own attributes say can be moved, as points in [0, 1]^n.
+"""Spaces of settings: the tunable values of a method, as points in [0, 1]^n.
 
-A point has one weight per value. Weights say how the removal is shared out over the blocks; a scale, the same for all,
-says how much it is, and is chosen so that the cost meets a limit. So every point of a space meets the limit.
+A point has one weight per value, which distributes the removal over the blocks; a common scale sets its amount and is
+chosen so that the cost meets a limit. So every point of a space meets the limit.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from vitrim.core.registry import host_of, methods, parse_method
 from vitrim.errors import ReductionWarning, VitrimError
 
 Point = tuple[float, ...]
-"""Weights in [0, 1], the largest of them 1."""
+"""Weights in [0, 1], of which the largest is 1."""
 
 SLOPES = (-1.0, -0.5, 0.5, 1.0)
-"""Of the points that a search starts from besides the constant one."""
+"""Slopes of initial points."""
 
 LEAST = 0.125
-"""The smallest weight with which a block that may be left out acts."""
+"""Smallest weight of an active block, if blocks can be inactive."""
 
 ROWS = 16
-"""Rows of a product that engines compute together. In int8 on AMX the products of 138 rows take as long as those of
-197, and of 144 rows a sixth less (docs/results/engines.md)."""
+"""Rows of a matrix product that engines compute together. In int8 on AMX, products of 138 rows take as long as those of
+197, and products of 144 rows a sixth less (docs/results/engines.md)."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,10 @@ class Space:
     """The settings of one method on one model.
 
     Attributes:
-        base: the method with the options that stay.
-        num_layers: blocks of the model.
+        base: the method with its fixed options.
         grid: rows and columns of patches.
-        num_prefix: tokens in front of the patches.
-        placed: the blocks in which the method acts are those of its options, and none are searched.
+        num_prefix: tokens before the patches.
+        placed: do not search the blocks in which the method acts.
 
     Example:
         >>> import vitrim
@@ -64,7 +63,7 @@ class Space:
         """The space of a method on a model.
 
         Raises:
-            VitrimError: the method has nothing to move, or its options leave no room for that.
+            VitrimError: the method has no tunable amount, or its options leave no room for it.
         """
         base = parse_method(method) if isinstance(method, str) else method
         host = host_of(model)
@@ -75,11 +74,11 @@ class Space:
             space.config((1.0,) * space.size, scale=0.0)
         return space
 
-    # ---- what the method says of itself: read here and nowhere else --------------------------------------------------
+    # ---- properties of the method ------------------------------------------------------------------------------------
 
     @property
     def tunable(self) -> Tunable:
-        """The option that is moved, and its range.
+        """The tunable option and its range.
 
         Raises:
             VitrimError: the method has none.
@@ -90,25 +89,25 @@ class Space:
 
     @property
     def per_layer(self) -> str | None:
-        """The option that takes a list with a value for each block; None if the method takes one value for all."""
+        """The option with a value for each block; None if the method has one value for all."""
         return None if self.base.tunable is None else self.base.tunable.per_layer
 
     @property
     def placing(self) -> str | None:
-        """The option that names the blocks in which the method acts, where they are searched too: the method has such
-        an option, learns nothing for single blocks, and its options do not say it yet."""
+        """The option that names the active blocks, if these are searched too: the method has such an option, learns
+        nothing for single blocks, and its options do not set it."""
         option = self.tunable.places if self.tunable.first_place is not None else None
         searched = not self.placed and self.base.training_free and option not in self.base.model_fields_set
         return option if searched else None
 
     @property
     def adaptive(self) -> bool:
-        """True if the number of tokens depends on the images."""
+        """True if token counts depend on the images."""
         return self.base.is_adaptive()
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """The blocks that may have a value of their own; none if the method takes one value for all."""
+        """The blocks that may have a value of their own; empty for one value for all."""
         if self.per_layer is None:
             return ()
         if self.placing is not None:
@@ -116,24 +115,24 @@ class Space:
         return self.stages(self.base)
 
     def stages(self, config: MethodConfig) -> tuple[int, ...]:
-        """The blocks that a list of a setting has a value for."""
+        """The blocks that a setting's list has values for."""
         return config.stages(self.num_layers)
 
     # ---- sizes -------------------------------------------------------------------------------------------------------
 
     @property
     def patches(self) -> int:
-        """Patch tokens that enter the first block."""
+        """Patch tokens at the input of the first block."""
         return self.grid[0] * self.grid[1]
 
     @property
     def size(self) -> int:
-        """The number of values, 1 if the method takes one for all."""
+        """The number of values, 1 for one value for all blocks."""
         return max(len(self.blocks), 1)
 
     @property
     def resolution(self) -> float:
-        """A difference in scale below which settings are the same, or nearly."""
+        """A difference in scale that hardly changes a setting."""
         step = 10.0**-self.tunable.digits / abs(self.tunable.end(self.patches) - self.tunable.mildest)
         return step / 64
 
@@ -145,14 +144,11 @@ class Space:
         return self._with({**fixed, self.tunable.option: self.tunable.value(strength, self.patches)})
 
     def config(self, point: Sequence[float], scale: float = 1.0) -> MethodConfig:
-        """The setting whose value in every block has the strength weight times ``scale``, at most 1.
-
-        Counts of tokens are cut to what a block can remove.
-        """
+        """The setting whose strength in every block is weight times ``scale``, at most 1, tidied (`tidy`)."""
         return self.tidy(self.raw(point, scale))
 
     def raw(self, point: Sequence[float], scale: float = 1.0) -> MethodConfig:
-        """The same, with counts as they come."""
+        """`config` without tidying."""
         if self.per_layer is None or not self.blocks:
             return self.constant(point[0] * scale)
         chosen = [place for place, weight in enumerate(point) if weight >= LEAST or self.placing is None]
@@ -166,7 +162,7 @@ class Space:
         return self._with(values)
 
     def point(self, config: MethodConfig) -> Point:
-        """The weights of a setting: equal ones where one value is for all blocks, 0 in blocks where it does not act.
+        """The weights of a setting: equal for one value for all blocks, 0 for inactive blocks.
 
         Example:
             >>> import vitrim
@@ -187,16 +183,16 @@ class Space:
         return normal([self.tunable.strength(value, self.patches) for value in values])
 
     def counts(self, config: MethodConfig) -> list[int] | None:
-        """Patch tokens after each block; None if that depends on the images."""
+        """Patch tokens after each block; None if they depend on the images."""
         return config.counts(self.patches, self.num_layers, self.grid, self.num_prefix)
 
     def key(self, config: MethodConfig) -> str:
-        """Text that is the same for settings that do the same."""
+        """A key that is equal for settings with equal effect."""
         counts = self.counts(config)
         return config.describe() if counts is None else str(counts)
 
     def tidy(self, config: MethodConfig) -> MethodConfig:
-        """The same setting without counts beyond what is there to be removed, if it has a value for every block."""
+        """The setting with per-block counts clipped to the tokens that can be removed, if it has any."""
         counts, values = self.counts(config), self._values(config)
         if self.tunable.digits or counts is None or not isinstance(values, tuple):
             return config
@@ -208,10 +204,10 @@ class Space:
         return tidy if self.counts(tidy) == counts else config
 
     def level(self, config: MethodConfig) -> MethodConfig:
-        """The same setting with a multiple of `ROWS` tokens behind every block, a prefix included: the nearest one.
+        """The setting with token counts, prefix included, rounded to multiples of `ROWS` after every block.
 
-        It stays as it is where the method has no counts of its own per block (but shares, one value for all, or counts
-        that depend on the images), and where a model has fewer than eight times as many patches.
+        Unchanged if the method does not remove a count of tokens per block (but shares, one value for all, or counts
+        that depend on the images), or if the model has fewer than 8 `ROWS` patches.
 
         Example:
             >>> import vitrim
@@ -236,20 +232,20 @@ class Space:
         return found if self.counts(found) == wanted else config
 
     def _values(self, config: MethodConfig) -> Any:
-        """The values of the blocks, a tuple or one for all; None if the method takes one for all."""
+        """The values of the blocks, a tuple or one for all; None if the method has one value for all."""
         return getattr(config, str(self.per_layer), None) if self.blocks else None
 
     def _with(self, values: Mapping[str, Any]) -> MethodConfig:
         moved = {self.tunable.option, self.per_layer, self.placing}
-        if self.per_layer in values:  # a value for every block takes the place of what shapes the one value
+        if self.per_layer in values:  # values per block replace the options that shape a single value
             moved |= self.tunable.fixed.keys()
         return self.base.changed(*(name for name in moved if name is not None), **values)
 
     # ---- moves -------------------------------------------------------------------------------------------------------
 
     def starts(self) -> list[Point]:
-        """Points that a search starts from besides the constant one: equal weights, slopes between these and from 0 to
-        the largest, and where the blocks are searched pairs of neighbours in the first half."""
+        """Initial points besides the constant one: equal weights, slopes and, if blocks are searched, pairs of adjacent
+        blocks in the first half."""
         if self.size < 2:
             return []
         slopes = [slope(s, self.size) for s in SLOPES]
@@ -259,10 +255,10 @@ class Space:
         return [(1.0,) * self.size, *slopes, *chosen]
 
     def mutate(self, config: MethodConfig, random: np.random.Generator) -> Point:
-        """A neighbour of a setting: one to four units go from one block to another, all blocks are tilted smoothly, or
-        one is switched off or on. A unit is a 64th of the patches, at least one, or a 32nd of the range of a share.
+        """A neighbour of a setting: one to four units move between two blocks, all blocks are tilted smoothly, or one
+        is switched off or on. A unit is a 64th of the patches, at least one, or a 32nd of the range of a share.
 
-        Where the blocks are searched, every second time what one of them removes goes to another.
+        If blocks are searched, half of the mutations move a block's removal to another block.
         """
         values = self._values(config)
         values = values if isinstance(values, tuple) else (getattr(config, self.tunable.option),)
@@ -291,7 +287,7 @@ class Space:
         return normal(weights.tolist())
 
     def cross(self, one: Point, other: Point, random: np.random.Generator) -> Point:
-        """A mixture of two points: the first blocks of one and the last of the other, or a mean."""
+        """A mixture of two points: the first blocks of one and the last of the other, or a weighted mean."""
         if self.size < 2 or random.random() < 0.5:
             share = random.random()
             return normal([share * a + (1.0 - share) * b for a, b in zip(one, other, strict=True)])
@@ -300,7 +296,7 @@ class Space:
 
 
 def normal(weights: Sequence[float]) -> Point:
-    """The weights as a `Point`: divided by the largest; equal ones where all are 0.
+    """The weights as a `Point`, divided by the largest; equal weights if all are 0.
 
     Example:
         >>> normal([1.0, 4.0]), normal([0.0, 0.0])
@@ -322,18 +318,18 @@ def slope(s: float, size: int) -> Point:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Say nothing of settings that remove less than they ask for: a search tries them on purpose."""
+    """Ignore warnings about settings that remove less than requested, which a search tries on purpose."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ReductionWarning)
         yield
 
 
 def training_free(model: nn.Module, *, counted: bool = False) -> list[MethodConfig]:
-    """The methods, with their default options, that learn nothing, have an amount to move, and fit ``model``.
+    """The training-free methods with a tunable amount that fit ``model``, with their default options.
 
     Args:
-        model: left as it was.
-        counted: only those whose counts do not depend on the images; the others run on some for every setting.
+        model: not changed.
+        counted: leave out methods whose token counts depend on the images; they must run on images for every setting.
 
     Example:
         >>> import timm
@@ -348,10 +344,10 @@ def training_free(model: nn.Module, *, counted: bool = False) -> list[MethodConf
         if kind.tunable is None or not kind.training_free or (counted and kind().is_adaptive()):
             continue
         config = kind()
-        try:  # what a method asks of a model is checked by reducing it, and by nothing else
+        try:  # only reducing a model checks all requirements of a method
             with quiet():
                 reduce_(copy.deepcopy(shell), config)
-        except VitrimError:  # it is for other models, or its default stages are for deeper ones
+        except VitrimError:  # it is for other models, or its default stages need more layers
             continue
         found.append(config)
     return found

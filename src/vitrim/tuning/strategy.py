@@ -1,8 +1,8 @@
-"""The sources of a search's candidates: evolution, chance or optuna's samplers, over settings of some shape.
+"""Sources of a search's candidates: evolution, random draws or optuna's samplers, over settings of some shape.
 
-A strategy keeps nothing: what it proposes follows from the seed and from what was found so far. So a search that is
-resumed goes on as if it had never stopped. A shape says how freely the amounts may differ from block to block. Few
-parameters find less, and less luck: a search over a slope tries 9 settings, one over a curve moves two numbers.
+A strategy is stateless: its proposals follow from the seed and the observations, so a resumed search continues exactly.
+A shape limits how amounts may differ between blocks. Few parameters find less, but less by luck: a slope has 9
+settings, a curve two numbers.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from vitrim.errors import MissingPackageError, VitrimError, check_known
 from vitrim.tuning.space import SLOPES, Point, Space, normal, slope
 
 Search = Literal["evolution", "random", "gp", "tpe"]
-"""``evolution``: mutation and crossover of the best; ``random``: points at random; ``gp``, ``tpe``: optuna's Gaussian
+"""``evolution``: mutation and crossover of the best; ``random``: random points; ``gp``, ``tpe``: optuna's Gaussian
 process and tree of Parzen estimators."""
 
 Shape = Literal["slope", "curve", "free"]
-"""With t the depth in [0, 1], what a block removes is in proportion to: ``slope``, ``1 + s (2 t - 1)`` with ``s`` in
-[-1, 1]; ``curve``, ``exp(a t + b t^2)``; ``free``, a weight of its own."""
+"""A block's removal, at depth t in [0, 1], is proportional to: ``slope``, ``1 + s (2 t - 1)`` with ``s`` in [-1, 1];
+``curve``, ``exp(a t + b t^2)``; ``free``, a weight of its own."""
 
 PARENTS = 4
-"""The best trials, of which others are bred."""
+"""Best trials, the parents of new candidates."""
 
 CROSSED = 0.3
-"""The share of candidates that have two different parents, where these are drawn."""
+"""Share of crossovers among candidates with two different parents."""
 
 FURTHER = 0.03
-"""Standard deviation that is added with every proposal of a sampler that was there before."""
+"""Standard deviation added whenever a sampler repeats a known setting."""
 
 VALUES = 9
-"""Slopes that are tried."""
+"""Number of slopes."""
 
 LARGEST = 3.0
-"""Largest ``a`` and ``b`` that are drawn; the weights then differ by a factor of 400 at most."""
+"""Largest ``a`` and ``b`` drawn; weights then differ by a factor of at most 400."""
 
 STEP = 0.5
 """Standard deviation of a step in ``a`` and ``b``."""
@@ -49,11 +49,11 @@ STEP = 0.5
 
 @dataclass(frozen=True)
 class Observation:
-    """A trial as a strategy knows it.
+    """A trial as strategies see it.
 
     Attributes:
-        value: its score on all search images; of a trial that stopped before, estimated from those it saw.
-        full: whether it saw all of them.
+        value: score on all search images; extrapolated for a dropped trial.
+        full: it was scored on all of them.
     """
 
     point: Point
@@ -66,27 +66,25 @@ class Strategy(ABC):
     """Proposes points.
 
     Attributes:
-        children: candidates that are scored together, before the next are proposed.
+        children: candidates scored together before the next are proposed.
     """
 
     children = 4
 
     def starts(self, space: Space) -> list[Point]:
-        """The points that a search starts from besides the constant setting."""
         return space.starts()
 
     @abstractmethod
     def propose(self, space: Space, seen: Sequence[Observation], seed: int) -> Iterator[tuple[str, Point]]:
-        """Sources of points, and the points; further ones follow from what is seen later.
+        """Yield sources and points, which may depend on the trials so far.
 
         Args:
-            space: of at least two values.
-            seen: the trials so far, in their order.
+            space: with at least two values.
         """
 
 
 def parents_of(seen: Sequence[Observation]) -> list[Observation]:
-    """The best trials that saw all images, the best first."""
+    """The best fully scored trials, best first."""
     return sorted((one for one in seen if one.full), key=lambda one: one.value)[:PARENTS]
 
 
@@ -94,10 +92,10 @@ def parents_of(seen: Sequence[Observation]) -> list[Observation]:
 
 
 class Evolution(Strategy):
-    """Neighbours and mixtures of the best trials that saw all images."""
+    """Neighbours and mixtures of the best fully scored trials."""
 
     def propose(self, space: Space, seen: Sequence[Observation], seed: int) -> Iterator[tuple[str, Point]]:
-        """Mutate one of the best, or cross two of them, without end."""
+        """Mutate one of the best, or cross two of them, endlessly."""
         random = np.random.default_rng((seed, len(seen)))
         parents = parents_of(seen)
         while True:
@@ -109,21 +107,18 @@ class Evolution(Strategy):
 
 
 class RandomSearch(Strategy):
-    """Points at random, a fifth of the weights 0."""
+    """Random points, with a fifth of the weights 0."""
 
     def propose(self, space: Space, seen: Sequence[Observation], seed: int) -> Iterator[tuple[str, Point]]:
-        """Draw weights evenly, without end."""
+        """Draw uniform weights, endlessly."""
         random = np.random.default_rng((seed, len(seen)))
         while True:
             yield "random", normal((random.random(space.size) * (random.random(space.size) < 0.8)).tolist())
 
 
 class Optuna(Strategy):
-    """One of optuna's samplers, made anew for every proposal with a seed that follows from the search's and the number
-    of trials, since no storage of optuna's keeps the state of a sampler.
-
-    Args:
-        name: gp or tpe.
+    """One of optuna's samplers, created for every proposal with a seed derived from the search's and the number of
+    trials, because optuna's storages do not keep the state of a sampler.
 
     Raises:
         MissingPackageError: optuna is not installed.
@@ -137,8 +132,8 @@ class Optuna(Strategy):
         self.name = name
 
     def propose(self, space: Space, seen: Sequence[Observation], seed: int) -> Iterator[tuple[str, Point]]:
-        """Ask the sampler, then go further and further away from the point that it proposes: whole tokens make near
-        points the same setting, and a setting that was there before is not tried again."""
+        """Yield the sampler's proposal, then points at growing distance: with integer token counts, nearby points are
+        often the same setting, and known settings are not tried again."""
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -147,7 +142,7 @@ class Optuna(Strategy):
         own: dict[str, Any] = {"seed": (seed + len(seen)) % 2**32, "n_startup_trials": 1}
         samplers = optuna.samplers
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what optuna calls experimental
+            warnings.simplefilter("ignore")  # optuna warns about experimental features
             gp = self.name == "gp"
             sampler = samplers.GPSampler(**own) if gp else samplers.TPESampler(**own, multivariate=True)
             study = optuna.create_study(sampler=sampler)
@@ -167,7 +162,7 @@ class Optuna(Strategy):
 
 
 class Slopes(Strategy):
-    """Nine slopes, all of them starts.
+    """Nine slopes, all of them initial points.
 
     Example:
         >>> import vitrim
@@ -179,11 +174,10 @@ class Slopes(Strategy):
     children = 1
 
     def starts(self, space: Space) -> list[Point]:
-        """All slopes."""
         return [slope(float(s), space.size) for s in np.linspace(-1.0, 1.0, VALUES)] if space.size > 1 else []
 
     def propose(self, space: Space, seen: Sequence[Observation], seed: int) -> Iterator[tuple[str, Point]]:
-        """End at once."""
+        """Propose nothing."""
         return iter(())
 
 
@@ -191,18 +185,18 @@ class Curves(Strategy):
     """Points ``exp(a t + b t^2)``.
 
     Args:
-        bred: from the best trials, by steps and means; otherwise at random.
+        bred: derive them from the best trials, by steps and means; otherwise draw at random.
     """
 
     def __init__(self, *, bred: bool) -> None:
         self.bred = bred
 
     def starts(self, space: Space) -> list[Point]:
-        """Two curves that fall and two that rise."""
+        """Two falling and two rising curves."""
         return [curve(2.0 * s, 0.0, space.size) for s in SLOPES] if space.size > 1 else []
 
     def propose(self, space: Space, seen: Sequence[Observation], seed: int) -> Iterator[tuple[str, Point]]:
-        """Step away from one of the best, or lie between two of them; or draw both parameters evenly. Without end."""
+        """Step away from one of the best, or mix two of them; or draw both parameters uniformly. Endlessly."""
         random = np.random.default_rng((seed, len(seen)))
         parents = parents_of(seen)
         while True:
@@ -231,7 +225,7 @@ def curve(a: float, b: float, size: int) -> Point:
 
 
 def bend_of(point: Point) -> tuple[float, float]:
-    """The ``a`` and ``b`` of the curve through a point, or nearest to it.
+    """The ``a`` and ``b`` of the curve nearest to a point.
 
     Example:
         >>> [round(one, 6) for one in bend_of(curve(-1.0, 0.5, 6))]
@@ -243,15 +237,15 @@ def bend_of(point: Point) -> tuple[float, float]:
     return float(found[1]), float(found[2])
 
 
-# ---- by name ---------------------------------------------------------------------------------------------------------
+# ---- strategies by name ----------------------------------------------------------------------------------------------
 
 
 def make_strategy(search: str = "evolution", shape: str = "free") -> Strategy:
-    """The strategy of these names, see `Search` and `Shape`.
+    """The strategy with these names, see `Search` and `Shape`.
 
     Raises:
-        VitrimError: there is none, or it cannot search the shape.
-        MissingPackageError: it needs optuna, which is not installed.
+        VitrimError: an unknown name, or a search that does not support the shape.
+        MissingPackageError: optuna is needed and not installed.
 
     Example:
         >>> make_strategy("random", "curve").bred

@@ -1,8 +1,8 @@
-"""The study of a search: what was measured, each once, and its log on disk, from which a search is resumed exactly.
+"""The study of a search: its measurements and their log on disk, from which a search can resume exactly.
 
-A resumed search runs from its start and takes what it measures from the log, in order, until the log ends. So it comes
-to the same candidates, and goes on as if it had never stopped. No line holds a time or anything else that differs from
-run to run.
+A resumed search runs from the start and reads its measurements from the log, in order, until the log ends. So it
+reaches the same candidates and continues as if uninterrupted. No line contains a time or anything else that differs
+between runs.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from vitrim.tuning.proxy import ModelScorer, Part, Proxy, Scores
 FORMAT = 1
 
 ROUNDS = (8, 2, 1)
-"""The rounds of a race end after an eighth of the images, a half, and all."""
+"""Rounds of a race end after an eighth of the images, a half, and all."""
 
 
 class Study:
-    """The file of a search.
+    """The log of a search.
 
     Args:
-        file: JSON lines; None to keep nothing.
-        settings: what the search follows from; it is the first line, and that of a file that is resumed must be equal.
-        resume: go on from what is in the file.
-        processes: this process and its like. The first one reads and writes, and all know what it read.
+        file: JSON lines; None to store nothing.
+        settings: everything the search follows from; the first line, which must be equal to resume.
+        resume: continue from the file.
+        processes: this process and its peers. The first one reads and writes, and all know what it read.
 
     Raises:
-        VitrimError: the file exists and is not to be resumed, cannot be read or written, or is of another search.
+        VitrimError: the file exists without ``resume``, cannot be read or written, or belongs to another search.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Study:
         self._next = min(len(self._old), 1)
 
     def _opened(self, settings: Mapping[str, Any], *, resume: bool) -> list[dict[str, Any]]:
-        """The lines of the file, which gets its first one if it has none."""
+        """The lines of the file; an empty file gets its first line."""
         head = json.loads(json.dumps({"study": FORMAT, **settings}))
         file = self.file
         if file is None:
@@ -92,11 +92,12 @@ class Study:
         """The scores of settings, from the log as far as it goes.
 
         Args:
+            name: where they are scored.
             texts: the settings.
-            measure: gives the scores of those settings whose places it gets.
+            measure: scores the settings at the given indices.
 
         Raises:
-            VitrimError: the log has something else here.
+            VitrimError: the log has another entry here.
         """
         found: list[Scores] = []
         for text in texts:
@@ -117,14 +118,15 @@ class Study:
         return found
 
     def value(self, name: str, measure: Callable[[], Any], *, together: bool = False, kind: Any = Any) -> Any:
-        """A value of plain JSON that may differ from run to run, measured once and kept.
+        """A JSON value that may differ between runs, measured once and stored.
 
         Args:
-            together: all processes call it, and it gives all of them the same; otherwise the first one does.
-            kind: its type, as pydantic takes it.
+            name: key of the value.
+            together: all processes call ``measure``, which returns the same for all; otherwise the first one does.
+            kind: type of the value, for pydantic.
 
         Raises:
-            VitrimError: the log has something else here, or a value of another type.
+            VitrimError: the log has another entry here, or a value of another type.
 
         Example:
             >>> Study(None, {}).value("milliseconds", lambda: 12.5)
@@ -135,7 +137,7 @@ class Study:
             mine = measure() if together or self.processes.index == 0 else None
             found = mine if together else self.processes.gather(mine)[0]
             row = json.loads(json.dumps({"measured": name, "value": found}))
-            _check(kind, row["value"])  # what is written can be read again, or it is not written
+            _check(kind, row["value"])  # write only what can be read again
             self._append([row])
             return row["value"]
         try:
@@ -145,10 +147,7 @@ class Study:
         return row["value"]
 
     def ended(self, over: Callable[[], bool]) -> bool:
-        """True if a search ends here: where it did in the log, and from its end on where ``over()`` says so.
-
-        Args:
-            over: of the first process; it may differ from run to run.
+        """True if the search ends here: as recorded in the log or, after its end, if ``over()`` of the first process.
 
         Example:
             >>> Study(None, {}).ended(lambda: True)
@@ -163,7 +162,7 @@ class Study:
         return found
 
     def note(self, **entries: Any) -> None:
-        """Write a line for the reader, if the log does not have it."""
+        """Write a line for human readers, unless the log has it."""
         row = json.loads(json.dumps(entries))
         if self._take(row) is None:
             self._append([row])
@@ -188,11 +187,7 @@ class Study:
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
-    """The lines of a study; a damaged end, as it is left where a search was stopped, is taken away.
-
-    Raises:
-        VitrimError: it is no study, or damaged before its end.
-    """
+    """The lines of a study; an incomplete last line, left by an interruption, is removed from the file."""
     rows, size = whole_lines(file, _record)
     if not rows and file.stat().st_size:
         raise VitrimError(f"{file}, line 1, is damaged: it is not a study")
@@ -205,7 +200,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
 
 
 def _record(line: bytes) -> dict[str, Any]:
-    """The content of a line. All that was measured is checked; a note is compared when a search comes to it."""
+    """The content of a line. Measurements are checked here; notes are compared when a search reaches them."""
     row = json.loads(line)
     if not isinstance(row, dict):
         raise ValueError("expected an object")
@@ -216,11 +211,7 @@ def _record(line: bytes) -> dict[str, Any]:
 
 
 def _check(kind: Any, value: Any) -> None:
-    """Refuse a value of another kind.
-
-    Raises:
-        ValueError: one line.
-    """
+    """Raise a one-line `ValueError` for a value of another type."""
     try:
         TypeAdapter(kind).validate_python(value, strict=True)
     except ValidationError as error:
@@ -258,17 +249,16 @@ class _Ended(_Line):
 
 
 _KINDS: dict[str, type[_Line]] = {"scored": _Scored, "measured": _Value, "ended": _Ended}
-"""The lines that a search takes something from, by the entry that tells them from others."""
+"""The lines that a search reads, by their distinguishing entry."""
 
 
 # ---- scores ----------------------------------------------------------------------------------------------------------
 
 
 class Evaluator:
-    """Scores of settings on pieces of the images: from the study, or by running the models, each once in a search.
+    """Scores of settings on pieces of the images, from the study or by running the models, each once per search.
 
-    Args:
-        proxy: the score that is minimised.
+    ``proxy`` is the score to minimise.
     """
 
     def __init__(self, scorer: ModelScorer, study: Study, proxy: str = "feature") -> None:
@@ -276,21 +266,20 @@ class Evaluator:
         self._known: dict[tuple[str, str], Scores] = {}
 
     def images(self, part: Part) -> int:
-        """The number of images in a part."""
         return self.scorer.images(part)
 
     def rounds(self) -> list[int]:
         """The numbers of search images after which candidates are compared: about an eighth, a half, all."""
         count, size = self.scorer.images("search"), self.scorer.batch_size
         pieces = (-(-count // (share * size)) * size for share in ROUNDS)
-        least = -(-2 // size) * size  # a difference between two images or more says something about noise
+        least = -(-2 // size) * size  # estimating noise needs at least two images
         return sorted({min(max(piece, least), count) for piece in pieces})
 
     def piece(self, configs: Sequence[MethodConfig], part: Part, start: int, stop: int) -> list[Scores]:
         """Scores of all proxies on images ``start`` to ``stop`` of a part.
 
         Raises:
-            VitrimError: the model has no such score.
+            VitrimError: the model does not have the proxy.
         """
         where, texts = f"{part} {start}-{stop}", [config.describe() for config in configs]
         new = [place for place, text in enumerate(texts) if (where, text) not in self._known]
@@ -311,7 +300,6 @@ class Evaluator:
         return self.piece(configs, part, 0, self.images(part))
 
     def mean(self, scores: Scores) -> float:
-        """The mean of the proxy that is minimised."""
         return float(scores[self.proxy].mean(dtype=np.float64))
 
 
@@ -326,5 +314,5 @@ def means(scores: Scores) -> dict[str, float]:
 
 
 def joined(before: Scores, new: Scores) -> Scores:
-    """The scores of a piece and those of the next one as those of both."""
+    """Concatenate the scores of two adjacent pieces."""
     return {name: np.concatenate([before[name], new[name]]) if before else new[name] for name in new}

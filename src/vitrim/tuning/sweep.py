@@ -1,9 +1,9 @@
-"""Sweeps: every combination of some options of a method evaluated, or of some values of a recipe trained.
+"""Sweeps: every combination of some options of a method, evaluated, or of some values of a recipe, trained.
 
-    atm:alpha=0.945..1.0/0.005,beta=0|0.02|0.045       all of these options, beside each other
+    atm:alpha=0.945..1.0/0.005,beta=0|0.02|0.045       all combinations of these options
     optimizer.lr=1e-2|1e-3|1e-4                        one value of a recipe; several such texts are combined
 
-A range START..STOP/STEP includes its end. The sweeps of the papers have names; they are in ``grids.yaml``.
+A range START..STOP/STEP includes its end. The sweeps of the papers have names, defined in ``grids.yaml``.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from vitrim.training.running import Running
 
 MOST = 10_000
-"""Points of a grid that are tried without being asked for a number."""
+"""Most points of a grid without an explicit number."""
 
 TOGETHER = 8
-"""Settings that run in one pass over the images, and are kept together."""
+"""Settings that run in one pass over the images, and are stored together."""
 
 SHOWN = 20
-"""Rows of a table of points, at most; the files have all."""
+"""Most rows of a table of points; the files have all."""
 
 FILE = Path(__file__).parent / "grids.yaml"
 
@@ -56,11 +56,11 @@ Values = dict[str, str]
 
 @dataclass(frozen=True)
 class Grid:
-    """Options and the values they take.
+    """Options and their values.
 
     Attributes:
-        method: the method they are of; None for values of a recipe.
-        axes: the texts of the values, by option.
+        method: the method; None for values of a recipe.
+        axes: the values as text, by option.
     """
 
     method: str | None
@@ -70,10 +70,10 @@ class Grid:
         return int(np.prod([len(values) for values in self.axes.values()], dtype=np.int64))
 
     def points(self, number: int | None = None, seed: int = 0) -> list[Values]:
-        """All combinations, the last option fastest, or so many of them drawn at random, in their order.
+        """All combinations, the last option fastest, or a random choice of ``number`` of them, in this order.
 
         Raises:
-            VitrimError: more than 10,000, and no number.
+            VitrimError: more than 10,000, without a number.
 
         Example:
             >>> [list(point.values()) for point in parse_grid(["tome:r=4..8/4,last_block=full|auto"]).points()]
@@ -91,14 +91,13 @@ class Grid:
         ]
 
     def config(self, point: Values) -> MethodConfig:
-        """The method at a point."""
         assert self.method is not None
         return make_method(self.method, **{key: read_value(text, key) for key, text in point.items()})
 
 
 @cache
 def paper_grids() -> dict[str, dict[str, Any]]:
-    """The sweeps of the papers by name: ``paper``, ``grid`` (texts), and ``train`` (a recipe) where they train.
+    """The sweeps of the papers by name: ``paper``, ``grid`` (texts), and ``train`` (a recipe) if they train.
 
     Example:
         >>> len(parse_grid(["atm"]))
@@ -108,13 +107,14 @@ def paper_grids() -> dict[str, dict[str, Any]]:
 
 
 def parse_grid(given: Sequence[str], *, recipe: bool = False) -> Grid:
-    """The grid of one method, or with ``recipe`` of values of a recipe.
+    """Parse the grid of one method or, with ``recipe``, of values of a recipe.
 
     Args:
-        given: texts as above, or names of `paper_grids`.
+        given: texts (see the module), or names of `paper_grids`.
+        recipe: the texts are values of a recipe.
 
     Raises:
-        VitrimError: an unknown name, text of another form, an option that is given twice, or several methods.
+        VitrimError: an unknown name, malformed text, a duplicate option, or several methods.
 
     Example:
         >>> parse_grid(["atm:alpha=0.98..1.0/0.01,beta=0|0.02"]).axes
@@ -157,7 +157,7 @@ def parse_grid(given: Sequence[str], *, recipe: bool = False) -> Grid:
 
 
 def _range(text: str) -> list[str]:
-    """A range as its values; anything else as it is."""
+    """The values of a range, or the text itself."""
     ends, slash, step_text = text.partition("/")
     start_text, dots, stop_text = ends.partition("..")
     if not dots or text.startswith("["):
@@ -183,8 +183,7 @@ class SweepResult:
     """The results of the points of a grid.
 
     Attributes:
-        metric: what is best where it is largest.
-        rows: the values of each point by option, and its numbers; the point's text under "method" or "out".
+        rows: each point's ``values`` by option, and its numbers; its text under "method" or "out".
     """
 
     grid: Grid
@@ -198,7 +197,7 @@ class SweepResult:
         return sorted((key for key in axes if len(axes[key]) > 1), key=lambda key: -len(axes[key]))
 
     def best(self) -> list[Mapping[str, Any]]:
-        """The rows that no other dominates: cheaper and better; of a training grid, all of them, the best first."""
+        """The rows that no other dominates in cost and metric; for a training grid, all rows, best first."""
         rows = sorted(self.rows, key=lambda row: -row[self.metric])
         if "share" not in rows[0]:
             return rows
@@ -208,8 +207,7 @@ class SweepResult:
     def heat(self) -> tuple[list[list[float]], tuple[str, Sequence[str]], tuple[str, Sequence[str]]] | None:
         """The best metric for every pair of values of the two options with the most values; None with fewer than two.
 
-        Returns:
-            Numbers (R, C), nan where there is none, and name and values of the option of the rows and of the columns.
+        Numbers (R, C), nan for missing, and name and values of the options of rows and columns.
         """
         if len(self.varied) < 2:
             return None
@@ -222,7 +220,6 @@ class SweepResult:
         return found.tolist(), (down, rows), (across, columns)
 
     def table(self) -> Table:
-        """The best points, in %."""
         best, axes = self.best(), self.grid.axes
         numbers = [name for name, value in best[0].items() if isinstance(value, float) and name != "epoch"]
         rows: list[tuple[Any, ...]] = [
@@ -232,15 +229,10 @@ class SweepResult:
         return Table("grid", "", (*axes, *numbers), rows, text_columns=len(axes))
 
     def save(self, folder: Path, about: Mapping[str, Any]) -> list[Path]:
-        """Write ``grid.json`` and ``grid.csv``.
-
-        Raises:
-            VitrimError: they cannot be written.
-        """
         folder.mkdir(parents=True, exist_ok=True)
         text = {"metric": self.metric, **about, "rows": [dict(row) for row in self.rows]}
         write_text(folder / "grid.json", json_text(text, indent=2) + "\n")
-        every = (entry for row in self.rows for entry in row.items())  # a score without a value in a run is not there
+        every = (entry for row in self.rows for entry in row.items())  # runs may lack some scores
         numbers = list(dict.fromkeys(name for name, value in every if name != "values" and not isinstance(value, dict)))
         axes = self.grid.axes
         lines = [[*map(row["values"].get, axes), *(row.get(name, "") for name in numbers)] for row in self.rows]
@@ -261,16 +253,15 @@ def sweep(
     seed: int = 0,
     on_point: Callable[[int], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """The rows of many settings of a method, evaluated next to the dense model.
+    """Evaluate many settings of a method and the dense model, and return the rows of the settings.
 
     Args:
-        model: the dense model, on its device; left as it was.
-        batches: gives those of this process, anew at every call.
-        seed: of methods that draw at random.
-        on_point: called with the number of finished points.
+        model: the dense model, on its device; not changed.
+        batches: makes an iterator over this process's batches.
+        study: stores the rows.
 
     Raises:
-        VitrimError: a setting does not fit the model; the study is of another sweep.
+        VitrimError: a setting does not fit the model, or the study belongs to another sweep.
     """
     rows: list[dict[str, Any]] = []
     numbers: dict[str, Any] = dict.fromkeys(("share", "agreement", "cosine", task.selects_by), (float, ...))
@@ -309,20 +300,16 @@ def train_sweep(
     cpu: bool = False,
     on_point: Callable[[int], None] | None = None,
 ) -> SweepResult:
-    """Train a recipe at the points of a grid, each run in a folder of its own; finished runs are not run again.
+    """Train a recipe at the points of a grid, each in its own folder; finished runs are kept.
 
     Args:
         recipe: name or file.
-        grid: of values of the recipe.
-        data: as of `vitrim train`.
-        running: how every run is run; ``out`` is the folder above theirs, with ``resume`` stopped runs go on.
-        number: train at so many points drawn at random; None for all.
-        seed: of points that are drawn.
-        cpu: stay on the CPU where there is a GPU.
-        on_point: called with the number of finished points.
+        data: source, see `vitrim train`.
+        running: how to run each training; ``out`` is the parent folder, ``resume`` continues interrupted runs.
+        cpu: do not use a GPU.
 
     Raises:
-        VitrimError: a value that the recipe does not take, before any run; or what stops a run.
+        VitrimError: a value that the recipe does not accept, before any run; or an error of a run.
     """
     from vitrim.training.build import build_trainer
     from vitrim.training.recipe import load_recipe, recipe_text
@@ -357,7 +344,7 @@ def train_sweep(
 
 
 def folder_name(point: Values) -> str:
-    """The folder of a run: its values, of those that are long a short sum.
+    """The folder of a run: its values, with a checksum if they are long.
 
     Example:
         >>> folder_name({"optimizer.lr": "1e-3", "schedule.warmup_epochs": "5"})
@@ -368,11 +355,7 @@ def folder_name(point: Values) -> str:
 
 
 def _result(file: Path) -> dict[str, Any]:
-    """The results of a finished run.
-
-    Raises:
-        VitrimError: the file is damaged.
-    """
+    """The results of a finished run; raise `VitrimError` if the file is damaged."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         best, last, test = found["best"], found["last"], found.get("test")

@@ -1,4 +1,4 @@
-"""`tune`, the function of ``vitrim tune``: from a model, methods, data and targets to settings, files and a report.
+"""`tune`, the function of ``vitrim tune``: search settings that meet a target, and write files and a report.
 
 model = vitrim.create_model("deit_small_patch16_224", pretrained=True)
 report = vitrim.tune(model, "tome", "imagenet:ROOT", target="macs=0.6")
@@ -42,10 +42,10 @@ from vitrim.tuning.study import Study
 from vitrim.tuning.sweep import SweepResult, parse_grid, sweep, train_sweep
 
 IMAGES = 3 * 2048
-"""Images that are read where no limit says: 2,048 each for searching, selecting and checking."""
+"""Default limit of images: 2,048 each for searching, selecting and checking."""
 
 Progress = Callable[[int, int, str], None]
-"""Gets the number of settings done, the most there can be, and a line where one is better than all before, else ""."""
+"""Receives the number of settings done, the most there can be, and a line for a new best setting, else ""."""
 
 
 # ---- the function of the command -------------------------------------------------------------------------------------
@@ -56,10 +56,8 @@ class TuneReport(Report):
     """The findings of `tune`.
 
     Attributes:
-        results: of a search, one for every target.
-        front: of several targets, the Pareto front.
-        sweep: the results of a grid (`tune_grid`, `train_grid`).
-        checked: rows of the dense model and of the settings on the images of ``check``.
+        sweep: results of a grid (`tune_grid`, `train_grid`).
+        checked: rows of the dense model and the settings on the images of ``check``.
     """
 
     results: Sequence[Result] = ()
@@ -69,10 +67,10 @@ class TuneReport(Report):
 
     @property
     def best(self) -> MethodConfig:
-        """The setting that was found for the target, as `vitrim.reduce_` takes it.
+        """The setting found for the target, for `vitrim.reduce_`.
 
         Raises:
-            VitrimError: several targets or a grid have several settings.
+            VitrimError: there are several targets, or a grid.
         """
         if len(self.results) != 1:
             raise VitrimError("there is no single setting: those of targets are in .results, of points in .rows")
@@ -80,15 +78,15 @@ class TuneReport(Report):
 
     @property
     def record(self) -> dict[str, Any]:
-        """Everything but the tables, as ``--json`` writes it."""
+        """Everything but the tables, the output of ``--json``."""
         found = super().record
         if self.results and self.front is None:
-            del found["rows"]  # the facts have them as "constant" and "searched" of what is "tuned"
+            del found["rows"]  # the facts contain them
         return found
 
 
 def _with_grids(function: Callable[..., TuneReport]) -> Callable[..., TuneReport]:
-    """Take the keywords of grids for one release more, which have functions of their own."""
+    """Accept the keywords of grids, which now have functions of their own, for one more release."""
 
     @wraps(function)
     def run(*given: Any, **named: Any) -> TuneReport:
@@ -127,37 +125,35 @@ def tune(
     seed: int = 0,
     on_progress: Progress | None = None,
 ) -> TuneReport:
-    """Search a value per block that damages a model least at a target, and compare it with one value for all blocks.
+    """Search a value per block with the least damage at a target, and compare it with one value for all blocks.
 
     A third of the images is for searching, one for selecting and one for checking. The searched setting is returned if
-    it beats the constant one beyond noise on the last third. Labels are read only by ``check``.
+    it is significantly better than the constant one on the last third. Only ``check`` reads labels.
 
     Args:
-        model: the dense model, which is left as it was; its name, or a `vitrim.ModelSpec`.
-        methods: what to tune: one or several, configs or texts such as ``"tome"``; several race each other; ``"all"``:
-            every one that needs no training and fits the model.
-        data: images: a source, as ``--data``, a dataset, or a `vitrim.DataSpec`, of which the ``limit`` is 6,144 where
-            it says none.
+        model: the dense model, not changed; its name, or a `vitrim.ModelSpec`.
+        methods: one or several, configs or text such as ``"tome"``; several race. ``"all"`` means all
+            training-free methods that fit the model.
+        data: images: a source, as for ``--data``, a dataset, or a `vitrim.DataSpec`, whose ``limit`` defaults to 6,144.
         target: ``"macs=0.5"`` (share of the dense MACs), ``"speedup=1.5"`` (on this device) or ``"agree=0.98"``.
-            Several give a front: a list of one kind, or a text: ``"0.35,0.5"`` (shares of the dense MACs),
+            Several give a front: a list of one kind, or text: ``"0.35,0.5"`` (shares of the dense MACs),
             ``"speedup=1.2,1.5"``.
-        evaluations: most settings to try for a target; default 60.
-        search: how settings are found and judged, or the name of the strategy alone.
-        check: at the end, score dense, constant and searched settings on these images: ``"DATA"`` or ``"DATA:SPLIT"``,
-            read as ``data`` is, or a dataset.
-        out: folder for the results and ``study.jsonl``, or a `vitrim.Results`, which says to go on from the study in
-            it; None: nothing is written.
-        seed: of random weights of a named model, of settings that are drawn, and of methods that draw at random.
-        on_progress: called with the number of settings done, the most there can be, and a line on each that is better
-            than all before.
+        evaluations: most settings to try per target; default 60.
+        search: a `SearchSpec`, or the name of a strategy.
+        check: images to finally score dense, constant and searched settings on: ``"DATA"`` or ``"DATA:SPLIT"``, read
+            like ``data``, or a dataset.
+        out: folder for the results and ``study.jsonl``, or a `vitrim.Results`, whose ``resume`` continues the study;
+            None writes nothing.
+        seed: seed of a named model's random weights, of drawn settings, and of methods that draw at random.
+        on_progress: called with the number of settings done, the most there can be, and a line on each new best.
 
     Returns:
-        A report whose ``best`` is the setting for a target; ``results`` has the searches with all their trials,
-        ``front`` the Pareto front of several targets. What the command writes to ``out`` is in ``files``.
+        A report whose ``best`` is the setting for a target; ``results`` has the searches with all trials, ``front`` the
+        Pareto front of several targets, ``files`` the files written.
 
     Raises:
-        VitrimError: options that do not go together, an unknown name, a target out of reach, or data that cannot be
-            read. Nothing is written then.
+        VitrimError: contradictory options, an unknown name, a target out of reach, or data that cannot be read; nothing
+            is written.
 
     Example:
         >>> import numpy as np, timm, vitrim
@@ -196,7 +192,7 @@ def tune(
         "study": begun.study, "resume": results.resume, "about": begun.about, "processes": begun.processes,
         "on_trial": None if heard is None else _improvements(heard, tried * len(targets), spec.proxy),
     }  # fmt: skip
-    if heard is not None:  # costs are measured before the first setting is scored, and that may take minutes
+    if heard is not None:  # measuring costs before the first setting may take minutes
         heard(0, tried * len(targets), "")
     with quiet():
         searches = Searches(begun.loaded.model, configs, parts, targets, how)
@@ -224,22 +220,22 @@ def tune_grid(
     seed: int = 0,
     on_progress: Progress | None = None,
 ) -> TuneReport:
-    """Evaluate a method at every point of a grid, next to the dense model.
+    """Evaluate a method at every point of a grid, and the dense model.
 
     Args:
-        model: the dense model, which is left as it was; its name, or a `vitrim.ModelSpec`.
-        grid: every combination, e.g. ``"atm:alpha=0.9..1.0/0.05,beta=0|0.02"``, or the name of a paper's sweep.
-        data: images with labels: a source, as ``--data``, a dataset, or a `vitrim.DataSpec`.
-        number: try so many points drawn at random; None for all.
-        out: folder for the results and ``study.jsonl``, or a `vitrim.Results`; None: nothing is written.
-        seed: of random weights of a named model, of points that are drawn, and of methods that draw at random.
-        on_progress: called with the number of points done, that of all, and "".
+        model: the dense model, not changed; its name, or a `vitrim.ModelSpec`.
+        grid: all combinations, e.g. ``"atm:alpha=0.9..1.0/0.05,beta=0|0.02"``, or the name of a paper's sweep.
+        data: labelled images: a source, as for ``--data``, a dataset, or a `vitrim.DataSpec`.
+        number: try this many random points; None for all.
+        out: folder for the results and ``study.jsonl``, or a `vitrim.Results`; None writes nothing.
+        seed: seed of a named model's random weights, of drawn points, and of methods that draw at random.
+        on_progress: called with the number of points done, the total, and "".
 
     Returns:
-        A report with a row per point, and the table of those that no other dominates; ``sweep`` has all of them.
+        A report with a row per point, and a table of the points that no other dominates; ``sweep`` has all of them.
 
     Raises:
-        VitrimError: a point is no valid setting or does not fit the model, or data that cannot be read.
+        VitrimError: an invalid setting, a setting that does not fit the model, or data that cannot be read.
     """
     source, results, texts = DataSpec.of(data), Results.of(out), [grid] if isinstance(grid, str) else list(grid)
     check_whole(evaluations=(number, 1))
@@ -279,25 +275,25 @@ def train_grid(
     seed: int = 0,
     on_progress: Progress | None = None,
 ) -> TuneReport:
-    """Train a recipe at every point of a grid, each run in a folder of its own.
+    """Train a recipe at every point of a grid, each run in its own folder.
 
     Args:
-        recipe: name or file; it names the model, and says how data are read.
+        recipe: name or file; it names the model and how data are read.
         grid: ``"key=a|b"`` of the recipe, one or several.
-        data: the source, as of `vitrim.train`.
-        number: train at so many points drawn at random; None for all.
+        data: source, see `vitrim.train`.
+        number: train at this many random points; None for all.
         out: folder for the runs and the results.
-        resume: go on with runs that were stopped; finished ones are not run again.
-        workers: processes that read images; 0: this one.
-        device: cpu, or None for what accelerate finds.
-        seed: of points that are drawn.
-        on_progress: called with the number of runs done, that of all, and "".
+        resume: continue interrupted runs; finished ones are kept.
+        workers: processes that read images; 0 for this one.
+        device: cpu, or None for accelerate's choice.
+        seed: seed of drawn points.
+        on_progress: called with the number of runs done, the total, and "".
 
     Returns:
-        As `tune_grid`.
+        See `tune_grid`.
 
     Raises:
-        VitrimError: a value that the recipe does not take, before any run; or what stops a run.
+        VitrimError: a value that the recipe does not accept, before any run; or an error of a run.
     """
     from vitrim.training.running import Running
 
@@ -324,13 +320,7 @@ def train_grid(
 
 @dataclass(frozen=True)
 class _Begun:
-    """Model and images, opened for a search or for a grid.
-
-    Attributes:
-        size: images per batch.
-        about: entries for the study and the result.
-        folder: for results; None: nothing is written, or another process writes.
-    """
+    """Model and images of a search or a grid; ``folder`` is None if nothing is written, or another process writes."""
 
     loaded: Loaded
     task: Task
@@ -348,7 +338,6 @@ class _Begun:
 
 
 def _begin(model: nn.Module | str | ModelSpec, source: DataSpec, results: Results, seed: int) -> _Begun:
-    """Open model and images."""
     spec, folder = ModelSpec.of(model), results.path
     check_read(spec, (*MADE, "device"))
     check_read(source, SCORED)
@@ -372,7 +361,7 @@ def _begin(model: nn.Module | str | ModelSpec, source: DataSpec, results: Result
 
 
 def _targets(target: Target | str | Sequence[Target | str]) -> tuple[list[Target], bool]:
-    """The targets of a search, and whether they are those of a front."""
+    """The targets of a search, and True for a front."""
     if isinstance(target, Target):
         return [target], False
     if not isinstance(target, str):
@@ -397,11 +386,7 @@ def _targets(target: Target | str | Sequence[Target | str]) -> tuple[list[Target
 
 
 def _configs(methods: Methods | None) -> list[MethodConfig] | None:
-    """The methods; None for all that need no training.
-
-    Raises:
-        VitrimError: an unknown one, one that is given twice, or others beside all.
-    """
+    """The methods; None for "all"."""
     given = methods if isinstance(methods, list | tuple) else [methods]
     if "all" in given:
         if len(given) > 1:
@@ -414,13 +399,13 @@ def _configs(methods: Methods | None) -> list[MethodConfig] | None:
 
 
 def _improvements(on_progress: Progress, most: int, proxy: str) -> Callable[[Trial], None]:
-    """A callback that counts finished trials, and says which are better than all before."""
+    """A callback that counts finished trials, and reports each that is better than all before."""
     done, best = 0, float("inf")
 
     def finished(trial: Trial) -> None:
         nonlocal done, best
         done, score = done + 1, trial.scores[proxy]
-        if trial.number == 0:  # another method, or another target
+        if trial.number == 0:  # a new method or target
             best = float("inf")
         better, best = score < best, min(score, best)
         text = f"{proxy} {score:.4g} at {saving(trial.share)} % saved: {trial.config.describe()} ({trial.source})"
@@ -434,12 +419,10 @@ def _improvements(on_progress: Progress, most: int, proxy: str) -> Callable[[Tri
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Images to score what a search returns on.
+    """Images to score the result of a search on.
 
     Attributes:
-        dataset: the images, with their labels.
-        source: where they are from.
-        same: whether the search read them too.
+        same: the search read them too.
     """
 
     task: Task
@@ -449,17 +432,13 @@ class HeldOut:
 
 
 def _open_check(check: Any, loaded: Loaded, searched: DataSpec, dataset: Any) -> HeldOut:
-    """Open a dataset, ``SOURCE`` or ``SOURCE:SPLIT``.
-
-    Args:
-        check: what is opened.
-        searched, dataset: what the search reads, as it was given and as it was opened.
-    """
+    """Open ``check``: a dataset, ``SOURCE`` or ``SOURCE:SPLIT``; ``searched`` and ``dataset`` are the search's
+    images."""
     if not isinstance(check, str | Path):
         task, found = open_task(loaded, DataSpec(check, task=searched.task, options=searched.options), embeddings=True)
         return HeldOut(task, found, found.source, check is searched.source)
     source, _, split = str(check).rpartition(":")
-    if not source or "/" in split or "\\" in split:  # the colon of a path, or none
+    if not source or "/" in split or "\\" in split:  # no colon, or that of a path
         source, split = str(check), ""
     task, found = open_task(loaded, replace(searched, source=source, split=split or None), embeddings=True)
     same = Path(source).resolve() == Path(searched.name(dataset)).resolve() and found.split == dataset.split
@@ -476,7 +455,7 @@ def _report_searches(
     model: nn.Module,
     folder: Path | None,
 ) -> TuneReport:
-    """The findings of searches, after they are written to the folder and drawn there."""
+    """The report of searches; write and draw the results if there is a folder."""
     if front is None:
         (result,) = results
         report = TuneReport("tune", {**facts, **result.record()}, result.rows(), result.tables(), result.notes())
@@ -506,7 +485,7 @@ def _report_searches(
 
 
 def _draw_schedule(report: TuneReport, result: Result, model: nn.Module, file: Path) -> None:
-    """Draw the tokens per block of the searched setting against the constant one, unless they follow from images."""
+    """Draw the tokens per block of the searched and the constant setting, unless they depend on the images."""
     spaces = {f"{name}: {trial.config.name}": (Space.of(model, trial.config), trial) for name, trial in result.pair}
     counts = {name: space.counts(trial.config) for name, (space, trial) in spaces.items()}
     if not _can_draw() or None in counts.values():
@@ -519,7 +498,7 @@ def _draw_schedule(report: TuneReport, result: Result, model: nn.Module, file: P
 def _check_held_out(
     report: TuneReport, held_out: HeldOut, model: nn.Module, source: DataSpec, seed: int, folder: Path | None
 ) -> None:
-    """Score the dense model and the settings that were found on images that the search did not read."""
+    """Score the dense model and the found settings on the images of ``check``."""
     trials = [trial for result in report.results for _, trial in result.pair]
     configs = list({trial.config.describe(): trial.config for trial in trials}.values())
     task = held_out.task
@@ -544,7 +523,7 @@ def _check_held_out(
 
 
 def _report_sweep(found: SweepResult, about: Mapping[str, Any], folder: Path | None) -> TuneReport:
-    """The findings of a grid, after they are written to the folder and drawn there."""
+    """The report of a grid; write and draw the results if there is a folder."""
     table, best = found.table(), found.best()
     kept = "that no other dominates" if "share" in best[0] else f"best {found.metric} first"
     note = f"in %; {len(table.rows)} of {len(found.rows)} points, {kept}"

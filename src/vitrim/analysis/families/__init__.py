@@ -1,8 +1,8 @@
-"""The families of an analysis. A new one is a file here, and a line in `FAMILIES`.
+"""The families of an analysis. A new family is a file in this folder and a line in `FAMILIES`.
 
-results_of(records)                   every family that one pass over the images gives
-results_of(None, ["router"], {name: subject}) families that run the model once more
-across(analyses)                      records of several analyses, which may be of different images
+results_of(records)                   every family that one pass over the images provides
+results_of(None, ["router"], {name: subject}) families that run the model again
+across(analyses)                      records of several analyses, possibly of different images
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ from vitrim.errors import VitrimError, check_known
 from vitrim.report import Table
 
 FEW = 30
-"""Images below which numbers come with a warning."""
+"""Fewest images without a warning."""
 
 
 class Family(NamedTuple):
     """One family: its title in a report, and the functions that make its tables.
 
     Attributes:
-        title: one line.
-        of_records: from the records of one pass; None where records do not hold what the family needs.
-        of_model: from the model and images. It runs only where the family is named: it is a pass of its own.
+        of_records: makes tables from the records of one pass; None if the family needs more than records hold.
+        of_model: makes tables from the model and images in a pass of its own; runs only if the family is named.
     """
 
     title: str
@@ -58,22 +57,20 @@ FAMILIES: dict[str, Family] = {
     "tsne": Family("t-SNE: pruned tokens before the head", of_model=tsne),
     "throughput": Family("Throughput: images per second", of_model=throughput),
 }
-"""By name, in the order of a report."""
+"""All families by name, in the order of a report."""
 
 DEFAULT = tuple(name for name, family in FAMILIES.items() if family.of_records is not None)
-"""Those that one pass over the images gives."""
+"""Families that one pass over the images provides."""
 
 
 def chosen(only: str | Sequence[str] | None, sizes: Sequence[int] = (), blocks: Sequence[int] = ()) -> list[str]:
-    """The families that were asked for by name, in the order of a report; none for None.
+    """The requested families, in the order of a report; an empty list for None.
 
     Args:
-        only: names, as a sequence or a text with commas; "all" for all.
-        sizes: of images that are timed.
-        blocks: that are drawn over an image.
+        only: names, as a sequence or comma-separated text; "all" for all.
 
     Raises:
-        VitrimError: there is no such family, or sizes are given and nothing is timed, or blocks and none is drawn.
+        VitrimError: an unknown family, or sizes or blocks without a family that uses them.
 
     Example:
         >>> chosen("counts,depth"), chosen(None), len(chosen("all"))
@@ -94,18 +91,15 @@ def chosen(only: str | Sequence[str] | None, sizes: Sequence[int] = (), blocks: 
 def results_of(
     records: Sequence[Record] | None, names: Sequence[str] = (), subjects: Mapping[str, Subject] | None = None
 ) -> dict[str, FamilyResult]:
-    """The tables of the families of ``names``, of `DEFAULT` for none, in the order of a report.
-
-    A family that cannot be had of these records says so in a note if it was not asked for by name.
+    """The results of the named families, or of `DEFAULT` if no names are passed, in the order of a report.
 
     Args:
-        records: of one pass; None leaves out what records give.
-        names: of families.
-        subjects: by the names of their models, for families of ``names`` that run them once more; None leaves these
-            out.
+        records: records of one pass; None leaves out the parts that need records.
+        names: families. If a family of `DEFAULT` fails without being named, a note says why.
+        subjects: subjects by model name, for named families that run the model; None leaves these parts out.
 
     Raises:
-        VitrimError: an unknown family, one that was asked for and cannot be had, or a record twice.
+        VitrimError: an unknown family, a named family that fails, or a duplicate record.
     """
     named = chosen(names)
     stored = None if records is None else titled(records)
@@ -129,7 +123,7 @@ def results_of(
 
 
 def beside(results: Mapping[str, FamilyResult]) -> FamilyResult:
-    """The results of one family of several models, by their names, in one: methods are called METHOD on MODEL."""
+    """Join the results of one family over several models; methods are renamed to METHOD on MODEL."""
     rows: dict[str, Table] = {}
     every = FamilyResult(arrays={})
     for model, result in results.items():
@@ -149,18 +143,14 @@ def beside(results: Mapping[str, FamilyResult]) -> FamilyResult:
 
 
 def across(analyses: Sequence[Sequence[Record]], names: Sequence[str] = ()) -> dict[str, FamilyResult]:
-    """Tables over the records of several analyses, which may be of different images.
-
-    Maps of depth and counts are compared for all records; distances of features within each analysis, and their rank
-    correlation with the difference in accuracy over the pairs of all of them.
+    """The tables of several analyses, possibly of different images; see `vitrim.analysis.analyze.compare_analyses`.
 
     Args:
-        analyses: records of each, see `vitrim.analysis.output.read_analysis`.
-        names: of families; all that compare analyses for none.
+        analyses: the records of each, see `vitrim.analysis.output.read_analysis`.
+        names: families; empty for all that can compare analyses.
 
     Raises:
-        VitrimError: fewer than two analyses, a family that compares image by image, or one that was asked for and
-            cannot be had.
+        VitrimError: fewer than two analyses, a family that compares image by image, or a named family that fails.
     """
     valid = ("depth", "counts", "features")
     wrong = next((name for name in names if name not in valid), None)
@@ -177,7 +167,7 @@ def across(analyses: Sequence[Sequence[Record]], names: Sequence[str] = ()) -> d
 
 
 def _tried(name: str, make: Callable[[], FamilyResult], images: int, *, asked: bool) -> FamilyResult:
-    """The result of a family, or a note why it cannot be had if nobody asked for it by name."""
+    """The result of a family; if it fails and was not named, a note with the reason."""
     try:
         result = make()
     except VitrimError as error:

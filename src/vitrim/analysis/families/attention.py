@@ -1,4 +1,4 @@
-"""Attention: what fused tokens are given, against what they would compute (MCTF, supplement B.3)."""
+"""Attention: the one-step-ahead attention of fused tokens against precise attention (MCTF, supplement B.3)."""
 
 from __future__ import annotations
 
@@ -29,15 +29,12 @@ SHOWN = (*COLUMNS[:4], "mean_absolute_low", "mean_absolute_high", "kl_nats", "kl
 
 
 def kl_nats(p: ArrayLike, q: ArrayLike) -> NDArray[np.float64]:
-    """KL(p || q) = sum p log(p / q) in nats over the last axis, of rows divided by their sums.
+    """KL(p || q) = sum p log(p / q) in nats over the last axis, (...) float64; rows are normalised to sum 1.
 
-    Cells without mass in ``p`` count nothing; infinite where ``p`` has mass and ``q`` has none.
+    Entries with p = 0 contribute 0; infinite if q = 0 where p > 0.
 
     Args:
         p, q: (..., N), not negative.
-
-    Returns:
-        (...), float64.
 
     Example:
         >>> kl_nats([[0.5, 0.5]], [[0.5, 0.5]]).tolist(), kl_nats([1, 0], [1, 1]).round(4).tolist()
@@ -52,13 +49,13 @@ def kl_nats(p: ArrayLike, q: ArrayLike) -> NDArray[np.float64]:
 
 
 def attention(subject: Subject) -> FamilyResult:
-    """One-step-ahead against precise attention: the class token's rows among the fused tokens, mean over heads.
+    """Compare one-step-ahead with precise attention: the class token's row over the fused tokens, mean over heads.
 
-    Of each block the mean absolute difference over the tokens, and KL(precise || given). The difference is of this one
-    block: both see the same tokens.
+    For each block, the mean absolute difference over the tokens and KL(precise || given). Both maps see the same input
+    tokens, so the difference is that of one block.
 
-    Arrays: ``images`` (E, H, W, 3), and by method ``NAME/blocks`` (S,), and ``NAME/given``, ``NAME/precise`` (E, S, P),
-    the attention of the token that holds each patch, divided by its size; nan where none does.
+    Arrays: ``images`` (E, H, W, 3), and per method ``NAME/blocks`` (S,), ``NAME/given`` and ``NAME/precise``
+    (E, S, P): the attention of the token that holds each patch, divided by its size; nan if no token holds it.
     """
     if not subject.facts.has_class_token:
         return FamilyResult(notes=["attention skipped: the maps are those of a class token, and this model has none"])
@@ -84,7 +81,7 @@ def attention(subject: Subject) -> FamilyResult:
 
 
 class _Maps(Observer):
-    """Both maps of one model, block by block, noted in its forward."""
+    """Both attention maps of one model, block by block, recorded during its forward."""
 
     def __init__(self, contestant: Contestant) -> None:
         super().__init__(contestant)
@@ -93,7 +90,7 @@ class _Maps(Observer):
         for block in reduced_blocks(self.reduction):
             reducer = block.reducer
             if type(reducer).fused_maps is not Reducer.fused_maps:
-                # in front of the class's own, of this private copy alone
+                # shadow the method of the class, on this private copy only
                 vars(reducer)["attend_reduced"] = partial(self._attend_reduced, reducer)
 
     def _attend_reduced(
@@ -107,12 +104,12 @@ class _Maps(Observer):
         rows: int | None,
         *host_args: Any,
     ) -> tuple[Tensor, Tensor, TokenState]:
-        """``attend_reduced`` of a reducer, once both maps are noted."""
+        """Record both maps, then call the reducer's own ``attend_reduced``."""
         found = reducer.fused_maps(assignment, block, x, attention, state, *host_args) if rows is None else None
         if found is not None:
             given, precise = (one[:, :, 0].mean(1).double().cpu().numpy() for one in found)
             self.numbers[block.depth].append(np.stack([np.abs(given - precise).mean(1), kl_nats(precise, given)], 1))
-            # over the image, the attention of a token is shared out over the patches that it holds
+            # for pictures, spread a token's attention evenly over its patches
             after = assignment.advance(x, state)
             source, size = after.source[:, after.num_prefix :].cpu().numpy(), after.size.double().cpu().numpy()
             shares = (np.take_along_axis(one / size, np.maximum(source, 0), axis=1) for one in (given, precise))
@@ -127,7 +124,7 @@ EXAMPLES_DRAWN, METHODS_DRAWN, BLOCKS_DRAWN = 2, 2, 4
 
 @draws("attention", "attention", "Attention given and attention computed, block by block")
 def draw_attention(tables: Tables) -> Any:
-    """Lines over the blocks: mean absolute difference of the class token's attention, and its divergence, with 95 %
+    """Lines over the blocks: mean absolute difference of the class token's attention, and KL divergence, with 95 %
     bootstrap intervals as bands."""
     measures = {"mean_absolute": "mean absolute difference", "kl_nats": "KL, nats"}
     columns = [columns_of(measure, BAND) for measure in measures]
@@ -140,8 +137,8 @@ def draw_attention(tables: Tables) -> Any:
 
 @draws("attention", "attention", "Attention given and attention computed, over the image")
 def draw_attention_maps(tables: Tables) -> Any:
-    """Rows of pictures, three per image: the class token's attention that fused tokens are given, the one that they
-    would compute, both on one colour scale per block, and the absolute difference."""
+    """Rows of pictures, three per image: the class token's attention to fused tokens as approximated one step ahead, as
+    computed precisely, both on one colour scale per block, and the absolute difference."""
     arrays = tables.arrays.get("attention")
     if not arrays:
         return None

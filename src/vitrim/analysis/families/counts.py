@@ -18,9 +18,9 @@ COLUMNS = (*SHOWN, "bound", "threshold")
 
 
 def counts(records: Sequence[Record]) -> FamilyResult:
-    """Tokens after each block, prefix included: mean, population standard deviation, deciles, ends; and how many the
-    block removed, as a mean (negative where patches come back). Beside them the most tokens that a method which decides
-    by image may keep, and the similarity above which one merges, where it has these."""
+    """Tokens after each block, prefix included: mean, population standard deviation, deciles, minimum and maximum; and
+    the mean number that the block removed (negative if patches return). Also, where they apply, the upper bound of
+    methods that decide per image, and the merging threshold."""
     rows = []
     for record in records:
         tokens = record.tokens()
@@ -40,13 +40,13 @@ def counts(records: Sequence[Record]) -> FamilyResult:
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
 MOST = 12
-"""Records with a panel of their own."""
+"""Most records that get a panel."""
 
 
 @draws("counts", "counts", "Tokens after each block")
 def draw_tokens(tables: Tables) -> Any:
-    """Lines over the blocks: mean number of tokens left, with a band from the first to the ninth decile of the
-    images where methods decide image by image."""
+    """Lines over the blocks: mean number of tokens left. For methods that decide image by image, a band reaches from
+    the first to the ninth decile of the images."""
     figure, (axis,) = line_panels(tables, "counts", [("tokens", "p10", "p90")], label="after block (from 0)", across=2)
     axis.set_ylim(bottom=0)
     axis.set_ylabel("tokens, class token included", fontsize=TEXT)
@@ -55,8 +55,8 @@ def draw_tokens(tables: Tables) -> Any:
 
 @draws("counts", "counts", "Tokens removed by each block")
 def draw_removed(tables: Tables) -> Any:
-    """Bars over the blocks, one panel per method: mean number of tokens that the block removes, negative where
-    patches come back. Where a method merges above a threshold, its threshold is a dashed line on the right axis."""
+    """Bars over the blocks, one panel per method: mean number of tokens that the block removes, negative if patches
+    return. If a method merges above a threshold, a dashed line on the right axis shows the threshold."""
     colour, _ = styles(tables)
     rows = by_method(tables["counts"])
     shown = [name for name in rows if any(row["removed"] for row in rows[name])][:MOST]
@@ -70,7 +70,7 @@ def draw_removed(tables: Tables) -> Any:
         axis.bar(blocks, [row["removed"] for row in rows[name]], color=colour[name], width=0.75)
         axis.set_ylim(1.05 * low, 1.05 * high)
         axis.set_title(short(name), fontsize=TEXT)
-        axis.set_xticks(blocks[:: -(-len(blocks) // 6)])  # where bars are
+        axis.set_xticks(blocks[:: -(-len(blocks) // 6)])  # only at bars
         thresholds = np.array([row.get("threshold") for row in rows[name]], dtype=np.float64)
         if np.isfinite(thresholds).any():
             beside = axis.twinx()
@@ -86,8 +86,8 @@ def draw_removed(tables: Tables) -> Any:
 
 @draws("counts", "counts", "Share of the bound that is kept")
 def draw_share_of_bound(tables: Tables) -> Any:
-    """Lines over the blocks: patches that are kept, as a share of the most that the method may keep; bands reach
-    from the first to the ninth decile of the images."""
+    """Lines over the blocks: patches kept, as a share of the most that the method may keep. Bands reach from the first
+    to the ninth decile of the images."""
     table = tables["counts"]
     if "bound" not in table.columns or not any(table.column("bound")):
         return None

@@ -1,4 +1,4 @@
-"""Depth: how far patches get, as a mean map of every record, and how alike two such maps are."""
+"""Depth: how deep patches get, as a mean map per record, and the similarity of two such maps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 
 class MeanDepth(NamedTuple):
-    """Mean and population standard deviation of depth, per patch (P,) and over all patches and images."""
+    """Mean and population standard deviation of depth: per patch (P,), and over all patches and images."""
 
     mean: Floats
     std: Floats
@@ -29,20 +29,17 @@ class MeanDepth(NamedTuple):
 
 
 def depth_map(kept: ArrayLike, blocks: Sequence[int], num_layers: int) -> Floats:
-    """The block in which each patch is dropped; ``num_layers`` where it never is.
+    """The block in which each patch is dropped, (..., P) float64; ``num_layers`` if it never is.
 
-    A patch that comes back counts from its first removal. Source: "Which Tokens to Use?", averaged depth of patches.
+    A patch that returns counts from its first removal. Source: "Which Tokens to Use?", averaged depth of patches.
 
     Args:
         kept: (..., S, P) bool, the patches left after each of S blocks.
         blocks: the S blocks, from 0, ascending.
-        num_layers: L, blocks of the model.
-
-    Returns:
-        (..., P) float64.
+        num_layers: L.
 
     Raises:
-        VitrimError: as many blocks as rows are expected.
+        VitrimError: the number of blocks is not S.
 
     Example:
         >>> depth_map([[True, True, False], [True, False, False]], [3, 6], 12).tolist()
@@ -58,7 +55,7 @@ def depth_map(kept: ArrayLike, blocks: Sequence[int], num_layers: int) -> Floats
 
 
 def mean_depth(depths: ArrayLike) -> MeanDepth:
-    """Mean and population standard deviation over images of the depths (I, P), per patch and of all at once.
+    """Mean and population standard deviation of depths (I, P) over images, per patch and overall.
 
     Example:
         >>> mean_depth([[3.0, 12.0], [6.0, 12.0]]).mean.tolist()
@@ -72,17 +69,16 @@ def mean_depth(depths: ArrayLike) -> MeanDepth:
 
 
 def kl_bits(a: ArrayLike, b: ArrayLike) -> float:
-    """Kullback-Leibler divergence KL(b || a) = sum q log2(q / p) in bits, where p and q are the maps divided by sums.
+    """Kullback-Leibler divergence KL(q || p) = sum q log2(q / p) in bits of the normalised maps p = a, q = b.
 
-    The first map is the reference, as in the study's code: its "KLD12" is KL(2 || 1). Cells without mass in ``b`` count
-    nothing; infinite where ``b`` has mass and ``a`` has none.
+    The first map is the reference, as in the study's code: its "KLD12" is KL(2 || 1). Entries with q = 0 contribute 0;
+    infinite if p = 0 where q > 0.
 
     Args:
-        a: map of any shape, not negative.
-        b: another of that shape.
+        a, b: maps of one shape, not negative.
 
     Raises:
-        VitrimError: maps of other shapes, negative or without mass.
+        VitrimError: maps of different shapes, negative or all zero.
 
     Example:
         >>> kl_bits([1, 1], [1, 0])
@@ -98,11 +94,8 @@ def js_bits(a: ArrayLike, b: ArrayLike, *, reference: bool = False) -> float:
     """Jensen-Shannon divergence in bits, (KL(p || m) + KL(q || m)) / 2 with m = (p + q) / 2; in [0, 1]. Symmetric.
 
     Args:
-        a, b: as for `kl_bits`.
-        reference: with reversed arguments, (KL(m || p) + KL(m || q)) / 2, as in the study's code; not bounded.
-
-    Raises:
-        VitrimError: maps of other shapes, negative or without mass.
+        a, b: see `kl_bits`, also for errors.
+        reference: reverse the arguments, (KL(m || p) + KL(m || q)) / 2, as in the study's code; unbounded.
 
     Example:
         >>> js_bits([1, 0], [0, 1]), js_bits([1, 0], [0, 1], reference=True)
@@ -117,10 +110,7 @@ def js_bits(a: ArrayLike, b: ArrayLike, *, reference: bool = False) -> float:
 
 
 def pcc(a: ArrayLike, b: ArrayLike) -> float:
-    """Pearson's correlation of two maps, cov(a, b) / (std a std b), in [-1, 1]; nan where one is constant.
-
-    Raises:
-        VitrimError: maps of other shapes.
+    """Pearson's correlation of two maps, in [-1, 1]; nan if a map is constant.
 
     Example:
         >>> round(pcc([0, 1, 2], [0, 2, 4]), 12)
@@ -133,10 +123,7 @@ def pcc(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def scc(a: ArrayLike, b: ArrayLike) -> float:
-    """Spearman's correlation of two maps: `pcc` of the ranks, ties at their mean rank; nan where one is constant.
-
-    Raises:
-        VitrimError: maps of other shapes.
+    """Spearman's correlation of two maps: `pcc` of the ranks, ties at their mean rank.
 
     Example:
         >>> round(scc([0, 1, 2], [0, 1, 100]), 12)
@@ -148,13 +135,10 @@ def scc(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def sim(a: ArrayLike, b: ArrayLike) -> float:
-    """Histogram intersection: the sum of minima of both maps, first scaled to [0, 1], then divided by their sums.
+    """Histogram intersection: the sum of minima of two maps, each scaled to [0, 1] and then divided by its sum.
 
-    In [0, 1]; nan where a map is constant. Source: Bylinskii et al., What Do Different Evaluation Metrics Tell Us About
+    In [0, 1]; nan if a map is constant. Source: Bylinskii et al., What Do Different Evaluation Metrics Tell Us About
     Saliency Models? (TPAMI 2019).
-
-    Raises:
-        VitrimError: maps of other shapes.
 
     Example:
         >>> sim([0, 1, 1], [0, 0, 5])
@@ -168,16 +152,15 @@ def sim(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def emd(a: ArrayLike, b: ArrayLike) -> float:
-    """Earth mover's distance of two maps divided by their sums: the least mean way of the mass, in patches.
+    """Earth mover's distance of two normalised maps: the least mean Euclidean distance to move the mass, in patches.
 
-    The way between two cells is Euclidean. Solved exactly by POT's network simplex.
+    Solved exactly by POT's network simplex.
 
     Args:
-        a: (rows, columns), not negative.
-        b: another of that shape.
+        a, b: (rows, columns), not negative.
 
     Raises:
-        VitrimError: maps of other shapes, not of two dimensions, negative or without mass.
+        VitrimError: maps of different shapes, not of two dimensions, negative or all zero.
 
     Example:
         >>> emd([[1, 0, 0]], [[0, 0, 1]])
@@ -194,7 +177,7 @@ def emd(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def _maps(a: ArrayLike, b: ArrayLike, *, masses: bool = False) -> tuple[Floats, Floats]:
-    """Both maps as vectors, of sum 1 if they are ``masses``."""
+    """Both maps as vectors, normalised to sum 1 for ``masses``."""
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if first.shape != second.shape:
         raise VitrimError(f"expected two maps of one shape, got {first.shape} and {second.shape}")
@@ -207,7 +190,7 @@ def _maps(a: ArrayLike, b: ArrayLike, *, masses: bool = False) -> tuple[Floats, 
 
 
 def _constant(*maps: Floats) -> bool:
-    """True if one of the maps has one value throughout."""
+    """True if a map is constant."""
     return any(bool((values == values[:1]).all()) for values in maps)
 
 
@@ -221,8 +204,8 @@ PAIRS = ("method_a", "method_b", "kl_bits_ab", "kl_bits_ba", "js_bits", "pcc", "
 def depth(records: Sequence[Record]) -> FamilyResult:
     """Mean depth of every patch over the images, and the similarity of these maps for every pair of records.
 
-    The records may be of different images, such as different data sets: only the means are compared, where grid and
-    depth of the model are the same.
+    The records may be of different images, such as different data sets: only the means are compared. A pair is left out
+    if its models differ in grid or number of layers.
     """
     standing = [record for record in records if record.blocks and "kept" in record.arrays]
     if not standing:
@@ -246,7 +229,7 @@ def depth(records: Sequence[Record]) -> FamilyResult:
     tables.append(Table("depth_maps", "Depth of every patch", PLACES, places, ()))
     alike: list[tuple[object, ...]] = []
     for (one, of_one), (other, of_other) in combinations(found, 2):
-        if all(one.header[key] == other.header[key] for key in ("grid", "num_layers")):  # else the maps differ in kind
+        if all(one.header[key] == other.header[key] for key in ("grid", "num_layers")):
             a, b = (pattern.mean.reshape(one.header["grid"]) for pattern in (of_one, of_other))
             measures = (kl_bits(a, b), kl_bits(b, a), js_bits(a, b), pcc(a, b), scc(a, b), sim(a, b), emd(a, b))
             alike.append((one.name, other.name, *measures))
@@ -260,7 +243,7 @@ def depth(records: Sequence[Record]) -> FamilyResult:
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
 ACROSS = 5
-"""Maps in a row."""
+"""Most maps in a row."""
 LIKENESS = (
     ("PCC", "pcc", "pcc", 1.0),
     ("SCC", "scc", "scc", 1.0),
@@ -269,13 +252,13 @@ LIKENESS = (
     ("JS, bits", "js_bits", "js_bits", 0.0),
     ("EMD, patches", "emd_patches", "emd_patches", 0.0),
 )
-"""The name of every measure, its column, that of a pair turned round, and the value of a map with itself."""
+"""For every measure: its label, its column, the column with the pair reversed, and the value of a map with itself."""
 
 
 @draws("depth", "depth_maps", "Depth that patches reach")
 def draw_depth_maps(tables: Tables) -> Any:
-    """Maps over the image, in pairs of rows: the mean over the images of the block at which each patch is dropped,
-    and below it the standard deviation. All means share one colour scale, and all deviations another."""
+    """Maps over the image, in pairs of rows: the mean over the images of the block at which each patch is dropped, and
+    below it the standard deviation. All means share one colour scale, and all deviations another."""
     grids = {}
     for name, rows in by_method(tables["depth_maps"]).items():
         grids[name] = np.full((2, 1 + max(row["row"] for row in rows), 1 + max(row["column"] for row in rows)), np.nan)
@@ -302,9 +285,9 @@ def draw_depth_maps(tables: Tables) -> Any:
 
 @draws("depth", "depth_pairs", "Similarity of the maps of depth")
 def draw_depth_pairs(tables: Tables) -> Any:
-    """Heat maps of the likeness of the mean maps of depth for every pair: Pearson and Spearman correlation and
-    similarity, which are 1 for equal maps; Kullback-Leibler and Jensen-Shannon divergence and earth mover's
-    distance, which are 0."""
+    """Heat maps of the similarity of the mean depth maps for every pair: Pearson and Spearman correlation and histogram
+    intersection, which are 1 for equal maps; Kullback-Leibler and Jensen-Shannon divergence and earth mover's distance,
+    which are 0."""
     table = tables["depth_pairs"]
     rows = table.records()
     maps = [PairMap(title, rows, column, turned, own) for title, column, turned, own in LIKENESS]

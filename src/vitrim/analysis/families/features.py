@@ -1,8 +1,8 @@
-"""Features: how far class tokens move from those of other models, and whether that tells how good a method is.
+"""Features: how far class tokens move from those of other models, and if that predicts accuracy.
 
 The distances are those of Ding et al., Grounding Representation Similarity with Statistical Testing (NeurIPS 2021),
-which "Which Tokens to Use?" applies to class tokens. All of them take features (I, C) of the same I images in the same
-order, which may have different widths, and centre and scale them themselves."""
+which "Which Tokens to Use?" applies to class tokens. They compare features (I, C) and (I, D) of the same I images in
+the same order, and centre and scale them first; they raise `VitrimError` for different numbers of images."""
 
 from __future__ import annotations
 
@@ -36,10 +36,7 @@ Floats = NDArray[np.float64]
 
 
 def center(features: ArrayLike) -> Floats:
-    """Features (I, C) minus their mean over images, divided by their Frobenius norm; of constant ones zeros.
-
-    Raises:
-        VitrimError: no matrix.
+    """Features (I, C) minus their mean over images, divided by their Frobenius norm; zeros for constant features.
 
     Example:
         >>> center([[0.0], [2.0]]).round(4).tolist()
@@ -58,14 +55,8 @@ def center(features: ArrayLike) -> Floats:
 def procrustes(a: ArrayLike, b: ArrayLike) -> float:
     """Orthogonal Procrustes distance, ||A||^2 + ||B||^2 - 2 ||A'B||_* of `center` features, in [0, 2]. Symmetric.
 
-    "OPD" in Ding et al. The squared distance after the best rotation: 0 for features that are rotated and scaled alike.
-
-    Args:
-        a: (I, C), I images.
-        b: (I, D).
-
-    Raises:
-        VitrimError: features of other images.
+    "OPD" in Ding et al. The squared distance after the best rotation: 0 if the features differ in rotation and scale
+    only.
 
     Example:
         >>> a = np.random.default_rng(0).normal(size=(9, 4))
@@ -80,14 +71,7 @@ def procrustes(a: ArrayLike, b: ArrayLike) -> float:
 def cka(a: ArrayLike, b: ArrayLike) -> float:
     """Distance by linear centred kernel alignment, 1 - ||A'B||_F^2 / (||A'A||_F ||B'B||_F), in [0, 1]. Symmetric.
 
-    Kornblith et al., Similarity of Neural Network Representations Revisited (ICML 2019). nan for constant features.
-
-    Args:
-        a: (I, C), I images.
-        b: (I, D).
-
-    Raises:
-        VitrimError: features of other images.
+    nan for constant features. Kornblith et al., Similarity of Neural Network Representations Revisited (ICML 2019).
 
     Example:
         >>> a = np.random.default_rng(0).normal(size=(9, 4))
@@ -100,18 +84,18 @@ def cka(a: ArrayLike, b: ArrayLike) -> float:
 
 
 class CCA(NamedTuple):
-    """Canonical correlations of two features, and the distances weighted by projections that follow from them.
+    """Canonical correlations of two features, and the projection-weighted distances (PWCCA).
 
-    Such a distance is 1 - sum w_i rho_i, in [0, 1], and not symmetric: one of the two, ``a``, gives the weights. w_i is
-    the sum over the channels of ``a`` of |<h_i, channel>|, h_i being the i-th canonical variate of ``a``, divided by
-    the sum over all C of them; the first min(C, D) meet a correlation. Morcos et al., Insights on Representational
-    Similarity (NeurIPS 2018). With C > D, the directions of ``a`` beyond the D-th are a basis that the linear algebra
-    library chooses, and the weights depend on it.
+    A distance is 1 - sum w_i rho_i, in [0, 1], and not symmetric: the first argument, ``a``, gives the weights. w_i is
+    the sum over the channels of ``a`` of |<h_i, channel>|, where h_i is the i-th canonical variate of ``a``, divided by
+    the sum of all C of them; the first min(C, D) have a correlation. Morcos et al., Insights on Representational
+    Similarity (NeurIPS 2018). If C > D, the linear algebra library chooses a basis for the directions of ``a`` beyond
+    the D-th, and the weights depend on it.
 
     Attributes:
         correlations: (min(C, D),), descending, in [0, 1].
-        pwcca_ab: the distance with the weights of the first.
-        pwcca_ba: the same turned round.
+        pwcca_ab: the distance with the weights of the first features.
+        pwcca_ba: the distance with the weights of the second.
     """
 
     correlations: Floats
@@ -125,12 +109,8 @@ def cca(a: ArrayLike, b: ArrayLike) -> CCA:
     The correlations are the singular values of S_AA^(-1/2) S_AB S_BB^(-1/2), with symmetric roots by eigendecomposition
     in which eigenvalues that are not positive count as 0.
 
-    Args:
-        a: (I, C), I images.
-        b: (I, D).
-
     Raises:
-        VitrimError: features of other images, or no more images than channels: every correlation would then be 1.
+        VitrimError: no more images than channels, where every correlation would be 1.
 
     Example:
         >>> a = np.random.default_rng(0).normal(size=(9, 2))
@@ -142,18 +122,18 @@ def cca(a: ArrayLike, b: ArrayLike) -> CCA:
     if images <= widest:
         raise VitrimError(f"CCA needs more images than channels, got {images} images and {widest} channels")
     roots = [_inverse_root(one.T @ one) for one in (first, second)]
-    # the full SVD: weights of PWCCA run over all directions
+    # full SVD: the weights of PWCCA run over all directions
     left, correlations, right = np.linalg.svd(roots[0] @ (first.T @ second) @ roots[1], full_matrices=True)
     distances = []
     for features, root, directions in ((first, roots[0], left), (second, roots[1], right.T)):
         variates = features @ (root @ directions)
-        weights = np.abs(variates.T @ features).sum(1)  # how much of the features lies along each variate
+        weights = np.abs(variates.T @ features).sum(1)  # share of the features along each variate
         distances.append(float(1 - (weights[: len(correlations)] / weights.sum()) @ correlations))
     return CCA(correlations, *distances)
 
 
 def _inverse_root(matrix: Floats) -> Floats:
-    """The symmetric inverse square root of a symmetric matrix; eigenvalues that are not positive give 0."""
+    """The symmetric inverse square root; eigenvalues that are not positive give 0."""
     values, vectors = np.linalg.eigh(matrix)
     roots = np.zeros_like(values)
     roots[values > 0] = values[values > 0] ** -0.5
@@ -176,19 +156,19 @@ PAIRS = ("method_a", "method_b", "block", "images", *MEASURES, "difference", "si
 SHOWN = PAIRS[:-1]
 PROXY = ("block", "measure", "pairs", "spearman", "spearman_low", "spearman_high", "spearman_p", "kendall", "kendall_p")
 HEAD = "head"
-"""The block of what the classifier reads."""
+"""Value of the block column in rows about the classifier's input."""
 
 
 def features(*groups: Sequence[Record]) -> FamilyResult:
-    """Distances between the features of every pair of records, and their rank correlation with the difference of the
-    pair in accuracy or, without labels, in agreement with the dense model: over all pairs, and over those with each
-    record, the anchor, where the difference has a sign.
+    """Distances between the features of every pair of records, and their rank correlation with the pair's difference in
+    accuracy or, without labels, in agreement with the dense model: over all pairs, and over the pairs with each record
+    (the anchor), where the difference is signed.
 
-    CCA needs twice as many images as channels, and is left out below. Of several groups, such as the records of several
-    analyses, pairs are within each, and rank correlations are over the pairs of all.
+    CCA is left out if there are fewer than twice as many images as channels. For several groups, such as the records of
+    several analyses, pairs are within groups, and rank correlations are over the pairs of all groups.
 
     Args:
-        groups: records of the same images each, with different names throughout.
+        groups: the records of each group are of the same images; all names differ.
 
     Raises:
         VitrimError: records of different images in a group, or fewer images than classes.
@@ -215,7 +195,7 @@ def features(*groups: Sequence[Record]) -> FamilyResult:
         for (a, b), block in product(combinations(group, 2), (*sorted(common), None)):
             one, other = a.feature(block), b.feature(block)
             measures: list[float | None] = [None] * len(MEASURES)
-            with threadpool_limits(limits=1, user_api="blas"):  # small matrices take many times longer on busy cores
+            with threadpool_limits(limits=1, user_api="blas"):  # threads slow small matrices down on busy cores
                 measures[:2] = procrustes(one, other), cka(one, other)
                 if len(one) >= 2 * max(one.shape[1], other.shape[1]):
                     correlations, *distances = cca(one, other)
@@ -259,8 +239,8 @@ DISTANCES = ("procrustes", "cka_distance", "pwcca_distance_ab")
 
 @draws("features", "features", "Distance of the features from the dense model's")
 def draw_features(tables: Tables) -> Any:
-    """Lines over the blocks, one panel per measure: distance of the class token, and at the end of what the
-    classifier reads, from the dense model's."""
+    """Lines over the blocks, one panel per measure: distance from the dense model of the class token, and at the end of
+    the classifier's input."""
     table = tables["features"]
     rows = [row for row in table.records() if DENSE in map(method_of, (row["method_a"], row["method_b"]))]
     rows = [row for row in rows if method_of(_other(row)) != DENSE]
@@ -286,9 +266,9 @@ def draw_features(tables: Tables) -> Any:
 
 @draws("features", "features", "Distance of features against the difference in accuracy")
 def draw_proxy(tables: Tables) -> Any:
-    """Scatter plots, one panel per measure: for each pair of records the distance of what the classifier reads, and
-    the difference in accuracy. Pairs with the dense model have the other method's colour, all others are grey.
-    Spearman's and Kendall's rank correlations over all pairs stand above, with a 95 % bootstrap interval."""
+    """Scatter plots, one panel per measure: for each pair of records, the distance between the classifier's inputs and
+    the difference in accuracy. Pairs with the dense model have the other method's colour; all others are grey. Titles
+    give Spearman's and Kendall's rank correlations over all pairs, with a 95 % bootstrap interval."""
     table = tables["features"]
     rows = [row for row in table.records() if row["block"] == HEAD and row["difference"] is not None]
     measures = [name for name in DISTANCES if any(row[name] is not None for row in rows)]
@@ -300,7 +280,7 @@ def draw_proxy(tables: Tables) -> Any:
     colour, marker = styles(tables)
     figure, axes = panels(len(measures), across=3, size=(2.9, 2.8), above=0.8)
     for axis, measure in zip(axes, measures, strict=True):
-        measured = (row for row in rows if row[measure] is not None)  # features that are all the same have no distance
+        measured = (row for row in rows if row[measure] is not None)  # constant features have no distance
         for row in sorted(measured, key=lambda row: DENSE in map(method_of, (row["method_a"], row["method_b"]))):
             dense = DENSE in map(method_of, (row["method_a"], row["method_b"]))
             name = _other(row)
@@ -321,24 +301,26 @@ def draw_proxy(tables: Tables) -> Any:
 
 @draws("features", "proxy_anchors", "Procrustes distance from every anchor")
 def draw_proxy_anchors(tables: Tables) -> Any:
-    """Scatter plots, one panel per anchor: Procrustes distance of what the classifier reads from the anchor's, and
-    how much more or less accurate than the anchor each other record is. Rank correlations stand above."""
+    """Scatter plots, one panel per anchor: Procrustes distance of a record's classifier input from the anchor's, and
+    its difference in accuracy from the anchor. Titles give rank correlations."""
     return draw_anchors(tables, "features", "proxy_anchors", "procrustes", "Procrustes distance", HEAD)
 
 
 @draws("features", "proxy_anchors", "CKA distance from every anchor")
 def draw_cka_anchors(tables: Tables) -> Any:
-    """The same with the distance by linear CKA."""
+    """Scatter plots, one panel per anchor: distance by linear CKA of a record's classifier input from the anchor's, and
+    its difference in accuracy from the anchor. Titles give rank correlations."""
     return draw_anchors(tables, "features", "proxy_anchors", "cka_distance", "CKA distance", HEAD)
 
 
 @draws("features", "proxy_anchors", "PWCCA distance from every anchor")
 def draw_pwcca_anchors(tables: Tables) -> Any:
-    """The same with the distance by projection-weighted CCA, weighted by the first of a pair."""
+    """Scatter plots, one panel per anchor: distance by projection-weighted CCA of the classifier inputs, weighted by
+    the first record of a pair, and the difference in accuracy from the anchor. Titles give rank correlations."""
     return draw_anchors(tables, "features", "proxy_anchors", "pwcca_distance_ab", "PWCCA distance", HEAD)
 
 
 def _other(row: TableRow) -> str:
-    """Of a pair with the dense model the other one; else the second."""
+    """The name of a pair that is not the dense model's; the second of two methods."""
     names: Sequence[str] = (row["method_a"], row["method_b"])
     return str(names[0] if method_of(names[1]) == DENSE else names[1])

@@ -1,4 +1,4 @@
-"""Loss: what blocks lose, by their class tokens, reduced one at a time, and by errors of merging.
+"""Loss, block by block: change of the class token, cost of reducing in one block alone, and errors of merging.
 
 ATM is Lee and Choi, Lossless Token Merging Even Without Fine-Tuning in Vision Transformers (ECAI 2025); MCTF is Lee et
 al., Multi-criteria Token Fusion with One-step-ahead Attention (CVPR 2024)."""
@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 
 
 class MergingError(NamedTuple):
-    """The merging error of every image (...,), and the ends of the range in which it must lie."""
+    """The merging error of every image (...,), and its lower and upper bound."""
 
     error: Floats
     least: Floats
@@ -39,13 +39,7 @@ class MergingError(NamedTuple):
 
 
 def cosine_distance(a: ArrayLike, b: ArrayLike) -> Floats:
-    """1 - a . b / (|a| |b|) of vectors, in [0, 2]; nan where one is zero. ATM, section 3.2 (Figure 2).
-
-    Args:
-        a, b: (..., C).
-
-    Returns:
-        (...), float64.
+    """1 - a . b / (|a| |b|) of vectors (..., C), in [0, 2]; nan if a vector is zero. ATM, section 3.2 (Figure 2).
 
     Example:
         >>> cosine_distance([[1.0, 0.0], [1.0, 1.0]], [[0.0, 2.0], [3.0, 3.0]]).round(12).tolist()
@@ -61,24 +55,21 @@ def cosine_distance(a: ArrayLike, b: ArrayLike) -> Floats:
 def merging_error(tokens: ArrayLike, sizes: ArrayLike, groups: ArrayLike) -> MergingError:
     """The loss of one merging step, summed over its groups, and its bounds by ATM's Theorem 1.
 
-    With tokens scaled to length 1, m the mean of a group weighted by the sizes n_i, and N the sum of these,
+    With tokens scaled to length 1, m the mean of a group weighted by the sizes n_i, and N the sum of these sizes,
 
         E = sum_i n_i (1 - cos(x_i, m)) = N (1 - |m|)        (Definition 2)
         D = sum_i n_i |x_i - m|^2 = N (1 - |m|^2)
 
-    so that D / 2 <= E <= D. Of a pair, D is 2 n_i n_j / (n_i + n_j) times the cosine distance, and this is Theorem 1:
-    here it holds for groups of any number.
+    so that D / 2 <= E <= D. For a pair, D is 2 n_i n_j / (n_i + n_j) times the cosine distance, which is Theorem 1; the
+    bounds here hold for groups of any size. Results are (...) float64.
 
     Args:
         tokens: (..., N, C), before the step.
-        sizes: (..., N), input tokens that each stands for.
+        sizes: (..., N), input tokens in each.
         groups: (..., N), the token that each becomes part of, -1 for none.
 
-    Returns:
-        Three arrays (...,), float64.
-
     Raises:
-        VitrimError: other numbers of tokens, sizes and groups.
+        VitrimError: different numbers of tokens, sizes and groups.
 
     Example:
         >>> found = merging_error([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], [1, 3, 1], [0, 0, 1])
@@ -89,7 +80,7 @@ def merging_error(tokens: ArrayLike, sizes: ArrayLike, groups: ArrayLike) -> Mer
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     unit = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
 
-    # weighted means of the groups, and the sums of their weights; of empty groups zeros
+    # weighted means of the groups, and their sums of weights; zeros for empty groups
     shape, (num_tokens, channels) = labels.shape[:-1], unit.shape[-2:]
     rows, num_groups = labels.reshape(-1, num_tokens), int(labels.max(initial=0)) + 1
     image, token = np.nonzero(rows >= 0)
@@ -105,19 +96,14 @@ def merging_error(tokens: ArrayLike, sizes: ArrayLike, groups: ArrayLike) -> Mer
 
 
 def spread_in_groups(tokens: ArrayLike, sizes: ArrayLike, groups: ArrayLike, merged: ArrayLike) -> Floats:
-    """The size-weighted squared distance of tokens to what they become, over their size-weighted squared length.
+    """The squared distance of tokens to the tokens they become, relative to their squared length, weighted by size.
 
-    sum_i n_i |x_i - y_g(i)|^2 / sum_i n_i |x_i|^2 over the tokens that become something: 0 where nothing is lost.
+    sum_i n_i |x_i - y_g(i)|^2 / sum_i n_i |x_i|^2 over the tokens with a group, (...) float64: 0 if nothing is lost,
+    nan without tokens.
 
     Args:
-        tokens, sizes, groups: as for `merging_error`.
+        tokens, sizes, groups: see `merging_error`, also for errors.
         merged: (..., M, C), the new tokens y.
-
-    Returns:
-        (...), float64; nan without tokens.
-
-    Raises:
-        VitrimError: as `merging_error`.
 
     Example:
         >>> round(float(spread_in_groups([[1.0], [3.0]], [1, 1], [0, 0], [[2.0]])), 4)
@@ -182,7 +168,7 @@ def class_tokens(records: Sequence[Record]) -> FamilyResult:
 
 
 def loss(subject: Subject) -> FamilyResult:
-    """The cost of merging or pruning in one block alone (ATM, Figure 2), and the error of merging in every block."""
+    """The cost of reducing in one block alone (ATM, Figure 2), and the error of merging in every block."""
     result = FamilyResult(images=len(subject.places(IMAGES)))
     alone = [row for method in subject.methods for row in _alone(subject, method, result.notes)]
     if alone:
@@ -213,7 +199,7 @@ def loss(subject: Subject) -> FamilyResult:
 
 
 def _alone(subject: Subject, method: MethodConfig, notes: list[str]) -> list[tuple[object, ...]]:
-    """A row for every amount and block in which alone the method acts."""
+    """A row for every amount and block, with the method active in that block alone."""
     name, tunable = method.describe(), method.tunable
     if not method.training_free:
         notes.append(f"{name} is left out of one block at a time: what it learned belongs to its own blocks")
@@ -232,7 +218,7 @@ def _alone(subject: Subject, method: MethodConfig, notes: list[str]) -> list[tup
                     plan(config, subject.facts, num_layers)
                     settings.append((amount, depth, config))
                     continue
-            except VitrimError as error:  # the model cannot carry it
+            except VitrimError as error:  # the model does not support it
                 problem = str(error)
             if amount in (THRESHOLDS[0], SHARES[0]):
                 notes.append(f"{name} alone in block {depth} is left out: {problem}")
@@ -247,7 +233,7 @@ def _alone(subject: Subject, method: MethodConfig, notes: list[str]) -> list[tup
 
 
 class _Distances(Observer):
-    """Distances to the dense model of every image: of what the head reads, and of the predictions."""
+    """Distances to the dense model for every image: of the head's input, and of the predictions."""
 
     def __init__(self, contestant: Contestant) -> None:
         super().__init__(contestant)
@@ -264,8 +250,8 @@ class _Distances(Observer):
 
 
 class _Errors(Observer):
-    """The merging errors of one model, image by image: by block, tokens that joined another, the error, its least and
-    most value, and the squared distance."""
+    """The merging errors of one model, image by image: per block, the number of tokens merged into others, the error,
+    its bounds, and the squared distance."""
 
     def __init__(self, contestant: Contestant) -> None:
         super().__init__(contestant)
@@ -293,7 +279,7 @@ class _Errors(Observer):
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
 METHODS_DRAWN = 4
-"""Methods with panels of their own."""
+"""Most methods that get panels."""
 
 
 @draws("loss", "class_tokens", "Cosine of the class token to the dense model's")
@@ -323,8 +309,8 @@ def draw_merging_error(tables: Tables) -> Any:
 
 @draws("loss", "loss_alone", "Reducing in one block alone")
 def draw_loss_alone(tables: Tables) -> Any:
-    """Lines over the blocks, one column per method and one line per amount: cosine distance of the class token at
-    the end, and divergence of the prediction, where only that block reduces. Bars are the means over the amounts."""
+    """Lines over the blocks, one column per method and one line per amount: cosine distance of the final class token
+    and divergence of the prediction, if only that block reduces. Bars are the means over the amounts."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
@@ -348,10 +334,10 @@ def draw_loss_alone(tables: Tables) -> Any:
             given = Line([row["block"] for row in some], [row[measure] for row in some])
             line(axis, given, colour=shade, label=f"{setting} = {value:g}")
         axis.set_ylim(bottom=0)
-        axis.set_xticks(blocks[:: -(-len(blocks) // 6)])  # where bars are
+        axis.set_xticks(blocks[:: -(-len(blocks) // 6)])  # only at bars
         if place < len(groups):
             axis.set_title(short(method), fontsize=TEXT)
-            axis.set_ylim(top=1.8 * axis.get_ylim()[1])  # the legend stands above the lines
+            axis.set_ylim(top=1.8 * axis.get_ylim()[1])  # room for the legend above the lines
             axis.legend(fontsize=SMALL, frameon=False, loc="upper right")
         else:
             axis.set_xlabel("block that reduces alone (from 0)", fontsize=TEXT)

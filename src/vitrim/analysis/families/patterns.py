@@ -1,7 +1,8 @@
 """Patterns: which patches methods keep, and how they group them, for every pair of records, block by block.
 
 "Which Tokens to Use?" is Haurum et al., Which Tokens to Use? Investigating Token Reduction in Vision Transformers (ICCV
-workshops 2023); algorithms and sections are those of its supplement."""
+workshops 2023); algorithms and sections are those of its supplement. Two sets or clusterings of different numbers of
+patches raise `VitrimError`."""
 
 from __future__ import annotations
 
@@ -40,19 +41,12 @@ Floats = NDArray[np.float64]
 
 
 def iou(a: ArrayLike, b: ArrayLike) -> Floats:
-    """Intersection over union of sets of patches, |A & B| / |A | B|; 0 where both are empty.
+    """Intersection over union of sets of patches, |A & B| / |A | B|, (...) float64; 0 if both are empty. Symmetric.
 
-    Symmetric. Source: "Which Tokens to Use?", section 5.
+    Source: "Which Tokens to Use?", section 5.
 
     Args:
-        a: (..., P) bool, True for the patches of the set.
-        b: the same for the other set.
-
-    Returns:
-        (...), float64 in [0, 1].
-
-    Raises:
-        VitrimError: sets over other numbers of patches.
+        a, b: (..., P) bool, True for the patches of the set.
 
     Example:
         >>> float(iou([True, True, False, False], [True, False, True, False]))
@@ -63,20 +57,13 @@ def iou(a: ArrayLike, b: ArrayLike) -> Floats:
 
 
 def ioa(a: ArrayLike, b: ArrayLike) -> Floats:
-    """Share of the second set that lies in the first, |A & B| / |B|; 0 where B is empty.
+    """Share of the second set that lies in the first, |A & B| / |B|, (...) float64; 0 if B is empty.
 
-    Source: "Which Tokens to Use?", section 5; there B is the set of the lower keep rate, so that 1 means that it lies
-    within the other.
+    Source: "Which Tokens to Use?", section 5; there B is the set of the lower keep rate, so 1 means that the higher
+    rate keeps all of it.
 
     Args:
-        a: (..., P) bool, True for the patches of the set.
-        b: the same for the set that is divided by.
-
-    Returns:
-        (...), float64 in [0, 1].
-
-    Raises:
-        VitrimError: sets over other numbers of patches.
+        a, b: see `iou`.
 
     Example:
         >>> float(ioa([True, True, True, False], [True, False, False, True]))
@@ -94,7 +81,7 @@ def _sets(a: ArrayLike, b: ArrayLike) -> tuple[NDArray[np.bool_], NDArray[np.boo
 
 
 def _ratio(part: ArrayLike, whole: ArrayLike) -> Floats:
-    """``part / whole``, 0 where the whole is 0."""
+    """``part / whole``, 0 if ``whole`` is 0."""
     above, below = np.asarray(part, dtype=np.float64), np.asarray(whole, dtype=np.float64)
     return np.divide(above, below, out=np.zeros(np.broadcast_shapes(above.shape, below.shape)), where=below != 0)
 
@@ -103,10 +90,10 @@ def _ratio(part: ArrayLike, whole: ArrayLike) -> Floats:
 
 
 def least_ioa(patches: int, a: int, b: int) -> float:
-    """The smallest `ioa` of sets of ``a`` and ``b`` patches, max(0, a + b - P) / b; 0 for ``b == 0``. It is reached.
+    """The tight lower bound on `ioa` of sets of ``a`` and ``b`` patches, max(0, a + b - P) / b; 0 for ``b == 0``.
 
-    "Which Tokens to Use?", Algorithm 1, where ``a`` and ``b`` are floor(P r^s) after s stages at keep rate r. It holds
-    for methods that keep exactly these counts, not for merging or for counts that follow the image.
+    "Which Tokens to Use?", Algorithm 1, with ``a`` and ``b`` as floor(P r^s) after s stages at keep rate r. It holds
+    for methods that keep exactly these counts, not for merging or for counts that depend on the image.
 
     Example:
         >>> round(least_ioa(196, 176, 137), 3)
@@ -116,10 +103,9 @@ def least_ioa(patches: int, a: int, b: int) -> float:
 
 
 def least_iou(patches: int, a: int, b: int) -> float:
-    """The smallest `iou` of sets of ``a`` and ``b`` patches, max(0, a + b - P) / P. It is reached.
+    """The tight lower bound on `iou` of sets of ``a`` and ``b`` patches, max(0, a + b - P) / P.
 
-    Algorithm 2, see `least_ioa`. Sets that overlap although they overlap as little as they can have all P patches as
-    their union.
+    Algorithm 2, see `least_ioa`. If two sets with the least overlap intersect at all, their union is all P patches.
 
     Example:
         >>> least_iou(196, 24, 24), round(least_iou(196, 158, 96), 3)
@@ -132,7 +118,7 @@ def least_iou(patches: int, a: int, b: int) -> float:
 
 
 def chance_iou(patches: int, a: int, b: int) -> float:
-    """The mean `iou` of two random sets of ``a`` and ``b`` patches, in closed form; the mean `ioa` is just a / P.
+    """The mean `iou` of two random sets of ``a`` and ``b`` patches, in closed form; the mean `ioa` is a / P.
 
     sum over k of Hypergeometric(k; P, a, b) k / (a + b - k): the intersection k of two independent sets of fixed sizes
     is hypergeometric.
@@ -154,24 +140,18 @@ EPS = float(np.finfo(np.float64).eps)
 
 
 def homogeneity(a: ArrayLike, b: ArrayLike) -> Floats:
-    """The degree to which every cluster of ``b`` holds patches of one cluster of ``a`` only: 1 - H(A|B) / H(A).
+    """The degree to which every cluster of ``b`` holds patches of a single cluster of ``a``: 1 - H(A|B) / H(A).
 
-    1 where ``a`` is a single cluster. As scikit-learn's ``homogeneity_score(labels_true=a, labels_pred=b)``, for all
-    images at once: that takes a millisecond per image, which is minutes for the pairs and blocks of one analysis.
+    (...) float64 in [0, 1]; 1 if ``a`` is a single cluster. The same as scikit-learn's
+    ``homogeneity_score(labels_true=a, labels_pred=b)``, which takes a millisecond per image, or minutes for the pairs
+    and blocks of one analysis; this one is vectorised.
 
-    Rosenberg and Hirschberg, V-Measure (EMNLP 2007). "Which Tokens to Use?" compares a higher rate M1 with a lower one
+    Rosenberg and Hirschberg, V-Measure (EMNLP 2007). "Which Tokens to Use?" compares a higher rate M1 with a lower rate
     M2 by 1 - H(M2|M1) / H(M2), which is ``homogeneity(M2, M1)``; the formula in section E of its supplement is what its
     code calls completeness.
 
     Args:
-        a: (..., P) integers, the cluster of every patch; -1, a patch that is gone, counts as a cluster.
-        b: the same for the other clustering.
-
-    Returns:
-        (...), float64 in [0, 1].
-
-    Raises:
-        VitrimError: clusterings of other patches.
+        a, b: (..., P) integers, the cluster of every patch; -1, a removed patch, counts as a cluster.
 
     Example:
         >>> homogeneity([[0, 0, 1, 1], [0, 1, 2, 3]], [[0, 1, 2, 3], [0, 0, 1, 1]]).round(4).tolist()
@@ -182,16 +162,7 @@ def homogeneity(a: ArrayLike, b: ArrayLike) -> Floats:
 
 
 def completeness(a: ArrayLike, b: ArrayLike) -> Floats:
-    """The degree to which every cluster of ``a`` lies in one of ``b``: 1 - H(B|A) / H(B), `homogeneity` the other way.
-
-    Args:
-        a, b: as for `homogeneity`.
-
-    Returns:
-        (...), float64 in [0, 1].
-
-    Raises:
-        VitrimError: clusterings of other patches.
+    """The degree to which every cluster of ``a`` lies in a single cluster of ``b``: ``homogeneity(b, a)``.
 
     Example:
         >>> round(float(completeness([0, 0, 1, 1], [0, 1, 2, 3])), 4)
@@ -201,19 +172,10 @@ def completeness(a: ArrayLike, b: ArrayLike) -> Floats:
 
 
 def v_measure(a: ArrayLike, b: ArrayLike) -> Floats:
-    """The harmonic mean of `homogeneity` h and `completeness` c, 2 h c / (h + c); 0 where both are 0. Symmetric.
+    """The harmonic mean of `homogeneity` h and `completeness` c, 2 h c / (h + c); 0 if both are 0. Symmetric.
 
     This is the normalised mutual information 2 I(A; B) / (H(A) + H(B)) with the arithmetic mean, the NMI of "Which
-    Tokens to Use?". It is not corrected for chance; see `ami`.
-
-    Args:
-        a, b: as for `homogeneity`.
-
-    Returns:
-        (...), float64 in [0, 1].
-
-    Raises:
-        VitrimError: clusterings of other patches.
+    Tokens to Use?". It is not corrected for chance; see `ami`. Arguments and range: see `homogeneity`.
 
     Example:
         >>> round(float(v_measure([0, 0, 1, 1], [0, 1, 2, 3])), 4)
@@ -226,18 +188,13 @@ def v_measure(a: ArrayLike, b: ArrayLike) -> Floats:
 def ami(a: ArrayLike, b: ArrayLike) -> Floats:
     """Adjusted mutual information, (I - E[I]) / ((H(A) + H(B)) / 2 - E[I]): about 0 for unrelated clusterings.
 
-    I is the mutual information of the two, and E[I] its mean over all pairs of clusterings with clusters of the same
-    sizes. Vinh et al., Information Theoretic Measures for Clusterings Comparison (JMLR 2010). As scikit-learn's
-    ``adjusted_mutual_info_score``, for all images at once.
+    (...) float64, at most 1; 1 if both are a single cluster, 0 if only one is. I is the mutual information, and E[I]
+    its mean over all pairs of clusterings with clusters of the same sizes. Vinh et al., Information Theoretic Measures
+    for Clusterings Comparison (JMLR 2010). The same as scikit-learn's ``adjusted_mutual_info_score``, vectorised over
+    images.
 
     Args:
-        a, b: (..., P), as for `homogeneity`.
-
-    Returns:
-        (...), float64, at most 1; 1 where both are a single cluster, 0 where one of them is.
-
-    Raises:
-        VitrimError: clusterings of other patches.
+        a, b: see `homogeneity`.
 
     Example:
         >>> float(ami([0, 0, 1, 1], [1, 1, 0, 0]))
@@ -248,15 +205,15 @@ def ami(a: ArrayLike, b: ArrayLike) -> Floats:
     of_a, of_b, of_both = _entropies(a, b)
     first, second = (one.reshape(-1, one.shape[-1]) for one in _labels(a, b))
     images, patches = first.shape
-    counts: list[NDArray[np.int64]] = []  # (I, P + 1), the number of clusters of each size, of a and of b
+    counts: list[NDArray[np.int64]] = []  # (I, P + 1), clusters of each size, of a and b
     for labels in (first, second):
         wide = int(labels.max(initial=0)) + 2
         cluster, size = np.unique(np.arange(images)[:, None] * wide + labels + 1, return_counts=True)
         found = np.bincount(cluster // wide * (patches + 1) + size, minlength=images * (patches + 1))
         counts.append(found.reshape(images, patches + 1))
     sizes_a, sizes_b = (np.flatnonzero(one.any(0)) for one in counts)
-    # E[I] is a sum over pairs of clusters of a number that follows from their two sizes alone, worked out once: the
-    # mean of n / P log(P n / (a b)), n being the overlap of random clusters of a and b of P patches
+    # E[I] is a sum over pairs of clusters of a term that depends only on their sizes a and b, so it is computed once
+    # per pair of sizes: the mean of n / P log(P n / (a b)), with n the overlap of random clusters of a and b patches
     table = np.zeros((len(sizes_a), len(sizes_b)))
     for (row, column), _ in np.ndenumerate(table):
         one, other = int(sizes_a[row]), int(sizes_b[column])
@@ -295,25 +252,25 @@ def _entropy(labels: Labels) -> Floats:
     cluster, size = np.unique(np.arange(images)[:, None] * wide + labels, return_counts=True)
     total = np.bincount(cluster // wide, weights=size * np.log(size), minlength=images)
     found: Floats = np.log(patches) - total / patches
-    found[total == patches * np.log(patches)] = 0.0  # a single cluster, to the bit
+    found[total == patches * np.log(patches)] = 0.0  # exactly 0 for a single cluster
     return found
 
 
 def _share(shared: Floats, of: Floats) -> Floats:
-    """``shared / of`` within [0, 1], 1 where nothing is to be known."""
+    """``shared / of`` clipped to [0, 1]; 1 if ``of`` is 0."""
     return np.clip(np.divide(shared, of, out=np.ones_like(shared), where=of > 0), 0.0, 1.0)
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 AMI_IMAGES = 200
-"""Images of which adjusted mutual information is the mean."""
+"""Most images for adjusted mutual information."""
 
 PAIR = ("method_a", "method_b", "block", "images")
 
 
 def patterns(records: Sequence[Record]) -> FamilyResult:
-    """Overlap of kept patches, and agreement of clusters, of every pair of records after every block of either.
+    """Overlap of kept patches, and agreement of clusters, of every pair of records, block by block.
 
     Raises:
         VitrimError: records of different images.
@@ -341,12 +298,12 @@ def patterns(records: Sequence[Record]) -> FamilyResult:
 
 PROXIES = (*PAIR, "iou", "v_measure", "difference", "signed")
 AT_END = "end"
-"""The block of what is compared behind all of them."""
+"""Value of the block column in rows about the end of the model."""
 
 
 def _proxies(records: Sequence[Record], found: Sequence[Table]) -> list[Table]:
-    """The likeness of the patterns of every pair behind the last block, with its difference in accuracy, and how the
-    likeness to each record ranks with it ("Which Tokens to Use?", Figures 18 to 23); none without labels or logits."""
+    """The similarity of patterns after the last block and the difference in accuracy, for every pair, and their rank
+    correlation for each anchor ("Which Tokens to Use?", Figures 18 to 23); empty without labels or logits."""
     scores, kind = scores_of(records)
     last: dict[tuple[str, str], dict[str, Any]] = {}
     for table in found:  # rows of a pair come block by block
@@ -373,13 +330,12 @@ OVERLAP_SHOWN = (*PAIR[:3], "iou", "iou_low", "iou_high", "iou_least", "iou_chan
 
 
 def _milder_first(a: Record, b: Record, left: Callable[[Record], float]) -> tuple[Record, Record]:
-    """A pair with the record first that has more ``left`` at the end; of equal ones by name, in whatever order they
-    come."""
+    """The pair, ordered: first the record with more ``left`` at the end, then by name."""
     return (b, a) if (-left(b), b.name) < (-left(a), a.name) else (a, b)
 
 
 def _overlap(a: Record, b: Record) -> list[tuple[object, ...]]:
-    """Rows of a pair; IoA divides by the smaller sets, so that record is put second."""
+    """Rows of a pair; IoA divides by the second set, so the record that keeps fewer patches is second."""
     a, b = _milder_first(a, b, lambda record: float(record.kept()[:, -1].sum()))
     of_a, of_b = a.kept(), b.kept()
     rows: list[tuple[object, ...]] = []
@@ -412,18 +368,18 @@ CLUSTERS_SHOWN = (*PAIR[:3], "homogeneity", "completeness", *columns_of("v_measu
 
 
 def _clusters(a: Record, b: Record) -> list[tuple[object, ...]]:
-    """Rows of a pair; the record that keeps more tokens is the truth of homogeneity (Eq. 3), first as in `_overlap`."""
+    """Rows of a pair; homogeneity (Eq. 3) uses the record that keeps more tokens as the truth, so it is first."""
     a, b = _milder_first(a, b, lambda record: float(sum(len(np.unique(image)) for image in record.labels()[:, -1])))
     of_a, of_b = a.labels(), b.labels()
     rows: list[tuple[object, ...]] = []
     blocks, measures = sorted({*a.blocks, *b.blocks}), (homogeneity, completeness, v_measure)
-    apart = np.arange(of_a.shape[-1], dtype=np.int32)  # each patch in a token of its own
+    apart = np.arange(of_a.shape[-1], dtype=np.int32)  # each patch is its own cluster
     pairs = [(_after(of_a, a.blocks, block, apart), _after(of_b, b.blocks, block, apart)) for block in blocks]
     numbers_of = summary(np.stack([measure(*pair) for pair in pairs for measure in measures], 1))
     for place, (block, (one, other)) in enumerate(zip(blocks, pairs, strict=True)):
         numbers = [number for numbers in numbers_of[3 * place : 3 * place + 3] for number in numbers]
         few = np.linspace(0, len(a) - 1, min(len(a), AMI_IMAGES)).astype(int)
-        dealt = np.random.default_rng(0).permuted(other, axis=-1)  # the same sizes, and no relation to the image
+        dealt = np.random.default_rng(0).permuted(other, axis=-1)  # the same sizes, unrelated to the image
         chance = float(v_measure(one, dealt).mean())
         adjusted = float(ami(one[few], other[few]).mean())
         ordered = (np.sort(labels, axis=1) for labels in (one, other))
@@ -433,7 +389,7 @@ def _clusters(a: Record, b: Record) -> list[tuple[object, ...]]:
 
 
 def _after(found: NDArray[Any], blocks: Sequence[int], block: int, start: NDArray[Any]) -> NDArray[Any]:
-    """(I, P) of (I, S, P) after a block: what the last one up to it that changed something left, or ``start`` (P,)."""
+    """(I, P) of ``found`` (I, S, P) after a block: that of the last changing block up to it, else ``start`` (P,)."""
     stage = int(np.searchsorted(blocks, block, side="right")) - 1
     return found[:, stage] if stage >= 0 else np.broadcast_to(start, found[:, 0].shape)
 
@@ -441,15 +397,15 @@ def _after(found: NDArray[Any], blocks: Sequence[int], block: int, start: NDArra
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
 STAGES = 4
-"""Blocks of which a heat map is drawn."""
+"""Blocks with a heat map."""
 ANCHORS = 6
-"""Records that all others are drawn against."""
+"""Most records that get a panel as the anchor."""
 
 
 @draws("patterns", "overlap", "Overlap of the kept patches (IoU)")
 def draw_overlap(tables: Tables) -> Any:
     """Heat maps, one per stage, blocks from 0: intersection over union of the patches that each pair of methods keeps.
-    Grey: neither of the two changes tokens in that block."""
+    Grey: neither method changes tokens in that block."""
     return _maps(tables["overlap"], "iou", "iou", "IoU")
 
 
@@ -462,8 +418,8 @@ def draw_overlap_blocks(tables: Tables) -> Any:
 
 @draws("patterns", "overlap", "Overlap across rates")
 def draw_overlap_rates(tables: Tables) -> Any:
-    """Lines over the number of patches kept: how much of what a milder setting of the same method keeps a stronger
-    one keeps too (IoA), and their IoU. Dashes are lower bounds, dots the overlap of random patches."""
+    """Lines over the number of patches kept: the share of a stronger setting's patches that a milder setting of the
+    same method keeps too (IoA), and their IoU. Dashes are lower bounds, dots the overlap of random patches."""
     table = tables["overlap"]
     same = [row for row in table.records() if method_of(row["method_a"]) == method_of(row["method_b"])]
     if not same:
@@ -494,39 +450,40 @@ def draw_overlap_rates(tables: Tables) -> Any:
 @draws("patterns", "clusters", "Agreement of the clusters (NMI)")
 def draw_clusters(tables: Tables) -> Any:
     """Heat maps, one per stage, blocks from 0: normalised mutual information of the clusters of each pair of methods.
-    Grey: neither of the two changes tokens in that block."""
+    Grey: neither method changes tokens in that block."""
     return _maps(tables["clusters"], "v_measure", "v_measure", "NMI")
 
 
 @draws("patterns", "clusters", "Homogeneity of the clusters")
 def draw_homogeneity(tables: Tables) -> Any:
-    """Heat maps, one per stage, blocks from 0: homogeneity of the clusters of the column's method, taken against those
-    of the row's: whether each of its clusters lies within one of theirs."""
+    """Heat maps, one per stage, blocks from 0: homogeneity, the degree to which each cluster of the column's method
+    lies within one cluster of the row's method."""
     return _maps(tables["clusters"], "homogeneity", "completeness", "homogeneity")
 
 
 @draws("patterns", "clusters", "Agreement of the clusters block by block")
 def draw_clusters_blocks(tables: Tables) -> Any:
-    """Lines over the blocks: normalised mutual information of clusters with an anchor, one panel per anchor. Bands
-    are 95 % bootstrap intervals, dots the level of clusters put at random."""
+    """Lines over the blocks: normalised mutual information of clusters with an anchor, one panel per anchor. Bands are
+    95 % bootstrap intervals, dots the level of random clusters."""
     return _against(tables, tables["clusters"], "v_measure", "NMI")
 
 
 @draws("patterns", "pattern_anchors", "Overlap with every anchor against accuracy")
 def draw_overlap_anchors(tables: Tables) -> Any:
     """Scatter plots, one panel per anchor: intersection over union of the patches kept at the end with the anchor's,
-    and how much more or less accurate than the anchor each other record is. Rank correlations stand above."""
+    and the difference in accuracy from the anchor. Titles give rank correlations."""
     return draw_anchors(tables, "pattern_proxies", "pattern_anchors", "iou", "IoU", AT_END)
 
 
 @draws("patterns", "pattern_anchors", "Clusters of every anchor against accuracy")
 def draw_clusters_anchors(tables: Tables) -> Any:
-    """The same with the normalised mutual information of the clusters."""
+    """Scatter plots, one panel per anchor: normalised mutual information of the clusters at the end with the anchor's,
+    and the difference in accuracy from the anchor. Titles give rank correlations."""
     return draw_anchors(tables, "pattern_proxies", "pattern_anchors", "v_measure", "NMI", AT_END)
 
 
 def _maps(table: Table, column: str, turned: str, label: str) -> Any:
-    """A heat map per stage of a column and, of pairs turned round, of another."""
+    """Heat maps per stage: of ``column``, and of ``turned`` for reversed pairs."""
     rows = table.records()
     stages = fullest((row["block"] for row in rows), STAGES)
     maps = [
@@ -559,7 +516,7 @@ def _against(tables: Tables, table: Table, measure: str, label: str) -> Any:
 
 
 def _line(rows: Sequence[TableRow], measure: str, over: str) -> Line:
-    """A measure with its interval, lower bound and chance level, those that the table has."""
+    """A measure with its interval, lower bound and chance level, as far as the table has them."""
     stem = measure.removesuffix("_measure")  # the chance level of the V measure is v_chance
     names = (over, measure, f"{measure}_low", f"{measure}_high", f"{measure}_least", f"{stem}_chance")
     columns: list[list[Any]] = [[row.get(name) for row in rows] for name in names]

@@ -1,4 +1,4 @@
-"""Router: the scores by which methods keep patches, over the image and block by block."""
+"""Router: the scores that methods rank patches by, over the image and block by block."""
 
 from __future__ import annotations
 
@@ -26,15 +26,12 @@ SHOWN = (*COLUMNS[:-4], "persistence")
 
 
 def concordance(a: ArrayLike, b: ArrayLike) -> float:
-    """The probability that two items are in the same order by ``a`` as by ``b``, ties counting half: (1 + tau) / 2.
+    """The probability that two items have the same order in ``a`` as in ``b``, ties counting half: (1 + tau) / 2.
 
-    tau is Kendall's (tau-a), over the items for which both numbers are known.
+    tau is Kendall's tau-a over the items known in both. 0.5 by chance; nan for fewer than two items.
 
     Args:
-        a, b: (P,), nan where not known.
-
-    Returns:
-        In [0, 1], 0.5 by chance; nan for fewer than two items.
+        a, b: (P,), nan if unknown.
 
     Example:
         >>> concordance([1, 2, 3, np.nan], [10, 30, 20, 0]), concordance([1, 2], [5, 5])
@@ -50,15 +47,15 @@ def concordance(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def router(subject: Subject) -> FamilyResult:
-    """Scores of the patches in every block that ranks them: Cropr's and DynamicViT's routers, the class attention of
-    Top-K and EViT, what is left of A-ViT's halting probability, and those of any other method that ranks.
+    """The scores of patches in every block that ranks them: the routers of Cropr and DynamicViT, the class attention of
+    Top-K and EViT, the halting budget left in A-ViT, and the ranking of any other method.
 
-    ``persistence`` is the probability that a patch of the higher score in one block has the higher score in the next
-    one that ranks, too, among those ranked in both: 0.5 by chance.
+    ``persistence`` is the probability that the next ranking block orders two patches as this one does, over the patches
+    that both rank: 0.5 by chance.
 
-    Arrays: ``images`` (E, H, W, 3), and by method ``NAME/blocks`` (S,), ``NAME/scores`` (E, S, P), nan where a patch is
-    gone, and ``NAME/depth`` (E, P), the block before or in which each patch was removed, L where it never was: of A-ViT
-    the depth at which it halts.
+    Arrays: ``images`` (E, H, W, 3), and per method ``NAME/blocks`` (S,), ``NAME/scores`` (E, S, P), nan for removed
+    patches, and ``NAME/depth`` (E, P), the block before or in which each patch was removed, L if it never was (for
+    A-ViT, the depth at which it halts).
     """
     watched = _Scores.over(subject, subject.methods, subject.batches(IMAGES))
     found = [watch for watch in watched if watch.scores]
@@ -98,7 +95,7 @@ def router(subject: Subject) -> FamilyResult:
 
 
 class _Scores(Observer):
-    """The scores of one model: by block, over the patches of the grid."""
+    """The patch scores of one model, by block."""
 
     def __init__(self, contestant: Contestant) -> None:
         super().__init__(contestant)
@@ -121,8 +118,8 @@ EXAMPLES_DRAWN, METHODS_DRAWN, BLOCKS_DRAWN = 2, 4, 5
 
 @draws("router", "router", "Scores over the image")
 def draw_router(tables: Tables) -> Any:
-    """Rows of pictures, two per method: an image, the scores of its patches in each block that ranks them, pale
-    where a patch is gone, and the block at which each patch is removed. Dark is low, yellow is high."""
+    """Rows of pictures, two per method: an image, the scores of its patches in each block that ranks them, pale if a
+    patch was removed, and the block at which each patch is removed. Dark is low, yellow is high."""
     arrays = tables.arrays.get("router")
     if not arrays:
         return None

@@ -1,4 +1,4 @@
-"""Sensitivity: how results depend on what should not matter: batch mates, their order, where the matching changes."""
+"""Sensitivity to the other images in a batch, to their order, and to the splitting layer; all should be small."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from vitrim.report import Table
 
 IMAGES = 8192
 LARGEST = 1024
-"""The largest batch of the paper's table; of so many images alone it would be one batch."""
+"""The largest batch of the paper's table; smaller data sets stop at one batch of all images."""
 SHUFFLES = 3
 SPLITTING = "splitting_layer"
-"""The option of a method that is a number of blocks, after which it matches in another way."""
+"""The option, a number of blocks, after which a method changes its matching."""
 
 
 def sensitivity(subject: Subject) -> FamilyResult:
-    """Scores and MACs over batch sizes (ATM, Table A1) and orders of the images, for methods whose decisions depend on
-    the batch, and over the blocks after which a method changes its matching (ATM, Table 3)."""
+    """Scores and MACs over batch sizes (ATM, Table A1) and orders of the images for batch-dependent methods, and over
+    the splitting layer for methods that have one (ATM, Table 3)."""
     images = len(subject.places(IMAGES))
     result = FamilyResult(images=images)
     scores = (subject.task.selects_by, "agreement", "gmacs")
@@ -77,7 +77,7 @@ def sensitivity(subject: Subject) -> FamilyResult:
 def _measured(
     subject: Subject, methods: Sequence[MethodConfig], batches: Iterator[Batch]
 ) -> list[tuple[float, float, float]]:
-    """Score, agreement and 10^9 MACs of each method."""
+    """Score, agreement and GMACs of each method."""
     task = subject.task
     measurement = subject.measurement(methods, [TaskMetrics(task), Agreement(task), MacsProbe()])
     measurement.follow(batches)
@@ -93,7 +93,7 @@ def _measured(
 @draws("sensitivity", "batch_sizes", "Sensitivity to the batch size")
 def draw_batch_sizes(tables: Tables) -> Any:
     """Lines over the batch size: score, agreement with the dense model, and 10^9 multiply-accumulates per image, of
-    methods that decide by the whole batch."""
+    methods whose decisions depend on the batch."""
     figure, axes = _over(tables, "batch_sizes", "batch_size", "images per batch")
     for axis in axes:
         axis.set_xscale("log", base=2)
@@ -103,13 +103,13 @@ def draw_batch_sizes(tables: Tables) -> Any:
 
 @draws("sensitivity", "splitting_layers", "Sensitivity to the splitting layer")
 def draw_splitting_layers(tables: Tables) -> Any:
-    """Lines over the block after which the method decides in another way: score, agreement with the dense model,
-    and 10^9 multiply-accumulates per image."""
+    """Lines over the block after which the method changes its matching: score, agreement with the dense model, and 10^9
+    multiply-accumulates per image."""
     return _over(tables, "splitting_layers", "blocks", "splitting layer")[0]
 
 
 def _over(tables: Tables, table: str, over: str, label: str) -> tuple[Any, list[Any]]:
-    """A panel per measure, which are the columns behind the number of images."""
+    """A panel per measure; measures are the columns after the number of images."""
     columns = tables[table].columns
     measures = columns[columns.index("images") + 1 :]
     figure, axes = line_panels(tables, table, [(measure,) for measure in measures], over=over, label=label)

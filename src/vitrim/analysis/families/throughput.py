@@ -1,4 +1,4 @@
-"""Throughput: speed over sizes, precisions, attention kernels and numbers of tokens (Cropr, Fig. 1-3 and Tab. 5)."""
+"""Throughput: speed over image sizes, precisions, attention kernels and token counts (Cropr, Fig. 1-3 and Tab. 5)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from vitrim.report import Table
 
 MULTIPLE = 8
 OWN = "own"
-"""The rows in which every model has its own number of tokens."""
+"""Label of a model's own number of tokens."""
 BUDGET = Budget(min_rounds=10, min_seconds=0.5, warmup_rounds=2)
 COLUMNS = (
     *("method", "size", "precision", "kernel", "tokens", "batch_size", "images_per_second", "latency_ms"),
@@ -43,14 +43,13 @@ SHOWN = tuple(name for name in COLUMNS if name not in ("batch_size", "latency_iq
 
 
 def throughput(subject: Subject, budget: Budget = BUDGET) -> FamilyResult:
-    """Images per second of the dense model and the methods, on fused and unfused attention.
+    """Images per second of the dense model and the methods, on fused and unfused attention, with random images.
 
-    A float32 model is timed under autocast, too.
-    ``tokens`` says how many: those of the model ("own"), as many as there are patches ("M": a class token then takes
-    the place of the last one), one less ("M-1"), or counts after every block rounded up to multiples of 8, prefix
-    included ("aligned"). All of one size and precision are timed in turn.
-    ``speedup`` is over the dense model of that size, precision and kernel with all its tokens: median and quartiles of
-    the ratios within rounds. Memory is the peak of one forward beyond weights and images. Images are random.
+    A float32 model is also timed under autocast. ``tokens`` names the variant: the model's own tokens ("own"), one per
+    patch ("M", which drops the last patch of a model with a class token), one less ("M-1"), or counts after every block
+    rounded up to multiples of 8, prefix included ("aligned"). All variants of one size and precision are timed in turn.
+    ``speedup`` compares with the dense model at that size, precision and kernel with all its tokens: median and
+    quartiles of the ratios within rounds. Memory is the peak of one forward beyond weights and images.
     """
     result = FamilyResult()
     own = input_size_of(subject.model)[-1]
@@ -65,7 +64,7 @@ def throughput(subject: Subject, budget: Budget = BUDGET) -> FamilyResult:
         variants = list(_variants(model, subject.methods, result.notes if size == sizes[0] else []))
         dtype = next(model.parameters()).dtype
         named = next((name for name, kind in DTYPES.items() if kind == dtype), str(dtype).removeprefix("torch."))
-        for precision in (named, AUTOCAST) if dtype == torch.float32 else (named,):  # where autocast lowers it
+        for precision in (named, AUTOCAST) if dtype == torch.float32 else (named,):
             with one_line_errors(f"{size} pixels, {precision}"):
                 rows += _timed(variants, precision, size, subject, budget)
     result.tables.append(
@@ -76,7 +75,7 @@ def throughput(subject: Subject, budget: Budget = BUDGET) -> FamilyResult:
 
 @dataclass(frozen=True)
 class _Variant:
-    """One model to be timed: a method with a kernel and a choice of tokens."""
+    """One model to time: a method with a kernel and a variant of token counts."""
 
     method: str
     kernel: str
@@ -89,7 +88,7 @@ class _Variant:
 
 
 def _variants(model: nn.Module, methods: Sequence[MethodConfig], notes: list[str]) -> Iterator[_Variant]:
-    """Every method with every kernel and choice of tokens that it can have, the dense model first."""
+    """Every method with every kernel and variant of token counts that it supports, the dense model first."""
     for number, (kernel, dense) in enumerate(dense_copies(model).items()):
         left_out = notes if number == 0 else []
         fewer: dict[str, int] = {}
@@ -141,10 +140,10 @@ def _timed(
 
 
 def without_last(model: nn.Module, number: int) -> nn.Module:
-    """``model`` itself, without the last ``number`` patches from its first block on. It must be a private copy.
+    """Drop the last ``number`` patches before the first block, in place: pass a private copy.
 
     Raises:
-        VitrimError: it has no more patches than that.
+        VitrimError: the model has too few patches.
     """
     host = host_of(model)
     rows, columns = host.facts(model).grid_size
@@ -156,9 +155,9 @@ def without_last(model: nn.Module, number: int) -> nn.Module:
 
 @dataclass(frozen=True)
 class Aligned:
-    """Another amount, with the number of tokens (``num_prefix`` included) rounded up to a multiple.
+    """An amount whose number of tokens (``num_prefix`` included) is rounded up to a multiple.
 
-    Matrix units like row counts divisible by 8 or 16; rounding up never keeps fewer tokens than asked.
+    Matrix units prefer row counts divisible by 8 or 16; rounding up never keeps fewer tokens than requested.
 
     Example:
         >>> Aligned(Remove(13), multiple=8, num_prefix=1).keep(196, 196)  # 184 tokens in all
@@ -175,10 +174,9 @@ class Aligned:
 
 
 def align(reduction: Reduction, multiple: int) -> bool:
-    """Round the tokens that every block keeps, prefix included, up to a multiple; until ``reduction.set`` plans anew.
+    """Round the tokens that every block keeps, prefix included, up to a multiple; `Reduction.set` undoes this.
 
-    Returns:
-        False, and nothing is changed, where the counts do not follow from plain amounts.
+    Return False, with nothing changed, if the counts do not follow from plain amounts.
 
     Example:
         >>> import timm, vitrim
@@ -207,14 +205,14 @@ def align(reduction: Reduction, multiple: int) -> bool:
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
 WIDE = 0.3
-"""Width of a bar; its speed-up is written above it."""
+"""Width of a bar."""
 
 
 @draws("throughput", "throughput", "Speed")
 def draw_throughput(tables: Tables) -> Any:
-    """One panel per precision and attention kernel. Of several sizes: the speed-up over the dense model, a line per
-    method, with the images per second of the dense model below each size. Of one size: images per second as bars
-    for the model's own number of tokens, as many as patches (M), one less, and multiples of 8, with the speed-up above
+    """One panel per precision and attention kernel. For several sizes: the speed-up over the dense model, a line per
+    method, with the images per second of the dense model below each size. For one size: images per second as bars, for
+    the model's own number of tokens, one token per patch (M), one less, and multiples of 8, with the speed-up above
     each."""
     rows, names = tables["throughput"].records(), names_of(tables["throughput"])
     groups = list(dict.fromkeys((row["precision"], row["kernel"]) for row in rows))
@@ -224,7 +222,7 @@ def draw_throughput(tables: Tables) -> Any:
     for axis, group in zip(axes, groups, strict=True):
         own = [row for row in rows if (row["precision"], row["kernel"]) == group]
         axis.set_title(" ".join(map(str, group)), fontsize=TEXT)
-        if len(sizes) > 1:  # with each model's own number of tokens; sizes stand at equal distances
+        if len(sizes) > 1:  # with each model's own tokens, at equal distances on the axis
             found = {(row["method"], row["size"]): row for row in own if row["tokens"] == OWN}
             for name in names:
                 y = [found[name, size]["speedup"] if (name, size) in found else float("nan") for size in sizes]
@@ -254,14 +252,13 @@ def draw_throughput(tables: Tables) -> Any:
 
 @draws("throughput", "throughput", "Speed of M tokens and of one less")
 def draw_one_token_less(tables: Tables) -> Any:
-    """Images per second over the size of the images, on logarithmic axes, one panel per precision and attention
-    kernel: solid with as many tokens as there are patches, dotted with one less. The speed-up over the dense model
-    stands beside each point."""
+    """Images per second over the size of the images, on logarithmic axes, one panel per precision and attention kernel:
+    solid with one token per patch, dotted with one token less. Numbers are speed-ups over the dense model."""
     rows, names = tables["throughput"].records(), names_of(tables["throughput"])
     groups = list(dict.fromkeys((row["precision"], row["kernel"]) for row in rows))
-    if len({row["size"] for row in rows}) < 2:  # as bars already
+    if len({row["size"] for row in rows}) < 2:  # `draw_throughput` shows these as bars
         return None
-    most = "M" if any(row["tokens"] == "M" for row in rows) else OWN  # without a class token they are the same
+    most = "M" if any(row["tokens"] == "M" for row in rows) else OWN  # the same without a class token
     colour, marker = styles(tables)
     figure, axes = panels(len(groups), across=2, size=(4.2, 3.0), above=0.2 + 0.2 * -(-len(names) // 3))
     for axis, group in zip(axes, groups, strict=True):

@@ -1,4 +1,4 @@
-"""t-SNE: pruned tokens before the head, and whether the block that pruned them still shows (Cropr, Figure 4)."""
+"""t-SNE of pruned tokens before the head: does the block that pruned them still show? (Cropr, Figure 4)."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ ALL = "all"
 
 @runtime_checkable
 class Rejoins(Protocol):
-    """A method that brings pruned tokens back for any head."""
+    """A method that returns pruned tokens to the head."""
 
     def rejoining(self) -> Mapping[str, MethodConfig]:
-        """Its forms in which they come back before the last block (``last_layer``) and after it (``concat``)."""
+        """Its configs by fusion: tokens return before the last block (``last_layer``) or after it (``concat``)."""
         ...
 
 
 def tsne(subject: Subject) -> FamilyResult:
-    """Tokens before the head where pruned ones come back before the last block, and after it.
+    """Map pruned tokens before the head, with fusion before the last block and after it.
 
-    The map is t-SNE by scikit-learn, started from principal components: van der Maaten and Hinton, Visualizing Data
-    using t-SNE (JMLR 2008). Of each image and router it shows the pruned token with the highest score, as it leaves the
-    last block (or as a dense head reads it). The silhouette by block, in the space of the tokens and on the map, is a
-    number for what the picture shows: near 0 the blocks mix, near 1 each has a place of its own.
+    The map is scikit-learn's t-SNE, initialised by principal components: van der Maaten and Hinton, Visualizing Data
+    using t-SNE (JMLR 2008). Per image and router it shows the pruned token with the highest score, as it leaves the
+    last block (or as a dense head reads it). The silhouette by block, of the tokens and on the map, measures the
+    separation: near 0 the blocks mix, near 1 they form clusters.
 
-    Arrays, by method and fusion: ``NAME/FUSION/points`` (T, 2) and ``NAME/FUSION/blocks`` (T,).
+    Arrays, per method and fusion: ``NAME/FUSION/points`` (T, 2) and ``NAME/FUSION/blocks`` (T,).
     """
     from sklearn.manifold import TSNE
 
@@ -83,8 +83,8 @@ def tsne(subject: Subject) -> FamilyResult:
 
 
 def own_forms(subject: Subject, method: Rejoins) -> dict[str, MethodConfig]:
-    """The form in which the run of ``subject`` learned to bring pruned tokens back, or that of ``method``: what
-    separately trained models are compared by, as in the paper."""
+    """The config with the fusion of the subject's training run or, without one, of ``method``; the paper compares
+    separately trained models, each with its own fusion."""
     assert isinstance(method, MethodConfig)
     learned = {} if subject.learned is None else read_reduction(subject.learned)
     options = learned["options"] if learned.get("method") == method.name else {}
@@ -93,14 +93,14 @@ def own_forms(subject: Subject, method: Rejoins) -> dict[str, MethodConfig]:
 
 
 def silhouettes(points: ArrayLike, labels: ArrayLike) -> list[float]:
-    """The mean silhouette of all points, then of those of each label in ascending order, in [-1, 1].
+    """The mean silhouette of all points, then of the points of each label in ascending order, in [-1, 1].
 
-    Of a point (b - a) / max(a, b): a is its mean distance to the others of its label, b to those of the nearest other
-    label; 0 where it is the only one of its label. Rousseeuw, Silhouettes (J. Comput. Appl. Math. 1987).
+    For a point (b - a) / max(a, b), where a is its mean distance to the other points of its label, and b to those of
+    the nearest other label; 0 if it is alone in its label. Rousseeuw, Silhouettes (J. Comput. Appl. Math. 1987).
 
     Args:
         points: (T, C).
-        labels: (T,), two different ones or more, otherwise all is nan.
+        labels: (T,); all results are nan with fewer than two labels, or with as many labels as points.
 
     Example:
         >>> [round(number, 3) for number in silhouettes([[0.0], [1.0], [10.0], [11.0]], [0, 0, 1, 1])]
@@ -117,7 +117,7 @@ def silhouettes(points: ArrayLike, labels: ArrayLike) -> list[float]:
 
 
 class _Pruned(Observer):
-    """The best of the pruned tokens of each image and router of one model, as the head finds them."""
+    """The best pruned token of each image and router of one model, as the head receives it."""
 
     def __init__(self, contestant: Contestant) -> None:
         super().__init__(contestant)
@@ -153,8 +153,8 @@ class _Pruned(Observer):
 
 @draws("tsne", "tsne", "Pruned tokens before the head")
 def draw_tsne(tables: Tables) -> Any:
-    """Scatter plots, one per form of bringing pruned tokens back: t-SNE of these tokens, coloured by the block that
-    pruned them. The silhouette by block, in the space of the tokens, stands above."""
+    """Scatter plots, one per fusion: t-SNE of the pruned tokens, coloured by the block that pruned them. Titles give
+    the silhouette by block, in the space of the tokens."""
     arrays = tables.arrays.get("tsne")
     if not arrays:
         return None

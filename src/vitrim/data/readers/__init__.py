@@ -1,4 +1,4 @@
-"""Readers of datasets as their authors lay them out on disk, by name: `nabirds:PATH`.
+"""Readers of published dataset layouts, by name: `nabirds:PATH`.
 
 A reader is a function in one file of this folder:
 
@@ -6,11 +6,12 @@ A reader is a function in one file of this folder:
     def read_nabirds(path: str, *, split: str | None = None) -> ImageDataset:
         ...
 
-Its further keyword-only parameters are options of `load_data`. It reads labels and paths, refuses what does not fit
-with a `DataError` of one line, and decodes no image.
+Further keyword-only parameters are options of `load_data`. A reader reads labels and paths, keeps their order, and
+decodes no image. It declares the tasks its data is for, `@register_reader("ade20k", "segmentation")`; the default is
+`classification`. A layout with several kinds of data has several functions under one name.
 
-A reader declares the tasks its data is for, `@register_reader("ade20k", "segmentation")`, by default `classification`.
-A layout that holds data of several kinds has several functions under one name.
+All readers raise `DataError`, in one line, for missing or malformed files and for a split that does not exist.
+``split`` may be omitted if only one is on disk; `val` and `validation` are equivalent.
 """
 
 from __future__ import annotations
@@ -28,24 +29,23 @@ Reader = Callable[..., Data]
 R = TypeVar("R", bound=Reader)
 
 TASKS = ("classification", "multilabel", "segmentation", "detection", "instances")
-"""The tasks that data can be for."""
+"""Tasks that data can be for."""
 WITH_LABELS = TASKS[:2]
-"""Those whose labels are of whole images: they need not be named."""
+"""Tasks with labels of whole images, which need not be named."""
 
 _READERS: dict[str, dict[str, Reader]] = {}
 """Name -> task -> reader."""
 
 
 def register_reader(name: str, *tasks: str) -> Callable[[R], R]:
-    """Decorator: register a reader under a name, for tasks. A name can be registered only once for a task.
+    """Decorator: register a reader under a name, once per task.
 
     Args:
-        name: what stands before the colon in `name:path`.
-        tasks: what its data is for, of `TASKS`; by default `classification`. A reader that takes the keyword `task` is
-            told which of them was asked for.
+        name: as before the colon in `name:path`.
+        tasks: of `TASKS`; by default `classification`. A reader with the keyword `task` receives the requested one.
 
     Raises:
-        VitrimError: there is a reader of this name for this task, or no such task.
+        VitrimError: this name has a reader for this task, or there is no such task.
 
     Example:
         >>> list(readers()["coco"])
@@ -66,7 +66,7 @@ def register_reader(name: str, *tasks: str) -> Callable[[R], R]:
 
 
 def readers() -> dict[str, dict[str, Reader]]:
-    """Every reader by name, sorted, and by the tasks that its data is for.
+    """Every reader by name, sorted, and by task.
 
     Example:
         >>> list(readers())  # doctest: +NORMALIZE_WHITESPACE

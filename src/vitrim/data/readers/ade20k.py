@@ -1,4 +1,4 @@
-"""ADE20K as the scene parsing challenge gives it out: `ade20k:ROOT`, with ROOT/images and ROOT/annotations."""
+"""ADE20K as published by the scene parsing challenge: `ade20k:ROOT`, with ROOT/images and ROOT/annotations."""
 
 from __future__ import annotations
 
@@ -27,17 +27,10 @@ CLASSES = tuple(_NAMES.split(", "))
 
 @register_reader("ade20k", "segmentation")
 def read_ade20k(path: str, *, split: str | None = None) -> SegmentationDataset:
-    """ADE20K with its 150 classes; pixel value 0 is ignored, the others are the class plus one.
+    """ADE20K with its 150 classes; pixel value 0 is ignored, others are the class plus one.
 
-    Args:
-        path: the root, with images/{training,validation}/*.jpg and annotations/{training,validation}/*.png.
-        split: `training` or `validation` (also `train` and `val`); may be left out where only one is on disk.
-
-    Returns:
-        A dataset in the order of the names.
-
-    Raises:
-        DataError: no such folder or split, an image without a mask, or a mask without an image.
+    Expects images/{training,validation}/*.jpg and annotations/{training,validation}/*.png below ``path``. Splits are
+    `training` (`train`) and `validation`.
     """
     root, source = existing(path), f"ade20k:{path}"
     asked = "training" if split is not None and split.lower() == "train" else split

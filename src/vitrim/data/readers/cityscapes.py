@@ -14,27 +14,17 @@ CLASSES = {
     20: "traffic sign", 21: "vegetation", 22: "terrain", 23: "sky", 24: "person", 25: "rider", 26: "car", 27: "truck",
     28: "bus", 31: "train", 32: "motorcycle", 33: "bicycle",
 }  # fmt: skip
-"""The ids that count in the benchmark, and their names: 19 of 34."""
+"""The 19 of 34 ids that the benchmark counts, and their names."""
 IDS = 34
 _IMAGE, _LABEL_IDS, _TRAIN_IDS = "_leftImg8bit.png", "_gtFine_labelIds.png", "_gtFine_labelTrainIds.png"
 
 
 @register_reader("cityscapes", "segmentation")
 def read_cityscapes(path: str, *, split: str | None = None) -> SegmentationDataset:
-    """Cityscapes, finely annotated, with the 19 classes of its benchmark; the other ids are ignored.
+    """Cityscapes, finely annotated, with the 19 classes of its benchmark; other ids are ignored.
 
-    Masks of ids (`labelIds`) are taken where they are, otherwise those of classes (`labelTrainIds`).
-
-    Args:
-        path: the root, with leftImg8bit/SPLIT/CITY/*_leftImg8bit.png and gtFine/SPLIT/CITY/*_gtFine_labelIds.png.
-        split: `train`, `val` (also `validation`) or `test`, whose masks are empty; may be left out where only one is on
-            disk.
-
-    Returns:
-        A dataset in the order of the cities and names.
-
-    Raises:
-        DataError: no such folder or split, an image without a mask, or a mask without an image.
+    Expects leftImg8bit/SPLIT/CITY/*_leftImg8bit.png and gtFine/SPLIT/CITY/*_gtFine_labelIds.png below ``path``, or else
+    `labelTrainIds`. Splits are `train`, `val` and `test`, whose masks are empty.
     """
     root, source = existing(path), f"cityscapes:{path}"
     name = pick_split(split, subfolders(root / "leftImg8bit", source), source)
@@ -50,6 +40,6 @@ def read_cityscapes(path: str, *, split: str | None = None) -> SegmentationDatas
 
 
 def _files(folder: Path, ending: str) -> dict[str, Path]:
-    """The files of all cities by city and name without its ending."""
+    """The files of all cities, by city and name without its ending."""
     found = sorted(folder.glob(f"*/*{ending}"))
     return {f"{file.parent.name}/{file.name.removesuffix(ending)}": file for file in found}

@@ -1,8 +1,7 @@
-"""COCO: `coco:ROOT`, with ROOT/train2014, ROOT/val2014 and ROOT/annotations, as several labels per image; for the tasks
-detection and instances also of 2017.
+"""COCO: `coco:ROOT`, with ROOT/train2014, ROOT/val2014 and ROOT/annotations; for objects also of 2017.
 
-An annotation file is checked as a whole before any image is read. What would give a wrong result is refused, with the
-file, the entry and what is valid. Fields that nobody reads may hold anything, or be missing.
+An annotation file is checked as a whole before any image is read. Anything that would give a wrong result is refused,
+naming the file, the entry and the valid values. Fields that are not read may hold anything.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from vitrim.errors import DataError
 
 _SPLITS = ("train", "val")
 LONGEST_SIDE = 2**16
-"""Most pixels of a side of an image: more than a JPEG file can have."""
+"""Most pixels per side of an image, more than a JPEG file can have."""
 LARGEST_FLOAT = sys.float_info.max
 
 _OUTLINE = "segmentation"
@@ -33,22 +32,13 @@ _OUTLINE = "segmentation"
 
 @register_reader("coco", "multilabel")
 def read_coco(path: str, *, split: str | None = None) -> MultiLabelDataset:
-    """COCO 2014: which of the 80 classes are in an image.
+    """COCO 2014 with several labels per image: which of the 80 classes, in the order of the JSON file, it shows.
 
-    An image is of a class if any of its annotations is, of whatever area and crowds included (published readers keep
-    one row for small, medium and large areas and then take any of them, which is the same). Images without annotations
-    are left out. Classes are in the order of the JSON file.
+    An image has the class of each of its annotations, of any area, crowds included. (Published readers keep separate
+    rows for small, medium and large areas and combine them, with the same result.) Images without annotations are left
+    out.
 
-    Args:
-        path: the root, with annotations/instances_train2014.json, train2014/ and the same for val.
-        split: `train` or `val` (also `validation`); may be left out where only one JSON file is on disk.
-
-    Returns:
-        A dataset in the order of the images in the JSON file.
-
-    Raises:
-        DataError: a JSON file or an image that is missing, a file of another form, an annotation of an unknown image
-            or class, or no such split.
+    Expects annotations/instances_train2014.json and train2014/ below ``path``, and the same for val.
     """
     root, source = existing(path), f"coco:{path}"
     present = [name for name in _SPLITS if _annotations(root, name).is_file()]
@@ -67,24 +57,12 @@ def read_coco(path: str, *, split: str | None = None) -> MultiLabelDataset:
 
 @register_reader("coco", "detection", "instances")
 def read_coco_objects(path: str, *, split: str | None = None, task: str = "detection") -> DetectionDataset:
-    """COCO 2017 or 2014, boxes and, for the task `instances`, outlines.
+    """COCO 2017, or else 2014: boxes and, for the task `instances`, outlines, in the order of the JSON file.
 
-    Classes are in the order of the JSON file. Images without objects, or with crowds only, are left out of the train
-    split and kept in others. Boxes without area, of which the published train files have a few, are left out.
+    Images without objects, or with crowds only, are left out of the train split only. Boxes without area, of which the
+    published train files have a few, are left out. Areas are the file's, which are those of outlines.
 
-    Args:
-        path: the root, with annotations/instances_train2017.json, train2017/ and the same for val; 2014 is read where
-            2017 is not there.
-        split: `train` or `val` (also `validation`); may be left out where only one JSON file is on disk.
-        task: `detection` or `instances`.
-
-    Returns:
-        A dataset in the order of the images in the JSON file. Areas are those of the JSON file, which are of outlines.
-
-    Raises:
-        DataError: a JSON file or an image that is missing, a file of another form, an annotation of an unknown image
-            or class, one without an outline where outlines are asked for, a box beyond its image, or no such split.
-        MissingPackageError: the task is instances and `pycocotools` is not installed.
+    Expects annotations/instances_train2017.json and train2017/ below ``path``, and the same for val.
     """
     root, source = existing(path), f"coco:{path}"
     years = {name: year for year in (2014, 2017) for name in _SPLITS if _annotations(root, name, year).is_file()}
@@ -126,7 +104,7 @@ def _annotations(root: Path, split: str, year: int = 2014) -> Path:
 
 Id = int | str
 Fields = dict[str, tuple[Callable[[Any], bool], str]]
-"""Fields of an entry by name: when one is right, and the same in words."""
+"""Fields of an entry by name: a check, and what is valid in words."""
 
 
 def _is_number(value: Any) -> bool:
@@ -161,13 +139,7 @@ OBJECT: Fields = {
 
 @dataclass(frozen=True)
 class Entries:
-    """The entries of one list of a file.
-
-    Attributes:
-        rows: the entries.
-        what: what one is called.
-        file: where they were read, for messages.
-    """
+    """The entries of one list of a file: ``rows``, called ``what`` in messages, from ``file``."""
 
     rows: list[dict[str, Any]]
     what: str
@@ -175,11 +147,7 @@ class Entries:
 
     @classmethod
     def of(cls, content: dict[str, Any], name: str, what: str, file: Path) -> Entries:
-        """Return the list ``name`` of a file.
-
-        Raises:
-            DataError: it is missing or no list, or an entry is no object.
-        """
+        """The list ``name`` of a file."""
         if type(content.get(name)) is not list:
             found = f"has {name} {shown(content[name])}" if name in content else f"has no {name}"
             raise DataError(f"{file} is not of COCO's form: it {found}; valid: a list of objects")
@@ -189,8 +157,7 @@ class Entries:
         return cls(content[name], what, file)
 
     def check(self, fields: Fields, *unique: str) -> None:
-        """Refuse an entry without one of the ``fields`` as it must be, or with the value of an earlier one in a field
-        that is ``unique``."""
+        """Refuse an entry with an invalid value in one of ``fields``, or a repeated one in a ``unique`` field."""
         for number, row in enumerate(self.rows):
             for field, (is_right, valid) in fields.items():
                 if field not in row or not is_right(row[field]):
@@ -209,7 +176,7 @@ class Entries:
         raise DataError(f"{self.where(number)} {found}; valid: {valid}")
 
     def where(self, number: int) -> str:
-        """Name an entry by its place and by its id, which can be looked for in the file."""
+        """The name of an entry: its index, and its id to search for in the file."""
         name = self.rows[number].get("id")
         known = f" (id {shown(name)})" if type(name) in (int, str) else ""
         return f"{self.what} {number}{known} in {self.file}"
@@ -221,9 +188,9 @@ class Annotations:
 
     Attributes:
         class_names: in the order of the file.
-        place: the place of every category's id in ``class_names``.
-        images: the entry of every image by its id, in the order of the file.
-        entries: the annotations; in those of `_with_outline`, ``segmentation`` is an `Outline`, or not there.
+        place: the index in ``class_names`` of every category id.
+        images: the entry of every image by id, in the order of the file.
+        entries: the annotations; after `_with_outline`, ``segmentation`` is an `Outline`, or missing.
     """
 
     class_names: list[str]
@@ -232,7 +199,7 @@ class Annotations:
     entries: Entries
 
     def by_image(self, rows: Iterable[dict[str, Any]]) -> dict[Id, list[dict[str, Any]]]:
-        """Those of the annotations, for every image, in the order of the file."""
+        """``rows`` of annotations grouped by image, in the order of the file."""
         found: dict[Id, list[dict[str, Any]]] = {image: [] for image in self.images}
         for row in rows:
             found[row["image_id"]].append(row)
@@ -240,22 +207,18 @@ class Annotations:
 
 
 def read_annotations(file: Path, source: str, image: Fields, annotation: Fields, hook: Any) -> Annotations:
-    """Read a file and check what is read of it.
+    """Read and check an annotation file.
 
     Args:
         file: in JSON.
         source: of the data, for messages.
-        image, annotation: the fields of an image and of an annotation that are read.
-        hook: for each object of the file, changed in place.
-
-    Raises:
-        DataError: it is missing, not JSON or of another form; two entries of one id; an annotation of an image or a
-            category that is not in its lists; two images of one file.
+        image, annotation: the fields that are read of an image and of an annotation.
+        hook: changes each object of the file in place.
     """
     text = read_text(file, source)
     try:
         content = json.loads(text, object_hook=hook)
-    except ValueError as error:  # not JSON, or a number of thousands of digits
+    except ValueError as error:  # not JSON, or a number with thousands of digits
         raise DataError(f"cannot read {file}: it is not JSON: {error}") from error
     except RecursionError as error:
         raise DataError(f"cannot read {file}: its lists are nested too deep for JSON") from error
@@ -268,7 +231,7 @@ def read_annotations(file: Path, source: str, image: Fields, annotation: Fields,
     images = Entries.of(content, "images", "image", file)
     images.check({**ID, **image}, "id", "file_name")
     annotations = Entries.of(content, "annotations", "annotation", file)
-    if any("id" in row for row in annotations.rows):  # nobody reads them
+    if any("id" in row for row in annotations.rows):  # they are not read
         annotations.check(ID, "id")
     annotations.check(annotation)
     place = {row["id"]: number for number, row in enumerate(categories.rows)}
@@ -282,30 +245,26 @@ def read_annotations(file: Path, source: str, image: Fields, annotation: Fields,
 
 
 def _without_outline(value: dict[str, Any]) -> dict[str, Any]:
-    """Drop outlines while a file is read: they are most of it, and as Python lists they take several GB."""
+    """Drop outlines while parsing: they are most of a file, several GB as Python lists."""
     value.pop(_OUTLINE, None)
     return value
 
 
 def _with_outline(value: dict[str, Any]) -> dict[str, Any]:
-    """Keep outlines as bytes, which are much smaller, and what a check of them found."""
+    """Keep outlines as bytes, which are much smaller, with the result of their check."""
     if value.get(_OUTLINE) not in (None, []):
         found = examine(value[_OUTLINE])
         value[_OUTLINE] = found if found.problem else found._replace(encoded=json.dumps(value[_OUTLINE]).encode())
     else:
-        value.pop(_OUTLINE, None)  # null and [] say that there is none
+        value.pop(_OUTLINE, None)  # null and [] mean none
     return value
 
 
 def with_area(annotations: Annotations, *, outlines: bool) -> list[dict[str, Any]]:
     """The annotations whose box has an area.
 
-    Args:
-        annotations: with the fields of `OBJECT`, of images with those of `SIZED_IMAGE`.
-        outlines: each has an `Outline` then, a crowd without its own that of its box.
-
-    Raises:
-        DataError: a box, an area or an outline beyond its image, or an outline that is missing or of another form.
+    ``annotations`` have the fields of `OBJECT`, their images those of `SIZED_IMAGE`. With ``outlines``, each gets an
+    `Outline`, a crowd without its own that of its box.
     """
     entries, kept = annotations.entries, list[dict[str, Any]]()
     owners = (annotations.images[row["image_id"]] for row in entries.rows)
@@ -335,12 +294,7 @@ def with_area(annotations: Annotations, *, outlines: bool) -> list[dict[str, Any
 
 
 def _check_boxes(annotations: Entries, sizes: np.ndarray[Any, Any]) -> list[bool]:
-    """Check that all boxes lie in their images, and return which have no area.
-
-    Args:
-        annotations: n of them.
-        sizes: (n, 2), height and width of the image of each.
-    """
+    """Check that all boxes lie in their images, of ``sizes`` (n, 2) heights and widths; return which have no area."""
     boxes = np.array([row["bbox"] for row in annotations.rows], dtype=np.float64).reshape(-1, 4)
     corners = boxes.copy()
     corners[:, 2:] += corners[:, :2]

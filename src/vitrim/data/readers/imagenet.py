@@ -1,4 +1,4 @@
-"""ImageNet: `imagenet:ROOT`, with ROOT/train/WNID/*.JPEG, and ROOT/val/WNID/*.JPEG or all of them in ROOT/val."""
+"""ImageNet: `imagenet:ROOT`, with ROOT/train/WNID/*.JPEG, and ROOT/val/WNID/*.JPEG or all in ROOT/val."""
 
 from __future__ import annotations
 
@@ -25,34 +25,26 @@ _FORMS = (_KAGGLE, _SYNSETS, _DEVKIT)
 
 @register_reader("imagenet")
 def read_imagenet(path: str, *, split: str | None = None, labels: str | None = None) -> ImageDataset:
-    """ImageNet, or a subset of its classes, in folders named by WordNet ids.
+    """ImageNet, or a subset of its classes, in folders named by WordNet ids, which are the class names.
 
-    Labels are places in the sorted ids of the train split, or of the validation split where there is no other on disk.
-    A folder with all 1000 classes thus has the labels of every published model; one with fewer has labels of its own.
-    Other folders and files in the root (devkit, test, meta.bin) are left alone.
+    Labels are indices in the sorted ids of the train split, or of the validation split if it is alone on disk. With all
+    1000 classes they equal those of every published model; a subset has its own. Other folders and files in the root
+    (devkit, test, meta.bin) are ignored.
 
-    The validation images may also lie in one folder, as they are given out, beside a file that says their classes:
+    Validation images may also be in one folder, as published, beside a file with their classes:
 
-    * `LOC_val_solution.csv` (Kaggle): the id of an image, and its boxes, each behind the WordNet id;
-    * `ILSVRC2012_validation_ground_truth.txt` (the devkit): in line i the number of the class of image i. These numbers
-      are not those of published models; `meta.mat` or `map_clsloc.txt` beside it says their WordNet ids;
+    * `LOC_val_solution.csv` (Kaggle): image id, then boxes, each after its WordNet id;
+    * `ILSVRC2012_validation_ground_truth.txt` (the devkit): in line i the class number of image i. These numbers differ
+      from those of published models; `meta.mat` or `map_clsloc.txt` beside it has their WordNet ids;
     * `imagenet_2012_validation_synset_labels.txt` (TensorFlow): in line i the WordNet id of image i.
 
-    It is looked for in the root, in the folder of the images, and in `data` of a folder in the root (the devkit). Not
-    all images that it names have to be there.
+    Searched in the root, in the folder of the images, and in `data` of a folder in the root (the devkit). Images that
+    it names may be missing.
 
     Args:
         path: the root.
-        split: `train` or `val` (also `validation`); may be left out where only one is on disk.
-        labels: a file of one of these names that lies elsewhere.
-
-    Returns:
-        A dataset whose class names are the WordNet ids.
-
-    Raises:
-        DataError: no such folder or split, class folders that are not named by WordNet ids, or a validation image
-            whose class is not known.
-        MissingPackageError: `meta.mat` is to be read, and scipy is not installed.
+        split: `train` or `val`.
+        labels: such a file elsewhere.
     """
     root, source = existing(path), f"imagenet:{path}"
     present = [name for name in _SPLITS if (root / name).is_dir()]
@@ -76,7 +68,7 @@ def read_imagenet(path: str, *, split: str | None = None, labels: str | None = N
 
 
 def _flat(root: Path, folder: Path, source: str, split: str, file: Path | None) -> ImageDataset:
-    """The images that lie directly in a folder, in the order of their names."""
+    """The images directly in a folder, in the order of their names."""
     of_stem = _wnids(file or _label_file(root, folder), source)
     images = files_by_stem(folder, source)
     unknown = [images[stem].name for stem in images if stem not in of_stem]
@@ -104,13 +96,13 @@ def _label_file(root: Path, folder: Path) -> Path:
 
 
 def _wnids(file: Path, source: str) -> dict[str, str]:
-    """The WordNet id of each image by its name without suffix."""
+    """The WordNet id of each image, by its name without suffix."""
     if file.name not in _FORMS:
         raise DataError(f"{file} is no known file of labels; valid: {', '.join(_FORMS)}")
     lines = read_text(file, source).splitlines()
     if file.name == _KAGGLE:
         rows = list(csv.reader(StringIO("\n".join(lines))))[1:]
-        # the words are boxes: an id and four numbers each, all of one class
+        # the words are boxes, an id and four numbers each, all of one class
         wnids = {row[0]: row[1].split(" ")[0] if len(row) == 2 else "" for row in rows if row}
     else:
         words = [line.strip() for line in lines]

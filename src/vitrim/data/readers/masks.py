@@ -20,19 +20,10 @@ def read_masks(
     class_names: Sequence[str] | None = None,
     num_classes: int | None = None,
 ) -> SegmentationDataset:
-    """Images and masks of the same name but for the suffix, in two trees of one folder per split.
+    """Images and masks with equal names but for the suffix.
 
-    Args:
-        path: the root, with images/SPLIT/ and masks/SPLIT/; masks are PNG files whose pixel values are labels.
-        split: the name of the folders; may be left out where there is only one.
-        ignore, class_names, num_classes: as of `SegmentationDataset`.
-
-    Returns:
-        A dataset in the order of the names.
-
-    Raises:
-        DataError: no such folder or split, an image without a mask, a mask without an image, two images of one name, or
-            all pixels are of one class or ignored.
+    Expects images/SPLIT/ and masks/SPLIT/ below ``path``; masks are PNG files whose pixel values are labels. ``split``
+    is the folders' name; ``ignore``, ``class_names`` and ``num_classes`` are as in `SegmentationDataset`.
     """
     root, source = existing(path), f"masks:{path}"
     name = pick_split(split, subfolders(root / "images", source), source)

@@ -1,4 +1,4 @@
-"""NABirds: `nabirds:ROOT`, with the text files of the archive and ROOT/images."""
+"""NABirds: `nabirds:ROOT`, with the archive's text files and ROOT/images."""
 
 from __future__ import annotations
 
@@ -15,21 +15,13 @@ _PARTS = {"1": "train", "0": "test"}
 
 @register_reader("nabirds")
 def read_nabirds(path: str, *, split: str | None = None) -> ImageDataset:
-    """NABirds (Van Horn et al., 2015).
+    """NABirds (Van Horn et al., 2015), in the order of images.txt.
 
-    `classes.txt` numbers the nodes of a tree, of which 555 have images. Labels are the places of the numbers that have
-    images, in either split, in ascending order: 0 to 554.
+    `classes.txt` numbers the nodes of a tree, of which 555 have images in either split. Labels are the indices of these
+    numbers in ascending order, 0 to 554.
 
-    Args:
-        path: the root, with images.txt, image_class_labels.txt, train_test_split.txt, classes.txt and images/.
-        split: `train`, or `test`, which may also be called `val`, as it is what models are chosen by.
-
-    Returns:
-        A dataset in the order of images.txt.
-
-    Raises:
-        DataError: a text file or an image that is missing, a line of another form, an image without a class or split,
-            a class without a name, or no such split.
+    Expects images.txt, image_class_labels.txt, train_test_split.txt, classes.txt and images/ below ``path``. Splits are
+    `train` and `test`, also called `val`, because models are selected on it.
     """
     root, source = existing(path), f"nabirds:{path}"
     wanted = pick_split("test" if split in _EVALUATION else split, ["train", "test"], source)
@@ -73,7 +65,7 @@ def _pairs(file: Path, source: str) -> dict[str, str]:
 
 
 def _of_every_image(file: Path, images: dict[str, str], source: str) -> dict[str, str]:
-    """Read the lines of a file that has an entry for every image."""
+    """The lines of a file that has an entry for every image."""
     pairs = _pairs(file, source)
     missing = next((image for image in images if image not in pairs), None)
     if missing is not None:

@@ -1,5 +1,5 @@
-"""NUS-WIDE: `nus_wide:ROOT`, as given out by the asymmetric-loss authors, with ROOT/nus_wid_data.csv and the images it
-names, or as first distributed, with lists of images and a file of zeros and ones for each concept."""
+"""NUS-WIDE: `nus_wide:ROOT`, as published by the asymmetric-loss authors, with ROOT/nus_wid_data.csv and the images
+it names, or as first published, with lists of images and a file of zeros and ones per concept."""
 
 from __future__ import annotations
 
@@ -33,30 +33,23 @@ class _Row:
 
 @register_reader("nus_wide", "multilabel")
 def read_nus_wide(path: str, *, split: str | None = None, empty_class: bool = False) -> MultiLabelDataset:
-    """NUS-WIDE: which concepts are in an image.
+    """NUS-WIDE: the concepts in an image, in the order of the csv file or of the list.
 
-    Classes are the sorted names of both splits. Images without a label are kept: none of their classes is present. The
-    comparative study of Haurum et al. (2023) counts having no label as one more class, named '' and thus the first;
-    that is not done here, as it is no concept, unless `empty_class` asks for it (to load their weights, or to compare
-    with their mAP).
+    Classes are the sorted names of both splits. Images without a label are kept. The comparative study of Haurum et al.
+    (2023) counts having no label as one more class, named '' and thus the first; ``empty_class`` does so, to load their
+    weights or compare with their mAP.
 
-    Without nus_wid_data.csv the original distribution (Chua et al., 2009) is expected:
+    Without nus_wid_data.csv, expects the original distribution (Chua et al., 2009):
 
-    * `ImageList/TrainImagelist.txt` and `TestImagelist.txt`: an image a line, as `actor\\0001_2124494179.jpg`;
+    * `ImageList/TrainImagelist.txt` and `TestImagelist.txt`: an image per line, as `actor\\0001_2124494179.jpg`;
     * `Groundtruth/TrainTestLabels/Labels_CONCEPT_Train.txt` and `..._Test.txt` (or `TrainTestLabels/` in the root): 0
-      or 1 a line, for the images of the list in its order;
+      or 1 per line, for the images of the list in its order;
     * the images in `Flickr/`, `images/` or the root.
 
     Args:
-        path: the root, with nus_wid_data.csv and the images it names, relative to the root; or the folders above.
-        split: `train` or `val` (also `validation`); of the original distribution `train` or `test` (also `val`).
+        path: the root.
+        split: `train` or `val`; of the original distribution `train` or `test` (also `val`).
         empty_class: count having no label as a class.
-
-    Returns:
-        A dataset in the order of the csv file or of the list.
-
-    Raises:
-        DataError: a file of labels or an image is missing, a row of another form, or no such split.
     """
     if not isinstance(empty_class, bool):
         raise DataError(f"empty_class is true or false, not {empty_class!r:.60}")

@@ -16,17 +16,10 @@ CLASSES = tuple(_NAMES.split())
 
 @register_reader("voc", "segmentation")
 def read_voc(path: str, *, split: str | None = None) -> SegmentationDataset:
-    """Pascal VOC's segmentation: 20 classes and the background, which is class 0; pixel value 255 is ignored.
+    """Pascal VOC's segmentation: 20 classes and the background, class 0; pixel value 255 is ignored.
 
-    Args:
-        path: the folder of one year, such as VOCdevkit/VOC2012.
-        split: a list of ImageSets/Segmentation, `train`, `val` (also `validation`) or `trainval`.
-
-    Returns:
-        A dataset in the order of the list.
-
-    Raises:
-        DataError: no such folder or list, or an image or a mask that is missing.
+    ``path`` is the folder of one year, such as VOCdevkit/VOC2012. ``split`` is a list of ImageSets/Segmentation:
+    `train`, `val` or `trainval`.
     """
     root, source = existing(path), f"voc:{path}"
     lists = sorted((root / "ImageSets" / "Segmentation").glob("*.txt"))

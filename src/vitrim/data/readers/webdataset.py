@@ -29,7 +29,7 @@ _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _CLASS = "cls"
 _JSON = ("json", "jsn")
 _FIELD = "label"
-_ALL = "archives"  # the split `datasets` is told they are; "all" has a meaning of its own
+_ALL = "archives"  # the name of the split for `datasets`, where "all" has another meaning
 
 
 @register_reader("webdataset")
@@ -40,24 +40,17 @@ def read_webdataset(
     image_column: str | None = None,
     label_column: str | None = None,
 ) -> ImageDataset:
-    """Tar archives in which the files of one image have one name: `0001.jpg` and `0001.cls` or `0001.json`.
+    """Tar archives in which the files of one image share a name: `0001.jpg` and `0001.cls` or `0001.json`.
 
-    Read by the package `datasets`, which copies the archives into its cache (HF_DATASETS_CACHE) the first time.
+    Read by the package `datasets`, which first copies the archives into its cache (HF_DATASETS_CACHE). Text labels
+    become integers in sorted order: of the train split, or of all archives without one.
 
     Args:
         path: a tar file, a folder of them, or a pattern with ranges, `{000000..000009}`, or `*`.
-        split: the archives that have it as a word in their name; may be left out where they name none or only one.
-        image_column: the suffix of the images, if there are several kinds of images.
+        split: the archives with it as a word in their name; optional if they name at most one.
+        image_column: the suffix of the images, if there are several kinds.
         label_column: the suffix of the labels; by default `cls`, or `json` or `jsn`, whose field `label` is the label,
-            or which are the label. A field of another name is `json.NAME`.
-
-    Returns:
-        A dataset in the order of the archives. Labels that are texts become labels in sorted order:
-        that of the train split, or without one of all archives together.
-
-    Raises:
-        DataError: no such archive or split; an archive that is damaged; an image or a label that is missing.
-        MissingPackageError: the package `datasets` is not installed.
+            or which are the label. Another field is `json.NAME`.
     """
     source = f"webdataset:{path}"
     archives = _archives(path, source)
@@ -66,7 +59,7 @@ def read_webdataset(
     image = find_image_column(table.features, image_column, source)
     rows = Rows(table, image)
     column = rows.table.with_format("arrow")[:].column(0)
-    if column.null_count:  # where an archive holds images of several suffixes
+    if column.null_count:  # an archive with images of several suffixes
         row = int(column.is_null().to_numpy().argmax())
         raise DataError(f"{table[row]['__key__']!r} of {source} has no .{image}: images need one suffix throughout")
     label_table, label = _labels_of(table, label_column, source)
@@ -88,7 +81,7 @@ def _table(files: list[Path], source: str) -> Any:
 
 
 def _archives(path: str, source: str) -> list[Path]:
-    """The archives a pattern matches, in its order: a{0..2} is a0, a1, a2, as wide as the range's start is written."""
+    """The archives that a pattern matches, in its order: a{0..2} is a0, a1, a2; a{00..02} is a00, a01, a02."""
     pattern, names, end = os.path.expanduser(path), [""], 0
     for found in _RANGE.finditer(pattern):
         start, stop = found.groups()
@@ -111,7 +104,7 @@ def _archives(path: str, source: str) -> list[Path]:
 
 
 def _labels_of(table: Any, asked: str | None, source: str) -> tuple[Any, str]:
-    """The table that has the labels as a column, and the column's name."""
+    """The table with its labels as a column, and the column's name."""
     present = [name for name in (_CLASS, *_JSON) if name in table.features]
     name, _, field = (asked or (present[0] if present else _CLASS)).partition(".")
     if name not in table.features:

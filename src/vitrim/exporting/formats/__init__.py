@@ -1,6 +1,6 @@
-"""The formats of exported models. A format writes a program of torch.export, and opens what it wrote in its engine.
+"""The formats of exported models. A format writes a torch.export program, and opens the file in its engine.
 
-A new one is a file here, and a line in `formats`; the base class is in `base`.
+A new format is a file in this folder, and a line in `formats`; the base class is in `base`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _OTHERS: dict[str, type[Format]] = {}
 
 
 def register_format(kind: type[Format]) -> type[Format]:
-    """Class decorator: add a format to those of vitrim, by its name."""
+    """Class decorator that registers a format by its name."""
     enter({**formats()}, kind.name, kind, f"format '{kind.name}'")
     _OTHERS[kind.name] = kind
     return kind
 
 
 def formats() -> dict[str, type[Format]]:
-    """Every format by name: those of this folder, and those that others registered.
+    """All formats by name: those in this folder, and registered ones.
 
     Example:
         >>> sorted(formats())
@@ -36,7 +36,7 @@ def formats() -> dict[str, type[Format]]:
 
 
 def engines() -> dict[str, type[Format]]:
-    """Every engine that can run here, by name, with the format it runs.
+    """The formats whose engines can run here, by name of the engine.
 
     Example:
         >>> "torch.export" in engines()
@@ -46,17 +46,17 @@ def engines() -> dict[str, type[Format]]:
 
 
 def format_named(name: str | None, path: Path) -> type[Format]:
-    """The format ``name``, or that of the suffix of ``path`` where no name is given.
+    """The format ``name`` or, for None, that of the suffix of ``path``.
 
     Raises:
-        VitrimError: an unknown format, a suffix that is not its own, or none that tells.
+        VitrimError: an unknown format or suffix, or a suffix of another format.
 
     Example:
         >>> format_named(None, Path("m.onnx")).engine, format_named(None, Path("m.pt2")).engine
         ('onnxruntime', 'torch.export')
     """
     every = formats()
-    # pt2 behind aoti, which shares its suffix and must be asked for by name
+    # aoti shares the suffix of pt2 and must be named; sorted, pt2 comes last and wins
     endings = {kind.suffix: kind for kind in sorted(every.values(), key=lambda kind: kind.name)}
     if name is None:
         if path.suffix not in endings:

@@ -1,4 +1,4 @@
-"""The base of export formats, and what several of them share: arrays, int8. `vitrim.exporting.formats` lists them."""
+"""The base class of export formats, and their shared parts: arrays, int8. `vitrim.exporting.formats` lists them."""
 
 from __future__ import annotations
 
@@ -22,38 +22,36 @@ from vitrim.errors import MissingPackageError
 
 Array: TypeAlias = NDArray[Any]
 Run: TypeAlias = Callable[[Array], Array]
-"""Images in, predictions out, by one engine that is open."""
+"""Maps images to predictions, by an open engine."""
 
 KEY = "vitrim"
-"""The entry of a file's metadata that holds ours, as JSON."""
+"""The entry of a file's metadata that holds vitrim's, as JSON."""
 
 OPSETS = range(18, 24)
-"""Versions of the ONNX operator set that the exporter writes and onnxruntime reads."""
+"""ONNX operator sets that the exporter writes and onnxruntime reads."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PRECISIONS = {**DTYPES, "int8": torch.float32}
-"""The precisions of a model, with the dtype of the weights that torch then holds: an engine makes int8 of float32."""
+"""Precisions with the dtype of torch's weights: engines derive int8 from float32."""
 
 ANY = "any"
-"""The processors that a file in int8 is for, as its metadata say. Files whose metadata do not say it, of earlier
-versions, are for those with VNNI: on others their sums saturate."""
+"""Value of ``processors`` in the metadata of an int8 file. Files of earlier versions lack the entry and need VNNI: on
+other processors their sums saturate."""
 
 CPU_FACTS = Path("/proc/cpuinfo")
 
 DECISIONS = "reducer"
-"""The beginning of the names of operations that decide about tokens: they are never quantised."""
+"""Name prefix of operations that decide about tokens, which are never quantised."""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """One program to write.
+    """A program to write.
 
     Attributes:
-        program: of torch.export, with the input ``image`` and the output ``output``.
-        output: name of the output.
-        metadata: JSON, to be kept inside the file.
-        opset: version of the ONNX operator set, for the formats that are or pass through ONNX.
-        dtype: of the weights.
+        program: torch.export program, with the input ``image``.
+        metadata: JSON to store in the file.
+        opset: ONNX operator set, for formats that are or pass through ONNX.
     """
 
     program: ExportedProgram
@@ -67,15 +65,14 @@ class Format:
     """A file format and its engine. Class methods only.
 
     Class attributes:
-        name: as ``--to`` says it.
-        engine: what runs the file.
-        suffix: of the file.
-        needs: packages by the name they are imported by; ``extra`` is vitrim's extra that has them.
-        casts: precisions that are dtypes of the weights. Others are made of a written fp32 file, see `in_precision`.
-        makes: those others.
-        own_threads: the engine has threads of its own, as many as `open` is told; else it runs on torch's.
-        code: to open a file in the engine runs what its author wrote, with the rights of whoever opens it. `metadata`
-            runs nothing in any format.
+        name: name for ``--to``.
+        engine: name of the engine.
+        suffix: suffix of the file.
+        needs: import names of required packages; ``extra`` is the extra of vitrim that installs them.
+        casts: precisions that are dtypes of the weights.
+        makes: precisions derived from a written fp32 file, see `in_precision`.
+        own_threads: the engine has its own threads, set by `open`; else it runs on torch's.
+        code: opening the file in the engine runs its author's code, with the user's rights. `metadata` never does.
     """
 
     name: ClassVar[str] = ""
@@ -90,7 +87,7 @@ class Format:
 
     @classmethod
     def missing(cls) -> str | None:
-        """The parts that this machine lacks to write and run the format, in words; None if nothing."""
+        """The requirements that this machine lacks, as a message; None if it lacks none."""
         absent = [name for name in cls.needs if importlib.util.find_spec(name) is None]
         if not absent:
             return None
@@ -98,90 +95,73 @@ class Format:
 
     @classmethod
     def check(cls) -> None:
-        """Refuse where something is missing.
-
-        Raises:
-            MissingPackageError: saying what to install.
-        """
+        """Raise `MissingPackageError` if a requirement is missing."""
         lack = cls.missing()
         if lack is not None:
             raise MissingPackageError(lack)
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """True if a file is of this format: by its suffix, unless several formats share that."""
+        """True if a file has this format: by its suffix, unless formats share it."""
         return path.suffix == cls.suffix
 
     @classmethod
     def write(cls, graph: Graph, path: Path) -> int:
-        """Write the program to ``path``, in a folder of its own, and return the number of operations of its graph."""
+        """Write the program to ``path``, in a folder of its own; return the number of operations in its graph."""
         raise NotImplementedError
 
     @classmethod
     def lacks(cls, precision: str) -> str | None:
-        """The reason in words why this machine cannot run a file in ``precision``, which the format has; else None."""
+        """The reason why this machine cannot run a file in a supported ``precision``; None if it can."""
         return None
 
     @classmethod
     def facts(cls, precision: str) -> Mapping[str, str]:
-        """Further metadata of a file that this machine makes in ``precision``, one of `makes`."""
+        """Additional metadata of a file made on this machine in ``precision``, one of `makes`."""
         return {"processors": ANY} if precision == "int8" else {}
 
     @classmethod
     def in_precision(cls, path: Path, precision: str, metadata: str, images: Iterable[Array], made: Path) -> int:
-        """Write the fp32 file ``path`` again, to ``made``, to be computed in one of `makes`.
+        """Write the fp32 file ``path`` again, to ``made``, in one of `makes`; return the number of operations in its
+        graph.
 
         Args:
-            path: of a file that `write` wrote.
-            precision: of `makes`.
-            metadata: in place of those in the file.
-            images: for int8: batches as the file takes them, to find the ranges of activations on.
-            made: in a folder of its own.
-
-        Returns:
-            The number of operations of its graph.
+            path: a file from `write`.
+            precision: one of `makes`.
+            metadata: replaces the metadata in the file.
+            images: batches as the file takes them, to calibrate int8 on.
+            made: path of the new file, in a folder of its own.
 
         Raises:
-            MissingPackageError: a package that quantises is not installed.
+            MissingPackageError: the package for quantisation is not installed.
         """
         raise NotImplementedError
 
     @classmethod
     def open(cls, path: Path, threads: int, precision: str = "fp32") -> Run:
-        """Load a file for so many threads; an engine without threads of its own runs on those that torch has.
-
-        Args:
-            path: of the file.
-            threads: of the engine.
-            precision: what its metadata say that it computes in.
-        """
+        """Load a file with this number of threads, if the engine has its own; ``precision`` is that of its metadata."""
         raise NotImplementedError
 
     @classmethod
     def metadata(cls, path: Path) -> str | None:
-        """The metadata kept in a file, or None where it has none of ours. Runs nothing of the file."""
+        """vitrim's metadata in a file; None if it has none. Never runs code in the file."""
         raise NotImplementedError
 
 
 def as_array(value: Any) -> Array:
-    """An output of any engine as an array."""
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 
 def check_quantiser() -> None:
-    """Refuse where what quantises is missing.
-
-    Raises:
-        MissingPackageError: saying what to install.
-    """
+    """Raise `MissingPackageError` if the package for quantisation is missing."""
     if importlib.util.find_spec("nncf") is None:
         raise MissingPackageError("int8 needs nncf: pip install 'vitrim[int8]'")
 
 
 def without_vnni() -> bool:
-    """True if this processor is known to add products of int8 in 16 bits, as x86 without VNNI does.
+    """True if this processor is known to add int8 products in 16 bits, as x86 without VNNI does.
 
-    Sums of two products then saturate, unless weights keep to 7 bits.
+    Sums of two products then saturate, unless weights use only 7 bits.
     """
     if platform.machine() not in ("x86_64", "AMD64") or not CPU_FACTS.is_file():
         return False
@@ -191,26 +171,25 @@ def without_vnni() -> bool:
 def quantised(model: Any, images: Iterable[Array], name: str, kept: Iterable[str]) -> Any:
     """``model``, of OpenVINO or ONNX, with products in int8: weights per channel, activations per tensor.
 
-    All products with weights are quantised, those that decisions read too: of 22 settings on ViT-Ti and DeiT-T and
-    1,000 photographs, all lose at most 2.0 points of top-1 by that, but `mctf:r=16` 3.5 ± 0.8 on DeiT-T
-    (docs/results/engines.md), and weights are as small as dense ones. Attention,
-    normalisation and what itself decides about tokens (similarities, ranks, sizes) stay as they are. Activations are
-    smoothed first (SmoothQuant), as transformers need it, and weights keep to 7 bits, so that a file gives the same on
-    every processor: with 8, sums saturate on those without VNNI.
+    All products with weights are quantised, including those that decisions read: of 22 settings on ViT-Ti and DeiT-T
+    and 1,000 photographs, all lose at most 2.0 points of top-1, except `mctf:r=16` with 3.5 ± 0.8 on DeiT-T
+    (docs/results/engines.md), and weights are as small as for dense models. Attention, normalisation and the decisions
+    themselves (similarities, ranks, sizes) are not quantised. Activations are first smoothed (SmoothQuant), which
+    transformers need, and weights use 7 bits, so that a file gives the same results on every processor: with 8 bits,
+    sums saturate without VNNI.
 
     Args:
-        model: read from an fp32 file.
-        images: batches, as the file takes them.
-        name: of the input.
-        kept: names of all operations of the graph but products with weights, and of those that decide.
+        model: from an fp32 file.
+        images: batches as the file takes them.
+        kept: names of operations to leave out: all but products with weights, and those that decide.
 
     Raises:
         MissingPackageError: nncf is not installed.
     """
     check_quantiser()
     given = [{name: batch} for batch in images]
-    # nncf tells its steps, with bars; on import it looks for a compiler of CUDA, which torch remarks on, and would
-    # report its use to its makers
+    # nncf prints its progress; its import looks for a CUDA compiler, which torch remarks on, and would report its use
+    # to its makers
     with quiet("nncf", "torch.utils.cpp_extension"), redirect_stdout(io.StringIO()), unreported():
         import nncf
 
@@ -226,7 +205,7 @@ def quantised(model: Any, images: Iterable[Array], name: str, kept: Iterable[str
 
 @contextmanager
 def quiet(*names: str) -> Iterator[None]:
-    """Keep what is below an error in the logs of these names off the screen."""
+    """Silence messages below errors in the logs of these names."""
     levels = {logger: logger.level for logger in map(logging.getLogger, names)}
     for logger in levels:
         logger.setLevel(logging.ERROR)
@@ -239,10 +218,10 @@ def quiet(*names: str) -> Iterator[None]:
 
 @contextmanager
 def unreported() -> Iterator[None]:
-    """Keep nncf and OpenVINO from reporting their use to their makers: both look at the environment for leave.
+    """Keep nncf and OpenVINO from reporting their use to their makers, by environment variables.
 
-    nncf looks when it is imported, OpenVINO then and when it begins to convert. A conversion has some thirty messages,
-    and OpenVINO forks this process for each of them (2026.4), which takes seconds.
+    nncf reads them on import, OpenVINO also when a conversion begins. A conversion sends some thirty messages, and
+    OpenVINO forks this process for each (2026.4), which takes seconds.
     """
     told = {"NNCF_CI": "1", "CI": "true"}
     before = {name: os.environ.get(name) for name in told}

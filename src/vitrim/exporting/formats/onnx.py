@@ -1,4 +1,4 @@
-"""ONNX, run by onnxruntime; translations of the operators that torch's exporter has none for."""
+"""ONNX, run by onnxruntime; translations of operators that torch's exporter lacks."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from vitrim.exporting.formats.base import (
 )
 
 LARGEST = 1_900_000_000
-"""Bytes of weights up to which they fit in the file itself: protobuf ends at 2 GiB."""
+"""Largest bytes of weights inside the file: protobuf is limited to 2 GiB."""
 
 
 class ONNX(Format):
-    """``torch.onnx.export``. Weights of 1.9 GB and more lie in a second file, ``NAME.data``, beside it."""
+    """``torch.onnx.export``. Weights above 1.9 GB are in a second file, ``NAME.data``."""
 
     name = "onnx"
     engine = "onnxruntime"
@@ -74,7 +74,7 @@ class ONNX(Format):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        # threads that go on spinning after a run slow down what runs next, here whatever is timed in turn
+        # threads that spin after a run would slow down the next candidate that is timed
         options.add_session_config_entry("session.force_spinning_stop", "1")
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         (name,) = (given.name for given in session.get_inputs())
@@ -91,7 +91,7 @@ class ONNX(Format):
 
         try:
             model = onnx.load(str(path), load_external_data=False)
-        except DecodeError as error:  # derives from Exception alone
+        except DecodeError as error:  # a direct subclass of Exception
             raise VitrimError(f"cannot read {path} as onnx: {first_line(error)}") from error
         for place in _places(model):
             if not place or place != Path(place).name:
@@ -100,7 +100,7 @@ class ONNX(Format):
 
 
 def _places(message: Any) -> Iterator[str]:
-    """The places that a model, or a part of it, names for tensors outside the file."""
+    """Yield the locations outside the file that a model, or a part of it, names for tensors."""
     if message.DESCRIPTOR.name == "TensorProto":
         if message.data_location == message.EXTERNAL:
             yield next((entry.value for entry in message.external_data if entry.key == "location"), "")
@@ -112,14 +112,14 @@ def _places(message: Any) -> Iterator[str]:
 
 
 def to_onnx(graph: Graph) -> Any:
-    """The program as torch's ``ONNXProgram``: input ``image``, output as named, dynamic batches called ``batch``.
+    """The program as torch's ``ONNXProgram`` with input ``image`` and named output; a dynamic batch is named ``batch``.
 
     Raises:
         VitrimError: an operator of the model has no translation.
     """
     from torch.onnx import OnnxExporterError
 
-    # the exporter's notes about its own code stay off the screen; its errors are raised
+    # hide the exporter's notes about its own code; it raises its errors
     with quiet("torch.onnx"), warnings.catch_warnings(action="ignore"):
         try:
             written: Any = torch.onnx.export(
@@ -139,14 +139,14 @@ def to_onnx(graph: Graph) -> Any:
     written.model.metadata_props[KEY] = graph.metadata
     for node in written.model.graph:
         scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes", "")
-        if ".reducer" in scopes:  # what decides about tokens, by the name that the module has in every host
+        if ".reducer" in scopes:  # decides about tokens; the module has this name in every host
             node.name = f"{DECISIONS}/{node.name}"
     _name_batch(written.model)
     return written
 
 
 def _name_batch(model: Any) -> None:
-    """Call the symbol of the first dimension ``batch`` wherever it occurs: torch gives it a number."""
+    """Rename the symbol of the first dimension, which torch numbers, to ``batch`` everywhere."""
     import onnx_ir
 
     image = model.graph.inputs[0]
@@ -161,17 +161,17 @@ def _name_batch(model: Any) -> None:
 
 
 def _named(dim: Any, symbol: re.Pattern[str]) -> Any:
-    """A dimension with ``batch`` for the ``symbol``; a number, or one that is not known, as it is."""
+    """A dimension with ``batch`` for the ``symbol``; numbers and unknown dimensions are unchanged."""
     if isinstance(dim, int) or dim.value is None:
         return dim
     return symbol.sub("batch", str(dim.value))
 
 
 def translations(graph: Graph) -> dict[Callable[..., Any], Callable[..., Any]]:
-    """ONNX forms of the operators that torch 2.15 does not translate, or translates into more operations than it takes.
+    """ONNX forms of operators that torch 2.15 does not translate, or translates into more operations than necessary.
 
-    A stable sort is TopK of the whole axis: of equal values the one with the lower index comes first, in both
-    directions. searchsorted counts the entries below (or up to) each value.
+    A stable sort is TopK over the entire axis: among equal values the lower index comes first, in both directions.
+    searchsorted counts the entries below (or up to) each value.
     """
     import onnxscript
 
@@ -202,7 +202,7 @@ def translations(graph: Graph) -> dict[Callable[..., Any], Callable[..., Any]]:
         return op.Cast(count, to=6) if out_int32 else count
 
     def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: int | None = None) -> Any:
-        """Of p = 2, which is all that methods use, as torch computes it for many rows: |a|^2 + |b|^2 - 2 a b."""
+        """For p = 2, the only value that methods use; computed as torch does for many rows: |a|^2 + |b|^2 - 2 a b."""
         last = op.Constant(value_ints=[-1])
         first_square = op.ReduceSum(op.Mul(x1, x1), last, keepdims=1)
         second_square = op.Transpose(op.ReduceSum(op.Mul(x2, x2), last, keepdims=1), perm=[0, 2, 1])
@@ -211,7 +211,7 @@ def translations(graph: Graph) -> dict[Callable[..., Any], Callable[..., Any]]:
         return op.Sqrt(op.Relu(op.Sub(op.Add(first_square, second_square), twice)))
 
     def maximum(self: Any, dim: int, keepdim: bool = False) -> Any:
-        """Values and places in one operation instead of two."""
+        """Values and indices in one operation instead of two."""
         values, places = op.TopK(self, op.Constant(value_ints=[1]), axis=dim)
         if keepdim:
             return values, places
@@ -219,7 +219,7 @@ def translations(graph: Graph) -> dict[Callable[..., Any], Callable[..., Any]]:
         return op.Squeeze(values, axis), op.Squeeze(places, axis)
 
     def mean(self: Any, dim: Any = None, keepdim: bool = False, dtype: int = -1) -> Any:
-        """A sum times a number: OpenVINO converts what a mean gives in bf16, and not what a product does."""
+        """A sum times a number: in bf16, OpenVINO inserts a conversion after a mean, but not after a product."""
         dims = [] if dim is None else [dim] if isinstance(dim, int) else list(dim)
         counts = [self.shape[each] for each in dims] or list(self.shape)
         if dtype not in (-1, self.dtype):
@@ -240,7 +240,7 @@ def translations(graph: Graph) -> dict[Callable[..., Any], Callable[..., Any]]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        """The scale is on queries alone, where torch puts its root on keys, too: those are then read as they are."""
+        """Scale only the queries, where torch scales queries and keys by the root: keys are then used unchanged."""
         if scale is None:
             scale = query.shape[-1] ** -0.5
         scaled = op.Mul(query, op.CastLike(op.Constant(value_float=scale), query))
@@ -257,13 +257,13 @@ def translations(graph: Graph) -> dict[Callable[..., Any], Callable[..., Any]]:
         aten._cdist_forward.default: cdist,
     }
     calls = [node for node in graph.program.graph.nodes if node.target is aten.scaled_dot_product_attention.default]
-    if graph.opset < 23 and all(_is_plain(node) for node in calls):  # ONNX has an operator of its own from 23 on
+    if graph.opset < 23 and all(_is_plain(node) for node in calls):  # ONNX has its own attention operator from 23 on
         table[aten.scaled_dot_product_attention.default] = attention
     return table
 
 
 def _is_plain(attention: torch.fx.Node) -> bool:
-    """True if a call of attention has no mask but an additive one, and as many keys as queries have heads."""
+    """True for an attention call whose mask, if any, is additive, without dropout, causal mask or grouped heads."""
     given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), attention.args, strict=False))
     given.update(attention.kwargs)
     mask = given.get("attn_mask")

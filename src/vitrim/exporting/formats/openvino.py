@@ -24,10 +24,10 @@ SECTION = "vitrim"
 class OpenVINO(Format):
     """``openvino.convert_model`` of the ONNX file.
 
-    OpenVINO converts weights to what it computes in when a file is opened: one file of fp32 weights serves for fp32 and
-    bf16, and its metadata say which. In bf16 it decides about tokens in bf16, too, which no attribute of an operation
-    prevents (2026.4): some pairs change places. In int8 it computes products with weights, and the rest in the
-    faster of fp32 and bf16 (`beside_int8`).
+    OpenVINO converts weights to the precision of the computation when it opens a file: fp32 and bf16 files both have
+    fp32 weights, and the metadata name the precision. In bf16 it also decides about tokens in bf16, which no attribute
+    of an operation prevents (2026.4), so some pairs differ. In int8 it computes products with weights, and the rest in
+    the faster of fp32 and bf16 (`beside_int8`).
     """
 
     name = "openvino"
@@ -39,7 +39,7 @@ class OpenVINO(Format):
 
     @classmethod
     def write(cls, graph: Graph, path: Path) -> int:
-        with TemporaryDirectory(dir=path.parent) as folder:  # beside it: weights may be larger than /tmp
+        with TemporaryDirectory(dir=path.parent) as folder:  # not in /tmp, which may be too small for the weights
             onnx = Path(folder) / "model.onnx"
             ONNX.write(graph, onnx)
             with unreported():
@@ -100,17 +100,17 @@ class OpenVINO(Format):
 
 @cache
 def core() -> Any:
-    """One core of OpenVINO, for as long as the process lives.
+    """The single OpenVINO core of this process.
 
-    A core loads its own plugin for the CPU, which gives the thread a stack for signals, remembers the one before, and
-    unmaps its own when it goes (2026.4). Where the lives of two cores overlap, the thread is left with a stack that is
-    no more, and the next signal, of a process that ends, is a segmentation fault.
+    A core's CPU plugin sets a signal stack for the thread, remembers the previous one, and unmaps its own when it is
+    destroyed (2026.4). If the lifetimes of two cores overlap, the thread is left with an unmapped stack, and the next
+    signal, such as that of a child process that ends, is a segmentation fault.
     """
     with unreported():
         import openvino
 
     made = openvino.Core()
-    made.get_property("CPU", "FULL_DEVICE_NAME")  # loads the plugin, before any that others load
+    made.get_property("CPU", "FULL_DEVICE_NAME")  # loads this core's plugin first
     return made
 
 
@@ -122,7 +122,7 @@ class _Stack(ctypes.Structure):
 
 @contextmanager
 def _signal_stack_kept() -> Iterator[None]:
-    """Have signals handled on the stack of before, also after cores of others came and went: see `core`."""
+    """Restore the signal stack after other cores came and went, see `core`."""
     if sys.platform != "linux":
         yield
         return
@@ -137,25 +137,25 @@ def _signal_stack_kept() -> Iterator[None]:
 
 @cache
 def _has_bf16() -> bool:
-    """True if OpenVINO computes in bf16 on this processor by itself."""
+    """True if this processor supports bf16 for OpenVINO."""
     return "BF16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def _settings(precision: str, threads: int) -> dict[str, Any]:
-    """Settings to compute in fp32 or bf16: left to itself OpenVINO takes bf16 on processors that can."""
+    """Settings for fp32 or bf16: by default OpenVINO uses bf16 on processors that support it."""
     hint = {"fp32": "f32", "bf16": "bf16"}[precision]
     return {"INFERENCE_PRECISION_HINT": hint, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
 
 
 @cache
 def beside_int8() -> str:
-    """The precision in which what is not int8 runs faster here, fp32 or bf16: timed once, on a product of a block of
-    DeiT-S. That a processor can compute in bf16 is no promise: without AMX it took 478 ms for what fp32 does in 276."""
+    """The faster precision here for operations outside int8, fp32 or bf16: timed once, on a product of a DeiT-S block.
+    Support for bf16 does not make it fast: without AMX it took 478 ms for what fp32 computes in 276."""
     return min(("fp32", "bf16"), key=_product_ms) if _has_bf16() else "fp32"
 
 
 def _product_ms(precision: str) -> float:
-    """Milliseconds of a product of (197, 384) by (384, 1536) and GELU, the shortest of some."""
+    """Shortest time in ms of a product of (197, 384) by (384, 1536) and GELU."""
     import openvino
     from openvino import opset13
 
@@ -173,10 +173,10 @@ def _product_ms(precision: str) -> float:
 
 
 def _stable(model: Any) -> None:
-    """Let every sort and maximum of ``model`` take the first of equal values first, as ONNX and torch do.
+    """Make every sort and maximum of ``model`` stable, as in ONNX and torch.
 
-    OpenVINO reads ONNX's TopK as one that may take any of them (2026.4). Sizes of tokens are often equal: ATM, which
-    sorts by them, then merged other tokens, and logits of ViT-Ti were off by up to 0.5.
+    OpenVINO reads ONNX's TopK as unstable (2026.4). Token sizes are often equal: ATM, which sorts by them, merged other
+    tokens, and logits of ViT-Ti were off by up to 0.5.
     """
     from openvino import opset11
 
@@ -192,7 +192,7 @@ def _stable(model: Any) -> None:
 
 
 def _source(given: Any) -> Any:
-    """The operation behind an input, seen through conversions of constants."""
+    """The operation that computes an input, skipping conversions of constants."""
     source = given.get_source_output().get_node()
     while source.get_type_name() in ("Convert", "Transpose", "Reshape"):
         source = source.input(0).get_source_output().get_node()

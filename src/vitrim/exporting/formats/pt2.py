@@ -1,4 +1,4 @@
-"""torch.export and AOTInductor: packages of torch itself, of the very version that wrote them."""
+"""torch.export and AOTInductor: torch's own packages, which only the same version of torch can read."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from vitrim.exporting.formats.base import KEY, Array, Format, Graph, Run, as_arr
 
 FILE = f"{KEY}.json"
 LARGEST = 2**24
-"""Bytes of metadata: a file of a stranger may hold a bomb."""
+"""Most bytes of metadata: a stranger's file may hold a zip bomb."""
 
 
 class OfTorch(Format):
-    """A package of torch itself, which is code. Threads are those of torch."""
+    """A package of torch itself, which is code and runs on torch's threads."""
 
     suffix = ".pt2"
     casts = ("fp32", "fp16", "bf16")
@@ -30,7 +30,7 @@ class OfTorch(Format):
 
     @classmethod
     def load(cls, path: Path) -> Callable[[Tensor], Tensor]:
-        """The model in a file."""
+        """Load the model in a file."""
         raise NotImplementedError
 
     @classmethod
@@ -47,7 +47,7 @@ class OfTorch(Format):
 class PT2(OfTorch):
     """``torch.export.save``.
 
-    Such a file is code: torch unpickles what lies in it, and evaluates the sizes of tensors as Python (sympy does).
+    Such a file is code: torch unpickles its contents, and evaluates the sizes of tensors as Python (by sympy).
     """
 
     name = "pt2"
@@ -114,15 +114,14 @@ class AOTI(OfTorch):
 
 
 def operations(graph: Graph) -> int:
-    """The number of calls in a program of torch."""
     return sum(node.op == "call_function" for node in graph.program.graph.nodes)
 
 
 def packaged(path: Path, ending: str) -> str | None:
-    """The text of the first entry of a package of torch whose name ends so; None where there is none.
+    """The text of the first entry of a torch package whose name has this ending; None if there is none.
 
     Raises:
-        ValueError: the entry is too large, or no text.
+        ValueError: the entry is too large, or not text.
     """
     if not zipfile.is_zipfile(path):
         return None
@@ -136,7 +135,7 @@ def packaged(path: Path, ending: str) -> str | None:
 
 
 def is_compiled(path: Path) -> bool:
-    """True if a package of torch holds code that AOTInductor compiled, and no program."""
+    """True if a torch package holds code compiled by AOTInductor instead of a program."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as package:
@@ -144,6 +143,6 @@ def is_compiled(path: Path) -> bool:
 
 
 def compiler_lack() -> str | None:
-    """The name of the C++ compiler that is looked for on this machine and is not there; None if there is one."""
+    """The name of the C++ compiler that is missing on this machine; None if there is one."""
     compiler = os.environ.get("CXX", "g++")
     return compiler if shutil.which(compiler) is None and shutil.which("clang++") is None else None

@@ -1,4 +1,4 @@
-"""Code shared by the original repositories of DINOv2 and DINOv3, whose models are laid out alike."""
+"""Code shared by the original repositories of DINOv2 and DINOv3."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from vitrim.hosts.shared.blocks import JointBlock, check_attentions
 
 
 class ReducedDinoBlock(JointBlock):
-    """The reduced form of a block with timm's names: norms in front, layer scales behind, q, k and v of one layer."""
+    """The reduced form of a block with timm's names: norms in front, layer scales behind, q, k and v from one layer."""
 
     output_names = ("proj", "proj_drop")
     update_names: ClassVar[tuple[str, ...]] = ("ls1",)
     mlp_names: ClassVar[tuple[str, ...]] = ("norm2", "mlp", "ls2")
     scales_up_to: ClassVar[float] = 0.0
-    """Stochastic depth above this leaves images out of a block; below, it scales their updates."""
+    """Stochastic depth above this rate drops images from a block; below, it scales their updates."""
 
     attn: Any
     sample_drop_ratio: float
 
     def one_of(self, given: Any) -> Tensor:
-        """The images in what the model hands its blocks: a tensor, or a list of one.
+        """The images in the model's input to its blocks: a tensor, or a list of one.
 
         Raises:
-            UnsupportedModelError: crops of several sizes, or stochastic depth that leaves images out.
+            UnsupportedModelError: crops of several sizes, or stochastic depth that drops images.
         """
         if isinstance(given, list) and len(given) != 1:
             raise UnsupportedModelError(
@@ -46,7 +46,7 @@ class ReducedDinoBlock(JointBlock):
 
 
 class DinoHost(Host):
-    """A `DinoVisionTransformer`. Its ``forward_features`` hands out class token and patches: they are un-merged."""
+    """A `DinoVisionTransformer`. Its ``forward_features`` returns class token and patches, un-merged."""
 
     heads: ClassVar[tuple[Head, ...]] = ("patches",)
     model_class: ClassVar[type[nn.Module]]

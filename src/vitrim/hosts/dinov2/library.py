@@ -12,7 +12,7 @@ from vitrim.hosts.vitrim.library import OwnLibrary
 
 
 class DinoLibrary(OwnLibrary):
-    """A `DinoVisionTransformer`, which hands out its class token, registers and patches one by one."""
+    """A `DinoVisionTransformer`, which returns its class token, registers and patches separately."""
 
     name = "dinov2"
 

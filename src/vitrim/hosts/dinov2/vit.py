@@ -1,4 +1,4 @@
-"""DINOv2 of its original repository, as ``torch.hub`` loads it, with and without registers."""
+"""DINOv2 from its original repository, as ``torch.hub`` loads it, with and without registers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ReducedDinov2Block(ReducedDinoBlock):
         attn = self.attn
         q, k, v = self.project_all(x, rows)
         drop: Any = attn.attn_drop
-        if isinstance(drop, float):  # of later versions, which have a fused kernel and no module
+        if isinstance(drop, float):  # later versions have a fused kernel and no module
             way: dict[str, Any] = {"dropout": drop if attn.training else 0.0}
         elif is_bare(drop, nn.Dropout):
             way = {"dropout": drop.p if attn.training else 0.0}
@@ -53,7 +53,7 @@ class ReducedPlainDinov2Block(ReducedDinov2Block, Block):
 
 
 class ReducedNestedTensorBlock(ReducedDinov2Block, NestedTensorBlock):
-    """`NestedTensorBlock` under reduction, on images of one size."""
+    """Reduced `NestedTensorBlock`, on images of one size."""
 
 
 class Dinov2(DinoHost):

@@ -1,4 +1,4 @@
-"""DINOv3 of its original repository, as ``torch.hub`` loads it: patch tokens keep the angles of their own place."""
+"""DINOv3 from its original repository, as ``torch.hub`` loads it. Tokens keep the rotary angles of their place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vitrim.hosts.dinov2.common import DinoHost, ReducedDinoBlock
 
 
 class ReducedSelfAttentionBlock(ReducedDinoBlock, SelfAttentionBlock):
-    """`SelfAttentionBlock` under reduction, on images of one size."""
+    """Reduced `SelfAttentionBlock`, on images of one size."""
 
     attention_classes = (SelfAttention,)
     linear_classes = (nn.Linear, LinearKMaskedBias)
@@ -40,7 +40,7 @@ class ReducedSelfAttentionBlock(ReducedDinoBlock, SelfAttentionBlock):
 
 
 def _rotated(x: Tensor, sin: Tensor, cos: Tensor, num_prefix: int) -> Tensor:
-    """Queries or keys (B, H, N, d) with their patch tokens rotated, in the dtype of the angles."""
+    """Queries or keys (B, H, N, d) with rotated patch tokens, in the dtype of the angles."""
     prefix, patches = x[:, :, :num_prefix], x[:, :, num_prefix:].to(sin.dtype)
     first, second = patches.chunk(2, dim=-1)
     turned = patches * cos + torch.cat([-second, first], dim=-1) * sin

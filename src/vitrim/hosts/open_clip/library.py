@@ -1,4 +1,4 @@
-"""Answers about all open_clip models, of two towers or one."""
+"""Answers about all open_clip models, with one or two towers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vitrim.core.plan import Part, Preprocessing
 from vitrim.errors import VitrimError
 
 CROPS = {"shortest": "center", "squash": "squash"}
-"""Its words for resizing, in those of `Preprocessing`."""
+"""open_clip's names of resize modes, and those of `Preprocessing`."""
 
 
 class OpenClipLibrary(Library):
-    """Any model of open_clip; the image tower alone has a host."""
+    """Any model of open_clip; only the image tower has a host."""
 
     name = "open_clip"
     parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {
@@ -33,7 +33,7 @@ class OpenClipLibrary(Library):
         return 0
 
     def embedding(self, model: Any, images: Tensor) -> Tensor:
-        if not hasattr(model, "encode_image"):  # of two towers, whose forward gives both
+        if not hasattr(model, "encode_image"):  # two towers, whose forward runs both
             return super().embedding(model, images)
         vectors = self.vector(model, model.encode_image(images))
         if vectors is None:
@@ -41,19 +41,14 @@ class OpenClipLibrary(Library):
         return vectors
 
     def vector(self, model: nn.Module, output: Any) -> Tensor | None:
-        """The projection where there is one; CoCa's tower gives tokens beside it."""
+        """The projection if there is one; CoCa's tower returns tokens beside it."""
         return super().vector(model, output[0] if isinstance(output, tuple) else output)
 
     def embedding_name(self, model: nn.Module) -> str:
         return "the output of the image tower"
 
     def text_embeddings(self, model: Any, texts: Sequence[str]) -> tuple[Tensor, float, float]:
-        """As of any library, with the model's ``tokenizer``, where somebody set one, else that of its name, else the
-        library's own.
-
-        Raises:
-            VitrimError: the model is one tower, or its vocabulary another's.
-        """
+        """See `Library.text_embeddings`. Uses the model's ``tokenizer``, else its name's, else the default."""
         if not hasattr(model, "encode_text"):
             raise VitrimError(
                 f"this {type(model).__name__} is the image tower alone: give the whole model, which reads text, too"
@@ -77,7 +72,7 @@ class OpenClipLibrary(Library):
         return model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
 
     def preprocessing(self, model: nn.Module) -> Preprocessing:
-        """The ``preprocess_cfg`` that the library keeps at a tower, by its own transform."""
+        """The tower's ``preprocess_cfg``, by the library's own transform."""
         config: Any = getattr(getattr(model, "visual", model), "preprocess_cfg", None)
         if not config:
             return super().preprocessing(model)

@@ -1,4 +1,4 @@
-"""open_clip's `VisionTransformer`: the image tower of most of its models. Others are timm's, and found in them."""
+"""open_clip's `VisionTransformer`, the image tower of most of its models. Other towers are timm's and found inside."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ CALLS = ("forward", "forward_intermediates", "_embeds", "_pool", "_global_pool")
 
 
 class ReducedResidualAttentionBlock(MultiheadBlock, ResidualAttentionBlock):
-    """`ResidualAttentionBlock` of the image tower under reduction."""
-
     norm_name = "ln_1"
     update_names = ("ls_1",)
     mlp_names = ("ln_2", "mlp", "ls_2")
@@ -40,7 +38,7 @@ class ReducedResidualAttentionBlock(MultiheadBlock, ResidualAttentionBlock):
 
 
 class ReducedCustomBlock(NamedBlock, CustomResidualAttentionBlock):
-    """`CustomResidualAttentionBlock` under reduction: norms of queries and keys, of the context, scales of heads."""
+    """Reduced `CustomResidualAttentionBlock`: norms of queries, keys and context, scales of heads."""
 
     attention_classes = (CustomAttention,)
     norm_name = "ln_1"
@@ -87,9 +85,9 @@ def _refuse(*given: Tensor | None) -> None:
 
 @dataclass(eq=False, repr=False)
 class OwnPool(Installed):
-    """The pooling of a reduced model, which reads the tokens that are left also where full grids are handed out beside.
+    """The pooling of a reduced model, over the remaining tokens even where full grids are returned as well.
 
-    The library pools the last of the maps, in which pruned patches are zeros.
+    The library pools the last map, in which pruned patches are zeros.
     """
 
     model: nn.Module
@@ -106,7 +104,7 @@ class OwnPool(Installed):
 
 
 class OpenClipViT(Host):
-    """The image tower, alone or in a model of two (CLIP, CoCa): it pools the class token, patches, or attends."""
+    """The image tower, alone or beside a text tower (CLIP, CoCa). It pools the class token, patches, or attends."""
 
     name = "open_clip VisionTransformer"
     purpose = "images and text"

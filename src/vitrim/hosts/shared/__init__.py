@@ -1,1 +1,1 @@
-"""Parts that hosts of several libraries are made of."""
+"""Parts shared by the hosts of several libraries."""

@@ -1,4 +1,4 @@
-"""Blocks whose parts a family names, and the projections of attention that hosts of several libraries have."""
+"""Blocks whose parts are found by name, and attention projections that hosts of several libraries share."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ SEPARATE = ("q_proj", "k_proj", "v_proj")
 
 
 class NamedBlock(ReducedBlock):
-    """The reduced form of a block whose family says by name where its norms, attention and MLP are.
+    """The reduced form of a block whose family names its norms, attention and MLP.
 
-    Names may have dots. Parts are called as modules, so adapters and hooks on them keep working; a scale per channel,
-    which is a parameter or None, may stand among them.
+    Names may contain dots. Parts are called as modules, so adapters and hooks on them keep working. A name may also
+    stand for a scale per channel, a parameter or None.
     """
 
     attention_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
-    """The host's own attention classes; with another one the block is refused."""
+    """The host's own attention classes; blocks with others are refused."""
     attention_name: ClassVar[str] = "attn"
     norm_name: ClassVar[str | None] = "norm1"
     """The norm before attention; None without one."""
     output_names: ClassVar[tuple[str, ...]] = ("proj",)
-    """The parts of the attention that its output goes through, in order: projection, dropout."""
+    """Parts of the attention that its output passes, in order: projection, dropout."""
     update_names: ClassVar[tuple[str, ...]] = ()
-    """The parts of the block behind the attention: layer scale, drop path."""
+    """Parts of the block behind the attention: layer scale, drop path."""
     mlp_names: ClassVar[tuple[str, ...]] = ("norm2", "mlp")
-    """The parts of the block's second branch: norm, MLP, layer scale, drop path."""
+    """Parts of the block's second branch: norm, MLP, layer scale, drop path."""
 
     @classmethod
     def attentions(cls, block: Any) -> list[Any]:
-        """The attention modules of a block, reduced or not; most have one."""
+        """The attention modules of a block, reduced or not; most blocks have one."""
         return [named(block, cls.attention_name)]
 
     @classmethod
@@ -48,11 +48,10 @@ class NamedBlock(ReducedBlock):
         return cls.attentions(block)
 
     def pre_norm(self, x: Tensor) -> Tensor:
-        """The norm before attention, (B, N, C)."""
         return x if self.norm_name is None else named(self, self.norm_name)(x)
 
     def project_output(self, out: Tensor) -> Tensor:
-        """The output of attention (B, M, C) from that of its heads, side by side (B, M, H*d)."""
+        """Attention output (B, M, C) from concatenated heads (B, M, H*d)."""
         return through(named(self, self.attention_name), self.output_names, out)
 
     def attention_branch(self, out: Tensor) -> Tensor:
@@ -63,13 +62,14 @@ class NamedBlock(ReducedBlock):
 
 
 class JointBlock(NamedBlock):
-    """A block of one attention with q, k and v of one width per head, by timm's names; see `project_qkv`."""
+    """A block with one attention, named as in timm, with one width per head for q, k and v (`project_qkv`)."""
 
     linear_classes: ClassVar[tuple[type[nn.Linear], ...]] = (nn.Linear,)
-    """Classes of ``qkv`` that come apart: they compute with their weight, and their bias, times a ``bias_mask``."""
+    """Classes of ``qkv`` that can be applied in parts: they use only weight and bias, times a ``bias_mask`` if
+    present."""
 
     def project_all(self, x: Tensor, rows: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Queries, keys and values of tokens ``x`` (B, N, C), as `project_qkv`; no values if the method has its own."""
+        """Queries, keys and values of tokens ``x`` (B, N, C); see `project_qkv`."""
         (attn,) = self.attentions(self)
         return project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values, self.linear_classes)
 
@@ -79,14 +79,14 @@ class JointBlock(NamedBlock):
 
 
 def named(owner: Any, name: str) -> Any:
-    """The part of ``owner`` of this name, with dots where it is a part of a part."""
+    """The part of ``owner`` at a dotted ``name``."""
     for each in name.split("."):
         owner = getattr(owner, each)
     return owner
 
 
 def through(owner: nn.Module, names: tuple[str, ...], x: Tensor) -> Tensor:
-    """``x`` after the parts of ``owner`` in turn: modules are called, parameters are factors, None is left out."""
+    """``x`` after the parts of ``owner`` in turn: modules are called, parameters multiply, None is skipped."""
     for name in names:
         part = named(owner, name)
         if part is not None:
@@ -95,11 +95,7 @@ def through(owner: nn.Module, names: tuple[str, ...], x: Tensor) -> Tensor:
 
 
 def check_calls(model: nn.Module, library: str, known: tuple[type[nn.Module], ...], calls: tuple[str, ...]) -> None:
-    """Refuse a ``model`` whose class has a forward of its own, or another of the ``calls`` it is made of.
-
-    Raises:
-        UnsupportedModelError: none of the ``known`` classes of the ``library`` has that call.
-    """
+    """Refuse a ``model`` whose class overrides one of the ``calls`` that its forward consists of."""
     for call in calls:
         if all(getattr(type(model), call) is not getattr(kind, call) for kind in known):
             raise UnsupportedModelError(
@@ -109,11 +105,7 @@ def check_calls(model: nn.Module, library: str, known: tuple[type[nn.Module], ..
 
 
 def check_attentions(host: type[Host], model: nn.Module) -> None:
-    """Refuse blocks of ``model`` of classes that the ``host`` does not know, or with attention of such a class.
-
-    Raises:
-        UnsupportedModelError: saying which.
-    """
+    """Refuse blocks of ``model``, or attention in them, of classes that ``host`` does not know."""
     for block in host.blocks(model):
         reduced: Any = host.reduced_class(block)
         for attn in reduced.attentions(block):
@@ -127,12 +119,11 @@ def check_attentions(host: type[Host], model: nn.Module) -> None:
 def project_qkv(
     attn: Any, y: Tensor, rows: int | None, skip_values: bool, kinds: tuple[type[nn.Linear], ...] = (nn.Linear,)
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Queries, keys and values of normed tokens ``y`` (B, N, C), each (B, H, N, d), before any norm of their own.
+    """Queries, keys and values (B, H, N, d) of normed tokens ``y`` (B, N, C), before their own norms.
 
-    ``attn`` is any attention with q, k and v of one width per head, by timm's names: together in ``qkv``, with its own
-    bias or with ``q_bias`` and ``v_bias`` beside it, or separate. Queries of the first ``rows`` tokens only if given;
-    without that, no values if ``skip_values``. Where the layer comes apart, which is of one of ``kinds`` and nothing
-    more, what is not asked for is not computed.
+    ``attn`` is any attention with the same width per head for q, k and v, named as in timm: one ``qkv``, with its bias
+    or with ``q_bias`` and ``v_bias`` beside it, or three projections. With ``rows``, only queries of that many tokens;
+    otherwise no values if ``skip_values``. A layer that is bare and of one of ``kinds`` computes only what is needed.
     """
     if _comes_apart(attn, kinds):
         return project_parts(partial(_part, attn), y, rows, skip_values)
@@ -141,7 +132,7 @@ def project_qkv(
 
 
 def project_values(attn: Any, y: Tensor, kinds: tuple[type[nn.Linear], ...] = (nn.Linear,)) -> Tensor:
-    """The values (B, H, N, d) alone; see `project_qkv`."""
+    """The values (B, H, N, d); see `project_qkv`."""
     return _part(attn, y, 2, 3)[0] if _comes_apart(attn, kinds) else _part(attn, y, 0, 3)[2]
 
 
@@ -150,7 +141,7 @@ def _comes_apart(attn: Any, kinds: tuple[type[nn.Linear], ...]) -> bool:
 
 
 def _calls_weight(attn: Any) -> bool:
-    """True if attention uses the weight of ``qkv`` without calling it: EVA and BEiT with a bias beside it."""
+    """True if attention uses the weight of ``qkv`` without calling it: EVA and BEiT with a separate bias."""
     return getattr(attn, "q_bias", None) is not None and not attn.qkv_bias_separate
 
 
@@ -174,11 +165,11 @@ def _part(attn: Any, y: Tensor, first: int, end: int) -> tuple[Tensor, ...]:
         projected = F.linear(y, attn.qkv.weight[rows], bias if bias is None or bias is beside else bias[rows])
     if beside is not None and not _calls_weight(attn):
         projected += beside  # in place as in timm: keeps the dtype under autocast
-    heads = getattr(attn, "num_heads", None) or attn.num_attention_heads  # so called by SAM
+    heads = getattr(attn, "num_heads", None) or attn.num_attention_heads  # SAM's name
     return tuple(split_heads(part, heads) for part in projected.chunk(end - first, dim=-1))
 
 
 def hand_stamp(source: Tensor, target: Tensor) -> None:
-    """Let the state that is stamped on ``source`` go on with ``target``, the same tokens in another shape."""
+    """Copy the state stamped on ``source`` to ``target``, the same tokens in another shape."""
     if hasattr(source, STAMP):
         setattr(target, STAMP, getattr(source, STAMP))

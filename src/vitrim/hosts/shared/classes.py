@@ -1,4 +1,4 @@
-"""Names of a model's classes, for people to read."""
+"""Class names of a model, for people to read."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ WORDNET = re.compile(r"(n\d{8})\s*(.*)")
 
 
 def class_names(model: nn.Module, others: Sequence[str] | None = None) -> list[str] | None:
-    """The names of the classes of a classifier: its own, else ``others``, else ImageNet's, if there are as many.
-
-    Args:
-        model: of any library.
-        others: such as those of its images.
+    """The class names of a classifier: its own, else ``others`` (such as the data's), else ImageNet's, if as many.
 
     Example:
         >>> from vitrim.loading import create_model
@@ -36,7 +32,7 @@ def class_names(model: nn.Module, others: Sequence[str] | None = None) -> list[s
             return described(names)
     if not count:
         return None
-    subset = infer_imagenet_subset({"num_classes": count})  # timm knows no more of its own models, either
+    subset = infer_imagenet_subset({"num_classes": count})  # timm itself knows no more
     if subset is None:
         return None
     imagenet = ImageNetInfo(subset)
@@ -44,9 +40,9 @@ def class_names(model: nn.Module, others: Sequence[str] | None = None) -> list[s
 
 
 def strange(names: Sequence[str], model: nn.Module) -> list[str] | None:
-    """The names of the classes of ``model`` if none of ``names``, those of the data, is one of them; else None.
+    """The class names of ``model`` if it shares none with ``names``, those of the data; else None.
 
-    Synonyms count, and WordNet ids. Names that are numbers, on either side, say nothing.
+    Synonyms and WordNet ids count as shared. Names that are numbers, on either side, are ignored.
 
     Example:
         >>> from vitrim.loading import create_model
@@ -72,7 +68,7 @@ def strange(names: Sequence[str], model: nn.Module) -> list[str] | None:
 
 
 def described(names: Sequence[str]) -> list[str]:
-    """Names of classes where those with WordNet ids, as in ImageNet's folders and tables, are what people call them.
+    """Class names with WordNet ids, as in ImageNet's folders and tables, replaced by readable ones.
 
     Example:
         >>> described(["n02099601", "n01440764 tench, Tinca tinca", "cat"])

@@ -1,7 +1,7 @@
-"""Fewer image tokens for the language model behind a reduced tower: which are left, and the prompt that follows.
+"""Fewer image tokens for a language model: the tokens that remain of a tower's, and the shortened prompt.
 
-A tower hands its tokens to a connector, which makes features of them: one per token, or one per cell of neighbouring
-patches. A `VisionLanguage` family says where these are; what stays and what becomes of the prompt is worked out here.
+A connector turns the tower's tokens into features, one per token or per cell of neighbouring patches. A
+`VisionLanguage` family names these parts; this module computes what remains and shortens the prompt.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from vitrim.errors import VitrimError
 
 @dataclass(frozen=True)
 class Survivors:
-    """The tokens of one image that are left, in raster order of their anchors.
+    """The remaining tokens of one image, in raster order of their anchors.
 
     Attributes:
-        places: (n,) int64, where their anchors are among all P of the image, ascending, prefix not counted.
-        order: (n,) int64, where they are among the tokens as the tower has them, prefix not counted.
-        held: how many the tower has, padding included.
+        places: (n,) int64, ascending indices of the anchors among all P patches, prefix excluded.
+        order: (n,) int64, indices among the tower's tokens, prefix excluded.
+        held: tokens that the tower has, padding included.
         initial: P.
-        num_prefix: tokens in front, which all stay.
-        dropped: leading tokens, of the prefix or patches, the connector leaves out; None: all of the prefix or none.
+        num_prefix: prefix tokens, which all remain.
+        dropped: leading tokens (prefix or patches) that the connector drops; None: the whole prefix or nothing.
     """
 
     places: Tensor
@@ -39,19 +39,18 @@ class Survivors:
     dropped: int | None = None
 
     def take(self, features: Tensor, full: bool) -> tuple[Tensor, Tensor]:
-        """The features that stay (m, D) of (n, D), and (Q,) bool which of the image's Q places in a prompt they have.
+        """The remaining features (m, D) of (n, D), and (Q,) bool, their places in the image's part of a prompt.
 
         Args:
-            features: one for each token that the tower has, or where ``full`` for each place of the image; with the
-                prefix in front or without it.
-            full: tokens stand at every place that they were merged from.
+            features: one per token of the tower, or if ``full`` per place of the image; with or without the prefix.
+            full: tokens are repeated at every place they were merged from.
         """
         if self.dropped is None:
             whole = features.shape[0] - self.num_prefix == (self.initial if full else self.held)
             first = -self.num_prefix if whole else 0
         else:
             first = self.dropped - self.num_prefix
-        # what is in front of the first patch stays; where patches are left out, the others move up
+        # tokens in front of the first patch stay; if leading patches are dropped, the others move up
         prefix, places = max(-first, 0), self.places - max(first, 0)
         rows = places if full else self.order
         front = torch.arange(prefix, device=rows.device)
@@ -61,15 +60,15 @@ class Survivors:
 
 
 def survivors(state: TokenState, cell: int = 1, raster: bool = True, dropped: int | None = None) -> list[Survivors]:
-    """The tokens that are left of every image of a batch, by patches, or by cells of ``cell`` x ``cell`` patches.
+    """The remaining tokens of every image of a batch, by patches or by cells of ``cell`` x ``cell`` patches.
 
-    A token whose anchor the connector leaves out stands at the first patch that it holds besides.
+    If the connector drops a token's anchor, the token takes the place of its next patch.
 
     Args:
-        state: of the tokens behind the block that the connector reads. The tokens of a cell stand together.
-        cell: patches a side.
+        state: of the tokens behind the block that the connector reads. The tokens of a cell are consecutive.
+        cell: side in patches.
         raster: the patches came in raster order of a square image; otherwise cell by cell.
-        dropped: see `Survivors`; patches are left out of whole grids only, and not of cells.
+        dropped: see `Survivors`; patches can be dropped from whole grids only, and not from cells.
 
     Example:
         >>> state = TokenState.start(torch.zeros(1, 5, 8), num_prefix=1)
@@ -85,7 +84,7 @@ def survivors(state: TokenState, cell: int = 1, raster: bool = True, dropped: in
             places, valid = cells_of(places[::area], state.initial_patches, cell, raster), valid[::area]
         left_out = 0 if dropped is None else max(dropped - prefix, 0)
         if left_out:
-            # source (P,) says which token holds each patch
+            # source (P,) is the token that holds each patch
             source, places = state.source[image, prefix:] - prefix, places.clone()
             for token in (places < left_out).nonzero().squeeze(1).tolist():
                 others = (source[left_out:] == token).nonzero().squeeze(1)
@@ -99,23 +98,22 @@ def survivors(state: TokenState, cell: int = 1, raster: bool = True, dropped: in
 
 
 def holders(state: TokenState, image: int, own: Survivors, cell: int, raster: bool, places: int) -> Tensor:
-    """(``places``,) int64: for every place of an image in a prompt the place of the token that holds what stood there,
-    -1 where none does.
+    """(``places``,) int64: for every place of an image in a prompt, the place whose token holds it, or -1.
 
     Args:
-        state, cell, raster: as of `survivors`.
-        image: its number in the batch.
+        state, cell, raster: see `survivors`.
+        image: index in the batch.
         own: its `survivors`.
-        places: of the image, some of which may stand for the prefix.
+        places: of the image, some possibly for the prefix.
 
     Example:
         >>> state = TokenState.start(torch.zeros(1, 4, 8), num_prefix=0)
         >>> holders(state, 0, survivors(state)[0], 1, True, 4).tolist()
         [0, 1, 2, 3]
     """
-    token = state.source[image, own.num_prefix :] - own.num_prefix  # (P,) of every patch
+    token = state.source[image, own.num_prefix :] - own.num_prefix  # (P,)
     token = torch.where(token >= 0, token // (cell * cell), -1)
-    anchor = torch.full((own.held + 1,), -1, device=token.device)  # the last one: of none
+    anchor = torch.full((own.held + 1,), -1, device=token.device)  # the last entry means none
     anchor[own.order] = own.places
     held = anchor[token]
     if cell > 1:
@@ -128,7 +126,7 @@ def holders(state: TokenState, image: int, own: Survivors, cell: int, raster: bo
 
 
 def cells_of(places: Tensor, patches: int, cell: int, raster: bool) -> Tensor:
-    """The cells, counted in raster order, that patches are in; ``patches`` are those of the square image.
+    """The cells, in raster order, that contain the patches at ``places`` of a square image of ``patches``.
 
     Example:
         >>> cells_of(torch.tensor([0, 3, 10]), 16, 2, raster=True)
@@ -142,12 +140,12 @@ def cells_of(places: Tensor, patches: int, cell: int, raster: bool) -> Tensor:
 
 
 def prompt_rows(images: Tensor, text: int, places: int, word: int, placeholder: int) -> Tensor:
-    """(B, ``text`` + n ``places``) int64: prompts with the text in equal parts before, between and behind the images.
+    """(B, ``text`` + n ``places``) int64: prompts with the text in equal parts around the images.
 
     Args:
         images: (B, n, C, H, W).
-        text: its tokens, each a ``word``.
-        places: of an image, each a ``placeholder``.
+        text: text tokens, each a ``word``.
+        places: per image, each a ``placeholder``.
 
     Example:
         >>> prompt_rows(torch.zeros(1, 2, 3, 8, 8), 4, 2, word=7, placeholder=1)
@@ -162,32 +160,32 @@ def prompt_rows(images: Tensor, text: int, places: int, word: int, placeholder: 
 
 
 FILL: Mapping[str, int] = {"labels": -100}
-"""The value that stands in the padding of a prompt, by the name of the input; otherwise 0."""
+"""Padding values of a prompt's inputs, by name; otherwise 0."""
 
 
 def trimmed(
     given: Mapping[str, Any], names: Sequence[str], kept: Tensor, filler: int, close: bool = True
 ) -> dict[str, Any]:
-    """The inputs of a language model without the tokens that went: rows keep their order, and get equally long.
+    """The inputs of a language model without the removed tokens, rows padded to equal length.
 
     Rows that lose different numbers are padded on the side that is padded already, by default the left, and get an
-    ``attention_mask``. So do rows whose positions get gaps: without one the library takes a gap for the start of
-    another prompt packed in the row. Prompts that are packed stay apart, or are refused.
+    ``attention_mask``. So do rows whose positions get gaps: without a mask the library takes a gap for the start of
+    another prompt packed in the row. Packed prompts stay separate, or are refused.
 
     Args:
-        given: the inputs; those called ``names`` have one entry per token, in their last axis; ``logits_to_keep`` may
-            count them.
+        given: the inputs; those called ``names`` have one entry per token on their last axis. ``logits_to_keep`` may
+            count tokens.
         names: among them ``input_ids`` (B, L).
         kept: (B, L) bool.
-        filler: stands in the padding of ``input_ids``; no placeholder.
-        close: positions (B, L) close up; otherwise they stay as they are. Of four rows (4, B, L) the first one, which
-            numbers the tokens, always does, and the others stay.
+        filler: pads ``input_ids``; not a placeholder.
+        close: close gaps in positions (B, L); otherwise keep them. Of four rows (4, B, L), gaps are closed in the
+            first, which numbers the tokens, and kept in the others.
 
     Returns:
         ``given`` with these changed.
 
     Raises:
-        VitrimError: packed prompts that could not be told apart; ``logits_to_keep`` asks for a token that went.
+        VitrimError: packed prompts would become ambiguous, or ``logits_to_keep`` asks for a removed token.
     """
     ids: Tensor = given["input_ids"]
     if bool(kept.all()):
@@ -235,16 +233,16 @@ def trimmed(
 
 
 def cache_of(given: Mapping[str, Any]) -> Any:
-    """The cache of a language model among its inputs or outputs; transformers 5.24 calls it ``cache``."""
+    """The cache among a language model's inputs or outputs; transformers 5.24 calls it ``cache``."""
     found = given.get("past_key_values")
     return given.get("cache") if found is None else found
 
 
 def packed_prompts(given: Mapping[str, Any]) -> Tensor | None:
-    """(B, L) int64 the number of the prompt in its row that each token belongs to; None where rows are not read so.
+    """(B, L) int64, the index of each token's prompt in its row; None if the library does not read rows as packed.
 
-    Hugging Face's rule: without mask and cache another prompt begins wherever positions (B, L), or the first of four
-    rows of them, do not go on by one.
+    Hugging Face's rule: without mask and cache, a new prompt begins wherever positions (B, L), or the first of four
+    rows, do not increase by one.
 
     Example:
         >>> ids = torch.zeros(1, 5, dtype=torch.long)
@@ -260,12 +258,12 @@ def packed_prompts(given: Mapping[str, Any]) -> Tensor | None:
 
 
 def _closed(positions: Tensor, kept: Tensor, packed: Tensor | None, close: bool) -> Tensor:
-    """Positions without the gaps of what went, prompt by prompt; see `trimmed`."""
+    """Positions without the gaps of removed tokens, prompt by prompt; see `trimmed`."""
     numbered = positions.dim() == 3 and positions.shape[0] == 4
     if not numbered and (not close or positions.dim() != 2):
         return positions
     gone = (~kept).long().cumsum(dim=1)
-    if packed is not None:  # what went in prompts in front does not count
+    if packed is not None:  # removals in earlier prompts do not count
         begins = packed.diff(dim=1, prepend=packed[:, :1] - 1) > 0
         gone = gone - torch.where(begins, gone - (~kept).long(), 0).cummax(dim=1).values
     return torch.cat([positions[:1] - gone, positions[1:].expand(-1, *gone.shape)]) if numbered else positions - gone
@@ -274,13 +272,13 @@ def _closed(positions: Tensor, kept: Tensor, packed: Tensor | None, close: bool)
 def _asked(
     asked: Tensor, places: Tensor, kept: Tensor, stays: Tensor, shortened: Callable[[Tensor, int], Tensor]
 ) -> Tensor:
-    """The ``logits_to_keep`` of a shorter prompt: (n,) places in every row, (B, n) row by row, or (B, L) bool.
+    """The ``logits_to_keep`` of the shortened prompt: (n,) indices for every row, (B, n) per row, or (B, L) bool.
 
     Args:
-        asked: those of the whole prompt, or (L,) bool.
-        places: (B, L) of its tokens in the shorter one.
-        kept, stays: (B, L) bool: it is no token of an image that went; it is no padding, besides.
-        shortened: makes (B, L) values of the whole prompt those of the shorter one.
+        asked: for the whole prompt; also (L,) bool.
+        places: (B, L) indices of its tokens in the shortened one.
+        kept, stays: (B, L) bool, not removed; not removed and not padding.
+        shortened: shortens (B, L) values.
     """
     length, rows = kept.shape[1], asked.to(kept.device)
     if asked.dtype == torch.bool and asked.dim() == 1:
@@ -298,7 +296,7 @@ def _asked(
         raise VitrimError("logits_to_keep asks for image tokens that went: ask for tokens of the text")
     if rows.dim() == 2:
         return found
-    real = stays.gather(1, every)  # padding has no logits to ask for
+    real = stays.gather(1, every)  # padding has no logits
     same = found.where(real, 0).amax(dim=0)
     if not bool((found.where(real, same) == same).all()):
         raise VitrimError(
@@ -309,11 +307,11 @@ def _asked(
 
 
 def check_prompt(given: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Refuse a prompt whose inputs called ``names`` are not about the same tokens.
+    """Refuse a prompt whose inputs called ``names`` do not describe the same tokens.
 
     Raises:
-        VitrimError: ``input_ids`` of other axes than (B, L), a mask with rows and columns, or another length than L; a
-            mask may have more, of tokens in the cache.
+        VitrimError: ``input_ids`` are not (B, L), a mask has rows and columns, or a length is not L; only a mask may be
+            longer, for tokens in the cache.
 
     Example:
         >>> check_prompt({"input_ids": torch.zeros(1, 5), "labels": torch.zeros(1, 5)}, ["input_ids", "labels"])
@@ -333,11 +331,7 @@ def check_prompt(given: Mapping[str, Any], names: Sequence[str]) -> None:
 
 
 def _past(mask: Any, length: int) -> tuple[Tensor | None, Tensor | None]:
-    """The part of a mask that is about tokens in the cache, and that about the ``length`` tokens given.
-
-    Raises:
-        VitrimError: it has rows and columns of tokens.
-    """
+    """Split a mask into the part for tokens in the cache, and that for the ``length`` input tokens."""
     if mask is None:
         return None, None
     if not isinstance(mask, Tensor) or mask.dim() != 2:
@@ -350,15 +344,15 @@ def _past(mask: Any, length: int) -> tuple[Tensor | None, Tensor | None]:
 
 
 def kept_in_prompt(ids: Tensor, placeholder: int, flags: Sequence[Tensor]) -> Tensor:
-    """(B, L) bool: the tokens of a prompt that stay, all but some of the placeholders of images.
+    """(B, L) bool: the tokens of a prompt that stay, all except some placeholders of images.
 
     Args:
         ids: (B, L) the prompt.
-        placeholder: the id that stands for a feature of an image.
-        flags: for every image in order, for every placeholder of it: it stays.
+        placeholder: the id in place of an image feature.
+        flags: for every image in order, (Q,) bool: which of its placeholders stay.
 
     Raises:
-        VitrimError: the prompt has another number of them.
+        VitrimError: the prompt has another number of placeholders.
 
     Example:
         >>> kept_in_prompt(torch.tensor([[5, 1, 1, 1, 6]]), 1, [torch.tensor([True, False, True])])

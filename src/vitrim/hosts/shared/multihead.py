@@ -1,4 +1,4 @@
-"""`nn.MultiheadAttention` in a reduced block: it hands out no queries, keys and values, so its weights are used."""
+"""`nn.MultiheadAttention` in a reduced block. It exposes no queries, keys and values, so its weights are used."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MultiheadBlock(NamedBlock):
         return packed_part(self.attentions(self)[0], self.pre_norm(x), 2, 3)[0]
 
     def project_output(self, out: Tensor) -> Tensor:
-        # the dense block reads the weights of `out_proj`, and calls the module as little as we do
+        # as in the dense block, which reads the weights of `out_proj` without calling it
         (attn,) = self.attentions(self)
         return F.linear(out, attn.out_proj.weight, attn.out_proj.bias)
 
@@ -44,11 +44,7 @@ def packed_part(attn: Any, y: Tensor, first: int, end: int) -> tuple[Tensor, ...
 
 
 def check_options(attention: nn.MultiheadAttention, family: str) -> None:
-    """Refuse attention for which the fused projection cannot stand in.
-
-    Raises:
-        UnsupportedModelError: saying why.
-    """
+    """Raise `UnsupportedModelError` for options of ``attention`` that the packed projection does not cover."""
     problem = None
     if not attention.batch_first:
         problem = "batch_first=False"

@@ -1,9 +1,8 @@
 """Batches of images with different numbers of patches, padded to one length (NaFlex, SigLIP 2).
 
-Images of one grid run together and without their padding, grid by grid; the results are padded again. So padding never
-matches, receives, scores or is counted, whatever the method, every amount (a number or a share of tokens) is of the
-image's own patches, and each image gets what it gets alone. A batch costs one pass per grid in it, and nothing is
-computed for padding. Compiled models run padded batches outside of their graphs.
+Images of one grid run together, without their padding, and results are padded again. So no method ever matches, scores
+or counts padding, amounts refer to the image's own patches, and each image gets the result it gets alone. A batch costs
+one pass per grid in it. Compiled models run padded batches outside their graphs.
 """
 
 from __future__ import annotations
@@ -26,26 +25,26 @@ class Group:
     """Images of one grid.
 
     Attributes:
-        images: (b,) int64, their places in the batch, ascending; on the CPU.
-        patches: how many patches each of them has.
+        images: (b,) int64 on the CPU, ascending indices in the batch.
+        patches: of each image.
     """
 
     images: Tensor
     patches: int
 
     def take(self, value: Tensor, cut: bool = True) -> Tensor:
-        """The group's part of ``value`` (B, P, ...), (b, patches, ...); with ``cut=False`` of (B, ...), (b, ...)."""
+        """(b, patches, ...), the group's part of ``value`` (B, P, ...); with ``cut=False`` only of the batch."""
         if len(self.images) < value.shape[0]:
             value = value.index_select(0, self.images.to(value.device))
         return value[:, : self.patches] if cut else value
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # how many groups there are depends on the images
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # the number of groups depends on the images
 def groups_of(valid: Tensor, shapes: Tensor) -> list[Group]:
-    """The images of a batch by their grid, in the order in which grids appear.
+    """The images of a batch grouped by grid, in order of appearance.
 
     Args:
-        valid: (B, P), true where a patch is real.
+        valid: (B, P), True for real patches.
         shapes: (B, 2) rows and columns of every image.
 
     Raises:
@@ -63,7 +62,7 @@ def groups_of(valid: Tensor, shapes: Tensor) -> list[Group]:
     real = valid.bool()
     counts = real.sum(dim=1)
     at_end = (real == (torch.arange(real.shape[1], device=real.device) < counts[:, None])).all(dim=1)
-    keys = torch.cat([counts[:, None], shapes.to(counts), at_end[:, None].to(counts)], dim=1).tolist()  # read back once
+    keys = torch.cat([counts[:, None], shapes.to(counts), at_end[:, None].to(counts)], dim=1).tolist()  # one transfer
     if any(count == 0 for count, *_ in keys):
         raise UnsupportedModelError("a reduced model takes no image without patches: its mask is all padding")
     if not all(key[-1] for key in keys):
@@ -76,22 +75,21 @@ def groups_of(valid: Tensor, shapes: Tensor) -> list[Group]:
     return [Group(torch.tensor(images), key[0]) for key, images in places.items()]
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # every grid would be compiled anew
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiler would recompile for every grid
 def run_groups(
     model: nn.Module, trace: Trace, groups: Sequence[Group], num_patches: int, call: Callable[[Group], Any]
 ) -> Any:
-    """Run ``call`` on every group and join the results in the order of the batch, which the trace then shows.
+    """Run ``call`` on every group, and join outputs and the trace's states in the order of the batch.
 
     Args:
-        model: whose blocks run.
-        trace: what they share.
+        model: the reduced model.
+        trace: of its blocks.
         groups: from `groups_of`.
-        num_patches: patches of every image, padding included.
-        call: a forward of the group's images without padding.
+        num_patches: patches per image, padding included.
+        call: runs the forward of the group's images without padding.
 
     Raises:
-        UnsupportedModelError: several groups on a model that is sharded among processes, or auxiliary outputs that have
-            one entry per patch.
+        UnsupportedModelError: several groups on a sharded model, or auxiliary outputs with one entry per patch.
     """
     if len(groups) > 1 and any(sharded(module) for module in model.modules() if isinstance(module, ReducedBlock)):
         raise UnsupportedModelError(
@@ -111,7 +109,7 @@ def run_groups(
         finals.append(final)
         histories.append(trace.call.states)
         entered += trace.call.entered
-    # where each image of the batch is when the groups are put one behind the other
+    # index of each image in the concatenated groups
     places = torch.cat([group.images for group in groups]).argsort()
     trace.call.entered = tuple(entered)
     trace.call.final = _join_states(finals, places, num_patches)
@@ -120,10 +118,10 @@ def run_groups(
 
 
 def _join(parts: Sequence[Any], groups: Sequence[Group], places: Tensor, num_patches: int, num_prefix: int) -> Any:
-    """Join the outputs of a model, tensors in any nesting of its containers, for the whole batch.
+    """Join the outputs of a model, tensors in any nesting of containers, for the whole batch.
 
-    Tokens (b, n, C) that cover all patches of their image are padded to all ``num_patches``; other lengths that differ
-    among groups to the longest. Padding is 0.
+    Tokens (b, n, C) of all patches are padded to ``num_patches``; other lengths that differ among groups to the
+    longest. Padding is 0.
     """
     first = parts[0]
     if isinstance(first, Tensor):
@@ -146,7 +144,7 @@ def _join(parts: Sequence[Any], groups: Sequence[Group], places: Tensor, num_pat
 
 
 def _pad(part: Tensor, parts: Sequence[Tensor], value: float = 0.0) -> Tensor:
-    """``part`` with every length but the first as large as the largest of ``parts``."""
+    """``part`` with every dimension but the first padded to the largest of ``parts``."""
     longest = [max(sizes) for sizes in zip(*(each.shape for each in parts), strict=True)]
     padding: list[int] = []
     for dim in range(part.dim() - 1, 0, -1):  # the last comes first
@@ -159,7 +157,7 @@ def _stack(parts: Sequence[Tensor], places: Tensor) -> Tensor:
 
 
 def _join_states(states: Sequence[TokenState], places: Tensor, num_patches: int) -> TokenState:
-    """The state of the whole batch, to be read: padding slots are masked and hold no input token."""
+    """The state of the whole batch, for reading: padding is masked and holds no input token."""
     first = states[0]
     masks = [torch.ones_like(s.size, dtype=torch.bool) if s.mask is None else s.mask for s in states]
     ragged = any(s.mask is not None for s in states) or len({s.num_tokens for s in states}) > 1

@@ -1,7 +1,7 @@
-"""Selecting image tokens behind a tower: what a selector is shown of every image, and what becomes of its places.
+"""Selection of image tokens behind a tower: the input of a selector for every image, and the places it leaves.
 
-A tower that is reduced hands out survivors, with their places; otherwise every place has a feature. Attention that a
-selector needs was kept of the tokens that a block had, which may have been more: it is read at the survivors' places.
+A reduced tower returns remaining tokens and their places; an unreduced one a feature for every place. Attention that a
+selector needs was recorded for the tokens of a block, possibly more than remain: it is read at the remaining places.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from vitrim.hosts.shared.compact import cells_of
 
 @dataclass(frozen=True)
 class Attended:
-    """The attention of one block, of one image, at its P places, prefix not counted; 0 where nothing stood.
+    """The attention of one block for one image, at its P places, prefix excluded; 0 at places without a token.
 
     Attributes:
-        scores: (P,) what each gets from the class token, or from all.
-        keys: (P, d), means over heads.
-        query: (C,) of the class token; None where that was not asked for.
-        wide_keys: (1 + P, C), the class token's in front; None likewise.
+        scores: (P,) attention from the class token, or from all.
+        keys: (P, d), mean over heads.
+        query: (C,) of the class token; None if not needed.
+        wide_keys: (1 + P, C), the class token's first; None if not needed.
     """
 
     scores: Tensor
@@ -39,7 +39,7 @@ class Attended:
     wide_keys: Tensor | None = None
 
     def at(self, places: Tensor) -> dict[str, Tensor]:
-        """The part of `Seen` that it is for, of the survivors at ``places`` (n,)."""
+        """The entries of `Seen` for the remaining tokens at ``places`` (n,)."""
         here = places.to(self.scores.device)
         found = {"scores": self.scores[here], "keys": self.keys[here]}
         if self.query is not None and self.wide_keys is not None:
@@ -58,9 +58,9 @@ def attended(
 
     Args:
         notes: of one block.
-        class_token: there is one, and its row counts; otherwise means over all queries.
-        wide: with queries and keys of all heads side by side.
-        cell: patches a side that the connector makes one token of: means over them.
+        class_token: read the class token's row; otherwise the mean over all queries.
+        wide: include queries and keys with heads concatenated.
+        cell: side in patches of the squares that the connector joins; values are averaged over them.
         raster: see `vitrim.hosts.shared.compact.survivors`.
     """
     found: dict[int, Attended] = {}
@@ -87,20 +87,20 @@ def attended(
 
 
 def _means(values: Tensor, *, places: Tensor, valid: Tensor, counts: Tensor, prefix: int) -> Tensor:
-    """The means over the tokens at each place, (P, ...), of ``values`` (N, ...), a prefix included."""
+    """Means (P, ...) over the tokens at each place of ``values`` (N, ...), which include a prefix."""
     own = values[prefix:][valid]
     sums = own.new_zeros(len(counts), *own.shape[1:]).index_add(0, places, own)
     return sums / counts.to(own.dtype).view(-1, *[1] * (own.dim() - 1))
 
 
 class Taken(NamedTuple):
-    """The tokens of one image that were chosen.
+    """The chosen tokens of one image.
 
     Attributes:
         features: (m, D).
-        flags: (Q,) bool, which of the image's places in the prompt they have.
-        rows: (m,) which of the features chosen from had those places.
-        handed: what of that is the image's own.
+        flags: (Q,) bool, which of the image's places in the prompt they take.
+        rows: (m,) which of the candidate features had those places.
+        handed: which of these are the image's own tokens.
     """
 
     features: Tensor
@@ -114,11 +114,11 @@ class Candidates:
     """The tokens of one image that a selector chooses among.
 
     Attributes:
-        features: (f + n, D), of which the ``front`` first have no place among patches and go on anyway.
+        features: (f + n, D); the ``front`` first have no place among patches and always stay.
         flags: (Q,) bool, on the CPU: which of the image's places in the prompt they have.
         front: f.
-        grid: of all n, if none of them is gone.
-        more: further entries of `Seen`, of this image.
+        grid: of all n, if none was removed.
+        more: further entries of `Seen`, for this image.
     """
 
     features: Tensor
@@ -128,9 +128,7 @@ class Candidates:
     more: Mapping[str, Any] | None = None
 
     def chosen(self, choice: Choice) -> Taken:
-        """The features that go on. Those without a place of their own get the first ones that are free: only their
-        number matters.
-        """
+        """The features that stay. Those without a place get the first free ones, since only their number matters."""
         patches = self.features[self.front :]
         features = torch.cat([self.features[: self.front], choice.of(patches).to(patches.dtype)])
         rows = torch.cat([torch.arange(self.front, device=choice.kept.device), choice.kept + self.front])
@@ -150,7 +148,7 @@ class Candidates:
 
 
 def choose(selector: Selector, images: Sequence[Candidates]) -> list[Choice]:
-    """The choice for every image; those of one size together."""
+    """The choice for every image; images of equal size are processed together."""
     groups: dict[Any, list[int]] = {}
     for place, image in enumerate(images):
         groups.setdefault((image.features.shape, image.front, image.grid), []).append(place)
@@ -182,15 +180,15 @@ def runs(ids: Tensor, placeholder: int) -> list[int]:
 
 
 def by_image(pooled: Any, prompt_runs: Sequence[int], together: bool) -> list[Tensor]:
-    """The features (n, D) of every image in what a connector gives: a list with images, or a tensor.
+    """The features (n, D) of every image in a connector's output.
 
     Args:
         pooled: a list of (n, D) or (tiles, n, D), or (images, n, D), or (total, D).
-        prompt_runs: of placeholders; they say where images end in (total, D).
-        together: an entry of the list holds all images of a prompt, so they end where runs do.
+        prompt_runs: lengths of runs of placeholders, which split (total, D) into images.
+        together: a list entry holds all images of a prompt, so it is split by runs, too.
 
     Raises:
-        VitrimError: features and placeholders are not equally many.
+        VitrimError: features and placeholders differ in number.
     """
     if not isinstance(pooled, Tensor):
         entries = [entry.flatten(0, -2) for entry in pooled]
@@ -209,7 +207,7 @@ def by_image(pooled: Any, prompt_runs: Sequence[int], together: bool) -> list[Te
 
 
 def texts(ids: Tensor, mask: Tensor | None, placeholders: Sequence[int], embed: Any) -> list[Tensor]:
-    """For every row of a prompt (B, L) the input embeddings (M, D) of its text: all that is no image and no padding."""
+    """The input embeddings (M, D) of the text in every row of a prompt (B, L), without images and padding."""
     words = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask[:, -ids.shape[1] :].bool()
     for placeholder in placeholders:
         words = words & (ids != placeholder)
@@ -218,7 +216,7 @@ def texts(ids: Tensor, mask: Tensor | None, placeholders: Sequence[int], embed: 
 
 
 def rows_of_images(ids: Tensor, placeholder: int, counts: Sequence[int]) -> list[int]:
-    """The row of the prompt (B, L) that each image stands in, by how many placeholders each has.
+    """The row of the prompt (B, L) that each image is in, from its number of placeholders.
 
     Example:
         >>> rows_of_images(torch.tensor([[1, 1, 5], [1, 5, 5]]), 1, [1, 1, 1])

@@ -1,10 +1,10 @@
-"""Windowed hosts (SAM, ViTDet): blocks that attend within windows of the image, and some that attend across them.
+"""Windowed hosts (SAM, ViTDet): most blocks attend within windows of the image, some across them.
 
 Windows are batch rows: tokens travel as (B*W, n, C), W windows of n patches. A windowed block is then an ordinary
-reduced block on B*W rows. A block that attends across windows decides in every window, too, so that all keep the same
-count and nothing is padded; only its attention looks at the keys of the whole image (`AcrossWindows`). After the last
-block, and after every block where full grids are asked for, the windows are laid out as the map (B, rows, columns, C)
-that the host has between its blocks. Stochastic depth is drawn for every window.
+reduced block on B*W rows. A block that attends across windows also decides per window, so all windows keep the same
+count and nothing is padded; only its attention uses the keys of the whole image (`AcrossWindows`). After the last
+block, and after every block for full grids, windows are laid out as the host's map (B, rows, columns, C). Stochastic
+depth is drawn per window.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vitrim.hosts.shared.blocks import NamedBlock, hand_stamp
 
 FIELDS = tuple(own.name for own in fields(TokenState))  # read once: torch.compile cannot
 Lines = tuple[Tensor, Tensor]
-"""Row and column of every token, each (B, N)."""
+"""Row and column of every token, (B, N) each."""
 
 
 class Windows(NamedTuple):
@@ -48,11 +48,7 @@ class Windows(NamedTuple):
 
     @classmethod
     def of(cls, grid: tuple[int, int], side: int) -> Windows:
-        """The windows of ``side`` x ``side`` patches in a ``grid`` of rows and columns; 0: one window of them all.
-
-        Raises:
-            UnsupportedModelError: they do not divide the grid.
-        """
+        """The windows of ``side`` x ``side`` patches, which must divide the ``grid`` (rows, columns); with 0, one."""
         height, width = grid
         if side == 0:
             return cls(1, 1, height, width)
@@ -73,11 +69,11 @@ class Windows(NamedTuple):
 
     @property
     def number(self) -> int:
-        """W, the windows of an image."""
+        """W, windows per image."""
         return self.rows * self.columns
 
     def split(self, x: Tensor) -> Tensor:
-        """The map (B, rows, columns, C) of all patches as (B*W, n, C)."""
+        """The map (B, rows, columns, C) as windows (B*W, n, C)."""
         batch, channels = x.shape[0], x.shape[3]
         parts = x.reshape(batch, self.rows, self.height, self.columns, self.width, channels).transpose(2, 3)
         return parts.reshape(batch * self.number, self.height * self.width, channels)
@@ -89,7 +85,7 @@ class Windows(NamedTuple):
         return parts.reshape(batch, self.rows * self.height, self.columns * self.width, channels)
 
     def together(self, x: Tensor) -> Tensor:
-        """Heads (B*W, H, N, d) of the windows as those of the images, (B, H, W*N, d)."""
+        """Heads (B*W, H, N, d) of windows as heads of images, (B, H, W*N, d)."""
         heads: Tensor = x.unflatten(0, (x.shape[0] // self.number, self.number))
         return heads.transpose(1, 2).flatten(2, 3)
 
@@ -99,7 +95,7 @@ class Windows(NamedTuple):
         return heads.transpose(1, 2).flatten(0, 1)
 
     def lines(self, position: Tensor, in_image: bool) -> Lines:
-        """Rows and columns of ``position`` (B*W, N) in its window; with ``in_image`` in the image, as (B, W*N)."""
+        """Rows and columns of ``position`` (B*W, N) in the window, or if ``in_image`` in the image, (B, W*N)."""
         rows, columns = position // self.width, position % self.width
         if not in_image:
             return rows, columns
@@ -110,17 +106,17 @@ class Windows(NamedTuple):
         )
 
     def of_images(self, x: Tensor) -> Tensor:
-        """Values (B*W, N) of the tokens of all windows as (B, W*N)."""
+        """Values (B*W, N) of tokens as (B, W*N)."""
         return x.reshape(x.shape[0] // self.number, self.number * x.shape[1])
 
     def of_images_behind(self, x: Tensor, prefix: int) -> Tensor:
-        """As `of_images`, with the ``prefix`` tokens in front of each window in front of the image."""
+        """As `of_images`, with each window's ``prefix`` tokens moved to the front of the image."""
         if prefix == 0:
             return self.of_images(x)
         return torch.cat([self.of_images(x[:, :prefix]), self.of_images(x[:, prefix:])], dim=1)
 
     def bias_of_images(self, bias: Tensor | None) -> Tensor | None:
-        """The bias (B*W, 1, 1, N) of the keys of a window as that of all keys of its image, (B*W, 1, 1, W*N)."""
+        """The bias (B*W, 1, 1, N) of a window's keys as that of all keys of its image, (B*W, 1, 1, W*N)."""
         if bias is None:
             return None
         return self.of_images(bias.flatten(1)).repeat_interleave(self.number, 0)[:, None, None]
@@ -134,19 +130,19 @@ class WindowState(TokenState):
 
     @classmethod
     def of(cls, state: TokenState, windows: Windows) -> WindowState:
-        """``state``, of the rows of ``windows``; its grid is that of a window."""
+        """``state``, for rows that are ``windows``; its grid becomes the window's."""
         known = {name: getattr(state, name) for name in FIELDS}
         return cls(**{**known, "grid": (windows.height, windows.width)}, windows=windows)
 
     def lines(self, in_image: bool) -> Lines:
-        """Rows and columns of the tokens' anchors, within the window or ``in_image``; one batch row while all agree."""
+        """Rows and columns of the tokens' anchors, in the window or ``in_image``; one batch row while all agree."""
         position = self.position if self.reduced else self.position[: self.windows.number if in_image else 1]
         return self.windows.lines(position, in_image)
 
     def of_images(self) -> TokenState:
-        """The state as one of images, to be read: tokens window by window, input patches in raster order.
+        """The state of whole images, for reading: tokens window by window, input patches in raster order.
 
-        Tokens in front of the patches of every window are in front of those of the image, window by window.
+        Prefix tokens of all windows are in front, window by window.
         """
         windows, prefix = self.windows, self.num_prefix
         known = {name: getattr(self, name) for name in FIELDS}
@@ -163,7 +159,7 @@ class WindowState(TokenState):
 
 
 class ImageIndexMap(IndexMap):
-    """The map of images, from that of their windows, each with ``prefix`` tokens in front of its patches."""
+    """The index map of images, from that of their windows with ``prefix`` tokens each."""
 
     def __init__(self, before: IndexMap, windows: Windows, prefix: int = 0) -> None:
         number = windows.number
@@ -191,10 +187,10 @@ class ImageIndexMap(IndexMap):
 
 @dataclass(frozen=True)
 class AcrossWindows(Attention):
-    """Attention of the tokens of windows among those of the whole image.
+    """Attention of windows' tokens to those of the whole image.
 
-    q, k and v are those of the windows, (B*W, H, N, d), which is what methods compare and select. The bias has a column
-    for every key of the image, (B*W, 1 or H, 1 or M, W*N).
+    q, k and v are per window, (B*W, H, N, d), as methods compare and select them. The bias has a column for every key
+    of the image, (B*W, 1 or H, 1 or M, W*N).
     """
 
     windows: Windows = field(kw_only=True)
@@ -222,9 +218,9 @@ class AcrossWindows(Attention):
 
 
 class WindowBlock(NamedBlock):
-    """The reduced form of a block that takes and gives maps, (B, rows, columns, C), and attends in windows or across.
+    """The reduced form of a block on maps (B, rows, columns, C) that attends within windows or across them.
 
-    `WindowedHost` sets ``side`` in every block: the side of the model's windows, 0 where it has none.
+    `WindowedHost` sets ``side`` in every block: the side of the model's windows, 0 without windows.
     """
 
     channels_first: ClassVar[bool] = False
@@ -236,7 +232,7 @@ class WindowBlock(NamedBlock):
 
     @property
     def crosses(self) -> bool:
-        """True if this block attends across windows, in a model that has some."""
+        """True if this block attends across windows, in a model that has windows."""
         return self.window_size == 0
 
     def incoming(self, x: Tensor) -> TokenState:
@@ -251,14 +247,14 @@ class WindowBlock(NamedBlock):
         return state if isinstance(state, WindowState) else self.begin(state, windows)
 
     def begin(self, state: TokenState, windows: Windows) -> WindowState:
-        """The ``state`` of the tokens that enter the first block, whose batch rows are ``windows``."""
+        """The ``state`` of the tokens that enter the first block, as one of ``windows``."""
         (entered,) = self.trace.call.entered
         grid = (windows.height, windows.width)
         self.trace.call.entered = (entered._replace(grid=grid, windows=windows.number),)
         return WindowState.of(state, windows)
 
     def rows_of(self, x: Tensor, windows: Windows) -> Tensor:
-        """The windows of a map as batch rows, (B*W, n, C)."""
+        """The windows of a map, as batch rows (B*W, n, C)."""
         return windows.split(x.permute(0, 2, 3, 1) if self.channels_first else x)
 
     def receive(self, x: Tensor, state: TokenState, *host_args: Any) -> tuple[Tensor, TokenState]:
@@ -281,7 +277,7 @@ class WindowBlock(NamedBlock):
         return image
 
     def leave_states_of_images(self, windows: Windows) -> None:
-        """Behind the last block, leave states of images where the blocks left those of windows."""
+        """After the last block, replace states of windows by states of images."""
         call = self.trace.call
         assert call.final is not None
         final, *states = (
@@ -291,12 +287,14 @@ class WindowBlock(NamedBlock):
         call.final, call.states = final, tuple(states)
 
     def rows_of_table(self, table: Tensor, state: WindowState, batch: int) -> Tensor:
-        """Rows of a rotary ``table`` (P, d), of a window's patches or, where this block attends across windows, of the
-        image's, for the tokens of ``batch`` windows: (1 or B*W, 1, N, d)."""
+        """Rows of a rotary ``table`` (P, d) for the tokens of ``batch`` windows, (1 or B*W, 1, N, d).
+
+        The table is a window's, or the image's if this block attends across windows.
+        """
         windows, (down, across) = state.windows, state.lines(self.crosses)
         rows = table[down * (windows.columns * windows.width if self.crosses else windows.width) + across]
         if self.crosses:
-            rows = rows.view(-1, state.num_tokens, rows.shape[-1])  # of the windows of all images, or of one
+            rows = rows.view(-1, state.num_tokens, rows.shape[-1])  # for the windows of all images, or of one
             rows = rows.repeat(batch // len(rows), 1, 1)
         return rows.unsqueeze(1)
 
@@ -314,11 +312,10 @@ class WindowBlock(NamedBlock):
         fused: bool = True,
         drop: Callable[[Tensor], Tensor] | None = None,
     ) -> Attention:
-        """Attention of heads (B*W, H, N, d) within windows, or across them where this block does that.
+        """Attention of heads (B*W, H, N, d) within windows, or across them if this block does that.
 
-        Args:
-            relative: from the numbers of query lines and key lines, S each, and a parameter of ``attn``, if it has one
-                for rows and for columns: vectors (S, S, d) that the query is multiplied with.
+        ``relative`` maps (S, S, parameter) to vectors (S, S, d) that queries are multiplied with, S being the rows or
+        columns and the parameter ``attn``'s for that axis, if it has any.
         """
         assert isinstance(state, WindowState)
         bias, windows = state.key_bias(q.dtype, self.proportional), state.windows
@@ -341,7 +338,7 @@ def relative_bias(q: Tensor, tables: tuple[Tensor, Tensor], lines: Lines) -> Ten
 
     Args:
         q: (B, H, N, d) queries, not scaled.
-        tables: (S, S, d) each, for rows and columns: from the query's line and the key's line.
+        tables: (S, S, d) each, for rows and columns, indexed by the query's and the key's line.
         lines: rows and columns of the tokens, (B, N) or (1, N) each.
     """
     heads, n = q.shape[1], q.shape[2]
@@ -355,7 +352,7 @@ def relative_bias(q: Tensor, tables: tuple[Tensor, Tensor], lines: Lines) -> Ten
 
 
 class WindowedHost(Host):
-    """A family whose blocks are `WindowBlock`s, in front of that of its library. What follows reads a map."""
+    """A family of `WindowBlock`s whose output is read as a map; mixed in before the library's host class."""
 
     heads: ClassVar[tuple[Head, ...]] = ("grid",)
 
@@ -366,7 +363,7 @@ class WindowedHost(Host):
 
     @classmethod
     def side(cls, model: nn.Module) -> int:
-        """The side of the model's windows in patches, 0 if it has none."""
+        """The side of the model's windows in patches, 0 without windows."""
         return max(int(block.window_size) for block in cls.blocks(model))  # type: ignore[arg-type]
 
     @classmethod

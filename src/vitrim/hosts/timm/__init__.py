@@ -1,4 +1,4 @@
-"""Tables: the file of this folder that knows each class of models; see `vitrim.hosts`."""
+"""Tables of the folder; see `vitrim.hosts`."""
 
 HOSTS: dict[str, str] = {
     "timm.models.beit.Beit": "beit:TimmBeit",
@@ -15,7 +15,6 @@ HOSTS: dict[str, str] = {
     "timm.models.vision_transformer.VisionTransformer": "vit:TimmViT",
     "timm.models.volo.VOLO": "volo:TimmVolo",
 }
-"""The host of each class of models."""
 
 _REFUSED_MODULES = {
     "CONVOLUTIONS": "byobnet convmixer convnext cspnet cspnext densenet dla dpn efficientnet fasternet focalnet "
@@ -41,7 +40,6 @@ REFUSED: dict[str, str] = {
     for reason, modules in _REFUSED_MODULES.items()
     for module in modules.split()
 }
-"""The reason why models of a module cannot be reduced."""
 
 LIBRARIES: dict[str, str] = {
     "timm": "library:TimmLibrary",
@@ -54,4 +52,3 @@ LIBRARIES: dict[str, str] = {
     "timm.models.vision_transformer_sam.VisionTransformerSAM": "sam:TimmSamLibrary",
     "timm.models.volo.VOLO": "library:TimmMapLibrary",
 }
-"""The adapter for all models of the library, and those for some classes."""

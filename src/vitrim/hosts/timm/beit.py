@@ -1,4 +1,4 @@
-"""timm's `Beit`: BEiT and BEiT v2. The bias between two tokens is that of the positions of their anchors."""
+"""timm's `Beit`: BEiT and BEiT v2. The bias between two tokens follows the positions of their anchors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from vitrim.hosts.timm.common import PreNormGamma, TimmHost
 
 
 class ReducedBeitBlock(PreNormGamma, Block):
-    """BEiT's block under reduction."""
-
     attention_classes = (BeitAttention,)
 
     def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Code shared by timm's host families: how their blocks and their models are laid out."""
+"""Code shared by timm's host families."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from vitrim.hosts.timm.versions import in_chans, refuse_shifted_bias
 
 
 def kernel(attn: Any) -> dict[str, Any]:
-    """The way timm's ``attn`` runs: a fused kernel that is told a probability, or a map that a module drops from."""
+    """The kernel of timm's ``attn``: fused with dropout, or a written-out map with a dropout module."""
     if attn.fused_attn:
         return {"dropout": attn.attn_drop.p if attn.training else 0.0}
     return {"fused": False, "drop": attn.attn_drop}
 
 
 def refuse_mask(mask: Tensor | None, is_causal: bool = False) -> None:
-    """Raise ValueError for a mask made for all N0 tokens, which a reduced block cannot take."""
-    if isinstance(mask, Proxy):  # torch.fx asks what would be done with one: the block says why it cannot be traced
+    """Raise ValueError for a mask over all N0 tokens, which a reduced block cannot apply."""
+    if isinstance(mask, Proxy):  # torch.fx passes one: the block's own error explains
         return
     if mask is not None or is_causal:
         raise ValueError(
@@ -57,8 +57,8 @@ class TimmBlock(JointBlock):
     ) -> Attention:
         """Attention with the settings of ``attn``.
 
-        To the bias of the state comes that of positions from a ``table`` over pairs of input tokens (H, N0, N0), for
-        the first ``rows`` only.
+        A ``table`` (H, N0, N0) over pairs of input tokens is added to the state's bias, for the first ``rows`` if
+        given.
         """
         bias = state.key_bias(q.dtype, self.proportional)
         if table is not None:
@@ -74,14 +74,14 @@ class PreNorm(TimmBlock):
 
 
 class PreNormGamma(TimmBlock):
-    """`PreNorm` where layer scales are parameters, or None, and have no module of their own: EVA and BEiT."""
+    """`PreNorm` with layer scales that are parameters or None, not modules: EVA and BEiT."""
 
     update_names = ("gamma_1", "drop_path1")
     mlp_names = ("norm2", "mlp", "gamma_2", "drop_path2")
 
 
 class PostNorm(TimmBlock):
-    """Norms behind attention and MLP, and no layer scale."""
+    """Norms behind attention and MLP, no layer scale."""
 
     norm_name = None
     update_names = ("norm1", "drop_path1")
@@ -89,14 +89,14 @@ class PostNorm(TimmBlock):
 
 
 class TimmHost(Host):
-    """A timm model with a list of ``blocks``, a ``head`` and ``forward_intermediates``.
+    """A timm model with ``blocks``, ``head`` and ``forward_intermediates``.
 
-    Subclasses name the model classes whose forward they know, and the calls that make it up.
+    Subclasses name the model classes whose forward they know, and the calls that it consists of.
     """
 
     model_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
     calls: ClassVar[tuple[str, ...]] = ("forward", "forward_features", "forward_head")
-    # get_intermediate_layers and feature wrappers come through it, too
+    # get_intermediate_layers and feature wrappers call it, too
     dense_calls: ClassVar[tuple[str, ...]] = ("forward_intermediates",)
 
     @classmethod
@@ -109,7 +109,7 @@ class TimmHost(Host):
             )
         check_calls(model, "timm", cls.model_classes, cls.calls)
         for call, own in vars(model).items():
-            # who wraps forward on the instance (accelerate, autocast) calls the model's own
+            # wrappers of forward on the instance (accelerate, autocast) call the model's own
             if call in cls.calls and call != "forward" and not type(own).__module__.startswith("vitrim."):
                 raise UnsupportedModelError(
                     f"this {type(model).__name__} has a {call} of its own, so vitrim cannot know what its head reads; "
@@ -129,7 +129,7 @@ class TimmHost(Host):
     @classmethod
     def facts(cls, model: Any) -> HostFacts:
         grid_size, image_size = cls.geometry(model)
-        # reduced or not: what may have been put around a reduced block knows nothing of attention
+        # reduced or not: a wrapper around a reduced block has no attention
         first: Any = reduced_in(model.blocks[0]) or model.blocks[0]
         kind: Any = first if isinstance(first, TimmBlock) else cls.reduced_class(first)
         return HostFacts(
@@ -148,11 +148,10 @@ class TimmHost(Host):
     def geometry(cls, model: Any) -> tuple[tuple[int, int], tuple[int, int]]:
         """Rows and columns of patches, and height and width of the images, that ``model`` was made for.
 
-        A patch embedding of the user's own need not say: the table of positions and the model's ``pretrained_cfg`` do
-        then.
+        For a user's own patch embedding, from the position table and ``pretrained_cfg``.
 
         Raises:
-            UnsupportedModelError: nothing says it.
+            UnsupportedModelError: neither tells.
         """
         embed = getattr(model, "patch_embed", None)
         grid_size, image_size = getattr(embed, "grid_size", None), getattr(embed, "img_size", None)
@@ -179,7 +178,7 @@ class TimmHost(Host):
     def grid_of(cls, maker: Any, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
         if not isinstance(output, Tensor):
             return None
-        if output.dim() == 4:  # of models with dynamic_img_size
+        if output.dim() == 4:  # models with dynamic_img_size
             size = output.shape[2:] if getattr(maker, "output_fmt", None) == "NCHW" else output.shape[1:3]
         elif hasattr(maker, "dynamic_feat_size"):
             size = maker.dynamic_feat_size(args[0].shape[-2:])
@@ -189,7 +188,6 @@ class TimmHost(Host):
 
     @classmethod
     def head_rows(cls, model: Any) -> int | None:
-        """See `HostFacts.head_rows`."""
         if getattr(model, "attn_pool", None) is None and model.global_pool == "token":
             return 1
         return None

@@ -1,7 +1,7 @@
-"""timm's image encoders of language models: Qwen3-VL, DeepSeek, Gemma 4, alone or in its classifiers around them.
+"""timm's image encoders of language models: Qwen3-VL, DeepSeek, Gemma 4, alone or in its classifiers.
 
-They lay their tokens out as a map when the blocks are done, for a projector that joins neighbours, or for a mean: so
-whatever follows gets a token for every patch.
+Behind the blocks their tokens are laid out as a map, for a projector that joins neighbours or for a mean, so every
+patch needs a token.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from vitrim.hosts.timm.eva import ReducedEvaBlock, ReducedRopeBlock, expand_grou
 
 
 class ReducedDeepseekBlock(PreNorm, ReducedRopeBlock, deepseek.DeepseekVitBlock):
-    """DeepSeek's block under reduction: Eva's, without layer scales."""
+    """DeepSeek's reduced block: Eva's, without layer scales."""
 
     update_names = ("drop_path1",)
     mlp_names = ("norm2", "mlp", "drop_path2")
 
 
 class ReducedGemma4Block(TimmBlock, gemma4.Gemma4Block):
-    """Gemma 4's block under reduction: norms in front of and behind both branches, logits that are not scaled."""
+    """Gemma 4's reduced block: norms before and behind both branches, logits without scale."""
 
     attention_classes = (gemma4.Gemma4Attention,)
     output_names = ("o_proj", "proj_drop")
@@ -73,7 +73,7 @@ class EncoderHost(TimmHost):
 
     @classmethod
     def encoder(cls, model: Any) -> Any:
-        """The encoder that ``model`` is or holds."""
+        """The encoder that ``model`` is or contains."""
         return model.encoder if isinstance(model, cls.classifier) else model
 
     @classmethod
@@ -98,7 +98,7 @@ class EncoderHost(TimmHost):
 
     @classmethod
     def form(cls, model: Any) -> tuple[Any, ...]:
-        return ()  # however it pools, it reads every patch, and every size is its own
+        return ()  # with any pooling it reads every patch, at any size
 
 
 class TimmQwen3(EncoderHost):
@@ -130,13 +130,13 @@ class TimmGemma4(EncoderHost):
 
     @classmethod
     def geometry(cls, model: Any) -> tuple[tuple[int, int], tuple[int, int]]:
-        # it takes images of any size, and is told none: those of its weights have 768 px
+        # it takes images of any size and records none; its weights were made at 768 px
         height, width = (getattr(model, "pretrained_cfg", None) or {"input_size": (3, 768, 768)})["input_size"][-2:]
         return (height // model.patch_size[0], width // model.patch_size[1]), (height, width)
 
     @classmethod
     def grid_of(cls, maker: Any, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
         images = args[0]
-        if not isinstance(images, Tensor) or images.dim() != 4:  # patches that come one by one, at places of their own
+        if not isinstance(images, Tensor) or images.dim() != 4:  # a list of patches with their places
             return None
         return images.shape[2] // maker.patch_size[0], images.shape[3] // maker.patch_size[1]

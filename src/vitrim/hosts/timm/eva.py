@@ -1,8 +1,7 @@
-"""timm's `Eva`: EVA, EVA-02, `vit_*_rope`, DINOv3 and the plain Perception Encoders as timm ships them.
+"""timm's `Eva`: EVA, EVA-02, `vit_*_rope`, DINOv3 and the plain Perception Encoders.
 
-Rotary tables are made for the patches that enter block 0 and read by the position of each token, so tokens keep their
-own angles however many others are gone. Patch dropout in training happens before block 0: its shorter tables are what
-positions then count in.
+Rotary tables are made for the patches that enter block 0 and read at each token's position, so remaining tokens keep
+their angles. Patch dropout in training precedes block 0: positions then count in its shorter tables.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from vitrim.hosts.timm.common import PostNorm, PreNormGamma, TimmBlock, TimmHost
 
 
 class ReducedRopeBlock(TimmBlock):
-    """Common base of timm's blocks with rotary embedding: everything but the position of their norms."""
+    """Base of timm's reduced blocks with rotary embedding, without their norms."""
 
     attention_classes = (EvaAttention, AttentionRope)
     output_names = ("norm", "proj", "proj_drop")
@@ -58,7 +57,7 @@ def expand_groups(x: Tensor, num_heads: int) -> Tensor:
 
 
 def _rotate(x: Tensor, table: Tensor, num_prefix: int, rotate_half: bool) -> Tensor:
-    """Tokens (B, H, M, d), the first M of all, with the angles of their patches; the prefix has no position."""
+    """Tokens (B, H, M, d), the first M of all, rotated by their patches' angles; the prefix has no position."""
     if x.shape[2] <= num_prefix:
         return x
     patches = x[:, :, num_prefix:]
@@ -75,9 +74,9 @@ class ReducedEvaBlockPostNorm(PostNorm, ReducedRopeBlock, EvaBlockPostNorm):
 
 
 class TimmEva(TimmHost):
-    """EVA, EVA-02, DINOv3, `vit_*_rope`, Perception Encoder, whose attention pool reads the prefix tokens, too.
+    """EVA, EVA-02, DINOv3, `vit_*_rope`, Perception Encoder (its attention pool reads prefix tokens, too).
 
-    Rotary tables are gathered by position, also mixed ones (one table per block and head).
+    Rotary tables are gathered by position, including mixed ones (one table per block and head).
     """
 
     name = "timm Eva"

@@ -17,20 +17,16 @@ from vitrim.errors import VitrimError
 from vitrim.hosts.timm.common import TimmHost
 
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming", "random")
-"""Interpolation modes of timm."""
 
 POOLED = {"token": "class token", "avg": "mean of patches", "map": "attention pooling"}
-"""timm's words for what its models pool, and ours."""
+"""timm's names of poolings, and ours."""
 
 RELATIVE = ("*relative_position_bias_table", "*rel_pos_h", "*rel_pos_w")
-"""Names of tables of relative positions: timm's own list has them of BEiT, and not of its other models."""
+"""Names of tables of relative positions, which timm's own list contains for BEiT only."""
 
 
 class TimmLibrary(Library):
-    """Any model with timm's conventions: ``pretrained_cfg``, ``reset_classifier``, ``group_matcher`` and so on.
-
-    Each is asked for only if the model has it.
-    """
+    """A model with timm's conventions, all optional: ``pretrained_cfg``, ``reset_classifier``, ``group_matcher``."""
 
     name = "timm"
     parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {
@@ -41,14 +37,14 @@ class TimmLibrary(Library):
     }
 
     def family(self) -> type[TimmHost] | None:
-        """The family of the model if its models are laid out as timm's are."""
+        """The family of the model, if it is laid out as timm's are."""
         return self.host if self.host is not None and issubclass(self.host, TimmHost) else None
 
     def classifiers(self, model: Any) -> list[nn.Module]:
         if not hasattr(model, "get_classifier"):
             return []
         found = model.get_classifier()
-        several = isinstance(found, tuple | list | nn.ModuleList)  # CrossViT has one for each of its branches
+        several = isinstance(found, tuple | list | nn.ModuleList)  # CrossViT has one per branch
         return [layer for layer in (found if several else (found,)) if layer is not None]
 
     def class_layers(self, model: nn.Module) -> dict[str, int]:
@@ -77,7 +73,7 @@ class TimmLibrary(Library):
     def without_head(self, model: Any) -> nn.Module:
         if self.family() is None:
             raise no_tokens(model)
-        model.reset_classifier(0, "")  # an attention pooling goes, too; a norm behind the mean stays
+        model.reset_classifier(0, "")  # removes attention pooling; a norm behind the mean stays
         return model  # type: ignore[no-any-return]
 
     def tokens(self, model: Any, images: Tensor) -> Tensor:
@@ -105,7 +101,7 @@ class TimmLibrary(Library):
         return {name: found[name] for name in parts}
 
     def undecayed(self, model: Any) -> Collection[str]:
-        # a model that says nothing about them has tokens, as others have, and tables of relative positions
+        # defaults for a model that names none: tokens, and tables of relative positions
         own = model.no_weight_decay() if hasattr(model, "no_weight_decay") else self.parts["tokens"]
         return (*own, *RELATIVE)
 
@@ -138,14 +134,14 @@ class TimmLibrary(Library):
     def preprocessing(self, model: nn.Module) -> Preprocessing:
         from timm.data.config import resolve_data_config
 
-        # pretrained_cfg is set by create_model, also on models of our own; classes called directly do not have it
+        # create_model sets pretrained_cfg, also on our own models; classes called directly do not have it
         inherited = any(kind.__module__.startswith("timm.") for kind in type(model).__mro__)
         if not inherited and not hasattr(model, "pretrained_cfg"):
             return super().preprocessing(model)
         config: dict[str, Any] = resolve_data_config({}, model=model)
         channels = input_channels(model)
-        # the user may have written them (pretrained_cfg_overlay)
-        counts = {3, channels}  # three are averaged where the images are grey; pretrained_cfg has three
+        # possibly the user's own (pretrained_cfg_overlay)
+        counts = {3, channels}  # pretrained_cfg has three, averaged for grey images
         for name, lowest in (("mean", -inf), ("std", 0.0)):
             value = config[name]
             numbers = isinstance(value, tuple | list) and len(value) in counts
@@ -159,7 +155,7 @@ class TimmLibrary(Library):
         mean, std = tuple(config["mean"]), tuple(config["std"])
         if channels == 1:  # three means would silently broadcast one channel to three
             mean, std = (float(np.mean(mean)),), (float(np.mean(std)),)
-        # pretrained_cfg keeps the size of training whatever img_size was; models of two streams say it themselves
+        # pretrained_cfg keeps the size of training whatever img_size was; models of two streams have an attribute
         sizes = (getattr(part, "img_size", None) for part in (getattr(model, "patch_embed", None), model))
         size = next((size for size in sizes if size is not None), None)
         return Preprocessing(
@@ -211,7 +207,7 @@ class TimmLibrary(Library):
 
 
 class TimmMapLibrary(TimmLibrary):
-    """A model that hands out a map, or what was made of one, and no tokens."""
+    """A model that returns a map, or something made from one, and no tokens."""
 
     def starting(self, model: nn.Module) -> Starting | None:
         return None

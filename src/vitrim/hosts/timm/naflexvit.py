@@ -1,4 +1,4 @@
-"""timm's `NaFlexVit`, on images and on padded patches: its blocks are those of `VisionTransformer` or of `Eva`."""
+"""timm's `NaFlexVit`, on images and on padded patches, with the blocks of `VisionTransformer` or `Eva`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vitrim.hosts.timm.vit import TimmViT
 class PaddedFeatures(Installed):
     """``forward_features`` of a reduced model: padded batches run grid by grid (`hosts/shared/padding.py`).
 
-    The patches come with a ``patch_valid`` of their own, for the head to pool by: survivors, or all patches.
+    Output patches have their own ``patch_valid``, over which the head pools: the remaining patches, or all.
     """
 
     model: nn.Module
@@ -50,7 +50,7 @@ class PaddedFeatures(Installed):
         return {**found, "patch_valid": F.pad(valid, (0, rows - valid.shape[1]))}
 
     def real(self, x: Tensor) -> Tensor:
-        """(b, m) which patch rows of the tokens (b, prefix + m, C) that came out are real."""
+        """(b, m), which patch rows of the output tokens (b, prefix + m, C) are real."""
         state = self.trace.call.final
         assert state is not None
         if state.mask is not None and state.mask.shape[1] == x.shape[1]:
@@ -60,7 +60,7 @@ class PaddedFeatures(Installed):
 
 
 class PaddedIntermediates(DenseCall):
-    """``forward_intermediates`` of a reduced model: as `DenseCall`, and padded batches as `PaddedFeatures`."""
+    """``forward_intermediates`` of a reduced model: `DenseCall`, with padded batches as in `PaddedFeatures`."""
 
     def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(x, dict) or x.get("patch_valid") is None or x.get("attn_mask") is not None:
@@ -82,7 +82,7 @@ class PaddedIntermediates(DenseCall):
 
 
 def split(patch_coord: Tensor, patch_valid: Tensor) -> list[Group]:
-    """The images of a batch by their grid, from the places (B, P, 2) of their patches and which are real (B, P)."""
+    """The images of a batch grouped by grid, from patch coordinates (B, P, 2) and validity (B, P)."""
     groups: list[Group] = groups_of(patch_valid, (patch_coord * patch_valid.unsqueeze(-1)).amax(dim=1) + 1)
     return groups
 
@@ -115,7 +115,7 @@ class TimmNaFlexViT(TimmHost):
 
     @classmethod
     def grid_of(cls, maker: nn.Module, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
-        grid = output[1]  # None for patches that come one by one
+        grid = output[1]  # None for a list of patches
         return None if grid is None else (grid[0], grid[1])
 
     @classmethod

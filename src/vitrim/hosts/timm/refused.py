@@ -1,4 +1,4 @@
-"""Reasons why timm's other models cannot have fewer tokens, with what to use instead; see ``REFUSED`` beside it."""
+"""Reasons why timm's other models cannot be reduced, with alternatives; see ``REFUSED`` in `__init__.py`."""
 
 PLAIN = "use a plain ViT of its size, such as deit3_small_patch16_224 or vit_small_patch14_dinov2"
 

@@ -1,4 +1,4 @@
-"""timm's `VisionTransformerRelPos`: the bias between two tokens is that of the positions of their anchors."""
+"""timm's `VisionTransformerRelPos`: the bias between two tokens follows the positions of their anchors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from vitrim.hosts.timm.common import PostNorm, PreNorm, TimmBlock, TimmHost
 
 
 class ReducedBiasBlock(TimmBlock):
-    """Common base of timm's blocks with a relative position bias: everything but the position of their norms."""
+    """Base of timm's reduced blocks with a relative position bias, without their norms."""
 
     attention_classes = (relpos.RelPosAttention,)
 
     @classmethod
     def bypassed(cls, block: Any) -> list[nn.Module]:
-        rel_pos = block.attn.rel_pos  # where it writes its map out, the library calls this, too
+        rel_pos = block.attn.rel_pos  # the library calls it, too, when it writes out the map
         return super().bypassed(block) + ([] if rel_pos is None else [rel_pos])
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:

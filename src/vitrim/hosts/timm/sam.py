@@ -1,4 +1,4 @@
-"""timm's `VisionTransformerSAM`: SAM's image encoder and ViTDet. Windows are rows of a batch."""
+"""timm's `VisionTransformerSAM`: SAM's image encoder and ViTDet. Windows are batch rows."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from vitrim.hosts.timm.library import TimmMapLibrary
 
 
 class ReducedSamBlock(PreNorm, WindowBlock, Block):
-    """SAM's block under reduction."""
-
     attention_classes = (SamAttention,)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,11 +49,11 @@ class TimmSam(WindowedHost, TimmHost):
 
     @classmethod
     def form(cls, model: Any) -> tuple[Any, ...]:
-        return ()  # its head reads the neck's map, however it pools
+        return ()  # with any pooling its head reads the neck's map
 
 
 class TimmSamLibrary(TimmMapLibrary):
-    """Its head is behind the neck."""
+    """A model whose head is behind the neck."""
 
     def classifiers(self, model: Any) -> list[nn.Module]:
         return [model.head.fc] if isinstance(model.head.fc, nn.Linear) else []

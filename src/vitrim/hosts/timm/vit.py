@@ -1,7 +1,7 @@
-"""timm's `VisionTransformer` with all its plain blocks: ViT, DeiT (distilled too), DeiT III, AugReg, MAE, DINOv2, CLIP.
+"""timm's `VisionTransformer` with all its plain blocks: ViT, DeiT, DeiT III, AugReg, MAE, DINOv2, CLIP.
 
-A distilled model, register tokens, LayerScale, qk-norm and any pooling are forms of the same class; post-norm and
-parallel blocks have a reduced form each.
+Distillation, register tokens, LayerScale, qk-norm and every pooling use the same class; post-norm and parallel blocks
+have their own reduced forms.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vitrim.hosts.timm.versions import fused_projection
 
 
 class ReducedPlainBlock(TimmBlock):
-    """Common base of timm's blocks with one `Attention`: everything but the position of their norms."""
+    """Base of timm's reduced blocks with one `Attention`, without their norms."""
 
     attention_classes = (TimmAttention,)
     output_names = ("norm", "proj", "proj_drop")
@@ -53,10 +53,10 @@ class ReducedResPostBlock(PostNorm, ReducedPlainBlock, vit.ResPostBlock):
 
 
 class ReducedParallelScalingBlock(TimmBlock, vit.ParallelScalingBlock):
-    """timm's `ParallelScalingBlock` under reduction: attention and MLP side by side behind one projection.
+    """Reduced `ParallelScalingBlock`: attention and MLP side by side behind one projection.
 
-    Keys and values are needed of all tokens, the hidden layer of the MLP only of those that stay: it is projected
-    after a reduction at the ``query``.
+    Keys and values are needed for all tokens, the MLP's hidden layer only for those that stay: after a reduction at the
+    ``query`` it is projected separately.
     """
 
     attention_classes = (vit.ParallelScalingBlock,)
@@ -97,7 +97,7 @@ class ReducedParallelScalingBlock(TimmBlock, vit.ParallelScalingBlock):
         return self._part(self.in_norm(x), 2, 3)[0]
 
     def add_attention(self, x: Tensor, out: Tensor) -> Tensor:
-        # both branches at once: they share one output projection, one layer scale and one drop path
+        # both branches at once: they share output projection, layer scale and drop path
         hidden = self._projected(self.in_norm(x), 0, 1)
         if self.mlp_bias is not None:
             hidden = hidden + self.mlp_bias
@@ -114,7 +114,7 @@ class ReducedParallelScalingBlock(TimmBlock, vit.ParallelScalingBlock):
         return tuple(split_heads(part, self.num_heads) for part in parts)
 
     def _projected(self, y: Tensor, first: int, end: int) -> Tensor:
-        """Parts first..end of MLP, q, k, v (0, 1, 2, 3) of normed tokens (B, N, C), side by side."""
+        """Parts first..end of MLP, q, k, v (0, 1, 2, 3) of normed tokens (B, N, C), concatenated."""
         rows = slice(sum(self.in_split[:first]), sum(self.in_split[:end]))
         if not is_bare(self.in_proj):
             return self.in_proj(y)[..., rows]  # type: ignore[no-any-return]
@@ -123,9 +123,9 @@ class ReducedParallelScalingBlock(TimmBlock, vit.ParallelScalingBlock):
 
 
 class ReducedParallelThingsBlock(TimmBlock, vit.ParallelThingsBlock):
-    """timm's `ParallelThingsBlock` under reduction: several attentions side by side, then several MLPs.
+    """Reduced `ParallelThingsBlock`: several attentions side by side, then several MLPs.
 
-    To a method the attentions are one, with the heads of all of them.
+    Methods see one attention with the heads of all.
     """
 
     attention_classes = (TimmAttention,)
@@ -173,7 +173,7 @@ class TimmViT(TimmHost):
     """ViT, DeiT, DeiT III, distilled DeiT, AugReg, MAE, DINOv2 (and registers), CLIP and SigLIP towers.
 
     Also with post-norm (`ResPostBlock`) and parallel blocks (`ParallelScalingBlock`: attention and MLP side by side, so
-    methods act at the end of the block; `ParallelThingsBlock`: all attentions of a block are one with more heads).
+    methods act at the end of the block; `ParallelThingsBlock`: the attentions of a block act as one with more heads).
     """
 
     name = "timm VisionTransformer"

@@ -1,4 +1,4 @@
-"""timm's `VOLO`: its transformer blocks, which attend among all places of one map. Outlookers in front stay whole."""
+"""timm's `VOLO`: its transformer blocks, which attend among all places of one map. Outlookers are not reduced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vitrim.hosts.timm.versions import in_chans
 
 
 class ReducedVoloBlock(PreNorm, WindowBlock, Transformer):
-    """VOLO's transformer block under reduction: the map is one window."""
+    """VOLO's reduced transformer block: the map is one window."""
 
     attention_classes = (VoloAttention,)
     update_names = ("drop_path1",)
@@ -33,7 +33,7 @@ class ReducedVoloBlock(PreNorm, WindowBlock, Transformer):
 
 
 class TimmVolo(WindowedHost, TimmHost):
-    """VOLO's transformer blocks; its class token, which joins behind them, attends to a token for every patch."""
+    """VOLO's transformer blocks. Its class token joins behind them and attends to a token for every patch."""
 
     name = "timm VOLO"
     purpose = "images"
@@ -67,4 +67,4 @@ class TimmVolo(WindowedHost, TimmHost):
 
     @classmethod
     def form(cls, model: Any) -> tuple[Any, ...]:
-        return ()  # what follows reads a token for every patch, however it pools
+        return ()  # with any pooling, later layers read a token for every patch

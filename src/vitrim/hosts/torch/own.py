@@ -1,7 +1,7 @@
 """A user's own ViT, described by the names of its parts: `OwnBlock` and `OwnHost`, and PyTorch's encoder layer.
 
-A description can be wrong in ways that no error tells: another scale, a class token too few. So `OwnHost.check`, before
-anything is reduced, runs the model on one image of noise and compares.
+A wrong description may raise no error: another scale, a missing class token. So before anything is reduced,
+`OwnHost.check` runs the model on one image of noise and compares.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ UNDESCRIBED = (
 
 
 class OwnBlock(NamedBlock):
-    """The reduced form of a block of one's own, x + attention(norm(x)) and then x + MLP(norm(x)), by names.
+    """The reduced form of your own block, x + attention(norm(x)), then x + MLP(norm(x)), by the names of its parts.
 
-    ``class ReducedBlock(vitrim.OwnBlock, Block)``, Block being the model's own, says the names that differ from these,
-    with dots where a part is in a part:
+    Declare ``class ReducedBlock(vitrim.OwnBlock, Block)``, where Block is the model's class, and set the names that
+    differ from the defaults. Names may contain dots.
 
     Attributes:
         norm_name: in the block, the norm before attention; None without one.
-        attention_name: in the block, the attention; None where the block itself has what follows.
-        qkv_names: in the attention, one layer of queries, keys and values side by side, each (B, N, C) and its heads
-            one after the other, or three layers. An `nn.MultiheadAttention` needs none.
+        attention_name: in the block, the attention; None if the block itself has the following parts.
+        qkv_names: in the attention, one layer that gives q, k and v side by side, each (B, N, C) with concatenated
+            heads, or three layers. An `nn.MultiheadAttention` needs none.
         heads_name: in the attention, the number of heads.
         output_names: in the attention, the output projection and what follows it there.
         update_names: in the block, what follows the attention: layer scale, drop path.
@@ -77,7 +77,7 @@ class OwnBlock(NamedBlock):
         return Attention(q, k, v, q.shape[-1] ** -0.5, state.key_bias(q.dtype, self.proportional))
 
     def comes_apart(self) -> bool:
-        """True if queries, keys and values can be computed one without the others."""
+        """True if queries, keys and values can be computed separately."""
         (attn,) = self.attentions(self)
         if isinstance(attn, nn.MultiheadAttention) or len(self.qkv_names) > 1:
             return True
@@ -111,7 +111,7 @@ class OwnBlock(NamedBlock):
 
 
 class ReducedEncoderLayer(MultiheadBlock, nn.TransformerEncoderLayer):
-    """PyTorch's `nn.TransformerEncoderLayer` under reduction, with norms in front or behind, either order of axes."""
+    """PyTorch's `nn.TransformerEncoderLayer`, reduced: with pre- or post-norm, and either order of axes."""
 
     attention_name = "self_attn"
 
@@ -150,24 +150,24 @@ class ReducedEncoderLayer(MultiheadBlock, nn.TransformerEncoderLayer):
         if self.norm_first:
             return self._ff_block(self.norm2(x))
         after: Tensor = self.norm2(x + self._ff_block(x))
-        return after - x  # the norm is around the sum, and a branch is what is added
+        return after - x  # the norm is applied to the sum, and `step` adds the branch
 
 
 class OwnHost(Host):
-    """A user's own ViT, described by names in the model, with dots, or by values.
+    """A user's own ViT, described by names in the model, which may contain dots, or by values.
 
-    ``@vitrim.register_host(f"{__name__}.MyViT")`` on a subclass that says what differs from these:
+    Put ``@vitrim.register_host(f"{__name__}.MyViT")`` on a subclass that sets what differs from the defaults.
 
     Attributes:
-        reduced_blocks: the reduced form of its blocks, `OwnBlock`s; without any, of PyTorch's encoder layer.
-        heads: the tokens that its head reads, in a tuple of one: "class token", "patches" (and there is a class token),
-            "no class token" or "grid" (every patch at its place, as in segmentation).
+        reduced_blocks: `OwnBlock`s, the reduced form of its blocks; by default that of PyTorch's encoder layer.
+        heads: the tokens that the head reads, one of ("class token",), ("patches",) (with a class token), ("no class
+            token",), or ("grid",) (every patch at its place, as in segmentation).
         blocks_name: the list of blocks.
         image_size, patch_size: in pixels, one number or height and width.
-        num_prefix: tokens in front of the patches; None: the class token alone, or none where heads say so.
-        head_name: the classifier, or what holds it; None without one.
-        patches_name: the module that gives the map of patches, (B, C, rows, columns): only methods that read rows and
-            columns ask for it. None: no module gives one.
+        num_prefix: tokens in front of the patches; None: one if ``heads`` imply a class token, else none.
+        head_name: the classifier, or what contains it; None without one.
+        patches_name: the module that outputs the map of patches, (B, C, rows, columns), for methods that read rows and
+            columns; None without one.
 
     Example:
         >>> import vitrim
@@ -232,23 +232,18 @@ class OwnHost(Host):
 
     @classmethod
     def classifier(cls, model: Any) -> nn.Linear | None:
-        """The layer that gives the logits, the last one of the head; None without a head."""
+        """The layer that outputs the logits, the last one of the head; None without a head."""
         holder = None if cls.head_name is None else cls._named(model, "head_name")
         linear = [] if holder is None else [layer for layer in holder.modules() if isinstance(layer, nn.Linear)]
         return linear[-1] if linear else None
 
     @classmethod
     def kind_of(cls, block: nn.Module) -> Any:
-        """The reduced form of ``block``, which may be reduced already."""
         return type(block) if isinstance(block, ReducedBlock) else cls.reduced_class(block)
 
     @classmethod
     def _named(cls, model: Any, attribute: str) -> Any:
-        """The part of ``model`` that an attribute of the description names, or the value that it is.
-
-        Raises:
-            UnsupportedModelError: the model has no such part.
-        """
+        """The part of ``model`` that an attribute of the description names, or the attribute's value."""
         given = getattr(cls, attribute)
         if not isinstance(given, str):
             return given
@@ -262,7 +257,7 @@ class OwnHost(Host):
 
     @classmethod
     def check(cls, model: nn.Module) -> None:
-        """Refuse a description that is not that of ``model``, found by running it on one image of noise, twice."""
+        """Refuse a description that does not fit ``model``: run it twice on one image of noise."""
         blocks = cls.blocks(model)
         if not blocks:
             return
@@ -290,17 +285,13 @@ class TrialRun:
         self.facts = host.facts(model)
         noise = torch.rand(1, *self.facts.input_size, generator=torch.Generator().manual_seed(0))
         self.images = noise.to(like)
-        # half precision: products of many channels round in another order
+        # in half precision, long sums round in another order
         self.tolerance = 0.03 if torch.finfo(like.dtype).bits < 32 else 1e-3
         self.got: Tensor | None = None
         self.spoils = False
 
     def run(self) -> None:
-        """Compare the first block, and what the head reads, with what the description says.
-
-        Raises:
-            UnsupportedModelError: saying what differs.
-        """
+        """Compare the first block, and the tokens that the head reads, with the description."""
         blocks = self.host.blocks(self.model)
         first = blocks[0].register_forward_hook(self.keep, with_kwargs=True)
         with first, blocks[-1].register_forward_hook(self.spoil):
@@ -317,7 +308,7 @@ class TrialRun:
             )
 
     def keep(self, block: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Hook that keeps what the first block gets, (1, N, C) or, of PyTorch's layer, (N, 1, C)."""
+        """Hook that keeps the first block's input, (1, N, C), or (N, 1, C) of PyTorch's layer."""
         extra = [each for each in (*args[1:], *kwargs.values()) if isinstance(each, Tensor)]
         if not args or not isinstance(args[0], Tensor) or not isinstance(output, Tensor) or extra:
             raise self.wrong(
@@ -327,7 +318,7 @@ class TrialRun:
         self.got = args[0]
 
     def spoil(self, block: Any, args: tuple[Any, ...], output: Any) -> Any:
-        """Hook that, in the second run, changes all tokens behind those that the head is said to read."""
+        """Hook that, in the second run, changes all tokens that the head should not read."""
         if not self.spoils or not isinstance(output, Tensor):
             return None
         tokens = self.batch_first(block, output.clone())
@@ -335,14 +326,14 @@ class TrialRun:
         return self.batch_first(block, tokens)
 
     def batch_first(self, block: Any, x: Tensor) -> Tensor:
-        """Tokens with axes (B, N, C), or back: PyTorch's layer may have (N, B, C)."""
+        """Swap the axes of tokens between (N, B, C) and (B, N, C) if PyTorch's layer has the former."""
         sequence_first = isinstance(block, nn.TransformerEncoderLayer) and not block.self_attn.batch_first
         return x.transpose(0, 1) if sequence_first else x
 
     def compare_block(self, block: nn.Module, given: Tensor) -> None:
-        """Compare the reduced form of a block with the block on the tokens that it got.
+        """Compare a block with its reduced form on the tokens ``given``.
 
-        With weights that are shaken: two norms that were never trained are alike, and one may stand for the other.
+        Weights are perturbed: two untrained norms compute the same, so one could stand in for the other.
         """
         x, (rows, columns) = self.batch_first(block, given), self.facts.grid_size
         wanted = self.facts.num_prefix + rows * columns
@@ -372,7 +363,7 @@ class TrialRun:
             )
 
     def is_update(self, found: Tensor, expected: Tensor, x: Tensor) -> bool:
-        """True if a block made of tokens ``x`` what it should: what it added is compared, which may be little."""
+        """True if what a block added to ``x`` is as ``expected``; compares the change, which may be small."""
         if found.shape != expected.shape:
             return False
         found, wanted, before = found.double(), expected.double(), x.double()
@@ -380,7 +371,7 @@ class TrialRun:
         return bool((found - wanted).norm() <= self.tolerance * (wanted - before).norm() + rounding)
 
     def reduced(self, block: nn.Module, rows: int | None) -> ReducedBlock:
-        """A twin of ``block`` that shares its parts, reduced by nothing, as the last block where ``rows`` are given."""
+        """A twin of ``block`` that shares its parts, reduced by ``none``; the last block if ``rows`` are given."""
         twin = copy.copy(block)
         twin._modules = dict(block._modules)
         nothing = make_method("none")
@@ -405,7 +396,7 @@ class TrialRun:
 
 
 def shaken(block: nn.Module) -> dict[str, Tensor]:
-    """The floating-point parameters of ``block`` by name, each with a little noise added to it."""
+    """The floating-point parameters of ``block`` by name, with a little noise added."""
     generator = torch.Generator().manual_seed(1)
     return {
         name: parameter + 0.1 * torch.randn(parameter.shape, generator=generator).to(parameter)
@@ -415,13 +406,12 @@ def shaken(block: nn.Module) -> dict[str, Tensor]:
 
 
 def tensors(output: Any) -> list[Tensor]:
-    """The tensors in an output, which may be a tuple or a dict of them."""
+    """The tensors in an output: a tensor, tuple, list or dict."""
     parts = output.values() if isinstance(output, dict) else output if isinstance(output, tuple | list) else (output,)
     return [part for part in parts if isinstance(part, Tensor)]
 
 
 def width_and_heads(block: nn.Module, kind: type[NamedBlock]) -> tuple[int, int]:
-    """Channels C and heads H of the attention of ``block``, by its reduced form ``kind``."""
     (attn, *_) = kind.attentions(block)
     if isinstance(attn, nn.MultiheadAttention):
         return attn.embed_dim, attn.num_heads

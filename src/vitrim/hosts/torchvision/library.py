@@ -1,4 +1,4 @@
-"""Answers about all torchvision models. Their `preprocessing` is that of an ``eval_transform``."""
+"""Answers about all torchvision models. Their `preprocessing` comes from ``eval_transform``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class TorchvisionLibrary(Library):
     }
 
     def undecayed(self, model: nn.Module) -> Collection[str]:
-        return self.parts["tokens"]  # the library itself does not say
+        return self.parts["tokens"]  # the library does not list any
 
 
 class TorchvisionViTLibrary(TorchvisionLibrary):
-    """A `VisionTransformer`: it has ``heads``, of which the last linear layer classifies."""
+    """A `VisionTransformer` with ``heads``, whose last linear layer classifies."""
 
     def classifiers(self, model: Any) -> list[nn.Module]:
         return [model.heads] if self.class_layers(model) else []
@@ -49,7 +49,7 @@ class TorchvisionViTLibrary(TorchvisionLibrary):
         for name in names:  # one
             old = model.get_submodule(name)
             new = nn.Linear(old.in_features, num_classes, device=old.weight.device, dtype=old.weight.dtype)
-            nn.init.zeros_(new.weight)  # as the library starts it
+            nn.init.zeros_(new.weight)  # the library's own initialisation
             nn.init.zeros_(new.bias)
             model.set_submodule(name, new)
         model.num_classes = num_classes
@@ -73,7 +73,7 @@ class TorchvisionViTLibrary(TorchvisionLibrary):
         return self.tokens_of(model, images)
 
     def tokens_of(self, model: Any, images: Tensor) -> Tensor:
-        """As in ``VisionTransformer.forward``, which hands out no tokens."""
+        """As in ``VisionTransformer.forward``, which returns no tokens."""
         patches = model._process_input(images)
         token = model.class_token.expand(patches.shape[0], -1, -1)
         return model.encoder(torch.cat((token, patches), dim=1))  # type: ignore[no-any-return]

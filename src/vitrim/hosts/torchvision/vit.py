@@ -15,8 +15,6 @@ from vitrim.hosts.shared.multihead import MultiheadBlock, check_options
 
 
 class ReducedEncoderBlock(MultiheadBlock, EncoderBlock):
-    """torchvision's `EncoderBlock` under reduction."""
-
     attention_name = "self_attention"
     norm_name = "ln_1"
     update_names = ("dropout",)
@@ -27,7 +25,7 @@ class ReducedEncoderBlock(MultiheadBlock, EncoderBlock):
 
 
 class TorchvisionViT(Host):
-    """ViT-B, L, H: queries, keys and values from the packed weights of `nn.MultiheadAttention`."""
+    """ViT-B, L, H. Queries, keys and values come from the packed weights of `nn.MultiheadAttention`."""
 
     name = "torchvision VisionTransformer"
     heads = ("class token",)

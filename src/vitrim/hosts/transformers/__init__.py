@@ -1,8 +1,8 @@
-"""Tables: the file of this folder that knows each class of models; see `vitrim.hosts`."""
+"""Tables of the folder; see `vitrim.hosts`."""
 
 
 def of_modules(places: dict[str, str]) -> dict[str, str]:
-    """A table of classes, made of what is written for their modules: the file and what is in it, then the classes."""
+    """Expand a table of modules, ``"file:Name ClassName ..."``, into one of classes."""
     found: dict[str, str] = {}
     for module, text in places.items():
         place, *classes = text.split()
@@ -56,7 +56,6 @@ HOSTS: dict[str, str] = of_modules(
         "yolos": "yolos:HFYolos YolosModel YolosForObjectDetection",
     }
 )
-"""The host of each class of models."""
 
 VISION_LANGUAGE: dict[str, str] = of_modules(
     {
@@ -75,7 +74,6 @@ VISION_LANGUAGE: dict[str, str] = of_modules(
         "qwen2_5_vl": "vlms:Qwen25VL Qwen2_5_VLModel Qwen2_5_VLForConditionalGeneration",
     }
 )
-"""The family of each class of vision-language models."""
 
 SELECTED: dict[str, str] = {"transformers": "vlms_selected:AnyVLM"} | of_modules(
     {
@@ -93,7 +91,6 @@ SELECTED: dict[str, str] = {"transformers": "vlms_selected:AnyVLM"} | of_modules
         "florence2": "vlms_selected:Florence2 Florence2Model Florence2ForConditionalGeneration",
     }
 )
-"""The family of vision-language models whose tower stays as it is, for all of the library and for some classes."""
 
 _REFUSED_MODULES = {
     "refused:CONVOLUTIONS": "convnext convnextv2 dinov3_convnext focalnet regnet resnet",
@@ -112,7 +109,6 @@ REFUSED: dict[str, str] = {
     "transformers.models.sam2.modeling_sam2.Sam2HieraDetModel": "refused:SAM2",
     "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl.Qwen2_5_VisionTransformerPretrainedModel": "vlms:WINDOWED",
 }
-"""The reason why models of a class, or of a module, cannot be reduced."""
 
 LIBRARIES: dict[str, str] = {"transformers": "library:TransformersLibrary"} | of_modules(
     {
@@ -123,7 +119,5 @@ LIBRARIES: dict[str, str] = {"transformers": "library:TransformersLibrary"} | of
         "yolos": "yolos:YolosLibrary YolosModel YolosForObjectDetection",
     }
 )
-"""The adapter for all models of the library, and those for some classes."""
 
 ON_REDUCE: dict[str, str] = {"transformers.modeling_utils": "saving:support"}
-"""Functions that a reduction calls if a module is loaded."""

@@ -21,9 +21,9 @@ class ReducedASTLayer(ViTForm, audio_spectrogram_transformer.ASTLayer):
 
 
 class HFAST(TransformersHost):
-    """Hugging Face AST. Rows of the grid are frequencies, columns are times; patches may overlap.
+    """Grid rows are frequencies, columns are times; patches may overlap.
 
-    Its input is a spectrogram (B, time, frequency): `HostFacts.input_size` has one channel, time and frequency.
+    The input is a spectrogram (B, time, frequency): `HostFacts.input_size` has one channel, time and frequency.
     """
 
     name = "transformers AST"
@@ -35,7 +35,7 @@ class HFAST(TransformersHost):
     num_prefix = 2
     size_names = ("max_length", "num_mel_bins")
     prefix_readers = (audio_spectrogram_transformer.ASTForAudioClassification,)
-    tokens_of_images = False  # but of spectrograms
+    tokens_of_images = False  # of spectrograms
 
     @classmethod
     def facts(cls, model: Any) -> HostFacts:
@@ -50,7 +50,7 @@ class HFAST(TransformersHost):
 
 
 class ASTLibrary(TransformersLibrary):
-    """The classifier has a norm in front."""
+    """A library whose classifier has a norm in front."""
 
     def classifiers(self, model: Any) -> list[nn.Module]:
         return [model.classifier.dense] if hasattr(model, "classifier") else []

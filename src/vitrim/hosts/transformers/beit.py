@@ -1,4 +1,4 @@
-"""Hugging Face BEiT: model, classifier, backbone, segmentation. Tokens keep the position bias of their own place."""
+"""Hugging Face BEiT: model, classifier, backbone, segmentation. Tokens keep the position bias of their place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ReducedBeitLayer(ReducedLayer, BeitLayer):
     ) -> Tensor:
         shared = None
         if self.attention.config.use_shared_relative_position_bias and attention_mask is not None:
-            # the model hands its shared bias to the layers as a mask; a mask of the user's own is refused by the trunk
+            # the model passes its shared bias to the layers as a mask; the trunk refuses a user's own mask
             shared = attention_mask[0]
         else:
             refuse_mask(attention_mask)
@@ -36,7 +36,7 @@ class ReducedBeitLayer(ReducedLayer, BeitLayer):
 
     def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         attention = super().projected(x, state, rows)
-        # (H, N0, N0) between the input tokens: this layer's own and the shared one together
+        # (H, N0, N0) between input tokens: this layer's bias and the shared one
         table, interpolate, resolution = host_args
         if self.relative_position_bias is not None:
             side: Any = self.patch_size
@@ -50,7 +50,7 @@ class ReducedBeitLayer(ReducedLayer, BeitLayer):
 
 
 class HFBeit(TransformersHost):
-    """Hugging Face BEiT. Its classifier averages the patches, or reads the class token, as the config says."""
+    """The classifier averages the patches, or reads the class token, as the config says."""
 
     name = "transformers BEiT"
     heads = ("class token", "patches")

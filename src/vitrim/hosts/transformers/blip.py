@@ -25,7 +25,7 @@ class ReducedBlip2EncoderLayer(ReducedJointLayer, ReducedClipLayer, Blip2Encoder
 
 
 class HFBlip(TransformersHost):
-    """Hugging Face BLIP: `BlipModel` reads the class token; decoders of text attend to all tokens of the bare tower."""
+    """`BlipModel` reads the class token; text decoders attend to all tokens of the bare tower."""
 
     name = "transformers BLIP"
     purpose = "images and text"
@@ -38,7 +38,7 @@ class HFBlip(TransformersHost):
 
 
 class HFBlip2(TransformersHost):
-    """Hugging Face BLIP-2: the image tower; queries attend to all of its tokens."""
+    """The image tower; queries attend to all its tokens."""
 
     name = "transformers BLIP-2"
     purpose = "vision-language models"

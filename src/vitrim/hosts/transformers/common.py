@@ -1,6 +1,7 @@
-"""Code shared by the hosts of Hugging Face transformers: reduced layers, and the module around them.
+"""Code shared by the hosts of Hugging Face transformers: reduced layers, and hooks on the module around them.
 
-A family's file says where a layer keeps its norms, attention and MLP, and which of its model classes own the layers."""
+A family's file names the norms, attention and MLP of a layer, and the model classes that own layers.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.blocks import JointBlock, NamedBlock, check_attentions, project_qkv
 
 CLASSIFIERS = ("classifier", "cls_classifier", "distillation_classifier")
-"""Names of the last layers of the library's image classifiers."""
+"""Names of the last layers of image classifiers."""
 
 
 class ReducedLayer(NamedBlock):
-    """The reduced form of an encoder layer. Its names are ViT's; other families say their own."""
+    """The reduced form of an encoder layer, with ViT's names; other families set their own."""
 
     attention_name = "attention"
     norm_name = "layernorm_before"
@@ -36,7 +37,7 @@ class ReducedLayer(NamedBlock):
     mlp_names: ClassVar[tuple[str, ...]] = ("layernorm_after", "mlp", "dropout")
     projections: ClassVar[tuple[str, str, str]] = ("q_proj", "k_proj", "v_proj")
     norms_heads: ClassVar[bool] = False
-    """Queries and keys have a norm over all heads, ``q_norm`` and ``k_norm``."""
+    """Queries and keys have norms over all heads, ``q_norm`` and ``k_norm``."""
     scale_name: ClassVar[str] = "scaling"
     head_dim_name: ClassVar[str] = "head_dim"
     dropout_name: ClassVar[str] = "attention_dropout"
@@ -50,13 +51,13 @@ class ReducedLayer(NamedBlock):
         if self.trace.call.maps:
             (attn,), found = self.attentions(self), self.trace.call.map
             self.trace.call.map = None
-            for hook in tuple(attn._forward_hooks.values()):  # those by which the library collects maps
+            for hook in tuple(attn._forward_hooks.values()):  # the library's, which collect maps
                 if found is not None and getattr(hook, "__module__", "").startswith("transformers."):
                     hook(attn, (), (None, found))
         return out
 
     def map_for_host(self, found: Tensor) -> Tensor:
-        """The attention map (B, H, M, N) as it is handed out."""
+        """The attention map (B, H, M, N) in the host's order of tokens."""
         return found
 
     def map_from_host(self, handed: Tensor) -> Tensor:
@@ -70,12 +71,12 @@ class ReducedLayer(NamedBlock):
         if all(
             getattr(type(self.reducer), name) is getattr(Reducer, name)
             for name in ("prepare", "attend", "query", "attend_reduced")
-        ):  # the method leaves attention as it is: the map of the layer is that of its output
+        ):  # the method leaves attention as it is: compute the output from the map
             handed = self.map_for_host(attention.probabilities().to(attention.q.dtype))
-            self.trace.call.map = handed  # the output is made of it: gradients reach it
+            self.trace.call.map = handed  # the output is computed from it, so gradients reach it
             return KnownMap(**attention.parts(), known=self.map_from_host(handed))
-        # whatever a method makes of attention, over identity values it gives the map; a block that projects anew
-        # attends by its last
+        # attention over identity values gives the map, however a method changes attention; a block that projects
+        # again attends with its last projection
         n = attention.k.shape[2]
         identity = torch.eye(n, dtype=attention.q.dtype, device=x.device).expand(*attention.k.shape[:2], n, n)
         over_identity = self.reducer.prepare(replace(attention, v=identity, dropout=0.0, drop=None), state)
@@ -83,14 +84,13 @@ class ReducedLayer(NamedBlock):
         return attention
 
     def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
-        """See `ReducedBlock.project`."""
         (attn,) = self.attentions(self)
         q, k, v = self.queries_keys_values(attn, self.pre_norm(x), rows)
         bias = state.key_bias(q.dtype, self.proportional)
         return Attention(q=q, k=k, v=v, scale=getattr(attn, self.scale_name), bias=bias, **self.kernel(attn))
 
     def queries_keys_values(self, attn: Any, y: Tensor, rows: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Queries, keys and values of normed tokens ``y`` (B, N, C), each (B, H, N, d); see `ReducedBlock.project`."""
+        """Queries, keys and values (B, H, N, d) of normed tokens ``y`` (B, N, C); see `ReducedBlock.project`."""
         q_proj, k_proj, v_proj = (getattr(attn, name) for name in self.projections)
         q, k = q_proj(y if rows is None else y[:, :rows]), k_proj(y)
         if self.norms_heads:
@@ -99,7 +99,7 @@ class ReducedLayer(NamedBlock):
         return self.split_heads(attn, q), self.split_heads(attn, k), v
 
     def kernel(self, attn: Any) -> dict[str, Any]:
-        """The way attention runs: its dropout, and whether fused."""
+        """The kernel of attention: its dropout, and whether fused."""
         return {
             "dropout": getattr(attn, self.dropout_name) if attn.training else 0.0,
             "fused": attn.config._attn_implementation != "eager",
@@ -110,19 +110,18 @@ class ReducedLayer(NamedBlock):
         return self.split_heads(attn, getattr(attn, self.projections[2])(self.pre_norm(x)))
 
     def split_heads(self, attn: Any, projected: Tensor) -> Tensor:
-        """(B, N, H*d) to (B, H, N, d), for as many heads as there are."""
         return split_heads(projected, projected.shape[-1] // getattr(attn, self.head_dim_name))
 
 
 class ReducedJointLayer(JointBlock, ReducedLayer):
-    """The reduced form of layers with one projection, ``qkv``, for queries, keys and values."""
+    """The reduced form of layers with one projection ``qkv``."""
 
     def queries_keys_values(self, attn: Any, y: Tensor, rows: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
         return project_qkv(attn, y, rows, self.reducer.fresh_values)
 
 
 class ReducedClipLayer(ReducedLayer):
-    """The reduced form of layers that name their parts as CLIP's do; the SigLIP towers have the same layer."""
+    """The reduced form of layers with CLIP's names, such as SigLIP's."""
 
     attention_name = "self_attn"
     norm_name = "layer_norm1"
@@ -134,7 +133,7 @@ class ReducedClipLayer(ReducedLayer):
 
 
 class ReducedDinoLayer(ReducedLayer):
-    """The reduced form of layers that name their parts as DINOv2's do: LayerScale, and one drop path used twice."""
+    """The reduced form of layers with DINOv2's names: LayerScale, and one drop path used twice."""
 
     norm_name = "norm1"
     update_names = ("layer_scale1", "drop_path")
@@ -142,10 +141,9 @@ class ReducedDinoLayer(ReducedLayer):
 
 
 def refuse_mask(attention_mask: Tensor | None) -> None:
-    """Refuse a mask: it is made for all N0 tokens.
+    """Refuse a mask over all N0 tokens.
 
-    Under export and compilation the library makes one that masks nothing, for models that were given none; a mask
-    of the user's own is refused by `TrunkHook`.
+    Under export and compilation the library makes one that masks nothing; `TrunkHook` refuses a user's own.
     """
     if attention_mask is not None and not torch.compiler.is_compiling():
         raise ValueError(
@@ -155,7 +153,7 @@ def refuse_mask(attention_mask: Tensor | None) -> None:
 
 
 class ReducedOlderLayer(ReducedLayer):
-    """A layer of the library's older form: ``attention.attention`` projects, ``attention.output`` projects back."""
+    """The older form of a layer: ``attention.attention`` projects in, ``attention.output`` projects out."""
 
     update_names: ClassVar[tuple[str, ...]] = ()
     projections = ("query", "key", "value")
@@ -173,7 +171,7 @@ class ReducedOlderLayer(ReducedLayer):
 
     @classmethod
     def bypassed(cls, block: Any) -> list[nn.Module]:
-        return [block.attention, block.attention.attention, block.output]  # the last adds what it is given
+        return [block.attention, block.attention.attention, block.output]  # the last adds its second argument
 
     def project_output(self, out: Tensor) -> Tensor:
         return self.attention.output(out, None)  # type: ignore[no-any-return]
@@ -188,24 +186,24 @@ logger = logging.get_logger(__name__)
 
 @dataclass(eq=False, repr=False)
 class TrunkHook(Installed):
-    """Hook that runs before the forward of the module that owns the layers and decides what this forward hands out.
+    """Runs before the forward of the module that owns the layers, and decides what this forward returns.
 
     With ``output_hidden_states``, and always in an ``AutoBackbone`` whose feature maps are hidden states: full grids,
-    un-merged after every layer. With ``output_attentions``: the map of every layer over the tokens it has, as in the
-    dense model where attention is eager only. Masks over the full sequence are refused, and what the family refuses. A
-    hook and not a forward of its own, because export and trainers read the signature of ``model.forward``.
+    un-merged after every layer. With ``output_attentions``: each layer's map over its own tokens, which needs eager
+    attention, as in the dense model. Refuses masks over the full sequence, and inputs that the family refuses. A hook,
+    and not a new forward, because export and trainers read the signature of ``model.forward``.
     """
 
     host: type[TransformersHost]
     trace: Trace
-    positional: tuple[str, ...]  # names of the trunk's arguments, in order: a mask may be given by its place
-    pools: bool  # a head reads all tokens, and is to read the same ones whatever is handed out beside
+    positional: tuple[str, ...]  # names of the trunk's arguments, in order: a mask may be a positional one
+    pools: bool  # a head reads all tokens, and must read the same ones whatever else is returned
 
     def __call__(self, trunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {**dict(zip(self.positional, args)), **kwargs}  # noqa: B905 - torch.compile of 2.9 takes strict for true
         maps = _wanted("output_attentions", trunk, given)
         if maps and trunk.config._attn_implementation != "eager":
-            logger.warning_once(  # in the words of the library, whose own attention does not run here
+            logger.warning_once(  # the library's own warning, whose attention does not run here
                 f"`{trunk.config._attn_implementation}` attention does not support `output_attentions=True`. Please "
                 "set your attention to `eager` if you want any of these features."
             )
@@ -229,10 +227,10 @@ class TrunkHook(Installed):
 
 @dataclass(eq=False, repr=False)
 class HiddenHook(Installed):
-    """Hook that runs after the forward of such a module and lays the last hidden state out on the full grid.
+    """Runs after the trunk's forward, and lays the last hidden state out on the full grid.
 
-    Where a head reads all tokens, the last block hands out what it does without hidden states (`TrunkHook`): a mean
-    over patches, or a probe's attention, must not read the zeros of pruned ones.
+    If a head reads all tokens, the last block returns the same as without hidden states (`TrunkHook`): a mean over
+    patches or an attention pooling must not read the zeros of pruned ones.
     """
 
     trace: Trace
@@ -254,7 +252,7 @@ class HiddenHook(Installed):
         )
 
     def spread(self, hidden: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-        """The hidden states with the last one un-merged, if it is there and has not all tokens."""
+        """The hidden states with the last one un-merged, if it exists and is reduced."""
         last, state = hidden[-1], self.trace.call.final
         if last is None or state is None or last.shape[1] == state.num_inputs:
             return hidden
@@ -265,44 +263,43 @@ def _wanted(name: str, trunk: Any, given: Mapping[str, Any]) -> bool:
     value = given.get(name)
     if value is None:
         value = getattr(trunk.config, name, None)
-    return value is not None and value is not False  # a list of layers is a wish, too
+    return value is not None and value is not False  # a list of layers is one, too
 
 
 class TransformersHost(Host):
-    """A family of Hugging Face models. Subclasses name their classes and where the layers are."""
+    """A family of Hugging Face models. Subclasses name their classes and layers."""
 
     trunk_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
-    """The classes that own patch embedding and layers; a task model holds one of them."""
+    """The classes that own patch embedding and layers; a task model contains one of them."""
     layers_name: ClassVar[str] = "encoder.layer"
-    """Dotted name of a trunk's layers."""
+    """Dotted name of the layers in a trunk."""
     maker_name: ClassVar[str | None] = ""
-    """Dotted name of the `patch_maker` in a trunk; empty: the convolution in its embeddings, whatever its name."""
+    """Dotted name of the `patch_maker` in a trunk; "": the convolution in its embeddings; None: there is none."""
     size_names: ClassVar[tuple[str, ...]] = ("image_size",)
-    """The config's names for height and width of an image; one name: for both."""
+    """The config's names of an image's height and width; one name for both."""
     num_prefix: ClassVar[int] = 1
-    """Tokens in front of the patches, registers not counted: the first one is a class token."""
+    """Tokens in front of the patches, without registers; the first is a class token."""
     prefix_readers: ClassVar[tuple[type[nn.Module], ...]] = ()
-    """Models with a head that reads the prefix alone. Others average patches, or hand out their last hidden states."""
+    """Models whose head reads only the prefix. Others average patches, or return their last hidden states."""
     grid_readers: ClassVar[tuple[type[nn.Module], ...]] = ()
-    """Models in which something reads every patch at its place (`HostFacts.dense`): pruned ones come back. Where "grid"
-    is the one kind of head, all models are meant.
-    """
+    """Models in which something reads every patch at its place (`HostFacts.dense`). If "grid" is the only kind of
+    head, all models do."""
     pools: ClassVar[bool] = True
     """Heads that read all tokens take a mean, or attend: they must not read the zeros of pruned patches."""
     has_maps: ClassVar[bool] = True
-    """Attention maps are handed out; False where tokens are laid out otherwise than by image."""
+    """Attention maps can be returned; False if batch rows of tokens are not images."""
     tokens_of_images: ClassVar[bool] = True
-    """The trunk makes tokens (B, N, C) of images (B, C, H, W); False: of something else, or it hands out maps."""
+    """The trunk turns images (B, C, H, W) into tokens (B, N, C); False: it takes something else, or returns maps."""
     chooses_kernel: ClassVar[bool] = True
     """The config says whether attention runs fused."""
     forward_class: ClassVar[type[Any] | None] = None
-    """The forward that a trunk gets in place of its own, made of trunk and trace."""
+    """The class, constructed from trunk and trace, that replaces a trunk's forward."""
 
     @classmethod
     def trunk(cls, model: nn.Module) -> Any:
         """The module in ``model`` that owns the layers."""
         level = [model]
-        while level:  # level by level: asked in every forward, and a text tower in front may be deep
+        while level:  # level by level: runs in every forward, and a text tower in front may be deep
             for module in level:
                 if isinstance(module, cls.trunk_classes):
                     return module
@@ -311,7 +308,6 @@ class TransformersHost(Host):
 
     @classmethod
     def head_rows(cls, model: nn.Module) -> int | None:
-        """See `HostFacts.head_rows`."""
         return cls.prefix_of(cls.trunk(model)) if isinstance(model, cls.prefix_readers) else None
 
     @classmethod
@@ -326,7 +322,7 @@ class TransformersHost(Host):
 
     @classmethod
     def check_inputs(cls, trunk: Any, given: Mapping[str, Any]) -> None:
-        """Refuse inputs of the forward of a reduced ``trunk``, given by their names, that the family cannot take."""
+        """Refuse inputs of a reduced ``trunk``'s forward that the family cannot handle."""
 
     @classmethod
     def blocks(cls, model: nn.Module) -> list[nn.Module]:
@@ -346,7 +342,7 @@ class TransformersHost(Host):
             num_prefix=cls.prefix_of(trunk),
             has_class_token=cls.num_prefix > 0,
             grid_size=(height // patch_height, width // patch_width),
-            # a forward of the user's own may read any token
+            # a user's own forward may read any token
             head_rows=cls.head_rows(model) if type(model).forward.__module__.startswith("transformers.") else None,
             input_size=(getattr(config, "num_channels", 3), height, width),
             dense=cls.heads == ("grid",) or isinstance(model, cls.grid_readers),
@@ -365,22 +361,22 @@ class TransformersHost(Host):
 
     @classmethod
     def image_size(cls, config: Any) -> tuple[int, int]:
-        """Height and width of the images the model takes."""
+        """Height and width of the images."""
         sizes = [getattr(config, name) for name in cls.size_names]
         return _pair(sizes if len(sizes) == 2 else sizes[0])
 
     @classmethod
     def prefix_of(cls, trunk: Any) -> int:
-        """Tokens in front of the patches; registers and detection tokens, where a family has them, are in the config.
+        """Tokens in front of the patches, with the config's registers and detection tokens.
 
-        Detection tokens stand behind the patches in the library.
+        Detection tokens are behind the patches in the library.
         """
         more = ("num_register_tokens", "num_detection_tokens")
         return cls.num_prefix + sum(int(getattr(trunk.config, name, 0)) for name in more)
 
     @classmethod
     def hands_out_tokens(cls, model: nn.Module) -> bool:
-        trunk = cls.trunk(model)  # of an AutoBackbone the maps are full grids anyway
+        trunk = cls.trunk(model)  # an AutoBackbone's maps are full grids anyway
         return trunk is model and cls.head_rows(model) is None and not hasattr(trunk, "forward_with_filtered_kwargs")
 
     @classmethod
@@ -400,5 +396,5 @@ def _pair(size: Any) -> tuple[int, int]:
 
 
 def classifiers(model: nn.Module) -> list[nn.Module]:
-    """The last layers of one of the library's image classifiers; none of another model."""
+    """The last layers of an image classifier of the library; empty for other models."""
     return [getattr(model, name) for name in CLASSIFIERS if hasattr(model, name)]

@@ -1,7 +1,7 @@
-"""Backbones of detectors whose windows are batch rows from the start: LW-DETR's ViT and RF-DETR's DINOv2.
+"""Detector backbones whose windows are batch rows from the start: LW-DETR's ViT and RF-DETR's DINOv2.
 
-Tokens travel as (B*W, n, C), W square windows of n tokens an image, and most layers attend within a window. The others
-attend across all windows of the image. In RF-DETR every window has a class token of its own.
+Tokens travel as (B*W, n, C), with W square windows of n tokens per image. Most layers attend within a window, the
+others across all windows of the image. In RF-DETR every window has its own class token.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from vitrim.hosts.transformers.common import ReducedDinoLayer, ReducedLayer, Tra
 
 
 class ReducedRowLayer(WindowBlock, ReducedLayer):
-    """The reduced form of a layer that gets windows as batch rows, and gives them so."""
+    """The reduced form of a layer whose input and output have windows as batch rows."""
 
     OWN = (*ReducedBlock.OWN, "windows_a_side")
 
     windows_a_side: int
-    """Windows in a row of the image; set on every layer by the host."""
+    """Windows in a row of the image, set by the host on every layer."""
 
     def incoming(self, x: Tensor) -> TokenState:
         state = ReducedBlock.incoming(self, x)
@@ -79,11 +79,10 @@ class _Rows(TransformersHost):
     purpose = "segmentation, detection, poses, depth"
     heads: ClassVar[tuple[Head, ...]] = ("grid",)
     has_maps = False
-    tokens_of_images = False  # but of windows
+    tokens_of_images = False  # of windows
 
     @classmethod
     def windows_a_side(cls, config: Any) -> int:
-        """Windows in a row of the image."""
         raise NotImplementedError
 
     @classmethod
@@ -97,7 +96,7 @@ class _Rows(TransformersHost):
             )
         return replace(
             facts,
-            # that of a window attends to other windows, too: no method scores the patches of one by it
+            # a window's class token attends to other windows, too, so no method may score patches by it
             has_class_token=facts.has_class_token and side == 1,
             grid_size=(rows // side, columns // side),
             windows=side**2,
@@ -111,7 +110,7 @@ class _Rows(TransformersHost):
 
     @classmethod
     def grid_of(cls, maker: nn.Module, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
-        return None  # that of the image, and windows know their own
+        return None  # it would be the image's; windows have their own
 
     @classmethod
     def check_inputs(cls, trunk: Any, given: Mapping[str, Any]) -> None:
@@ -141,7 +140,7 @@ class HFLwDetr(_Rows):
 
 
 class HFRfDetr(_Rows):
-    """RF-DETR's DINOv2, alone or in the detector: as LW-DETR's, and every window has a class token of its own."""
+    """RF-DETR's DINOv2, alone or in the detector: as LW-DETR, with a class token in every window."""
 
     name = "transformers RF-DETR"
     reduced_blocks = (ReducedRfDetrLayer,)

@@ -1,4 +1,4 @@
-"""Hugging Face DINOv2, with and without registers, and DINOv3 with ViT weights, whose layers are alike."""
+"""Hugging Face DINOv2, with and without registers, and DINOv3 with ViT weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ReducedDinov2WithRegistersLayer(DinoForm, dinov2_with_registers.Dinov2With
 
 
 class ReducedRotaryLayer(ReducedDinoLayer):
-    """The reduced form of DINOv3's layers: patch tokens are rotated by the angles of their own place."""
+    """The reduced form of DINOv3's layers: patch tokens keep the rotary angles of their place."""
 
     dropout_name = "dropout"
 
@@ -50,7 +50,7 @@ class ReducedRotaryLayer(ReducedDinoLayer):
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, num_prefix: int) -> Tensor:
-    """Queries or keys (B, H, N, d) with their patch tokens rotated."""
+    """Queries or keys (B, H, N, d) with rotated patch tokens."""
     prefix, patches = x[:, :, :num_prefix], x[:, :, num_prefix:]
     return torch.cat([prefix, patches * cos + dinov3_vit.rotate_half(patches) * sin], dim=2)
 

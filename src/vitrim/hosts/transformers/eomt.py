@@ -1,7 +1,7 @@
-"""Hugging Face EoMT, with DINOv2's and with DINOv3's layers: those before the queries join are reduced.
+"""Hugging Face EoMT, with the layers of DINOv2 or DINOv3: those before the queries join are reduced.
 
-The last ``num_blocks`` layers run on the queries and every patch at its place, and predict masks from them; they are
-left as they are. So merged tokens are un-merged, and pruned ones come back, at the end of the last layer before.
+The last ``num_blocks`` layers run on queries and every patch at its place, predict masks, and are not reduced. So the
+last layer before them un-merges, and brings pruned patches back.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Eomt(TransformersHost):
     purpose = "segmentation, detection, poses, depth"
     heads = ("grid",)
     layers_name = "layers"
-    tokens_of_images = False  # its own head cannot be taken off: queries run through the last layers
+    tokens_of_images = False  # its head cannot be removed: queries run through the last layers
 
     @classmethod
     def check(cls, model: Any) -> None:
@@ -78,7 +78,7 @@ class _Eomt(TransformersHost):
 
 
 class HFEomt(_Eomt):
-    """Masks and classes of queries that join in the last layers: those before are reduced. Square images only."""
+    """Masks and classes of queries that join in the last layers; the layers before are reduced. Square images only."""
 
     name = "transformers EoMT"
     reduced_blocks = (ReducedEomtLayer,)
@@ -94,7 +94,7 @@ class HFEomtDinov3(_Eomt):
 
 
 class EomtLibrary(TransformersLibrary):
-    """Segments, and finds objects: what its queries predict."""
+    """Segments, and detects objects: what the queries predict."""
 
     runs_on_meta = False  # it reads whether attention is masked from a buffer
     learns = False
@@ -109,16 +109,16 @@ class EomtLibrary(TransformersLibrary):
         return model.config.num_labels  # type: ignore[no-any-return]
 
     def tasks(self, model: nn.Module) -> tuple[str, ...]:
-        return ("segmentation", "instances", "detection")  # by its weights; the config does not say which
+        return ("segmentation", "instances", "detection")  # its weights decide which; the config does not tell
 
     def trunk_layers(self, model: Any) -> list[nn.Module]:
         return list(model.layers)
 
     def readers(self, model: Any) -> list[nn.Module]:
-        return [model.layers[len(_Eomt.blocks(model))]]  # the first that the queries run through
+        return [model.layers[len(_Eomt.blocks(model))]]  # the first with queries
 
     def pixel_scores(self, model: nn.Module, images: Tensor) -> Tensor:
-        """The sum over the queries of class probability times mask probability, as the library's post-processing."""
+        """The sum over queries of class probability times mask probability, as in the library's post-processing."""
         output = model(images)
         masks = _enlarged(output, images).sigmoid()
         classes = output.class_queries_logits.float().softmax(-1)[..., :-1]
@@ -127,9 +127,9 @@ class EomtLibrary(TransformersLibrary):
     def detections(
         self, model: nn.Module, images: Tensor, sizes: Sequence[Size] | None = None
     ) -> list[dict[str, Tensor]]:
-        """One object per query with a mask, of its best class, as the library's post-processing without a threshold.
+        """One object per query with a mask, of its best class: the library's post-processing, without a threshold.
 
-        The score is the probability of the class times the mean one within the mask; the box is around the mask.
+        The score is the class probability times the mean mask probability; the box encloses the mask.
         """
         output = model(images)
         whole = [(images.shape[2], images.shape[3])] * len(images) if sizes is None else sizes

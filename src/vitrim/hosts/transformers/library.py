@@ -20,15 +20,11 @@ from vitrim.errors import VitrimError, first_line
 from vitrim.hosts.transformers.common import CLASSIFIERS, TransformersHost, classifiers
 
 POOLERS = ("pooler", "head")
-"""Names of the modules that make ``pooler_output`` of a tower."""
+"""Names of the modules that compute a tower's ``pooler_output``."""
 
 
 class Processed:
-    """The image processor saved in a folder, or on the Hub, next to a Hugging Face model. It can be pickled.
-
-    Raises:
-        VitrimError: there is none, or it cannot be read.
-    """
+    """The image processor saved in a folder, or on the Hub, beside a Hugging Face model. Picklable."""
 
     def __init__(self, source: str) -> None:
         try:
@@ -55,7 +51,6 @@ class TransformersLibrary(Library):
     }
 
     def family(self) -> type[TransformersHost] | None:
-        """The family of the model, if it has one."""
         return self.host if self.host is not None and issubclass(self.host, TransformersHost) else None
 
     def classifiers(self, model: nn.Module) -> list[nn.Module]:
@@ -68,10 +63,10 @@ class TransformersLibrary(Library):
 
     def class_names(self, model: Any) -> Sequence[str] | None:
         own = super().class_names(model)
-        if own is not None:  # of a run, which may have trained the head for other classes
+        if own is not None:  # set by a run, which may have trained the head for other classes
             return own
         names = [str(model.config.id2label.get(label)) for label in range(model.config.num_labels)]
-        unnamed = all(name == f"LABEL_{label}" for label, name in enumerate(names))  # as the library fills them in
+        unnamed = all(name == f"LABEL_{label}" for label, name in enumerate(names))  # the library's placeholders
         return None if unnamed else names
 
     def reset_head(self, model: Any, num_classes: int) -> None:
@@ -90,7 +85,7 @@ class TransformersLibrary(Library):
         return output[0] if isinstance(output, tuple) else super().logits(output)  # return_dict=False
 
     def embedding(self, model: Any, images: Tensor) -> Tensor:
-        if not hasattr(model, "get_image_features"):  # of two towers, whose forward wants text, too
+        if not hasattr(model, "get_image_features"):  # two towers, whose forward needs text, too
             return super().embedding(model, images)
         vectors = self.vector(model, model.get_image_features(images))
         if vectors is None:
@@ -98,7 +93,7 @@ class TransformersLibrary(Library):
         return vectors
 
     def vector(self, model: Any, output: Any) -> Tensor | None:
-        """The projection where there is one, else what the pooler gives, else the class token of a bare tower."""
+        """The projection if there is one, else the pooler's output, else the class token of a bare tower."""
         for name in ("image_embeds", "pooler_output"):
             if (vectors := super().vector(model, getattr(output, name, None))) is not None:
                 return vectors
@@ -109,7 +104,7 @@ class TransformersLibrary(Library):
 
     def text_embeddings(self, model: Any, texts: Sequence[str]) -> tuple[Tensor, float, float]:
         both, source = model, model.config._name_or_path
-        if not hasattr(model, "get_text_features"):  # the image tower of both, which lie in one folder
+        if not hasattr(model, "get_text_features"):  # only the image tower; its folder may contain both
             both = transformers.AutoModel.from_pretrained(source, trust_remote_code=False).eval() if source else None
         if not hasattr(both, "get_text_features") or not source:
             return super().text_embeddings(model, texts)
@@ -135,7 +130,7 @@ class TransformersLibrary(Library):
             return super().features_and_logits(model, images)
         self.readers(model)  # refuses a model without
         seen: list[Tensor] = []
-        # a classifier's own output has no last hidden states, and `output_hidden_states` asks for full grids
+        # a classifier returns no last hidden state, and `output_hidden_states` returns full grids
         with family.trunk(model).register_forward_hook(lambda trunk, args, output: seen.append(output[0])):
             logits = self.logits(model(images))
         return seen[0], logits
@@ -145,7 +140,7 @@ class TransformersLibrary(Library):
         if family is None or not family.tokens_of_images:
             raise no_tokens(model)
         trunk: nn.Module = family.trunk(model)
-        if hasattr(trunk, "forward_with_filtered_kwargs"):  # an AutoBackbone: maps of some layers
+        if hasattr(trunk, "forward_with_filtered_kwargs"):  # an AutoBackbone returns maps of some layers
             raise no_tokens(trunk)
         return trunk
 
@@ -162,7 +157,7 @@ class TransformersLibrary(Library):
             raise VitrimError(f"{type(model).__name__} does not take these images: {first_line(error)}") from error
 
     def undecayed(self, model: nn.Module) -> Collection[str]:
-        # the library itself does not say: tokens, and tables of relative positions
+        # tokens and tables of relative positions; the library does not list any
         return (*self.parts["tokens"], "*relative_position_bias_table", "*rel_pos_h", "*rel_pos_w")
 
     def has_idle_parameters(self, model: nn.Module) -> bool:
@@ -201,9 +196,9 @@ class TransformersLibrary(Library):
 
 
 def resizing(processor: Any) -> dict[str, Any]:
-    """The resizing of an image processor in the words of `Preprocessing`; empty where these do not hold it.
+    """The resizing of an image processor, in the terms of `Preprocessing`; empty if these cannot express it.
 
-    Both libraries crop the middle, which may be a pixel apart where it is not a whole number of pixels.
+    Both crop the centre; where that is not a whole number of pixels, they may differ by a pixel.
 
     Example:
         >>> from transformers import ViTImageProcessor
@@ -224,14 +219,14 @@ def resizing(processor: Any) -> dict[str, Any]:
 
 @cache
 def _arguments(kind: Any) -> frozenset[str]:
-    """The names of the arguments of the forward of a class."""
+    """Names of the arguments of a class's forward."""
     return frozenset(inspect.signature(kind.forward).parameters)
 
 
 def class_for(config: Any) -> Any:
-    """The class a model was saved as if images, or prompts with images, can be given to it, else one of its kind.
+    """The class a model was saved as if it takes images, or prompts with images; else one of its kind.
 
-    Of an image and a text tower, such as CLIP, it is the image tower, with its projection where it has a class.
+    For an image and a text tower (CLIP), the image tower, with its projection if there is such a class.
     """
     for name in config.architectures or ():
         kind = getattr(transformers, name, None)
@@ -249,7 +244,7 @@ def class_for(config: Any) -> Any:
 
 
 def config_for(kind: Any, config: Any) -> Any:
-    """The part of a config that ``kind`` of `class_for` is made of: of two towers that of the image tower."""
+    """The part of a config that ``kind`` (see `class_for`) is made from: of two towers, the image tower's."""
     own = getattr(config, "vision_config", None)
     if own is None or getattr(kind, "config_class", None) is not type(own):
         return config

@@ -1,7 +1,7 @@
-"""Hugging Face towers that get images of any size packed into one sequence: Pixtral, Qwen2-VL, Qwen3-VL.
+"""Hugging Face towers that take images of any size packed into one sequence: Pixtral, Qwen2-VL, Qwen3-VL.
 
-Between the blocks images (and the frames of videos, which attend apart) are batch rows. Behind Qwen's towers a merger
-reads cells of 2 x 2 patches, which are reduced as wholes (`vitrim.core.cells`): the library's order of patches is cell
+Between the blocks, images (and frames of videos, which attend separately) are batch rows. Behind Qwen's towers a merger
+joins cells of 2 x 2 patches, which are reduced as wholes (`vitrim.core.cells`); the library's order of patches is cell
 by cell.
 """
 
@@ -30,22 +30,22 @@ from vitrim.hosts.shared.padding import Group, run_groups
 from vitrim.hosts.transformers.common import ReducedJointLayer, ReducedLayer, TransformersHost
 
 USUAL_SIDE = 32
-"""Patches a side for which amounts are checked, where the model does not say: 448 pixels."""
+"""Side in patches of the image for which amounts are checked, if the model has none: 448 pixels."""
 Grid = tuple[int, int]
 
 
 class PackedLayer(ReducedLayer):
-    """A layer that takes the images of a sequence apart: B rows of P tokens from one of B*P.
+    """A layer that unpacks a sequence of equal images: B rows of P tokens from one of B*P.
 
-    The first one does, for images of one size, and where all places are read the tokens are packed again. So no mask is
-    needed, and each image gets what it gets alone.
+    The first layer unpacks; wherever all places are read, tokens are packed again. So no mask is needed, and each image
+    gets the result it gets alone.
     """
 
     leading: ClassVar[bool] = False
-    """The sequence has a batch axis: (1, B*P, C) and not (B*P, C)."""
+    """The sequence has a batch axis: (1, B*P, C), not (B*P, C)."""
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        # outside of what gradient checkpointing repeats: by then the trace may hold another forward's images
+        # outside the part that gradient checkpointing repeats, when the trace may hold another forward's images
         table = self.trace.call.table
         images = 1 if table is None else table.shape[0]
         return super().__call__(hidden_states, *args, images=images, **kwargs)
@@ -85,7 +85,7 @@ class PackedLayer(ReducedLayer):
         return replace(attention, q=q, k=k, k_raw=attention.k)
 
     def rotated(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys (B, H, N, d) turned by their angles, (N, d) or (B, N, d)."""
+        """Queries and keys (B, H, N, d) rotated by their angles, (N, d) or (B, N, d)."""
         raise NotImplementedError
 
 
@@ -132,19 +132,17 @@ class PackedForward(Installed):
     trace: Trace
 
     @property
-    def __signature__(self) -> inspect.Signature:  # what export and trainers read
+    def __signature__(self) -> inspect.Signature:  # export and trainers read it
         return inspect.signature(MethodType(type(self.tower).forward, self.tower))
 
     @property
-    def __code__(self) -> Any:  # by which torch.export names the forward
+    def __code__(self) -> Any:  # torch.export names the forward by it
         return type(self.tower).forward.__code__
 
     def by_size(self, grids: list[Grid], run: Callable[[list[int], Grid], Any]) -> Any:
-        """Run images of equal ``grids`` (rows, columns) together and join the outputs in the order of the sequence.
+        """Run images of equal ``grids`` (rows, columns) together, and join the outputs in the order of the sequence.
 
-        Args:
-            grids: of all images.
-            run: from the places of images of one grid, and that grid, to the output for them.
+        ``run`` maps the indices of images of one grid, and that grid, to their output.
         """
         places: dict[Grid, list[int]] = {}
         for place, grid in enumerate(grids):
@@ -163,7 +161,7 @@ class PackedForward(Installed):
             return _map(output, lambda x: x.view(len(group.images), -1, x.shape[-1]))
 
         def packed(x: Tensor) -> Tensor:
-            share = max(counts) // x.shape[1]  # behind a merger a token is a cell of patches
+            share = max(counts) // x.shape[1]  # behind a merger, a token is a cell of patches
             return torch.cat([image[: count // share] for image, count in zip(x, counts, strict=True)])
 
         counts = [rows * columns for rows, columns in grids]
@@ -181,7 +179,7 @@ def _map(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 class PixtralForward(PackedForward):
-    """The forward of Pixtral's tower, which gets a batch of images padded to one size."""
+    """The forward of Pixtral's tower, whose input is a batch of images padded to one size."""
 
     def __call__(self, pixel_values: Tensor, image_sizes: Any = None, **kwargs: Any) -> Any:
         forward: Any = type(self.tower).forward
@@ -201,10 +199,10 @@ class PixtralForward(PackedForward):
 
 
 class QwenForward(PackedForward):
-    """The forward of Qwen's towers: images, and frames of videos, come as one sequence of patches."""
+    """The forward of Qwen's towers: images, and frames of videos, as one sequence of patches."""
 
     every_block: ClassVar[bool] = False
-    """Something reads every place behind some blocks, so that all un-merge."""
+    """Outputs of some blocks are read at every place, so all blocks un-merge."""
 
     def __call__(self, hidden_states: Tensor, grid_thw: Tensor, **kwargs: Any) -> Any:
         """Run the forward on packed patches (sum of t h w, values), ``grid_thw`` (images, 3)."""
@@ -228,7 +226,7 @@ class QwenForwardOfAllBlocks(QwenForward):
 
 
 def _check_grids(grid_thw: Tensor, patches: int, cell: int) -> None:
-    """Refuse grids that are not those of so many ``patches`` in cells of ``cell`` x ``cell``."""
+    """Refuse grids that do not hold ``patches`` in cells of ``cell`` x ``cell``."""
     whole = not grid_thw.is_floating_point() and grid_thw.dim() == 2 and grid_thw.shape[1] == 3 and len(grid_thw) > 0
     grids = grid_thw.tolist()
     if whole:
@@ -241,17 +239,17 @@ def _check_grids(grid_thw: Tensor, patches: int, cell: int) -> None:
 
 
 class PackedHost(TransformersHost):
-    """A tower whose patches are all read at their places, without a class token."""
+    """A tower without a class token, whose patches are all read at their places."""
 
     purpose = "vision-language models"
     heads = ("grid",)
     num_prefix = 0
     has_maps = False
-    tokens_of_images = False  # it hands out one sequence of all images
+    tokens_of_images = False  # it returns one sequence of all images
 
 
 class HFPixtral(PackedHost):
-    """Hugging Face Pixtral: the image tower. What follows joins neighbouring tokens: it reads every patch."""
+    """The image tower. The projector joins neighbouring tokens, so it reads every patch."""
 
     name = "transformers Pixtral"
     reduced_blocks = (ReducedPixtralAttentionLayer,)
@@ -262,18 +260,18 @@ class HFPixtral(PackedHost):
 
 
 class _QwenTower(PackedHost):
-    """Cells of 2 x 2 patches are reduced as wholes, so that the merger behind reads what it would of equal cells."""
+    """Cells of 2 x 2 patches are reduced as wholes, as the merger behind them reads whole cells."""
 
     in_cells = True
     layers_name = "blocks"
-    maker_name = None  # the output of the patch embedding shows no rows and columns
+    maker_name = None  # the patch embedding's output does not show rows and columns
     width_name: ClassVar[str] = "hidden_size"
-    """The config's name for C."""
+    """The config's name of C."""
 
     @classmethod
     def facts(cls, model: nn.Module) -> HostFacts:
         config = cls.trunk(model).config
-        # patches a side of the image for which amounts are checked
+        # side in patches of the image for which amounts are checked
         side = isqrt(getattr(config, "num_position_embeddings", USUAL_SIDE**2))
         return HostFacts(
             dim=getattr(config, cls.width_name),
@@ -291,7 +289,7 @@ class _QwenTower(PackedHost):
 
 
 class HFQwen2VL(_QwenTower):
-    """Hugging Face Qwen2-VL: the image tower, on packed images and videos. [Cells](#cells) of 2 x 2 patches."""
+    """The image tower, on packed images and videos. [Cells](#cells) of 2 x 2 patches."""
 
     name = "transformers Qwen2-VL"
     reduced_blocks = (ReducedQwen2VLVisionBlock,)
@@ -301,7 +299,7 @@ class HFQwen2VL(_QwenTower):
 
 
 class HFQwen3VL(_QwenTower):
-    """Hugging Face Qwen3-VL: as Qwen2-VL. Some blocks' outputs go to the language model: all of them un-merge."""
+    """As Qwen2-VL. Outputs of some blocks go to the language model, so all blocks un-merge."""
 
     name = "transformers Qwen3-VL"
     reduced_blocks = (ReducedQwen3VLVisionBlock,)

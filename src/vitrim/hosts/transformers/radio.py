@@ -17,9 +17,9 @@ class ReducedRadioLayer(DinoForm, radio.RadioLayer):
 
 
 class HFRadio(TransformersHost):
-    """Hugging Face C-RADIO: several class tokens, registers. Its summary reads class tokens, its features are patches.
+    """Several class tokens, registers. The summary reads class tokens, the features are patches.
 
-    The library's own model; NVIDIA's remote code puts its parts on a timm model and is refused.
+    This is the library's model; NVIDIA's remote code, which wraps a timm model, is refused.
     """
 
     name = "transformers C-RADIO"

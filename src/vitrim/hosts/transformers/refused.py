@@ -1,4 +1,4 @@
-"""Reasons why some of the library's models cannot have fewer tokens, with what to use instead."""
+"""Reasons why some of the library's models cannot be reduced, with alternatives."""
 
 CONVOLUTIONS = (
     "its layers are convolutions over a map, so it has no tokens that could be fewer; use a plain ViT, such as "

@@ -1,4 +1,4 @@
-"""Hugging Face SAM's and SAM 3's image encoders and ViTDet: windows are batch rows (`vitrim.hosts.shared.windows`)."""
+"""Hugging Face SAM's and SAM 3's image encoders and ViTDet. Windows are batch rows (`vitrim.hosts.shared.windows`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vitrim.hosts.transformers.library import TransformersLibrary
 
 
 class _ReducedWindowLayer(WindowBlock, JointBlock):
-    """The attention SAM and ViTDet have in common: q, k and v of one projection, relative positions in two axes."""
+    """The attention of SAM and ViTDet: q, k and v from one projection, relative positions along two axes."""
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         (attn,) = self.attentions(self)
@@ -33,7 +33,7 @@ class _ReducedWindowLayer(WindowBlock, JointBlock):
             k,
             v,
             relative=getattr(attn, "get_rel_pos", vitdet.get_rel_pos),  # SAM's is a method
-            # attention that is written out alone may have dropout
+            # only written-out attention may have dropout
             dropout=attn.dropout if self.training and type(attn) is sam.SamVisionAttention else 0.0,
             fused=isinstance(attn, sam.SamVisionSdpaAttention),
         )
@@ -60,7 +60,7 @@ class ReducedVitDetLayer(_ReducedWindowLayer, vitdet.VitDetLayer):
 
 
 class ReducedSam3Layer(WindowBlock, ReducedLayer, sam3.Sam3ViTLayer):
-    """`Sam3ViTLayer` under reduction: tokens keep the angles of their place, in the window or in the image."""
+    """Reduced `Sam3ViTLayer`: tokens keep the angles of their place in the window, or in the image."""
 
     attention_classes = (sam3.Sam3ViTRoPEAttention,)
     norm_name = "layer_norm1"
@@ -95,8 +95,8 @@ class _Windowed(WindowedHost, TransformersHost):
     purpose = "segmentation, detection, poses, depth"
     has_maps = False
     num_prefix = 0
-    tokens_of_images = False  # it hands out maps, of a neck or of its own layout
-    chooses_kernel = False  # the class of the attention says which it is
+    tokens_of_images = False  # it returns maps, from a neck or in its own layout
+    chooses_kernel = False  # the class of the attention determines it
 
 
 class HFSam(_Windowed):
@@ -120,7 +120,7 @@ class HFSam3(_Windowed):
 
 
 class HFVitDet(_Windowed):
-    """ViTDet without the convolutional blocks that some have between their layers: [windows](#windows)."""
+    """ViTDet without the convolutional blocks that some versions have between layers: [windows](#windows)."""
 
     name = "transformers ViTDet"
     reduced_blocks = (ReducedVitDetLayer,)
@@ -138,7 +138,7 @@ class HFVitDet(_Windowed):
 
 
 class HFSamLibrary(TransformersLibrary):
-    """The neck is the head."""
+    """A model whose head is the neck."""
 
     parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {
         **TransformersLibrary.parts,

@@ -1,15 +1,15 @@
 """``save_pretrained`` and pickling of Hugging Face models that are reduced or contain a reduced part.
 
-The folder gets what the dense model's own call writes, and beside it the reduction, as ``reduction.save`` writes it. So
-``from_pretrained`` finds no parameters it does not know, and ``Reduction.load(model, folder)`` finds them all. The
-call is changed in the class of all these models, since a part that is reduced does not know what it is a part of;
-models without one get the library's own.
+The folder gets the dense model's own files and beside them the reduction, as ``reduction.save`` writes it. So
+``from_pretrained`` meets no unknown parameters, and ``Reduction.load(model, folder)`` finds them all. The call is
+changed in the class of all models of the library, because a reduced part does not know the model it is in; models
+without a reduced part get the library's own.
 
-Who names a ``state_dict`` decides what the weights file holds: `transformers.Trainer` always names it, and its
-checkpoints keep the learned parameters among the others, for training to resume.
+A ``state_dict`` argument decides what the weights file contains: `transformers.Trainer` always passes one, so its
+checkpoints include the learned parameters, and training can resume.
 
-The first forward of a model that records outputs puts hooks on its layers, which are functions within a function of the
-library, and so cannot be pickled. Objects that can take their place.
+The first forward of a model that records outputs puts hooks on its layers. The library's are nested functions, which
+cannot be pickled; `CapturingHook` replaces them.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ INSTALL: Callable[..., None] = output_capturing.install_output_capuring_hook
 
 
 class CapturingHook:
-    """A hook of the library that records outputs, with what the library made it of: it is made anew of that.
+    """A picklable copy of a library hook that records outputs.
 
     Args:
-        given: the arguments of the library's function that puts the hook on a module, but for the module.
+        given: the arguments of the library function that installs the hook, except the module; the copy calls it again.
     """
 
     def __init__(self, given: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ class CapturingHook:
         bearer = nn.Module()
         INSTALL(bearer, **given)
         (self.hook,) = bearer._forward_hooks.values()
-        self.__module__ = self.hook.__module__  # it counts as the library's own (`is_altered`)
+        self.__module__ = self.hook.__module__  # counts as the library's own (`is_altered`)
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
         return self.hook(module, args, output)
@@ -92,7 +92,7 @@ class CapturingHook:
 
 
 def capture_by_objects(module: nn.Module) -> None:
-    """Put a `CapturingHook` in the place of every hook of ``module`` by which the library records outputs."""
+    """Replace the library's output-recording hooks of ``module`` by `CapturingHook` objects."""
     for number, hook in module._forward_hooks.items():
         if isinstance(hook, FunctionType) and hook.__qualname__.startswith(f"{INSTALL.__name__}."):
             made_of, wanted = inspect.getclosurevars(hook).nonlocals, inspect.signature(INSTALL).parameters
@@ -106,8 +106,7 @@ def install(module: nn.Module, *args: Any, **kwargs: Any) -> None:
 
 
 def support(model: nn.Module) -> None:
-    """Change the call in the class of all models of the library, and its hooks: those of ``model``, which is to be
-    reduced, and all that will be made."""
+    """Patch ``save_pretrained`` for all models of the library, and the hooks of ``model`` and of later models."""
     PreTrainedModel.save_pretrained = with_reduction(PreTrainedModel.save_pretrained)  # type: ignore[method-assign]
     output_capturing.install_output_capuring_hook = install
     for module in model.modules():

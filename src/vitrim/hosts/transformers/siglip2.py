@@ -1,6 +1,6 @@
-"""Hugging Face SigLIP 2 (NaFlex): the vision tower, alone, with a classifier, or next to the text tower.
+"""Hugging Face SigLIP 2 (NaFlex): the vision tower, alone, with a classifier, or beside the text tower.
 
-Its images come as patches with a mask.
+Its input is patches with a mask.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class ReducedSiglip2EncoderLayer(ReducedClipLayer, siglip2.Siglip2EncoderLayer):
 
 
 class PaddingHook(Installed):
-    """Runs before a forward that takes a ``pixel_attention_mask`` and drops a mask that masks nothing.
+    """Runs before a forward with a ``pixel_attention_mask``, and drops a mask that masks nothing.
 
-    The head of the classifier would apply it to all N0 tokens.
+    The classifier's head would apply it to all N0 tokens.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -42,11 +42,11 @@ class PaddingHook(Installed):
 
 
 class PaddedForward(Installed):
-    """The forward of the tower: padded batches run grid by grid, without their padding (`vitrim.hosts.shared.padding`).
+    """The forward of the tower: padded batches run grid by grid, see `vitrim.hosts.shared.padding`.
 
-    Where every patch has a value, tokens come out in as many rows as went in, padding rows 0; where patches were
-    pruned, the survivors do, padded to the longest. With ``averaged`` all rows are filled: the classifier takes the
-    mean of its rows under the mask it was given, so survivors are followed by their mean.
+    If every patch has a value, the output has as many rows as the input, with zeros for padding; if patches were
+    pruned, the remaining ones, padded to the longest. With ``averaged``, the remaining tokens are followed by their
+    mean up to the full length, because the classifier averages its rows under the original mask.
     """
 
     def __init__(self, tower: nn.Module, trace: Trace, averaged: bool) -> None:
@@ -73,7 +73,7 @@ class PaddedForward(Installed):
 
 
 def fill(output: Any, num_patches: int) -> Any:
-    """The output of the tower with its tokens (B, M, C) followed by their mean, ``num_patches`` rows in all.
+    """The tower's output with tokens (B, M, C) extended by their mean to ``num_patches`` rows.
 
     Example:
         >>> fill((torch.tensor([[[1.0], [3.0]]]), None), 3)[0].flatten()
@@ -91,7 +91,7 @@ def fill(output: Any, num_patches: int) -> Any:
 
 
 class HFSiglip2(TransformersHost):
-    """No class token; its heads attend to patches with a probe, or average them: [padded batches](#padded-batches)."""
+    """No class token; the head attends to patches with a probe, or averages them: [padded batches](#padded-batches)."""
 
     name = "transformers SigLIP 2"
     purpose = "images and text"
@@ -99,18 +99,18 @@ class HFSiglip2(TransformersHost):
     reduced_blocks = (ReducedSiglip2EncoderLayer,)
     trunk_classes = (tower(siglip2, "Siglip2"),)
     num_prefix = 0
-    tokens_of_images = False  # but of patches
+    tokens_of_images = False  # of patches
     layers_name = "encoder.layers"
     maker_name = "embeddings"
 
     @classmethod
     def image_size(cls, config: Any) -> tuple[int, int]:
-        side = isqrt(config.num_patches) * config.patch_size  # of a square image
+        side = isqrt(config.num_patches) * config.patch_size  # for a square image
         return side, side
 
     @classmethod
     def grid_of(cls, maker: nn.Module, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
-        shapes = args[1].tolist()  # rows and columns of every image, which the embedding reads, too
+        shapes = args[1].tolist()  # rows and columns of every image; the embedding reads them, too
         return tuple(shapes[0]) if shapes and all(shape == shapes[0] for shape in shapes) else None
 
     @classmethod
@@ -118,6 +118,6 @@ class HFSiglip2(TransformersHost):
         super().install(model, trace)
         trunk = cls.trunk(model)
         trunk.forward = PaddedForward(trunk, trace, averaged=isinstance(model, siglip2.Siglip2ForImageClassification))
-        # the classifier's own mean reads the mask, too; the model of two towers hands it on
+        # the classifier's own mean reads the mask, too; the model of two towers passes it on
         for module in dict.fromkeys((model, trunk)):
             module.register_forward_pre_hook(PaddingHook(module), with_kwargs=True)

@@ -1,8 +1,6 @@
-"""Hugging Face models of an image and a text tower: CLIP, SigLIP, AltCLIP, Chinese-CLIP, AIMv2, MetaCLIP 2, OWL-ViT,
-OWLv2.
+"""Hugging Face models of an image and a text tower: CLIP, SigLIP, AltCLIP, Chinese-CLIP, AIMv2, MetaCLIP 2, OWL-ViT.
 
-The image tower is reduced, alone or in a model of both. Text towers, whose layers may have the same class, are left as
-they are.
+The image tower is reduced, alone or in a model of both; text towers are not, even if their layers have the same class.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ class ReducedOwlv2EncoderLayer(ReducedClipLayer, owlv2.Owlv2EncoderLayer):
 
 
 class ClassTokenTower(TransformersHost):
-    """A tower with a class token, which the image embeddings read; the bare tower hands out its tokens."""
+    """A tower with a class token, which image embeddings read; the bare tower returns its tokens."""
 
     purpose = "images and text"
     heads: ClassVar[tuple[Head, ...]] = ("class token", "patches")
@@ -79,10 +77,8 @@ class PatchTower(TransformersHost):
 
 
 class HFCLIP(ClassTokenTower):
-    """Hugging Face CLIP. The text tower, whose layers have the same class, is left as it is.
-
-    Image embeddings read the class token. The classifier averages the patches, and the bare tower hands out its tokens.
-    """
+    """Image embeddings read the class token, the classifier averages the patches, the bare tower returns its tokens.
+    The text tower is not reduced, though its layers have the same class."""
 
     name = "transformers CLIP"
     reduced_blocks = (ReducedCLIPEncoderLayer,)
@@ -91,7 +87,7 @@ class HFCLIP(ClassTokenTower):
 
 
 class HFAltCLIP(ClassTokenTower):
-    """Hugging Face AltCLIP: the image tower, alone or next to the text tower."""
+    """The image tower, alone or beside the text tower."""
 
     name = "transformers AltCLIP"
     reduced_blocks = (ReducedAltCLIPEncoderLayer,)
@@ -100,7 +96,7 @@ class HFAltCLIP(ClassTokenTower):
 
 
 class HFChineseCLIP(ClassTokenTower):
-    """Hugging Face Chinese-CLIP: the image tower, alone or next to the text tower."""
+    """The image tower, alone or beside the text tower."""
 
     name = "transformers Chinese-CLIP"
     reduced_blocks = (ReducedChineseCLIPVisionLayer,)
@@ -109,7 +105,7 @@ class HFChineseCLIP(ClassTokenTower):
 
 
 class HFMetaClip2(ClassTokenTower):
-    """Hugging Face MetaCLIP 2: as CLIP."""
+    """As CLIP."""
 
     name = "transformers MetaCLIP 2"
     reduced_blocks = (ReducedMetaClip2EncoderLayer,)
@@ -118,10 +114,7 @@ class HFMetaClip2(ClassTokenTower):
 
 
 class HFSiglip(PatchTower):
-    """Hugging Face SigLIP: no class token; its heads attend to the patches with a probe, or average them.
-
-    The text tower, whose layers have the same class, is left as it is.
-    """
+    """No class token; the head attends to the patches with a probe, or averages them. The text tower is not reduced."""
 
     name = "transformers SigLIP"
     reduced_blocks = (ReducedSiglipEncoderLayer,)
@@ -129,7 +122,7 @@ class HFSiglip(PatchTower):
 
 
 class HFAimv2(PatchTower):
-    """Hugging Face AIMv2: no class token; its head, if it has one, attends to the patches with a probe."""
+    """No class token; the head, if any, attends to the patches with a probe."""
 
     name = "transformers AIMv2"
     reduced_blocks = (ReducedAimv2EncoderLayer,)
@@ -138,7 +131,7 @@ class HFAimv2(PatchTower):
 
 
 class HFOwlViT(ClassTokenTower):
-    """Hugging Face OWL-ViT: the detector has a box and a class for every patch, so pruned ones come back."""
+    """The detector predicts a box and a class for every patch, so pruned ones come back."""
 
     name = "transformers OWL-ViT"
     heads = ("class token", "patches", "grid")
@@ -149,7 +142,7 @@ class HFOwlViT(ClassTokenTower):
 
 
 class HFOwlv2(ClassTokenTower):
-    """Hugging Face OWLv2: as OWL-ViT."""
+    """As OWL-ViT."""
 
     name = "transformers OWLv2"
     heads = ("class token", "patches", "grid")

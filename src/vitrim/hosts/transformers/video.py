@@ -1,6 +1,6 @@
 """Hugging Face VideoMAE and V-JEPA 2: tokens of space and time, without a class token.
 
-The grid has three axes: frames, rows and columns. Methods that read the rows and columns of an image are refused.
+The grid has three axes: frames, rows and columns. Methods that read rows and columns of an image are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ReducedVideoMAELayer(ReducedOlderLayer, videomae.VideoMAELayer):
 
 
 class ReducedVJEPA2Layer(ReducedLayer, vjepa2.VJEPA2Layer):
-    """`VJEPA2Layer` under reduction: a token keeps the angles of the frame, row and column of its anchor."""
+    """Reduced `VJEPA2Layer`: a token keeps the angles of its anchor's frame, row and column."""
 
     attention_classes = (vjepa2.VJEPA2RopeAttention,)
     norm_name = "norm1"
@@ -50,15 +50,15 @@ class ReducedVJEPA2Layer(ReducedLayer, vjepa2.VJEPA2Layer):
 
 
 class _Video(TransformersHost):
-    """`HostFacts.grid_size` is frames times rows, and columns; `HostFacts.input_size` is that of one frame."""
+    """`HostFacts.grid_size` is (frames times rows, columns); `HostFacts.input_size` is that of one frame."""
 
     purpose = "video and audio"
     heads: ClassVar[tuple[Head, ...]] = ("no class token",)
     num_prefix = 0
-    tokens_of_images = False  # but of clips
+    tokens_of_images = False  # of clips
     maker_name = None  # its map has three axes
     frames_name: ClassVar[str] = "num_frames"
-    """The config's name for the frames of a clip."""
+    """The config's name of the frames per clip."""
 
     @classmethod
     def facts(cls, model: nn.Module) -> HostFacts:
@@ -68,7 +68,7 @@ class _Video(TransformersHost):
 
 
 class HFVideoMAE(_Video):
-    """Hugging Face VideoMAE: the encoder on whole clips; the classifier averages the tokens."""
+    """The encoder on whole clips; the classifier averages the tokens."""
 
     name = "transformers VideoMAE"
     reduced_blocks = (ReducedVideoMAELayer,)
@@ -85,7 +85,7 @@ class HFVideoMAE(_Video):
 
 
 class HFVJEPA2(_Video):
-    """Hugging Face V-JEPA 2: the encoder. Its classifier attends to tokens; its predictor reads each at its place."""
+    """The encoder. The classifier attends to tokens; the predictor reads each at its place."""
 
     name = "transformers V-JEPA 2"
     heads = ("no class token", "grid")

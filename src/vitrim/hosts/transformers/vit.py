@@ -1,4 +1,4 @@
-"""Hugging Face ViT, DeiT, and encoders that learn from masked images with ViT's layers: ViTMAE, ViT-MSN, I-JEPA."""
+"""Hugging Face ViT, DeiT, and encoders with ViT's layers: ViTMAE, ViT-MSN, I-JEPA."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class HFViT(TransformersHost):
 
 
 class HFDeiT(TransformersHost):
-    """Hugging Face DeiT: a class and a distillation token; its classifiers read one or both."""
+    """A class and a distillation token; the classifiers read one or both."""
 
     name = "transformers DeiT"
     heads = ("class token", "patches")
@@ -61,9 +61,9 @@ class HFDeiT(TransformersHost):
 
 
 class HFViTMAE(TransformersHost):
-    """Hugging Face ViTMAE: the encoder on whole images, ``mask_ratio=0``.
+    """The encoder on whole images, ``mask_ratio=0``.
 
-    With a mask the encoder gets a random choice of patches in random order, which its decoder counts and puts back.
+    With a mask, the encoder gets a random choice of patches in random order, which its decoder counts and puts back.
     Even without one the patches are shuffled, so methods that read rows and columns are refused.
     """
 
@@ -72,7 +72,7 @@ class HFViTMAE(TransformersHost):
     reduced_blocks = (ReducedViTMAELayer,)
     trunk_classes = (vit_mae.ViTMAEModel,)
     layers_name = VIT_LAYERS
-    maker_name = None  # the patches are shuffled behind it
+    maker_name = None  # patches are shuffled behind it
 
     @classmethod
     def check(cls, model: nn.Module) -> None:
@@ -90,7 +90,7 @@ class HFViTMAE(TransformersHost):
 
 
 class HFViTMSN(TransformersHost):
-    """Hugging Face ViT-MSN: its classifier reads the class token."""
+    """The classifier reads the class token."""
 
     name = "transformers ViT-MSN"
     heads = ("class token", "patches")
@@ -101,7 +101,7 @@ class HFViTMSN(TransformersHost):
 
 
 class HFIJepa(TransformersHost):
-    """Hugging Face I-JEPA: no class token; its classifier averages the patches."""
+    """No class token; the classifier averages the patches."""
 
     name = "transformers I-JEPA"
     heads = ("no class token",)

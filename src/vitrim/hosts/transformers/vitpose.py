@@ -22,13 +22,13 @@ class ReducedVitPoseBackboneLayer(ReducedOlderLayer, vitpose_backbone.VitPoseBac
     def forward(  # type: ignore[override]
         self, hidden_states: Tensor, dataset_index: Tensor | None = None, **kwargs: Any
     ) -> Tensor:
-        return self.run(hidden_states)  # of one expert, which no index chooses
+        return self.run(hidden_states)  # there is one expert, so no index to choose it
 
     mlp_branch = ReducedLayer.mlp_branch
 
 
 class HFVitPose(TransformersHost):
-    """Hugging Face ViTPose of one expert."""
+    """Models with one expert."""
 
     name = "transformers ViTPose"
     purpose = "segmentation, detection, poses, depth"

@@ -1,8 +1,7 @@
-"""Code shared by Hugging Face's vision-language models: prompts that follow the images of a reduced tower.
+"""Code shared by Hugging Face's vision-language models: prompts that get shorter with the images.
 
-The library's models take features of images that were computed before (``mm_encoder_outputs``). So the features are
-computed first, the prompt is trimmed to what is left of them, and the model's own forward, or ``generate``, runs on
-that. Nothing of the library is copied.
+The library's models accept precomputed features of images (``mm_encoder_outputs``). So features are computed first, the
+prompt is shortened to match, and the model's own forward, or ``generate``, runs on both. No library code is copied.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ from vitrim.hosts.shared.compact import (
 from vitrim.hosts.shared.selecting import Candidates, Taken, attended, by_image, choose, rows_of_images, runs, texts
 
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
-"""The input that brings each kind of what is encoded."""
+"""The input with the pixels of each kind."""
 
 PER_TOKEN = (
     *("input_ids", "attention_mask", "position_ids", "labels"),
     *("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"),
 )
-"""Inputs that have one entry for every token of a prompt."""
+"""Inputs with one entry per token of a prompt."""
 
 COUNTING = {
     "shift_labels": "labels",
@@ -57,14 +56,14 @@ COUNTING = {
         ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"), "position_ids of packed prompts"
     ),
 }
-"""Inputs that count the tokens of the whole prompt in another way, and what to give in their place."""
+"""Inputs that count the tokens of the whole prompt in another way, and what to pass instead."""
 
 
 @dataclass(eq=False, repr=False)
 class PromptHook(Installed):
-    """Runs before the forward of the model and gives it features and prompt of what is left of the images.
+    """Runs before the model's forward, and passes it the features and the shortened prompt.
 
-    A hook and not a forward of its own, because export and trainers read the signature of ``model.forward``.
+    A hook, and not a new forward, because export and trainers read the signature of ``model.forward``.
     """
 
     family: type[HuggingFaceVLM]
@@ -73,7 +72,7 @@ class PromptHook(Installed):
     choosing: Choosing | None = None
 
     def __call__(self, called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Shorten the inputs of ``called``: the whole model, or what it is without its head."""
+        """Shorten the inputs of ``called``, the whole model or the part without its head."""
         given = _named(called, args, kwargs)
         prompt = ImagePrompt(self.family, self.model, given, self.trace, self.choosing)
         if prompt.follows():
@@ -93,12 +92,12 @@ class PromptHook(Installed):
 
 
 BEHIND = "vitrim_behind"
-"""The name under which a cache has (B, 1) by how much positions go on behind the number of tokens that it holds."""
+"""Attribute of a cache, (B, 1): by how much the next position exceeds the number of cached tokens."""
 
 
 @dataclass(eq=False, repr=False)
 class CacheHook(Installed):
-    """Notes on a cache where positions go on: a user who decodes by hand gives none, and the library counts tokens."""
+    """Records the next position on a cache, for users who decode step by step without positions."""
 
     choosing: Choosing
 
@@ -111,16 +110,16 @@ class CacheHook(Installed):
 
 
 def _named(called: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of a call by their names."""
+    """The inputs of a call by name."""
     return {**dict(zip(tuple(inspect.signature(type(called).forward).parameters)[1:], args, strict=False)), **kwargs}
 
 
 Hook = tuple[Callable[..., Any], Callable[..., Any]]
-"""The call that registers a hook, and the hook."""
+"""The function that registers a hook, and the hook."""
 
 
 class ThreadHooks:
-    """Within, hooks on modules that see calls of this thread alone: others may run the same model meanwhile."""
+    """Context with hooks that only see calls of this thread; other threads may run the same model."""
 
     def hooks(self) -> list[Hook]:
         raise NotImplementedError
@@ -140,7 +139,7 @@ class ThreadHooks:
 
 
 class OnePromptARow(ThreadHooks):
-    """Within, forwards without mask and cache get a mask, so gaps in positions start no packed prompts.
+    """Context in which forwards without mask and cache get a mask: gaps in positions then start no new prompt.
 
     ``generate`` drops a mask of ones.
     """
@@ -160,7 +159,7 @@ class OnePromptARow(ThreadHooks):
 
 @dataclass(eq=False, repr=False)
 class CompactGenerate(Installed):
-    """The ``generate`` of a compact model. Sequences come out behind the prompt as it was given."""
+    """The ``generate`` of a compact model. Returned sequences start with the original prompt."""
 
     family: type[HuggingFaceVLM]
     model: nn.Module
@@ -194,7 +193,7 @@ class CompactGenerate(Installed):
                 f"{type(self.model).__name__}: use a method whose counts do not depend on the image, or one prompt"
             )
         shorter = ids.shape[1] - given["input_ids"].shape[1]
-        for name in ("max", "min"):  # both lengths count the prompt, which is handed back whole; new tokens count alone
+        for name in ("max", "min"):  # lengths count the original prompt, counts of new tokens do not
             whole = self._asked(f"{name}_length", given)
             if whole is not None and self._asked(f"{name}_new_tokens", given) is None:
                 given[f"{name}_length"] = whole - shorter
@@ -202,7 +201,7 @@ class CompactGenerate(Installed):
         with OnePromptARow(self.model) if kept else nullcontext():
             out = self.family.generate(self.model, given, *args)
         sequences: Tensor = out if isinstance(out, Tensor) else out.sequences
-        if shorter > 0:  # put the prompt as it was given in front
+        if shorter > 0:  # put the original prompt in front
             new = sequences[:, ids.shape[1] - shorter :]
             copied = ids.repeat_interleave(len(new) // len(ids), dim=0).to(new.device)
             sequences = torch.cat([copied, new], dim=1)
@@ -212,23 +211,23 @@ class CompactGenerate(Installed):
         return out
 
     def _asked(self, option: str, given: Mapping[str, Any]) -> int | None:
-        """The value of an ``option`` of generation in a call, or in the configuration; None where nobody set it."""
+        """The value of a generation ``option`` in a call, or in the configuration; None if unset."""
         if given.get(option) is not None:
             return cast(int, given[option])
         own: Any = self.model.generation_config
-        unset = getattr(type(own)(), option)  # transformers 4 has defaults here, which count new tokens
+        unset = getattr(type(own)(), option)  # transformers 4 has defaults here, for new tokens
         configs = [config for config in (given.get("generation_config"), own) if config is not None]
         values = [getattr(config, option) for config in configs]
         return next((value for value in values if value not in (None, unset)), None)
 
 
 class Early(ThreadHooks):
-    """Within, a connector gets of the tower's tokens only those that are chosen, one image behind the other.
+    """Context in which a connector gets only the chosen tokens of the tower, images concatenated.
 
     Args:
-        tower: whose output the choice may look at.
+        tower: whose output the choice may use.
         connector: reads tokens (B, n, C), each by itself.
-        among: makes the choice among tokens (n, C) of every image.
+        among: chooses among tokens (n, C) of every image.
     """
 
     def __init__(
@@ -251,15 +250,15 @@ class Early(ThreadHooks):
 
 
 class HuggingFaceVLM(VisionLanguage):
-    """A family of Hugging Face's vision-language models whose connector gives features of images one by one."""
+    """A family of Hugging Face's vision-language models whose connector makes features per image."""
 
     tower_name: ClassVar[str] = "vision_tower"
     cell_by_cell: ClassVar[bool] = False
     """See `vitrim.core.plan.HostFacts`."""
     prompts_together: ClassVar[bool] = False
-    """An entry of the list of features holds all images of a prompt."""
+    """An entry of the list of features contains all images of a prompt."""
     types: ClassVar[str | None] = None
-    """The name of the input that says which tokens of a prompt are images'; None: the model takes none."""
+    """The name of the input that marks image tokens of a prompt; None if the model has none."""
 
     @classmethod
     def tower(cls, model: Any) -> nn.Module:
@@ -272,7 +271,7 @@ class HuggingFaceVLM(VisionLanguage):
 
     @classmethod
     def image_inputs(cls, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-        """The inputs that bring ``images`` (B, n, C, H, W), in the form that the library's processor gives them."""
+        """The inputs for ``images`` (B, n, C, H, W), as the library's processor makes them."""
         return {"pixel_values": images.flatten(0, 1)}
 
     @classmethod
@@ -306,7 +305,7 @@ class HuggingFaceVLM(VisionLanguage):
             holder.vitrim_choosing = choosing
         for called in {id(part): part for part in (model, holder.base_model)}.values():
             called.register_forward_pre_hook(PromptHook(cls, model, trace, choosing), with_kwargs=True)
-        if choosing is not None and not cls.has_axes(model):  # which note it themselves
+        if choosing is not None and not cls.has_axes(model):  # those record it themselves
             holder.base_model.register_forward_hook(CacheHook(choosing), with_kwargs=True)
         if hasattr(model, "generate"):
             holder.generate = CompactGenerate(cls, model, trace, choosing)
@@ -320,18 +319,18 @@ class HuggingFaceVLM(VisionLanguage):
 
     @classmethod
     def generate(cls, model: Any, given: Mapping[str, Any], *args: Any) -> Any:
-        """Run the library's own ``generate`` on a prompt that `ImagePrompt.compact` shortened."""
+        """Run the library's own ``generate`` on a prompt from `ImagePrompt.compact`."""
         generate: Any = type(model).generate
         return generate(model, None, *args, **given)
 
     @classmethod
     def placeholder(cls, model: Any, kind: str) -> int:
-        """The id that stands for a feature of an image, or video, in a prompt."""
+        """The id in place of an image's or video's feature in a prompt."""
         return getattr(model.config, f"{kind}_token_id")  # type: ignore[no-any-return]
 
     @classmethod
     def watch(cls, model: Any, given: Mapping[str, Any], kind: str, selector: Selector) -> Any:
-        """Within, a tower as it is shows what a selector needs, and ``seen()`` gives it; None: that is nothing."""
+        """A context in which an unreduced tower records what ``selector`` needs, for its ``seen()``; or None."""
         return None
 
     @classmethod
@@ -351,7 +350,7 @@ class HuggingFaceVLM(VisionLanguage):
 
     @classmethod
     def narrowed(cls, output: Any, chosen: Sequence[Taken]) -> None:
-        """Put what was chosen into the encoder's ``output``; what other layers get is that of the same places."""
+        """Put the ``chosen`` features into the encoder's ``output``, and those of the same places for other layers."""
         cls.put(output, [image.features for image in chosen])
         if getattr(output, "deepstack_features", None) is not None:
             if any(len(layer) != len(chosen) for layer in output.deepstack_features):
@@ -363,7 +362,7 @@ class HuggingFaceVLM(VisionLanguage):
 
     @classmethod
     def put(cls, output: Any, features: Sequence[Tensor]) -> None:
-        """Put ``features`` (n, D) of every image into the encoder's ``output``, in the form that it has there."""
+        """Put ``features`` (n, D) of every image into the encoder's ``output``, in its own format."""
         if not isinstance(output.pooler_output, Tensor):
             output.pooler_output = list(features)
         elif output.pooler_output.dim() == 2:
@@ -404,24 +403,24 @@ class HuggingFaceVLM(VisionLanguage):
 
     @classmethod
     def layers(cls, model: Any, given: Mapping[str, Any]) -> list[int]:
-        """The places in ``hidden_states`` that the connector reads; empty where it reads what the tower hands out."""
+        """The indices in ``hidden_states`` that the connector reads; empty if it reads the tower's output."""
         layer = given.get("vision_feature_layer")
         layer = getattr(model.config, "vision_feature_layer", None) if layer is None else layer
         return [layer] if isinstance(layer, int) else list(layer or [])
 
     @classmethod
     def dropped(cls, model: nn.Module, given: Mapping[str, Any]) -> int | None:
-        """The leading tokens that the connector leaves out, whatever they are; None: all of the prefix, or none."""
+        """The leading tokens that the connector drops, of any kind; None: the whole prefix, or nothing."""
         return None
 
     @classmethod
     def reads_all(cls, model: nn.Module, given: Mapping[str, Any]) -> bool:
-        """True if the connector needs every place of an image, as for several blocks side by side."""
+        """True if the connector needs every place of an image, as for several concatenated blocks."""
         return len(cls.layers(model, given)) > 1
 
     @classmethod
     def taken(cls, output: Any, left: list[Survivors], full: bool) -> list[tuple[Tensor, Tensor]]:
-        """The features of every image that stay, put into ``output``, with flags for `kept_in_prompt`."""
+        """The remaining features of every image, also put into ``output``, with flags for `kept_in_prompt`."""
         images = cls.images(output, len(left))
         if len(images) != len(left):
             raise VitrimError(f"expected features of {len(left)} images, got {len(images)}: give image_sizes, too")
@@ -437,14 +436,14 @@ class HuggingFaceVLM(VisionLanguage):
 
 @dataclass(frozen=True)
 class ImagePrompt:
-    """The inputs of a call of a model, which are to follow its images.
+    """The inputs of a model call, to be shortened with its images.
 
     Attributes:
         family: of the model.
-        model: the whole one.
+        model: the whole model.
         given: the inputs, by name.
         trace: of the tower.
-        choosing: chooses among the tokens of images; None: all that a reduced tower has left go on.
+        choosing: chooses among image tokens; None: all that a reduced tower returns are kept.
     """
 
     family: type[HuggingFaceVLM]
@@ -454,22 +453,18 @@ class ImagePrompt:
     choosing: Choosing | None = None
 
     def tower_is_reduced(self) -> bool:
-        """True if the tower hands out fewer tokens; otherwise tokens are at most selected behind it."""
+        """True if the tower returns fewer tokens; otherwise a selector behind it may."""
         if isinstance(vars(self.model).get(HANDLE), Selection):
             return False
         parts = reduced_parts(self.family.tower(self.model))
         return bool(parts) and handle_of(parts[0][1]).compact
 
     def follows(self) -> bool:
-        """True if the call brings images whose tokens are fewer now.
-
-        Raises:
-            VitrimError: the prompt is not given as ids.
-        """
+        """True if the call has images that now have fewer tokens."""
         given, model = self.given, self.model
         selecting = isinstance(vars(model).get(HANDLE), Selection)
         brought = [name for name in PIXELS.values() if given.get(name) is not None]
-        if not brought or not (selecting or self.tower_is_reduced()):  # the tower was restored by itself
+        if not brought or not (selecting or self.tower_is_reduced()):  # the tower was restored separately
             return False
         if not (selecting or "pixel_values" in brought):
             if not hasattr(model, "vitrim_choosing"):
@@ -492,9 +487,9 @@ class ImagePrompt:
         return True
 
     def compact(self, called: nn.Module) -> tuple[dict[str, Any], bool]:
-        """The inputs with features in place of images, and without the tokens that went; and whether images differ.
+        """The shortened inputs, with features in place of images; and True if images keep different numbers.
 
-        They are those of ``called``: the whole model, or what it is without its head.
+        ``called`` is the whole model, or the part without its head.
         """
         family, model, given = self.family, self.model, self.given
         ids, cache, mask = given["input_ids"], cache_of(given), given.get("attention_mask")
@@ -519,7 +514,7 @@ class ImagePrompt:
             encoder = self.encoder(kind)
             names = [name for name in inspect.signature(encoder).parameters if name in given]
             own = {name: given[name] for name in names}
-            if pixels not in own:  # one encoder for both, which calls them images
+            if pixels not in own:  # one encoder for both kinds, by the name of images
                 own["pixel_values"] = given[pixels]
             output, taken = self.of_reduced(own) if reduced else self.of_whole(own, kind)
             outputs[kind] = output
@@ -533,7 +528,7 @@ class ImagePrompt:
         left = {name: value for name, value in self.positioned(kept, original).items() if name not in encoded}
         out = trimmed(left, PER_TOKEN, kept, filler, close=not original)
         arguments = inspect.signature(type(called).forward).parameters
-        # some must be given whether they are needed or not
+        # some arguments are required even if they are not needed
         out |= dict.fromkeys(
             name for name in encoded if name in arguments and arguments[name].default is Parameter.empty
         )
@@ -541,11 +536,9 @@ class ImagePrompt:
         return out, ragged
 
     def of_whole(self, own: Mapping[str, Any], kind: str) -> tuple[Any, list[Taken]]:
-        """Select among all tokens that the connector gives, behind a tower as it is; its output has those alone.
+        """Select among all tokens of the connector's output behind an unreduced tower, and keep only those in it.
 
-        Args:
-            own: the inputs of the encoder.
-            kind: of `PIXELS`.
+        ``own`` are the encoder's inputs; ``kind`` is one of `PIXELS`.
         """
         assert self.choosing is not None
         family, model, given, selector = self.family, self.model, self.given, self.choosing.selector
@@ -572,10 +565,10 @@ class ImagePrompt:
         return output, chosen
 
     def of_reduced(self, own: Mapping[str, Any]) -> tuple[Any, list[Taken]]:
-        """Take the tokens that a reduced tower has left, and select among them if there is a selector.
+        """Keep the tokens that a reduced tower returns, or a selector's choice among them, in the output.
 
-        The connector's output has those alone. A selector acts in front of a connector that reads tokens one by one, if
-        it is made for it. ``own`` are the inputs of the encoder.
+        A selector acts before the connector if it is made for that and the connector reads tokens one by one. ``own``
+        are the encoder's inputs.
         """
         family, model, given, choosing = self.family, self.model, self.given, self.choosing
         base, cell = model.base_model, family.cell(model)
@@ -610,7 +603,7 @@ class ImagePrompt:
         return output, chosen
 
     def survivors(self) -> list[Survivors]:
-        """The tokens that are left of every image behind the block that the connector reads."""
+        """The remaining tokens of every image behind the block that the connector reads."""
         family, dropped = self.family, self.family.dropped(self.model, self.given)
         return survivors(self.read_state(), family.cell(self.model), not family.cell_by_cell, dropped)
 
@@ -635,14 +628,14 @@ class ImagePrompt:
         notes: Sequence[Any],
         tower: Any,
     ) -> list[Taken]:
-        """Choose among what a reduced tower has left.
+        """Choose among the tokens that a reduced tower returns.
 
         Args:
             selector: makes the choice.
             left: of every image.
-            pairs: features and flags of every image, as `Survivors.take` gives them.
+            pairs: features and flags of every image, from `Survivors.take`.
             notes: attention of the watched block.
-            tower: the tower's output, where a class token that the connector leaves out may go on; else None.
+            tower: the tower's output, if it contains a class token that the connector drops; else None.
         """
         family, model = self.family, self.model
         own = family.tower(model)
@@ -680,12 +673,12 @@ class ImagePrompt:
         return [number for number in found if number is not None]
 
     def encoder(self, kind: str) -> Any:
-        """The library's call that makes features of images, or videos."""
+        """The library's function that makes features of images, or videos."""
         base = self.model.base_model
         return getattr(base, f"get_{kind}_features", None) or base.get_image_features
 
     def grids(self, kind: str, images: Sequence[Tensor]) -> list[Grid | None]:
-        """Frames, rows and columns of the tokens of every image or video; None where the inputs do not say."""
+        """Frames, rows and columns of the tokens of every image or video; None if the inputs do not tell."""
         unknown: list[Grid | None] = [(1, 1, len(image)) if kind == "image" else None for image in images]
         table = self.given.get(f"{kind}_grid_thw")
         if table is None:
@@ -695,10 +688,10 @@ class ImagePrompt:
         return [*found] if [prod(grid) for grid in found] == [len(image) for image in images] else unknown
 
     def positioned(self, kept: Tensor, original: bool) -> Mapping[str, Any]:
-        """The inputs with positions of all tokens, where the language model is not to count its tokens itself.
+        """The inputs with the positions of all tokens, if the language model must not count its tokens itself.
 
-        Where positions have three axes, a token keeps time, row and column of its anchor, and text goes on as behind
-        the whole image.
+        If positions have three axes, a token keeps time, row and column of its anchor, and text continues as behind the
+        whole image.
         """
         given = self.given
         if given.get("position_ids") is not None:

@@ -1,4 +1,4 @@
-"""Image towers of Hugging Face's vision-language models: Idefics3, SmolVLM, InternVL. What follows reads a map."""
+"""Image towers of Hugging Face's vision-language models: Idefics3, SmolVLM, InternVL. The connector reads a map."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vitrim.hosts.transformers.common import ReducedClipLayer, ReducedLayer, Tra
 
 
 class _UnmaskedLayer(ReducedClipLayer):
-    """Layers that get a mask of patches, which `check_inputs` knows to mask nothing."""
+    """Layers that get a mask of patches, which `check_inputs` ensures masks nothing."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
         return self.run(hidden_states)
@@ -30,7 +30,7 @@ class ReducedSmolVLMEncoderLayer(_UnmaskedLayer, smolvlm.SmolVLMEncoderLayer):
 
 
 class ReducedInternVLVisionLayer(ReducedLayer, internvl.InternVLVisionLayer):
-    """`InternVLVisionLayer` under reduction: queries and keys may have a norm over all heads."""
+    """Reduced `InternVLVisionLayer`: queries and keys may have norms over all heads."""
 
     attention_classes = (internvl.InternVLVisionAttention,)
     output_names = ("projection_layer", "projection_dropout")
@@ -51,14 +51,14 @@ class _Padded(TransformersHost):
     @classmethod
     def check_inputs(cls, trunk: Any, given: Mapping[str, Any]) -> None:
         mask = given.get("patch_attention_mask")
-        if mask is not None and not mask.all():  # padding is patches among the others, row by row
+        if mask is not None and not mask.all():  # padding lies among the patches, row by row
             raise UnsupportedModelError(
                 f"a reduced {type(trunk).__name__} takes no padded images: give images of one size, or one by one"
             )
 
 
 class HFIdefics3(_Padded):
-    """Hugging Face Idefics3: the image tower, on images without padding."""
+    """The image tower, on images without padding."""
 
     name = "transformers Idefics3"
     reduced_blocks = (ReducedIdefics3EncoderLayer,)
@@ -66,7 +66,7 @@ class HFIdefics3(_Padded):
 
 
 class HFSmolVLM(_Padded):
-    """Hugging Face SmolVLM: the image tower, on images without padding."""
+    """The image tower, on images without padding."""
 
     name = "transformers SmolVLM"
     reduced_blocks = (ReducedSmolVLMEncoderLayer,)
@@ -74,7 +74,7 @@ class HFSmolVLM(_Padded):
 
 
 class HFInternVL(TransformersHost):
-    """Hugging Face InternVL: the image tower."""
+    """The image tower."""
 
     name = "transformers InternVL"
     purpose = "vision-language models"

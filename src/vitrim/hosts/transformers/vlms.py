@@ -23,9 +23,9 @@ WINDOWED = (
 
 
 class Llava(HuggingFaceVLM):
-    """A projector reads each token by itself, from one block before the last one or from several.
+    """A projector reads each token by itself, from one block before the last or from several.
 
-    With Pixtral's tower images have their own sizes, and tokens that end rows stay.
+    With Pixtral's tower, images have their own sizes, and the tokens that end rows stay.
     """
 
     name = "LLaVA"
@@ -46,14 +46,14 @@ class Llava(HuggingFaceVLM):
     @classmethod
     def reads_all(cls, model: nn.Module, given: Mapping[str, Any]) -> bool:
         dropped, tower = cls.dropped(model, given), cls.tower(model)
-        if dropped and dropped > host_of(tower).facts(tower).num_prefix:  # the first patch, not whichever stands first
+        if dropped and dropped > host_of(tower).facts(tower).num_prefix:  # the first patch, not the first token left
             return True
-        # the places of packed images are counted behind the projector
+        # places of packed images are counted behind the projector
         return given.get("image_sizes") is not None or super().reads_all(model, given)
 
 
 class VipLlava(Llava):
-    """A projector reads each token by itself, the outputs of several blocks side by side."""
+    """A projector reads each token by itself, with the outputs of several blocks concatenated."""
 
     name = "ViP-LLaVA"
 
@@ -63,14 +63,14 @@ class VipLlava(Llava):
 
 
 class PaliGemma(HuggingFaceVLM):
-    """A linear layer reads each token by itself. PaliGemma 2 is of the same class."""
+    """A linear layer reads each token by itself. PaliGemma 2 has the same class."""
 
     name = "PaliGemma"
     types = "token_type_ids"
 
 
 class Gemma3(HuggingFaceVLM):
-    """A mean over cells of patches, 4 x 4 in the published models, which are reduced as wholes."""
+    """A mean over cells of patches, 4 x 4 in the published models."""
 
     name = "Gemma 3"
     in_cells = True
@@ -96,7 +96,7 @@ class Gemma3(HuggingFaceVLM):
 
 
 class Idefics3(HuggingFaceVLM):
-    """A pixel shuffle joins cells of patches, which are reduced as wholes, on images without padding."""
+    """A pixel shuffle joins cells of patches, on images without padding."""
 
     name = "Idefics3, SmolVLM"
     in_cells = True
@@ -113,13 +113,13 @@ class Idefics3(HuggingFaceVLM):
 
     @classmethod
     def images(cls, output: Any, number: int) -> list[Tensor]:
-        # the library puts those of a prompt one behind the other
+        # the library concatenates those of a prompt
         together = torch.cat(list(output.pooler_output))
         return list(together.unflatten(0, (number, together.shape[0] // number)))
 
 
 class InternVL(HuggingFaceVLM):
-    """A pixel shuffle joins cells of 2 x 2 patches, which are reduced as wholes."""
+    """A pixel shuffle joins cells of 2 x 2 patches."""
 
     name = "InternVL"
     in_cells = True
@@ -130,7 +130,7 @@ class InternVL(HuggingFaceVLM):
 
 
 class LlavaNext(HuggingFaceVLM):
-    """Refused: tiles are put together as a map, cut to the shape of the image, and get a token after every row."""
+    """Refused: tiles are assembled to a map, which is cut to the image's shape and gets a token after every row."""
 
     name = "LLaVA-NeXT, LLaVA-OneVision"
     refused = True
@@ -150,7 +150,7 @@ class LlavaNext(HuggingFaceVLM):
 class _Qwen(HuggingFaceVLM):
     """Cells of 2 x 2 patches of packed images; the language model's positions have three axes.
 
-    A token that stays keeps time, row and column of its anchor, and text goes on as behind the whole image.
+    A remaining token keeps its anchor's time, row and column; text continues as behind the whole image.
     """
 
     tower_name = "visual"
@@ -169,7 +169,7 @@ class _Qwen(HuggingFaceVLM):
 
     @classmethod
     def image_inputs(cls, model: Any, images: Tensor) -> dict[str, Tensor]:
-        # an image is a clip of equal frames; patches stand cell by cell
+        # an image is a clip of equal frames; patches are in order of cells
         config = model.base_model.visual.config
         side, cell = config.patch_size, config.spatial_merge_size
         rows, columns = images.shape[-2] // side, images.shape[-1] // side
@@ -181,13 +181,13 @@ class _Qwen(HuggingFaceVLM):
 
 
 class Qwen2VL(_Qwen):
-    """A merger joins cells of 2 x 2 patches, which are reduced as wholes. Images, not videos."""
+    """A merger joins cells of 2 x 2 patches. Images, not videos."""
 
     name = "Qwen2-VL"
 
 
 class Qwen3VL(_Qwen):
-    """As Qwen2-VL. What the language model gets from earlier blocks of the tower is that of the anchors."""
+    """As Qwen2-VL. From earlier blocks of the tower, the language model gets the values of the anchors."""
 
     name = "Qwen3-VL"
 
@@ -201,13 +201,13 @@ class Qwen3VL(_Qwen):
 
 
 USUAL_SIDE = 32
-"""Patches a side of an image that is measured: 448 pixels."""
+"""Side in patches of an image that is measured: 448 pixels."""
 
 
 class Qwen25VL(_Qwen):
-    """Refused: most blocks attend in windows, which at the edges of an image have other numbers of patches.
+    """Refused: most blocks attend within windows, which have fewer patches at the edges of an image.
 
-    Selectors see the attention of the last block that attends to all patches.
+    Selectors use the attention of the last block that attends to all patches.
     """
 
     name = "Qwen2.5-VL"

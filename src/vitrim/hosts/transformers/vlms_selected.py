@@ -1,6 +1,6 @@
-"""Hugging Face's vision-language models whose towers stay as they are: image tokens are selected behind them.
+"""Hugging Face's vision-language models whose towers are not reduced: image tokens are selected behind them.
 
-`AnyVLM` is enough for most. A model that hands features on in another form has a small family of its own here.
+`AnyVLM` suffices for most. Models that pass features on in another form have small families here.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ FOUR_ROWS = frozenset(
         "Qwen4ExpTextModel",
     }
 )
-"""Language models that take positions of three axes with the tokens' own numbers in front: (4, B, L)."""
+"""Language models whose positions have three axes, with the tokens' own numbers in front: (4, B, L)."""
 
 
 class AnyVLM(HuggingFaceVLM):
-    """Any model that takes features of images which were computed before, and has a placeholder for each.
+    """Any model that accepts precomputed features of images and has a placeholder for each.
 
-    Its tower stays as it is; image tokens are selected behind the connector.
+    Its tower is not reduced; image tokens are selected behind the connector.
     """
 
     name = "others"
@@ -87,7 +87,7 @@ class AnyVLM(HuggingFaceVLM):
 
 @cache
 def _takes_features(kind: type) -> bool:
-    """True if models of a class take features of images in place of images, and make or speak of them."""
+    """True if models of a class accept features in place of images, and also compute or mention them."""
     forward = getattr(kind, "forward", None)
     if forward is None or not (hasattr(kind, "get_image_features") or hasattr(kind, "generate")):
         return False
@@ -113,7 +113,7 @@ class _Refused(AnyVLM):
 
 
 class Mllama(_Refused):
-    """Layers of the language model attend to images, whose tokens stand in no prompt."""
+    """Layers of the language model attend to images, whose tokens are not in the prompt."""
 
     reason = (
         "attends to images from layers of its own instead of having their tokens in the prompt, so none can be left "
@@ -122,7 +122,7 @@ class Mllama(_Refused):
 
 
 class Florence2(_Refused):
-    """An encoder reads image and text together, and the library's forward takes no features of images."""
+    """An encoder reads image and text together, and the forward takes no image features."""
 
     reason = (
         "takes no features in place of images (mm_encoder_outputs) in its forward: select by Selector.mask among "
@@ -137,7 +137,7 @@ class Idefics2(AnyVLM):
 
 
 class Llama4(AnyVLM):
-    """The language model's side takes what the tower hands out, and projects it itself."""
+    """The language model's side projects the tower's output itself."""
 
     @classmethod
     def check_selector(cls, model: Any, selector: Selector, facts: HostFacts | None) -> None:
@@ -159,7 +159,7 @@ class Llama4(AnyVLM):
 
 
 class Molmo2(AnyVLM):
-    """The model makes a mask, which is none where nothing is padded, and its language model makes another of that."""
+    """The model makes a mask, None without padding, from which its language model makes another."""
 
     @classmethod
     def check_selector(cls, model: Any, selector: Selector, facts: HostFacts | None) -> None:
@@ -172,7 +172,7 @@ class Molmo2(AnyVLM):
 
 
 class Glm4V(AnyVLM):
-    """Frames of videos have the placeholder of images."""
+    """Frames of videos use the image placeholder."""
 
     @classmethod
     def placeholder(cls, model: Any, kind: str) -> int:

@@ -1,7 +1,8 @@
-"""Attention of Qwen2.5-VL's tower as it is, for selectors that need it: of its last block that attends to all patches.
+"""Attention of Qwen2.5-VL's unreduced tower, for selectors: of its last block that attends to all patches.
 
-As in LightCompress: a cell of 2 x 2 patches gets the mean of what its patches get from all queries of their frame, and
-of their keys behind the rotary embedding; then cells go from the order of windows to raster order.
+As in LightCompress, a cell of 2 x 2 patches gets the mean over its patches of the attention they receive from all
+queries of their frame, and of their keys after rotary embedding; then cells are put from window order into raster
+order.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from vitrim.hosts.transformers.vlm import Hook, ThreadHooks
 
 
 class LastWholeMap(ThreadHooks):
-    """Within, it keeps what the attention of the last block without windows reads.
+    """Context that keeps the attention inputs of the last block without windows.
 
     Args:
         tower: of Qwen2.5-VL.
-        grids: (n, 3) frames, rows and columns of the patches of every image or video of the call.
+        grids: (n, 3) frames, rows and columns of patches of every image or video of the call.
     """
 
     def __init__(self, tower: Any, grids: Tensor) -> None:
@@ -46,7 +47,7 @@ class LastWholeMap(ThreadHooks):
 
     @torch.no_grad()
     def seen(self) -> list[dict[str, Tensor]]:
-        """Entries of `vitrim.core.selection.Seen`, of every image or video: scores (N,) and keys (N, d) of cells."""
+        """Entries of `vitrim.core.selection.Seen` per image or video: scores (N,) and keys (N, d) of cells."""
         assert self.projected is not None
         tower, attention = self.tower, self.attention
         q, k, _ = self.projected.unflatten(1, (3, attention.num_heads, -1)).unbind(1)  # (P, H, d), cell by cell

@@ -1,4 +1,4 @@
-"""Hugging Face YOLOS: model and object detector. Its detection tokens behind the patches are never reduced."""
+"""Hugging Face YOLOS: model and object detector. Detection tokens, behind the patches, are never reduced."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vitrim.hosts.transformers.library import TransformersLibrary
 
 
 def prefix_in_front(x: Tensor, behind: int) -> Tensor:
-    """Rows (..., N, C) of class token, patches, and ``behind`` detection tokens, with the last ones in second place.
+    """Rows (..., N, C) of class token, patches, ``behind`` detection tokens, with the patches moved to the end.
 
     Example:
         >>> prefix_in_front(torch.tensor([[0.0], [10.0], [11.0], [12.0], [1.0]]), 1).flatten()
@@ -33,7 +33,7 @@ def prefix_in_front(x: Tensor, behind: int) -> Tensor:
 
 
 def prefix_behind(x: Tensor, behind: int) -> Tensor:
-    """Undo `prefix_in_front`, whatever the number of patches.
+    """Undo `prefix_in_front`, for any number of patches.
 
     Example:
         >>> prefix_behind(torch.tensor([[0.0], [1.0], [10.0], [11.0]]), 1).flatten()
@@ -44,20 +44,20 @@ def prefix_behind(x: Tensor, behind: int) -> Tensor:
 
 
 class ReducedYolosLayer(ReducedOlderLayer, yolos.YolosLayer):
-    """`YolosLayer` under reduction.
+    """Reduced `YolosLayer`.
 
-    Between the blocks the detection tokens stand behind the class token, as prefix. Wherever the host or a user reads
-    all tokens (the model's output, hidden states, attention maps) they stand where the library has them.
+    Between the blocks, detection tokens are part of the prefix. In everything that the host or a user reads (output,
+    hidden states, attention maps) they are where the library has them.
 
-    A table of mid positions is added at the beginning of the next block, where the library adds it behind the block,
-    for hidden states are what comes out of a block. A merged token gets its anchor's row; a pruned one that comes back
-    has missed the tables since then.
+    A table of mid positions is added at the start of the next block, since hidden states exclude it; the library adds
+    it behind the block. A merged token gets its anchor's row; a pruned one that comes back has missed the tables in
+    between.
     """
 
     attention_classes = (yolos.YolosSelfAttention,)
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        # outside of what gradient checkpointing repeats: by then the trace may hold another forward's table
+        # outside the part that gradient checkpointing repeats, when the trace may hold another forward's table
         table = self.trace.call.table
         if self.last:
             self.trace.call.table = None
@@ -98,9 +98,9 @@ class ReducedYolosLayer(ReducedOlderLayer, yolos.YolosLayer):
 
 @dataclass(eq=False, repr=False)
 class TableHook(Installed):
-    """Runs after the module that makes the tables of mid positions (L - 1, 1, N0, C), and leaves them for the blocks.
+    """Runs after the module that makes the tables of mid positions (L - 1, 1, N0, C), and stores them.
 
-    The encoder, which would add them to tokens in another order and number, gets zeros.
+    The encoder, which would add them to all N0 tokens in its own order, gets zeros.
     """
 
     trace: Trace
@@ -113,9 +113,7 @@ class TableHook(Installed):
 
 class HFYolos(TransformersHost):
     """The detector reads the detection tokens, which are protected like the class token; mid positions are gathered.
-
-    See [dense tasks](dense.md#dense-models-of-hugging-face).
-    """
+    See [dense tasks](dense.md#dense-models-of-hugging-face)."""
 
     name = "transformers YOLOS"
     purpose = "segmentation, detection, poses, depth"
@@ -163,7 +161,7 @@ class YolosLibrary(TransformersLibrary):
     def detections(
         self, model: nn.Module, images: Tensor, sizes: Sequence[Size] | None = None
     ) -> list[dict[str, Tensor]]:
-        """One object per detection token, of its best class, as the library's post-processing without a threshold.
+        """One object per detection token, of its best class: the library's post-processing, without a threshold.
 
         Boxes are relative to the image without its padding.
         """

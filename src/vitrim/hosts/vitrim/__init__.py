@@ -1,4 +1,4 @@
-"""Tables: the file of this folder that knows each class of models; see `vitrim.hosts`."""
+"""Tables of the folder; see `vitrim.hosts`."""
 
 HOSTS: dict[str, str] = {
     "vitrim.models.segmenter.Segmenter": "dense:DenseHost",
@@ -8,7 +8,6 @@ HOSTS: dict[str, str] = {
     "vitrim.models.windowed.WindowedEva": "windowed:WindowedTrunk",
     "vitrim.models.windowed.WindowedViT": "windowed:WindowedTrunk",
 }
-"""The host of each class of models."""
 
 LIBRARIES: dict[str, str] = {
     "vitrim": "library:OwnLibrary",
@@ -17,4 +16,3 @@ LIBRARIES: dict[str, str] = {
     "vitrim.models.windowed.WindowedEva": "windowed:WindowedLibrary",
     "vitrim.models.windowed.WindowedViT": "windowed:WindowedLibrary",
 }
-"""The adapter for all models of the library, and those for some classes."""

@@ -1,7 +1,6 @@
 """Models for dense tasks, `vitrim.models.segmenter` and `vitrim.models.vitdet`: a head that reads every patch.
 
-What concerns blocks and tokens is asked of the host of ``model.backbone``; the whole model is what is reduced, saved
-and measured.
+The host of ``model.backbone`` answers about blocks and tokens; the whole model is reduced, saved and measured.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from vitrim.core.tokens import Trace
 
 BACKBONE = "backbone."
 SCORES = ("roi_heads.box_predictor.cls_score", "roi_heads.box_predictors.0.cls_score")
-"""The layer of a `Detector` that scores classes, and the first of a cascade's."""
+"""The layers of a `Detector` that score classes, plain or the first of a cascade."""
 
 
 def _inner(model: Any) -> type[Host]:
-    """The host of the backbone, which the model looked up when it was made: `form` is asked in every forward."""
+    """The host of the backbone, found when the model was made, because every forward reads `form`."""
     return model.library.host or Host
 
 
 def _asks_host(name: str) -> Any:
-    """A class method of a host that answers what the backbone's own host answers about the backbone."""
+    """A class method that passes its question to the backbone's host."""
 
     def answer(cls: type[Host], model: Any) -> Any:
         return getattr(_inner(model), name)(model.backbone)
@@ -37,7 +36,7 @@ def _asks_host(name: str) -> Any:
 
 
 def _asks_library(name: str) -> Any:
-    """A method of an adapter that answers what the backbone's own adapter answers about the backbone."""
+    """A method that passes its question to the backbone's library."""
 
     def answer(self: Library, model: Any, *args: Any) -> Any:
         return getattr(model.library, name)(model.backbone, *args)
@@ -81,7 +80,7 @@ class DenseHost(Host):
 
 
 class DenseLibrary(Library):
-    """An adapter that asks the backbone's own library about the backbone."""
+    """Passes questions about the backbone to the backbone's own library."""
 
     name = "vitrim"
 
@@ -100,7 +99,7 @@ class DenseLibrary(Library):
         return model.front_name, model.front
 
     def readers(self, model: Any) -> list[nn.Module]:
-        """The module that reads the tokens of all patches, or their map, as the backbone hands them out."""
+        """The module that reads the tokens of all patches, or their map."""
         return [model.decoder if hasattr(model, "decoder") else model.pyramid]
 
     def class_layers(self, model: Any) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""vitrim's own models and those of users, assumed to follow timm's conventions as far as they go."""
+"""vitrim's own models and users' models, assumed to follow timm's conventions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitrim.hosts.torch.own import OwnHost
 
 
 class OwnLibrary(TimmLibrary):
-    """A model of no library, about which nothing is certain: its parts are recognised by any library's names."""
+    """A model of no known library: its parts are recognised by any library's names."""
 
     name = "vitrim"
     parts: ClassVar[Mapping[Part, tuple[str, ...]]] = {
@@ -24,8 +24,7 @@ class OwnLibrary(TimmLibrary):
     }
 
     def classifiers(self, model: Any) -> list[nn.Module]:
-        """The layers that ``get_classifier`` gives, else, where a host is known, the one that it names, or a linear
-        layer called like a head."""
+        """The layers from ``get_classifier``, else the layer that the host names, else a linear ``head``."""
         found = super().classifiers(model)
         if found or self.host is None:
             return found
@@ -36,7 +35,7 @@ class OwnLibrary(TimmLibrary):
         return [layer for layer in named if isinstance(layer, nn.Linear)]
 
     def without_head(self, model: Any) -> nn.Module:
-        """A model with maps of its own, such as ViTTM, without its classifiers."""
+        """A model with its own maps, such as ViTTM, without its classifiers."""
         if self.family() is not None:
             return super().without_head(model)
         _last_map(model)
@@ -44,7 +43,7 @@ class OwnLibrary(TimmLibrary):
         return model  # type: ignore[no-any-return]
 
     def tokens(self, model: Any, images: Tensor) -> Tensor:
-        """The last map of ``model``; of ViTTM with both streams' channels where their grids are equal."""
+        """The last map of ``model``; of ViTTM, the channels of both streams if their grids are equal."""
         if self.family() is not None:
             return super().tokens(model, images)
         _last_map(model)
@@ -59,11 +58,7 @@ class OwnLibrary(TimmLibrary):
 
 
 def _last_map(model: Any) -> dict[str, Any]:
-    """The entry of ``model`` about the last of its maps.
-
-    Raises:
-        UnsupportedModelError: it has none.
-    """
+    """The entry of ``model.feature_info`` for its last map."""
     if not hasattr(model, "forward_intermediates") or not hasattr(model, "feature_info"):
         raise no_tokens(model)
     last: dict[str, Any] = model.feature_info[-1]

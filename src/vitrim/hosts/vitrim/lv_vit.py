@@ -16,17 +16,17 @@ from vitrim.models.lv_vit import LVBlock, LVViT
 
 
 class ReducedLVBlock(ReducedTimmBlock, LVBlock):
-    """LV-ViT's block under reduction: x + f(x) / lambda, where f is attention, then the MLP."""
+    """LV-ViT's reduced block: x + f(x) / lambda, where f is attention, then the MLP."""
 
     def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
         x = super().outgoing(x, state)
-        # the auxiliary head takes a maximum, in which padding must not take part; a head of the first rows takes none
+        # the auxiliary head takes a maximum over all rows, which padding must not change
         takes_maximum = self.last and self.head_rows is None
         return without_padding(x, state) if takes_maximum and state.mask is not None and not state.full_grid else x
 
 
 def without_padding(x: Tensor, state: TokenState) -> Tensor:
-    """(B, N, C) with every padding slot a copy of the image's first real patch, or of token 0 if it has none left.
+    """(B, N, C) with padding replaced by copies of the image's first real patch, or of token 0 if none is left.
 
     Example:
         >>> state = TokenState.start(torch.zeros(1, 4, 1), num_prefix=1)
@@ -45,8 +45,8 @@ def without_padding(x: Tensor, state: TokenState) -> Tensor:
 class LVViTHost(TimmHost):
     """LV-ViT, with the auxiliary head or without. See [models](models/README.md).
 
-    The auxiliary head's maximum is over the patches that are left: merging does not change a maximum, and pruned
-    patches take no part in it, as in DynamicViT and GTP. Images that keep different numbers each have their own.
+    The auxiliary head takes a maximum over the remaining patches: merging does not change it, and pruned patches are
+    excluded, as in DynamicViT and GTP. Images that keep different numbers are handled separately.
     """
 
     name = "vitrim LV-ViT"

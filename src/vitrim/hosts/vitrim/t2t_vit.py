@@ -1,4 +1,4 @@
-"""T2T-ViT, `vitrim.models.t2t_vit`: a timm ViT behind a stem of its own."""
+"""T2T-ViT, `vitrim.models.t2t_vit`: a timm ViT behind its own stem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain trunks with windows, `vitrim.models.windowed`. Windows are rows of a batch."""
+"""Plain trunks with windows, `vitrim.models.windowed`. Windows are batch rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vitrim.models.windowed import (
 
 
 class ReducedInWindows(WindowBlock, TimmBlock):
-    """Common base of timm's blocks with windows; ``rope`` is a pair, the table of the image and that of a window."""
+    """Base of timm's windowed blocks, reduced; ``rope`` is a pair, the image's table and a window's."""
 
     output_names = ("norm", "proj", "proj_drop")
 
@@ -51,19 +51,15 @@ class ReducedInWindows(WindowBlock, TimmBlock):
 
 
 class ReducedWindowedBlock(PreNorm, ReducedInWindows, Block):  # type: ignore[misc]
-    """timm's pre-norm `Block` with windows, under reduction."""
-
     attention_classes = (WindowedAttention,)
 
 
 class ReducedWindowedEvaBlock(PreNormGamma, ReducedInWindows, EvaBlock):  # type: ignore[misc]
-    """timm's pre-norm `EvaBlock` with windows, under reduction."""
-
     attention_classes = (WindowedEvaAttention, WindowedAttentionRope)
 
 
 class WindowedTrunk(WindowedHost, TimmHost):
-    """The trunk of `vitdet:` models with ``window_size``: ViT, EVA-02 and their kin. [Windows](#windows)."""
+    """The trunk of `vitdet:` models with ``window_size``: ViT, EVA-02 and similar. [Windows](#windows)."""
 
     name = "vitrim trunks with windows"
     purpose = "segmentation, detection, poses, depth"
@@ -72,7 +68,7 @@ class WindowedTrunk(WindowedHost, TimmHost):
 
 
 class WindowedLibrary(OwnLibrary):
-    """Weights of the same trunk with a class token fit as well: that and its position are left out."""
+    """A library that also accepts weights of the same trunk with a class token, which is left out."""
 
     def resampled(self, model: Any, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         table, found = weights.get("pos_embed"), dict(weights)

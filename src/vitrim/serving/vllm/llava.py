@@ -1,4 +1,4 @@
-"""LLaVA and its kin: all tokens of an image are one pool, also those of its tiles and those that end rows."""
+"""LLaVA and its kin: all tokens of an image form one pool, with those of its tiles and the ends of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin: a model's configuration names an architecture whose image tokens are selected, if that was asked for."""
+"""The plugin: with a setting, a model's configuration names an architecture that selects image tokens."""
 
 from __future__ import annotations
 
@@ -15,29 +15,25 @@ from vitrim.errors import VitrimError
 from vitrim.serving.vllm.setting import FAMILIES, PREFIX, asked, family_of
 
 LIBRARY = EngineArgs.create_model_config
-"""As vLLM has it."""
+"""vLLM's own function."""
 
 
 class Pruned(MultiModalConfig):
-    """Embeddings bring positions with them: vLLM's own interface for pruned prompts, without its pruning of videos."""
+    """Positions come with the embeddings: vLLM's own interface for pruned prompts, without its pruning of videos."""
 
     def is_multimodal_pruning_enabled(self) -> bool:
         return True
 
 
 def changed(given: Any, changes: dict[str, Any], config: Any) -> Any:
-    """The configuration of a model, with what the user overrides by a function, and then the ``changes``."""
+    """Apply the user's override function ``given`` to a model's configuration, and then the ``changes``."""
     config = given(config)
     config.update(changes)
     return config
 
 
 def create_model_config(self: Any) -> Any:
-    """The configuration as vLLM makes it; with a setting, of the architecture that selects.
-
-    Raises:
-        VitrimError: the setting is wrong, or does not fit the model.
-    """
+    """vLLM's configuration; with a setting, that of the selecting architecture; `VitrimError` if it does not fit."""
     selector = asked(self.additional_config, os.environ)
     plain = LIBRARY(self)
     if selector is None:
@@ -59,9 +55,9 @@ def create_model_config(self: Any) -> Any:
 
 
 def register() -> None:
-    """Register the families, and read the setting whenever vLLM makes a configuration.
+    """Register the families, and read the setting whenever vLLM creates a configuration.
 
-    vLLM calls it in every process, more than once in some.
+    vLLM calls it in every process, sometimes more than once.
     """
     known = ModelRegistry.get_supported_archs()
     for architecture, family in FAMILIES.items():

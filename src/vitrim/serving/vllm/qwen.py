@@ -1,8 +1,8 @@
 """Qwen-VL: positions have three axes, and a token keeps its row and column.
 
-Which tokens are left, only the tower knows. So embeddings bring their places with them, in further channels, as vLLM's
-interface for pruned prompts has it (`recompute_mrope_positions`). All else is known before: text goes on as behind the
-whole image. So a prompt whose beginning is in the cache, images included, has the right positions behind it.
+Only the tower knows which tokens remain. So embeddings carry their places in further channels, as in vLLM's interface
+for pruned prompts (`recompute_mrope_positions`). The rest is known before: text continues as after the complete image.
+So positions are right even if the beginning of a prompt, images included, is cached.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from vitrim.core.selection import Choice, Grid
 from vitrim.serving.vllm.selecting import Selecting, selecting
 
 DIGIT = 128
-"""Places are written in digits below this, which bfloat16 and float16 have exactly."""
+"""Base of the digits that encode places: bfloat16 and float16 represent smaller integers exactly."""
 
 
 def written(kept: Tensor, columns: int) -> Tensor:
-    """(n, 4) rows and columns of the places (n,) of a grid, each in two digits."""
+    """(n, 4) rows and columns of the places ``kept`` (n,) of a grid, two digits each."""
     places = [kept // columns, kept % columns]
     return torch.stack([digit for place in places for digit in (place // DIGIT, place % DIGIT)], dim=1)
 
 
 def read(channels: Tensor) -> Tensor:
-    """(3, n) frame, row and column, of what `written` gave."""
+    """(3, n) frame, row and column, decoded from `written`."""
     digits = channels.long().T
     rows, columns = digits[0] * DIGIT + digits[1], digits[2] * DIGIT + digits[3]
     return torch.stack([torch.zeros_like(rows), rows, columns])
 
 
 def positions_follow(runner: Any) -> bool:
-    """True if a runner is to take positions from embeddings: what vLLM's runner for GPUs notes behind loading."""
+    """True if a runner must take positions from embeddings; vLLM's GPU runner computes this after loading."""
     config = runner.model_config.multimodal_config
     return supports_multimodal_pruning(runner.model) and config is not None and config.is_multimodal_pruning_enabled()
 
@@ -50,8 +50,8 @@ class Axes(Selecting):
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        self.is_multimodal_pruning_enabled = False  # of the model behind, which would add channels of its own
-        if current_platform.is_cpu():  # vLLM's runner for CPUs loads models by itself, and forgets to note it
+        self.is_multimodal_pruning_enabled = False  # of the base model, which would add its own channels
+        if current_platform.is_cpu():  # vLLM's CPU runner loads models itself, and does not set it
             from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
             CPUModelRunner.is_multimodal_pruning_enabled = property(positions_follow, lambda runner, value: None)
@@ -69,7 +69,7 @@ class Axes(Selecting):
     def get_mrope_input_positions(
         self: Any, input_tokens: Sequence[int], mm_features: Sequence[Any]
     ) -> tuple[Tensor, int]:
-        """(3, L) positions, of images the first place only, and by how much the next token's is behind their number."""
+        """(3, L) positions, for images the first place only, and the offset of the next token's position from L."""
         parts, done, position = [], 0, 0
         for feature in sorted(mm_features, key=lambda feature: feature.mm_position.offset):
             start, length = feature.mm_position.offset, feature.mm_position.length
@@ -89,11 +89,11 @@ class Axes(Selecting):
         mrope_positions: Tensor,
         num_computed_tokens: int,
     ) -> tuple[list[Tensor], Tensor, int]:
-        """The embeddings without their places, and the positions (3, L) with these, of the tokens that come next."""
+        """The embeddings without their places, and with these the positions (3, L) of the tokens to come."""
         positions = mrope_positions.clone()
         ids = torch.as_tensor(input_ids, device=positions.device)
         text = ids != self.config.image_token_id
-        # the text in front of every token says where its image begins
+        # the text before every token determines where its image begins
         begins = torch.where(text, positions[0] + 1, 0).cummax(dim=0).values
         coming = (~text).nonzero().squeeze(1)
         coming = coming[coming >= num_computed_tokens]
@@ -117,4 +117,4 @@ class ServedQwen25VL(Axes, qwen2_5_vl.Qwen2_5_VLForConditionalGeneration):
 
 @selecting
 class ServedQwen3VL(Axes, qwen3_vl.Qwen3VLForConditionalGeneration):
-    """Qwen3-VL: features for further layers (DeepStack) are selected along."""
+    """Qwen3-VL: selects the features for further layers (DeepStack), too."""

@@ -1,4 +1,4 @@
-"""Model and processor of a family: placeholders are cut to what a selector leaves, and embeddings are selected."""
+"""Model and processor of a family: they cut placeholders and select embeddings."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from vitrim.serving.vllm.setting import mark, stay
 
 
 class Selecting:
-    """In front of a model class of vLLM: what that embeds is selected.
+    """Mixin before a model class of vLLM that selects among its embeddings.
 
-    A family says how an image is divided where it is not one pool of tokens.
+    Subclasses define how an image is divided where it is not one pool of tokens.
     """
 
     supports_encoder_cudagraph: ClassVar[bool] = False
-    """Recorded graphs would go round `embed_multimodal`."""
+    """Recorded graphs would bypass `embed_multimodal`."""
     supports_tower_connector_lora: ClassVar[bool] = False
     """vLLM counts the tower's tokens by the placeholders."""
     told: ClassVar[tuple[str, ...]] = ()
-    """The fields of the processor that `grid` needs of an image."""
+    """Fields of the processor that `grid` needs."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
@@ -38,7 +38,7 @@ class Selecting:
 
     @staticmethod
     def tile(config: Any) -> int | None:
-        """The tokens of a tile, which is selected by itself; None: all of an image are one pool."""
+        """Number of tokens of a tile, which is selected separately; None: an image is one pool."""
         return None
 
     @staticmethod
@@ -48,12 +48,12 @@ class Selecting:
 
     @classmethod
     def units(cls, config: Any, item: Mapping[str, Any], total: int) -> list[Grid]:
-        """The grids of what is selected one by one in an image of ``total`` tokens."""
+        """Grids of the separately selected units of an image of ``total`` tokens."""
         tile = cls.tile(config)
         return [(1, 1, tile)] * (total // tile) if tile else [cls.grid(config, item) or (1, 1, total)]
 
     def embed_multimodal(self: Any, **kwargs: Any) -> Any:
-        """The embeddings (n, C) of every image, of the tokens that are left."""
+        """Embeddings (n, C) of every image, of the kept tokens."""
         found = super().embed_multimodal(**kwargs)  # type: ignore[misc]
         if found is None or not len(found):
             return found
@@ -71,13 +71,7 @@ class Selecting:
         return [torch.cat(parts) for parts in left]
 
     def left(self: Any, part: Tensor, choice: Choice, grid: Grid) -> Tensor:
-        """The tokens of ``part`` (n, C) that go on; features for further layers, behind the width, go with them.
-
-        Args:
-            part: embeddings.
-            choice: among them.
-            grid: theirs.
-        """
+        """Kept tokens of ``part`` (n, C) on ``grid``; features for further layers, after the width, follow."""
         width = self.vitrim_width
         return torch.cat(
             [choice.of(part[:, :width]).to(part.dtype), part[:, width:].index_select(0, choice.kept)], dim=1
@@ -89,7 +83,7 @@ def _all(part: Tensor) -> Tensor:
 
 
 class Cutting:
-    """In front of a processor of vLLM: the prompt has a placeholder for every token that is left."""
+    """Mixin before a processor of vLLM: the prompt gets a placeholder for every kept token."""
 
     kind: type[Selecting]
 
@@ -125,7 +119,7 @@ def _same(mask: Tensor, full: list[int]) -> Tensor:
 
 
 class Profiled:
-    """In front of what vLLM asks for sizes: the largest item is counted by processing one, so its cut length counts."""
+    """Mixin before vLLM's processing info: None makes vLLM process the largest item, and so count its cut length."""
 
     def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> None:
         return None
@@ -136,10 +130,10 @@ def _behind(front: type, kind: type) -> Any:
 
 
 def selecting(kind: Any) -> Any:
-    """Give a subclass of `Selecting` the processor of the vLLM model behind it, with what cuts in front."""
+    """Class decorator: give a subclass of `Selecting` the processor of its vLLM model, with `Cutting` before it."""
     own = kind._processor_factory
 
-    # vLLM's factories may be functions that choose a class
+    # vLLM's factories may be functions that return objects of several classes
     def info(ctx: Any) -> Any:
         return _behind(Profiled, type(own.info(ctx)))(ctx)
 

@@ -1,4 +1,4 @@
-"""The setting of a server: the selector, whether it can work there, and the placeholders that it leaves."""
+"""The setting of a server: the selector, its validity there, and the placeholders that it keeps."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from vitrim.version import __version__
 
 VARIABLE = "VITRIM_SELECT"
 PREFIX = "Vitrim"
-"""In front of the name of an architecture whose image tokens are selected."""
+"""Prefix of the names of architectures with selection."""
 
 
 class ServedFamily(NamedTuple):
     """Models of one architecture of vLLM.
 
     Attributes:
-        name: as people call it.
+        name: display name.
         target: module and class in this folder.
-        videos: the model takes videos; those are not selected, so they are refused.
+        videos: the model accepts videos; they are not selected, so they are refused.
         axes: positions have three axes, and tokens keep theirs.
     """
 
@@ -49,14 +49,11 @@ FAMILIES = {
     "SmolVLMForConditionalGeneration": ServedFamily("SmolVLM", "tiles:ServedSmolVLM"),
     "Idefics3ForConditionalGeneration": ServedFamily("Idefics 3", "tiles:ServedIdefics3"),
 }
-"""The models that are covered, by the architecture that their configuration names."""
+"""Supported models, by the architecture in their configuration."""
 
 
 def asked(additional: Mapping[str, Any] | None, environment: Mapping[str, str]) -> Selector | None:
-    """The selector that ``--additional-config``, or else the environment, asks for; None: there is no setting.
-
-    Raises:
-        VitrimError: it is no selector, or cannot work in a server.
+    """The selector of ``--additional-config``, or else of the environment, valid in a server; None without a setting.
 
     Example:
         >>> asked({"vitrim": {"select": "divprune:keep=0.25"}}, {}).count(64)
@@ -85,21 +82,17 @@ def asked(additional: Mapping[str, Any] | None, environment: Mapping[str, str]) 
             f"{selector.describe()} reads the question, but vLLM keeps the embeddings of an image for every prompt: "
             "take random, pool, divprune, dart:text_pivots=0 or cdpruner:text=none"
         )
-    selector.count(1)  # refuses one whose number depends on the image
+    selector.count(1)  # raises if the number depends on the image
     return selector
 
 
 def family_of(architectures: Sequence[str] | None, config: Any, selector: Selector) -> tuple[str, ServedFamily]:
-    """The architecture that is covered, and its family.
+    """The supported architecture, and its family.
 
     Args:
-        architectures: as the configuration of the model names them.
+        architectures: names in the model's configuration; `UnsupportedModelError` without a supported one.
         config: that configuration.
-        selector: to fit the family.
-
-    Raises:
-        UnsupportedModelError: the model is not covered.
-        VitrimError: the selector does not fit it.
+        selector: `VitrimError` if it does not fit the family.
     """
     found = next((name for name in architectures or () if name in FAMILIES), None)
     interrupted = getattr(getattr(config, "vision_config", None), "model_type", None) == "pixtral"
@@ -123,7 +116,7 @@ def family_of(architectures: Sequence[str] | None, config: Any, selector: Select
 
 
 def mark(selector: Selector) -> str:
-    """The part of a cache's key that says how image tokens were selected.
+    """Part of a cache's key that identifies the selection.
 
     Example:
         >>> mark(parse_selector("random")) == mark(parse_selector("random:seed=1"))
@@ -133,15 +126,15 @@ def mark(selector: Selector) -> str:
 
 
 def stay(embed: Tensor, sizes: Sequence[int], counts: Sequence[int]) -> Tensor:
-    """(Q,) bool: the tokens of an item's placeholder that stay: text, and as many for features as these are left.
+    """(Q,) bool: the kept tokens of an item's placeholder: text, and as many for features as are kept of these.
 
     Args:
-        embed: (Q,) bool, those that stand for features.
-        sizes: of the units that are selected one by one, such as tiles.
-        counts: that a selector leaves of each.
+        embed: (Q,) bool, True for features.
+        sizes: of the separately selected units, such as tiles.
+        counts: kept of each unit.
 
     Raises:
-        VitrimError: the features of a unit do not stand one behind the other.
+        VitrimError: the features of a unit are not contiguous.
 
     Example:
         >>> stay(torch.tensor([False, True, True, True, False, True, True, True]), [3, 3], [1, 2]).int()

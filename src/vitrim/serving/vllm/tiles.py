@@ -1,4 +1,4 @@
-"""Families whose tiles are selected one by one: each has the same number of tokens, whatever the image."""
+"""Families with separately selected tiles, each with the same number of tokens for any image."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ServedGemma3(Selecting, gemma3_mm.Gemma3ForConditionalGeneration):
 
 @selecting
 class ServedInternVL(Selecting, interns1.InternS1ForConditionalGeneration):
-    """InternVL: tiles stand one behind the other."""
+    """InternVL: tiles follow one another."""
 
     @staticmethod
     def tile(config: Any) -> int:

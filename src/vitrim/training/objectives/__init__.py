@@ -1,11 +1,11 @@
-"""The losses of methods that learn more than their task: one file per method, registered by the class of its config.
+"""The losses of methods that learn more than their task: one file per method, registered by its config class.
 
     @learns(MCTF, "weight", "confidence")
     def losses(step, reduction, **options): ...
 
-A method that learns settings, rather than parameters to use, says with ``finds`` how to read them.
+A method that learns settings, not only parameters, registers how to read them as ``finds``.
 
-Every file of this folder is imported when a loss is first asked for, so a new one is one new file.
+All files of this folder are imported when a loss is first requested, so a new loss is just a new file.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from vitrim.errors import VitrimError
 from vitrim.tasks.step import Step
 
 Losses = Callable[..., dict[str, Tensor]]
-"""From a `Step`, its `Reduction` and options by name to scalars by name, of which "total" is the one to minimise."""
+"""Maps a `Step`, its `Reduction` and options to scalars by name; "total" is to be minimised."""
 
 
 Finds = Callable[[Reduction], MethodConfig | None]
-"""From a trained reduction to the settings that it found, or None if it looked for none."""
+"""Maps a trained reduction to the settings it learned, or None."""
 
 
 @dataclass(frozen=True)
 class Learned:
-    """The loss of a method, the names of its options, which a recipe gives under ``objective``, and what reads the
-    settings that training finds, which are kept as a file of a method."""
+    """The loss of a method, its options in a recipe's ``objective``, and how to read the settings that training
+    finds."""
 
     losses: Losses
     options: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ _LEARNED: dict[type[MethodConfig], Learned] = {}
 
 
 def learns(config: type[MethodConfig], *options: str, finds: Finds | None = None) -> Callable[[Losses], Losses]:
-    """Function decorator: register the loss of a method. A config can have only one."""
+    """Function decorator that registers the loss of a method. A config can have only one."""
 
     def register(losses: Losses) -> Losses:
         enter(_LEARNED, config, Learned(losses, options, finds), f"the loss of '{config.name}'")
@@ -54,11 +54,7 @@ def learns(config: type[MethodConfig], *options: str, finds: Finds | None = None
 
 
 def check_one_class(targets: Tensor, why: str) -> None:
-    """Refuse targets that are not one class per image.
-
-    Raises:
-        VitrimError: beginning with ``why``.
-    """
+    """Refuse targets other than one class per image, with a message that begins with ``why``."""
     if targets.ndim != 1:
         raise VitrimError(
             f"{why}, so it takes one class per image: set mix.mixup=0 and mix.cutmix=0, and no task with several labels"
@@ -66,7 +62,7 @@ def check_one_class(targets: Tensor, why: str) -> None:
 
 
 def found(reduction: Reduction) -> MethodConfig | None:
-    """The settings that training found, to be used in place of those it was trained under; None for most methods.
+    """The settings that training found, which replace those of the training; None for most methods.
 
     Example:
         >>> import timm, vitrim
@@ -79,7 +75,7 @@ def found(reduction: Reduction) -> MethodConfig | None:
 
 
 def learned(config: MethodConfig) -> Learned:
-    """The loss of a method, looked up over the classes of its config; that of the task alone where none is registered.
+    """The loss registered for a config or a base class of it, or else the task's.
 
     Example:
         >>> import vitrim
@@ -91,13 +87,12 @@ def learned(config: MethodConfig) -> Learned:
 
 
 def losses(step: Step, **options: Any) -> dict[str, Tensor]:
-    """The losses training minimises on one batch: scalars by name, of which "total" is the whole.
+    """The losses to minimise on one batch: scalars by name, of which "total" is the sum.
 
-    The loss that is registered for the method of ``step.reduction``, with its ``options``; otherwise the model's own
-    or the task's.
+    Uses the loss registered for the method of ``step.reduction``, with its ``options``, or else the model's or task's.
 
     Raises:
-        VitrimError: what the method's loss refuses: mixed targets, a teacher that is missing, ...
+        VitrimError: the method's loss refuses the batch, e.g. for mixed targets or a missing teacher.
     """
     if step.reduction is None:
         return step.base_losses()

@@ -1,4 +1,4 @@
-"""The loss of A-ViT: tokens that ponder less, and halt around a wanted block."""
+"""The loss of A-ViT: less pondering, and halting around a target block."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ from vitrim.training.objectives import learns
 
 @learns(AViT, "ponder_scale", "distribution_scale", "target_depth", "published_mean")
 def losses(step: Step, reduction: Reduction, **options: Any) -> dict[str, Tensor]:
-    """The loss of the paper on one batch; options as in `objective`.
-
-    Raises:
-        VitrimError: a ``target_depth`` that is not a block, or the first; ``published_mean`` with one image.
-    """
+    """The paper's loss on one batch; for options and errors see `objective`."""
     return objective(reduction, step.logits(), step.targets, criterion=step.criterion, **options)
 
 
@@ -38,21 +34,19 @@ def objective(
     target_depth: int | None = None,
     published_mean: bool = False,
 ) -> dict[str, Tensor]:
-    """The training loss of the paper, after a forward in training mode and before its backward:
+    """The paper's training loss, after a forward in training mode and before its backward:
 
         loss = classification + ponder_scale * mean(ponder) + distribution_scale * KL(prior || mean halting per block).
 
-    Prefix tokens do not enter the mean halting probability. With ``published_mean`` they do, and the first image of the
-    batch does not: a slip of the published code, whose slice ``[1:]`` was meant for the class token.
+    The mean halting probability excludes prefix tokens. With ``published_mean`` it includes them but excludes the first
+    image of the batch, an error of the published code, whose slice ``[1:]`` was meant for the class token.
 
     Args:
-        reduction: the handle of the model; its last forward reported ponder and halting.
+        reduction: handle of the model; its last forward reported ponder and halting.
         logits: (B, K) of the model.
-        targets: what ``criterion`` takes.
-        criterion: the task's own loss.
         ponder_scale, distribution_scale: weights of the two terms.
         target_depth: block around which halting should happen, 0-based; default two thirds of the depth (8 of 12).
-        published_mean: the mean halting probability as the published code has it.
+        published_mean: compute the mean halting probability as the published code does.
 
     Returns:
         ``total`` and its parts ``classification``, ``ponder``, ``distribution`` (unweighted), all scalars.
@@ -70,7 +64,7 @@ def objective(
     """
     halting, num_prefix = reduction.aux(HALTING), reduction.state.num_prefix
     depth = len(halting) * 2 // 3 if target_depth is None else target_depth
-    if not 0 < depth < len(halting):  # what is before it is the scale of the prior
+    if not 0 < depth < len(halting):  # the blocks before it determine the scale of the prior
         raise VitrimError(f"a_vit: target_depth={depth} must be a block from 1 to {len(halting) - 1}")
     if published_mean and len(halting[0]) < 2:
         raise VitrimError("a_vit: published_mean leaves out the first image of a batch, so it needs two")
@@ -85,13 +79,13 @@ def objective(
 
 
 def halting_prior(num_layers: int, depth: int) -> Tensor:
-    """(num_layers,) the published target: a normal density around block ``depth``, what is before sums to 0.98."""
+    """(num_layers,) the published target: a normal density around block ``depth``; the part before it sums to 0.98."""
     density = torch.tensor([math.exp(-((layer - depth) ** 2) / 2) for layer in range(num_layers)], dtype=torch.float64)
     return density * (0.98 / density[:depth].sum())
 
 
 def distribution_loss(mean_halting: Tensor, depth: int) -> Tensor:
-    """KL of `halting_prior` and the mean halting probabilities (L,), divided by L; never negative, as published."""
+    """KL of `halting_prior` and the mean halting probabilities (L,), divided by L and clamped at 0, as published."""
     share = (mean_halting / mean_halting.sum()).clamp(0.01, 0.99)
     prior = halting_prior(len(mean_halting), depth).to(share)
     return ((torch.xlogy(prior, prior) - prior * share.log()).sum() / len(mean_halting)).clamp_min(0.0)

@@ -15,11 +15,10 @@ from vitrim.training.objectives import learns
 
 @learns(Cropr)
 def losses(step: Step, reduction: Reduction) -> dict[str, Tensor]:
-    """The loss of the paper on one batch: that of the model or its task, and the auxiliary one of every router.
+    """The paper's loss on one batch: the model's or task's own, and the auxiliary loss of every router.
 
-    "auxiliary" is the mean over the routers, for the log. A task says how it scores the outputs of a router, and
-    whether these are of every patch (`Task.query_per_patch`). "main" is the loss without them; its parts, if it has
-    any, are logged too.
+    "auxiliary" is the mean over the routers, for the log. The task defines how the outputs of a router are scored, and
+    if there is one per patch (`Task.query_per_patch`). "main" is the loss without routers; its parts are logged too.
 
     Raises:
         VitrimError: routers with one output per query and a task with one target per image.
@@ -37,10 +36,10 @@ def losses(step: Step, reduction: Reduction) -> dict[str, Tensor]:
 
 
 def of_images(outputs: Tensor, count: int) -> Tensor:
-    """Outputs of a router for ``count`` images, (B, ...), where its batch rows may be windows, (B*W, ...).
+    """Outputs of a router for ``count`` images, (B, ...), from rows that may be windows, (B*W, ...).
 
-    A class is in an image if it is in one of its windows: the largest logit counts. The paper, whose detector has
-    windows, does not say.
+    An image contains a class if one of its windows does, so the largest logit counts. The paper, whose detector has
+    windows, does not specify this.
 
     Example:
         >>> of_images(torch.tensor([[1.0, -2.0], [0.0, 3.0], [4.0, 5.0], [6.0, 4.0]]), 2)
@@ -58,18 +57,17 @@ def objective(
     criterion: Criterion = F.cross_entropy,
     auxiliary_criterion: Criterion | None = None,
 ) -> dict[str, Tensor]:
-    """The training loss of the paper, after a forward in training mode and before its backward.
+    """The paper's training loss, after a forward in training mode and before its backward.
 
     Args:
-        reduction: the handle of the model; its last forward reported the auxiliary logits.
+        reduction: handle of the model; its last forward reported the auxiliary logits.
         logits: (B, classes) of the model.
-        targets: what ``criterion`` takes, the same for the model and all routers.
-        criterion: the loss of the task.
-        auxiliary_criterion: that of the routers; None: the task's, for which every router has one output per image.
+        targets: targets of ``criterion``, the same for the model and all routers.
+        auxiliary_criterion: loss of the routers; None for the task's, which needs one output per image.
 
     Returns:
-        "main"; "auxiliary", (routers,) one loss each; and "total", the plain sum of all. As the gradients of routers
-        and backbone do not mix, their weights do not matter under Adam.
+        "main"; "auxiliary", (routers,) losses; and "total", the plain sum. The gradients of routers and backbone do not
+        mix, so the weights do not matter under Adam.
 
     Raises:
         VitrimError: routers with one output per query on a model with one per image.
@@ -96,8 +94,8 @@ def objective(
 def curriculum(r: int, epochs: int) -> list[int]:
     """The amount ``r`` of every epoch, for ``reduction.set(r=...)``: linear from 0 over the first half, then constant.
 
-    This is the published curriculum, once per epoch and rounded down. A recipe writes it as a ramp that ends at the
-    last epoch of the first half, here for r=8 and 64 epochs, and which is rounded to the nearest number:
+    The published curriculum, per epoch and rounded down. In a recipe it is a ramp that ends at the last epoch of the
+    first half, here for r=8 and 64 epochs, rounded to the nearest integer:
 
         ramps:
           - {option: r, start: 0, stop: 8, end_epoch: 31, whole: true}

@@ -17,11 +17,11 @@ from vitrim.training.objectives import learns
 
 GMACS_WEIGHT = 5.0
 SHARE_WEIGHT = 100.0
-"""Weights of the squared distance from a target; that of shares is near the other on DeiT-S: 4.54 squared times 5."""
+"""Weights of the squared distance from a target; on DeiT-S both are about equal: 4.54 squared times 5 is near 100."""
 
 
 def amounts(reduction: Reduction) -> DiffRate | None:
-    """The config with the amounts that were learned; None where they were given."""
+    """The config with the learned amounts; None if they were fixed."""
     assert isinstance(reduction.config, DiffRate)
     return learned(reduction) if reduction.config.learn else None
 
@@ -35,9 +35,9 @@ def losses(
     target_macs: float | None = None,
     **options: Any,
 ) -> dict[str, Tensor]:
-    """With ``learn`` the loss that learns the amounts on one batch; otherwise that of the task alone.
+    """With ``learn``, the loss that learns the amounts on one batch; otherwise the task's alone.
 
-    Options as in `objective`; one of ``target_gmacs`` and ``target_macs`` must be given to learn, and only then.
+    For options see `objective`; learning needs one of ``target_gmacs`` and ``target_macs``.
 
     Raises:
         VitrimError: learning without a target or with two, or a target without learning.
@@ -71,23 +71,20 @@ def objective(
 ) -> dict[str, Tensor]:
     """The loss that learns the amounts: the task's own, and the squared distance from the MAC target.
 
-    Train the parameters under ``*.reducer.*`` only; the paper leaves the pretrained weights as they are.
+    Train only the parameters under ``*.reducer.*``; the paper does not change the pretrained weights.
 
     Args:
-        reduction: the handle of a model reduced with ``learn=True``, after a forward and before its backward.
+        reduction: handle of a model reduced with ``learn=True``, after a forward and before its backward.
         logits: (B, classes) of the model.
-        targets: what ``criterion`` takes.
-        criterion: the loss of the task.
-        target_gmacs: wanted cost of the blocks of one image, in 10^9 multiply-accumulates (`block_macs`): the total
-            without patch embedding, norms and head.
-        target_macs: instead, wanted share in (0, 1) of what the blocks cost without a reduction, for models of any
-            size.
-        weight: of the second term; default 5 for GMACs, 100 for shares.
+        target_gmacs: target cost of the blocks for one image, in 10^9 multiply-accumulates (`block_macs`), without
+            patch embedding, norms and head.
+        target_macs: instead, target share in (0, 1) of the unreduced blocks' cost.
+        weight: weight of the second term; default 5 for GMACs, 100 for shares.
         mlp_ratio: width of the MLP in channels.
 
     Returns:
         "total" = "base" + weight * "cost"; "cost" = (gmacs - target_gmacs)^2, or (share - target_macs)^2; "gmacs" of
-        the amounts as they are.
+        the current amounts.
 
     Raises:
         VitrimError: the reduction does not learn; both targets or none; a share out of its range.
@@ -130,9 +127,9 @@ def block_macs(
     C for each pair that matching compares. Norms are not counted.
 
     Args:
-        kept: for every block, scalars: patches left by pruning, and of these by merging.
-        initial: patches that enter the first block.
-        num_prefix: tokens in front of the patches.
+        kept: scalars for every block: patches left by pruning, and then by merging.
+        initial: patches at the input of the first block.
+        num_prefix: tokens before the patches.
         dim: channels C.
         mlp_ratio: width of the MLP in channels.
 

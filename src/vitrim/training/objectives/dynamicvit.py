@@ -1,4 +1,4 @@
-"""The loss of DynamicViT: the task's own, the share of patches kept, and what a dense teacher gives."""
+"""The loss of DynamicViT: the task's own, the keep rate, and distillation from a dense teacher."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ TokenLoss = Literal["mse", "kl"]
 
 @learns(DynamicViT, "weights", "token_loss")
 def losses(step: Step, reduction: Reduction, **options: Any) -> dict[str, Tensor]:
-    """The loss of the paper on one batch: all four terms with a teacher, otherwise "base" and "ratio".
+    """The paper's loss on one batch: all four terms with a teacher, otherwise "base" and "ratio".
 
-    Options as in `objective`.
+    For options see `objective`.
 
     Raises:
-        VitrimError: other than four weights, an unknown ``token_loss``, or a teacher without tokens to compare.
+        VitrimError: not four weights, an unknown ``token_loss``, or a teacher without comparable tokens.
     """
     _check_options(**options)
     if step.teacher is None:
@@ -59,26 +59,24 @@ def objective(
     weights: Sequence[float] = WEIGHTS,
     token_loss: TokenLoss = "mse",
 ) -> dict[str, Tensor]:
-    """The training loss of the paper, after a forward in training mode and before its backward.
+    """The paper's training loss, after a forward in training mode and before its backward.
 
     Args:
-        reduction: the handle of the model; its last forward reported the decisions.
+        reduction: handle of the model; its last forward reported the decisions.
         logits: (B, classes) of the student.
-        targets: what ``criterion`` takes.
-        criterion: the classification loss.
-        features: (B, P, C) patch tokens of the student after the final norm, or None to leave the token term out.
-        teacher_logits: (B, classes) of the unreduced, frozen teacher, or None to leave the class term out.
-        teacher_features: (B, P, C) of the teacher, as ``features``.
-        weights: of the terms base, ratio, class and token; the paper uses 5 for ratio in its base size.
+        features: (B, P, C) patch tokens of the student after the final norm; None omits the token term.
+        teacher_logits: (B, classes) of the unreduced, frozen teacher; None omits the class term.
+        teacher_features: (B, P, C) of the teacher, like ``features``.
+        weights: weights of base, ratio, class and token; for its base size, the paper uses 5 for ratio.
         token_loss: squared error of the features, or divergence of their softmax over channels (LV-ViT).
 
     Returns:
         The unweighted terms "base"; "ratio", mean over stages and images of (share kept - r^s)^2; "class",
-        KL(teacher || student), mean over images; "token", mean over the tokens that the last stage keeps (0 if it
-        keeps none); and "total", their weighted sum.
+        KL(teacher || student), mean over images; "token", mean over the tokens that the last stage keeps (0 without
+        any); and "total", their weighted sum.
 
     Raises:
-        VitrimError: other than four weights, an unknown ``token_loss``, or features of different shapes.
+        VitrimError: not four weights, an unknown ``token_loss``, or features of different shapes.
 
     Example:
         >>> import timm, vitrim

@@ -15,7 +15,7 @@ from vitrim.training.objectives import learns
 
 @learns(EvoViT)
 def losses(step: Step, reduction: Reduction) -> dict[str, Tensor]:
-    """With ``class_head`` the loss of the paper on one batch, both heads; otherwise that of the task alone."""
+    """With ``class_head``, the paper's loss of both heads on one batch; otherwise the task's alone."""
     assert isinstance(reduction.config, EvoViT)
     if not reduction.config.class_head:
         return step.base_losses()
@@ -29,13 +29,11 @@ def objective(
     *,
     criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
 ) -> dict[str, Tensor]:
-    """The training loss of the paper: half for the head on the mean patch, half for the one on the class token.
+    """The paper's training loss: half for the head on the mean patch, half for the head on the class token.
 
     Args:
-        reduction: the handle of a model reduced with ``class_head=True``, after a forward in training mode.
+        reduction: handle of a model reduced with ``class_head=True``, after a forward in training mode.
         logits: (B, classes) of the model.
-        targets: what ``criterion`` takes.
-        criterion: the loss of the task.
 
     Returns:
         "main", "class_token", and "total", their mean.

@@ -20,11 +20,10 @@ REWARDED = "ia_red2 is rewarded for the true class"
 
 @learns(IARED2, "tau")
 def losses(step: Step, reduction: Reduction, *, tau: float = 0.5) -> dict[str, Tensor]:
-    """The loss of the paper on one batch: an evaluation forward for the baseline, then one in training mode.
+    """The paper's loss on one batch: an evaluation forward for the baseline, then a forward in training mode.
 
     Args:
         step: the batch; one class per image.
-        reduction: the handle of the model.
         tau: price of a wrong prediction in the reward.
 
     Raises:
@@ -38,17 +37,16 @@ def losses(step: Step, reduction: Reduction, *, tau: float = 0.5) -> dict[str, T
 
 
 def reward(logits: Tensor, targets: Tensor, kept: Sequence[Tensor], tau: float = 0.5) -> Tensor:
-    """(B,) 1 - share^2 where the prediction is right, with the share of patches that stay, and -tau where it is wrong.
+    """(B,) reward: 1 - share^2 for a right prediction, with the share of patches that stay, and -tau for a wrong one.
 
     Args:
         logits: (B, classes).
         targets: (B,) class indices.
-        kept: (B,) shares, one per group that acts, ``reduction.aux("kept")``; the last counts, as a patch that is gone
-            stays gone.
+        kept: (B,) shares per active group, ``reduction.aux("kept")``; the last one counts.
         tau: price of a wrong prediction.
 
     Raises:
-        VitrimError: targets that are not one class per image.
+        VitrimError: targets other than one class per image.
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]])
@@ -69,18 +67,17 @@ def objective(
     baseline: Tensor,
     tau: float = 0.5,
 ) -> dict[str, Tensor]:
-    """The training loss of the paper: REINFORCE for the interpreters, the task's loss for the blocks.
+    """The paper's training loss: REINFORCE for the interpreters, the task's loss for the blocks.
 
         policy = -mean over images of (R - R_greedy) * log probability of the draws
 
-    Their gradients do not mix, so their weights do not matter under Adam; the paper optimises them in turn.
+    Their gradients do not mix, so their weights do not matter under Adam; the paper optimises them alternately.
 
     Args:
-        reduction: the handle of the model, after a forward in training mode and before its backward.
+        reduction: handle of the model, after a forward in training mode and before its backward.
         logits: (B, classes) of that forward.
         targets: (B,) class indices.
-        criterion: the loss of the task.
-        baseline: (B,) R_greedy, the `reward` of a forward in evaluation mode on the same images, made before.
+        baseline: (B,) R_greedy, the `reward` of an earlier forward in evaluation mode on the same images.
         tau: price of a wrong prediction in the reward.
 
     Returns:

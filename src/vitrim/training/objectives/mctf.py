@@ -18,7 +18,7 @@ from vitrim.methods.mctf import MCTF
 from vitrim.tasks.step import Step
 from vitrim.training.objectives import check_one_class, learns
 
-MOST_OF_TEACHER = 7  # tokens that the teacher of the paper fuses at most
+MOST_OF_TEACHER = 7  # most tokens that the paper's teacher fuses
 CONFIDENT = "mctf trains where the model is confident of the true class"
 
 
@@ -26,16 +26,14 @@ CONFIDENT = "mctf trains where the model is confident of the true class"
 def losses(
     step: Step, reduction: Reduction, *, teacher_r: float | Sequence[float] | None = None, **options: Any
 ) -> dict[str, Tensor]:
-    """The loss of the paper on one batch: a forward with an amount drawn anew, and one with ``r``.
+    """The paper's loss on one batch: a teacher's forward with a random amount, and a student's with ``r``.
 
     Both run in training mode with gradients. Afterwards the amount is ``r`` again, and the handle shows the second.
 
     Args:
         step: the batch; one class per image.
-        reduction: the handle of the model.
-        teacher_r: the largest amount of the teacher, or the smallest and the largest, both included: whole numbers
-            of tokens, or below 1 fractions, drawn in steps of 0.01, whatever ``r`` is given as. Default: 0 to 7
-            tokens, and fewer than ``r``.
+        teacher_r: largest amount of the teacher, or smallest and largest (inclusive): tokens, or fractions below 1,
+            drawn in steps of 0.01, independent of the type of ``r``. Default: 0 to 7 tokens, but fewer than ``r``.
         options: ``weight``, ``confidence`` and ``confident_of`` of `objective`.
 
     Raises:
@@ -89,33 +87,33 @@ def objective(
 ) -> dict[str, Tensor]:
     """The consistency training of the paper: one model, run twice on the same images with two amounts of fusion.
 
-    The student fuses the wanted r (16), the teacher fewer, drawn anew for every batch from 0, ..., 7; both learn the
-    labels, and the student's class token learns to resemble the teacher's where the student is confident:
+    The student fuses r tokens (16), the teacher fewer, drawn for every batch from 0, ..., 7; both learn the labels, and
+    the student's class token learns to resemble the teacher's where the student is confident:
 
         loss = criterion(student) + criterion(teacher) + weight * mean_D (z_teacher - z_student)^2,
 
-    the last averaged over the images of which the student is more confident than ``confidence``; 0 if none. Confidence
-    is the largest probability of its prediction, as in UDA, to which the paper refers.
-    The teacher's class token is a constant there. The paper trains with ``weight`` 1 (DeiT-T, T2T-ViT) or 3 (DeiT-S,
-    LV-ViT), cross entropy with label smoothing 0.1 and no mixing of images.
+    the last averaged over the images on which the student is more confident than ``confidence``; 0 if none. Confidence
+    is the largest probability of its prediction, as in UDA, to which the paper refers. The teacher's class token is a
+    constant in this term. The paper trains with ``weight`` 1 (DeiT-T, T2T-ViT) or 3 (DeiT-S, LV-ViT), cross entropy
+    with label smoothing 0.1 and no mixing of images.
 
     Args:
         logits: (B, K) of the student.
         targets: (B,) int64 true classes.
         features: (B, C) class tokens of the student after the model's last norm.
         teacher_logits: (B, K) of the teacher, with gradients.
-        teacher_features: (B, C) of the teacher, as ``features``.
-        criterion: the classification loss, of both.
+        teacher_features: (B, C) of the teacher, like ``features``.
+        criterion: classification loss, for both.
         weight: lambda.
         confidence: beta, a probability.
-        confident_of: ``prediction``: the largest probability; ``label``: that of the true class, which leaves out
-            images that the student is wrong about, as the labels are known here and are not in UDA.
+        confident_of: ``prediction``: the largest probability; ``label``: that of the true class, which excludes images
+            that the student gets wrong, because labels are known here, unlike in UDA.
 
     Returns:
         ``total`` and its parts ``student``, ``teacher``, ``consistency`` (unweighted), all scalars.
 
     Raises:
-        VitrimError: targets that are not one class per image.
+        VitrimError: targets other than one class per image.
 
     Example:
         >>> import timm, torch, vitrim
@@ -155,16 +153,16 @@ def objective(
 def teacher_amounts(
     r: int | float, given: float | Sequence[float] | None, patches: int | None = None
 ) -> tuple[float, float]:
-    """The smallest and the largest amount that a teacher may fuse.
+    """The smallest and the largest amount of a teacher.
 
     Args:
-        r: of the student.
-        given: the largest, or both; below 1 fractions of the patches, as `MCTF.r`. None: 0 to 7 tokens, and below
+        r: amount of the student.
+        given: largest amount, or both; fractions of the patches if below 1, like `MCTF.r`. None: 0 to 7 tokens, below
             ``r``.
-        patches: of the model, by which a fraction is a number of tokens; None where it is not known.
+        patches: patches of the model, to convert fractions; None if unknown.
 
     Raises:
-        VitrimError: no such range, or one that is not below ``r``.
+        VitrimError: an invalid range, or one that is not below ``r``.
 
     Example:
         >>> teacher_amounts(16, None), teacher_amounts(4, None), teacher_amounts(0.35, 0.2)
@@ -191,7 +189,8 @@ def teacher_amounts(
 
 
 def draw(low: float, high: float) -> int | float:
-    """A random amount between two, both included: a whole number, or below 1 in steps of 0.01. Torch's own numbers.
+    """A random amount from ``low`` to ``high``, inclusive: an integer, or below 1 in steps of 0.01; by torch's
+    generator.
 
     Example:
         >>> draw(3, 3), draw(0.2, 0.2)
@@ -203,7 +202,7 @@ def draw(low: float, high: float) -> int | float:
 
 
 def _tokens(amount: int | float, patches: int | None) -> int | None:
-    """The amount as a number of tokens; None for a fraction of patches that are not known."""
+    """The amount as a number of tokens; None for a fraction of an unknown number of patches."""
     if not 0 < amount < 1:
         return int(amount)
-    return None if patches is None else math.floor(round(patches * amount, 9))  # as `MCTF` removes
+    return None if patches is None else math.floor(round(patches * amount, 9))  # the same rounding as `MCTF`
