@@ -79,7 +79,7 @@ def test_bad_input_from_the_shell_is_one_line(capsys: pytest.CaptureFixture[str]
         from_shell(lambda: 1 // 0)
 
 
-@pytest.mark.full  # a script of `benchmarks/`, which no user runs
+@pytest.mark.slow  # a script of `benchmarks/`, which no user runs
 def test_loops_give_the_logits_of_vitrim(model: nn.Module) -> None:
     configs = [parse_method(method) for method in LOOPED]
     assert {config.name for config in configs} == set(plain_loops.LOOPS)
@@ -92,7 +92,7 @@ def test_a_wrong_loop_is_noticed(model: nn.Module, monkeypatch: pytest.MonkeyPat
         baselines.check_loops(model, [parse_method("evit")], torch.randn(1, 3, 64, 64))
 
 
-@pytest.mark.full  # a script of `benchmarks/`, which no user runs
+@pytest.mark.slow  # a script of `benchmarks/`, which no user runs
 def test_each_model_runs_on_both_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[bool] = []
     own = torch.nn.functional.scaled_dot_product_attention
@@ -177,7 +177,7 @@ def test_rows_are_kept_and_a_torn_one_is_made_again(tmp_path: Path) -> None:
         Lines(file, {"threads": 2}, ["method"])
 
 
-@pytest.mark.full  # a script of `benchmarks/`, which no user runs
+@pytest.mark.slow  # a script of `benchmarks/`, which no user runs
 def test_resolution_goes_on_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,7 +199,7 @@ def test_what_does_not_fit_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows[1]["skipped"] == "the dense model did not run"
 
 
-@pytest.mark.full  # a script of `benchmarks/`, which no user runs
+@pytest.mark.slow  # a script of `benchmarks/`, which no user runs
 def test_the_gpu_command_with_tiny_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--device", "cpu", "--tiny", "--threads", "1", "--rounds", "1", "--method", "topk", "--batch-size", "1"]
     rows = gpu.main([*given, "--part", "bias", "determinism", "speed", "--json", str(tmp_path / "rows.jsonl")])
@@ -210,14 +210,15 @@ def test_the_gpu_command_with_tiny_settings(tmp_path: Path, capsys: pytest.Captu
     assert "mean nothing" in capsys.readouterr().out
 
 
-@pytest.mark.full  # a script of `benchmarks/`, which no user runs
+@pytest.mark.slow  # a script of `benchmarks/`, which no user runs
 def test_the_latency_model_is_judged_by_the_place_of_its_choice(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shares = np.array([0.9, 0.5, 0.8, 0.7])
-    fitted = SimpleNamespace(error=0.01, worst=0.02, share=lambda config: config.predicted)
+    fitted = SimpleNamespace(error=0.01, share=lambda config: config.predicted)
     four = [SimpleNamespace(predicted=share, describe=str) for share in (0.9, 0.6, 0.55, 0.7)]
-    monkeypatch.setattr(latency_model.LatencyCost, "of", lambda *args, **options: fitted)
+    monkeypatch.setattr(latency_model, "latency_fit", lambda *args: (SimpleNamespace(worst=0.02), 0.0))
+    monkeypatch.setattr(latency_model, "LatencyCost", lambda *args: fitted)
     monkeypatch.setattr(latency_model, "drawn", lambda *args: four)
     monkeypatch.setattr(latency_model, "eager", lambda *args: (shares, 100.0))
     rows = latency_model.main(["--model", "test_vit", "-m", "tome", "--draws", "1", "--threads", "1"])
@@ -226,7 +227,7 @@ def test_the_latency_model_is_judged_by_the_place_of_its_choice(
     assert "| `tome` | 1.0% | 2.0% | 0 |" in capsys.readouterr().out
 
 
-@pytest.mark.full  # a script of `benchmarks/`, which no user runs
+@pytest.mark.slow  # a script of `benchmarks/`, which no user runs
 def test_settings_of_a_draw_differ_and_keep_to_the_share() -> None:
     model = create_model("test_vit", options={"img_size": 64, "depth": 4}).eval()
     space = Space.of(model, "tome")
@@ -259,7 +260,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.full  # a script of `benchmarks/`, which no user runs
+@pytest.mark.slow  # a script of `benchmarks/`, which no user runs
 def test_a_part_of_the_study_goes_on_where_it_stopped(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,7 +386,7 @@ def test_the_second_check_of_ap_agrees_with_coco() -> None:
     assert own == pytest.approx(scores.compute()["box_AP"].item(), abs=1e-6)
 
 
-@pytest.mark.full  # a script of `benchmarks/`, which no user runs
+@pytest.mark.slow  # a script of `benchmarks/`, which no user runs
 def test_every_selector_is_timed_on_a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FOLDER)
     script = importlib.import_module("vlm_prefill")

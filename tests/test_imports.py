@@ -31,7 +31,7 @@ import sys
 before = set(sys.modules)
 import vitrim
 from vitrim.cli import COMMANDS
-for name in set(vitrim.__all__) - {{"evaluate", "analyze_records", "compare_analyses", *COMMANDS}}:
+for name in set(vitrim.__all__) - {{"evaluate", "analyze_records", "compare_analyses", "SearchSpec", *COMMANDS}}:
     getattr(vitrim, name)
 vitrim.ToMe
 new = set(sys.modules) - before
@@ -93,11 +93,11 @@ def printed() -> list[str]:
     return done.stdout.split("----\n")[:-1]
 
 
-@pytest.mark.full  # `test_public_api.py` starts a process that imports vitrim; rooms are read from the sources below
+@pytest.mark.slow  # `test_public_api.py` starts a process that imports vitrim; rooms are read from the sources below
 def test_importing_and_using_vitrim_adds_no_library_to_torch_and_timm(printed: list[str]) -> None:
     """Nor do the public names, which are resolved on first use, nor reducing a timm model.
 
-    But for commands: what measures and draws needs the libraries for it, and torchmetrics imports transformers. Of a
+    But for commands and what they search by: what measures and draws needs the libraries for it, and torchmetrics imports transformers. Of a
     library that is used, only the file of the model's family is imported.
     """
     *added, files = printed[0].splitlines()
@@ -105,7 +105,7 @@ def test_importing_and_using_vitrim_adds_no_library_to_torch_and_timm(printed: l
     assert files == str([f"vitrim.hosts.transformers.{file}" for file in ("common", "library", "versions", "vit")])
 
 
-@pytest.mark.full  # starts a process that imports every library; see above
+@pytest.mark.slow  # starts a process that imports every library; see above
 def test_everything_else_works_without_transformers(printed: list[str]) -> None:
     out = printed[1]
     assert "timm VisionTransformer" in out

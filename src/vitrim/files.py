@@ -244,7 +244,6 @@ def replaced(file: Path) -> Iterator[Path]:
 
 
 def _place(file: Path) -> Path:
-    """The location of a file, with links resolved."""
     return Path(os.path.realpath(file))
 
 

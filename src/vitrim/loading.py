@@ -148,7 +148,6 @@ def _created(
 
 
 def _errors_of_libraries() -> tuple[type[Exception], ...]:
-    """Errors that libraries raise for invalid options and files."""
     from safetensors import SafetensorError
 
     general = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError, OSError)
@@ -484,7 +483,6 @@ def load_run(folder: str | Path, **options: Any) -> nn.Module:
 
 
 def _recipe(run: Path) -> Options:
-    """The values of the recipe of a finished run."""
     from vitrim.weights import RECIPE
 
     file = run / RECIPE

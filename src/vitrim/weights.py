@@ -214,7 +214,6 @@ def convert_weights(source: Path, target: Path, *, key: str | None = None) -> tu
 
 
 def _without_memory(model: nn.Module) -> nn.Module:
-    """A copy of a model on the meta device."""
     shapes: dict[int, Any] = {}
     for value in model.state_dict(keep_vars=True).values():
         empty = torch.empty_like(value, device="meta", requires_grad=False)
@@ -297,13 +296,7 @@ def _is_pickle(path: Path) -> bool:
 
 
 def _read_pickle(path: Path, *, key: str | None = None, option: str = "") -> dict[str, Tensor]:
-    """The weights in a file of torch.save.
-
-    Args:
-        path: of the file.
-        key: of the dict; None: the only one with weights.
-        option: of the command, for messages.
-    """
+    """The weights in a file of torch.save, under ``key`` if there are several; messages name ``option``."""
     content = _unpickled(path)
     weights = _only_weights(content, path, option) if key is None else _under(content, key, path)
     stripped = all(name.startswith(DDP) for name in weights)

@@ -132,11 +132,7 @@ class Events:
 
 
 def _content(file: Any) -> bytes:
-    """The bytes of an uploaded file; gradio has checked its place and size.
-
-    Raises:
-        VitrimError: it was deleted.
-    """
+    """The bytes of an uploaded file; gradio has checked its place and size."""
     try:
         return Path(str(file["path"] if isinstance(file, dict) else file)).read_bytes()
     except OSError as error:
@@ -255,7 +251,6 @@ def _image_tab(page: Any, events: Events, limits: Limits) -> None:
 
 
 def _credits() -> str:
-    """The credits of the photographs."""
     return "Photographs: " + "; ".join(f"{one.name}, {one.credit}" for one in EXAMPLES if one.credit) + "."
 
 

@@ -52,7 +52,6 @@ def slide_of(name: str, patches: int) -> Slide:
 
 
 def _tunable(name: str) -> Tunable:
-    """The option of a method for the slider."""
     tunable = make_method(name).tunable
     if tunable is None:
         raise VitrimError(f"{name} has no one option that says how much is removed")

@@ -164,7 +164,6 @@ def read_front(content: bytes) -> FrontFile:
 
 
 def _point(row: Any, number: int, score: str) -> PlottedPoint:
-    """Parse one row of the file."""
     scores = row.get("scores") if isinstance(row, dict) else None
     if not isinstance(scores, dict) or score not in scores:
         raise VitrimError(f"row {number} of the file has no score '{_short(score)}'")

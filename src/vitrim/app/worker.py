@@ -117,7 +117,6 @@ class Worker:
         self.stop()
 
     def _start(self) -> None:
-        """Start the process, which begins to load the models."""
         self.stop()
         self.connection, theirs = SPAWN.Pipe()
         self.process = SPAWN.Process(target=_serve, args=(theirs, self.make), daemon=True)

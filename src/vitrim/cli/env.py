@@ -77,7 +77,6 @@ def _cpu() -> dict[str, Any]:
 
 
 def _cuda() -> dict[str, Any]:
-    """The version of CUDA or ROCm of torch's build, and the devices."""
     import torch
 
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
@@ -97,7 +96,6 @@ def _cuda() -> dict[str, Any]:
 
 
 def _lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The facts as pairs of a name and a text."""
     yield from ((name, found[name]) for name in ("vitrim", "python", "platform"))
     for package, number in found["packages"].items():
         lowest, newest = found["tried"][package]

@@ -374,7 +374,6 @@ TABLES: dict[str, tuple[str, dict[str, str], Callable[[], list[dict[str, Any]]],
 
 
 def _table(title: str, columns: dict[str, str], rows: Rows) -> Table:
-    """The table of the entries of ``rows`` named in ``columns``."""
 
     def cell(value: str | bool | list[str]) -> str:
         if isinstance(value, bool):
