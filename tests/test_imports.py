@@ -100,8 +100,8 @@ def printed() -> list[str]:
 def test_importing_and_using_vitrim_adds_no_library_to_torch_and_timm(printed: list[str]) -> None:
     """Nor do the public names, which are resolved on first use, nor reducing a timm model.
 
-    But for commands, and what they search by and read: what measures and draws needs the libraries for it, and torchmetrics imports transformers. Of a
-    library that is used, only the file of the model's family is imported.
+    But for commands, and what they search by and read: what measures and draws needs the libraries for it, and
+    torchmetrics imports transformers. Of a library that is used, only the file of the model's family is imported.
     """
     *added, files = printed[0].splitlines()
     assert added == ["[]", "[]", "[]"]

@@ -394,7 +394,7 @@ def _options(setup: type[Setup]) -> list[inspect.Parameter]:
     for field in fields:
         [option] = annotations[field.name].__metadata__
         if isinstance(option, typer.models.OptionInfo):
-            declared_in = [kind for kind in setup.__mro__ if field.name in kind.__dict__.get("__annotations__", ())]
+            declared_in = [kind for kind in setup.__mro__ if field.name in inspect.get_annotations(kind)]
             option.rich_help_panel = declared_in[-1].panel
     return [
         inspect.Parameter(
