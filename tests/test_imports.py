@@ -20,6 +20,9 @@ ROOMS = (
 )  # fmt: skip
 """From the ground up. Without a name: the package itself, whose public names are those of rooms far below."""
 
+MEASURE = ("SearchSpec", "analyze_records", "compare_analyses", "evaluate", "train_grid", "tune_grid")
+READ = ("DataSpec", "Exported", "FileSpec", "open_data")
+"""Public names other than commands that need torchmetrics, and torchvision's transforms."""
 UNUSED = ("transformers", "torchvision.models.vision_transformer", "timm.models.eva", "datasets", "matplotlib")
 
 WITHOUT_TRANSFORMERS = "import sys; sys.modules['transformers'] = None"
@@ -31,7 +34,7 @@ import sys
 before = set(sys.modules)
 import vitrim
 from vitrim.cli import COMMANDS
-for name in set(vitrim.__all__) - {{"evaluate", "analyze_records", "compare_analyses", "SearchSpec", *COMMANDS}}:
+for name in set(vitrim.__all__) - {{*{MEASURE}, *{READ}, *COMMANDS}}:
     getattr(vitrim, name)
 vitrim.ToMe
 new = set(sys.modules) - before
@@ -97,8 +100,8 @@ def printed() -> list[str]:
 def test_importing_and_using_vitrim_adds_no_library_to_torch_and_timm(printed: list[str]) -> None:
     """Nor do the public names, which are resolved on first use, nor reducing a timm model.
 
-    But for commands and what they search by: what measures and draws needs the libraries for it, and torchmetrics imports transformers. Of a
-    library that is used, only the file of the model's family is imported.
+    But for commands, and what they search by and read: what measures and draws needs the libraries for it, and
+    torchmetrics imports transformers. Of a library that is used, only the file of the model's family is imported.
     """
     *added, files = printed[0].splitlines()
     assert added == ["[]", "[]", "[]"]

@@ -39,6 +39,21 @@ def test_help_is_one_screen_and_names_every_option(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+def test_options_of_a_group_stand_under_its_heading(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that a group inherits, too: how images are read stands where the images are."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert exit_code(monkeypatch, command, "-h") == 0
+    heading, under = "", {}
+    for line in capsys.readouterr().out.splitlines():
+        heading = line if line[:1].isupper() else heading
+        under.update({word: heading for word in line.split()[:1] if line.startswith("  --")})
+    for option, expected in {"--split": "Images", "--image-column": "Images", "--model-option": "Model"}.items():
+        assert under.get(option, expected) == expected
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_an_example_that_it_takes(command: str) -> None:
     words = shlex.split(EXAMPLES[command])
     assert words[:2] == ["vitrim", command]

@@ -393,8 +393,9 @@ def _options(setup: type[Setup]) -> list[inspect.Parameter]:
     fields = sorted(dataclasses.fields(setup), key=lambda field: field.name in shared)
     for field in fields:
         [option] = annotations[field.name].__metadata__
-        if field.name not in shared and isinstance(option, typer.models.OptionInfo):
-            option.rich_help_panel = setup.panel
+        if isinstance(option, typer.models.OptionInfo):
+            declared_in = [kind for kind in setup.__mro__ if field.name in inspect.get_annotations(kind)]
+            option.rich_help_panel = declared_in[-1].panel
     return [
         inspect.Parameter(
             field.name,
