@@ -191,7 +191,7 @@ def test_every_host_form(host):
         return
     if not ask(model).classifiers(model):
         if ask(model).num_classes(model) is None:
-            with pytest.raises(VitrimError, match="has no classifier"):
+            with pytest.raises(VitrimError, match="does not say how many classes it predicts"):
                 evaluate(model, ["none"], batches)
         else:
             none = evaluate(model, ["none"], batches)[1]

@@ -52,12 +52,11 @@ def without_seconds(record: dict[str, Any]) -> dict[str, Any]:
     return {**record, "rows": [{**row, "prepare_seconds": 0.0} for row in record["rows"]]}
 
 
-@pytest.mark.full  # the command calls the function, `cli/test_commands.py`
 @pytest.mark.usefixtures("timed")
 def test_record_and_text_are_those_of_the_command(tmp_path: Path) -> None:
     import json
 
-    methods, target = ["tome:r=2,last_block=class_token", "atm"], tmp_path / "bench.json"
+    methods, target = ["tome:r=2,last_block=class_token", "topk"], tmp_path / "bench.json"
     given = [*(part for method in methods for part in ("-m", method)), "-b1,2", "--precision=fp32,bf16"]
     result = CliRunner().invoke(app, ["bench", *MODEL, *given, f"--json={target}"])
     assert result.exit_code == 0, result.output

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from vitrim.errors import VitrimError, check_known
-from vitrim.files import check_file
+from vitrim.files import check_file, written
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -111,7 +111,8 @@ def earlier(**objects: Any) -> Callable[[Function], Function]:
             check_known("format", picture.suffix.removeprefix("."), ("png", "svg"))
             check_file(picture)
             report = function(*bound.args, **bound.kwargs, **unknown)
-            report.figure.savefig(picture)
+            with written(picture) as place:
+                report.figure.savefig(place, format=picture.suffix.removeprefix("."))
             report.files.append(picture)
             return report
 
