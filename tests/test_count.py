@@ -91,7 +91,7 @@ def test_a_walk_is_the_files_whose_functions_are_entered(tmp_path: Path) -> None
     assert count.walk(package, code) == ["a.py", "b.py"]
 
 
-@pytest.mark.full  # `test_imports.py` refuses arrows that point upwards, without which there is no circle between rooms
+@pytest.mark.slow  # `test_imports.py` refuses arrows that point upwards, without which there is no circle between rooms
 def test_every_measure_has_a_value_and_there_is_no_circle() -> None:
     found = dict(count.rows(PACKAGE, walks=False))
     assert found["circles of modules, imports for types and by string too"] == "0"
@@ -115,7 +115,7 @@ def walks() -> dict[str, list[str]]:
     return dict(zip(TITLES, count.walk(PACKAGE, both), strict=True))
 
 
-@pytest.mark.full  # starts a process for each walk
+@pytest.mark.slow  # starts a process for each walk
 @pytest.mark.parametrize("title", TITLES)
 def test_the_walks_of_the_page_are_those_of_the_code(title: str, walks: dict[str, list[str]]) -> None:
     section = PAGE.partition(f"### {title}\n")[2].partition("\n#")[0]

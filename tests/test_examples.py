@@ -85,7 +85,7 @@ def test_an_example_that_registers_something(name: str, capsys: pytest.CaptureFi
     assert SAYS[name] in capsys.readouterr().out
 
 
-@pytest.mark.full  # `hosts/test_selecting.py` shortens prompts
+@pytest.mark.slow  # `hosts/test_selecting.py` shortens prompts
 def test_tokens_that_another_process_encodes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,7 +117,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModuleType, list[A
     return serve, serve.tiny(tmp_path_factory.mktemp("served"))
 
 
-@pytest.mark.full  # exports and serves; `exporting/test_writing.py` runs its files
+@pytest.mark.slow  # exports and serves; `exporting/test_writing.py` runs its files
 def test_answers_of_a_server(
     served: tuple[ModuleType, list[Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,7 +129,7 @@ def test_answers_of_a_server(
     assert not closed
 
 
-@pytest.mark.full  # shares the files of the test above
+@pytest.mark.slow  # shares the files of the test above
 def test_a_served_file_runs_on_the_threads_asked_for(
     served: tuple[ModuleType, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,7 +222,7 @@ def test_a_chunk_of_features_is_written_whole_or_not_at_all(tmp_path: Path, monk
         example.check_setting(options, images)
 
 
-@pytest.mark.full  # starts Ray, which `.[dev]` does not have, three times
+@pytest.mark.slow  # starts Ray, which `.[dev]` does not have, three times
 @pytest.mark.parametrize("kind", ["folder", "parquet"])
 def test_features_under_ray_go_on_where_files_are(kind: str, tmp_path: Path) -> None:
     """Two workers; started again where three of ten files are there: each image once, as by the model alone."""
@@ -275,7 +275,7 @@ def test_features_under_ray_go_on_where_files_are(kind: str, tmp_path: Path) -> 
     assert "Traceback" not in refused.value.stderr
 
 
-@pytest.mark.full  # starts Ray, which `.[dev]` does not have, two and three times
+@pytest.mark.slow  # starts Ray, which `.[dev]` does not have, two and three times
 @pytest.mark.parametrize("what", ["worker", "run"])
 def test_features_under_ray_survive_a_kill(what: str, tmp_path: Path) -> None:
     """Killed while a worker reads an image, of which there is a pipe until then: rows are those of a run without it.

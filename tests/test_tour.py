@@ -34,7 +34,7 @@ def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "times as fast" in capsys.readouterr().out
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_it_runs_in_a_kernel(tmp_path: Path) -> None:
     """As a reader runs it. Its cells run in `test_it_runs`; this one sees a notebook that a kernel cannot read."""
     nbformat = pytest.importorskip("nbformat")

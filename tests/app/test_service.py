@@ -215,7 +215,7 @@ def test_users_share_nothing_but_weights(service: Service, ship: bytes) -> None:
     assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
 
 
-@pytest.mark.full  # loads five models
+@pytest.mark.slow  # loads five models
 def test_few_models_stay_loaded_and_one_that_comes_back_is_the_same_one() -> None:
     names = ["test_vit", "test_vit2", "test_vit3", "test_vit4"]
     service = Service([ModelSource(name) for name in names])

@@ -102,7 +102,7 @@ def test_rows_of_bench_are_those_of_the_engine() -> None:
         measure(model, methods, images, engines=["compile"])
 
 
-@pytest.mark.full  # `cli/test_profile.py` and `test_bench.py` run the commands
+@pytest.mark.slow  # `cli/test_profile.py` and `test_bench.py` run the commands
 def test_the_command_line(tmp_path: Path) -> None:
     """A folder with the config alone: random weights, as for other models, and the language model's head."""
     VLMS["llava"].create().config.save_pretrained(tmp_path)  # type: ignore[union-attr, operator]

@@ -138,7 +138,7 @@ def test_padding_to_the_bound_changes_no_prediction(variant: str) -> None:
     assert width == 25
 
 
-@pytest.mark.full  # `test_parity.py` exports it for any batch, and compares the ONNX file of that
+@pytest.mark.slow  # `test_parity.py` exports it for any batch, and compares the ONNX file of that
 def test_export_pads_to_the_bound() -> None:
     config = ATS(keep_rate=0.7)
     model = tiny.traceable("vit", config)
@@ -151,7 +151,7 @@ def test_export_pads_to_the_bound() -> None:
             torch.testing.assert_close(program(images), model(images), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.full  # `core/test_contract.py` compiles; `test_block_on_meta.py` refuses what reads a value
+@pytest.mark.slow  # `core/test_contract.py` compiles; `test_block_on_meta.py` refuses what reads a value
 def test_compile_fullgraph() -> None:
     config = ATS(keep_rate=0.7)
     model = tiny.traceable("vit", config)

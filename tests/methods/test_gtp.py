@@ -198,7 +198,7 @@ def test_options_that_do_not_go_together() -> None:
         vitrim.reduce_(tiny.HOSTS["map"](), GTP(num_prop=4, selection="class_token"))
 
 
-@pytest.mark.full  # eager maps are compared with the vectors
+@pytest.mark.slow  # eager maps are compared with the vectors
 def test_sparse_attention_exports() -> None:
     config = GTP(num_prop=4, sparsity=0.8)
     model = tiny.traceable("vit", config)
@@ -231,7 +231,7 @@ def test_a_map_that_is_kept_for_attending_is_computed_once(sparsity: float, monk
     torch.testing.assert_close(outputs[True], outputs[False], atol=1e-12, rtol=0)
 
 
-@pytest.mark.full  # eager maps are compared with the vectors
+@pytest.mark.slow  # eager maps are compared with the vectors
 def test_a_sparse_map_is_the_same_in_a_graph() -> None:
     """Which has no k-th value: ONNX knows none."""
     model = tiny.HOSTS["vit"]()

@@ -228,7 +228,7 @@ def test_registered() -> None:
     assert model(torch.zeros(1, 3, 224, 224)).shape == (1, 32)
 
 
-@pytest.mark.full  # `core/test_contract.py` compiles and exports a ViT
+@pytest.mark.slow  # `core/test_contract.py` compiles and exports a ViT
 @pytest.mark.parametrize("kind", cells(BOTH, [LookupViT]))  # the other one calls one layer many times
 @torch.no_grad()
 def test_compiles_in_one_graph_and_exports_with_any_batch(kind: type[LookupBase]) -> None:

@@ -142,7 +142,7 @@ def test_activation_memory_does_not_grow_with_depth() -> None:
     assert kept[12, False] > 20 * kept[12, True]
 
 
-@pytest.mark.full  # the gradients are compared above
+@pytest.mark.slow  # the gradients are compared above
 def test_peak_memory_of_a_training_step_at_depth_12() -> None:
     """Everything counts here: what backward computes again, gradients, the step's own temporaries."""
     model = rev_vit(depth=12, img_size=48).train()
@@ -225,7 +225,7 @@ def test_methods_refuse_it() -> None:
         vitrim.reduce_(rev_vit(), "tome:r=4")
 
 
-@pytest.mark.full  # `core/test_contract.py` compiles and exports a ViT
+@pytest.mark.slow  # `core/test_contract.py` compiles and exports a ViT
 def test_compile_and_export() -> None:
     model = rev_vit(depth=2)
     images = tiny.images()

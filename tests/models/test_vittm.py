@@ -208,7 +208,7 @@ def test_table_8_crossvit(name: str) -> None:
     assert found.tokens_per_block == ()
 
 
-@pytest.mark.full  # `cli/test_profile.py` runs the command
+@pytest.mark.slow  # `cli/test_profile.py` runs the command
 def test_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(monkeypatch, "profile", "vittm_small_28_28", "--convention", "no-attention", "--json", "-") == 0
     out, err = capsys.readouterr()
@@ -322,7 +322,7 @@ def test_no_output_depends_on_the_mode() -> None:
         assert torch.equal(model.train()(images), model.eval()(images))
 
 
-@pytest.mark.full  # `core/test_contract.py` compiles and exports a ViT
+@pytest.mark.slow  # `core/test_contract.py` compiles and exports a ViT
 def test_compiles_in_one_graph_and_exports_with_any_batch() -> None:
     model, images = with_random_heads(tiny(memory_patch_size=4)).eval(), torch.randn(2, 3, 32, 32)
     with torch.no_grad():

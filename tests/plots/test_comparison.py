@@ -84,7 +84,7 @@ def test_the_legend_names_the_truth(segmented: dict[str, Any]) -> None:
     assert {"a", "d"} <= {text.get_text() for text in box.get_texts()} <= set(NAMES)
 
 
-@pytest.mark.full  # `test_dense_plots.py` draws objects
+@pytest.mark.slow  # `test_dense_plots.py` draws objects
 def test_objects_are_drawn_in_the_stored_image() -> None:
     import timm
 

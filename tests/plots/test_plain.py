@@ -129,7 +129,7 @@ def drawn_of_records() -> list[Any]:
     return [figure for family in families for _, figure in drawn(family, hostile)]
 
 
-@pytest.mark.full  # every kind of figure is drawn above
+@pytest.mark.slow  # every kind of figure is drawn above
 def test_figures_of_an_analysis_are_such_sheets() -> None:
     figures = drawn_of_records()
     assert len(figures) > 8

@@ -311,7 +311,7 @@ def test_bars_are_quartiles_of_the_time_and_the_standard_error_of_the_loss() -> 
     assert list(across[:, 1]) == pytest.approx([2.0, 2.0])
 
 
-@pytest.mark.full  # `plots/test_comparison.py` draws it
+@pytest.mark.slow  # `plots/test_comparison.py` draws it
 def test_the_picture_is_written(source: Path, tmp_path: Path) -> None:
     path = tmp_path / "new" / "loss.svg"
     report = compare(model(), METHODS, str(source), at=1, figure=path)

@@ -133,7 +133,7 @@ def test_every_round_takes_the_next_of_several_batches() -> None:
     assert rows[1]["promised_speedup"] == pytest.approx(3 / sum(1 / each for each in single))
 
 
-@pytest.mark.full  # exports, twice
+@pytest.mark.slow  # exports, twice
 def test_an_adaptive_method_runs_on_an_engine_image_by_image() -> None:
     ring = list(torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0)).split(1))
     methods = {"atm": parse_method("atm:alpha=0.9,beta=0.2,theta_min=0.1")}
@@ -143,7 +143,7 @@ def test_an_adaptive_method_runs_on_an_engine_image_by_image() -> None:
     ]
 
 
-@pytest.mark.full  # `exporting/test_writing.py` runs files beside the model
+@pytest.mark.slow  # `exporting/test_writing.py` runs files beside the model
 def test_a_file_engine_runs_beside_eager() -> None:
     """For real, on the engine that takes least: torch.export."""
     rows = by_place(
@@ -157,7 +157,7 @@ def test_a_file_engine_runs_beside_eager() -> None:
     assert 1.0 in (rows["dense", "eager"]["speedup"], rows["dense", "torch.export"]["speedup"])
 
 
-@pytest.mark.full  # `exporting/test_writing.py` runs files beside the model
+@pytest.mark.slow  # `exporting/test_writing.py` runs files beside the model
 def test_what_is_timed_on_an_engine_of_files_is_the_model_itself(tmp_path: Path) -> None:
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     reduced = reduced_copy(model(), "dynamicvit:blocks=[1],keep_rate=0.5")  # its scores are drawn anew in every copy
@@ -186,7 +186,7 @@ def test_compile_is_two_engines_and_freezing_is_told_to_both_that_ask(
     assert not inductor.freezing
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_frozen_weights_give_the_same_numbers(tmp_path: Path) -> None:
     """Two models of one form: neither runs on the weights of the other."""
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))

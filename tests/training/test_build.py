@@ -110,7 +110,7 @@ def test_a_share_that_leaves_nothing(count: int, share: float, left: str) -> Non
         hold_out(count, share)
 
 
-@pytest.mark.full  # `test_checkpoint.py` refuses other images
+@pytest.mark.slow  # `test_checkpoint.py` refuses other images
 def test_a_run_under_another_share_is_not_resumed(images: Path, tmp_path: Path) -> None:
     trainer(recipe(**WATCHED, batch_size=6), images, tmp_path, max_updates=2).run()
     with pytest.raises(VitrimError, match="differs in eval_split"):

@@ -106,7 +106,7 @@ def test_a_batch_is_memorised(task: str, tmp_path: Path) -> None:
     assert last.get("mask_AP", 100) > 50
 
 
-@pytest.mark.full  # `test_loop.py` resumes to the same bits
+@pytest.mark.slow  # `test_loop.py` resumes to the same bits
 @pytest.mark.parametrize("task", ["segmentation", "detection"])
 def test_a_stopped_run_goes_on_to_the_same_bits(task: str, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"epochs": 4, "batch_size": 2, "ema": {"decay": 0.5}, "eval_every": 1.0}

@@ -121,7 +121,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(name: str, images: Path, tmp_pat
     assert (tmp_path / "parts/evaluations.jsonl").read_text() == (tmp_path / "whole/evaluations.jsonl").read_text()
 
 
-@pytest.mark.full  # `test_images.py` compares what workers read
+@pytest.mark.slow  # `test_images.py` compares what workers read
 def test_times_in_updates_are_those_in_epochs(images: Path, tmp_path: Path) -> None:
     """Two epochs of three updates, one of them warm-up, are six updates with three: to the bit, and in every rate."""
     schedule = {"schedule": {"warmup_epochs": EPOCH}, "epochs": 2 * EPOCH, "unit": "updates", "eval_every": EPOCH}
@@ -144,7 +144,7 @@ def test_reading_in_other_processes_changes_nothing(images: Path, tmp_path: Path
     assert numbers(tmp_path / "0") == numbers(tmp_path / "2")
 
 
-@pytest.mark.full  # `test_oracle.py` has them against a plain loop
+@pytest.mark.slow  # `test_oracle.py` has them against a plain loop
 def test_micro_batches_add_up_to_the_batch(images: Path, tmp_path: Path) -> None:
     for micro in (8, 2):  # by SGD: Adam makes steps of one size of gradients that are zero but for rounding
         changes = {"micro_batch": micro, "epochs": 2, "optimizer": {"name": "sgd", "lr": 1e-2}}
@@ -224,7 +224,7 @@ def test_a_full_disk_while_saving_leaves_the_last_checkpoint(
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["update-00000003"]
 
 
-@pytest.mark.full  # a full disk while saving is below
+@pytest.mark.slow  # a full disk while saving is below
 def test_a_full_disk_at_the_very_end_loses_nothing(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,7 +240,7 @@ def test_a_full_disk_at_the_very_end_loses_nothing(
     assert load_run(tmp_path)(torch.zeros(1, 3, 16, 16)).shape == (1, 3)
 
 
-@pytest.mark.full  # `test_checkpoint.py` passes over damaged ones
+@pytest.mark.slow  # `test_checkpoint.py` passes over damaged ones
 def test_a_save_that_was_interrupted_is_passed_over(images: Path, tmp_path: Path) -> None:
     trainer(recipe(), images, tmp_path, max_updates=4, save_minutes=0).run()
     found = sorted((tmp_path / "checkpoints").iterdir())
@@ -404,7 +404,7 @@ def test_a_finished_run_is_not_overwritten_without_its_checkpoints(images: Path,
     assert (tmp_path / "result.json").read_text() == before
 
 
-@pytest.mark.full  # `test_a_stopped_run_resumes_to_the_same_bits` sees what a resumed run forgets
+@pytest.mark.slow  # `test_a_stopped_run_resumes_to_the_same_bits` sees what a resumed run forgets
 def test_a_run_goes_on_from_the_start_it_had(images: Path, tmp_path: Path) -> None:
     """A teacher is a copy of the starting model, which no checkpoint holds."""
     for name in ("a", "b"):
@@ -451,7 +451,7 @@ def test_a_dry_run_writes_nothing(images: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.full  # `test_runs.py` makes a model of a run
+@pytest.mark.slow  # `test_runs.py` makes a model of a run
 def test_a_run_starts_from_a_finished_one_with_what_its_reducers_learned(images: Path, tmp_path: Path) -> None:
     """As IA-RED2's six runs do; the classes may be others."""
     resolved = recipe(method="dynamicvit:keep_rate=0.7", epochs=1)
@@ -558,7 +558,7 @@ def write_labels(root: Path, images: Path) -> str:
     return f"coco:{root}"
 
 
-@pytest.mark.full  # `tasks/test_multilabel.py` has its loss and metrics
+@pytest.mark.slow  # `tasks/test_multilabel.py` has its loss and metrics
 def test_a_run_on_images_of_several_labels(images: Path, tmp_path: Path) -> None:
     changes = {
         "task": "multilabel",

@@ -46,7 +46,7 @@ def losses(out: Path) -> list[str]:
     return [line.split(",")[2] for line in (out / "log.csv").read_text().splitlines()[1:]]
 
 
-@pytest.mark.full  # `test_loop.py` resumes to the same bits; the order of a stream is checked above
+@pytest.mark.slow  # `test_loop.py` resumes to the same bits; the order of a stream is checked above
 def test_a_streamed_run_resumes_to_the_same_bits_and_reads_in_other_processes(tables: Path, tmp_path: Path) -> None:
     resolved = recipe(stream=True, ema={"decay": 0.9})
     result = trainer(resolved, tables, tmp_path / "whole").run()

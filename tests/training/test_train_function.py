@@ -45,7 +45,7 @@ def test_a_run_reports_its_evaluations_and_files(images: Path, tmp_path: Path) -
     assert load_run(out).num_classes == 3
 
 
-@pytest.mark.full  # `test_images.py` has the splits
+@pytest.mark.slow  # `test_images.py` has the splits
 def test_data_sets_by_split_are_trained_on_as_their_folder_is(images: Path, tmp_path: Path) -> None:
     data = {split: load_images(images, split=split) for split in ("train", "test")}
     first = train(TINY, images, changes=["epochs=1"], out=tmp_path / "folder", device="cpu")

@@ -292,7 +292,7 @@ def test_dense_is_handed_back_where_nothing_pays(source: str, watch: Watch, tmp_
     np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
 
 
-@pytest.mark.full  # what is chosen is decided in test_optimize_decisions.py
+@pytest.mark.slow  # what is chosen is decided in test_optimize_decisions.py
 def test_a_speedup_is_reached_with_the_least_loss_at_another_batch_size(
     source: str, watch: Watch, tmp_path: Path
 ) -> None:

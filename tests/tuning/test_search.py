@@ -161,7 +161,7 @@ def test_every_search_comes_near_the_planted_optimum(search: str) -> None:
     assert all(trial.share <= LIMIT for trial in seen)
 
 
-@pytest.mark.full  # `test_race.py` never drops the best
+@pytest.mark.slow  # `test_race.py` never drops the best
 def test_racing_keeps_the_best_of_a_generation() -> None:
     """Under noise of a fifth of the gaps: in at most 2 of 100 searches the best start is left behind."""
     lost = 0

@@ -21,7 +21,7 @@ from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.records import Batch
 
 
-@pytest.mark.full  # scikit-learn's t-SNE takes seconds; its points are checked above
+@pytest.mark.slow  # scikit-learn's t-SNE takes seconds; its points are checked above
 def test_pruned_tokens_before_the_head(model: nn.Module, data: TensorDataset) -> None:
     torch.manual_seed(0)
     result = tsne(subject(model, data, "cropr:r=4", "tome:r=4", limit=40))
@@ -57,7 +57,7 @@ def test_a_trained_model_is_shown_with_the_fusion_that_it_learned(
         }
 
 
-@pytest.mark.full  # scikit-learn's t-SNE takes seconds; which model is shown in which form is seen above
+@pytest.mark.slow  # scikit-learn's t-SNE takes seconds; which model is shown in which form is seen above
 def test_several_models_side_by_side(model: nn.Module, data: TensorDataset, tmp_path: Path) -> None:
     twice = TensorDataset(*(torch.cat([one, one]) for one in data.tensors))
     subjects = {}
