@@ -79,7 +79,6 @@ def records(report: Path) -> dict[str, Record]:
     return {record.method: record for record in map(Record.load, sorted(report.glob("record_*.npz")))}
 
 
-@pytest.mark.slow
 def test_every_family_has_its_tables(report: Path) -> None:
     names = {file.stem for file in (report / "tables").iterdir()}
     assert names == {
@@ -97,7 +96,6 @@ def test_every_family_has_its_tables(report: Path) -> None:
     assert header["environment"]["device"] == "cpu"
 
 
-@pytest.mark.slow
 def test_the_numbers_are_those_of_the_metrics(report: Path) -> None:
     found = records(report)
     topk, random = found[METHODS[0]], found[METHODS[1]]
@@ -148,7 +146,6 @@ def test_records_give_the_same_tables_again(report: Path, tmp_path: Path) -> Non
     assert not list((tmp_path / "again").glob("record_*"))
 
 
-@pytest.mark.slow
 def test_the_report_has_its_figures(report: Path) -> None:
     figures = {file.name for file in (report / "figures").iterdir()}
     assert {"overlap.png", "clusters.png", "depth_maps.png", "tokens.png"} <= figures
