@@ -170,7 +170,7 @@ class LocalReducer(_Merging):
         if self.config.r is None:
             r = int((alike >= self.config.threshold).sum(1).amin())  # read back from the device
         else:
-            r = min(self.config.r[0], len(windows))
+            r = min(self.config.r[0], windows.shape[0])
         if r == 0:
             return None
         return self.merged(state, windows[alike.argsort(dim=1, descending=True, stable=True)[:, :r]])
@@ -183,7 +183,7 @@ class LocalReducer(_Merging):
     def merged(state: TokenState, best: Tensor) -> Hard:
         """Merge the windows ``best`` (B, r, 4), in any order."""
         anchors, moved = best[..., 0], best[..., 1:].flatten(1)
-        gone = torch.zeros(len(moved), state.num_patches, dtype=torch.int8, device=moved.device).scatter(1, moved, 1)
+        gone = torch.zeros(moved.shape[0], state.num_patches, dtype=torch.int8, device=moved.device).scatter(1, moved, 1)
         keep = gone.sort(dim=1, stable=True).indices[:, : gone.shape[1] - moved.shape[1]]
         place = (1 - gone).cumsum(dim=1) - 1  # of every patch, among the kept
         into = place.gather(1, anchors.repeat_interleave(SIDE * SIDE - 1, dim=1))

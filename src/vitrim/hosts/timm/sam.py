@@ -28,7 +28,7 @@ class ReducedSamBlock(PreNorm, WindowBlock, Block):
         q, k = attn.q_norm(q), attn.k_norm(k)
         k_raw = None
         if attn.rope is not None:
-            angles, k_raw = self.rows_of_table(attn.rope.get_embed(), state, len(x)), k
+            angles, k_raw = self.rows_of_table(attn.rope.get_embed(), state, x.shape[0]), k
             q, k = (apply_rot_embed_cat(each, angles).to(x.dtype) for each in (q, k))
         return self.window_attention(state, attn, q, k, v, relative=get_rel_pos, k_raw=k_raw, **kernel(attn))
 

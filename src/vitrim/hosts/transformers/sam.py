@@ -80,7 +80,7 @@ class ReducedSam3Layer(WindowBlock, ReducedLayer, sam3.Sam3ViTLayer):
         tables = [table[0][places] for table in self.rotary_emb(x, self.position_ids)]
         if crosses:
             tables = [table.view(-1, state.num_tokens, table.shape[-1]) for table in tables]
-            tables = [table.repeat(len(x) // len(table), 1, 1) for table in tables]
+            tables = [table.repeat(x.shape[0] // table.shape[0], 1, 1) for table in tables]
         cos, sin = (table.unsqueeze(1) for table in tables)
         q, k = sam3.apply_rotary_pos_emb_2d(attention.q, attention.k, cos=cos, sin=sin)
         parts = {**attention.parts(), "q": q, "k": k, "k_raw": attention.k}

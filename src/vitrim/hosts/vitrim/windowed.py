@@ -45,7 +45,7 @@ class ReducedInWindows(WindowBlock, TimmBlock):
         q, k = attn.q_norm(q), attn.k_norm(k)
         k_raw = None
         if rope is not None:
-            angles, k_raw = self.rows_of_table(rope[not self.crosses], state, len(x)), k
+            angles, k_raw = self.rows_of_table(rope[not self.crosses], state, x.shape[0]), k
             q, k = (apply_rot_embed_cat(each, angles, half=attn.rotate_half).to(x.dtype) for each in (q, k))
         return self.window_attention(state, attn, q, k, v, k_raw=k_raw, **kernel(attn))
 
