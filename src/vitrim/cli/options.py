@@ -394,7 +394,8 @@ def _options(setup: type[Setup]) -> list[inspect.Parameter]:
     for field in fields:
         [option] = annotations[field.name].__metadata__
         if isinstance(option, typer.models.OptionInfo):
-            declared_in = [kind for kind in setup.__mro__ if field.name in inspect.get_annotations(kind)]
+            groups = [kind for kind in setup.__mro__ if issubclass(kind, Setup)]
+            declared_in = [group for group in groups if field.name in inspect.get_annotations(group)]
             option.rich_help_panel = declared_in[-1].panel
     return [
         inspect.Parameter(

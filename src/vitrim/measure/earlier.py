@@ -111,8 +111,8 @@ def earlier(**objects: Any) -> Callable[[Function], Function]:
             check_known("format", picture.suffix.removeprefix("."), ("png", "svg"))
             check_file(picture)
             report = function(*bound.args, **bound.kwargs, **unknown)
-            with written(picture) as place:
-                report.figure.savefig(place, format=picture.suffix.removeprefix("."))
+            with written(picture) as beside:
+                report.figure.savefig(beside, format=picture.suffix.removeprefix("."))
             report.files.append(picture)
             return report
 

@@ -183,7 +183,7 @@ class LocalReducer(_Merging):
     def merged(state: TokenState, best: Tensor) -> Hard:
         """Merge the windows ``best`` (B, r, 4), in any order."""
         anchors, moved = best[..., 0], best[..., 1:].flatten(1)
-        gone = torch.zeros(moved.shape[0], state.num_patches, dtype=torch.int8, device=moved.device).scatter(1, moved, 1)
+        gone = moved.new_zeros(moved.shape[0], state.num_patches, dtype=torch.int8).scatter(1, moved, 1)
         keep = gone.sort(dim=1, stable=True).indices[:, : gone.shape[1] - moved.shape[1]]
         place = (1 - gone).cumsum(dim=1) - 1  # of every patch, among the kept
         into = place.gather(1, anchors.repeat_interleave(SIDE * SIDE - 1, dim=1))
