@@ -91,7 +91,6 @@ def test_a_model_that_takes_the_place_of_another_shows_what_it_knows(answers: Ev
     assert answers.example("../../secret") == page_file().gr.skip()
 
 
-@pytest.mark.slow
 def test_the_text_to_copy_is_of_this_model(service: Service, ship: bytes) -> None:
     python_of, command_of, html = (getattr(page_file(), name) for name in ("python_of", "command_of", "html"))
     result = service.run(ship, Settings(MODEL, "tome", 8, ""))

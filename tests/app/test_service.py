@@ -285,7 +285,6 @@ def test_models_that_cannot_be_shown(name: str, message: str) -> None:
         Service([ModelSource(name)]).offer(name)
 
 
-@pytest.mark.slow
 def test_a_tower_is_shown_by_its_nearest_examples_and_the_cosine_to_dense() -> None:
     options = {"img_size": 64, "num_classes": 0}
     service = Service([ModelSource("test_vit", options=options)])

@@ -203,7 +203,6 @@ def test_finished_analyses_are_compared(report: Path, images: Path, tmp_path: Pa
     assert "Analyses compared" in (out / "index.html").read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 def test_experiments_alone_need_no_pass(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -231,7 +230,6 @@ def test_loss_is_of_records_and_of_the_model(report: Path, images: Path, tmp_pat
     assert names == {"summary", "class_tokens", "loss_alone", "loss_alone_mean", "merging_error"}
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 def test_only_some_families(report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = next(report.glob("record_topk*"))

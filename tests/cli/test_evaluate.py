@@ -409,7 +409,6 @@ def test_an_evaluation_goes_on_where_it_was_stopped(folder, tmp_path, monkeypatc
     assert "holds an evaluation with images=" in the_error(capsys)
 
 
-@pytest.mark.slow
 def test_decisions_are_written_for_every_method(folder, tmp_path, monkeypatch, capsys):
     arguments = [MODEL, *SMALL, "-m", "tome:r=2", "-m", "topk:keep_rate=0.5", "--data", folder]
     assert run(monkeypatch, *arguments, "--decisions", tmp_path / "new") == 0

@@ -97,7 +97,6 @@ def test_the_function_does_what_the_command_does(run_shallow: Run, monkeypatch: 
     np.testing.assert_array_equal(first, second)  # the same random weights
 
 
-@pytest.mark.slow
 def test_a_reduced_model_is_timed_against_itself_made_dense(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrim.measure.latency.Budget.spent", lambda self, rounds, *_: rounds >= 2)
     model = create_model("test_vit", options=SHALLOW)

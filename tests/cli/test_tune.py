@@ -89,7 +89,6 @@ def test_methods_race_and_the_table_has_all_of_them(run: Run) -> None:
     assert code == 0, err
 
 
-@pytest.mark.slow
 def test_a_front_has_a_file_for_every_target_and_pictures(run: Run) -> None:
     code, out, err = run("tune", "test_vit", *SMALL, *DATA, *FEW, "-m", "tome", "--front", "0.7,0.9", "--search", "tpe")
     assert code == 0, err

@@ -419,7 +419,6 @@ def not_quantised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_format, "quantised", lambda model, *_: model)
 
 
-@pytest.mark.slow
 @needs_nncf
 @pytest.mark.usefixtures("not_quantised")
 def test_int8_is_calibrated_on_other_images_than_it_is_compared_on(
@@ -449,7 +448,6 @@ def test_int8_is_calibrated_on_other_images_than_it_is_compared_on(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "m.onnx", "m.onnx.json"]
 
 
-@pytest.mark.slow
 @needs_nncf
 @pytest.mark.usefixtures("not_quantised")
 def test_embeddings_are_compared_by_their_cosine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,7 +215,6 @@ def test_a_segmentation_model(tmp_path: Path) -> None:
     assert file.run(np.zeros((2, 3, SIZE, SIZE), np.float32)).shape == (2, 4, SIZE, SIZE)
 
 
-@pytest.mark.slow
 def test_a_model_without_a_head_gives_its_features(tmp_path: Path) -> None:
     file = vitrim.export(model(depth=1, num_classes=0), None, tmp_path / "m.pt2", check=3)
     assert file.metadata["output"]["name"] == "features"
@@ -267,7 +266,6 @@ def off_by_a_bit() -> Iterator[type[Format]]:
     del file_formats._OTHERS["off"]
 
 
-@pytest.mark.slow
 def test_a_file_that_disagrees_does_not_stay(off_by_a_bit: type[Format], tmp_path: Path) -> None:
     path = tmp_path / "m.off"
     path.write_text("what was there")

@@ -59,7 +59,6 @@ def test_a_method_and_a_selector_go_together(llava: Any) -> None:
     assert row["prefill"]["image_tokens"] == 9
 
 
-@pytest.mark.slow
 def test_bench_times_a_selection(llava: Any) -> None:
     report = vitrim.bench(
         llava,
@@ -149,7 +148,6 @@ def test_parts_are_timed_apart(number: int, monkeypatch: pytest.MonkeyPatch) -> 
     assert not watch.rounds
 
 
-@pytest.mark.slow
 def test_bench_times_the_parts_of_an_answer(llava: Any) -> None:
     report = vitrim.bench(
         llava,

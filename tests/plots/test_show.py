@@ -120,7 +120,6 @@ def test_the_model_and_the_generators_stay_as_they_were(model: nn.Module) -> Non
     assert not vitrim.core.reduce.reduced_parts(model)
 
 
-@pytest.mark.slow
 def test_images_in_any_form_are_the_same_image(model: nn.Module, tmp_path: Path) -> None:
     picture = PillowImage.fromarray((IMAGE.permute(1, 2, 0).numpy() * 255).astype(np.uint8))
     picture.save(tmp_path / "one.png")

@@ -108,7 +108,6 @@ def test_the_baseline_is_the_fastest_engine_and_kernel(monkeypatch: pytest.Monke
     assert not any(folder.exists() for folder in other.folders)
 
 
-@pytest.mark.slow
 def test_every_round_takes_the_next_of_several_batches() -> None:
     """All models see the same one, each batch comes equally often, and what MACs promise is a mean over them."""
     ring = [torch.full((1, 3, 32, 32), float(number)) for number in range(3)]

@@ -404,7 +404,6 @@ def test_paired_loss_against_plain_numpy(labels: bool) -> None:
         assert found["kl"] == pytest.approx(kl, abs=1e-6)
 
 
-@pytest.mark.slow
 def test_scores_of_an_engine_read_int8_ranges_from_the_first_images(source: Path) -> None:
     host, task = model(), make_task("classification", 2)
     dataset = load_images(source)

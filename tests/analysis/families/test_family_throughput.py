@@ -63,7 +63,6 @@ def test_speed_of_all_combinations(model: nn.Module, data: TensorDataset) -> Non
     assert model.patch_embed.img_size == (24, 24)
 
 
-@pytest.mark.slow
 def test_a_model_in_half_precision_is_called_by_it(model: nn.Module, data: TensorDataset) -> None:
     half = copy.deepcopy(model).to(torch.bfloat16)
     found = rows(throughput(subject(half, data, "tome:r=2", batch_size=2), QUICK), "throughput")
