@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -154,6 +155,31 @@ def two_processes(uneven: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     tiny.write_text(yaml.safe_dump({**TINY, **COPIES, "dataset": "folders of colours"}))
     in_two_processes(Path(__file__).with_name("training_worker.py"), uneven, tiny, out)
     return out
+
+
+@pytest.fixture
+def neither_len_nor_truth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where vitrim calls ``len(x)``, in an exported file a constant, or asks if a module is true.
+
+    A compiled module has a ``__len__`` that fails.
+    """
+    length, package = torch.Tensor.__len__, Path(loading.__file__).parent
+
+    def refuse(asked: str) -> None:
+        caller = Path(sys._getframe(2).f_code.co_filename)
+        assert package not in caller.parents, f"{caller.relative_to(package)} asks for {asked}"
+
+    def read(x: torch.Tensor) -> int:
+        if x.dim() > 1 and not isinstance(x, torch.nn.Parameter):
+            refuse("the len of a tensor: x.shape[0]")
+        return length(x)
+
+    def truth(module: torch.nn.Module) -> bool:
+        refuse("the truth of a module: is not None")
+        return True
+
+    monkeypatch.setattr(torch.Tensor, "__len__", read)
+    monkeypatch.setattr(torch.nn.Module, "__bool__", truth, raising=False)
 
 
 FITTING = set[str]()

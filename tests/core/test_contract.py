@@ -6,7 +6,6 @@ import copy
 import io
 import os
 import pickle
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from shutil import which
@@ -20,7 +19,6 @@ import vitrim
 from full_matrix import FULL_MATRIX, cells
 from vitrim.core.registry import ask, make_method
 
-PACKAGE = Path(vitrim.__file__).parent
 CONFIGS = tiny.configs()
 STATIC = tiny.static_configs()
 
@@ -95,21 +93,7 @@ def loss_of(model: torch.nn.Module, output: object) -> torch.Tensor:
 run = tiny.run
 
 
-@pytest.fixture
-def lengths_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail where vitrim calls ``len(x)``: in an exported file that is a constant, and ``x.shape[0]`` is not."""
-    length = torch.Tensor.__len__
-
-    def read(x: torch.Tensor) -> int:
-        caller = Path(sys._getframe(1).f_code.co_filename)
-        own = PACKAGE in caller.parents and x.dim() > 1 and not isinstance(x, torch.nn.Parameter)
-        assert not own, f"{caller.relative_to(PACKAGE)} calls len of a tensor"
-        return length(x)
-
-    monkeypatch.setattr(torch.Tensor, "__len__", read)
-
-
-@pytest.mark.usefixtures("lengths_unread")
+@pytest.mark.usefixtures("neither_len_nor_truth")
 @pytest.mark.sampled(3)
 @every_pair
 def test_restore_is_bit_identical_and_keys_never_change(host: str, config: vitrim.MethodConfig) -> None:
@@ -174,7 +158,7 @@ def deterministic_algorithms(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.usefixtures("deterministic_algorithms", "lengths_unread")
+@pytest.mark.usefixtures("deterministic_algorithms", "neither_len_nor_truth")
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @every_method
 def test_same_input_same_output(config: vitrim.MethodConfig, device: str) -> None:

@@ -274,7 +274,6 @@ CONTAINERS: dict[str, Container] = {
 }
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_a_container_is_reduced_at_the_one_host_in_it(name: str) -> None:
     create, part, run, tokens = CONTAINERS[name]

@@ -252,7 +252,8 @@ def _reduce(
         )
     reduction = Reduction(model, config, trace, None if facts == own else facts, compact, selector)
     _install(reduction, None if outer is None or family is None else (outer, family))
-    support_libraries(holder or outer or model)  # a model of one of them may hold this one, and save it
+    # a model of one of them may hold this one, and save it; a compiled model has no truth value
+    support_libraries(next(one for one in (holder, outer, model) if one is not None))
     return reduction
 
 

@@ -130,7 +130,8 @@ class TimmHost(Host):
     def facts(cls, model: Any) -> HostFacts:
         grid_size, image_size = cls.geometry(model)
         # reduced or not: a wrapper around a reduced block has no attention
-        first: Any = reduced_in(model.blocks[0]) or model.blocks[0]
+        reduced: Any = reduced_in(model.blocks[0])
+        first = model.blocks[0] if reduced is None else reduced
         kind: Any = first if isinstance(first, TimmBlock) else cls.reduced_class(first)
         return HostFacts(
             dim=model.embed_dim,

@@ -212,7 +212,8 @@ class OwnHost(Host):
         assert size is not None
         assert patch is not None
         (head, *_), first = cls.heads, cls.blocks(model)[0]
-        block = reduced_in(first) or first
+        reduced = reduced_in(first)
+        block = first if reduced is None else reduced
         prefix = cls._named(model, "num_prefix")
         prefix = int(head in ("class token", "patches")) if prefix is None else prefix
         dim, num_heads = width_and_heads(block, cls.kind_of(block))

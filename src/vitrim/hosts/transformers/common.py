@@ -356,7 +356,8 @@ class TransformersHost(Host):
         if cls.maker_name:
             return trunk.get_submodule(cls.maker_name)  # type: ignore[no-any-return]
         embeddings = trunk.embeddings
-        maker = getattr(embeddings, "patch_embeddings", None) or getattr(embeddings, "patch_embedding", None)
+        name = "patch_embeddings" if hasattr(embeddings, "patch_embeddings") else "patch_embedding"
+        maker = getattr(embeddings, name, None)
         return getattr(maker, "projection", maker)
 
     @classmethod
