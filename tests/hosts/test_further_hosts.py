@@ -169,7 +169,7 @@ FREQUENCIES = ("bands", "inv_freq")
 ROTARY = ("dinov3_storage", "samvit_rope", "hf_vjepa2", "hf_vjepa2_model", "hf_pixtral")
 SHUFFLED = ("hf_vit_mae",)
 FIXED = ("hf_aimv2_native",)
-OVERLAPPING = ("volo", "volo_avg", "hf_ast", "hf_ast_model", "hf_vitpose", "hf_vitpose_backbone")
+OVERLAPPING = ("volo", "volo_avg", "volo_stages", "hf_ast", "hf_ast_model", "hf_vitpose", "hf_vitpose_backbone")
 
 
 def without_positions(model: nn.Module) -> nn.Module:
