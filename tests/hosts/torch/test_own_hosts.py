@@ -486,7 +486,8 @@ def test_a_head_that_reads_more_than_it_is_said_to() -> None:
         vitrim.reduce_(ViT(Block, "patches"), "tome:r=4")
 
 
-def test_blocks_that_get_more_than_tokens_need_a_host_of_their_own() -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_blocks_that_get_more_than_tokens_need_a_host_of_their_own(named: bool) -> None:
     class Rotary(Block):
         def forward(self, x: Tensor, table: Tensor | None = None) -> Tensor:
             return super().forward(x)
@@ -494,7 +495,7 @@ def test_blocks_that_get_more_than_tokens_need_a_host_of_their_own() -> None:
     class Model(ViT):
         def run_blocks(self, x: Tensor) -> Tensor:
             for block in self.stack["h"]:  # type: ignore[union-attr]
-                x = block(x, table=x)
+                x = block(x, table=x) if named else block(x, x)
             return x
 
     reduced = type("ReducedRotary", (ReducedBlock,), {"host_class": Rotary})
