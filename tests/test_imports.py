@@ -21,8 +21,9 @@ ROOMS = (
 """From the ground up. Without a name: the package itself, whose public names are those of rooms far below."""
 
 MEASURE = ("SearchSpec", "analyze_records", "compare_analyses", "evaluate", "train_grid", "tune_grid")
+"""Public names other than commands that need torchmetrics."""
 READ = ("DataSpec", "Exported", "FileSpec", "open_data")
-"""Public names other than commands that need torchmetrics, and torchvision's transforms."""
+"""Public names that need torchvision's transforms, and nothing of `UNUSED`."""
 UNUSED = ("transformers", "torchvision.models.vision_transformer", "timm.models.eva", "datasets", "matplotlib")
 
 WITHOUT_TRANSFORMERS = "import sys; sys.modules['transformers'] = None"
@@ -45,6 +46,9 @@ vitrim.reduce_(model, "tome:r=4")
 vitrim.restore_(model)
 new = set(sys.modules) - before
 print([name for name in ("transformers", "torchvision.models.vision_transformer") if name in new])
+for name in {READ}:
+    getattr(vitrim, name)
+print([name for name in {UNUSED} if name in set(sys.modules) - before])
 
 from transformers import ViTConfig, ViTModel
 from vitrim.core.registry import ask, find_host
@@ -104,7 +108,7 @@ def test_importing_and_using_vitrim_adds_no_library_to_torch_and_timm(printed: l
     torchmetrics imports transformers. Of a library that is used, only the file of the model's family is imported.
     """
     *added, files = printed[0].splitlines()
-    assert added == ["[]", "[]", "[]"]
+    assert added == ["[]", "[]", "[]", "[]"]
     assert files == str([f"vitrim.hosts.transformers.{file}" for file in ("common", "library", "versions", "vit")])
 
 
