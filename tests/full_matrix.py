@@ -1,7 +1,7 @@
 """Which tests run in `make test`, which in `make test-slow`, and which in `make test-full` alone.
 
-A test that is marked ``slow`` takes half a second or more, and other tests run the same lines of the package, by
-coverage.py's count: CI runs it, `make test` leaves it out. A test, or a case of one, that is marked ``full`` runs under
+A test that is marked ``slow`` takes half a second or more, and other tests run nearly all lines of the package that it
+runs: CI runs it, `make test` leaves it out. A test, or a case of one, that is marked ``full`` runs under
 ``VITRIM_FULL_MATRIX=1`` alone: beside each of them stands what still sees a mistake of its kind in `make test`. Of a
 table marked ``sampled`` the cases that stay see those of its other cases (`suite.py`).
 """
