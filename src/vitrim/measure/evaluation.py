@@ -7,8 +7,8 @@ report = evaluate(model, ["tome:r=13", "evit:keep_rate=0.7"], "imagenet:ROOT")
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from vitrim.core.registry import ask, fitting
 from vitrim.core.saving import saved_method
 from vitrim.data import DataError
 from vitrim.data.fingerprint import fingerprint
-from vitrim.errors import VitrimError, check_kinds, check_read, one_line_errors, unknown
+from vitrim.errors import VitrimError, check_kinds, check_known, check_read, one_line_errors
 from vitrim.files import check_folder
-from vitrim.loading import MADE, ModelSpec
+from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.copies import apart
 from vitrim.measure.decisions import DecisionsProbe, save_decisions
@@ -150,126 +150,207 @@ def evaluate(
     check_read(spec, (*MADE, "device", "dtype", "learned"))
     check_read(images, SCORED)
     check_read(results, ("resume", "decisions", "predictions"))
-    configs, beside_model = parted(methods)
+    configs, files = parted(methods)
     check_kinds(on_progress=on_progress, on_report=on_report)
-    decisions, predictions = results.decisions, results.predictions
-    if predictions is not None:
-        check_predictions(Path(predictions))
-    dtype, device = spec.dtype, spec.device
-    if not (dtype is None or isinstance(dtype, torch.dtype) or dtype in DTYPES):
-        raise unknown("dtype", dtype, DTYPES)
-    precision: torch.dtype | None = getattr(torch, DTYPES[dtype]) if isinstance(dtype, str) else dtype
-    if spec.named:  # the command line's defaults; a module has its own device and dtype
-        device, precision = device or "cpu", precision or torch.float32
-    selected = None if device is None else select_device(str(device))
+    if results.predictions is not None:
+        check_predictions(Path(results.predictions))
+    spec = _placed(spec)
+    device = None if spec.device is None else select_device(str(spec.device))
     processes = Processes.launched(None if device is None else str(device))
-    dataset: Any = None
-    facts: dict[str, Any] = dict.fromkeys(("source", "split", "images", "classes", "batch_size"))
-    batch_size, wanted = images.batch_size, images.task
-    with drawing(selected or torch.device("cpu"), seed):
-        on_file = None if isinstance(spec.model, str | nn.Module) else FileModel(spec.model)
-        loaded = (spec if on_file is None else replace(spec, model=on_file)).load("cpu")
-        beside = list(beside_model.values())
-        if beside:
-            check_alike(loaded.model, ask(loaded.model).preprocessing(loaded.model), beside)
-        if isinstance(images.source, (str, Path, *DATASETS)):
-            if isinstance(wanted, Task):
-                raise VitrimError("a task with its classes goes with batches; of a source or a dataset give its name")
-            job, dataset = open_task(loaded, images, embeddings=True)
-            batch_size = job.eval_batch(batch_size)
-            facts = data_facts(dataset, images.name(dataset), images.limit, batch_size)
-        else:
-            reading = {**images.columns, "data_options": images.options, "protocol": images.protocol}
-            unread = {**reading, "limit": images.limit, "out": results.folder}
-            name = next((name for name, value in unread.items() if value), None)
-            if name is not None:
-                raise VitrimError(f"{name} is for a source of images or a dataset, and batches are given")
-            if isinstance(wanted, Task):
-                job = wanted
-            else:  # with batches, the caller may choose a classifier's task, such as multilabel
-                free = wanted is not None and not ask(loaded.model).tasks(loaded.model)
-                job = task_of(loaded.model, None, wanted if free else task_name(loaded.model, wanted))
-        with apart(loaded.model) as own:
-            configs = own.with_own(configs)
-            place = processes.device or selected
-            saved = (own.learned or loaded.learned) if spec.learned is None else Path(spec.learned)
-            models: list[Contestant] = []
-            if on_file is not None:
-                configs = fitting(on_file, configs)
-            else:
-                models = contestants(own.model, configs, job, device=place, dtype=precision, learned=saved)
-            untrained = untrained_methods(configs, saved)
-        models += [OnFile(file, job) for file in ([] if on_file is None else [on_file]) + beside]
-    if decisions is not None and any(isinstance(one, OnFile) for one in models):
-        raise VitrimError("decisions are of models, and files do not tell theirs: leave them out")
-    if predictions is not None and job.selects_by != "top1":
-        raise VitrimError(f"predictions are classes of whole images, one each, and this is {job.name}: leave them out")
-    probes = [*standard_probes(job), *paired_probes(job)]
-    if predictions is not None:
-        probes.append(Predictions())
-    if decisions is not None:
-        check_folder(Path(decisions))
-        probes.append(DecisionsProbe())
-    measurement = Measurement(models, probes, job, processes=processes, seed=seed)
-    number = str(measurement.dtype).removeprefix("torch.")
-    machine = environment(device=str(device or measurement.device), dtype=number, seed=seed)
-    facts = {
-        "environment": {**machine, "processes": processes.count},
-        "weights": loaded.weights,
-        "model_options": loaded.options,
-        "untrained": untrained,
-        "task": job.name,
-        "data": facts,
-    }
-    if words := file_words([one.model for one in models if isinstance(one, OnFile)]):
-        facts["files"] = words
-    if job.name == EMBEDDING:
-        own_name = ask(loaded.model).embedding_name
-        facts["embedding"] = own_name(loaded.model) if on_file is None else on_file.embedding
+    with drawing(device or torch.device("cpu"), seed):
+        opened = _open(spec, images, results, configs, list(files.values()), processes.device or device)
+    measurement = Measurement(opened.models, _probes(opened, results), opened.task, processes=processes, seed=seed)
+    facts = _facts(opened, measurement, device or measurement.device)
     partial = None
     if results.path is not None:
-        settings = {"model": loaded.name, "methods": [config.describe() for config in configs], **facts}
-        given_files = [one.model.file for one in models if isinstance(one, OnFile)]
-        contents = {"parameters": weights_fingerprint(loaded.model), "images": fingerprint(dataset)}
-        contents |= {f"file {file.path}": sha256(file.path.read_bytes()).hexdigest() for file in given_files}
-        partial = Partial(results.path, {**settings, **contents}, processes, resume=results.resume)
-    share = None if dataset is None else -(-facts["data"]["images"] // processes.count)
-    progress = None if on_progress is None else lambda seen: on_progress(seen, share)
-    problem: str | None = "stopped before the end"
+        partial = Partial(results.path, _settings(opened, facts), processes, resume=results.resume)
     try:
-        short = {long: name for name, long in DTYPES.items()}.get(number, number)
-        with one_line_errors(f"batch {batch_size}, {short}", kept="; what was gathered is kept"):
-            if dataset is None:
-                measurement.follow(images.source, progress)
-            else:
-                # skip batches of the run that is resumed
-                done = 0 if partial is None else partial.restore(measurement)
-                how: dict[str, Any] = {"limit": images.limit, "workers": images.workers, "done": done}
-
-                def seen(count: int) -> None:
-                    if partial is not None:
-                        partial.keep(measurement)
-                    if progress is not None:
-                        progress(count)
-
-                measurement.follow(read(dataset, batch_size, **how, processes=processes, collate=job.collate), seen)
-        problem = None
-    except VitrimError as error:
-        problem = str(error)
-        raise
-    finally:  # keep the results, which may be hours of work, whatever stopped the pass
-        if partial is not None and measurement.turns:
-            partial.keep(measurement, now=True)
-        # after an error, other processes may never reach the point where results are joined
-        findings = measurement.findings(together=problem is None)
-        first = processes.index == 0 and bool(findings.rows)
-        report = evaluation_report(loaded.name, job, facts, findings, dataset, problem)
-        if first and decisions is not None:
-            report.files += save_decisions([gauges[-1] for gauges in findings.gauges], Path(decisions))
-        if first and predictions is not None:
-            report.files.append(save_predictions(findings, dataset, Path(predictions)))
-        if first and problem is not None and on_report is not None:
+        _follow(measurement, opened, images, partial, on_progress)
+    except BaseException as error:  # keep the results, which may be hours of work, whatever stopped the pass
+        problem = str(error) if isinstance(error, VitrimError) else "stopped before the end"
+        report = _publish(measurement, opened, facts, partial, results, problem)
+        if report.rows and processes.index == 0 and on_report is not None:
             on_report(report)
-    if not findings.rows:
+        raise
+    report = _publish(measurement, opened, facts, partial, results, None)
+    if not report.rows:
         raise DataError("there are no images to evaluate on")
+    return report
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """The models, the task and the images of an evaluation.
+
+    Attributes:
+        dataset: None for batches.
+        data: facts about the images, for the record.
+        models: the dense model first; files too.
+        methods: of the models, without files.
+        untrained: learned methods with random parameters.
+    """
+
+    loaded: Loaded
+    task: Task
+    dataset: Any
+    data: dict[str, Any]
+    models: list[Contestant]
+    methods: list[str]
+    untrained: list[str]
+
+    @property
+    def files(self) -> list[FileModel]:
+        return [one.model for one in self.models if isinstance(one, OnFile)]
+
+
+def _placed(spec: ModelSpec) -> ModelSpec:
+    """With a dtype of torch and, for a name, the command line's defaults; a module has its own device and dtype."""
+    dtype = spec.dtype
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        check_known("dtype", dtype, DTYPES)
+        dtype = getattr(torch, DTYPES[dtype])
+    if spec.named:
+        return replace(spec, device=spec.device or "cpu", dtype=dtype or torch.float32)
+    return replace(spec, dtype=dtype)
+
+
+def _open(
+    spec: ModelSpec,
+    images: DataSpec,
+    results: Results,
+    methods: Sequence[MethodConfig],
+    files: list[FileModel],
+    device: torch.device | None,
+) -> _Opened:
+    """Load the model, open the images, and reduce copies of the model, on ``device``, or that of the module."""
+    if not isinstance(spec.model, str | nn.Module):
+        spec = replace(spec, model=FileModel(spec.model))
+    loaded = spec.load("cpu")
+    check_alike(loaded.model, files)
+    task, dataset, data = _task_and_images(loaded, images, results)
+    with apart(loaded.model) as own:
+        configs = own.with_own(methods)
+        learned = (own.learned or loaded.learned) if spec.learned is None else Path(spec.learned)
+        models: list[Contestant] = []
+        if isinstance(loaded.model, FileModel):
+            configs, files = fitting(loaded.model, configs), [loaded.model, *files]
+        else:
+            models = contestants(own.model, configs, task, device=device, dtype=spec.dtype, learned=learned)
+        untrained = untrained_methods(configs, learned)
+    models += [OnFile(file, task) for file in files]
+    return _Opened(loaded, task, dataset, data, models, [config.describe() for config in configs], untrained)
+
+
+def _task_and_images(loaded: Loaded, images: DataSpec, results: Results) -> tuple[Task, Any, dict[str, Any]]:
+    """The task, the dataset or None for batches, and the facts about the images."""
+    if isinstance(images.source, (str, Path, *DATASETS)):
+        if isinstance(images.task, Task):
+            raise VitrimError("a task with its classes goes with batches; of a source or a dataset give its name")
+        task, dataset = open_task(loaded, images, embeddings=True)
+        batch_size = task.eval_batch(images.batch_size)
+        return task, dataset, data_facts(dataset, images.name(dataset), images.limit, batch_size)
+    reading = {**images.columns, "data_options": images.options, "protocol": images.protocol, "limit": images.limit}
+    unread = next((name for name, value in {**reading, "out": results.folder}.items() if value), None)
+    if unread is not None:
+        raise VitrimError(f"{unread} is for a source of images or a dataset, and batches are given")
+    unknown = dict.fromkeys(("source", "split", "images", "classes", "batch_size"))
+    if isinstance(images.task, Task):
+        return images.task, None, unknown
+    # the caller may choose a classifier's task, such as multilabel
+    free = images.task is not None and not ask(loaded.model).tasks(loaded.model)
+    return task_of(loaded.model, None, images.task if free else task_name(loaded.model, images.task)), None, unknown
+
+
+def _probes(opened: _Opened, results: Results) -> list[Probe]:
+    """The probes of the task, and those of the results that were asked for."""
+    task = opened.task
+    if results.decisions is not None and opened.files:
+        raise VitrimError("decisions are of models, and files do not tell theirs: leave them out")
+    if results.predictions is not None and task.selects_by != "top1":
+        raise VitrimError(f"predictions are classes of whole images, one each, and this is {task.name}: leave them out")
+    probes = [*standard_probes(task), *paired_probes(task)]
+    if results.predictions is not None:
+        probes.append(Predictions())
+    if results.decisions is not None:
+        check_folder(Path(results.decisions))
+        probes.append(DecisionsProbe())
+    return probes
+
+
+def _facts(opened: _Opened, measurement: Measurement, device: torch.device) -> dict[str, Any]:
+    """The conditions of the numbers, for the record."""
+    loaded, task = opened.loaded, opened.task
+    dtype = str(measurement.dtype).removeprefix("torch.")
+    machine = environment(device=str(device), dtype=dtype, seed=measurement.seed)
+    facts = {
+        "environment": {**machine, "processes": measurement.processes.count},
+        "weights": loaded.weights,
+        "model_options": loaded.options,
+        "untrained": opened.untrained,
+        "task": task.name,
+        "data": opened.data,
+    }
+    if opened.files:
+        facts["files"] = file_words(opened.files)
+    if isinstance(loaded.model, FileModel) and task.name == EMBEDDING:
+        facts["embedding"] = loaded.model.embedding
+    elif task.name == EMBEDDING:
+        facts["embedding"] = ask(loaded.model).embedding_name(loaded.model)
+    return facts
+
+
+def _settings(opened: _Opened, facts: dict[str, Any]) -> dict[str, Any]:
+    """Everything that the numbers depend on, for `Partial`."""
+    files = {f"file {one.file.path}": sha256(one.file.path.read_bytes()).hexdigest() for one in opened.files}
+    contents = {"parameters": weights_fingerprint(opened.loaded.model), "images": fingerprint(opened.dataset), **files}
+    return {"model": opened.loaded.name, "methods": opened.methods, **facts, **contents}
+
+
+def _follow(
+    measurement: Measurement,
+    opened: _Opened,
+    images: DataSpec,
+    partial: Partial | None,
+    on_progress: Callable[[int, int | None], None] | None,
+) -> None:
+    """Run the models on all batches, but those of the run that is resumed."""
+    dataset, data, processes = opened.dataset, opened.data, measurement.processes
+    batches, batch_size = images.source, data["batch_size"] or images.batch_size
+    total = None if dataset is None else -(-data["images"] // processes.count)
+
+    def seen(count: int) -> None:
+        if partial is not None:
+            partial.keep(measurement)
+        if on_progress is not None:
+            on_progress(count, total)
+
+    dtype = str(measurement.dtype).removeprefix("torch.")
+    short = {long: name for name, long in DTYPES.items()}.get(dtype, dtype)
+    with one_line_errors(f"batch {batch_size}, {short}", kept="; what was gathered is kept"):
+        if dataset is not None:
+            done = 0 if partial is None else partial.restore(measurement)
+            how: dict[str, Any] = {"limit": images.limit, "workers": images.workers, "done": done}
+            batches = read(dataset, batch_size, **how, processes=processes, collate=opened.task.collate)
+        measurement.follow(batches, seen)
+
+
+def _publish(
+    measurement: Measurement,
+    opened: _Opened,
+    facts: dict[str, Any],
+    partial: Partial | None,
+    results: Results,
+    problem: str | None,
+) -> Report:
+    """The report of what was gathered until the end, or a ``problem``; the first process writes its files."""
+    if partial is not None and measurement.turns:
+        partial.keep(measurement, now=True)
+    # after an error, other processes may never reach the point where results are joined
+    findings = measurement.findings(together=problem is None)
+    report = evaluation_report(opened.loaded.name, opened.task, facts, findings, opened.dataset, problem)
+    if findings.rows and measurement.processes.index == 0:
+        if results.decisions is not None:
+            report.files += save_decisions(findings, Path(results.decisions))
+        if results.predictions is not None:
+            report.files.append(save_predictions(findings, opened.dataset, Path(results.predictions)))
     return report

@@ -168,7 +168,7 @@ def compare(
             reduced_copy(loaded.model, config)
         warnings.simplefilter("ignore", ReductionWarning)  # the copies above have issued it
         goal, dataset = open_task(loaded, images, embeddings=True)
-        check_alike(loaded.model, ask(loaded.model).preprocessing(loaded.model), list(beside.values()))
+        check_alike(loaded.model, list(beside.values()))
         if (beside or lower) and goal.name not in SCORED_ON_ENGINES:
             what = "files are" if beside else f"{lower[0].precision} is"
             raise VitrimError(f"{what} compared for {', '.join(SCORED_ON_ENGINES)}, not {goal.name}")
