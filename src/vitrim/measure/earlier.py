@@ -72,7 +72,7 @@ def earlier(**objects: Any) -> Callable[[Function], Function]:
             bound.apply_defaults()
             unknown = _translate(former, named, bound, kinds)
             call = functools.partial(function, *bound.args, **bound.kwargs, **unknown)
-            return call() if figure is None else _with_figure(call, Path(figure))
+            return call() if figure is None else _with_figure(call, figure)
 
         return cast(Function, run)
 
@@ -121,9 +121,10 @@ def _translate(
     return unknown
 
 
-def _with_figure(call: Callable[[], Any], file: Path) -> Any:
-    """The report of ``call``, whose figure is written to ``file``."""
+def _with_figure(call: Callable[[], Any], figure: Any) -> Any:
+    """The report of ``call``, with its figure written to a file."""
     _tell("a report has its figure from the next release on: report.figure.savefig(...)")
+    file = Path(figure)
     format = file.suffix.removeprefix(".")
     check_known("format", format, ("png", "svg"))
     check_file(file)
