@@ -20,9 +20,10 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import make_method
 from vitrim.demo.digits import load_digits_vit, load_split
 from vitrim.errors import ReductionWarning
-from vitrim.measure.evaluation import standard_probes, task_of
+from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.records import Row
 from vitrim.measure.run import run
+from vitrim.measure.task_data import task_of
 
 CUTS = (0.3, 0.5)
 NEAR = 0.02

@@ -55,12 +55,13 @@ from vitrim.exporting.formats.base import PRECISIONS
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.contestants import ModelOutput
-from vitrim.measure.evaluation import standard_probes, task_of
+from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile_of
 from vitrim.measure.probes import Gauge, Values, divergence
 from vitrim.measure.records import Batch, Row
 from vitrim.measure.run import run
+from vitrim.measure.task_data import task_of
 from vitrim.speed.bench import measure
 from vitrim.speed.engines import engines_named
 from vitrim.weights import load_checkpoint

@@ -26,7 +26,7 @@ from vitrim.data.transforms import geometry_of
 from vitrim.errors import VitrimError
 from vitrim.loading import as_trained, create_model, learned_reduction
 from vitrim.measure.contestants import contestants
-from vitrim.measure.evaluation import check_dataset, task_of
+from vitrim.measure.task_data import check_dataset, task_of
 from vitrim.plots.dense import check_drawable, draw_comparison, palette, scene
 from vitrim.tasks import Task, tasks
 

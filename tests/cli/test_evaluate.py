@@ -24,10 +24,11 @@ from vitrim.data import batches, eval_transform, load_data, load_images
 from vitrim.errors import VitrimError
 from vitrim.loading import load
 from vitrim.measure.decisions import Decisions
-from vitrim.measure.evaluation import evaluate, open_task
+from vitrim.measure.evaluation import evaluate
 from vitrim.measure.inputs import DataSpec
 from vitrim.measure.records import Batch
 from vitrim.measure.run import Measurement
+from vitrim.measure.task_data import open_task
 from vitrim.report import Report
 
 MODEL = "test_vit"

@@ -16,7 +16,7 @@ from vitrim.core.registry import fitting, input_size_of, parse_method
 from vitrim.data import ImageDataset, eval_transform
 from vitrim.errors import UnsupportedModelError
 from vitrim.loading import create_model
-from vitrim.measure.evaluation import num_classes
+from vitrim.measure.task_data import num_classes
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 CLASSES = 3

@@ -411,7 +411,7 @@ def test_more_tokens_than_a_byte_counts_are_kept(tmp_path: Path):
 def test_decisions_of_every_method_get_a_file(tmp_path: Path):
     measurement = started()
     measurement.update(next(read(dataset(), 3)))
-    files = save_decisions([gauges[-1] for gauges in measurement.findings().gauges], tmp_path / "new")
+    files = save_decisions(measurement.findings(), tmp_path / "new")
     assert [file.name for file in files] == [f"{file_name(model.name)}.npz" for model in measurement.models[1:]]
     assert [Decisions.load(file).header["method"] for file in files] == [m.name for m in measurement.models[1:]]
 

@@ -23,8 +23,8 @@ from vitrim.errors import VitrimError
 from vitrim.exporting import Exported
 from vitrim.exporting.exported import sidecar
 from vitrim.loading import create_model, load
-from vitrim.measure.evaluation import open_task
 from vitrim.measure.run import Measurement, weights_fingerprint
+from vitrim.measure.task_data import open_task
 from vitrim.speed.engines import FileEngine, FileRun
 from vitrim.tuning import optimize as optimizing
 from vitrim.tuning.optimize import OptimizeReport, draw, optimize

@@ -32,11 +32,12 @@ from vitrim.errors import MissingPackageError, VitrimError, check_kinds, check_k
 from vitrim.files import check_folder
 from vitrim.loading import MADE, ModelSpec
 from vitrim.measure.earlier import earlier
-from vitrim.measure.evaluation import DTYPES, data_facts, open_task, paired_probes, standard_probes
+from vitrim.measure.evaluation import DTYPES, paired_probes, standard_probes
 from vitrim.measure.inputs import SCORED, DataSpec
 from vitrim.measure.machine import environment, select_device
 from vitrim.measure.records import read
 from vitrim.measure.run import Measurement
+from vitrim.measure.task_data import data_facts, open_task
 from vitrim.plots.style import FORMATS
 from vitrim.report import Report, Results
 

@@ -20,10 +20,10 @@ from vitrim.data import DataError, spread
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import Contestant, ModelOutput, contestants
 from vitrim.measure.decisions import LARGEST, whereabouts
-from vitrim.measure.evaluation import num_classes
 from vitrim.measure.probes import Gauge, Lists, are_logits, divergence
 from vitrim.measure.records import Batch
 from vitrim.measure.run import Findings, Measurement
+from vitrim.measure.task_data import num_classes
 from vitrim.tasks import make_task
 
 MANY_CLASSES = 1000

@@ -20,7 +20,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import methods, parse_method
 from vitrim.errors import VitrimError
 from vitrim.measure.copies import reduced_copy, shared_copy
-from vitrim.measure.evaluation import change_cell, spelled
+from vitrim.measure.evaluation_report import change_cell, spelled
 from vitrim.measure.latency import Budget, time_interleaved
 from vitrim.measure.records import DENSE
 from vitrim.plots.charts import Line, line

@@ -21,13 +21,14 @@ from vitrim.demo.digits import PIXEL_MEAN, PIXEL_STD, load_digits_vit, load_spli
 from vitrim.errors import VitrimError
 from vitrim.files import check_file
 from vitrim.loading import load_reference
-from vitrim.measure.evaluation import standard_probes, task_of
+from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
 from vitrim.measure.machine import environment, set_threads
 from vitrim.measure.macs import profile_of
 from vitrim.measure.records import Row
 from vitrim.measure.run import run
+from vitrim.measure.task_data import task_of
 from vitrim.methods.atm import ATM
 from vitrim.plots.charts import plot_accuracy_over_macs
 from vitrim.plots.patches import plot_merged

@@ -8,8 +8,9 @@ import stat
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +26,7 @@ from vitrim.files import safe_name, written
 from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.probes import Gauge, Lists
 from vitrim.measure.records import Batch
+from vitrim.measure.run import Findings
 
 FORMAT = 1
 
@@ -117,10 +119,10 @@ def whereabouts(reduction: Reduction, images: int) -> dict[str, Tensor]:
     }
 
 
-def save_decisions(gauges: Iterable[Gauge], folder: Path) -> list[Path]:
+def save_decisions(findings: Findings, folder: Path) -> list[Path]:
     """Write the `Decisions` of every method into ``folder``, as ``METHOD.npz``, and return the files."""
     files = []
-    for gauge in gauges:
+    for gauge in chain.from_iterable(findings.gauges):
         found = gauge.decisions() if isinstance(gauge, DecisionsProbe) else None
         if found is not None:
             files.append(folder / f"{file_name(found.header['method'])}.npz")

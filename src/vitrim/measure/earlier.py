@@ -58,9 +58,6 @@ def earlier(**objects: Any) -> Callable[[Function], Function]:
         limit is a field now, and no keyword from the next release on: data=Images(..., limit=...)
     """
     kinds = {name: kind if isinstance(kind, tuple) else (kind,) for name, kind in objects.items()}
-    fields = [
-        (name, kind, field.name) for name, each in kinds.items() for kind in each for field in dataclasses.fields(kind)
-    ]
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
@@ -70,55 +67,72 @@ def earlier(**objects: Any) -> Callable[[Function], Function]:
             former = {name: named.pop(name) for name in list(named) if name not in signature.parameters}
             if not former:
                 return function(*given, **named)
+            figure = former.pop("figure", None)
             bound = signature.bind_partial(*given, **named)
             bound.apply_defaults()
-            arguments, inside, unknown = bound.arguments, dict[tuple[str, Any], dict[str, Any]](), dict[str, Any]()
-            figure = former.pop("figure", None)
-            for name, value in former.items():
-                new = RENAMED.get(name, name)
-                place = next((one for one in fields if new in (one[2], f"{one[1].__name__}.{one[2]}")), None)
-                if name == "threads":
-                    from vitrim.measure.machine import set_threads
-
-                    _tell("threads are those of torch from the next release on: torch.set_num_threads(...)")
-                    set_threads(value)
-                elif name == "compiled":
-                    _tell('compiled=True is engine="compile" from the next release on')
-                    arguments["engine"] = "compile" if value else arguments["engine"]
-                elif name in JOINED:
-                    _tell(f"{name} are given among the {JOINED[name]} from the next release on")
-                    own = arguments.get(JOINED[name])
-                    own = list(own) if isinstance(own, list | tuple) else [] if own is None else [own]
-                    arguments[JOINED[name]] = [*own, *value]
-                elif new in signature.parameters:
-                    _tell(f"{name} is called {new} now, and has its old name for this release")
-                    if new in named:
-                        raise VitrimError(f"{name} is called {new} now: give one of them")
-                    arguments[new] = value
-                elif place is None:
-                    unknown[name] = value
-                else:
-                    parameter, kind, field = place
-                    inside.setdefault((parameter, kind), {})[field] = value
-                    shown = f"{parameter}={kind.__name__}(..., {field}=...)"
-                    _tell(f"{name} is a field now, and no keyword from the next release on: {shown}")
-            for (parameter, kind), values in inside.items():
-                arguments[parameter] = _with(arguments.get(parameter), kind, kinds[parameter][0], values)
-            if figure is None:
-                return function(*bound.args, **bound.kwargs, **unknown)
-            _tell("a report has its figure from the next release on: report.figure.savefig(...)")
-            picture = Path(figure)
-            check_known("format", picture.suffix.removeprefix("."), ("png", "svg"))
-            check_file(picture)
-            report = function(*bound.args, **bound.kwargs, **unknown)
-            with written(picture) as beside:
-                report.figure.savefig(beside, format=picture.suffix.removeprefix("."))
-            report.files.append(picture)
-            return report
+            unknown = _translate(former, named, bound, kinds)
+            call = functools.partial(function, *bound.args, **bound.kwargs, **unknown)
+            return call() if figure is None else _with_figure(call, figure)
 
         return cast(Function, run)
 
     return decorate
+
+
+def _translate(
+    former: dict[str, Any], named: dict[str, Any], bound: inspect.BoundArguments, kinds: dict[str, tuple[Any, ...]]
+) -> dict[str, Any]:
+    """Move ``former`` keywords into the arguments of ``bound``, and return those that no argument replaces."""
+    fields = [
+        (name, kind, one.name) for name, each in kinds.items() for kind in each for one in dataclasses.fields(kind)
+    ]
+    arguments, unknown = bound.arguments, dict[str, Any]()
+    inside: dict[tuple[str, Any], dict[str, Any]] = {}
+    for name, value in former.items():
+        new = RENAMED.get(name, name)
+        place = next((one for one in fields if new in (one[2], f"{one[1].__name__}.{one[2]}")), None)
+        if name == "threads":
+            from vitrim.measure.machine import set_threads
+
+            _tell("threads are those of torch from the next release on: torch.set_num_threads(...)")
+            set_threads(value)
+        elif name == "compiled":
+            _tell('compiled=True is engine="compile" from the next release on')
+            arguments["engine"] = "compile" if value else arguments["engine"]
+        elif name in JOINED:
+            _tell(f"{name} are given among the {JOINED[name]} from the next release on")
+            own = arguments.get(JOINED[name])
+            own = list(own) if isinstance(own, list | tuple) else [] if own is None else [own]
+            arguments[JOINED[name]] = [*own, *value]
+        elif new in bound.signature.parameters:
+            _tell(f"{name} is called {new} now, and has its old name for this release")
+            if new in named:
+                raise VitrimError(f"{name} is called {new} now: give one of them")
+            arguments[new] = value
+        elif place is None:
+            unknown[name] = value
+        else:
+            parameter, kind, field = place
+            inside.setdefault((parameter, kind), {})[field] = value
+            shown = f"{parameter}={kind.__name__}(..., {field}=...)"
+            _tell(f"{name} is a field now, and no keyword from the next release on: {shown}")
+    for (parameter, kind), values in inside.items():
+        arguments[parameter] = _with(arguments.get(parameter), kind, kinds[parameter][0], values)
+    return unknown
+
+
+def _with_figure(call: Callable[[], Any], figure: Any) -> Any:
+    """The report of ``call``, with its figure written to a file."""
+    _tell("a report has its figure from the next release on: report.figure.savefig(...)")
+    file = Path(figure)
+    format = file.suffix.removeprefix(".")
+    check_known("format", format, ("png", "svg"))
+    check_file(file)
+    report = call()
+    with written(file) as beside:
+        report.figure.savefig(beside, format=format)
+    report.files.append(file)
+    return report
 
 
 def _with(own: Any, kind: Any, usual: Any, values: dict[str, Any]) -> Any:
@@ -133,4 +147,4 @@ def _with(own: Any, kind: Any, usual: Any, values: dict[str, Any]) -> Any:
 
 
 def _tell(line: str) -> None:
-    warnings.warn(line, DeprecationWarning, stacklevel=3)
+    warnings.warn(line, DeprecationWarning, stacklevel=4)

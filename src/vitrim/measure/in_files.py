@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import parse_methods
+from vitrim.core.registry import ask, parse_methods
 from vitrim.errors import VitrimError
 from vitrim.loading import ModelSpec, Origin
 from vitrim.measure.contestants import Contestant, ModelOutput
@@ -169,9 +169,10 @@ class OnFile(Contestant):
         )
 
 
-def check_alike(model: nn.Module, told: Any, files: Sequence[FileModel]) -> None:
-    """Refuse ``files`` of another size or normalisation than ``model``, whose preprocessing is ``told``."""
+def check_alike(model: nn.Module, files: Sequence[FileModel]) -> None:
+    """Refuse ``files`` of another size or normalisation than ``model``."""
     for file in files:
+        told = ask(model).preprocessing(model)
         own: dict[str, Any] = {"size": file.img_size, **{name: file.pretrained_cfg[name] for name in ("mean", "std")}}
         for name, value in own.items():
             other = getattr(told, name)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +29,7 @@ from vitrim.measure.inputs import (
     untrained_notes,
 )
 from vitrim.measure.machine import drawing, environment
-from vitrim.measure.macs import CONVENTIONS, Profile, profile_of
+from vitrim.measure.macs import CONVENTIONS, PARTS, Profile, profile_of
 from vitrim.measure.prefill import Prefill, Prompt, as_measured
 from vitrim.measure.records import DENSE
 from vitrim.report import Report, Table
@@ -89,9 +88,8 @@ def profile(
     configs = [config for config in parse_methods(methods) if config.describe() != "none"]
     check_whole(batch_size=(batch_size, 1))
     spec, prompt = DataSpec.of(images), prompt or Prompt()
-    images, limit = spec.source, spec.limit
-    if not isinstance(images, str | Path | ImageDataset | None):
-        raise VitrimError(f"expected a source of images or a dataset of vitrim.data, got {type(images).__name__}")
+    if not isinstance(spec.source, str | Path | ImageDataset | None):
+        raise VitrimError(f"expected a source of images or a dataset of vitrim.data, got {type(spec.source).__name__}")
     given = ModelSpec.each(models)
     check_read(spec, (*WHERE, "limit"))
     for one in given:
@@ -99,61 +97,125 @@ def profile(
     if not all(isinstance(one.model, str | nn.Module) for one in given):
         raise VitrimError(f"expected a model or its name, or a list of them, got {models!r:.60}")
     check_known("convention", convention, CONVENTIONS)
-    made_already = [getattr(one.model, "_orig_mod", one.model) for one in given if not one.named]
-    own = [found.config for model in made_already if (found := get_reduction(model))]
-    adaptive = [name for name, each in {one.describe(): one for one in [*own, *configs]}.items() if each.is_adaptive()]
-    if limit is not None and not adaptive:
-        raise VitrimError("limit says how many images to run, and none are: no method here adapts to its images")
-    if not spec.by_name and any(value is not None for value in spec.columns.values()):
-        raise VitrimError("split, image_column and label_column say how to read a source of images, and none is given")
-    dataset = load_images(images, **spec.columns) if adaptive and isinstance(images, str | Path) else images
-    source = images.source if isinstance(images, ImageDataset) else None if images is None else str(images)
-    count = (limit or IMAGES) if not isinstance(dataset, ImageDataset) else min(limit or IMAGES, len(dataset))
+    adaptive = _adaptive(given, configs)
+    content = _content(spec, adaptive, batch_size, seed)
     # only shapes matter, unless a method depends on the content
     filled = any(one.pretrained or one.checkpoint is not None for one in given)
     device = "cpu" if adaptive or filled else "meta"
-    rows: list[Profile] = []
-    origins, untrained = dict[str, None](), dict[str, None]()
-    for one in given:
-        place = torch.device(device) if one.named else next(one.model.parameters(), torch.empty(0)).device
-        with drawing(place, seed), ExitStack() as kept:
-            loaded = _created(one, device)
-            made = kept.enter_context(apart(loaded.model))
-            chosen = prompt.select or made.select
-            host = as_measured(made.model, replace(prompt, select=chosen))
-            if has_trunk(host) and getattr(host, "main_input_name", "pixel_values") == "input_ids":
-                towers = (name for name, part in host.named_children() if has_trunk(part))
-                raise VitrimError(
-                    f"this {type(host).__name__} reads text beside the images: give its tower of images, "
-                    f"model.{next(towers, 'vision_model')}"
-                )
-            if images is not None and isinstance(host, Prefill):
-                raise VitrimError("images are for models of images alone: prompts are made of random images and text")
-            read = _batches(host, dataset if isinstance(dataset, ImageDataset) else None, batch_size, count, seed)
-            with one_line_errors(loaded.name, kept=""):
-                rows.append(profile_of(host, None, read, name=loaded.name, dense=True))
-                every = [config for config in made.with_own(configs) if config.describe() != "none"]
-                others: list[MethodConfig | None] = [*every] or ([] if chosen is None else [None])
-                rows += [profile_of(host, each, read, name=loaded.name, learned=made.learned) for each in others]
-                untrained |= dict.fromkeys(untrained_counts(host, every, made.learned))
-            origins["random" if one.named and device == "meta" else loaded.weights] = None
-            device_name = device if one.named else str(place)
-    of = ", ".join(origins)
-    prompts = [row for row in rows if row.prefill is not None]
+    counted = [_counted(one, configs, prompt, content, device) for one in given]
+    rows = [row for each in counted for row in each.rows]
+    weights = ", ".join(dict.fromkeys(each.weights for each in counted))
+    untrained = list(dict.fromkeys(name for each in counted for name in each.untrained))
     facts = {
-        "environment": environment(device=device_name, seed=seed),
-        "weights": of,
+        "environment": environment(device=counted[-1].device, seed=seed),
+        "weights": weights,
         "model_options": dict(given[0].options or {}),
-        "untrained": list(untrained),
-        "images": {"source": source or "random", "count": count, "batch_size": batch_size} if adaptive else None,
+        "untrained": untrained,
+        "images": content.facts if adaptive else None,
     }
-    return Report(
-        "profile",
-        facts,
-        [_row(row) for row in rows],
-        [_table(rows, convention), *([_prompt_table(prompts, convention)] if prompts else [])],
-        [*_notes(rows, convention, adaptive, source, count, of), *untrained_notes(untrained)],
-    )
+    prompts = [row for row in rows if row.prefill is not None]
+    tables = [_table(rows, convention), *([_prompt_table(prompts, convention)] if prompts else [])]
+    notes = [*_notes(rows, convention, adaptive, content, weights), *untrained_notes(untrained)]
+    return Report("profile", facts, [_row(row) for row in rows], tables, notes)
+
+
+def _adaptive(models: Sequence[ModelSpec], methods: Sequence[MethodConfig]) -> list[str]:
+    """The adaptive ones among the methods of the models and ``methods``."""
+    given = [getattr(one.model, "_orig_mod", one.model) for one in models if not one.named]
+    own = [found.config for model in given if (found := get_reduction(model))]
+    return list(dict.fromkeys(one.describe() for one in [*own, *methods] if one.is_adaptive()))
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The images for adaptive methods.
+
+    Attributes:
+        dataset: None for random images.
+        source: as given; None for random images.
+        count: number of images.
+        seed: of random images.
+    """
+
+    dataset: ImageDataset | None
+    source: str | None
+    count: int
+    batch_size: int
+    seed: int
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"source": self.source or "random", "count": self.count, "batch_size": self.batch_size}
+
+    def batches(self, host: nn.Module) -> list[Tensor]:
+        """Batches (B, C, H, W) for ``host``."""
+        weight = next(host.parameters())
+        if self.dataset is not None:
+            dataset = open_images(host, self.dataset)
+            found = [images for images, _ in batches(dataset, self.batch_size, limit=self.count)]
+        elif weight.is_meta:
+            return [torch.empty(1, *image_shape(host), device="meta")]
+        else:
+            found = list(random_images(host, self.count, self.seed).split(self.batch_size))
+        return [images.to(weight.device, weight.dtype) for images in found]
+
+
+def _content(spec: DataSpec, adaptive: Sequence[str], batch_size: int, seed: int) -> _Content:
+    """Open the images; a source only if a method is ``adaptive``."""
+    images, count = spec.source, spec.limit or IMAGES
+    if spec.limit is not None and not adaptive:
+        raise VitrimError("limit says how many images to run, and none are: no method here adapts to its images")
+    if not spec.by_name and any(value is not None for value in spec.columns.values()):
+        raise VitrimError("split, image_column and label_column say how to read a source of images, and none is given")
+    if isinstance(images, ImageDataset):
+        return _Content(images, images.source, min(count, len(images)), batch_size, seed)
+    if images is None or not adaptive:
+        return _Content(None, None if images is None else str(images), count, batch_size, seed)
+    dataset = load_images(images, **spec.columns)
+    return _Content(dataset, str(images), min(count, len(dataset)), batch_size, seed)
+
+
+class _Counted(NamedTuple):
+    """The rows of one model, with the origin of its weights, its methods with random parameters, and its device."""
+
+    rows: list[Profile]
+    weights: str
+    untrained: list[str]
+    device: str
+
+
+def _counted(
+    spec: ModelSpec, methods: Sequence[MethodConfig], prompt: Prompt, content: _Content, device: str
+) -> _Counted:
+    """Count one model, dense and under every method; a named model is created on ``device``."""
+    place = torch.device(device) if spec.named else next(spec.model.parameters(), torch.empty(0)).device
+    with drawing(place, content.seed):
+        loaded = _created(spec, device)
+        with apart(loaded.model) as own:
+            select = prompt.select or own.select
+            host = as_measured(own.model, replace(prompt, select=select))
+            _check_host(host, content)
+            images = content.batches(host)
+            configs = [config for config in own.with_own(methods) if config.describe() != "none"]
+            reduced: list[MethodConfig | None] = [*configs] or ([] if select is None else [None])
+            with one_line_errors(loaded.name, kept=""):
+                rows = [profile_of(host, None, images, name=loaded.name, dense=True)]
+                rows += [profile_of(host, each, images, name=loaded.name, learned=own.learned) for each in reduced]
+                untrained = untrained_counts(host, configs, own.learned)
+    weights = "random" if spec.named and device == "meta" else loaded.weights
+    return _Counted(rows, weights, untrained, str(place))
+
+
+def _check_host(host: nn.Module, content: _Content) -> None:
+    """Refuse a model that reads text beside the images, and images for a prompt."""
+    if has_trunk(host) and getattr(host, "main_input_name", "pixel_values") == "input_ids":
+        towers = (name for name, part in host.named_children() if has_trunk(part))
+        raise VitrimError(
+            f"this {type(host).__name__} reads text beside the images: give its tower of images, "
+            f"model.{next(towers, 'vision_model')}"
+        )
+    if content.source is not None and isinstance(host, Prefill):
+        raise VitrimError("images are for models of images alone: prompts are made of random images and text")
 
 
 def _created(spec: ModelSpec, device: str) -> Loaded:
@@ -164,18 +226,6 @@ def _created(spec: ModelSpec, device: str) -> Loaded:
     # a prompt selects tokens by their values, so it needs them
     shapes_alone = ask(loaded.model).runs_on_meta and not reads_prompts(type(loaded.model))
     return loaded if shapes_alone else spec.load("cpu")
-
-
-def _batches(host: nn.Module, dataset: ImageDataset | None, batch_size: int, limit: int, seed: int) -> list[Tensor]:
-    """Batches (B, C, H, W) of ``dataset``, else of random images."""
-    weight = next(host.parameters())
-    if dataset is not None:
-        found = [images for images, _ in batches(open_images(host, dataset), batch_size, limit=limit)]
-    elif weight.is_meta:
-        return [torch.empty(1, *image_shape(host), device="meta")]
-    else:
-        found = list(random_images(host, limit, seed).split(batch_size))
-    return [images.to(weight.device, weight.dtype) for images in found]
 
 
 # ---- rows, tables, notes ---------------------------------------------------------------------------------------------
@@ -208,8 +258,7 @@ def _row(row: Profile) -> dict[str, Any]:
 def _table(rows: Sequence[Profile], convention: str) -> Table:
     prompts = sum(row.prefill is not None for row in rows)
     several = len({row.model for row in rows}) > 1
-    columns = ["method", "params M", "linear", "attention", "matching", "norm", "total", "MACs saved %"]
-    columns.append("tokens after each block")
+    columns = ("method", "params M", *PARTS, "total", "MACs saved %", "tokens after each block")
     cells = []
     dense = 1
     for row in rows:
@@ -228,7 +277,7 @@ def _table(rows: Sequence[Profile], convention: str) -> Table:
         )
     unit = "GMACs per prompt" if prompts == len(rows) else "GMACs per image" + (" or prompt" if prompts else "")
     title = unit if several else f"{rows[0].model}: {unit}"
-    names = ("model", *columns) if several else tuple(columns)
+    names = ("model", *columns) if several else columns
     return Table("profile", title, names, cells, text_columns=1 + several)
 
 
@@ -274,7 +323,7 @@ def compact(tokens: Sequence[float]) -> str:
 
 
 def _notes(
-    rows: Sequence[Profile], convention: str, adaptive: Sequence[str], images: str | None, count: int, weights: str
+    rows: Sequence[Profile], convention: str, adaptive: Sequence[str], content: _Content, weights: str
 ) -> Iterator[str]:
     # published numbers of parameters may include some that the authors' code never uses
     for name, params, unused in {(row.model, row.params, row.unused_params): None for row in rows if row.unused_params}:
@@ -291,13 +340,13 @@ def _notes(
         "no-norm": "total = linear + attention + matching (DeiT-S 4.60: ATM)",
     }[convention] + "; other tables need another convention; tokens: class token included"
     if not adaptive:
-        if images is not None:
-            yield f"{images} was not read: no method here adapts to its images"
+        if content.source is not None:
+            yield f"{content.source} was not read: no method here adapts to its images"
         return
-    what = f"images of {images}" if images else "random images (give real ones as images)"
+    what = f"images of {content.source}" if content.source else "random images (give real ones as images)"
     these = (
         "random weights (neither pretrained nor of a checkpoint)"
         if weights == "random"
         else "the model's given weights"
     )
-    yield f"{', '.join(adaptive)}: counts depend on the images; means over {count} {what} under {these}"
+    yield f"{', '.join(adaptive)}: counts depend on the images; means over {content.count} {what} under {these}"

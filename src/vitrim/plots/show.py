@@ -31,10 +31,10 @@ from vitrim.hosts.shared.classes import described
 from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.contestants import Contestant, ModelOutput, contestants
 from vitrim.measure.earlier import earlier
-from vitrim.measure.evaluation import open_task
 from vitrim.measure.inputs import EMBEDDING, WHERE, DataSpec, open_data, task_name
 from vitrim.measure.machine import drawing, environment, select_device
 from vitrim.measure.prefill import Prefill, Prompt, as_measured
+from vitrim.measure.task_data import open_task
 from vitrim.plots.charts import short
 from vitrim.plots.dense import check_drawable, draw_comparison, scene
 from vitrim.plots.handed import copies, draw_handed, handed_rows, preparing

@@ -26,18 +26,8 @@ from vitrim.loading import MADE, ModelSpec
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.copies import reduced_copy, shared_copy, take_learned
 from vitrim.measure.earlier import earlier
-from vitrim.measure.evaluation import (
-    NONE_CHANGED,
-    change_cell,
-    data_facts,
-    open_task,
-    paired_probes,
-    spelled,
-    standard_probes,
-    unseen,
-    untrained_methods,
-    weight_and_class_notes,
-)
+from vitrim.measure.evaluation import paired_probes, standard_probes, untrained_methods
+from vitrim.measure.evaluation_report import NONE_CHANGED, change_cell, spelled, unseen, weight_and_class_notes
 from vitrim.measure.in_files import MethodsAndFiles, OnFile, check_alike, file_words, in_batches, parted
 from vitrim.measure.inputs import EMBEDDING, SCORED, ZERO_SHOT, DataSpec
 from vitrim.measure.latency import Budget
@@ -45,6 +35,7 @@ from vitrim.measure.machine import drawing, environment
 from vitrim.measure.probes import MacsProbe, Tokens
 from vitrim.measure.records import DENSE, Batch, Row, read
 from vitrim.measure.run import Measurement
+from vitrim.measure.task_data import data_facts, open_task
 from vitrim.plots import style
 from vitrim.report import Report, Table
 from vitrim.speed.bench import (
@@ -177,7 +168,7 @@ def compare(
             reduced_copy(loaded.model, config)
         warnings.simplefilter("ignore", ReductionWarning)  # the copies above have issued it
         goal, dataset = open_task(loaded, images, embeddings=True)
-        check_alike(loaded.model, ask(loaded.model).preprocessing(loaded.model), list(beside.values()))
+        check_alike(loaded.model, list(beside.values()))
         if (beside or lower) and goal.name not in SCORED_ON_ENGINES:
             what = "files are" if beside else f"{lower[0].precision} is"
             raise VitrimError(f"{what} compared for {', '.join(SCORED_ON_ENGINES)}, not {goal.name}")

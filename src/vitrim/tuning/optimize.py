@@ -40,7 +40,7 @@ from vitrim.loading import MADE, ModelSpec
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.copies import reduced_copy, shared_copy
 from vitrim.measure.earlier import earlier
-from vitrim.measure.evaluation import num_classes, open_task, unseen, weight_and_class_notes
+from vitrim.measure.evaluation_report import unseen, weight_and_class_notes
 from vitrim.measure.in_files import FileModel
 from vitrim.measure.inputs import EMBEDDING, WHERE, DataSpec, open_images, task_name
 from vitrim.measure.latency import Budget, in_turn, paired_speedup, summarise, time_interleaved
@@ -49,6 +49,7 @@ from vitrim.measure.neighbours import NeighbourLoss
 from vitrim.measure.probes import PairedLoss
 from vitrim.measure.records import DENSE, read
 from vitrim.measure.run import Measurement, weights_fingerprint
+from vitrim.measure.task_data import num_classes, open_task
 from vitrim.plots import style
 from vitrim.report import Pace, Report, Results, Table
 from vitrim.speed.bench import CALIBRATED, RING

@@ -30,10 +30,10 @@ from vitrim.core.registry import host_of
 from vitrim.errors import VitrimError, check_known
 from vitrim.files import check_file
 from vitrim.measure.copies import shared_copy
-from vitrim.measure.evaluation import num_classes
 from vitrim.measure.latency import Budget
 from vitrim.measure.records import Processes
 from vitrim.measure.run import weights_fingerprint
+from vitrim.measure.task_data import num_classes
 from vitrim.speed.bench import check_engines
 from vitrim.speed.engines import engines_named, listed
 from vitrim.tasks import Task, make_task

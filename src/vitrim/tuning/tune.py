@@ -25,11 +25,12 @@ from vitrim.errors import VitrimError, check_read, check_whole
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.earlier import earlier
-from vitrim.measure.evaluation import open_task, standard_probes
+from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.inputs import SCORED, DataSpec
 from vitrim.measure.machine import environment, select_device
 from vitrim.measure.records import Processes, read
 from vitrim.measure.run import run, weights_fingerprint
+from vitrim.measure.task_data import open_task
 from vitrim.plots.tuning import plot_front, plot_heat, plot_schedule
 from vitrim.report import Report, Results, Table
 from vitrim.speed.engines import engines_named

@@ -1,0 +1,142 @@
+"""The report of an evaluation: its table, and the words on accuracy that other reports share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from vitrim.measure.inputs import EMBEDDING
+from vitrim.measure.records import Row
+from vitrim.measure.run import Findings
+from vitrim.report import Report, Table
+from vitrim.tasks import Task
+
+NONE_CHANGED = ", or, where none of them changed, what it is below (at 95 %)"
+
+
+def evaluation_report(
+    model: str, task: Task, facts: Mapping[str, Any], findings: Findings, dataset: Any, problem: str | None
+) -> Report:
+    """The report of the findings so far; without rows before the first batch."""
+    ended: dict[str, Any] = {"complete": True} if problem is None else {"complete": False, "error": problem}
+    if not findings.rows:
+        return Report("eval", {**facts, **ended})
+    # scores by class are in the rows only, not in the table
+    classes = findings.classes(dataset, task.num_classes)
+    rows = [
+        Row(row.method, {**row, **({"classes": scores} if scores else {})}, model=model)
+        for row, scores in zip(findings.rows, classes, strict=True)
+    ]
+    seen, data = rows[0]["images"], facts["data"]
+    if dataset is None:
+        data = {**data, "images": seen}
+        title = f"{model}: {seen} images"
+    else:
+        number = f"{seen} of {data['images']}" if seen < data["images"] else f"{seen}"
+        title = f"{model} on {data['source']}: {number} images in batches of {data['batch_size']}"
+    facts = {**facts, "data": data, **ended}
+    # notes needed to read the table
+    error = f" ± its standard error on the same images{NONE_CHANGED}" if "loss_error" in rows[0] else ""
+    notes = [
+        f"metrics, agree ({task.agreement_means}) and MACs saved in %; change of {spelled(task.selects_by)} in "
+        f"points{error}; cosine of what the head reads; tokens left at the end, class token included",
+        *weight_and_class_notes(facts, task, "agree and cosine still say"),
+    ]
+    if "files" in facts:
+        notes.append(facts["files"])
+    if task.name == EMBEDDING:
+        notes.append(
+            f"embedding: {facts['embedding']}. Each image is a query, all others the database: recall@1 by the same "
+            "model, recall@1 dense where the dense model made the database; knn: a vote of 20 neighbours; "
+            "neighbours: of the nearest 10, those that the dense model finds"
+        )
+    return Report("eval", facts, rows, [_table(title, rows, task)], notes)
+
+
+def _table(title: str, rows: Sequence[Row], task: Task) -> Table:
+    dense = rows[0]
+    names = list(dense)
+    metrics = task.shown or names[names.index("images") + 1 : names.index("agreement")]
+    columns = ("method", *map(spelled, metrics), "change", "agree", "cosine", "GMACs", "MACs saved", "tokens")
+    full, main = sum(dense["gmacs"].values()), task.selects_by
+    cells: list[tuple[str, ...]] = []
+    for row in rows:
+        total = sum(row["gmacs"].values())
+        cells.append(
+            (
+                row.method,
+                *(f"{100 * row[metric]:.2f}" for metric in metrics),
+                change_cell(row[main] - dense[main], None if row is dense else row.get("loss_error"), row["images"]),
+                f"{100 * row['agreement']:.1f}",
+                f"{row['cosine']:.4f}",
+                f"{total:.2f}" if full >= 1 else f"{total:.4f}",
+                f"{100 * (1 - total / full):.1f}",
+                "-" if row["tokens_at_end"] is None else f"{row['tokens_at_end']:.1f}".removesuffix(".0"),
+            )
+        )
+    return Table("eval", title, columns, cells)
+
+
+def unseen(change: float, error: float | None, images: int) -> float | None:
+    """The largest change, in points, compatible with n images of which none changed: 3/n, at 95 % (the rule of three).
+
+    None if an image changed, or the error is unknown.
+
+    Args:
+        change, error: shares from `PairedLoss` or `Neighbours`.
+        images: n.
+
+    Example:
+        >>> unseen(0.0, 1 / 20, 20), unseen(0.0, 0.07, 20), unseen(-0.05, 1 / 20, 20)
+        (15.0, None, None)
+    """
+    # if images change in both directions, the error exceeds one image's share
+    return 300.0 / images if change == 0.0 and error == 1.0 / images else None
+
+
+def change_cell(change: float, error: float | None, images: int) -> str:
+    """A change of a share in points, with its standard error if known; if no image changed, with the bound of `unseen`.
+
+    Example:
+        >>> change_cell(-0.0123, 0.0041, 1000), change_cell(0.0, None, 20), change_cell(0.0, 1 / 20, 20)
+        ('-1.23±0.41', '+0.00', '+0.00 (none; <15.00)')
+    """
+    most = unseen(change, error, images)
+    if most is not None:
+        return f"+0.00 (none; <{most:.2f})"
+    return f"{100 * change:+.2f}" + ("" if error is None else f"±{100 * error:.2f}")
+
+
+def weight_and_class_notes(facts: Mapping[str, Any], task: Task, still: str) -> Iterator[str]:
+    """Yield notes on accuracies that are meaningless; ``still``: text on what the other columns still show."""
+    if facts["weights"] == "random":
+        yield (
+            "the model has random weights (neither pretrained nor of a checkpoint), so its accuracy is meaningless; "
+            f"{still} how much the reduction changes"
+        )
+    if facts["untrained"]:
+        yield (
+            f"{', '.join(facts['untrained'])}: with random parameters, as nothing was given that learned them; "
+            "a checkpoint may be the folder of a run of `vitrim train`"
+        )
+    classes, known = facts["data"]["classes"], task.num_classes
+    if task.by_number and classes == known:
+        yield (
+            "the classes of data and model have different names: accuracy is right only if every label is the "
+            "index of the model's class"
+        )
+    elif classes not in (None, known) and task.places is None and task.name != EMBEDDING:
+        yield (
+            f"the data has {classes} classes and the model {known}: accuracy is right only if every label is the "
+            "index of the model's class"
+        )
+
+
+def spelled(metric: str) -> str:
+    """The display name of a metric.
+
+    Example:
+        >>> spelled("top1"), spelled("mAP_occurring")
+        ('top-1', 'mAP occurring')
+    """
+    return metric.replace("top", "top-").replace("recall", "recall@").replace("_", " ")

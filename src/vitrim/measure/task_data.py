@@ -1,0 +1,166 @@
+"""Which task and data go together: the task of a model, and images with the classes and the transform for it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import nn
+
+from vitrim.core.registry import ask, host_of, supported_parts
+from vitrim.data.dataset import ImageDataset, MultiLabelDataset
+from vitrim.data.decoding import to_tensor
+from vitrim.data.dense import DetectionDataset, SegmentationDataset, plain
+from vitrim.data.transforms import eval_transform, geometry_of
+from vitrim.errors import VitrimError
+from vitrim.hosts.shared.classes import described, strange
+from vitrim.loading import Loaded, as_trained
+from vitrim.measure.inputs import EMBEDDING, ZERO_SHOT, DataSpec, open_data, task_name
+from vitrim.tasks import Task, make_task
+
+BY_NUMBER = "by_number"
+"""Data option: labels are the indices of the model's classes, whatever their names."""
+DATASETS = (ImageDataset, MultiLabelDataset, SegmentationDataset, DetectionDataset)
+
+
+def num_classes(model: nn.Module) -> int:
+    """The number of classes that ``model`` predicts; `VitrimError` without a classifier, or for several hosts."""
+    if supported_parts(model):
+        host_of(model)  # raises an error that names the part to use
+    count = ask(model).num_classes(model)
+    if count is None:
+        raise VitrimError(f"this {type(model).__name__} does not say how many classes it predicts: give it num_classes")
+    if not count:
+        raise VitrimError(f"this {type(model).__name__} has no classifier (num_classes=0), so it predicts nothing")
+    return count
+
+
+def task_of(model: nn.Module, dataset: Any, name: str | None = None) -> Task:
+    """The task ``name``, else the model's or, for a classifier, the dataset's: one label or several per image.
+
+    Raises:
+        VitrimError: the model has no classifier.
+    """
+    several = isinstance(dataset, MultiLabelDataset)
+    name = name or task_name(model) or ("multilabel" if several else "classification")
+    return make_task(name, 0 if name in (EMBEDDING, ZERO_SHOT) else num_classes(model))
+
+
+def check_dataset(dataset: Any, task: Task, model: str) -> None:
+    """Check that the model has the classes of the labels, before any image is read.
+
+    Args:
+        model: name of the model, for error messages.
+
+    Raises:
+        VitrimError: a label beyond the model's classes, or another number of classes with several labels per image.
+    """
+    count = task.num_classes
+    if task.reads is None and not isinstance(dataset, ImageDataset | MultiLabelDataset):
+        raise VitrimError(f"{dataset.source} has no labels of whole images, which the model predicts")
+    if task.name == EMBEDDING:
+        if not isinstance(dataset, ImageDataset):
+            raise VitrimError(f"{dataset.source} has several labels per image, and neighbours of embeddings need one")
+        return
+    option = "" if ":" in model else f", e.g. model option num_classes={dataset.num_classes} and its checkpoint"
+    if task.reads is not None or isinstance(dataset, MultiLabelDataset):
+        if dataset.num_classes != count:
+            raise VitrimError(
+                f"{dataset.source} has {dataset.num_classes} classes and the model {count}: use a model of these "
+                f"classes{option}"
+            )
+        task.check(dataset)
+        return
+    largest = int(dataset.labels.max())
+    if largest >= count:
+        raise VitrimError(
+            f"label {largest} of {dataset.source} is beyond the model's {count} classes, 0 to {count - 1}; "
+            f"use a model of these classes{option}"
+        )
+
+
+def check_names(dataset: Any, task: Task, model: nn.Module) -> None:
+    """Refuse data that share no class name with the model, if both have names: indices would be meaningless."""
+    if not dataset.class_names or task.reads is not None or task.name == EMBEDDING or task.places is not None:
+        return
+    known = strange(dataset.class_names, model)
+    if known is not None:
+        one, other = (", ".join([*names[:3], *(["..."] * (len(names) > 3))]) for names in (dataset.class_names, known))
+        raise VitrimError(
+            f"the classes of {dataset.source} ({one}) are none of the model's ({other}): take a model of these, "
+            f"score without them (--task {EMBEDDING}; optimize --no-labels), or say that every label is the number of "
+            f"the model's class: --data-option {BY_NUMBER}=true"
+        )
+
+
+def open_task(loaded: Loaded, data: Any, *, embeddings: bool = False) -> tuple[Task, Any]:
+    """The task of a model, and its images with the model's transform; the recipe of a training run sets the defaults.
+
+    Args:
+        loaded: dense model (`vitrim.loading.load`).
+        data: a `vitrim.DataSpec`, or its source or dataset. A dataset is not changed; its transform is kept if one was
+            set. Options of the reader override those of the training run.
+        embeddings: accept a model without a classifier, by its embeddings.
+
+    Raises:
+        VitrimError: the model is not for the task, or has no classifier and ``embeddings`` is false; the data cannot be
+            read, or has other classes than the model.
+
+    Example:
+        >>> from vitrim.data import ImageDataset
+        >>> from vitrim.loading import load
+        >>> from io import BytesIO
+        >>> from PIL import Image
+        >>> Image.new("RGB", (40, 30)).save(png := BytesIO(), "png")
+        >>> data = ImageDataset([png.getvalue()], [0])
+        >>> task, dataset = open_task(load("test_vit", model_options={"num_classes": 3}), data)
+        >>> task.name, dataset[0][0].shape
+        ('classification', torch.Size([3, 160, 160]))
+    """
+    spec = DataSpec.of(data)
+    model = loaded.model
+    rules, trained = as_trained(loaded.name, spec.protocol)
+    options = dict(spec.options or {})
+    by_number = options.pop(BY_NUMBER, False)
+    if not isinstance(by_number, bool):
+        raise VitrimError(f"data option {BY_NUMBER}={by_number!r} must be true or false")
+    name = task_name(model, spec.task)
+    if name == EMBEDDING and not embeddings:
+        raise VitrimError(
+            f"this needs a classifier, and {type(model).__name__} is taken by its embeddings: vitrim eval, compare, "
+            "tune, optimize and analyze take those"
+        )
+    if spec.by_name:
+        dataset: Any = open_data(spec.source, task=name, **spec.columns, options={**trained, **options})
+    else:
+        if any(spec.columns.values()) or options:
+            raise VitrimError("split, columns and data_options say how to read a source, and a dataset is given")
+        if not isinstance(spec.source, DATASETS):
+            kind = type(spec.source).__name__
+            raise VitrimError(f"expected a source of images or a dataset of vitrim.data, got {kind}")
+        dataset = copy.copy(spec.source)
+    found = task_of(model, dataset, name)
+    found.follow(rules)
+    names = dataset.class_names
+    found.meet(model, described(names) if names and name == ZERO_SHOT else names)
+    check_dataset(dataset, found, loaded.name)
+    if not by_number:
+        check_names(dataset, found, model)
+    if dataset.transform in (to_tensor, plain):
+        own = None if found.reads is None else found.eval_transform(geometry_of(model))
+        dataset.transform = own or eval_transform(model)
+    return found, dataset
+
+
+def data_facts(dataset: Any, source: str, limit: int | None, batch_size: int) -> dict[str, Any]:
+    """The entry of a record about the images: source, split, number of images read, classes, batch size.
+
+    ``source`` is the name on the command line; at most ``limit`` images are read.
+    """
+    return {
+        "source": source,
+        "split": dataset.split,
+        "images": len(dataset) if limit is None else min(limit, len(dataset)),
+        "classes": None if dataset.class_names is None else len(dataset.class_names),
+        "batch_size": batch_size,
+    }
