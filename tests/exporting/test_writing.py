@@ -263,7 +263,7 @@ def off_by_a_bit() -> Iterator[type[Format]]:
             return lambda images: np.full((len(images), 3), 0.5, np.float32)
 
     yield OffByABit
-    del file_formats._OTHERS["off"]
+    del file_formats._FORMATS["off"]
 
 
 def test_a_file_that_disagrees_does_not_stay(off_by_a_bit: type[Format], tmp_path: Path) -> None:

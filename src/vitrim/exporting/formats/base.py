@@ -224,13 +224,11 @@ def unreported() -> Iterator[None]:
     OpenVINO forks this process for each (2026.4), which takes seconds.
     """
     told = {"NNCF_CI": "1", "CI": "true"}
-    before = {name: os.environ.get(name) for name in told}
+    before = {name: os.environ[name] for name in told if name in os.environ}
     os.environ.update(told)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in told:
+            os.environ.pop(name, None)
+        os.environ.update(before)
