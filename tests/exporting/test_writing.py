@@ -17,11 +17,13 @@ from torch import nn
 
 import tiny
 import vitrim
-from vitrim.exporting import Exported, check, engines, writing
+from vitrim.exporting import Exported, check, engines, timing
 from vitrim.exporting import formats as file_formats
+from vitrim.exporting.exported import staged
 from vitrim.exporting.formats import format_named, formats, register_format
 from vitrim.exporting.formats.base import Array, Format, Graph, Run
-from vitrim.exporting.writing import dense_file, staged, time_exported
+from vitrim.exporting.timing import time_exported
+from vitrim.exporting.writing import dense_file
 from vitrim.loading import load_run
 from vitrim.measure.latency import Budget
 from vitrim.speed.engines import FileEngine
@@ -145,7 +147,7 @@ def test_speedups_are_over_what_they_say(written: tuple[nn.Module, Exported], mo
     made, file = written
     times = {"eager reduced": 5.0, "exported dense": 4.0, "exported reduced": 1.0}
     monkeypatch.setattr(
-        writing, "time_interleaved", lambda runs, *_: {name: np.full(3, times.get(name, 10.0)) for name in runs}
+        timing, "time_interleaved", lambda runs, *_: {name: np.full(3, times.get(name, 10.0)) for name in runs}
     )
     images = torch.zeros(2, SIZE, SIZE, 3, dtype=torch.uint8)
     rows = time_exported(made, copy.deepcopy(made), file, file, images)

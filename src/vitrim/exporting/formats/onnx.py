@@ -47,10 +47,7 @@ class ONNX(Format):
             or node.name.startswith(DECISIONS)
         ]
         model = quantised(model, images, "image", kept)
-        others = [entry for entry in model.metadata_props if entry.key != KEY]
-        del model.metadata_props[:]
-        model.metadata_props.extend(others)
-        model.metadata_props.add(key=KEY, value=metadata)
+        onnx.helper.set_model_props(model, {**{one.key: one.value for one in model.metadata_props}, KEY: metadata})
         large = sum(len(weight.raw_data) for weight in model.graph.initializer) > LARGEST
         onnx.save(model, str(made), save_as_external_data=large, location=f"{made.name}.data")
         return len(model.graph.node)
@@ -66,11 +63,7 @@ class ONNX(Format):
         options.add_session_config_entry("session.force_spinning_stop", "1")
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         (name,) = (given.name for given in session.get_inputs())
-
-        def run(images: Array) -> Array:
-            return as_array(session.run(None, {name: images})[0])
-
-        return run
+        return lambda images: as_array(session.run(None, {name: images})[0])
 
     @classmethod
     def metadata(cls, path: Path) -> str | None:

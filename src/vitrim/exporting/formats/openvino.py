@@ -85,11 +85,7 @@ class OpenVINO(Format):
         rest = beside_int8() if precision == "int8" else "bf16" if precision == "bf16" else "fp32"
         compiled = core().compile_model(path, "CPU", _settings(rest, threads))
         request = compiled.create_infer_request()
-
-        def run(images: Array) -> Array:
-            return as_array(request.infer(images, share_inputs=True)[0])
-
-        return run
+        return lambda images: as_array(request.infer(images, share_inputs=True)[0])
 
     @classmethod
     def metadata(cls, path: Path) -> str | None:
