@@ -52,8 +52,8 @@ from vitrim.measure.run import Measurement, weights_fingerprint
 from vitrim.plots import style
 from vitrim.report import Pace, Report, Results, Table
 from vitrim.speed.bench import CALIBRATED, RING
-from vitrim.speed.compare import SCORED_ON_ENGINES, OnEngine
 from vitrim.speed.engines import Eager, Engine, FileEngine, engines_named, listed
+from vitrim.speed.scoring import SCORED_ON_ENGINES, OnEngine
 from vitrim.speed.words import engine_of
 from vitrim.tasks import Task, make_task
 from vitrim.tuning.cost import MacsCost, within
