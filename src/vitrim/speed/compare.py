@@ -60,13 +60,10 @@ def compare(
             on their own engine.
         data: labelled images: a source, as for ``--data``, a dataset, or a `vitrim.DataSpec`.
         at: batch sizes to time.
-        engine: one or several, names or objects of `vitrim.speed.engines`.
+        engine, budget, seed, on_progress: see `vitrim.bench`.
         precision: fp32, bf16, fp16, int8, or several; losses are relative to the dense model in fp32. int8 is
             calibrated on images of ``data``, which are also scored.
-        budget: rounds and seconds for timing; default: 10 rounds and one second per model.
-        seed: seed of random weights, parameters and methods.
         on_report: called with the report so far, after the evaluation and after every batch size.
-        on_progress: called often with a short text on the current step.
 
     Returns:
         One row per method, dense first, and in lower precisions one per engine: the columns of `vitrim eval`,

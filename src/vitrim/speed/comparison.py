@@ -29,11 +29,7 @@ class Comparison(Report):
     words: list[str] = field(default_factory=list)
 
     def fill(
-        self,
-        model: str,
-        task: Task,
-        scores: Sequence[tuple[Row, Engine | None]],
-        timed: Sequence[Sequence[Row]],
+        self, model: str, task: Task, scores: Sequence[tuple[Row, Engine | None]], timed: Sequence[Sequence[Row]]
     ) -> None:
         """Fill in rows, tables, notes and words from the measurements so far.
 
@@ -48,7 +44,7 @@ class Comparison(Report):
             label, precision = (None, "fp32") if engine is None else (engine.label, engine.precision)
             # columns that do not depend on the precision come from fp32
             whole = {"precision": precision, "engine": label, **exact[row.method], **row}
-            speeds = list(_speeds(whole, row.method, label, timed))
+            speeds = list(_speeds(whole, timed))
             if timed and not speeds:
                 continue  # fp32 is the reference of the loss only, and was not timed
             rows.append(
@@ -82,16 +78,14 @@ class Comparison(Report):
         return super()._repr_html_() + "".join(f"<p>{escape(line)}</p>" for line in self.words)
 
 
-def _speeds(
-    whole: Mapping[str, Any], method: str, label: str | None, timed: Sequence[Sequence[Row]]
-) -> Iterator[dict[str, Any]]:
+def _speeds(row: Mapping[str, Any], timed: Sequence[Sequence[Row]]) -> Iterator[dict[str, Any]]:
     """Yield, for every batch size, the timings of a row: on its engine, or on the fastest one."""
     for setting in timed:
         own = [
             one
             for one in setting
-            if one.method == method and one["precision"] == whole["precision"]
-            if label in (None, one["engine"]) and one.get("part", WHOLE) == WHOLE
+            if one.method == row["method"] and one["precision"] == row["precision"]
+            if row["engine"] in (None, one["engine"]) and one.get("part", WHOLE) == WHOLE
         ]
         if own:
             yield dict(max(own, key=lambda one: one["speedup"]))

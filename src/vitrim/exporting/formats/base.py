@@ -127,10 +127,9 @@ class Format:
 
         Args:
             path: a file from `write`.
-            precision: one of `makes`.
             metadata: replaces the metadata in the file.
             images: batches as the file takes them, to calibrate int8 on.
-            made: path of the new file, in a folder of its own.
+            made: in a folder of its own.
 
         Raises:
             MissingPackageError: the package for quantisation is not installed.
