@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import vitrim
 from vitrim.exporting.formats.base import Graph
-from vitrim.exporting.formats.onnx import translations
 from vitrim.exporting.formats.openvino import core
+from vitrim.exporting.formats.operators import translations
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 

@@ -17,11 +17,13 @@ from torch import nn
 
 import tiny
 import vitrim
-from vitrim.exporting import Exported, check, engines, writing
+from vitrim.exporting import Exported, check, engines, timing
 from vitrim.exporting import formats as file_formats
+from vitrim.exporting.exported import staged
 from vitrim.exporting.formats import format_named, formats, register_format
 from vitrim.exporting.formats.base import Array, Format, Graph, Run
-from vitrim.exporting.writing import dense_file, staged, time_exported
+from vitrim.exporting.timing import time_exported
+from vitrim.exporting.writing import dense_file
 from vitrim.loading import load_run
 from vitrim.measure.latency import Budget
 from vitrim.speed.engines import FileEngine
@@ -145,7 +147,7 @@ def test_speedups_are_over_what_they_say(written: tuple[nn.Module, Exported], mo
     made, file = written
     times = {"eager reduced": 5.0, "exported dense": 4.0, "exported reduced": 1.0}
     monkeypatch.setattr(
-        writing, "time_interleaved", lambda runs, *_: {name: np.full(3, times.get(name, 10.0)) for name in runs}
+        timing, "time_interleaved", lambda runs, *_: {name: np.full(3, times.get(name, 10.0)) for name in runs}
     )
     images = torch.zeros(2, SIZE, SIZE, 3, dtype=torch.uint8)
     rows = time_exported(made, copy.deepcopy(made), file, file, images)
@@ -263,7 +265,7 @@ def off_by_a_bit() -> Iterator[type[Format]]:
             return lambda images: np.full((len(images), 3), 0.5, np.float32)
 
     yield OffByABit
-    del file_formats._OTHERS["off"]
+    del file_formats._FORMATS["off"]
 
 
 def test_a_file_that_disagrees_does_not_stay(off_by_a_bit: type[Format], tmp_path: Path) -> None:

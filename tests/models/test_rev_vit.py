@@ -14,7 +14,8 @@ import vitrim.models
 from vitrim.errors import VitrimError
 from vitrim.measure.macs import count_macs
 from vitrim.measure.memory import peak_memory_mib
-from vitrim.models.rev_vit import RevViT, checkpoint_filter_fn, reversible
+from vitrim.models.rev_vit import RevViT, checkpoint_filter_fn
+from vitrim.models.reversible import reversible
 
 DROPS = {"drop_path_rate": 0.4, "proj_drop_rate": 0.2, "attn_drop_rate": 0.2, "pos_drop_rate": 0.2}
 

@@ -21,8 +21,10 @@ from vitrim.measure.latency import Budget
 from vitrim.speed import bench as timing
 from vitrim.speed import compare as comparing
 from vitrim.speed.bench import bench
-from vitrim.speed.compare import compare, draw, in_words
+from vitrim.speed.compare import compare
+from vitrim.speed.comparison import in_words
 from vitrim.speed.engines import Eager
+from vitrim.speed.picture import draw
 
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 3, "embed_dim": 32, "num_heads": 2, "num_classes": 2}
 METHODS = ["tome:r=1", "tome:r=4", "topk:keep_rate=0.6"]

@@ -28,8 +28,11 @@ from vitrim.measure.records import as_batches
 from vitrim.measure.run import Measurement
 from vitrim.speed import bench as timing
 from vitrim.speed.bench import bench, measure
-from vitrim.speed.compare import OnEngine, compare, draw, in_words, score_on_engines
+from vitrim.speed.compare import compare
+from vitrim.speed.comparison import in_words
 from vitrim.speed.engines import Eager, Engine, FileEngine, Run, engines_named
+from vitrim.speed.picture import draw
+from vitrim.speed.scoring import OnEngine, score_on_engines
 from vitrim.tasks import make_task
 
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 2}

@@ -14,7 +14,7 @@ import golden_files
 from vitrim.data import ImageDataset, MultiLabelDataset
 from vitrim.errors import VitrimError
 from vitrim.tasks import make_task, tasks
-from vitrim.training.recipe import Loss, Mix
+from vitrim.tasks.options import Loss, Mix
 
 
 def logits_and_labels(images: int = 6, classes: int = 7) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,7 +15,7 @@ from vitrim.data import ImageDataset, MultiLabelDataset
 from vitrim.errors import VitrimError
 from vitrim.tasks import make_task
 from vitrim.tasks.multilabel import MeanAveragePrecision
-from vitrim.training.recipe import Loss, Mix
+from vitrim.tasks.options import Loss, Mix
 
 
 @golden_files.cases(["training/losses_metrics_a"], arrays=("asl/*",))

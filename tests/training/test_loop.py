@@ -27,7 +27,7 @@ from vitrim.errors import MissingPackageError, VitrimError
 from vitrim.loading import load_run
 from vitrim.models import vittm_mae
 from vitrim.training import checkpoint, learner, run_folder
-from vitrim.training.loop import recipe_text
+from vitrim.training.recipe import recipe_text
 from vitrim.training.running import Running
 
 EPOCH = len(CLASSES) * PER_CLASS["train"] // TINY["batch_size"]

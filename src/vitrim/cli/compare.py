@@ -15,7 +15,7 @@ from vitrim.progress import progress
 from vitrim.report import show
 
 if TYPE_CHECKING:
-    from vitrim.speed.compare import Comparison
+    from vitrim.speed.comparison import Comparison
 
 At = Annotated[
     list[str] | None, typer.Option("--at", help="batch sizes to time, e.g. 8, or 1,8; may repeat; default: 1,8")

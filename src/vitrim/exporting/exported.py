@@ -93,7 +93,6 @@ class Exported:
         """Open an exported file and read its metadata. This never runs code in the file.
 
         Args:
-            path: path of the file.
             threads: threads of the engine, see `Exported`.
             trust: you know who wrote the file. Required to `run` pt2 and aoti files, which are code and can do anything
                 you can do. onnx and openvino files are graphs and need no trust.
@@ -249,22 +248,12 @@ def staged(path: Path) -> Iterator[Path]:
 
 
 def sidecar(path: Path) -> Path:
-    """The JSON file with a copy of the metadata, beside an exported file.
-
-    Example:
-        >>> sidecar(Path("out/m.onnx")).as_posix()
-        'out/m.onnx.json'
-    """
+    """The JSON file with a copy of the metadata, beside an exported file: m.onnx.json of m.onnx."""
     return path.with_name(f"{path.name}.json")
 
 
 def weights_beside(path: Path) -> list[Path]:
-    """The possible weight files of an exported file.
-
-    Example:
-        >>> [file.name for file in weights_beside(Path("m.xml"))]
-        ['m.xml.data', 'm.bin']
-    """
+    """The possible weight files of an exported file: m.onnx.data of m.onnx, m.xml.data and m.bin of m.xml."""
     return [path.with_name(f"{path.name}.data"), *([path.with_suffix(".bin")] if path.suffix == ".xml" else [])]
 
 

@@ -182,48 +182,45 @@ def check(exported: Exported, model: nn.Module, images: Tensor | Array, *, atol:
     Raises:
         VitrimError: fewer images than a batch.
     """
-    given = as_array(images)
-    half = exported.metadata.get("weights") == "fp16"
-    in_graph = exported.metadata.get("input", {}).get("dtype") == "uint8"
+    given, known = np.ascontiguousarray(as_array(images)), exported.metadata
+    half = known.get("weights") == "fp16"
+    in_graph = known.get("input", {}).get("dtype") == "uint8"
     module = Program(model, ask(model).preprocessing(model) if in_graph else None).eval()
     allowed = (ATOL_HALF if half else ATOL) if atol is None else atol
-    classified = exported.metadata.get("output", {}).get("name") == "logits"
+    classified = known.get("output", {}).get("name") == "logits"
     sizes = _batches(len(given), exported.batch)
-    differences: list[Array] = []  # largest difference of each image
-    same: list[Array] = []  # for each image: the same top-1
-    odd: list[tuple[Array, Array, Array, Array]] = []  # batches with differing images, and both outputs
-    start = 0
-    for size in sizes:
-        batch = np.ascontiguousarray(given[start : start + size])
-        with torch.inference_mode():
-            wanted = as_array(module(torch.from_numpy(batch)))
-        found = exported.run(batch)
-        if found.shape != wanted.shape:
-            raise VitrimError(f"{exported.path} gives {found.shape} where the model gives {wanted.shape}")
-        largest, alike = _compared(found, wanted, classified)
-        differences.append(largest)
-        same.append(alike)
-        differs = ~((largest <= allowed) & alike)
-        if differs.any():
-            odd.append((batch, wanted, found, differs))
-        start += size
-    worst, alike = np.concatenate(differences), np.concatenate(same)
-    beyond = ~(worst <= allowed)  # includes nan
-    differing = int((beyond | ~alike).sum())
+    count, ends = sum(sizes), np.cumsum(sizes)[:-1]
+    batches = np.split(given[:count], ends)
+    wanted, found = zip(*(_outputs(exported, module, batch) for batch in batches), strict=True)
+    compared = (_compared(file, own, classified) for file, own in zip(found, wanted, strict=True))
+    largest, alike = (np.concatenate(each) for each in zip(*compared, strict=True))
+    beyond = ~(largest <= allowed)  # includes nan
+    differs = beyond | ~alike
     near_ties = 0
-    if not half and differing <= max(1, FLIPS * start):  # more are an error in any case
-        near_ties = sum(_near_ties(module, *each, allowed, classified) for each in odd)
+    if not half and differs.sum() <= max(1, FLIPS * count):  # more are an error in any case
+        every = zip(batches, wanted, found, np.split(differs, ends), strict=True)
+        near_ties = sum(_near_ties(module, *each, allowed, classified) for each in every)
     return Parity(
-        images=start,
+        images=count,
         batches=tuple(sizes),
-        largest=float(worst.max()),
+        largest=float(largest.max()),
         beyond=int(beyond.sum()),
-        same_top1=int(alike.sum()) if classified and found.ndim == 2 else None,
+        same_top1=int(alike.sum()) if classified and found[0].ndim == 2 else None,
         atol=allowed,
-        differing=differing,
-        tolerated=int(FLIPS * start) if half else 0,
+        differing=int(differs.sum()),
+        tolerated=int(FLIPS * count) if half else 0,
         near_ties=near_ties,
     )
+
+
+def _outputs(exported: Exported, module: Program, batch: Array) -> tuple[Array, Array]:
+    """The outputs of the model and of its file."""
+    with torch.inference_mode():
+        wanted = as_array(module(torch.from_numpy(batch)))
+    found = exported.run(batch)
+    if found.shape != wanted.shape:
+        raise VitrimError(f"{exported.path} gives {found.shape} where the model gives {wanted.shape}")
+    return wanted, found
 
 
 def _compared(ones: Array, others: Array, classified: bool) -> tuple[Array, Array]:
@@ -250,9 +247,9 @@ def _near_ties(
     generator = torch.Generator().manual_seed(0)
     explained = ~differs[chosen]
     for tries, nudge in product(TRIES, NUDGES):
-        left = np.arange(len(chosen)) if together else np.flatnonzero(~explained)
         if explained.all():
             break
+        left = np.arange(len(chosen)) if together else np.flatnonzero(~explained)
         changed = some[left] + torch.randn(tries, *some[left].shape, generator=generator) * deviation * nudge
         with torch.inference_mode():
             others = [plain(each) for each in (changed if together else changed.flatten(0, 1).split(len(batch)))]

@@ -10,48 +10,42 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrim.core.method import Adaptive, MethodConfig
 from vitrim.core.plan import Preprocessing
-from vitrim.core.reduce import get_reduction, handle_of, reduce_, restore_
+from vitrim.core.reduce import get_reduction, reduce_, restore_
 from vitrim.core.registry import ask, fitting, input_size_of, parse_method
 from vitrim.data import ImageDataset, batches
 from vitrim.errors import ReductionWarning, VitrimError, check_known, check_read, first_line
 from vitrim.exporting import static
 from vitrim.exporting.exported import Exported, ExportReport, sidecar, size_of, staged, weights_beside
 from vitrim.exporting.formats import format_named
-from vitrim.exporting.formats.base import OPSETS, PRECISIONS, Format, Graph, as_array, check_quantiser
+from vitrim.exporting.formats.base import OPSETS, PRECISIONS, Array, Format, Graph, as_array, check_quantiser
 from vitrim.exporting.program import MAX_BATCH, Program, as_read, trace
 from vitrim.exporting.program import check as compare
+from vitrim.exporting.timing import noise, table, time_exported
 from vitrim.files import as_path, check_file, json_text
 from vitrim.hosts.shared.classes import class_names
 from vitrim.loading import MADE, ModelSpec
-from vitrim.measure.copies import apart, dense_copies, shared_copy, take_learned
+from vitrim.measure.copies import Apart, apart, shared_copy, take_learned
 from vitrim.measure.earlier import earlier
 from vitrim.measure.inputs import WHERE, DataSpec, open_images
-from vitrim.measure.latency import Budget, fastest, paired_speedup, speed_row, time_interleaved
 from vitrim.measure.machine import drawing, environment
 from vitrim.measure.macs import count_macs
-from vitrim.measure.records import DENSE, Row
-from vitrim.report import Table
 from vitrim.version import __version__
 
 FITTED = 512
 """Default number of images to fix counts on."""
 
-EAGER = "eager"
-
 GIGA = 1e9
-
-COLUMNS = ("method", "engine", "images/s", "p50 ms", "p95 ms", "speed-up", "q1-q3", "promised", "ratio", "over eager")
 
 CALLS = {"freeze": "freeze", "capacity": "bound"}
 """The functions of `vitrim.exporting.static` behind options of the command."""
@@ -160,92 +154,75 @@ def export(
     spec, source, wanted = ModelSpec.of(model), DataSpec.of(images), file or FileSpec()
     check_read(spec, MADE)
     check_read(source, (*WHERE, "limit"))
-    precision, preprocess, batch, size = wanted.precision, wanted.preprocess, wanted.batch, wanted.size
-    config = parse_method(method) if isinstance(method, str) else method
-    fixing = freeze is not False
-    if fixing and config is None and isinstance(spec.model, nn.Module) and (reduction := get_reduction(spec.model)):
-        config = reduction.config
-    _check_fixing(config, freeze, source)
+    config = _asked_method(method, spec.model, freeze, source)
     path = as_path(path)
     kind = format_named(wanted.to, path)
-    _check_file(wanted, path, kind)
-    if precision == "int8" and source.source is None:
-        raise VitrimError("int8 finds the ranges of activations on images: give them, with --images DATA or images=")
+    _check_file(wanted, path, kind, source)
     tell = on_progress or (lambda _: None)
     with drawing(torch.device("cpu"), seed), ExitStack() as kept:
         loaded = spec.load("cpu")
-        plain, learned = _plain(loaded.model), loaded.learned
-        if config is not None:  # replaces the model's own reduction
-            apart_from = kept.enter_context(apart(plain))
-            plain, learned = apart_from.model, apart_from.learned or learned
+        plain = _plain(loaded.model)
+        own = Apart(plain) if config is None else kept.enter_context(apart(plain))  # a method replaces the model's own
+        plain, learned = own.model, own.learned or loaded.learned
         config = next(iter(fitting(plain, [] if config is None else [config])), None)
         dataset = open_images(plain, source)
-        if dataset is not None and (fixing or not isinstance(check, int) or check):
-            _check_images(dataset, plain, size, check, batch)
-        if fixing and config is not None:
+        if dataset is not None and (freeze is not False or not isinstance(check, int) or check):
+            _check_images(dataset, plain, wanted.size, check, wanted.batch)
+        if freeze is not False and config is not None:
             tell("finding counts")
-            counting = (images for images, _ in batches(dataset, 32, limit=source.limit or FITTED))
-            if freeze is True:
-                config = static.freeze(plain, config, counting, learned=learned)
-            else:
-                config = static.bound(plain, config, counting, quantile=freeze, learned=learned)
-        reduced = _reduced(plain, config, learned, batch)
-        if bench and _follows(reduced):
-            raise VitrimError(
-                f"--bench times random images, and how long {handle_of(reduced).config.name} takes depends on the "
-                "images: leave --bench out, or fix its counts by --freeze"
-            )
-        shape = _shape(reduced, size)
-        told = replace(ask(reduced).preprocessing(reduced), size=shape[1:])
-        calibration: Tensor | None = None
-        if dataset is not None and isinstance(check, int) and (check > 0 or precision == "int8"):
-            own = CALIBRATED if precision == "int8" else 0
-            every = _spread(dataset, max(check, batch or 1) + own, told if preprocess else None)
-            parts = torch.arange(len(every)) * own // len(every)  # calibration images are spread evenly, too
-            calibrating = torch.diff(parts, prepend=torch.tensor([-1])) > 0 if own else parts < 0
-            check, calibration = (every[~calibrating] if check else 0), every[calibrating]
-        compared = _images(check, shape, batch, preprocess)
-        others = None if dataset is None else dataset.class_names
-        names = class_names(reduced, others) if wanted.classes is None else wanted.classes
-        counted: Any = torch.zeros(1, *shape)
-        if _follows(reduced):
-            counted = _images(1, shape, batch, preprocess) if compared is None else compared[:CHECKED]
-            counted = Program(reduced, told).normalised(counted) if preprocess else counted
-        facts = _describe(reduced, counted, told, wanted.name or loaded.name, names)
-        if _follows(reduced):
-            real = dataset is not None or isinstance(check, Tensor)
-            facts["counted_on"] = f"{len(counted)} {'images' if real and compared is not None else 'random images'}"
+            config = _fixed(plain, config, dataset, freeze, source.limit, learned)
+        reduced = _reduced(plain, config, learned, wanted.batch, bench)
+        subject = _Subject.of(reduced, wanted, kind)
+        check, calibration = _of_dataset(subject, dataset, check)
+        compared = _compared_on(subject, check)
+        facts = _describe(subject, compared, isinstance(check, Tensor), loaded.name, dataset)
         tell("exporting")
         with staged(path) as place:
-            written = _write(wanted, kind, reduced, shape, told, facts, place)
+            written = _write(subject, facts, place)
             if compared is not None:
                 tell("comparing")
-                found = compare(written, reduced, compared)
-                if not found.holds:
-                    raise VitrimError(f"{path} is not written: as {kind.name} it disagrees with the model; {found}")
-                words = {"parity": str(found), "near_ties": found.near_ties, "largest_difference": found.largest}
-                written = replace(written, metadata={**written.metadata, **words})
-            if precision in kind.makes:
-                tell(f"making {precision}")
-                written = _made(written, path, precision, calibration, compared, real=dataset is not None)
-            text = json_text(dict(written.metadata), indent=2) + "\n"
-            sidecar(place).write_text(text, encoding="utf-8")
+                written = _agreeing(written, path, reduced, compared)
+            if wanted.precision in kind.makes:
+                tell(f"making {wanted.precision}")
+                written = _made(written, path, wanted.precision, calibration, compared, real=dataset is not None)
+            sidecar(place).write_text(json_text(dict(written.metadata), indent=2) + "\n", encoding="utf-8")
         made = replace(written, path=path)
         report = _report(made, loaded.weights, seed)
         if bench:
-            dense = _dense(reduced)
-            with dense_file(dense, made) as other:
-                sizes = (1, 8) if made.batch is None else (made.batch,)
-                for turn, images_at_once in enumerate(sizes):
-                    tell(f"timing at batch {images_at_once}, {turn + 1} of {len(sizes)}")
-                    rows = time_exported(dense, reduced, other, made, _noise(made, images_at_once, seed))
-                    report.rows = [*report.rows, *rows]
-                    report.tables.append(_table(rows))
+            _time(report, made, reduced, seed, tell)
     return replace(made, report=report)
 
 
-def _check_file(wanted: FileSpec, path: Path, kind: type[Format]) -> None:
-    """Refuse options that the format does not support, and paths that cannot be written."""
+@dataclass(frozen=True)
+class _Subject:
+    """What `export` writes.
+
+    Attributes:
+        model: dense or reduced.
+        shape: channels, height and width of the images.
+        told: the model's preprocessing, at this size.
+    """
+
+    model: nn.Module
+    shape: tuple[int, int, int]
+    told: Preprocessing
+    wanted: FileSpec
+    kind: type[Format]
+
+    @classmethod
+    def of(cls, model: nn.Module, wanted: FileSpec, kind: type[Format]) -> _Subject:
+        shape = _shape(model, wanted.size)
+        return cls(model, shape, replace(ask(model).preprocessing(model), size=shape[1:]), wanted, kind)
+
+    @property
+    def layout(self) -> tuple[int, int, int]:
+        """The shape of one image, as the file takes it."""
+        channels, height, width = self.shape
+        return (height, width, channels) if self.wanted.preprocess else self.shape
+
+
+def _check_file(wanted: FileSpec, path: Path, kind: type[Format], images: DataSpec) -> None:
+    """Refuse options that the format does not support, paths that cannot be written, and int8 without images."""
     if wanted.batch is not None and not 1 <= wanted.batch <= MAX_BATCH:
         raise VitrimError(f"batch={wanted.batch} must be a whole number from 1 to {MAX_BATCH}, or none for any")
     if wanted.opset not in OPSETS:
@@ -258,29 +235,23 @@ def _check_file(wanted: FileSpec, path: Path, kind: type[Format]) -> None:
         check_file(file)
         if file.exists() and not file.is_file():
             raise VitrimError(f"cannot write {file}: it is a device or a pipe, and a model is written as a file")
+    if wanted.precision == "int8" and images.source is None:
+        raise VitrimError("int8 finds the ranges of activations on images: give them, with --images DATA or images=")
 
 
-def _write(
-    wanted: FileSpec,
-    kind: type[Format],
-    reduced: nn.Module,
-    shape: tuple[int, int, int],
-    told: Preprocessing,
-    facts: dict[str, object],
-    place: Path,
-) -> Exported:
+def _write(subject: _Subject, facts: dict[str, object], place: Path) -> Exported:
+    wanted, kind = subject.wanted, subject.kind
     weights = wanted.precision if wanted.precision in kind.casts else "fp32"
-    cast = reduced if weights == "fp32" else copy.deepcopy(reduced).to(PRECISIONS[weights])
-    module = Program(cast, told if wanted.preprocess else None).eval()
-    channels, height, width = shape
-    layout = (height, width, channels) if wanted.preprocess else shape
+    cast = subject.model if weights == "fp32" else copy.deepcopy(subject.model).to(PRECISIONS[weights])
+    module = Program(cast, subject.told if wanted.preprocess else None).eval()
     dtype = "uint8" if wanted.preprocess else "float32"
     # two images: torch treats a batch of one as a constant
-    example = torch.zeros(wanted.batch or 2, *layout, dtype=getattr(torch, dtype))
+    example = torch.zeros(wanted.batch or 2, *subject.layout, dtype=getattr(torch, dtype))
     program = trace(module, example, wanted.batch is None)
-    output = "logits" if ask(reduced).num_classes(reduced) else "features"
+    library = ask(subject.model)
+    output = "logits" if library.num_classes(subject.model) else "features"
     embeds = output == "features" and program.graph.output_node().args[0][-1].meta["val"].ndim == 2
-    inputs = (wanted.batch or "batch", *layout)
+    inputs = (wanted.batch or "batch", *subject.layout)
     known = {
         **facts,
         "input": {
@@ -289,7 +260,7 @@ def _write(
             "dtype": dtype,
             "layout": "NHWC, as read, 0 to 255" if wanted.preprocess else "NCHW, normalised",
         },
-        "output": {"name": output, **({"embedding": ask(reduced).embedding_name(reduced)} if embeds else {})},
+        "output": {"name": output, **({"embedding": library.embedding_name(subject.model)} if embeds else {})},
         "weights": weights,
         "precision": weights,
         "opset": wanted.opset,
@@ -298,6 +269,15 @@ def _write(
     nodes = kind.write(Graph(program, output, json_text(known), wanted.opset, PRECISIONS[weights]), place)
     known = {**known, "nodes": nodes}
     return Exported(place, kind.name, {"image": inputs}, nodes, size_of(place), known, trust=True)
+
+
+def _agreeing(written: Exported, path: Path, model: nn.Module, compared: Tensor) -> Exported:
+    """The file with its comparison with the model in its metadata; refuse one that disagrees."""
+    found = compare(written, model, compared)
+    if not found.holds:
+        raise VitrimError(f"{path} is not written: as {written.format} it disagrees with the model; {found}")
+    words = {"parity": str(found), "near_ties": found.near_ties, "largest_difference": found.largest}
+    return replace(written, metadata={**written.metadata, **words})
 
 
 def _made(
@@ -318,53 +298,58 @@ def _made(
         images = [as_array(each) for each in compared.split(size) if len(each) == size or written.batch is None]
         pairs = [(made.run(each), written.run(each)) for each in images]
         ones, others = (np.concatenate(each) for each in zip(*pairs, strict=True))
-        cosines = np.array([])
-        if classified := made.metadata["output"]["name"] == "logits" and ones.ndim == 2:
-            same = (ones.argmax(1) == others.argmax(1)).mean()
-        elif ones.ndim == 2:  # compare embeddings by cosine
-            both, long = (ones * others).sum(1), np.linalg.norm(ones, axis=1) * np.linalg.norm(others, axis=1)
-            cosines = both / np.maximum(long, np.finfo(np.float32).tiny)
-            same = (cosines >= ALIKE).mean()
-        else:  # compare features and maps by relative distance
-            flat, like = ones.reshape(len(ones), -1), others.reshape(len(others), -1)
-            same = (np.linalg.norm(flat - like, axis=1) <= 0.2 * np.linalg.norm(like, axis=1)).mean()
-        what = "same top-1" if classified else "within 20 %"
-        if len(cosines):
-            what = f"embeddings with a cosine of {cosines.mean():.4f}, and {ALIKE} or more"
+        same, what = _same(ones, others, made.metadata["output"]["name"] == "logits")
         found = f"{what} as fp32 in {100 * same:.1f} % of {len(ones)} {'images' if real else 'random images'}"
         if not np.isfinite(ones).all() or (real and same < AGREES):
             raise VitrimError(f"{path} is not written: {precision} is too coarse for it; {found}")
-        made = replace(made, metadata={**made.metadata, "parity": found, "agreement": float(same)})
+        made = replace(made, metadata={**made.metadata, "parity": found, "agreement": same})
     for file in (made.path, *weights_beside(made.path)):
         if file.is_file():
             os.replace(file, file.with_name(file.name.replace(made.path.stem, place.stem)))
     return replace(made, path=place)
 
 
+def _same(ones: Array, others: Array, logits: bool) -> tuple[float, str]:
+    """The share of images with the same output, and what is compared."""
+    if ones.ndim != 2:  # features and maps
+        flat, like = ones.reshape(len(ones), -1), others.reshape(len(others), -1)
+        within = np.linalg.norm(flat - like, axis=1) <= 0.2 * np.linalg.norm(like, axis=1)
+        return float(within.mean()), "within 20 %"
+    if logits:
+        return float((ones.argmax(1) == others.argmax(1)).mean()), "same top-1"
+    cosines = F.cosine_similarity(torch.from_numpy(ones), torch.from_numpy(others)).numpy()
+    return float((cosines >= ALIKE).mean()), f"embeddings with a cosine of {cosines.mean():.4f}, and {ALIKE} or more"
+
+
 # ---- options ---------------------------------------------------------------------------------------------------------
 
 
-def _check_fixing(config: MethodConfig | None, freeze: bool | float, source: DataSpec) -> None:
-    """Refuse options that fix counts without an adaptive method or without images."""
-    option = "--freeze" if freeze is True else "--capacity"
+def _asked_method(
+    method: MethodConfig | str | None, model: object, freeze: bool | float, images: DataSpec
+) -> MethodConfig | None:
+    """The method as a config; without one, that of a reduced module whose counts are to be fixed.
+
+    Refuse to fix counts without an adaptive method or without images.
+    """
+    config = parse_method(method) if isinstance(method, str) else method
     if freeze is False:
-        if source.limit is not None:
+        if images.limit is not None:
             raise VitrimError("--limit says on how many images --freeze and --capacity find counts: give one of them")
-        return
+        return config
+    if config is None and isinstance(model, nn.Module) and (reduction := get_reduction(model)) is not None:
+        config = reduction.config
+    option = "--freeze" if freeze is True else "--capacity"
     if not 0.0 < freeze <= 1.0:
         raise VitrimError(f"{option} {freeze} must be above 0 and at most 1: the share of images that fit")
     if config is None:
         raise VitrimError(f"{option} is for a method that adapts to the images: give one with -m")
-    if source.source is None:
+    if images.source is None:
         raise VitrimError(f"{option} finds counts on images: give --images too")
+    return config
 
 
 def _check_images(
-    dataset: ImageDataset,
-    model: nn.Module,
-    size: int | tuple[int, int] | None,
-    check: int | Tensor,
-    batch: int | None,
+    dataset: ImageDataset, model: nn.Module, size: int | tuple[int, int] | None, check: int | Tensor, batch: int | None
 ) -> None:
     """Refuse images that do not fit the file or are too few, before any work."""
     if size is not None:
@@ -382,14 +367,37 @@ def _check_images(
         )
 
 
+# ---- model and images ------------------------------------------------------------------------------------------------
+
+
 def _plain(model: nn.Module) -> nn.Module:
     """A copy on the CPU, in float32 and eval mode."""
     plain = all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in model.parameters())
     return (shared_copy(model) if plain else copy.deepcopy(model).to("cpu", torch.float32)).eval()
 
 
-def _reduced(plain: nn.Module, method: MethodConfig | None, learned: Path | None, batch: int | None) -> nn.Module:
-    """A copy reduced by ``method``, with its parameters in ``learned``; methods without a fixed graph are refused."""
+def _fixed(
+    plain: nn.Module,
+    config: MethodConfig,
+    dataset: ImageDataset,
+    freeze: float,
+    limit: int | None,
+    learned: Path | None,
+) -> MethodConfig:
+    """The method with its counts fixed on images of the dataset."""
+    counting = (images for images, _ in batches(dataset, 32, limit=limit or FITTED))
+    if freeze is True:
+        return static.freeze(plain, config, counting, learned=learned)
+    return static.bound(plain, config, counting, quantile=freeze, learned=learned)
+
+
+def _reduced(
+    plain: nn.Module, method: MethodConfig | None, learned: Path | None, batch: int | None, bench: bool
+) -> nn.Module:
+    """A copy reduced by ``method``, with its parameters in ``learned``.
+
+    Methods without a fixed graph are refused, and with ``bench`` those that take as long as the images ask for.
+    """
     reduced = shared_copy(plain)
     if method is not None:
         take_learned(reduce_(reduced, method), learned)
@@ -402,6 +410,11 @@ def _reduced(plain: nn.Module, method: MethodConfig | None, learned: Path | None
                 calls = " or ".join(f"vitrim.exporting.{CALLS[way]}" for way in config.fixed_by)
                 way_out += f"; find fixed counts on images by {options} ({calls})"
             raise VitrimError(f"{config.describe()} cannot be exported: {obstacle}{way_out}")
+        if bench and config.obstacle() is not None:
+            raise VitrimError(
+                f"--bench times random images, and how long {config.name} takes depends on the images: leave --bench "
+                "out, or fix its counts by --freeze"
+            )
     return reduced
 
 
@@ -435,35 +448,49 @@ def _shape(model: nn.Module, size: int | tuple[int, int] | None) -> tuple[int, i
     return shape
 
 
-def _spread(dataset: ImageDataset, count: int, as_bytes: Preprocessing | None) -> Tensor:
-    """(count, C, H, W) images spread over the dataset; with ``as_bytes`` (count, H, W, C) uint8."""
-    images: Tensor
-    images, _ = next(iter(batches(dataset, min(count, len(dataset)), limit=count)))
-    return images if as_bytes is None else as_read(images, as_bytes)
+def _of_dataset(
+    subject: _Subject, dataset: ImageDataset | None, check: int | Tensor
+) -> tuple[int | Tensor, Tensor | None]:
+    """Images to compare on, as many as ``check``, and others to calibrate int8, as the file takes them.
+
+    ``check`` is unchanged if it is the images, if there is no dataset, or if none are compared.
+    """
+    wanted = subject.wanted
+    if dataset is None or not isinstance(check, int) or (check <= 0 and wanted.precision != "int8"):
+        return check, None
+    own = CALIBRATED if wanted.precision == "int8" else 0
+    count = min(max(check, wanted.batch or 1) + own, len(dataset))
+    every: Tensor = next(iter(batches(dataset, count, limit=count)))[0]  # spread over the dataset
+    if wanted.preprocess:
+        every = as_read(every, subject.told)
+    parts = torch.arange(len(every)) * own // len(every)  # calibration images are spread evenly, too
+    calibrating = torch.diff(parts, prepend=torch.tensor([-1])) > 0 if own else parts < 0
+    return (every[~calibrating] if check else 0), every[calibrating]
 
 
-def _images(wanted: int | Tensor, shape: tuple[int, int, int], batch: int | None, preprocess: bool) -> Tensor | None:
-    """The images of the comparison, as the file takes them; None for no comparison."""
-    channels, height, width = shape
-    layout = (height, width, channels) if preprocess else shape
-    if isinstance(wanted, Tensor):
+def _compared_on(subject: _Subject, check: int | Tensor) -> Tensor | None:
+    """The images of the comparison: those given, or random ones; None for no comparison."""
+    preprocess, fewest = subject.wanted.preprocess, subject.wanted.batch or 1
+    if isinstance(check, Tensor):
         dtype = torch.uint8 if preprocess else torch.float32
-        if wanted.shape[1:] != layout or wanted.dtype != dtype:
-            takes, given = (", ".join(map(str, sides)) for sides in (layout, wanted.shape))
-            kinds = [str(kind).removeprefix("torch.") for kind in (dtype, wanted.dtype)]
+        if check.shape[1:] != subject.layout or check.dtype != dtype:
+            takes, given = (", ".join(map(str, sides)) for sides in (subject.layout, check.shape))
+            kinds = [str(kind).removeprefix("torch.") for kind in (dtype, check.dtype)]
             raise VitrimError(f"check holds images ({given}) {kinds[1]}, and the file takes (n, {takes}) {kinds[0]}")
-        if len(wanted) < (batch or 1):
-            raise VitrimError(f"check holds {len(wanted)} images, too few for a file for batches of {batch or 1}")
-        return wanted
-    if wanted < 0:
-        raise VitrimError(f"check={wanted} must not be negative; 0 leaves the comparison out")
-    if wanted == 0:
-        return None
-    count = max(wanted, batch or 1)
+        if len(check) < fewest:
+            raise VitrimError(f"check holds {len(check)} images, too few for a file for batches of {fewest}")
+        return check
+    if check < 0:
+        raise VitrimError(f"check={check} must not be negative; 0 leaves the comparison out")
+    return None if check == 0 else _random(subject, max(check, fewest))
+
+
+def _random(subject: _Subject, count: int) -> Tensor:
+    """Random images, as the file takes them."""
     generator = torch.Generator().manual_seed(0)
-    if preprocess:
-        return torch.randint(256, (count, *layout), generator=generator, dtype=torch.uint8)
-    return torch.randn(count, *layout, generator=generator)
+    if subject.wanted.preprocess:
+        return torch.randint(256, (count, *subject.layout), generator=generator, dtype=torch.uint8)
+    return torch.randn(count, *subject.layout, generator=generator)
 
 
 def _tokens(reduced: nn.Module, images: Tensor) -> list[list[int]] | None:
@@ -488,120 +515,53 @@ def _tokens(reduced: nn.Module, images: Tensor) -> list[list[int]] | None:
 
 
 def _describe(
-    model: nn.Module,
-    images: Tensor,
-    told: Preprocessing,
-    name: str,
-    classes: Sequence[str] | None,
+    subject: _Subject, compared: Tensor | None, real: bool, name: str, dataset: ImageDataset | None
 ) -> dict[str, Any]:
     """The metadata of a model in eval mode, without entries about the file.
 
-    Tokens and MACs are counted on ``images`` (I, C, H, W): means and, for several images, standard deviations.
+    Where counts depend on the image, tokens and MACs are those of the images ``compared`` (``real`` or random), or of
+    random ones: means and, of several, standard deviations.
     """
+    model, told, wanted = subject.model, subject.told, subject.wanted
+    images: Any = torch.zeros(1, *subject.shape)
+    counted_on: dict[str, Any] = {}
+    if _follows(model):
+        images = _random(subject, wanted.batch or 1) if compared is None else compared[:CHECKED]
+        images = Program(model, told).normalised(images) if wanted.preprocess else images
+        what = "images" if real else "random images"
+        counted_on = {"counted_on": f"{len(images)} {what}"}
     reduction = get_reduction(model)
     dense = count_macs(_dense(model), images[:1]).total
     counts = [count_macs(model, image) for image in (images[:1] if reduction is None else images).split(1)]
     macs = [each.total for each in counts]
     tokens = _tokens(model, images)
+    per_block: Any = None if tokens is None else tokens[0]
     spread: dict[str, Any] = {}
     if tokens is not None and len(images) > 1:
+        per_block = np.mean(tokens, axis=0).tolist()
         spread = {"gmacs_deviation": float(np.std(macs)) / GIGA, "counts_deviation": np.std(tokens, axis=0).tolist()}
     fields = {field.name: getattr(told, field.name) for field in dataclasses.fields(told) if field.name != "transform"}
     fields["resize"] = told.resize
+    classes = wanted.classes
+    if classes is None:
+        classes = class_names(model, None if dataset is None else dataset.class_names)
     return {
         "vitrim": __version__,
         "torch": str(torch.__version__),
-        "model": name,
+        "model": wanted.name or name,
         "method": "none" if reduction is None else reduction.config.describe(),
         "preprocessing": {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()},
         "classes": None if classes is None else list(classes),
-        "tokens_per_block": tokens
-        if tokens is None
-        else tokens[0]
-        if len(tokens) == 1
-        else np.mean(tokens, 0).tolist(),
+        "tokens_per_block": per_block,
         "gmacs": statistics.fmean(macs) / GIGA,
         "gmacs_parts": {part: statistics.fmean(each.gmacs()[part] for each in counts) for part in counts[0].gmacs()},
         "dense_gmacs": dense / GIGA,
         **spread,
+        **counted_on,
     }
 
 
-# ---- timing and words ------------------------------------------------------------------------------------------------
-
-
-def time_exported(
-    model: nn.Module,
-    reduced: nn.Module,
-    dense: Exported,
-    exported: Exported,
-    images: Tensor,
-    budget: Budget | None = None,
-) -> list[Row]:
-    """Time a model eager and exported, dense and reduced, in turn on the same images.
-
-    Eager dense uses the faster attention kernel of the host.
-
-    Args:
-        reduced: the model, reduced as exported.
-        dense, exported: their files (`dense_file`).
-        images: (B, ...) as the file takes them.
-
-    Returns:
-        Four rows, ``engine`` eager and the file's, each dense and reduced, with ``latency_ms, images_per_second,
-        speedup, speedup_q1, speedup_q3`` (over dense on the same engine), ``over_eager`` (over eager dense),
-        ``promised_speedup`` (dense MACs over reduced MACs) and ``ratio`` (speedup over promised_speedup).
-    """
-    known = exported.metadata
-    array = as_array(images)
-    told = ask(reduced).preprocessing(reduced) if known["input"]["dtype"] == "uint8" else None
-    copies = {f"{EAGER} {kernel}": copy for kernel, copy in dense_copies(model).items()}
-    runs: dict[str, Callable[[], object]] = {
-        **{name: partial(Program(copy, told).eval(), images) for name, copy in copies.items()},
-        "eager reduced": partial(Program(reduced, told).eval(), images),
-        "exported dense": dense.on(array),
-        "exported reduced": exported.on(array),
-    }
-    with torch.inference_mode():
-        times = time_interleaved(runs, "cpu", budget)
-    base = fastest(times, copies)
-    promise = known["dense_gmacs"] / known["gmacs"]
-    rows = []
-    for engine, name, run, against, promised in (
-        (EAGER, DENSE, base, base, 1.0),
-        (EAGER, known["method"], "eager reduced", base, promise),
-        (exported.engine, DENSE, "exported dense", "exported dense", 1.0),
-        (exported.engine, known["method"], "exported reduced", "exported dense", promise),
-    ):
-        facts = {"engine": engine, "batch_size": len(images), "threads": exported.threads or torch.get_num_threads()}
-        numbers = speed_row(times[run], times[against], len(images), promised)
-        over = {"over_eager": paired_speedup(times[base], times[run]).median}
-        rows.append(Row(name, {**facts, **numbers, **over}))
-    return rows
-
-
-@contextmanager
-def dense_file(model: nn.Module, exported: Exported) -> Iterator[Exported]:
-    """Yield a temporary file of the dense ``model``, exported like the reduced one; raise `VitrimError` if it is
-    reduced."""
-    known = exported.metadata
-    if get_reduction(model) is not None:
-        raise VitrimError("timing starts from the dense model: call vitrim.restore_(model) first")
-    shape = known["input"]["shape"]
-    in_graph = known["input"]["dtype"] == "uint8"
-    with TemporaryDirectory() as folder:
-        wanted = FileSpec(
-            to=exported.format, batch=exported.batch, opset=known["opset"], precision=known["weights"],
-            preprocess=in_graph, size=tuple(shape[1:3] if in_graph else shape[2:]),
-        )  # fmt: skip
-        file = export(model, None, Path(folder) / f"dense{exported.kind.suffix}", wanted, check=0)
-        yield replace(file, threads=exported.threads)
-
-
-def _noise(file: Exported, count: int, seed: int) -> Tensor:
-    shape = (count, *(int(side) for side in file.shape[1:]))
-    images = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    return (images * 64 + 128).clamp(0, 255).to(torch.uint8) if file.metadata["input"]["dtype"] == "uint8" else images
+# ---- report ----------------------------------------------------------------------------------------------------------
 
 
 def _report(file: Exported, weights: str, seed: int) -> ExportReport:
@@ -622,22 +582,30 @@ def _report(file: Exported, weights: str, seed: int) -> ExportReport:
     return ExportReport("export", everything, notes=notes, files=[file.path, sidecar(file.path)])
 
 
-def _table(rows: Sequence[Row]) -> Table:
-    first = rows[0]
-    title = f"batch {first['batch_size']}, threads: {first['threads']}, rounds: {first['rounds']}"
-    cells: list[tuple[Any, ...]] = [
-        (
-            row["method"],
-            row["engine"],
-            f"{row['images_per_second']:.1f}",
-            f"{row['latency_ms']['p50']:.2f}",
-            f"{row['latency_ms']['p95']:.2f}",
-            f"{row['speedup']:.2f}",
-            f"{row['speedup_q1']:.2f}-{row['speedup_q3']:.2f}",
-            f"{row['promised_speedup']:.2f}",
-            f"{row['ratio']:.2f}",
-            f"{row['over_eager']:.2f}",
-        )
-        for row in rows
-    ]
-    return Table(f"batch_{first['batch_size']}", title, COLUMNS, cells, text_columns=2)
+def _time(report: ExportReport, file: Exported, reduced: nn.Module, seed: int, tell: Callable[[str], None]) -> None:
+    """Add rows and tables to the report: eager and the file, dense and reduced."""
+    dense, sizes = _dense(reduced), (1, 8) if file.batch is None else (file.batch,)
+    with dense_file(dense, file) as other:
+        for turn, size in enumerate(sizes, 1):
+            tell(f"timing at batch {size}, {turn} of {len(sizes)}")
+            rows = time_exported(dense, reduced, other, file, noise(file, size, seed))
+            report.rows = [*report.rows, *rows]
+            report.tables.append(table(rows))
+
+
+@contextmanager
+def dense_file(model: nn.Module, exported: Exported) -> Iterator[Exported]:
+    """Yield a temporary file of the dense ``model``, exported like the reduced one; raise `VitrimError` if it is
+    reduced."""
+    known = exported.metadata
+    if get_reduction(model) is not None:
+        raise VitrimError("timing starts from the dense model: call vitrim.restore_(model) first")
+    shape = known["input"]["shape"]
+    in_graph = known["input"]["dtype"] == "uint8"
+    with TemporaryDirectory() as folder:
+        wanted = FileSpec(
+            to=exported.format, batch=exported.batch, opset=known["opset"], precision=known["weights"],
+            preprocess=in_graph, size=tuple(shape[1:3] if in_graph else shape[2:]),
+        )  # fmt: skip
+        file = export(model, None, Path(folder) / f"dense{exported.kind.suffix}", wanted, check=0)
+        yield replace(file, threads=exported.threads)

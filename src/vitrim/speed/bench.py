@@ -142,11 +142,9 @@ def bench(
     check_read(spec, (*MADE, "device"))
     check_read(source, WHERE)
     given, beside = parted(methods)
-    if not isinstance(spec.model, str | nn.Module):
-        on_file = FileModel(spec.model)
+    on_file = None if isinstance(spec.model, str | nn.Module) else FileModel(spec.model)
+    if on_file is not None:
         spec, engine = replace(spec, model=on_file), Opened(on_file)
-    else:
-        on_file = None
     place = place_of(spec)
     engines, lacking = engines_named(listed(engine), list(dict.fromkeys(listed(precision))), place)
     with drawing(place, seed), ExitStack() as kept:
@@ -156,48 +154,62 @@ def bench(
         given = own.with_own(given) or ([] if prompt.select is None else [parse_method("none")])
         if on_file is None and not given and not beside:
             raise VitrimError("there is nothing to compare with dense: name at least one method")
-        behind = f" + {prompt.select.describe()}" if isinstance(prompt.select, Selector) else ""
-        host = as_measured(own.model, prompt)
-        if source.source is not None and isinstance(host, Prefill):
-            raise VitrimError("images are for models of images alone: prompts are made of random images and text")
-        if not isinstance(host, Prefill):
-            given = fitting(host, given)
-        configs = {config.describe() + behind: config for config in given}
-        for size in sizes:
-            check_engines(engines, configs, host, size)
-        adaptive = None if isinstance(host, Prefill) else adaptive_one(configs)
-        if adaptive is not None and source.source is None:
-            raise VitrimError(
-                f"{adaptive} takes as long as the images ask for, and random ones are not like real ones: give --images"
-            )
-        for config in configs.values():
-            reduced_copy(host, config, own.learned)
+        host, configs = _contestants(own.model, given, prompt, source)
+        check_methods(host, configs, engines, sizes, own.learned, on_random=source.source is None)
         dataset = open_images(host, source)
+        check_enough(dataset, max(sizes))
+        speeds = Speeds(host, configs, dataset, engines, budget, seed, own.learned, beside, scored=True)
         shown = None if dataset is None else source.name(dataset)
-        if dataset is not None:
-            check_enough(dataset, max(sizes))
         untrained = untrained_counts(host, configs.values(), own.learned)
-        precisions = list(dict.fromkeys(one.precision for one in engines))
+        precisions = ",".join(dict.fromkeys(one.precision for one in engines))
         facts = {
-            "environment": environment(device=str(place), dtype=",".join(precisions), seed=seed),
+            "environment": environment(device=str(place), dtype=precisions, seed=seed),
             "weights": loaded.weights,
             "untrained": untrained,
             "images": shown or "random",
             "split": None if dataset is None else dataset.split,
         }
-        files_note = file_words([*([] if on_file is None else [on_file]), *beside.values()])
-        if on_file is not None:
-            files_note += "; the row dense is the first of them"
-        notes = [files_note] if files_note else []
-        notes += [*_notes(host, configs, engines, sizes, shown, seed), *lacking]
-        report = SpeedReport("bench", facts, notes=[*notes, *untrained_notes(untrained)])
-        tell = on_report or (lambda _: None)
+        notes = [*_notes(speeds, on_file, sizes, shown), *lacking, *untrained_notes(untrained)]
+        report, tell = SpeedReport("bench", facts, notes=notes), on_report or (lambda _: None)
         tell(report)
-        speeds = Speeds(host, configs, dataset, engines, budget, seed, own.learned, beside, scored=True)
         for rows in speeds.at(sizes, on_progress):
             report.add([Row(row.method, {"model": loaded.name, **row}) for row in rows])
             tell(report)
     return report
+
+
+def _contestants(
+    model: nn.Module, methods: Sequence[MethodConfig], prompt: Prompt, source: DataSpec
+) -> tuple[nn.Module, dict[str, MethodConfig]]:
+    """The dense model as it is measured, and the methods by row name."""
+    host = as_measured(model, prompt)
+    if not isinstance(host, Prefill):
+        methods = fitting(host, methods)
+    elif source.source is not None:
+        raise VitrimError("images are for models of images alone: prompts are made of random images and text")
+    behind = f" + {prompt.select.describe()}" if isinstance(prompt.select, Selector) else ""
+    return host, {config.describe() + behind: config for config in methods}
+
+
+def check_methods(
+    model: nn.Module,
+    methods: Mapping[str, MethodConfig],
+    engines: Sequence[Engine],
+    sizes: Sequence[int],
+    learned: Path | None = None,
+    *,
+    on_random: bool = False,
+) -> None:
+    """Refuse methods that do not fit the engines, random images, or the model, which is reduced by each once."""
+    for size in sizes:
+        check_engines(engines, methods, model, size)
+    adaptive = None if isinstance(model, Prefill) else adaptive_one(methods)
+    if adaptive is not None and on_random:
+        raise VitrimError(
+            f"{adaptive} takes as long as the images ask for, and random ones are not like real ones: give --images"
+        )
+    for config in methods.values():
+        reduced_copy(model, config, learned)
 
 
 @dataclass(frozen=True)
@@ -233,25 +245,29 @@ class Speeds:
             yield [Row(row.method, {"batch_size": size, **row}) for row in rows]
 
     def _at(self, size: int, tell: Tell) -> list[Row]:
-        held_out, given, dataset = None, None, self.dataset
-        if dataset is None:
+        calibration, held_out = None, None
+        if self.dataset is None:
             ring = [random_images(self.model, size, self.seed)]
         else:
             many = size if adaptive_one(self.methods) is None else max(RING, size)
-            ring = [images for images, _ in batches(dataset, size, limit=many) if len(images) == size]
+            ring = [images for images, _ in batches(self.dataset, size, limit=many) if len(images) == size]
             if len({str(engine) for engine in self.engines}) > 1 or self.engines[0].precision != "fp32":
-                # every third image is for calibration, the others are for the comparison
-                places = spread(len(dataset), min(len(dataset), SCORED + CALIBRATED))
-                read = max(size, 16)
-                given = torch.cat([images for images, _ in batches(Subset(dataset, places[::3].tolist()), read)])
-                kept = np.delete(places, np.s_[::3])
-                held_out = list(batches(Subset(dataset, kept[: len(kept) // size * size].tolist()), size))
+                calibration, held_out = _parted_images(self.dataset, size)
         like = next(self.model.parameters())
         return measure(
             self.model, self.methods, [images.to(like.device) for images in ring],
-            engines=self.engines, budget=self.budget, learned=self.learned, files=self.files, calibration=given,
+            engines=self.engines, budget=self.budget, learned=self.learned, files=self.files, calibration=calibration,
             held_out=held_out if self.scored else None, on_progress=tell,
         )  # fmt: skip
+
+
+def _parted_images(dataset: ImageDataset, size: int) -> tuple[Tensor, list[tuple[Tensor, Any]]]:
+    """Every third image for calibration, and batches of the others for the comparison."""
+    places = spread(len(dataset), min(len(dataset), SCORED + CALIBRATED))
+    calibrating = batches(Subset(dataset, places[::3].tolist()), max(size, 16))
+    others = np.delete(places, np.s_[::3])
+    held_out = list(batches(Subset(dataset, others[: len(others) // size * size].tolist()), size))
+    return torch.cat([images for images, _ in calibrating]), held_out
 
 
 def _tell(tell: Tell, which: str, text: str) -> None:
@@ -268,8 +284,8 @@ def in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return (shared_copy(model) if same else copy.deepcopy(model).to(dtype)).eval()
 
 
-def check_enough(dataset: ImageDataset, count: int) -> None:
-    if len(dataset) < count:
+def check_enough(dataset: ImageDataset | None, count: int) -> None:
+    if dataset is not None and len(dataset) < count:
         raise VitrimError(f"{dataset.source} has {len(dataset)} images, too few for a batch of {count}")
 
 
@@ -288,18 +304,17 @@ def adaptive_one(methods: Mapping[str, MethodConfig]) -> str | None:
     return next((name for name, config in methods.items() if config.is_adaptive()), None)
 
 
-def _notes(
-    host: nn.Module,
-    methods: Mapping[str, MethodConfig],
-    engines: Sequence[Engine],
-    sizes: Sequence[int],
-    images: str | None,
-    seed: int,
-) -> Iterator[str]:
+def _notes(speeds: Speeds, on_file: FileModel | None, sizes: Sequence[int], images: str | None) -> Iterator[str]:
+    """Yield what is needed to interpret the times; ``images`` is the name of their source."""
+    host, methods, engines = speeds.model, speeds.methods, speeds.engines
+    if on_file is not None:
+        yield f"{file_words([on_file, *speeds.files.values()])}; the row dense is the first of them"
+    elif speeds.files:
+        yield file_words(list(speeds.files.values()))
     if cost_varies(host):
         yield (
             "the work of RoI heads depends on their proposals; these are of the weights and images at hand, what is "
-            f"random of which is drawn from seed {seed}"
+            f"random of which is drawn from seed {speeds.seed}"
         )
     if isinstance(host, Prefill):
         what = f"{host.text} tokens of text and {host.shape[0]} x {host.places} of images"
@@ -381,21 +396,47 @@ def measure(
         [('dense', 'eager'), ('tome:r=1', 'eager')]
     """
     ring, tell = [images] if isinstance(images, Tensor) else list(images), on_progress or _silent
-    images = ring[0]
-    if len(ring) > 1:  # use every batch equally often, in both halves of the rounds
-        budget = budget or Budget()
-        whole = -(-budget.min_rounds // (2 * len(ring))) * 2 * len(ring)
-        budget = replace(budget, min_rounds=whole, max_rounds=whole)
-    own = next(model.parameters()).dtype
+    own, device, size = next(model.parameters()).dtype, ring[0].device, len(ring[0])
     precision = next(name for name, dtype in PRECISIONS.items() if dtype == own)
-    chosen, _ = engines_named(listed(engines), [precision], images.device)
-    check_engines(chosen, methods, model, len(images))
-    entries: list[Entry] = []
-    # how to get each separately timed part from a model; None if there is only one
+    chosen, _ = engines_named(listed(engines), [precision], device)
+    check_engines(chosen, methods, model, size)
+    entries = [*_entries(model, methods, chosen, ring, learned), *_file_entries(files or {}, model)]
+    with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in chosen)):
+        _prepare(entries, ring, Path(folder), calibration, tell)
+        watched = _Watched(**vars(_whole_turns(budget or Budget(), len(ring))), tell=tell)
+        with torch.inference_mode():
+            with ExitStack() as watching:
+                for entry in entries:
+                    entry.watch(watching, device)
+                calls = {entry.key: entry.call for entry in entries}
+                with watched_machine() as machine:
+                    times = time_interleaved(calls, device, watched)
+            rows = _rows(entries, times, [DENSE, *methods, *(files or {})], ring[0], model, held_out, tell)
+        disturbed = machine[0].disturbance()
+        return rows if disturbed is None else [Row(row.method, {**row, "disturbed": disturbed}) for row in rows]
+
+
+def _whole_turns(budget: Budget, batches: int) -> Budget:
+    """The budget with rounds that use each of several batches equally often, in both halves of the rounds."""
+    if batches == 1:
+        return budget
+    whole = -(-budget.min_rounds // (2 * batches)) * 2 * batches
+    return replace(budget, min_rounds=whole, max_rounds=whole)
+
+
+def _entries(
+    model: nn.Module,
+    methods: Mapping[str, MethodConfig],
+    engines: Sequence[Engine],
+    ring: Sequence[Tensor],
+    learned: Path | None,
+) -> Iterator[Entry]:
+    """Yield the dense model and its reductions, in parts, on every engine that can run them."""
     front = ask(model).front(model)
+    # how to get each separately timed part from a model; None if there is only one
     parts: dict[str | None, Callable[[nn.Module], nn.Module]]
     parts = {None: lambda whole: whole} if front is None else {front[0]: Front, WHOLE: lambda whole: whole}
-    for dtype in dict.fromkeys(engine.dtype for engine in chosen):
+    for dtype in dict.fromkeys(engine.dtype for engine in engines):
         base = in_dtype(model, dtype)
         copies = {(DENSE, kernel): dense for kernel, dense in dense_copies(base).items()}
         for name, config in methods.items():
@@ -404,35 +445,31 @@ def measure(
             # count the copies that are timed: learned reducers are initialised randomly in every copy
             reduced = {name: take(copies[name, ""]) for name in methods}
             promised = promised_speedups(take(base), reduced, [batch.to(dtype) for batch in ring])
-            entries += [
-                Entry(name, kernel, engine, part, take(copied), promised.get(name, 1.0))
-                for engine in chosen
-                if engine.dtype == dtype
-                for (name, kernel), copied in copies.items()
-                if name == DENSE or engine.obstacle(methods[name], len(images)) is None
-            ]
-    for name, file in (files or {}).items():
+            for engine in engines:
+                for (name, kernel), copied in copies.items():
+                    runs = name == DENSE or engine.obstacle(methods[name], len(ring[0])) is None
+                    if engine.dtype == dtype and runs:
+                        yield Entry(name, kernel, engine, part, take(copied), promised.get(name, 1.0))
+
+
+def _file_entries(files: Mapping[str, FileModel], model: nn.Module) -> Iterator[Entry]:
+    """Yield exported files, each on its own engine."""
+    part = None if ask(model).front(model) is None else WHOLE
+    for name, file in files.items():
         known = file.file.metadata
         promise = known["dense_gmacs"] / known["gmacs"] if known.get("gmacs") else 1.0
-        entries.append(Entry(name, "", Opened(file), None if front is None else WHOLE, file, promise))
-    with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in chosen)):
-        models: dict[int, int] = {}
-        for number, entry in enumerate(entries):
-            tell(f"making {entry.key} ready, {number + 1} of {len(entries)}")
-            # a folder per model: the precisions of one engine share a file
-            place = Path(folder) / str(models.setdefault(id(entry.model), len(models)))
-            entry.prepare(ring, place, calibration)
-        watched = _Watched(**vars(budget or Budget()), tell=tell)
-        with torch.inference_mode():
-            with ExitStack() as watching:
-                for entry in entries:
-                    entry.watch(watching, images.device)
-                calls = {entry.key: entry.call for entry in entries}
-                with watched_machine() as machine:
-                    times = time_interleaved(calls, images.device, watched)
-            rows = _rows(entries, times, [DENSE, *methods, *(files or {})], images, model, held_out, tell)
-        disturbed = machine[0].disturbance()
-        return rows if disturbed is None else [Row(row.method, {**row, "disturbed": disturbed}) for row in rows]
+        yield Entry(name, "", Opened(file), part, file, promise)
+
+
+def _prepare(
+    entries: Sequence[Entry], ring: Sequence[Tensor], folder: Path, calibration: Tensor | None, tell: Tell
+) -> None:
+    """Compile or export every model; the precisions of one engine share the folder of a model."""
+    models: dict[int, int] = {}
+    for number, entry in enumerate(entries, 1):
+        tell(f"making {entry.key} ready, {number} of {len(entries)}")
+        place = folder / str(models.setdefault(id(entry.model), len(models)))
+        entry.prepare(ring, place, calibration)
 
 
 @dataclass(frozen=True)
@@ -496,12 +533,7 @@ class Entry:
             self.call = self.parts
 
 
-def check_engines(
-    engines: Sequence[Engine],
-    methods: Mapping[str, MethodConfig],
-    model: nn.Module,
-    batch: int,
-) -> None:
+def check_engines(engines: Sequence[Engine], methods: Mapping[str, MethodConfig], model: nn.Module, batch: int) -> None:
     """Refuse engines that cannot run this model, and methods that run on none of them, and suggest a remedy."""
     part = (ask(model).front(model) or (None,))[0]
     for engine in engines:
@@ -537,54 +569,59 @@ def _rows(
     dense = {place: quickest(every) for place, every in kernels.items()}
     baseline = {part: quickest(one for one in dense.values() if one.part == part) for _, part in dense}
     kept = [*dense.values(), *(entry for entry in entries if entry.name != DENSE)]
-    exact: list[Tensor] = []
+    exact = _exact(model, held_out) if held_out and None in baseline else None
     rows = []
     for entry in sorted(kept, key=lambda entry: names.index(entry.name)):
         place, base = (str(entry.engine), entry.part), baseline[entry.part]
-        facts: dict[str, Any] = {} if entry.part is None else {"part": entry.part}
-        facts |= {"engine": entry.engine.label, "precision": entry.engine.precision, "compiled": entry.engine.compiled}
-        facts |= {"dense_engine": base.engine.label, "dense_precision": base.engine.precision}
-        facts |= {"dense_kernel": base.kernel}
-        prompt = entry.model if isinstance(entry.model, Prefill) else None
-        if prompt is not None:
-            facts |= {"text_tokens": prompt.text, "prompt_images": prompt.shape[0]}
-            facts |= {"image_tokens": prompt.image_tokens(images), "new_tokens": prompt.new_tokens}
-            facts["kv_cache_bytes"] = prompt.cache_bytes
-        if entry.parts is not None:
-            facts["parts_ms"] = entry.parts.medians(len(times[entry.key]))
-        if prompt is not None and prompt.select is not None and entry.name != DENSE:
-            facts["select"] = prompt.select.describe()
+        facts = _facts(entry, base, images, len(times[base.key]))
         # a file may use an engine without dense entries
         facts["dense_p50_ms"] = {one.kernel: summarise(times[one.key]).p50_ms for one in kernels.get(place, ())}
         peak = entry.engine.peak_mib(entry.model, entry.run, images.to(entry.engine.dtype))
-        count = len(images) * (1 if prompt is None else prompt.shape[0])
+        count = len(images) * facts.get("prompt_images", 1)
         numbers = speed_row(times[entry.key], times[base.key], count, entry.promised)
         own_dense = times[dense.get(place, base).key]
         numbers["engine_speedup"] = paired_speedup(own_dense, times[entry.key]).median
         numbers["prepare_seconds"] = entry.seconds
-        if held_out and entry.name == DENSE and entry.part is None:
+        if exact is not None and held_out and entry.name == DENSE:
             tell(f"comparing {entry.key} with fp32")
-            numbers |= _agreement(entry, held_out, model, exact)
+            numbers |= _agreement(entry, held_out, exact)
         rows.append(Row(entry.name, {**facts, **numbers, "peak_memory_mib": peak}))
     return rows
 
 
-def _agreement(
-    entry: Entry, held_out: Sequence[tuple[Tensor, Any]], model: nn.Module, exact: list[Tensor]
-) -> dict[str, Any]:
-    """The share of images with the top-1 of the dense fp32 model, and top-1 if there are labels.
+def _facts(entry: Entry, base: Entry, images: Tensor, rounds: int) -> dict[str, Any]:
+    """The columns of a row that are no speeds: its engine, the baseline, and the prompt of a `Prefill`."""
+    facts: dict[str, Any] = {} if entry.part is None else {"part": entry.part}
+    facts |= {"engine": entry.engine.label, "precision": entry.engine.precision, "compiled": entry.engine.compiled}
+    facts |= {"dense_engine": base.engine.label, "dense_precision": base.engine.precision, "dense_kernel": base.kernel}
+    prompt = entry.model
+    if isinstance(prompt, Prefill):
+        facts |= {"text_tokens": prompt.text, "prompt_images": prompt.shape[0]}
+        facts |= {"image_tokens": prompt.image_tokens(images), "new_tokens": prompt.new_tokens}
+        facts["kv_cache_bytes"] = prompt.cache_bytes
+        if entry.parts is not None:
+            facts["parts_ms"] = entry.parts.medians(rounds)
+        if prompt.select is not None and entry.name != DENSE:
+            facts["select"] = prompt.select.describe()
+    return facts
 
-    ``held_out`` are batches outside the calibration set; ``exact`` caches the fp32 logits.
-    """
-    program, device = Program(entry.model), next(model.parameters()).device
-    if not exact:
-        plain = in_dtype(model, torch.float32)
-        exact.extend(Program(plain).tensor(plain(images.to(device, torch.float32))).cpu() for images, _ in held_out)
-    if exact[0].ndim != 2 or not ask(model).num_classes(model):
-        return {}
+
+def _exact(model: nn.Module, held_out: Sequence[tuple[Tensor, Any]]) -> Tensor | None:
+    """(N,) classes that the dense model gives the images in fp32; None for a model without classes."""
+    if not ask(model).num_classes(model):
+        return None
+    plain, device = in_dtype(model, torch.float32), next(model.parameters()).device
+    program = Program(plain)
+    found = [program.tensor(plain(images.to(device, torch.float32))).cpu() for images, _ in held_out]
+    return torch.cat(found).argmax(1) if found[0].ndim == 2 else None
+
+
+def _agreement(entry: Entry, held_out: Sequence[tuple[Tensor, Any]], exact: Tensor) -> dict[str, Any]:
+    """The share of images with the class ``exact`` (N,), and top-1 if there are labels."""
+    program, device = Program(entry.model), next(entry.model.parameters()).device
     given = (images.to(device, entry.engine.dtype) for images, _ in held_out)
     found = torch.cat([program.tensor(entry.run(images)).float().cpu() for images in given]).argmax(1)
-    numbers: dict[str, Any] = {"agreement": (found == torch.cat(exact).argmax(1)).double().mean().item()}
+    numbers: dict[str, Any] = {"agreement": (found == exact).double().mean().item()}
     labels = [labels for _, labels in held_out]
     if all(isinstance(one, Tensor) and one.ndim == 1 and bool((one >= 0).all()) for one in labels):
         numbers["top1"] = (found == torch.cat(labels)).double().mean().item()

@@ -97,9 +97,9 @@ class Engine(ABC):
         """A sentence for the user on how the engine computes here; None if there is nothing to note."""
         return None
 
-    @abstractmethod
     def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
-        """Peak memory in MiB of ``run``, prepared from ``model``; None if it cannot be measured."""
+        """Peak memory in MiB of ``run``, prepared from ``model``; None if it cannot be measured: it is not torch's."""
+        return None
 
 
 def engines() -> dict[str, Callable[[str], list[Engine]]]:
@@ -208,9 +208,6 @@ class Opened(Engine):
         model(images)  # the first run opens the file
         return model
 
-    def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
-        return None
-
 
 # ---- of torch --------------------------------------------------------------------------------------------------------
 
@@ -309,11 +306,7 @@ class FileEngine(Engine):
     def __init__(self, kind: type[Format], precision: str = "fp32") -> None:
         super().__init__(precision)
         self.kind = kind
-        self.label = kind.engine
-
-    @property
-    def precisions(self) -> Sequence[str]:  # type: ignore[override]
-        return ("fp32", *self.kind.makes)
+        self.label, self.precisions = kind.engine, ("fp32", *kind.makes)
 
     def check(self, device: torch.device) -> None:
         self.kind.check()
@@ -365,9 +358,6 @@ class FileEngine(Engine):
         run = FileRun(file)
         run(images)
         return run
-
-    def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
-        return None  # its memory is not torch's
 
 
 class FileRun:

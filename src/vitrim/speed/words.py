@@ -13,7 +13,6 @@ from vitrim.measure.records import Row
 from vitrim.plots import style
 from vitrim.report import Report, Table
 
-COLUMNS = ("method", "images/s", "p50 ms", "p95 ms", "peak MiB", "speed-up", "q1-q3", "promised", "ratio")
 MEANING = (
     "p50, p95 ms: median and 95th percentile of one batch over the rounds",
     "peak MiB: what one forward allocates beyond weights and images; - where the engine has memory of its own",
@@ -28,8 +27,6 @@ PARTS_MEANING = (
     "prompt; rest: connector, embeddings, shortening of prompts",
     "KV cache MiB: keys and values that the language model holds of a prompt at the end",
 )
-PROMPT = "image_tokens"
-"""Column that only rows of a prefill have."""
 ALONE = "eager", "compile"
 """Engines that need no column if they are the only one."""
 
@@ -88,18 +85,11 @@ def table(rows: Sequence[Row]) -> Table:
     several, first = _several(rows), rows[0]
     kernels = "; ".join(_kernel_text(row, several) for row in dense)
     title = f"{first['model']}, {setting_text(first, several)}; {kernels}; rounds: {first['rounds']}"
-    columns = (
-        COLUMNS[0],
-        *(["part"] if "part" in first else []),
-        *(["image tokens"] if PROMPT in first else []),
-        *(["engine"] if several else []),
-        *COLUMNS[1:],
-        *(["agree %"] if any("agreement" in row for row in rows) else []),
-    )
-    text = len(columns) - len(COLUMNS) + 1 if several else 1
-    name = f"batch_{first['batch_size']}"
-    cells = [tuple(_cells(row, several, "agree %" in columns)) for row in rows]
-    return Table(name, title, columns, cells, text_columns=text)
+    agreement = any("agreement" in row for row in rows)
+    cells = [_cells(row, several, agreement) for row in rows]
+    columns, texts = tuple(cells[0]), [tuple(each.values()) for each in cells]
+    text_columns = columns.index("images/s") if several else 1
+    return Table(f"batch_{first['batch_size']}", title, columns, texts, text_columns=text_columns)
 
 
 def parts_table(rows: Sequence[Row]) -> Table:
@@ -187,6 +177,21 @@ def engine_of(row: Mapping[str, Any]) -> str:
     return str(row["engine"]) if row["precision"] == "fp32" else f"{row['engine']} {row['precision']}"
 
 
+def named(row: Mapping[str, Any]) -> str:
+    """The method of a row; below fp32 with engine and precision.
+
+    Example:
+        >>> named({"method": "tome:r=8", "precision": "int8", "engine": "openvino"})
+        'tome:r=8 on openvino int8'
+    """
+    return row["method"] if row["precision"] == "fp32" else f"{row['method']} on {engine_of(row)}"
+
+
+def ms_per_image(row: Mapping[str, Any]) -> float:
+    """The median time of one image of a batch."""
+    return float(row["latency_ms"]["p50"] / row["batch_size"])
+
+
 def _several(rows: Sequence[Mapping[str, Any]]) -> bool:
     return len({engine_of(row) for row in rows}) > 1
 
@@ -208,23 +213,24 @@ def setting_text(row: Mapping[str, Any], several: bool = False) -> str:
     return f"batch {row['batch_size']}, {row['precision']}{on}"
 
 
-def _cells(row: Row, several: bool, agreement: bool) -> list[str]:
+def _cells(row: Row, several: bool, agreement: bool) -> dict[str, str]:
+    """The texts of a row by column."""
     latency, peak = row["latency_ms"], row["peak_memory_mib"]
-    return [
-        row["method"],
-        *([row["part"]] if "part" in row else []),
-        *([f"{row[PROMPT]:g}"] if PROMPT in row else []),
-        *([engine_of(row)] if several else []),
-        f"{row['images_per_second']:.1f}",
-        f"{latency['p50']:.2f}",
-        f"{latency['p95']:.2f}",
-        "-" if peak is None else f"{peak:.1f}",
-        f"{row['speedup']:.2f}",
-        f"{row['speedup_q1']:.2f}-{row['speedup_q3']:.2f}",
-        f"{row['promised_speedup']:.2f}",
-        f"{row['ratio']:.2f}",
-        *([f"{100 * row['agreement']:.1f}" if "agreement" in row else ""] if agreement else []),
-    ]
+    return {
+        "method": row["method"],
+        **({"part": row["part"]} if "part" in row else {}),
+        **({"image tokens": f"{row['image_tokens']:g}"} if "image_tokens" in row else {}),
+        **({"engine": engine_of(row)} if several else {}),
+        "images/s": f"{row['images_per_second']:.1f}",
+        "p50 ms": f"{latency['p50']:.2f}",
+        "p95 ms": f"{latency['p95']:.2f}",
+        "peak MiB": "-" if peak is None else f"{peak:.1f}",
+        "speed-up": f"{row['speedup']:.2f}",
+        "q1-q3": f"{row['speedup_q1']:.2f}-{row['speedup_q3']:.2f}",
+        "promised": f"{row['promised_speedup']:.2f}",
+        "ratio": f"{row['ratio']:.2f}",
+        **({"agree %": f"{100 * row['agreement']:.1f}" if "agreement" in row else ""} if agreement else {}),
+    }
 
 
 def prepared(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -342,11 +348,11 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Any:
         labels = names if sizes.index(size) % 2 == 0 else [""] * len(names)  # beside the first panel of a row
         for row in own:
             height = names.index(row["method"]) * (len(engines) + 1) + engines.index(engine_of(row))
-            time = row["latency_ms"]["p50"] / size
+            time = ms_per_image(row)
             axis.barh(height, time, color=colours[engine_of(row)], height=0.9)
             ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}
             axis.text(time, height, f" {time:.1f}", va="center", fontsize=style.TEXT - 1, bbox=ground)
-        dense = min(row["latency_ms"]["p50"] for row in own if row["method"] == names[0]) / size
+        dense = min(ms_per_image(row) for row in own if row["method"] == names[0])
         axis.axvline(dense, color=style.DENSE_COLOUR, linewidth=0.8, linestyle=":", zorder=0)
         axis.set_yticks([place * (len(engines) + 1) + (len(engines) - 1) / 2 for place in range(len(names))], labels)
         axis.tick_params(labelsize=style.TEXT)

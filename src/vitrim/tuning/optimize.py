@@ -53,8 +53,8 @@ from vitrim.measure.task_data import num_classes, open_task
 from vitrim.plots import style
 from vitrim.report import Pace, Report, Results, Table
 from vitrim.speed.bench import CALIBRATED, RING
-from vitrim.speed.compare import SCORED_ON_ENGINES, OnEngine
 from vitrim.speed.engines import Eager, Engine, FileEngine, engines_named, listed
+from vitrim.speed.scoring import SCORED_ON_ENGINES, OnEngine
 from vitrim.speed.words import engine_of
 from vitrim.tasks import Task, make_task
 from vitrim.tuning.cost import MacsCost, within

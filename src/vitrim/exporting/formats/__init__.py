@@ -1,6 +1,6 @@
 """The formats of exported models. A format writes a torch.export program, and opens the file in its engine.
 
-A new format is a file in this folder, and a line in `formats`; the base class is in `base`.
+A new format is a file in this folder, and an entry of `_FORMATS`; the base class is in `base`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from vitrim.exporting.formats.onnx import ONNX
 from vitrim.exporting.formats.openvino import OpenVINO
 from vitrim.exporting.formats.pt2 import AOTI, PT2
 
-_OTHERS: dict[str, type[Format]] = {}
+_FORMATS: dict[str, type[Format]] = {kind.name: kind for kind in (ONNX, OpenVINO, PT2, AOTI)}
 
 
 def register_format(kind: type[Format]) -> type[Format]:
     """Class decorator that registers a format by its name."""
-    enter({**formats()}, kind.name, kind, f"format '{kind.name}'")
-    _OTHERS[kind.name] = kind
+    enter(_FORMATS, kind.name, kind, f"format '{kind.name}'")
     return kind
 
 
@@ -31,8 +30,7 @@ def formats() -> dict[str, type[Format]]:
         >>> sorted(formats())
         ['aoti', 'onnx', 'openvino', 'pt2']
     """
-    own: tuple[type[Format], ...] = (ONNX, OpenVINO, PT2, AOTI)
-    return {**{kind.name: kind for kind in own}, **_OTHERS}
+    return dict(_FORMATS)
 
 
 def engines() -> dict[str, type[Format]]:

@@ -127,10 +127,9 @@ class Format:
 
         Args:
             path: a file from `write`.
-            precision: one of `makes`.
             metadata: replaces the metadata in the file.
             images: batches as the file takes them, to calibrate int8 on.
-            made: path of the new file, in a folder of its own.
+            made: in a folder of its own.
 
         Raises:
             MissingPackageError: the package for quantisation is not installed.
@@ -224,13 +223,11 @@ def unreported() -> Iterator[None]:
     OpenVINO forks this process for each (2026.4), which takes seconds.
     """
     told = {"NNCF_CI": "1", "CI": "true"}
-    before = {name: os.environ.get(name) for name in told}
+    before = {name: os.environ[name] for name in told if name in os.environ}
     os.environ.update(told)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in told:
+            os.environ.pop(name, None)
+        os.environ.update(before)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import time
+import timeit
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -85,11 +85,7 @@ class OpenVINO(Format):
         rest = beside_int8() if precision == "int8" else "bf16" if precision == "bf16" else "fp32"
         compiled = core().compile_model(path, "CPU", _settings(rest, threads))
         request = compiled.create_infer_request()
-
-        def run(images: Array) -> Array:
-            return as_array(request.infer(images, share_inputs=True)[0])
-
-        return run
+        return lambda images: as_array(request.infer(images, share_inputs=True)[0])
 
     @classmethod
     def metadata(cls, path: Path) -> str | None:
@@ -164,12 +160,7 @@ def _product_ms(precision: str) -> float:
     model = openvino.Model([opset13.gelu(opset13.matmul(rows, weights, False, False), "erf")], [rows])
     request = core().compile_model(model, "CPU", _settings(precision, torch.get_num_threads())).create_infer_request()
     given = np.ones((1, 197, 384), np.float32)
-    times = []
-    for _ in range(30):
-        start = time.perf_counter()
-        request.infer(given)
-        times.append(1e3 * (time.perf_counter() - start))
-    return min(times)
+    return 1e3 * min(timeit.repeat(partial(request.infer, given), number=1, repeat=30))
 
 
 def _stable(model: Any) -> None:
