@@ -61,7 +61,6 @@ class DatasetImages:
         self.dataset, self.batch_size, self.workers, self.collate = dataset, batch_size, workers, collate
 
     def count(self, part: Part) -> int:
-        """The number of images in a part."""
         return len(self.places[part])
 
     def batches(self, part: Part, start: int, stop: int, processes: Processes | None = None) -> Iterator[Batch]:
@@ -157,7 +156,6 @@ class ModelScorer:
 
     @property
     def batch_size(self) -> int:
-        """B."""
         return self.source.batch_size
 
     def images(self, part: Part) -> int:
@@ -194,18 +192,12 @@ def _in_order(everyone: Sequence[list[Scores]], images: int, batch_size: int) ->
     """
     if len(everyone) == 1:
         return everyone[0]
-    batch = np.arange(images) // batch_size % len(everyone)
+    process = np.arange(images) // batch_size % len(everyone)
+    order = np.argsort(np.argsort(process, kind="stable"))  # places of the images among those of all processes
     found: list[Scores] = []
     for each in zip(*everyone, strict=True):
-        joined = {}
-        for name in [
-            name for name in each[0] if all(name in one or not (batch == p).any() for p, one in enumerate(each))
-        ]:
-            joined[name] = np.empty(images, dtype=each[0][name].dtype)
-            for process, one in enumerate(each):
-                if (batch == process).any():
-                    joined[name][batch == process] = one[name]
-        found.append(joined)
+        every = {name: np.concatenate([one[name] for one in each if name in one]) for name in each[0]}
+        found.append({name: values[order] for name, values in every.items() if len(values) == images})
     return found
 
 
