@@ -41,7 +41,8 @@ class PromptHook(Installed):
 
     def __call__(self, called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Shorten the inputs of ``called``, the whole model or the part without its head."""
-        given = _named(called, args, kwargs)
+        names = tuple(inspect.signature(type(called).forward).parameters)[1:]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
         prompt = ImagePrompt(self.family, self.model, given, self.trace, self.choosing)
         if prompt.follows():
             return (), prompt.compact(called)[0]
@@ -75,11 +76,6 @@ class CacheHook(Installed):
         cache, positions = cache_of(vars(output) if hasattr(output, "__dict__") else {}), kwargs.get("position_ids")
         if cache is not None and isinstance(positions, Tensor) and positions.dim() == 2:
             setattr(cache, BEHIND, positions.amax(dim=1, keepdim=True) + 1 - cache.get_seq_length())
-
-
-def _named(called: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of a call by name."""
-    return {**dict(zip(tuple(inspect.signature(type(called).forward).parameters)[1:], args, strict=False)), **kwargs}
 
 
 class OnePromptARow(ThreadHooks):
@@ -158,13 +154,9 @@ class CompactGenerate(Installed):
 
     def _asked(self, option: str, given: Mapping[str, Any]) -> int | None:
         """The value of a generation ``option`` in a call, or in the configuration; None if unset."""
-        if given.get(option) is not None:
-            return cast(int, given[option])
-        own: Any = self.model.generation_config
-        unset = getattr(type(own)(), option)  # transformers 4 has defaults here, for new tokens
-        configs = [config for config in (given.get("generation_config"), own) if config is not None]
-        values = [getattr(config, option) for config in configs]
-        return next((value for value in values if value not in (None, unset)), None)
+        configs = given.get("generation_config"), self.model.generation_config
+        values = [given.get(option), *(getattr(config, option, None) for config in configs)]
+        return next((value for value in values if value is not None), None)
 
 
 def with_whole_prompt(out: Any, ids: Tensor, gone: int) -> Any:
