@@ -305,11 +305,7 @@ class ImagePrompt:
         return {"none": [], "read": [max(read, 0)], "last": [last]}[self.selector.needs().attention]
 
     def chosen_of_left(
-        self,
-        left: Sequence[Survivors],
-        pairs: Sequence[tuple[Tensor, Tensor]],
-        notes: Sequence[Any],
-        tower: Any = None,
+        self, left: Sequence[Survivors], pairs: Sequence[tuple[Tensor, Tensor]], notes: Sequence[Any], tower: Any = None
     ) -> list[Taken]:
         """Choose among the tokens that a reduced tower returns.
 
