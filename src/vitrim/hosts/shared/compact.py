@@ -66,7 +66,6 @@ def survivors(state: TokenState, cell: int = 1, raster: bool = True, dropped: in
 
     Args:
         state: of the tokens behind the block that the connector reads. The tokens of a cell are consecutive.
-        cell: side in patches.
         raster: the patches came in raster order of a square image; otherwise cell by cell.
         dropped: see `Survivors`; patches can be dropped from whole grids only, and not from cells.
 
@@ -100,11 +99,8 @@ def survivors(state: TokenState, cell: int = 1, raster: bool = True, dropped: in
 def holders(state: TokenState, image: int, own: Survivors, cell: int, raster: bool, places: int) -> Tensor:
     """(``places``,) int64: for every place of an image in a prompt, the place whose token holds it, or -1.
 
-    Args:
-        state, cell, raster: see `survivors`.
-        image: index in the batch.
-        own: its `survivors`.
-        places: of the image, some possibly for the prefix.
+    For ``state``, ``cell`` and ``raster``, see `survivors`; ``own`` are those of ``image``. Some places may be for the
+    prefix.
 
     Example:
         >>> state = TokenState.start(torch.zeros(1, 4, 8), num_prefix=0)
@@ -140,12 +136,9 @@ def cells_of(places: Tensor, patches: int, cell: int, raster: bool) -> Tensor:
 
 
 def prompt_rows(images: Tensor, text: int, places: int, word: int, placeholder: int) -> Tensor:
-    """(B, ``text`` + n ``places``) int64: prompts with the text in equal parts around the images.
+    """(B, ``text`` + n ``places``) int64: prompts with words in equal parts around the ``images`` (B, n, C, H, W).
 
-    Args:
-        images: (B, n, C, H, W).
-        text: text tokens, each a ``word``.
-        places: per image, each a ``placeholder``.
+    ``text`` counts words, ``places`` the placeholders of an image.
 
     Example:
         >>> prompt_rows(torch.zeros(1, 2, 3, 8, 8), 4, 2, word=7, placeholder=1)
@@ -198,11 +191,10 @@ class ShorterRows:
 def trimmed(
     given: Mapping[str, Any], names: Sequence[str], kept: Tensor, filler: int, close: bool = True
 ) -> dict[str, Any]:
-    """The inputs of a language model without the removed tokens, rows padded to equal length.
+    """The inputs of a language model without the removed tokens, rows padded to equal length (`ShorterRows`).
 
-    Rows that lose different numbers are padded on the side that is padded already, by default the left, and get an
-    ``attention_mask``. So do rows whose positions get gaps: without a mask the library takes a gap for the start of
-    another prompt packed in the row. Packed prompts stay separate, or are refused.
+    Padded rows get an ``attention_mask``. So do rows whose positions get gaps: without a mask the library takes a gap
+    for the start of another prompt packed in the row. Packed prompts stay separate, or are refused.
 
     Args:
         given: the inputs; those called ``names`` have one entry per token on their last axis. ``logits_to_keep`` may
@@ -212,9 +204,6 @@ def trimmed(
         filler: pads ``input_ids``; not a placeholder.
         close: close gaps in positions (B, L); otherwise keep them. Of four rows (4, B, L), gaps are closed in the
             first, which numbers the tokens, and kept in the others.
-
-    Returns:
-        ``given`` with these changed.
 
     Raises:
         VitrimError: packed prompts would become ambiguous, or ``logits_to_keep`` asks for a removed token.
@@ -362,12 +351,9 @@ def _past(mask: Any, length: int) -> tuple[Tensor | None, Tensor | None]:
 
 
 def kept_in_prompt(ids: Tensor, placeholder: int, flags: Sequence[Tensor]) -> Tensor:
-    """(B, L) bool: the tokens of a prompt that stay, all except some placeholders of images.
+    """(B, L) bool: the tokens of a prompt ``ids`` (B, L) that stay, all except some placeholders of images.
 
-    Args:
-        ids: (B, L) the prompt.
-        placeholder: the id in place of an image feature.
-        flags: for every image in order, (Q,) bool: which of its placeholders stay.
+    ``flags`` say for every image in order, (Q,) bool, which of its placeholders do.
 
     Raises:
         VitrimError: the prompt has another number of placeholders.
