@@ -29,8 +29,7 @@ def class_names(model: nn.Module, others: Sequence[str] | None = None) -> list[s
     for names in (library.class_names(model), others):
         if names and len(names) == count:
             return described(names)
-    imagenet = imagenet_of(count) if count else None
-    if imagenet is None:
+    if not count or (imagenet := imagenet_of(count)) is None:
         return None
     return [imagenet.index_to_description(number).partition(",")[0] for number in range(count)]
 

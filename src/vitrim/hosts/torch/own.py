@@ -259,7 +259,8 @@ class OwnHost(Host):
                 "them, as 'Blocks as pairs' in docs/hosts.md does"
             )
         for block in blocks:
-            for attn in cls.reduced_class(block).attentions(block):
+            reduced: Any = cls.reduced_class(block)
+            for attn in reduced.attentions(block):
                 if isinstance(attn, nn.MultiheadAttention) and not isinstance(block, nn.TransformerEncoderLayer):
                     check_options(attn, cls.name or cls.__name__)
         first = next(model.parameters())

@@ -139,7 +139,7 @@ class ReducedDinoLayer(ReducedLayer):
     """The reduced form of layers with DINOv2's names: LayerScale, and one drop path used twice."""
 
     norm_name = "norm1"
-    update_names = ("layer_scale1", "drop_path")
+    update_names: ClassVar[tuple[str, ...]] = ("layer_scale1", "drop_path")
     mlp_names = ("norm2", "mlp", "layer_scale2", "drop_path")
 
 
