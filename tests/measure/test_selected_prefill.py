@@ -18,7 +18,7 @@ from tiny_other_vlms import OTHERS
 from tiny_vlms import IMAGE, VLMS
 from vitrim.cli import app
 from vitrim.core.registry import selectors
-from vitrim.hosts.transformers import vlm
+from vitrim.hosts.transformers import vlm_prompt
 from vitrim.measure import stopwatch
 from vitrim.measure.copies import reduced_copy
 from vitrim.measure.prefill import Prefill
@@ -134,9 +134,9 @@ def test_parts_are_timed_apart(number: int, monkeypatch: pytest.MonkeyPatch) -> 
     model.model.multi_modal_projector.linear_2.register_forward_hook(clock.takes(10))
     model.model.language_model.layers[1].register_forward_hook(clock.takes(100))
     model.lm_head.register_forward_hook(clock.takes(1000))
-    select, attended, tick = FasterVLM.select, vlm.attended, clock.takes(0.25)
+    select, attended, tick = FasterVLM.select, vlm_prompt.attended, clock.takes(0.25)
     monkeypatch.setattr(FasterVLM, "select", lambda self, seen: (tick(), select(self, seen))[1])
-    monkeypatch.setattr(vlm, "attended", lambda *given: (tick(), attended(*given))[1])
+    monkeypatch.setattr(vlm_prompt, "attended", lambda *given: (tick(), attended(*given))[1])
     image = torch.randn(1, *prefill.shape)
     with stopwatch.Stopwatch(few, lambda: few(image), "cpu") as watch, torch.inference_mode():
         watch()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from vitrim.core.host import Host
 from vitrim.core.library import input_channels
@@ -25,8 +25,8 @@ class ReducedDinoBlock(JointBlock):
     attn: Any
     sample_drop_ratio: float
 
-    def one_of(self, given: Any) -> Tensor:
-        """The images in the model's input to its blocks: a tensor, or a list of one.
+    def run_one(self, given: Any, *host_args: Any) -> Any:
+        """Run the block on what the model gives it, tokens or a list of one such tensor, and return the same form.
 
         Raises:
             UnsupportedModelError: crops of several sizes, or stochastic depth that drops images.
@@ -41,8 +41,7 @@ class ReducedDinoBlock(JointBlock):
                 f"stochastic depth of {self.sample_drop_ratio:g} leaves images of a batch out of a block, and the "
                 "tokens of the others would be reduced apart; create the model with drop_path_rate=0"
             )
-        x: Tensor = given[0] if isinstance(given, list) else given
-        return x
+        return [self.run(given[0], *host_args)] if isinstance(given, list) else self.run(given, *host_args)
 
 
 class DinoHost(Host):

@@ -27,8 +27,7 @@ class ReducedDinov2Block(ReducedDinoBlock):
     drop_path1: Any
 
     def forward(self, x_or_x_list: Any) -> Any:
-        out = self.run(self.one_of(x_or_x_list))
-        return [out] if isinstance(x_or_x_list, list) else out
+        return self.run_one(x_or_x_list)
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         attn = self.attn

@@ -1,9 +1,5 @@
 """Tables of the folder; see `vitrim.hosts`."""
 
-HOSTS: dict[str, str] = {
-    "dinov3.models.vision_transformer.DinoVisionTransformer": "vit:Dinov3",
-}
+HOSTS: dict[str, str] = {"dinov3.models.vision_transformer.DinoVisionTransformer": "vit:Dinov3"}
 
-LIBRARIES: dict[str, str] = {
-    "dinov3.models.vision_transformer.DinoVisionTransformer": ".dinov2.library:DinoLibrary",
-}
+LIBRARIES: dict[str, str] = {"dinov3.models.vision_transformer.DinoVisionTransformer": ".dinov2.library:DinoLibrary"}

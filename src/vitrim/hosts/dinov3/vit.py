@@ -23,8 +23,7 @@ class ReducedSelfAttentionBlock(ReducedDinoBlock, SelfAttentionBlock):
 
     def forward(self, x_or_x_list: Any, rope_or_rope_list: Any = None) -> Any:
         rope = rope_or_rope_list[0] if isinstance(rope_or_rope_list, list) else rope_or_rope_list
-        out = self.run(self.one_of(x_or_x_list), rope)
-        return [out] if isinstance(x_or_x_list, list) else out
+        return self.run_one(x_or_x_list, rope)
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         attn = self.attn

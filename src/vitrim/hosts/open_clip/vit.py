@@ -27,11 +27,7 @@ class ReducedResidualAttentionBlock(MultiheadBlock, ResidualAttentionBlock):
     mlp_names = ("ln_2", "mlp", "ls_2")
 
     def forward(
-        self,
-        q_x: Tensor,
-        k_x: Tensor | None = None,
-        v_x: Tensor | None = None,
-        attn_mask: Tensor | None = None,
+        self, q_x: Tensor, k_x: Tensor | None = None, v_x: Tensor | None = None, attn_mask: Tensor | None = None
     ) -> Tensor:
         _refuse(k_x, v_x, attn_mask)
         return self.run(q_x)

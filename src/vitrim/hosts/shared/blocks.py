@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrim.core.attention import project_parts, split_heads
-from vitrim.core.block import ReducedBlock, class_of, is_bare
+from vitrim.core.block import ReducedBlock, class_of, is_bare, reduced_in
 from vitrim.core.host import Host
 from vitrim.core.tokens import STAMP
 from vitrim.errors import UnsupportedModelError
@@ -94,6 +94,12 @@ def through(owner: nn.Module, names: tuple[str, ...], x: Tensor) -> Tensor:
         if part is not None:
             x = part * x if isinstance(part, FACTORS) else part(x)
     return x
+
+
+def with_form(host: type[Host], block: nn.Module) -> tuple[nn.Module, Any]:
+    """``block``, or the reduced one that it wraps, and its reduced form."""
+    reduced = reduced_in(block)
+    return (block, host.reduced_class(block)) if reduced is None else (reduced, type(reduced))
 
 
 def check_calls(model: nn.Module, library: str, known: tuple[type[nn.Module], ...], calls: tuple[str, ...]) -> None:

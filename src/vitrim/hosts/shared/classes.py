@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
@@ -23,19 +24,13 @@ def class_names(model: nn.Module, others: Sequence[str] | None = None) -> list[s
         >>> class_names(create_model("test_vit", options={"num_classes": 2})) is None
         True
     """
-    from timm.data import ImageNetInfo, infer_imagenet_subset
-
     library = ask(model)
     count = library.num_classes(model)
     for names in (library.class_names(model), others):
         if names and len(names) == count:
             return described(names)
-    if not count:
+    if not count or (imagenet := imagenet_of(count)) is None:
         return None
-    subset = infer_imagenet_subset({"num_classes": count})  # timm itself knows no more
-    if subset is None:
-        return None
-    imagenet = ImageNetInfo(subset)
     return [imagenet.index_to_description(number).partition(",")[0] for number in range(count)]
 
 
@@ -52,19 +47,24 @@ def strange(names: Sequence[str], model: nn.Module) -> list[str] | None:
         >>> strange(["daisy flower", "rose"], model)[:2]
         ['tench', 'goldfish']
     """
-    from timm.data import ImageNetInfo, infer_imagenet_subset
-
     known = class_names(model)
     if not known or all(name.strip().isdecimal() for name in names) or all(name.isdecimal() for name in known):
         return None
     every = [*known, *(ask(model).class_names(model) or ())]
-    subset = infer_imagenet_subset({"num_classes": len(known)})
-    if subset is not None:
-        imagenet = ImageNetInfo(subset)
+    imagenet = imagenet_of(len(known))
+    if imagenet is not None:
         every += [*imagenet.label_names(), *map(imagenet.index_to_description, range(len(known)))]
     spelt = {spelling(part) for name in every for part in (name, *name.split(","))}
     found = {spelling(part) for name in (*names, *described(names)) for part in (name, *name.split(","))}
     return None if found & spelt else known
+
+
+def imagenet_of(count: int) -> Any | None:
+    """timm's `ImageNetInfo` of the ImageNet with ``count`` classes; None if there is none."""
+    from timm.data import ImageNetInfo, infer_imagenet_subset
+
+    subset = infer_imagenet_subset({"num_classes": count})  # timm itself knows no more
+    return None if subset is None else ImageNetInfo(subset)
 
 
 def described(names: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ A connector turns the tower's tokens into features, one per token or per cell of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from typing import Any
@@ -66,7 +66,6 @@ def survivors(state: TokenState, cell: int = 1, raster: bool = True, dropped: in
 
     Args:
         state: of the tokens behind the block that the connector reads. The tokens of a cell are consecutive.
-        cell: side in patches.
         raster: the patches came in raster order of a square image; otherwise cell by cell.
         dropped: see `Survivors`; patches can be dropped from whole grids only, and not from cells.
 
@@ -100,11 +99,8 @@ def survivors(state: TokenState, cell: int = 1, raster: bool = True, dropped: in
 def holders(state: TokenState, image: int, own: Survivors, cell: int, raster: bool, places: int) -> Tensor:
     """(``places``,) int64: for every place of an image in a prompt, the place whose token holds it, or -1.
 
-    Args:
-        state, cell, raster: see `survivors`.
-        image: index in the batch.
-        own: its `survivors`.
-        places: of the image, some possibly for the prefix.
+    For ``state``, ``cell`` and ``raster``, see `survivors`; ``own`` are those of ``image``. Some places may be for the
+    prefix.
 
     Example:
         >>> state = TokenState.start(torch.zeros(1, 4, 8), num_prefix=0)
@@ -140,12 +136,9 @@ def cells_of(places: Tensor, patches: int, cell: int, raster: bool) -> Tensor:
 
 
 def prompt_rows(images: Tensor, text: int, places: int, word: int, placeholder: int) -> Tensor:
-    """(B, ``text`` + n ``places``) int64: prompts with the text in equal parts around the images.
+    """(B, ``text`` + n ``places``) int64: prompts with words in equal parts around the ``images`` (B, n, C, H, W).
 
-    Args:
-        images: (B, n, C, H, W).
-        text: text tokens, each a ``word``.
-        places: per image, each a ``placeholder``.
+    ``text`` counts words, ``places`` the placeholders of an image.
 
     Example:
         >>> prompt_rows(torch.zeros(1, 2, 3, 8, 8), 4, 2, word=7, placeholder=1)
@@ -163,14 +156,45 @@ FILL: Mapping[str, int] = {"labels": -100}
 """Padding values of a prompt's inputs, by name; otherwise 0."""
 
 
+@dataclass(frozen=True)
+class ShorterRows:
+    """Rows (B, L) of a prompt without the removed tokens, padded to equal length M.
+
+    Attributes:
+        kept, stays: (B, L) bool, not removed; not removed and not padding.
+        first: (B, 1) the place of a row's first token in the shortened row.
+        real: (B, M) bool, False for padding.
+    """
+
+    kept: Tensor
+    stays: Tensor
+    first: Tensor
+    real: Tensor
+
+    @classmethod
+    def of(cls, kept: Tensor, mask: Tensor | None) -> ShorterRows:
+        """Rows padded on the side that the ``mask`` (B, L) pads already, by default the left."""
+        stays = kept if mask is None else kept & mask.bool()
+        counts = stays.sum(dim=1, keepdim=True)
+        spread = torch.arange(int(counts.max()), device=kept.device)
+        right = mask is not None and not bool(mask[:, -1].all())
+        first = torch.zeros_like(counts) if right else len(spread) - counts
+        return cls(kept, stays, first, (spread >= first) & (spread < first + counts))
+
+    def shortened(self, value: Tensor, fill: int) -> Tensor:
+        """A ``value`` (..., B, L) of every token as (..., B, M), with ``fill`` for padding."""
+        rows = value.new_full((*value.shape[:-2], *self.real.shape), fill)
+        rows[..., self.real] = value.expand(*value.shape[:-2], *self.kept.shape)[..., self.stays]
+        return rows
+
+
 def trimmed(
     given: Mapping[str, Any], names: Sequence[str], kept: Tensor, filler: int, close: bool = True
 ) -> dict[str, Any]:
-    """The inputs of a language model without the removed tokens, rows padded to equal length.
+    """The inputs of a language model without the removed tokens, rows padded to equal length (`ShorterRows`).
 
-    Rows that lose different numbers are padded on the side that is padded already, by default the left, and get an
-    ``attention_mask``. So do rows whose positions get gaps: without a mask the library takes a gap for the start of
-    another prompt packed in the row. Packed prompts stay separate, or are refused.
+    Padded rows get an ``attention_mask``. So do rows whose positions get gaps: without a mask the library takes a gap
+    for the start of another prompt packed in the row. Packed prompts stay separate, or are refused.
 
     Args:
         given: the inputs; those called ``names`` have one entry per token on their last axis. ``logits_to_keep`` may
@@ -181,54 +205,28 @@ def trimmed(
         close: close gaps in positions (B, L); otherwise keep them. Of four rows (4, B, L), gaps are closed in the
             first, which numbers the tokens, and kept in the others.
 
-    Returns:
-        ``given`` with these changed.
-
     Raises:
         VitrimError: packed prompts would become ambiguous, or ``logits_to_keep`` asks for a removed token.
     """
-    ids: Tensor = given["input_ids"]
-    if bool(kept.all()):
-        return dict(given)
-    mask: Tensor | None = given.get("attention_mask")
-    past, mask = _past(mask, ids.shape[1])
-    padded = mask is not None and not bool(mask.all())
-    stays = kept if mask is None else kept & mask.bool()
-    counts = stays.sum(dim=1)
-    longest = int(counts.max())
-    right = padded and mask is not None and not bool(mask[:, -1].all())
-    spread = torch.arange(longest, device=ids.device)
-    real = spread < counts[:, None] if right else spread >= longest - counts[:, None]
-
-    def shortened(value: Tensor, fill: int) -> Tensor:
-        rows = value.new_full((*value.shape[:-2], *real.shape), fill)
-        rows[..., real] = value.expand(*value.shape[:-2], *ids.shape)[..., stays]
-        return rows
-
     out = dict(given)
-    packed = packed_prompts(given)
+    if bool(kept.all()):
+        return out
+    past, mask = _past(given.get("attention_mask"), kept.shape[1])
+    rows, packed = ShorterRows.of(kept, mask), packed_prompts(given)
     for name in names:
         value = given.get(name)
         if not isinstance(value, Tensor) or name == "attention_mask":
             continue
         if name == "position_ids":
             value = _closed(value, kept, packed, close)
-        out[name] = shortened(value, filler if name == "input_ids" else FILL.get(name, 0))
-    if mask is not None or not bool(real.all()):
-        own = real.to(torch.long if mask is None else mask.dtype)
+        out[name] = rows.shortened(value, filler if name == "input_ids" else FILL.get(name, 0))
+    if mask is not None or not bool(rows.real.all()):
+        own = rows.real.to(torch.long if mask is None else mask.dtype)
         out["attention_mask"] = own if past is None else torch.cat([past, own], dim=1)
-    if packed is not None and bool(packed.any()):
-        found = packed_prompts(out)
-        if found is None or not torch.equal(found, shortened(packed, 0)):
-            raise VitrimError(
-                "prompts packed in one row cannot be told apart when their images lose tokens (positions=original, or "
-                "rows that lose different numbers): give one prompt a row, with an attention_mask"
-            )
-    elif packed is not None and (found := packed_prompts(out)) is not None and bool(found.any()):
-        out["attention_mask"] = real.long()
+    if packed is not None:
+        _keep_apart(out, packed, rows)
     if isinstance(given.get("logits_to_keep"), Tensor):
-        places = stays.long().cumsum(dim=1) - 1 + (0 if right else longest - counts[:, None])
-        out["logits_to_keep"] = _asked(given["logits_to_keep"], places, kept, stays, shortened)
+        out["logits_to_keep"] = _asked(given["logits_to_keep"], rows)
     return out
 
 
@@ -269,17 +267,25 @@ def _closed(positions: Tensor, kept: Tensor, packed: Tensor | None, close: bool)
     return torch.cat([positions[:1] - gone, positions[1:].expand(-1, *gone.shape)]) if numbered else positions - gone
 
 
-def _asked(
-    asked: Tensor, places: Tensor, kept: Tensor, stays: Tensor, shortened: Callable[[Tensor, int], Tensor]
-) -> Tensor:
+def _keep_apart(out: dict[str, Any], packed: Tensor, rows: ShorterRows) -> None:
+    """Let the library find the same prompts in the shortened rows of ``out`` as in ``packed``; see `trimmed`."""
+    found = packed_prompts(out)
+    if bool(packed.any()):
+        if found is None or not torch.equal(found, rows.shortened(packed, 0)):
+            raise VitrimError(
+                "prompts packed in one row cannot be told apart when their images lose tokens (positions=original, or "
+                "rows that lose different numbers): give one prompt a row, with an attention_mask"
+            )
+    elif found is not None and bool(found.any()):
+        out["attention_mask"] = rows.real.long()
+
+
+def _asked(asked: Tensor, shorter: ShorterRows) -> Tensor:
     """The ``logits_to_keep`` of the shortened prompt: (n,) indices for every row, (B, n) per row, or (B, L) bool.
 
-    Args:
-        asked: for the whole prompt; also (L,) bool.
-        places: (B, L) indices of its tokens in the shortened one.
-        kept, stays: (B, L) bool, not removed; not removed and not padding.
-        shortened: shortens (B, L) values.
+    ``asked`` are those of the whole prompt; also (L,) bool.
     """
+    kept, stays = shorter.kept, shorter.stays
     length, rows = kept.shape[1], asked.to(kept.device)
     if asked.dtype == torch.bool and asked.dim() == 1:
         rows = rows.nonzero().squeeze(1)
@@ -287,10 +293,11 @@ def _asked(
     if not fits or (rows.dtype != torch.bool and not bool(((rows >= -length) & (rows < length)).all())):
         raise VitrimError(f"expected logits_to_keep among the {length} tokens of input_ids, got {tuple(asked.shape)}")
     if rows.dtype == torch.bool:
-        lost, found = bool((rows & ~kept).any()), shortened(rows, False)
+        lost, found = bool((rows & ~kept).any()), shorter.shortened(rows, False)
     else:
         every = (rows % length).expand(len(kept), -1)
         lost = not bool(kept.gather(1, every).all())
+        places = stays.long().cumsum(dim=1) - 1 + shorter.first
         found = places.gather(1, every).clamp_min(0)
     if lost:
         raise VitrimError("logits_to_keep asks for image tokens that went: ask for tokens of the text")
@@ -344,12 +351,9 @@ def _past(mask: Any, length: int) -> tuple[Tensor | None, Tensor | None]:
 
 
 def kept_in_prompt(ids: Tensor, placeholder: int, flags: Sequence[Tensor]) -> Tensor:
-    """(B, L) bool: the tokens of a prompt that stay, all except some placeholders of images.
+    """(B, L) bool: the tokens of a prompt ``ids`` (B, L) that stay, all except some placeholders of images.
 
-    Args:
-        ids: (B, L) the prompt.
-        placeholder: the id in place of an image feature.
-        flags: for every image in order, (Q,) bool: which of its placeholders stay.
+    ``flags`` say for every image in order, (Q,) bool, which of its placeholders do.
 
     Raises:
         VitrimError: the prompt has another number of placeholders.

@@ -45,17 +45,15 @@ def packed_part(attn: Any, y: Tensor, first: int, end: int) -> tuple[Tensor, ...
 
 def check_options(attention: nn.MultiheadAttention, family: str) -> None:
     """Raise `UnsupportedModelError` for options of ``attention`` that the packed projection does not cover."""
-    problem = None
-    if not attention.batch_first:
-        problem = "batch_first=False"
-    elif attention.in_proj_weight is None:
-        problem = "kdim or vdim"
-    elif attention.bias_k is not None:
-        problem = "add_bias_kv=True"
-    elif attention.add_zero_attn:
-        problem = "add_zero_attn=True"
-    if problem is not None:
-        raise UnsupportedModelError(
-            f"{family} with {problem} in its MultiheadAttention is not supported; supported: "
-            "batch_first=True, one width for queries, keys and values, no added keys"
-        )
+    problems = {
+        "batch_first=False": not attention.batch_first,
+        "kdim or vdim": attention.in_proj_weight is None,
+        "add_bias_kv=True": attention.bias_k is not None,
+        "add_zero_attn=True": attention.add_zero_attn,
+    }
+    for problem, is_there in problems.items():
+        if is_there:
+            raise UnsupportedModelError(
+                f"{family} with {problem} in its MultiheadAttention is not supported; supported: "
+                "batch_first=True, one width for queries, keys and values, no added keys"
+            )

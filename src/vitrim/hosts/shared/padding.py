@@ -7,13 +7,14 @@ one pass per grid in it. Compiled models run padded batches outside their graphs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from vitrim.core.block import ReducedBlock, sharded
 from vitrim.core.tokens import Entered, IndexMap, TokenState, Trace, is_traced
@@ -43,9 +44,7 @@ class Group:
 def groups_of(valid: Tensor, shapes: Tensor) -> list[Group]:
     """The images of a batch grouped by grid, in order of appearance.
 
-    Args:
-        valid: (B, P), True for real patches.
-        shapes: (B, 2) rows and columns of every image.
+    ``valid`` (B, P) is True for real patches; ``shapes`` (B, 2) are rows and columns of every image.
 
     Raises:
         UnsupportedModelError: an image without patches, padding that is not at the end, export or tracing.
@@ -82,10 +81,9 @@ def run_groups(
     """Run ``call`` on every group, and join outputs and the trace's states in the order of the batch.
 
     Args:
-        model: the reduced model.
-        trace: of its blocks.
+        model: reduced; ``trace`` is that of its blocks.
         groups: from `groups_of`.
-        num_patches: patches per image, padding included.
+        num_patches: per image, padding included.
         call: runs the forward of the group's images without padding.
 
     Raises:
@@ -123,33 +121,32 @@ def _join(parts: Sequence[Any], groups: Sequence[Group], places: Tensor, num_pat
     Tokens (b, n, C) of all patches are padded to ``num_patches``; other lengths that differ among groups to the
     longest. Padding is 0.
     """
-    first = parts[0]
-    if isinstance(first, Tensor):
-        full = first.dim() == 3 and all(
+
+    def together(*found: Any) -> Any:
+        if not isinstance(found[0], Tensor):
+            return found[0]
+        full = found[0].dim() == 3 and all(
             part.shape[1] in (group.patches, group.patches + num_prefix)
-            for part, group in zip(parts, groups, strict=True)
+            for part, group in zip(found, groups, strict=True)
         )
-        if full:
-            extra = [num_patches - group.patches for group in groups]
-            return _stack([F.pad(part, (0, 0, 0, more)) for part, more in zip(parts, extra, strict=True)], places)
-        return _stack([_pad(part, parts) for part in parts], places)
-    if isinstance(first, Mapping):
-        joined = {key: _join([part[key] for part in parts], groups, places, num_patches, num_prefix) for key in first}
-        return joined if type(first) is dict else type(first)(**joined)
-    if isinstance(first, list | tuple):
-        return type(first)(
-            _join(entries, groups, places, num_patches, num_prefix) for entries in zip(*parts, strict=True)
-        )
-    return first
+        if not full:
+            return _padded(found, places)
+        extra = [num_patches - group.patches for group in groups]
+        return _stack([F.pad(part, (0, 0, 0, more)) for part, more in zip(found, extra, strict=True)], places)
+
+    return tree_map(together, *parts)
 
 
-def _pad(part: Tensor, parts: Sequence[Tensor], value: float = 0.0) -> Tensor:
-    """``part`` with every dimension but the first padded to the largest of ``parts``."""
-    longest = [max(sizes) for sizes in zip(*(each.shape for each in parts), strict=True)]
-    padding: list[int] = []
-    for dim in range(part.dim() - 1, 0, -1):  # the last comes first
-        padding += [0, longest[dim] - part.shape[dim]]
-    return F.pad(part, padding, value=value) if any(padding) else part
+def _padded(parts: Sequence[Tensor], places: Tensor, value: float = 0.0) -> Tensor:
+    """The ``parts`` for the whole batch, with every dimension but the first padded to the largest."""
+    longest = [max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True)]
+    padded = []
+    for part in parts:
+        padding: list[int] = []
+        for dim in range(part.dim() - 1, 0, -1):  # the last comes first
+            padding += [0, longest[dim] - part.shape[dim]]
+        padded.append(F.pad(part, padding, value=value) if any(padding) else part)
+    return _stack(padded, places)
 
 
 def _stack(parts: Sequence[Tensor], places: Tensor) -> Tensor:
@@ -165,12 +162,9 @@ def _join_states(states: Sequence[TokenState], places: Tensor, num_patches: int)
     sources = [F.pad(s.source, (0, inputs - s.source.shape[1]), value=-1) for s in states]
     return replace(
         first,
-        size=_stack([_pad(s.size, [t.size for t in states], 1.0) for s in states], places),
-        index_map=IndexMap(
-            _stack(sources, places),
-            _stack([_pad(s.position, [t.position for t in states]) for s in states], places),
-        ),
-        mask=_stack([_pad(mask, masks) for mask in masks], places) if ragged else None,
+        size=_padded([s.size for s in states], places, 1.0),
+        index_map=IndexMap(_stack(sources, places), _padded([s.position for s in states], places)),
+        mask=_padded(masks, places) if ragged else None,
         uniform=all(s.uniform for s in states),
         reduced=any(s.reduced for s in states),
         lost=any(s.lost for s in states) or any(s.num_inputs < inputs for s in states),

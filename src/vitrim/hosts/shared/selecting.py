@@ -60,8 +60,7 @@ def attended(
         notes: of one block.
         class_token: read the class token's row; otherwise the mean over all queries.
         wide: include queries and keys with heads concatenated.
-        cell: side in patches of the squares that the connector joins; values are averaged over them.
-        raster: see `vitrim.hosts.shared.compact.survivors`.
+        cell, raster: see `vitrim.hosts.shared.compact.survivors`; values are averaged over cells.
     """
     found: dict[int, Attended] = {}
     for _, attention, state, images in notes:
@@ -184,11 +183,8 @@ def by_image(pooled: Any, prompt_runs: Sequence[int], together: bool) -> list[Te
 
     Args:
         pooled: a list of (n, D) or (tiles, n, D), or (images, n, D), or (total, D).
-        prompt_runs: lengths of runs of placeholders, which split (total, D) into images.
+        prompt_runs: lengths of runs of placeholders, which split (total, D) into images; another sum is refused.
         together: a list entry holds all images of a prompt, so it is split by runs, too.
-
-    Raises:
-        VitrimError: features and placeholders differ in number.
     """
     if not isinstance(pooled, Tensor):
         entries = [entry.flatten(0, -2) for entry in pooled]

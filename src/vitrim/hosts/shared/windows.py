@@ -172,14 +172,12 @@ class ImageIndexMap(IndexMap):
         patch = number * prefix + window * (self.before.num_tokens - prefix) + source - prefix
         source = torch.where(source >= prefix, patch, torch.where(source >= 0, window * prefix + source, source))
         patches = self.windows.join(source[:, prefix:].unsqueeze(-1)).flatten(1)
-        return torch.cat([self.windows.of_images(source[:, :prefix]), patches], dim=1) if prefix else patches
+        return torch.cat([self.windows.of_images(source[:, :prefix]), patches], dim=1)
 
     def _find_position(self) -> Tensor:
         position, prefix = self.before.position, self.prefix
         rows, columns = self.windows.lines(position[:, prefix:] - prefix, in_image=True)
         patches = rows * (self.windows.columns * self.windows.width) + columns
-        if not prefix:
-            return patches
         window = torch.arange(position.shape[0], device=position.device)[:, None] % self.windows.number
         front = self.windows.of_images(window * prefix + position[:, :prefix])
         return torch.cat([front, patches + front.shape[1]], dim=1)
@@ -291,9 +289,11 @@ class WindowBlock(NamedBlock):
 
         The table is a window's, or the image's if this block attends across windows.
         """
-        windows, (down, across) = state.windows, state.lines(self.crosses)
-        rows = table[down * (windows.columns * windows.width if self.crosses else windows.width) + across]
-        if self.crosses:
+        windows = state.windows
+        crosses = self.crosses and windows.number > 1
+        down, across = state.lines(crosses)
+        rows = table[down * (windows.columns * windows.width if crosses else windows.width) + across]
+        if crosses:
             rows = rows.view(-1, state.num_tokens, rows.shape[-1])  # for the windows of all images, or of one
             rows = rows.repeat(batch // len(rows), 1, 1)
         return rows.unsqueeze(1)
@@ -307,15 +307,12 @@ class WindowBlock(NamedBlock):
         v: Tensor | None,
         *,
         relative: Callable[[int, int, Tensor], Tensor] | None = None,
-        dropout: float = 0.0,
-        k_raw: Tensor | None = None,
-        fused: bool = True,
-        drop: Callable[[Tensor], Tensor] | None = None,
+        **more: Any,
     ) -> Attention:
         """Attention of heads (B*W, H, N, d) within windows, or across them if this block does that.
 
         ``relative`` maps (S, S, parameter) to vectors (S, S, d) that queries are multiplied with, S being the rows or
-        columns and the parameter ``attn``'s for that axis, if it has any.
+        columns and the parameter ``attn``'s for that axis, if it has any. ``more`` are further fields of `Attention`.
         """
         assert isinstance(state, WindowState)
         bias, windows = state.key_bias(q.dtype, self.proportional), state.windows
@@ -329,17 +326,15 @@ class WindowBlock(NamedBlock):
             own = relative_bias(windows.together(q) if crosses else q, tables, state.lines(crosses))
             bias = add_bias(windows.apart(own) if crosses else own, bias)
         if crosses:
-            return AcrossWindows(q, k, v, attn.scale, bias, dropout, k_raw, fused=fused, drop=drop, windows=windows)
-        return Attention(q, k, v, attn.scale, bias, dropout, k_raw, fused=fused, drop=drop)
+            return AcrossWindows(q, k, v, attn.scale, bias, windows=windows, **more)
+        return Attention(q, k, v, attn.scale, bias, **more)
 
 
 def relative_bias(q: Tensor, tables: tuple[Tensor, Tensor], lines: Lines) -> Tensor:
     """The bias (B, H, N, N) of decomposed relative positions (MViTv2, section 4.1): q times two vectors.
 
-    Args:
-        q: (B, H, N, d) queries, not scaled.
-        tables: (S, S, d) each, for rows and columns, indexed by the query's and the key's line.
-        lines: rows and columns of the tokens, (B, N) or (1, N) each.
+    ``q`` (B, H, N, d) is not scaled. The ``tables`` (S, S, d), for rows and columns, are indexed by the query's and the
+    key's line; the ``lines`` of the tokens are (B, N) or (1, N) each.
     """
     heads, n = q.shape[1], q.shape[2]
     total = None

@@ -1,15 +1,17 @@
 """Tables of the folder; see `vitrim.hosts`."""
 
+_ENCODERS = {
+    "deepseek_vit.DeepseekVit": "encoders:TimmDeepseek",
+    "gemma4_vit.Gemma4Vit": "encoders:TimmGemma4",
+    "qwen3_vit.Qwen3Vit": "encoders:TimmQwen3",
+}
+"""Beginnings of the names of two classes, the encoder and the classifier around it."""
+
 HOSTS: dict[str, str] = {
+    **{f"timm.models.{name}{end}": place for name, place in _ENCODERS.items() for end in ("Classifier", "Encoder")},
     "timm.models.beit.Beit": "beit:TimmBeit",
-    "timm.models.deepseek_vit.DeepseekVitClassifier": "encoders:TimmDeepseek",
-    "timm.models.deepseek_vit.DeepseekVitEncoder": "encoders:TimmDeepseek",
     "timm.models.eva.Eva": "eva:TimmEva",
-    "timm.models.gemma4_vit.Gemma4VitClassifier": "encoders:TimmGemma4",
-    "timm.models.gemma4_vit.Gemma4VitEncoder": "encoders:TimmGemma4",
     "timm.models.naflexvit.NaFlexVit": "naflexvit:TimmNaFlexViT",
-    "timm.models.qwen3_vit.Qwen3VitClassifier": "encoders:TimmQwen3",
-    "timm.models.qwen3_vit.Qwen3VitEncoder": "encoders:TimmQwen3",
     "timm.models.vision_transformer_relpos.VisionTransformerRelPos": "relpos:TimmRelPos",
     "timm.models.vision_transformer_sam.VisionTransformerSAM": "sam:TimmSam",
     "timm.models.vision_transformer.VisionTransformer": "vit:TimmViT",
@@ -43,12 +45,7 @@ REFUSED: dict[str, str] = {
 
 LIBRARIES: dict[str, str] = {
     "timm": "library:TimmLibrary",
-    "timm.models.deepseek_vit.DeepseekVitClassifier": "library:TimmMapLibrary",
-    "timm.models.deepseek_vit.DeepseekVitEncoder": "library:TimmMapLibrary",
-    "timm.models.gemma4_vit.Gemma4VitClassifier": "library:TimmMapLibrary",
-    "timm.models.gemma4_vit.Gemma4VitEncoder": "library:TimmMapLibrary",
-    "timm.models.qwen3_vit.Qwen3VitClassifier": "library:TimmMapLibrary",
-    "timm.models.qwen3_vit.Qwen3VitEncoder": "library:TimmMapLibrary",
+    **{name: "library:TimmMapLibrary" for name, place in HOSTS.items() if place.startswith("encoders:")},
     "timm.models.vision_transformer_sam.VisionTransformerSAM": "sam:TimmSamLibrary",
     "timm.models.volo.VOLO": "library:TimmMapLibrary",
 }

@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from vitrim.core.attention import Attention, add_bias
-from vitrim.core.block import reduced_in
 from vitrim.core.host import Host
 from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.blocks import JointBlock, check_attentions, check_calls
+from vitrim.hosts.shared.blocks import JointBlock, check_attentions, check_calls, with_form
 from vitrim.hosts.timm.versions import in_chans, refuse_shifted_bias
 
 
@@ -129,10 +128,7 @@ class TimmHost(Host):
     @classmethod
     def facts(cls, model: Any) -> HostFacts:
         grid_size, image_size = cls.geometry(model)
-        # reduced or not: a wrapper around a reduced block has no attention
-        reduced: Any = reduced_in(model.blocks[0])
-        first = model.blocks[0] if reduced is None else reduced
-        kind: Any = first if isinstance(first, TimmBlock) else cls.reduced_class(first)
+        first, kind = with_form(cls, model.blocks[0])
         return HostFacts(
             dim=model.embed_dim,
             num_heads=sum(attn.num_heads for attn in kind.attentions(first)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from timm.layers import apply_rot_embed_cat
 from timm.models.vision_transformer_sam import Attention as SamAttention
@@ -11,26 +11,37 @@ from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
 from vitrim.errors import UnsupportedModelError
+from vitrim.hosts.shared.blocks import project_qkv
 from vitrim.hosts.shared.windows import WindowBlock, WindowedHost
-from vitrim.hosts.timm.common import PreNorm, TimmHost, kernel
+from vitrim.hosts.timm.common import PreNorm, TimmBlock, TimmHost, kernel
 from vitrim.hosts.timm.library import TimmMapLibrary
 
 
-class ReducedSamBlock(PreNorm, WindowBlock, Block):
-    attention_classes = (SamAttention,)
+class TimmWindowBlock(WindowBlock, TimmBlock):
+    """The reduced form of timm's blocks with windows. Their host argument is a rotary table, see `rows_of_table`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.run(x)
+    relative: ClassVar[Any] = None
+    """See `WindowBlock.window_attention`."""
 
     def project(self, x: Tensor, state: Any, rows: int | None, *host_args: Any) -> Attention:
-        attn = self.attn
-        q, k, v = self.project_all(x, rows)
+        attn, table = self.attn, host_args[0]
+        q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
         q, k = attn.q_norm(q), attn.k_norm(k)
         k_raw = None
-        if attn.rope is not None:
-            angles, k_raw = self.rows_of_table(attn.rope.get_embed(), state, x.shape[0]), k
-            q, k = (apply_rot_embed_cat(each, angles).to(x.dtype) for each in (q, k))
-        return self.window_attention(state, attn, q, k, v, relative=get_rel_pos, k_raw=k_raw, **kernel(attn))
+        if table is not None:
+            angles, k_raw = self.rows_of_table(table, state, x.shape[0]), k
+            half = getattr(attn, "rotate_half", False)
+            q, k = (apply_rot_embed_cat(each, angles, half=half).to(x.dtype) for each in (q, k))
+        return self.window_attention(state, attn, q, k, v, relative=self.relative, k_raw=k_raw, **kernel(attn))
+
+
+class ReducedSamBlock(PreNorm, TimmWindowBlock, Block):
+    attention_classes = (SamAttention,)
+    relative = staticmethod(get_rel_pos)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rope = self.attn.rope
+        return self.run(x, None if rope is None else rope.get_embed())
 
 
 class TimmSam(WindowedHost, TimmHost):

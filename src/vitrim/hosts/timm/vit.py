@@ -23,16 +23,20 @@ from vitrim.hosts.timm.common import PostNorm, PreNorm, TimmBlock, TimmHost, ref
 from vitrim.hosts.timm.versions import fused_projection
 
 
-class ReducedPlainBlock(TimmBlock):
+class ReducedViTBlock(TimmBlock):
+    """Base of the reduced blocks of `VisionTransformer`."""
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        refuse_mask(attn_mask, is_causal)
+        return self.run(x)
+
+
+class ReducedPlainBlock(ReducedViTBlock):
     """Base of timm's reduced blocks with one `Attention`, without their norms."""
 
     attention_classes = (TimmAttention,)
     output_names = ("norm", "proj", "proj_drop")
     plain = True
-
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        refuse_mask(attn_mask, is_causal)
-        return self.run(x)
 
     def project(self, x: Tensor, state: TokenState, rows: int | None = None, *host_args: Any) -> Attention:
         attn = self.attn
@@ -52,7 +56,7 @@ class ReducedResPostBlock(PostNorm, ReducedPlainBlock, vit.ResPostBlock):
     """timm's `ResPostBlock`, whose norms are after attention and after the MLP, under reduction."""
 
 
-class ReducedParallelScalingBlock(TimmBlock, vit.ParallelScalingBlock):
+class ReducedParallelScalingBlock(ReducedViTBlock, vit.ParallelScalingBlock):
     """Reduced `ParallelScalingBlock`: attention and MLP side by side behind one projection.
 
     Keys and values are needed for all tokens, the MLP's hidden layer only for those that stay: after a reduction at the
@@ -79,10 +83,6 @@ class ReducedParallelScalingBlock(TimmBlock, vit.ParallelScalingBlock):
     @classmethod
     def bypassed(cls, block: Any) -> list[nn.Module]:
         return []
-
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        refuse_mask(attn_mask, is_causal)
-        return self.run(x)
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         y = self.in_norm(x)
@@ -122,7 +122,7 @@ class ReducedParallelScalingBlock(TimmBlock, vit.ParallelScalingBlock):
         return F.linear(y, self.in_proj.weight[rows], bias)
 
 
-class ReducedParallelThingsBlock(TimmBlock, vit.ParallelThingsBlock):
+class ReducedParallelThingsBlock(ReducedViTBlock, vit.ParallelThingsBlock):
     """Reduced `ParallelThingsBlock`: several attentions side by side, then several MLPs.
 
     Methods see one attention with the heads of all.
@@ -140,10 +140,6 @@ class ReducedParallelThingsBlock(TimmBlock, vit.ParallelThingsBlock):
     @classmethod
     def bypassed(cls, block: Any) -> list[nn.Module]:
         return [*block.attns, *cls.attentions(block)]
-
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        refuse_mask(attn_mask, is_causal)
-        return self.run(x)
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         queries, keys, values = [], [], []

@@ -1,8 +1,6 @@
 """Tables of the folder; see `vitrim.hosts`."""
 
-HOSTS: dict[str, str] = {
-    "torchvision.models.vision_transformer.VisionTransformer": "vit:TorchvisionViT",
-}
+HOSTS: dict[str, str] = {"torchvision.models.vision_transformer.VisionTransformer": "vit:TorchvisionViT"}
 
 LIBRARIES: dict[str, str] = {
     "torchvision": "library:TorchvisionLibrary",

@@ -6,9 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch import nn
-from transformers.models.audio_spectrogram_transformer import (
-    modeling_audio_spectrogram_transformer as audio_spectrogram_transformer,
-)
+from transformers.models.audio_spectrogram_transformer import modeling_audio_spectrogram_transformer as spectrogram
 
 from vitrim.core.plan import HostFacts
 from vitrim.hosts.transformers.common import TransformersHost
@@ -16,8 +14,8 @@ from vitrim.hosts.transformers.library import TransformersLibrary
 from vitrim.hosts.transformers.versions import OLDER_VIT, VIT_LAYERS, ViTForm, attention
 
 
-class ReducedASTLayer(ViTForm, audio_spectrogram_transformer.ASTLayer):
-    attention_classes = (attention(audio_spectrogram_transformer, "AST", OLDER_VIT),)
+class ReducedASTLayer(ViTForm, spectrogram.ASTLayer):
+    attention_classes = (attention(spectrogram, "AST", OLDER_VIT),)
 
 
 class HFAST(TransformersHost):
@@ -30,11 +28,11 @@ class HFAST(TransformersHost):
     purpose = "video and audio"
     heads = ("class token", "patches")
     reduced_blocks = (ReducedASTLayer,)
-    trunk_classes = (audio_spectrogram_transformer.ASTModel,)
+    trunk_classes = (spectrogram.ASTModel,)
     layers_name = VIT_LAYERS
     num_prefix = 2
     size_names = ("max_length", "num_mel_bins")
-    prefix_readers = (audio_spectrogram_transformer.ASTForAudioClassification,)
+    prefix_readers = (spectrogram.ASTForAudioClassification,)
     tokens_of_images = False  # of spectrograms
 
     @classmethod

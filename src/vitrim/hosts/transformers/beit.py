@@ -44,8 +44,7 @@ class ReducedBeitLayer(ReducedLayer, BeitLayer):
             table = add_bias(self.relative_position_bias(window, interpolate, dim_size=state.num_inputs)[0], table)
         if table is None:
             return attention
-        position = state.pair_bias(table).to(attention.q.dtype)
-        position = position if rows is None else position[:, :, :rows]
+        position = state.pair_bias(table, rows).to(attention.q.dtype)
         return replace(attention, bias=add_bias(position, attention.bias))
 
 

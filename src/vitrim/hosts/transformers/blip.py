@@ -7,7 +7,7 @@ from typing import Any
 from transformers.models.blip.modeling_blip import BlipAttention, BlipEncoderLayer, BlipModel, BlipVisionModel
 from transformers.models.blip_2.modeling_blip_2 import Blip2Attention, Blip2EncoderLayer, Blip2VisionModel
 
-from vitrim.hosts.transformers.common import ReducedClipLayer, ReducedJointLayer, TransformersHost
+from vitrim.hosts.transformers.common import ClassTokenTower, ReducedClipLayer, ReducedJointLayer, TransformersHost
 
 
 class ReducedBlipEncoderLayer(ReducedJointLayer, ReducedClipLayer, BlipEncoderLayer):
@@ -24,16 +24,13 @@ class ReducedBlip2EncoderLayer(ReducedJointLayer, ReducedClipLayer, Blip2Encoder
     dropout_name = "attention_dropout"
 
 
-class HFBlip(TransformersHost):
+class HFBlip(ClassTokenTower):
     """`BlipModel` reads the class token; text decoders attend to all tokens of the bare tower."""
 
     name = "transformers BLIP"
-    purpose = "images and text"
-    heads = ("class token", "patches")
     reduced_blocks = (ReducedBlipEncoderLayer,)
     trunk_classes = (BlipVisionModel,)
     chooses_kernel = False
-    layers_name = "encoder.layers"
     prefix_readers = (BlipModel,)
 
 

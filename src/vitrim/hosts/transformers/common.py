@@ -17,11 +17,14 @@ from transformers.utils import logging
 from vitrim.core.attention import Attention, KnownMap, split_heads
 from vitrim.core.block import Reducer
 from vitrim.core.host import Host, Installed
-from vitrim.core.plan import HostFacts
+from vitrim.core.plan import Head, HostFacts
 from vitrim.core.tokens import TokenState, Trace, unmerge
 from vitrim.core.versions import require
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.blocks import JointBlock, NamedBlock, check_attentions, project_qkv
+
+USUAL_SIDE = 32
+"""Side in patches, 448 pixels, of images for models that have no size of their own."""
 
 CLASSIFIERS = ("classifier", "cls_classifier", "distillation_classifier")
 """Names of the last layers of image classifiers."""
@@ -136,7 +139,7 @@ class ReducedDinoLayer(ReducedLayer):
     """The reduced form of layers with DINOv2's names: LayerScale, and one drop path used twice."""
 
     norm_name = "norm1"
-    update_names = ("layer_scale1", "drop_path")
+    update_names: ClassVar[tuple[str, ...]] = ("layer_scale1", "drop_path")
     mlp_names = ("norm2", "mlp", "layer_scale2", "drop_path")
 
 
@@ -152,8 +155,8 @@ def refuse_mask(attention_mask: Tensor | None) -> None:
         )
 
 
-class ReducedOlderLayer(ReducedLayer):
-    """The older form of a layer: ``attention.attention`` projects in, ``attention.output`` projects out."""
+class ReducedNestedLayer(ReducedLayer):
+    """The older form of attention: ``attention.attention`` projects in, ``attention.output`` projects out."""
 
     update_names: ClassVar[tuple[str, ...]] = ()
     projections = ("query", "key", "value")
@@ -161,9 +164,6 @@ class ReducedOlderLayer(ReducedLayer):
     dropout_name = "dropout_prob"
 
     attention: Any
-    intermediate: Any
-    output: Any
-    layernorm_after: Any
 
     @classmethod
     def attentions(cls, block: Any) -> list[Any]:
@@ -171,10 +171,22 @@ class ReducedOlderLayer(ReducedLayer):
 
     @classmethod
     def bypassed(cls, block: Any) -> list[nn.Module]:
-        return [block.attention, block.attention.attention, block.output]  # the last adds its second argument
+        return [block.attention, block.attention.attention]
 
     def project_output(self, out: Tensor) -> Tensor:
         return self.attention.output(out, None)  # type: ignore[no-any-return]
+
+
+class ReducedOlderLayer(ReducedNestedLayer):
+    """The older form of a layer, whose MLP is no module either: ``intermediate``, then ``output``."""
+
+    intermediate: Any
+    output: Any
+    layernorm_after: Any
+
+    @classmethod
+    def bypassed(cls, block: Any) -> list[nn.Module]:
+        return [block.attention, block.attention.attention, block.output]  # the last adds its second argument
 
     def mlp_branch(self, x: Tensor) -> Tensor:
         hidden = self.intermediate(self.layernorm_after(x))
@@ -277,6 +289,12 @@ class TransformersHost(Host):
     """Dotted name of the `patch_maker` in a trunk; "": the convolution in its embeddings; None: there is none."""
     size_names: ClassVar[tuple[str, ...]] = ("image_size",)
     """The config's names of an image's height and width; one name for both."""
+    width_name: ClassVar[str] = "hidden_size"
+    """The config's name of C."""
+    heads_name: ClassVar[str] = "num_attention_heads"
+    """The config's name of H."""
+    channels_name: ClassVar[str] = "num_channels"
+    """The config's name of an image's channels; 3 without."""
     num_prefix: ClassVar[int] = 1
     """Tokens in front of the patches, without registers; the first is a class token."""
     prefix_readers: ClassVar[tuple[type[nn.Module], ...]] = ()
@@ -336,15 +354,15 @@ class TransformersHost(Host):
         patch_height, patch_width = _pair(config.patch_size)
         first = next(iter(classifiers(model)), None)
         return HostFacts(
-            dim=config.hidden_size,
-            num_heads=config.num_attention_heads,
+            dim=getattr(config, cls.width_name),
+            num_heads=getattr(config, cls.heads_name),
             num_classes=first.out_features if isinstance(first, nn.Linear) else 0,
             num_prefix=cls.prefix_of(trunk),
             has_class_token=cls.num_prefix > 0,
             grid_size=(height // patch_height, width // patch_width),
             # a user's own forward may read any token
             head_rows=cls.head_rows(model) if type(model).forward.__module__.startswith("transformers.") else None,
-            input_size=(getattr(config, "num_channels", 3), height, width),
+            input_size=(getattr(config, cls.channels_name, 3), height, width),
             dense=cls.heads == ("grid",) or isinstance(model, cls.grid_readers),
         )
 
@@ -390,6 +408,37 @@ class TransformersHost(Host):
         trunk.register_forward_hook(HiddenHook(trace))
         if cls.forward_class is not None:
             trunk.forward = cls.forward_class(trunk, trace)
+
+
+class ClassTokenTower(TransformersHost):
+    """A tower with a class token, which image embeddings read; the bare tower returns its tokens."""
+
+    purpose = "images and text"
+    heads: ClassVar[tuple[Head, ...]] = ("class token", "patches")
+    layers_name = "encoder.layers"
+
+
+class PatchTower(TransformersHost):
+    """A tower without a class token."""
+
+    purpose = "images and text"
+    heads: ClassVar[tuple[Head, ...]] = ("no class token",)
+    num_prefix = 0
+    layers_name = "encoder.layers"
+
+
+class ConnectedTower(TransformersHost):
+    """A tower whose connector joins neighbouring tokens, so it reads every patch at its place."""
+
+    purpose = "vision-language models"
+    heads = ("grid",)
+
+
+class DenseBackbone(TransformersHost):
+    """A model whose maps are read place by place, so pruned patches come back."""
+
+    purpose = "segmentation, detection, poses, depth"
+    heads: ClassVar[tuple[Head, ...]] = ("grid",)
 
 
 def _pair(size: Any) -> tuple[int, int]:

@@ -17,11 +17,11 @@ from transformers.models.rf_detr import modeling_rf_detr as rf_detr
 
 from vitrim.core.attention import Attention
 from vitrim.core.block import ReducedBlock
-from vitrim.core.plan import Head, HostFacts
+from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.windows import AcrossWindows, WindowBlock, Windows, WindowState
-from vitrim.hosts.transformers.common import ReducedDinoLayer, ReducedLayer, TransformersHost
+from vitrim.hosts.transformers.common import DenseBackbone, ReducedDinoLayer, ReducedLayer
 
 
 class ReducedRowLayer(WindowBlock, ReducedLayer):
@@ -73,21 +73,18 @@ class ReducedRfDetrLayer(ReducedRowLayer, ReducedDinoLayer, rf_detr.RfDetrDinov2
         return bool(self.global_attention)
 
 
-class _Rows(TransformersHost):
-    """Feature maps are read place by place, so pruned patches come back."""
+class _Rows(DenseBackbone):
+    """A backbone whose windows are batch rows."""
 
-    purpose = "segmentation, detection, poses, depth"
-    heads: ClassVar[tuple[Head, ...]] = ("grid",)
     has_maps = False
     tokens_of_images = False  # of windows
 
-    @classmethod
-    def windows_a_side(cls, config: Any) -> int:
-        raise NotImplementedError
+    windows_name: ClassVar[str]
+    """The config's name of the windows in a row of the image."""
 
     @classmethod
     def facts(cls, model: nn.Module) -> HostFacts:
-        facts, side = super().facts(model), cls.windows_a_side(cls.trunk(model).config)
+        facts, side = super().facts(model), cls.windows_a_side(model)
         rows, columns = facts.grid_size
         if rows != columns or rows % side:
             raise UnsupportedModelError(
@@ -122,7 +119,11 @@ class _Rows(TransformersHost):
     def install(cls, model: nn.Module, trace: Any) -> None:
         super().install(model, trace)
         for block in cls.blocks(model):
-            block.windows_a_side = cls.windows_a_side(cls.trunk(model).config)  # type: ignore[assignment]
+            block.windows_a_side = cls.windows_a_side(model)  # type: ignore[assignment]
+
+    @classmethod
+    def windows_a_side(cls, model: nn.Module) -> int:
+        return int(getattr(cls.trunk(model).config, cls.windows_name))
 
 
 class HFLwDetr(_Rows):
@@ -133,10 +134,7 @@ class HFLwDetr(_Rows):
     trunk_classes = (lw_detr.LwDetrViTBackbone,)
     maker_name = "embeddings.projection"
     num_prefix = 0
-
-    @classmethod
-    def windows_a_side(cls, config: Any) -> int:
-        return int(config.num_windows_side)
+    windows_name = "num_windows_side"
 
 
 class HFRfDetr(_Rows):
@@ -145,7 +143,4 @@ class HFRfDetr(_Rows):
     name = "transformers RF-DETR"
     reduced_blocks = (ReducedRfDetrLayer,)
     trunk_classes = (rf_detr.RfDetrDinov2Backbone,)
-
-    @classmethod
-    def windows_a_side(cls, config: Any) -> int:
-        return int(config.num_windows)
+    windows_name = "num_windows"

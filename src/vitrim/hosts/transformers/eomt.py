@@ -20,7 +20,7 @@ from transformers.models.eomt_dinov3 import modeling_eomt_dinov3 as eomt_dinov3
 from vitrim.core.library import Size
 from vitrim.core.plan import HostFacts, Part
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.transformers.common import ReducedDinoLayer, TransformersHost
+from vitrim.hosts.transformers.common import DenseBackbone, ReducedDinoLayer
 from vitrim.hosts.transformers.dino import ReducedRotaryLayer
 from vitrim.hosts.transformers.library import TransformersLibrary
 
@@ -43,9 +43,7 @@ def _enlarged(output: Any, images: Tensor) -> Tensor:
     )
 
 
-class _Eomt(TransformersHost):
-    purpose = "segmentation, detection, poses, depth"
-    heads = ("grid",)
+class _Eomt(DenseBackbone):
     layers_name = "layers"
     tokens_of_images = False  # its head cannot be removed: queries run through the last layers
 

@@ -8,7 +8,7 @@ by cell.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import isqrt, prod
 from types import MethodType
@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from transformers.models.pixtral import modeling_pixtral as pixtral
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2_vl
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
@@ -27,10 +28,8 @@ from vitrim.core.tokens import TokenState, Trace
 from vitrim.errors import VitrimError
 from vitrim.hosts.shared.blocks import hand_stamp
 from vitrim.hosts.shared.padding import Group, run_groups
-from vitrim.hosts.transformers.common import ReducedJointLayer, ReducedLayer, TransformersHost
+from vitrim.hosts.transformers.common import USUAL_SIDE, ConnectedTower, ReducedJointLayer, ReducedLayer
 
-USUAL_SIDE = 32
-"""Side in patches of the image for which amounts are checked, if the model has none: 448 pixels."""
 Grid = tuple[int, int]
 
 
@@ -98,10 +97,8 @@ class ReducedPixtralAttentionLayer(PackedLayer, pixtral.PixtralAttentionLayer): 
     leading = True
 
     def rotated(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = pixtral.apply_rotary_pos_emb(
-            q, k, cos, sin, unsqueeze_dim=0 if cos.dim() == 2 else 1
-        )
-        return found
+        axis = 0 if cos.dim() == 2 else 1
+        return pixtral.apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=axis)  # type: ignore[no-any-return]
 
 
 class _ReducedQwenBlock(PackedLayer, ReducedJointLayer):
@@ -158,7 +155,7 @@ class PackedForward(Installed):
 
         def call(group: Group) -> Any:
             output = of_one_size(group.images.tolist())
-            return _map(output, lambda x: x.view(len(group.images), -1, x.shape[-1]))
+            return tree_map_only(Tensor, lambda x: x.view(len(group.images), -1, x.shape[-1]), output)
 
         def packed(x: Tensor) -> Tensor:
             share = max(counts) // x.shape[1]  # behind a merger, a token is a cell of patches
@@ -166,16 +163,7 @@ class PackedForward(Installed):
 
         counts = [rows * columns for rows, columns in grids]
         groups = [Group(torch.tensor(images), grid[0] * grid[1]) for grid, images in places.items()]
-        return _map(run_groups(self.tower, self.trace, groups, max(counts), call), packed)
-
-
-def _map(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """An output of the library with every tensor changed."""
-    if isinstance(output, Tensor):
-        return change(output)
-    if isinstance(output, Mapping):
-        return type(output)(**{key: _map(value, change) for key, value in output.items()})
-    return type(output)(_map(value, change) for value in output) if isinstance(output, list | tuple) else output
+        return tree_map_only(Tensor, packed, run_groups(self.tower, self.trace, groups, max(counts), call))
 
 
 class PixtralForward(PackedForward):
@@ -195,7 +183,7 @@ class PixtralForward(PackedForward):
             return forward(self.tower, own[:, :, :height, :width], image_sizes=[(height, width)] * len(own), **kwargs)
 
         output = self.by_size(grids, run)
-        return output if len(set(grids)) == 1 else _map(output, lambda x: x.unsqueeze(0))
+        return output if len(set(grids)) == 1 else tree_map_only(Tensor, lambda x: x.unsqueeze(0), output)
 
 
 class QwenForward(PackedForward):
@@ -238,11 +226,9 @@ def _check_grids(grid_thw: Tensor, patches: int, cell: int) -> None:
         )
 
 
-class PackedHost(TransformersHost):
-    """A tower without a class token, whose patches are all read at their places."""
+class PackedHost(ConnectedTower):
+    """A tower without a class token."""
 
-    purpose = "vision-language models"
-    heads = ("grid",)
     num_prefix = 0
     has_maps = False
     tokens_of_images = False  # it returns one sequence of all images
@@ -265,27 +251,19 @@ class _QwenTower(PackedHost):
     in_cells = True
     layers_name = "blocks"
     maker_name = None  # the patch embedding's output does not show rows and columns
-    width_name: ClassVar[str] = "hidden_size"
-    """The config's name of C."""
+    heads_name = "num_heads"
+    channels_name = "in_channels"
+
+    @classmethod
+    def image_size(cls, config: Any) -> tuple[int, int]:
+        """Height and width of the image for which amounts are checked."""
+        side = isqrt(getattr(config, "num_position_embeddings", USUAL_SIDE**2)) * config.patch_size
+        return side, side
 
     @classmethod
     def facts(cls, model: nn.Module) -> HostFacts:
-        config = cls.trunk(model).config
-        # side in patches of the image for which amounts are checked
-        side = isqrt(getattr(config, "num_position_embeddings", USUAL_SIDE**2))
-        return HostFacts(
-            dim=getattr(config, cls.width_name),
-            num_heads=config.num_heads,
-            num_classes=0,
-            num_prefix=0,
-            has_class_token=False,
-            grid_size=(side, side),
-            head_rows=None,
-            input_size=(config.in_channels, side * config.patch_size, side * config.patch_size),
-            dense=True,
-            cell=config.spatial_merge_size,
-            cell_by_cell=True,
-        )
+        cell = cls.trunk(model).config.spatial_merge_size
+        return replace(super().facts(model), cell=cell, cell_by_cell=True)
 
 
 class HFQwen2VL(_QwenTower):

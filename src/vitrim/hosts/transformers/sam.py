@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from transformers.models.sam import modeling_sam as sam
 from transformers.models.sam3 import modeling_sam3 as sam3
@@ -16,7 +17,7 @@ from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.blocks import JointBlock
 from vitrim.hosts.shared.windows import AcrossWindows, WindowBlock, WindowedHost, WindowState
-from vitrim.hosts.transformers.common import ReducedLayer, TransformersHost
+from vitrim.hosts.transformers.common import DenseBackbone, ReducedLayer
 from vitrim.hosts.transformers.library import TransformersLibrary
 
 
@@ -26,17 +27,11 @@ class _ReducedWindowLayer(WindowBlock, JointBlock):
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         (attn,) = self.attentions(self)
         q, k, v = self.project_all(x, None)
-        return self.window_attention(
-            state,
-            attn,
-            q,
-            k,
-            v,
-            relative=getattr(attn, "get_rel_pos", vitdet.get_rel_pos),  # SAM's is a method
-            # only written-out attention may have dropout
-            dropout=attn.dropout if self.training and type(attn) is sam.SamVisionAttention else 0.0,
-            fused=isinstance(attn, sam.SamVisionSdpaAttention),
-        )
+        relative = getattr(attn, "get_rel_pos", vitdet.get_rel_pos)  # SAM's is a method
+        # only written-out attention may have dropout
+        dropout = attn.dropout if self.training and type(attn) is sam.SamVisionAttention else 0.0
+        fused = isinstance(attn, sam.SamVisionSdpaAttention)
+        return self.window_attention(state, attn, q, k, v, relative=relative, dropout=dropout, fused=fused)
 
 
 class ReducedSamVisionLayer(_ReducedWindowLayer, sam.SamVisionLayer):
@@ -72,27 +67,20 @@ class ReducedSam3Layer(WindowBlock, ReducedLayer, sam3.Sam3ViTLayer):
 
     def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         assert isinstance(state, WindowState)
-        attention, windows = super().projected(x, state, rows, *host_args), state.windows
-        crosses = self.crosses and windows.number > 1
-        down, across = state.lines(crosses)
-        places = down * (windows.columns * windows.width if self.crosses else windows.width) + across
-        # rows of tables for all places, (1, P, d): (1 or B*W, 1, N, d)
-        tables = [table[0][places] for table in self.rotary_emb(x, self.position_ids)]
-        if crosses:
-            tables = [table.view(-1, state.num_tokens, table.shape[-1]) for table in tables]
-            tables = [table.repeat(x.shape[0] // table.shape[0], 1, 1) for table in tables]
-        cos, sin = (table.unsqueeze(1) for table in tables)
+        attention = super().projected(x, state, rows, *host_args)
+        table = torch.cat(self.rotary_emb(x, self.position_ids), dim=-1)[0]  # (P, 2d)
+        cos, sin = self.rows_of_table(table, state, x.shape[0]).chunk(2, dim=-1)
         q, k = sam3.apply_rotary_pos_emb_2d(attention.q, attention.k, cos=cos, sin=sin)
         parts = {**attention.parts(), "q": q, "k": k, "k_raw": attention.k}
-        if crosses:
-            return AcrossWindows(**{**parts, "bias": windows.bias_of_images(attention.bias)}, windows=windows)
-        return Attention(**parts)
+        if not self.crosses or state.windows.number == 1:
+            return Attention(**parts)
+        bias = state.windows.bias_of_images(attention.bias)
+        return AcrossWindows(**{**parts, "bias": bias}, windows=state.windows)
 
 
-class _Windowed(WindowedHost, TransformersHost):
-    """The map of the last layer is read place by place, so pruned patches come back at the end."""
+class _Windowed(WindowedHost, DenseBackbone):
+    """The map of the last layer is read."""
 
-    purpose = "segmentation, detection, poses, depth"
     has_maps = False
     num_prefix = 0
     tokens_of_images = False  # it returns maps, from a neck or in its own layout

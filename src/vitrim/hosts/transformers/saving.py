@@ -73,8 +73,7 @@ INSTALL: Callable[..., None] = output_capturing.install_output_capuring_hook
 class CapturingHook:
     """A picklable copy of a library hook that records outputs.
 
-    Args:
-        given: the arguments of the library function that installs the hook, except the module; the copy calls it again.
+    It calls the library function that installs the hook again, with the arguments ``given`` besides the module.
     """
 
     def __init__(self, given: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from transformers.models.siglip2 import modeling_siglip2 as siglip2
 from vitrim.core.host import Installed
 from vitrim.core.tokens import Trace
 from vitrim.hosts.shared.padding import Group, groups_of, run_groups
-from vitrim.hosts.transformers.common import ReducedClipLayer, TransformersHost
+from vitrim.hosts.transformers.common import PatchTower, ReducedClipLayer
 from vitrim.hosts.transformers.versions import tower
 
 
@@ -90,17 +90,13 @@ def fill(output: Any, num_patches: int) -> Any:
     return output
 
 
-class HFSiglip2(TransformersHost):
+class HFSiglip2(PatchTower):
     """No class token; the head attends to patches with a probe, or averages them: [padded batches](#padded-batches)."""
 
     name = "transformers SigLIP 2"
-    purpose = "images and text"
-    heads = ("no class token",)
     reduced_blocks = (ReducedSiglip2EncoderLayer,)
     trunk_classes = (tower(siglip2, "Siglip2"),)
-    num_prefix = 0
     tokens_of_images = False  # of patches
-    layers_name = "encoder.layers"
     maker_name = "embeddings"
 
     @classmethod

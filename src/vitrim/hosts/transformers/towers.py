@@ -5,8 +5,6 @@ The image tower is reduced, alone or in a model of both; text towers are not, ev
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from transformers.models.aimv2 import modeling_aimv2 as aimv2
 from transformers.models.altclip import modeling_altclip as altclip
 from transformers.models.chinese_clip import modeling_chinese_clip as chinese_clip
@@ -16,8 +14,7 @@ from transformers.models.owlv2 import modeling_owlv2 as owlv2
 from transformers.models.owlvit import modeling_owlvit as owlvit
 from transformers.models.siglip import modeling_siglip as siglip
 
-from vitrim.core.plan import Head
-from vitrim.hosts.transformers.common import ReducedClipLayer, ReducedLayer, TransformersHost
+from vitrim.hosts.transformers.common import ClassTokenTower, PatchTower, ReducedClipLayer, ReducedLayer
 from vitrim.hosts.transformers.versions import tower
 
 
@@ -57,23 +54,6 @@ class ReducedOwlViTEncoderLayer(ReducedClipLayer, owlvit.OwlViTEncoderLayer):
 
 class ReducedOwlv2EncoderLayer(ReducedClipLayer, owlv2.Owlv2EncoderLayer):
     attention_classes = (owlv2.Owlv2Attention,)
-
-
-class ClassTokenTower(TransformersHost):
-    """A tower with a class token, which image embeddings read; the bare tower returns its tokens."""
-
-    purpose = "images and text"
-    heads: ClassVar[tuple[Head, ...]] = ("class token", "patches")
-    layers_name = "encoder.layers"
-
-
-class PatchTower(TransformersHost):
-    """A tower without a class token."""
-
-    purpose = "images and text"
-    heads: ClassVar[tuple[Head, ...]] = ("no class token",)
-    num_prefix = 0
-    layers_name = "encoder.layers"
 
 
 class HFCLIP(ClassTokenTower):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
-from torch import nn
+from typing import Any
 
 from vitrim.core.versions import is_older
 from vitrim.hosts.transformers import of_modules
-from vitrim.hosts.transformers.common import ReducedDinoLayer, ReducedLayer, ReducedOlderLayer
+from vitrim.hosts.transformers.common import ReducedDinoLayer, ReducedLayer, ReducedNestedLayer, ReducedOlderLayer
 
 OLDER_VIT, OLDER_DINO = is_older("transformers", "5.9"), is_older("transformers", "5.18")
 
@@ -30,18 +28,8 @@ SINCE |= {"VISION_LANGUAGE": "5.18", "SELECTED": "5.18"}
 """The transformers version that a family needs, by module or table, where above the bound of ``pyproject.toml``."""
 
 
-class ReducedOlderDinoLayer(ReducedOlderLayer):
-    """`ReducedOlderLayer` with DINOv2's names; its MLP is a module."""
-
-    norm_name = ReducedDinoLayer.norm_name
-    update_names: ClassVar[tuple[str, ...]] = ReducedDinoLayer.update_names
-    mlp_names: ClassVar[tuple[str, ...]] = ReducedDinoLayer.mlp_names
-
-    @classmethod
-    def bypassed(cls, block: Any) -> list[nn.Module]:
-        return [block.attention, block.attention.attention]
-
-    mlp_branch = ReducedLayer.mlp_branch
+class ReducedOlderDinoLayer(ReducedDinoLayer, ReducedNestedLayer):
+    """`ReducedNestedLayer` with DINOv2's names."""
 
 
 OLDER_TOWERS = {

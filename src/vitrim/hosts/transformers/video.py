@@ -93,9 +93,5 @@ class HFVJEPA2(_Video):
     trunk_classes = (vjepa2.VJEPA2Model,)
     size_names = ("crop_size",)
     grid_readers = (vjepa2.VJEPA2Model,)  # for its predictor
+    channels_name = "in_chans"
     frames_name = "frames_per_clip"
-
-    @classmethod
-    def facts(cls, model: nn.Module) -> HostFacts:
-        facts = super().facts(model)
-        return replace(facts, input_size=(cls.trunk(model).config.in_chans, *facts.input_size[1:]))

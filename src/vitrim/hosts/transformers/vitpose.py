@@ -8,31 +8,23 @@ from torch import Tensor, nn
 from transformers.models.vitpose_backbone import modeling_vitpose_backbone as vitpose_backbone
 
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.transformers.common import ReducedLayer, ReducedOlderLayer, TransformersHost
+from vitrim.hosts.transformers.common import DenseBackbone, ReducedNestedLayer
 
 
-class ReducedVitPoseBackboneLayer(ReducedOlderLayer, vitpose_backbone.VitPoseBackboneLayer):
+class ReducedVitPoseBackboneLayer(ReducedNestedLayer, vitpose_backbone.VitPoseBackboneLayer):
     attention_classes = (vitpose_backbone.VitPoseBackboneSelfAttention,)
     mlp_names = ("layernorm_after", "mlp")
-
-    @classmethod
-    def bypassed(cls, block: Any) -> list[nn.Module]:
-        return [block.attention, block.attention.attention]
 
     def forward(  # type: ignore[override]
         self, hidden_states: Tensor, dataset_index: Tensor | None = None, **kwargs: Any
     ) -> Tensor:
         return self.run(hidden_states)  # there is one expert, so no index to choose it
 
-    mlp_branch = ReducedLayer.mlp_branch
 
-
-class HFVitPose(TransformersHost):
+class HFVitPose(DenseBackbone):
     """Models with one expert."""
 
     name = "transformers ViTPose"
-    purpose = "segmentation, detection, poses, depth"
-    heads = ("grid",)
     reduced_blocks = (ReducedVitPoseBackboneLayer,)
     trunk_classes = (vitpose_backbone.VitPoseBackbone,)
     num_prefix = 0

@@ -11,7 +11,7 @@ from transformers.models.internvl import modeling_internvl as internvl
 from transformers.models.smolvlm import modeling_smolvlm as smolvlm
 
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.transformers.common import ReducedClipLayer, ReducedLayer, TransformersHost
+from vitrim.hosts.transformers.common import ConnectedTower, ReducedClipLayer, ReducedLayer
 
 
 class _UnmaskedLayer(ReducedClipLayer):
@@ -40,11 +40,9 @@ class ReducedInternVLVisionLayer(ReducedLayer, internvl.InternVLVisionLayer):
     scale_name = "scale"
 
 
-class _Padded(TransformersHost):
-    """A projector joins neighbouring tokens behind the tower."""
+class _Padded(ConnectedTower):
+    """A tower whose images may come padded."""
 
-    purpose = "vision-language models"
-    heads = ("grid",)
     layers_name = "encoder.layers"
     num_prefix = 0
 
@@ -73,11 +71,9 @@ class HFSmolVLM(_Padded):
     trunk_classes = (smolvlm.SmolVLMVisionTransformer,)
 
 
-class HFInternVL(TransformersHost):
+class HFInternVL(ConnectedTower):
     """The image tower."""
 
     name = "transformers InternVL"
-    purpose = "vision-language models"
-    heads = ("grid",)
     reduced_blocks = (ReducedInternVLVisionLayer,)
     trunk_classes = (internvl.InternVLVisionModel,)

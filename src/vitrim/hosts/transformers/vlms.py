@@ -14,6 +14,7 @@ from vitrim.core.registry import host_of
 from vitrim.core.selection import Selector
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.compact import Survivors
+from vitrim.hosts.transformers.common import USUAL_SIDE
 from vitrim.hosts.transformers.vlm import HuggingFaceVLM
 
 WINDOWED = (
@@ -198,10 +199,6 @@ class Qwen3VL(_Qwen):
             for layer in output.deepstack_features
         ]
         return super().taken(output, left, full)
-
-
-USUAL_SIDE = 32
-"""Side in patches of an image that is measured: 448 pixels."""
 
 
 class Qwen25VL(_Qwen):

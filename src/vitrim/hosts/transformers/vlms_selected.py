@@ -20,28 +20,12 @@ from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.selecting import Taken
 from vitrim.hosts.transformers.vlm import HuggingFaceVLM
 
-FOUR_ROWS = frozenset(
-    {
-        "CohereCompassTextModel",
-        "Cosmos3EdgeTextModel",
-        "Ernie4_5_VLMoeTextModel",
-        "Glm4vMoeTextModel",
-        "Glm4vTextModel",
-        "GlmImageTextModel",
-        "GlmOcrTextModel",
-        "HYV4VLTextModel",
-        "PaddleOCRTextModel",
-        "Qwen2VLTextModel",
-        "Qwen2_5OmniThinkerTextModel",
-        "Qwen2_5_VLTextModel",
-        "Qwen3OmniMoeThinkerTextModel",
-        "Qwen3VLMoeTextModel",
-        "Qwen3VLTextModel",
-        "Qwen3_5MoeTextModel",
-        "Qwen3_5TextModel",
-        "Qwen4ExpTextModel",
-    }
-)
+FOUR_ROWS = frozenset({
+    "CohereCompassTextModel", "Cosmos3EdgeTextModel", "Ernie4_5_VLMoeTextModel", "Glm4vMoeTextModel",
+    "Glm4vTextModel", "GlmImageTextModel", "GlmOcrTextModel", "HYV4VLTextModel", "PaddleOCRTextModel",
+    "Qwen2VLTextModel", "Qwen2_5OmniThinkerTextModel", "Qwen2_5_VLTextModel", "Qwen3OmniMoeThinkerTextModel",
+    "Qwen3VLMoeTextModel", "Qwen3VLTextModel", "Qwen3_5MoeTextModel", "Qwen3_5TextModel", "Qwen4ExpTextModel",
+})  # fmt: skip
 """Language models whose positions have three axes, with the tokens' own numbers in front: (4, B, L)."""
 
 

@@ -18,7 +18,7 @@ from transformers.vision_utils import get_vision_window_index
 
 from vitrim.core.attention import Attention
 from vitrim.core.tokens import decision_dtype
-from vitrim.hosts.transformers.vlm import Hook, ThreadHooks
+from vitrim.hosts.shared.hooks import Hook, ThreadHooks
 
 
 class LastWholeMap(ThreadHooks):

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from math import isqrt
 from typing import Any
 
-from timm.layers.pos_embed_sincos import apply_rot_embed_cat
 from timm.models.eva import EvaBlock
 from timm.models.vision_transformer import Block
 from torch import Tensor
 
-from vitrim.core.attention import Attention
-from vitrim.hosts.shared.windows import WindowBlock, WindowedHost
-from vitrim.hosts.timm.common import PreNorm, PreNormGamma, TimmBlock, TimmHost, kernel, refuse_mask
+from vitrim.hosts.shared.windows import WindowedHost
+from vitrim.hosts.timm.common import PreNorm, PreNormGamma, TimmHost, refuse_mask
+from vitrim.hosts.timm.sam import TimmWindowBlock
 from vitrim.hosts.vitrim.library import OwnLibrary
 from vitrim.models.windowed import (
     WindowedAttention,
@@ -24,7 +23,7 @@ from vitrim.models.windowed import (
 )
 
 
-class ReducedInWindows(WindowBlock, TimmBlock):
+class ReducedInWindows(TimmWindowBlock):
     """Base of timm's windowed blocks, reduced; ``rope`` is a pair, the image's table and a window's."""
 
     output_names = ("norm", "proj", "proj_drop")
@@ -37,17 +36,7 @@ class ReducedInWindows(WindowBlock, TimmBlock):
         is_causal: bool = False,
     ) -> Tensor:
         refuse_mask(attn_mask, is_causal)
-        return self.run(x, rope)
-
-    def project(self, x: Tensor, state: Any, rows: int | None, *host_args: Any) -> Attention:
-        attn, rope = self.attn, host_args[0]
-        q, k, v = self.project_all(x, rows)
-        q, k = attn.q_norm(q), attn.k_norm(k)
-        k_raw = None
-        if rope is not None:
-            angles, k_raw = self.rows_of_table(rope[not self.crosses], state, x.shape[0]), k
-            q, k = (apply_rot_embed_cat(each, angles, half=attn.rotate_half).to(x.dtype) for each in (q, k))
-        return self.window_attention(state, attn, q, k, v, k_raw=k_raw, **kernel(attn))
+        return self.run(x, None if rope is None else rope[not self.crosses])
 
 
 class ReducedWindowedBlock(PreNorm, ReducedInWindows, Block):  # type: ignore[misc]

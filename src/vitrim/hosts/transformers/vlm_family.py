@@ -1,0 +1,167 @@
+"""The questions that a family of Hugging Face's vision-language models answers: tower, connector, prompts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vitrim.core.host import VisionLanguage
+from vitrim.core.plan import HostFacts
+from vitrim.core.selection import Selector
+from vitrim.errors import UnsupportedModelError, VitrimError
+from vitrim.hosts.shared.compact import Survivors, prompt_rows
+from vitrim.hosts.shared.selecting import Taken
+
+
+class PromptFamily(VisionLanguage):
+    """The questions about a family whose connector makes features per image; `HuggingFaceVLM` installs it."""
+
+    tower_name: ClassVar[str] = "vision_tower"
+    cell_by_cell: ClassVar[bool] = False
+    """See `vitrim.core.plan.HostFacts`."""
+    prompts_together: ClassVar[bool] = False
+    """An entry of the list of features contains all images of a prompt."""
+    types: ClassVar[str | None] = None
+    """The name of the input that marks image tokens of a prompt; None if the model has none."""
+
+    @classmethod
+    def tower(cls, model: Any) -> nn.Module:
+        return getattr(model.base_model, cls.tower_name)  # type: ignore[no-any-return]
+
+    @classmethod
+    def language(cls, model: Any) -> list[nn.Module]:
+        head = model.get_output_embeddings()
+        return [model.get_decoder(), *([] if head is None else [head])]
+
+    @classmethod
+    def image_inputs(cls, model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+        """The inputs for ``images`` (B, n, C, H, W), as the library's processor makes them."""
+        return {"pixel_values": images.flatten(0, 1)}
+
+    @classmethod
+    @torch.no_grad()
+    def image_tokens(cls, model: Any, images: Tensor) -> int:
+        output = model.base_model.get_image_features(**cls.image_inputs(model, images[:1, :1]), return_dict=True)
+        return len(cls.images(output, 1)[0])
+
+    @classmethod
+    def prompts(cls, model: Any, images: Tensor, text: int, places: int) -> dict[str, Any]:
+        placeholder = model.config.image_token_id
+        taken = {value for name, value in model.config.to_dict().items() if name.endswith("token_id")}
+        word = next(number for number in range(len(taken) + 1) if number not in taken)
+        ids = prompt_rows(images, text, places, word, placeholder)
+        given: dict[str, Any] = {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            **cls.image_inputs(model, images),
+        }
+        if cls.types is not None:
+            given[cls.types] = (ids == placeholder).long()
+        if "logits_to_keep" in inspect.signature(type(model).forward).parameters:
+            given["logits_to_keep"] = 1  # as in the first step of `generate`
+        return given
+
+    @classmethod
+    def generate(cls, model: Any, given: Mapping[str, Any], *args: Any) -> Any:
+        """Run the library's own ``generate`` on a prompt from `ImagePrompt.compact`."""
+        generate: Any = type(model).generate
+        return generate(model, None, *args, **given)
+
+    @classmethod
+    def placeholder(cls, model: Any, kind: str) -> int:
+        """The id in place of an image's or video's feature in a prompt."""
+        return getattr(model.config, f"{kind}_token_id")  # type: ignore[no-any-return]
+
+    @classmethod
+    def watch(cls, model: Any, given: Mapping[str, Any], kind: str, selector: Selector) -> Any:
+        """A context in which an unreduced tower records what ``selector`` needs, for its ``seen()``; or None."""
+        return None
+
+    @classmethod
+    def narrowed(cls, output: Any, chosen: Sequence[Taken]) -> None:
+        """Put the ``chosen`` features into the encoder's ``output``, and those of the same places for other layers."""
+        cls.put(output, [image.features for image in chosen])
+        if getattr(output, "deepstack_features", None) is not None:
+            if any(len(layer) != len(chosen) for layer in output.deepstack_features):
+                raise UnsupportedModelError("features for several layers come in a form that is not known")
+            output.deepstack_features = [
+                [image.index_select(0, own.rows) for image, own in zip(layer, chosen, strict=True)]
+                for layer in output.deepstack_features
+            ]
+
+    @classmethod
+    def put(cls, output: Any, features: Sequence[Tensor]) -> None:
+        """Put ``features`` (n, D) of every image into the encoder's ``output``, in its own format."""
+        if not isinstance(output.pooler_output, Tensor):
+            output.pooler_output = list(features)
+        elif output.pooler_output.dim() == 2:
+            output.pooler_output = torch.cat(list(features))
+        elif len({len(image) for image in features}) == 1:
+            output.pooler_output = torch.stack(list(features))  # (images, n, D)
+        else:
+            output.pooler_output = torch.cat(list(features)).unsqueeze(0)  # (1, total, D)
+
+    @classmethod
+    def pooled(cls, model: Any, output: Any) -> Any:
+        """The features in the encoder's ``output``, as the language model gets them."""
+        return output.pooler_output
+
+    @classmethod
+    def has_axes(cls, model: Any) -> bool:
+        """True if the language model's positions have three axes."""
+        return hasattr(model.base_model, "get_rope_index")
+
+    @classmethod
+    def check_selector(cls, model: Any, selector: Selector, facts: HostFacts | None) -> None:
+        axes = cls.has_axes(model)
+        if axes and selector.positions == "closed":
+            raise VitrimError(
+                f"{selector.describe()}: positions of {type(model).__name__} have three axes, so tokens keep theirs: "
+                "leave positions out"
+            )
+        if (axes or selector.positions == "original") and not selector.keeps_places():
+            raise VitrimError(
+                f"{selector.describe()}: what goes on has no original positions, and {type(model).__name__} is to keep "
+                "those: take another selector"
+            )
+        if selector.needs().class_token and facts is not None and not facts.has_class_token:
+            raise UnsupportedModelError(
+                f"{selector.name} needs the attention of a class token, and the tower of {type(model).__name__} has "
+                "none: take divprune, dart or cdpruner, or visionzip, which takes means there"
+            )
+
+    @classmethod
+    def layers(cls, model: Any, given: Mapping[str, Any]) -> list[int]:
+        """The indices in ``hidden_states`` that the connector reads; empty if it reads the tower's output."""
+        layer = given.get("vision_feature_layer")
+        layer = getattr(model.config, "vision_feature_layer", None) if layer is None else layer
+        return [layer] if isinstance(layer, int) else list(layer or [])
+
+    @classmethod
+    def dropped(cls, model: nn.Module, given: Mapping[str, Any]) -> int | None:
+        """The leading tokens that the connector drops, of any kind; None: the whole prefix, or nothing."""
+        return None
+
+    @classmethod
+    def reads_all(cls, model: nn.Module, given: Mapping[str, Any]) -> bool:
+        """True if the connector needs every place of an image, as for several concatenated blocks."""
+        return len(cls.layers(model, given)) > 1
+
+    @classmethod
+    def taken(cls, output: Any, left: list[Survivors], full: bool) -> list[tuple[Tensor, Tensor]]:
+        """The remaining features of every image, also put into ``output``, with flags for `kept_in_prompt`."""
+        images = cls.images(output, len(left))
+        if len(images) != len(left):
+            raise VitrimError(f"expected features of {len(left)} images, got {len(images)}: give image_sizes, too")
+        pairs = [own.take(image, full) for own, image in zip(left, images, strict=True)]
+        cls.put(output, [features for features, _ in pairs])
+        return pairs
+
+    @classmethod
+    def images(cls, output: Any, number: int) -> list[Tensor]:
+        """The features (n, D) of every image in the connector's output."""
+        return list(output.pooler_output)
