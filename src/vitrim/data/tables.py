@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from vitrim.data.dataset import ImageDataset
 from vitrim.data.dense import IGNORED, DetectionDataset, SegmentationDataset
 from vitrim.data.folders import numbered
 from vitrim.data.objects import from_corner_and_size
-from vitrim.data.paths import HUB_PREFIX, check_regular, listed, pick_split, train_files
+from vitrim.data.paths import HUB_PREFIX, check_regular, choose_files, listed, pick_split, train_files
 from vitrim.errors import DataError, MissingPackageError, first_line
 
 _BYTES, _PATHS = ("binary", "null"), ("string", "null")
@@ -33,11 +33,8 @@ Texts = Callable[[str], Iterable[str | None]]
 
 class Rows:
     def __init__(self, table: Any, column: str) -> None:
-        datasets = import_datasets()
-        self.table = table.select_columns([column])
+        self.table = undecoded(table, column)
         self.column = column
-        if isinstance(table.features[column], datasets.Image):  # decoded here, so that errors name the row
-            self.table = self.table.cast_column(column, datasets.Image(decode=False))
 
     def __len__(self) -> int:
         return len(self.table)
@@ -59,6 +56,15 @@ class Rows:
             for value in table[start : start + 1000].column(0).to_pylist():
                 image = encoded_image(value)
                 yield image if isinstance(image, bytes) else str(image or "").encode()
+
+
+def undecoded(table: Any, image: str, *others: str) -> Any:
+    """A column of images, not decoded yet, so that our errors name the row, and ``others`` of a table."""
+    datasets = import_datasets()
+    table = table.select_columns([image, *others])
+    if isinstance(table.features[image], datasets.Image):
+        table = table.cast_column(image, datasets.Image(decode=False))
+    return table
 
 
 def encoded_image(value: Any) -> bytes | Path | None:
@@ -94,7 +100,38 @@ def read_source(read: Callable[[], Any], source: str) -> Any:
         raise DataError(f"cannot read {source}: {first_line(error.__cause__ or error)}") from error
 
 
-def choose_hub_split(source: str, split: str | None) -> tuple[str, str]:
+class Opened(NamedTuple):
+    """A table, and what is known before its rows are read.
+
+    Attributes:
+        rows: a `datasets.Dataset`, or a `datasets.IterableDataset`.
+        split: its split; None without splits.
+        files: its parquet files; empty for the Hub.
+        length: number of rows; None if unknown.
+    """
+
+    rows: Any
+    split: str | None
+    files: list[Path]
+    length: int | None
+
+
+def open_table(source: str, files: list[Path], split: str | None, *, stream: bool = False) -> Opened:
+    """Open one split of parquet ``files``, checked to belong together, or of the Hub if there are none."""
+    datasets = import_datasets()
+    if files:
+        chosen, named = choose_files(files, split, source)
+        length = check_parquet(chosen)
+        form = datasets.IterableDataset if stream else datasets.Dataset
+        return Opened(read_source(partial(form.from_parquet, escaped(chosen)), source), named, chosen, length)
+    name, of_hub = _hub_split(source, split)
+    how = {"streaming": True} if stream else {}
+    rows = read_source(partial(datasets.load_dataset, name, split=of_hub, **how), source)
+    known = rows.info.splits or {}
+    return Opened(rows, of_hub, [], known[of_hub].num_examples if of_hub in known else None)
+
+
+def _hub_split(source: str, split: str | None) -> tuple[str, str]:
     """The name of a dataset on the Hub, and its split: as asked, else `validation` or the only one.
 
     Nothing is downloaded.
