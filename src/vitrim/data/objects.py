@@ -141,43 +141,51 @@ def examine(outline: Any) -> Outline:
         'has runs of 5 pixels in all, where its size [2, 3] has 6'
     """
     if isinstance(outline, list):
-        bounds = []
-        for polygon in outline:
-            numbers = isinstance(polygon, list) and {*map(type, polygon)} <= {int, float}
-            if not numbers or len(polygon) < LEAST_NUMBERS or len(polygon) % 2:
-                given = f"{len(polygon)} numbers" if numbers else shown(polygon)
-                return Outline(f"has a polygon of {given}; expected x and y of at least three corners")
-            try:
-                finite = isfinite(sum(polygon))
-            except OverflowError:  # an integer with hundreds of digits
-                finite = False
-            if not finite:
-                return Outline("has a polygon with a number that is not finite")
-            xs, ys = polygon[0::2], polygon[1::2]
-            left, top, right, bottom = min(xs), min(ys), max(xs), max(ys)
-            if (right - left + bottom - top) * len(xs) > LONGEST_BORDER:  # possibly too long: measure it
-                corners = np.asarray(polygon, dtype=np.float64).reshape(-1, 2)
-                if np.abs(corners - np.roll(corners, 1, axis=0)).max(axis=1).sum() > LONGEST_BORDER:
-                    return Outline(f"has a polygon whose border is longer than {LONGEST_BORDER} pixels")
-            bounds.append((left, top, right, bottom))
-        if len(bounds) > 1:
-            every = list(zip(*bounds, strict=True))
-            return Outline(bounds=(min(every[0]), min(every[1]), max(every[2]), max(every[3])))
-        return Outline(bounds=bounds[0]) if bounds else Outline("has no polygon")
-    if not isinstance(outline, dict) or not isinstance(outline.get("counts"), (str, list)):
-        return Outline("is neither polygons nor a run-length encoding")
-    size = outline.get("size")
+        return _examine_polygons(outline)
+    if isinstance(outline, dict) and isinstance(outline.get("counts"), (str, list)):
+        return _examine_runs(outline["counts"], outline.get("size"))
+    return Outline("is neither polygons nor a run-length encoding")
+
+
+def _examine_polygons(polygons: list[Any]) -> Outline:
+    bounds = []
+    for polygon in polygons:
+        numbers = isinstance(polygon, list) and {*map(type, polygon)} <= {int, float}
+        if not numbers or len(polygon) < LEAST_NUMBERS or len(polygon) % 2:
+            given = f"{len(polygon)} numbers" if numbers else shown(polygon)
+            return Outline(f"has a polygon of {given}; expected x and y of at least three corners")
+        try:
+            finite = isfinite(sum(polygon))
+        except OverflowError:  # an integer with hundreds of digits
+            finite = False
+        if not finite:
+            return Outline("has a polygon with a number that is not finite")
+        xs, ys = polygon[0::2], polygon[1::2]
+        left, top, right, bottom = min(xs), min(ys), max(xs), max(ys)
+        if (right - left + bottom - top) * len(xs) > LONGEST_BORDER:  # possibly too long: measure it
+            corners = np.asarray(polygon, dtype=np.float64).reshape(-1, 2)
+            if np.abs(corners - np.roll(corners, 1, axis=0)).max(axis=1).sum() > LONGEST_BORDER:
+                return Outline(f"has a polygon whose border is longer than {LONGEST_BORDER} pixels")
+        bounds.append((left, top, right, bottom))
+    if not bounds:
+        return Outline("has no polygon")
+    lefts, tops, rights, bottoms = zip(*bounds, strict=True)
+    return Outline(bounds=(min(lefts), min(tops), max(rights), max(bottoms)))
+
+
+def _examine_runs(counts: str | list[Any], size: Any) -> Outline:
     if not isinstance(size, list) or len(size) != 2 or any(type(side) is not int or side < 1 for side in size):
         return Outline(f"is of an image of size {size}; expected its height and width")
-    if size[0] * size[1] > LARGEST_IMAGE:
+    pixels = size[0] * size[1]
+    if pixels > LARGEST_IMAGE:
         return Outline(f"is of an image of size {size}, of more than {LARGEST_IMAGE} pixels")
-    runs = _runs(outline["counts"]) if isinstance(outline["counts"], str) else outline["counts"]
+    runs = _runs(counts) if isinstance(counts, str) else counts
     if runs is None:
-        return Outline(f"has counts {shown(outline['counts'])}; expected a text of compressed run lengths")
+        return Outline(f"has counts {shown(counts)}; expected a text of compressed run lengths")
     if not {*map(type, runs)} <= {int} or min(runs, default=0) < 0:
         return Outline("has a run length that is no whole number from 0")
-    if sum(runs) != size[0] * size[1]:
-        return Outline(f"has runs of {sum(runs)} pixels in all, where its size {size} has {size[0] * size[1]}")
+    if sum(runs) != pixels:
+        return Outline(f"has runs of {sum(runs)} pixels in all, where its size {size} has {pixels}")
     return Outline(size=(size[0], size[1]))
 
 

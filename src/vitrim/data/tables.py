@@ -45,8 +45,8 @@ class Rows:
     def sizes(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """(rows,) int64: bytes of every image inside the table, 0 for others. Reads no image."""
         compute = importlib.import_module("pyarrow.compute")
-        column = self.table.with_format("arrow")[:].column(0)
-        lengths = compute.fill_null(compute.binary_length(compute.struct_field(column, "bytes")), 0)
+        encoded = compute.struct_field(arrow_column(self.table, self.column), "bytes")
+        lengths = compute.fill_null(compute.binary_length(encoded), 0)
         return np.asarray(lengths.to_numpy(), dtype=np.int64)
 
     def contents(self) -> Iterator[bytes]:
@@ -56,6 +56,11 @@ class Rows:
             for value in table[start : start + 1000].column(0).to_pylist():
                 image = encoded_image(value)
                 yield image if isinstance(image, bytes) else str(image or "").encode()
+
+
+def arrow_column(table: Any, name: str) -> Any:
+    """All values of a column, as an array of pyarrow."""
+    return table.select_columns([name]).with_format("arrow")[:].column(0)
 
 
 def undecoded(table: Any, image: str, *others: str) -> Any:
@@ -149,14 +154,14 @@ def from_table(
     table: Any,
     source: str,
     split: str | None,
-    texts: Texts | None = None,
+    texts: Texts,
     *,
     image_column: str | None = None,
     label_column: str | None = None,
 ) -> ImageDataset:
     """The dataset of a `datasets.Dataset` with a column of images and one of labels, found if they are not named.
 
-    ``texts`` gives the labels of all splits, if labels are texts.
+    ``texts`` gives the texts of the column of labels in all splits.
     """
     image = find_image_column(table.features, image_column, source)
     label = find_label_column(table.features, label_column, source)
@@ -182,14 +187,7 @@ def check_parquet(files: list[Path]) -> int:
     for file in files:
         check_regular(file, str(file))
     footers = [read_source(partial(parquet.read_metadata, file), str(file)) for file in files]
-    features = []
-    for footer, file in zip(footers, files, strict=True):
-        # the columns from the metadata that `datasets` leaves there, or else from the schema
-        try:
-            found = import_datasets().Features.from_arrow_schema(footer.schema.to_arrow_schema())
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise DataError(f"cannot read {file}: its notes on its columns are damaged: {first_line(error)}") from error
-        features.append(found)
+    features = [_features(footer, file) for footer, file in zip(footers, files, strict=True)]
     for file, found in zip(files, features, strict=True):
         # class names, too: datasets would apply those of the first file to all
         if found != features[0]:
@@ -201,6 +199,14 @@ def check_parquet(files: list[Path]) -> int:
     if not rows:
         raise DataError(f"no rows in {', '.join(map(str, files))}")
     return rows
+
+
+def _features(footer: Any, file: Path) -> Any:
+    """The columns of a parquet file, from the metadata that `datasets` leaves there, or else from the schema."""
+    try:
+        return import_datasets().Features.from_arrow_schema(footer.schema.to_arrow_schema())
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise DataError(f"cannot read {file}: its notes on its columns are damaged: {first_line(error)}") from error
 
 
 def find_image_column(features: Any, asked: str | None, source: str) -> str:
@@ -284,20 +290,18 @@ def class_texts(source: str, files: list[Path], column: str) -> Iterator[str | N
             yield from table.column(column).unique().to_pylist()
 
 
-def read_labels(
-    table: Any, name: str, source: str, texts: Texts | None = None
-) -> tuple[np.ndarray[Any, Any], list[str] | None]:
+def read_labels(table: Any, name: str, source: str, texts: Texts) -> tuple[np.ndarray[Any, Any], list[str] | None]:
     """The labels of all rows, int64 (rows,), and the class names if there are any.
 
     Args:
         table: a `datasets.Dataset`.
         name: its column of labels.
         source: for messages.
-        texts: maps a column to the texts to number; None: the table's own.
+        texts: maps a column to the texts to number.
     """
     if not len(table):
         raise DataError(f"no images in {source}")
-    column = table.select_columns([name]).with_format("arrow")[:].column(0)
+    column = arrow_column(table, name)
     if column.null_count:
         row = int(np.argmax(column.is_null().to_numpy()))
         raise DataError(f"row {row} of {source} has no label in column {name!r}")
@@ -305,7 +309,7 @@ def read_labels(
     if kind != "text":
         return column.to_numpy(), None if kind == "integer" else list(table.features[name].names)
     values = column.to_pylist()
-    class_names = numbered({text for text in (values if texts is None else texts(name)) if text is not None})
+    class_names = numbered({text for text in texts(name) if text is not None})
     index = {value: label for label, value in enumerate(class_names)}
     stray = next((row for row, value in enumerate(values) if value not in index), None)
     if stray is not None:
@@ -376,44 +380,57 @@ def boxes_from_table(
         class_names, num_classes: for categories without names.
         source, split: see `DetectionDataset`.
     """
-    features = table.features
-    image = find_image_column(features, image_column, source)
+    image = find_image_column(table.features, image_column, source)
     column = label_column or _OBJECTS_COLUMN
-    fields = features.get(column)
-    valid = f"of structs with {_BOX} and {_CATEGORY}"
-    if not isinstance(fields, dict) or not {_BOX, _CATEGORY} <= set(fields):
-        raise column_error("label", valid, column, [], features, source)
-    kind = getattr(fields[_CATEGORY], "feature", None)
-    names = getattr(kind, "names", None)
-    if names is None and kind_of(kind) != "integer":
-        raise DataError(f"{_CATEGORY} of column {column!r} of {source} is neither class labels nor integers")
-    rows = table.select_columns([column]).with_format("arrow")[:].column(0).to_pylist()
-    boxes, labels = [], []
-    for number, row in enumerate(rows):
-        where = f"image {number} of {source}"
-        if row is None or row[_BOX] is None or row[_CATEGORY] is None:
-            raise DataError(f"{where} has no {_BOX} or no {_CATEGORY} in column {column!r}: an empty list means no box")
-        boxes.append(from_corner_and_size(row[_BOX], where))
-        labels.append([-1 if label is None else label for label in row[_CATEGORY]])
-    # height and width of every image, if the table has columns of them
-    sizes = None
-    if all(kind_of(features.get(name)) == "integer" for name in _SIZE_COLUMNS):
-        columns = table.select_columns(list(_SIZE_COLUMNS)).with_format("arrow")[:]
-        heights, widths = (columns.column(name) for name in _SIZE_COLUMNS)
-        if not heights.null_count and not widths.null_count:
-            sizes = list(zip(heights.to_pylist(), widths.to_pylist(), strict=True))
-    for number, (height, width) in enumerate(sizes or ()):
-        if height < 1 or width < 1:
-            raise DataError(
-                f"image {number} of {source} has height {height} and width {width}; valid: whole numbers from 1"
-            )
+    names = _category_names(table.features, column, source)
+    boxes, labels = _objects(table, column, source)
     return DetectionDataset(
         Rows(table, image),
         boxes,
         labels,
-        sizes=sizes,
+        sizes=_sizes(table, source),
         class_names=class_names or names,
         num_classes=num_classes,
         source=source,
         split=split,
     )
+
+
+def _category_names(features: Any, column: str, source: str) -> list[str] | None:
+    """The class names of a column of structs of boxes and categories; None if categories are integers."""
+    fields = features.get(column)
+    if not isinstance(fields, dict) or not {_BOX, _CATEGORY} <= set(fields):
+        raise column_error("label", f"of structs with {_BOX} and {_CATEGORY}", column, [], features, source)
+    kind = getattr(fields[_CATEGORY], "feature", None)
+    names: list[str] | None = getattr(kind, "names", None)
+    if names is None and kind_of(kind) != "integer":
+        raise DataError(f"{_CATEGORY} of column {column!r} of {source} is neither class labels nor integers")
+    return names
+
+
+def _objects(table: Any, column: str, source: str) -> tuple[list[np.ndarray[Any, Any]], list[list[int]]]:
+    """Boxes x1, y1, x2, y2 and labels of every image; -1 for a box without a label."""
+    boxes, labels = [], []
+    for number, row in enumerate(arrow_column(table, column).to_pylist()):
+        where = f"image {number} of {source}"
+        if row is None or row[_BOX] is None or row[_CATEGORY] is None:
+            raise DataError(f"{where} has no {_BOX} or no {_CATEGORY} in column {column!r}: an empty list means no box")
+        boxes.append(from_corner_and_size(row[_BOX], where))
+        labels.append([-1 if label is None else label for label in row[_CATEGORY]])
+    return boxes, labels
+
+
+def _sizes(table: Any, source: str) -> list[tuple[int, int]] | None:
+    """Height and width of every image, if the table has columns of them without a gap."""
+    if any(kind_of(table.features.get(name)) != "integer" for name in _SIZE_COLUMNS):
+        return None
+    columns = [arrow_column(table, name) for name in _SIZE_COLUMNS]
+    if any(column.null_count for column in columns):
+        return None
+    sizes = list(zip(*(column.to_pylist() for column in columns), strict=True))
+    for number, (height, width) in enumerate(sizes):
+        if height < 1 or width < 1:
+            raise DataError(
+                f"image {number} of {source} has height {height} and width {width}; valid: whole numbers from 1"
+            )
+    return sizes
