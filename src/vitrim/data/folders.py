@@ -112,6 +112,14 @@ def class_folders(path: Path) -> list[Path]:
     return sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
 
 
+def subfolders(path: Path, source: str) -> list[str]:
+    """The names of `class_folders`; refuses a folder without any."""
+    names = [folder.name for folder in class_folders(path)] if path.is_dir() else []
+    if not names:
+        raise DataError(f"{source} has no folders in {path}: expected one per split")
+    return names
+
+
 def has_images(folder: Path) -> bool:
     """True if images are directly in ``folder``."""
     return any(_is_image_file(file.name) for file in folder.iterdir())

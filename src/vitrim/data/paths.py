@@ -132,15 +132,6 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(every[:5]) + (", ..." if len(every) > 5 else "")
 
 
-def subfolders(folder: Path, source: str) -> list[str]:
-    """The sorted names of the folders in ``folder``, without hidden ones."""
-    names = sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []
-    names = [name for name in names if not name.startswith(".")]
-    if not names:
-        raise DataError(f"{source} has no folders in {folder}: expected one per split")
-    return names
-
-
 def check_files(files: Iterable[Path], source: str, what: str = "images") -> None:
     """Refuse an index that names missing files. Lists each folder once, instead of checking each file."""
     present: dict[Path, frozenset[str]] = {}
