@@ -158,13 +158,9 @@ def check_trackers(trackers: Iterable[str | GeneralTracker]) -> None:
 def start_trackers(
     trackers: Iterable[str | GeneralTracker], folder: Path, *, from_update: int, values: Mapping[str, Any]
 ) -> list[GeneralTracker]:
-    """Start the trackers of a run, each once. Only the first process calls this.
+    """Start the trackers of a run, each once, for files in ``folder``. Only the first process calls this.
 
-    Args:
-        trackers: names accepted by `check_trackers`, or tracker objects.
-        folder: folder for their files.
-        from_update: TensorBoard drops earlier records from this update on.
-        values: values of the recipe by dotted name, to identify the run.
+    TensorBoard drops earlier records ``from_update`` on. ``values`` of the recipe identify the run.
     """
     started: list[GeneralTracker] = []
     for kind in filter_trackers(list(dict.fromkeys(trackers)), folder):
