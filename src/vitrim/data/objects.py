@@ -127,12 +127,9 @@ class Outline(NamedTuple):
 
 
 def examine(outline: Any) -> Outline:
-    """Check everything about an outline that does not depend on its image.
+    """Check everything about an outline, as parsed from JSON, that does not depend on its image.
 
     pycocotools checks next to nothing: on bad input it reads foreign memory, aborts the process, or exhausts memory.
-
-    Args:
-        outline: polygons or run lengths, as parsed from JSON.
 
     Example:
         >>> examine([[0, 0, 2, 0, 2, 3]]).bounds

@@ -291,13 +291,9 @@ def class_texts(source: str, files: list[Path], column: str) -> Iterator[str | N
 
 
 def read_labels(table: Any, name: str, source: str, texts: Texts) -> tuple[np.ndarray[Any, Any], list[str] | None]:
-    """The labels of all rows, int64 (rows,), and the class names if there are any.
+    """The labels in the column ``name``, int64 (rows,), and the class names if there are any.
 
-    Args:
-        table: a `datasets.Dataset`.
-        name: its column of labels.
-        source: for messages.
-        texts: maps a column to the texts to number.
+    Texts are numbered by their order among ``texts`` of the column.
     """
     if not len(table):
         raise DataError(f"no images in {source}")
@@ -336,11 +332,8 @@ def masks_from_table(
 ) -> SegmentationDataset:
     """The dataset of a `datasets.Dataset` with two columns of images; pixel values of the second are labels.
 
-    Args:
-        table: the rows.
-        image_column: the column of images, unless only one is left.
-        label_column: the column of masks, unless called `annotation`, `mask`, `label` or `segmentation`.
-        source, split, ignore, class_names, num_classes: see `SegmentationDataset`.
+    Masks are in ``label_column``, by default `annotation`, `mask`, `label` or `segmentation`; images are in the other
+    column of images, which ``image_column`` names if there are several.
     """
     features = table.features
     found = [name for name, feature in features.items() if kind_of(feature) == "image"]
@@ -370,15 +363,10 @@ def boxes_from_table(
     class_names: Sequence[str] | None = None,
     num_classes: int | None = None,
 ) -> DetectionDataset:
-    """The dataset of a `datasets.Dataset` with a column of images and one of structs.
+    """The dataset of a `datasets.Dataset` with a column of images and one of structs, by default `objects`.
 
-    Args:
-        table: the rows.
-        image_column: the column of images, unless it is the only one.
-        label_column: the column of structs with `bbox`, boxes x, y, width, height in pixels, and `category`, class
-            labels or integers; by default `objects`.
-        class_names, num_classes: for categories without names.
-        source, split: see `DetectionDataset`.
+    A struct has `bbox`, boxes x, y, width, height in pixels, and `category`, class labels or integers, for which
+    ``class_names`` or ``num_classes`` is needed.
     """
     image = find_image_column(table.features, image_column, source)
     column = label_column or _OBJECTS_COLUMN

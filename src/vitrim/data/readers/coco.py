@@ -205,11 +205,7 @@ class Annotations:
 def read_annotations(file: Path, source: str, image: Fields, annotation: Fields, hook: Any) -> Annotations:
     """Read and check an annotation file.
 
-    Args:
-        file: in JSON.
-        source: of the data, for messages.
-        image, annotation: the fields that are read of an image and of an annotation.
-        hook: changes each object of the file in place.
+    ``image`` and ``annotation`` are the fields that are read of each; ``hook`` changes an object of the file in place.
     """
     text = read_text(file, source)
     try:
