@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from vitrim.data.dataset import DecodedImages
 from vitrim.data.decoding import EncodedImages, decode_labels, place, to_tensor
-from vitrim.data.objects import SLACK, Objects, areas, checked_boxes, clamped, decode_outline, import_pycocotools
+from vitrim.data.objects import Objects, areas, checked_boxes, clamped, decode_outline, import_pycocotools, outside
 from vitrim.errors import DataError
 
 if TYPE_CHECKING:
@@ -275,13 +275,11 @@ class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
         return pixels, changed
 
     def _check_within(self, row: int, size: tuple[int, int]) -> None:
-        boxes, (height, width) = self.boxes[row], size
-        beyond = (boxes[:, :2] < -SLACK).any(axis=1) | (boxes[:, 2:] > np.array([width, height]) + SLACK).any(axis=1)
-        gone = areas(clamped(boxes, size)) <= 0
-        if (beyond | gone).any():
-            self._refuse(
-                row, int((beyond | gone).argmax()), f"it reaches beyond the image of {width} x {height} pixels"
-            )
+        beyond, gone = outside(self.boxes[row], size)
+        wrong = beyond | gone
+        if wrong.any():
+            height, width = size
+            self._refuse(row, int(wrong.argmax()), f"it reaches beyond the image of {width} x {height} pixels")
 
     def _refuse(self, row: int, box: int, problem: str) -> NoReturn:
         corners = ", ".join(f"{number:g}" for number in self.boxes[row][box])

@@ -17,7 +17,7 @@ import numpy as np
 
 from vitrim.data.dataset import MultiLabelDataset, multi_hot
 from vitrim.data.dense import DetectionDataset
-from vitrim.data.objects import SLACK, Outline, areas, examine, from_corner_and_size, misfit, shown
+from vitrim.data.objects import SLACK, Outline, examine, from_corner_and_size, misfit, outside, shown
 from vitrim.data.paths import check_files, existing, pick_split, read_text
 from vitrim.data.readers import register_reader
 from vitrim.errors import DataError
@@ -261,7 +261,7 @@ def with_area(annotations: Annotations, *, outlines: bool) -> list[dict[str, Any
     entries, kept = annotations.entries, list[dict[str, Any]]()
     owners = (annotations.images[row["image_id"]] for row in entries.rows)
     sizes: list[tuple[int, int]] = [(image["height"], image["width"]) for image in owners]
-    empty = _check_boxes(entries, np.array(sizes, dtype=np.float64).reshape(-1, 2))
+    empty = _check_boxes(entries, np.array(sizes).reshape(-1, 2))
     for number, (row, (height, width), without_area) in enumerate(zip(entries.rows, sizes, empty, strict=True)):
         if row["area"] > (height + SLACK) * (width + SLACK):
             entries.refuse(number, "area", _IS_AREA[1])
@@ -292,13 +292,11 @@ def _check_boxes(annotations: Entries, sizes: np.ndarray[Any, Any]) -> list[bool
     corners[:, 2:] += corners[:, :2]
     stored = corners.astype(np.float32)
     empty = np.any(stored[:, 2:] <= stored[:, :2], axis=1)
-    limits = sizes[:, ::-1]
-    beyond = (corners[:, :2] < -SLACK).any(axis=1) | (corners[:, 2:] > limits + SLACK).any(axis=1)
-    gone = areas(np.clip(stored, 0, np.tile(limits, 2))) <= 0
+    beyond, gone = outside(corners, sizes)
     wrong = beyond & (boxes[:, 2:] > 0).all(axis=1) | gone & ~empty
     if wrong.any():
         number = int(wrong.argmax())
-        width, height = limits[number].astype(int)
+        height, width = sizes[number]
         annotations.refuse(number, "bbox", f"one within its image of {width} x {height} pixels")
     found: list[bool] = empty.tolist()
     return found
