@@ -79,6 +79,8 @@ class Objective(nn.Module):
         ['total']
     """
 
+    teacher: nn.Module | None
+
     def __init__(
         self,
         model: nn.Module,
@@ -97,18 +99,13 @@ class Objective(nn.Module):
         self.reduction = reduction
         self.distil = distil
         self.options = dict(options or {})
-        self._unregistered = (teacher,)
+        self.__dict__["teacher"] = teacher  # an assignment would register it
 
     @property
     def _no_split_modules(self) -> list[str]:
         """Classes of modules that `accelerate` must not split: the model's blocks, whose class a reduction changes."""
         host = find_host(self.model)
         return [] if host is None else sorted({type(block).__name__ for block in host.blocks(self.model)})
-
-    @property
-    def teacher(self) -> nn.Module | None:
-        """The frozen dense model, or None."""
-        return self._unregistered[0]
 
     def forward(self, images: Tensor, targets: Tensor | None = None) -> dict[str, Tensor]:
         """The losses of images (B, C, H, W) and targets by name, scalars; "total" is to be minimised.

@@ -77,11 +77,10 @@ class Log:
         if self.folder is None:
             return
         path = self.folder / UPDATES
-        if self.columns is None:
+        if self.columns is None:  # the file has no header, and thus nothing
             self.columns = list(row)
-            if not path.exists() or not path.stat().st_size:
-                with writing(path):
-                    path.write_text(",".join(self.columns) + "\n", encoding="utf-8")
+            with writing(path):
+                path.write_text(",".join(self.columns) + "\n", encoding="utf-8")
         with writing(path), path.open("a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, self.columns, extrasaction="ignore").writerow(row)
         self._track("train", row)
