@@ -53,10 +53,8 @@ def split_folders(root: Path) -> list[str]:
 def read_classes(base: Path, splits: list[Path], source: str, split: str | None) -> ImageDataset:
     """The images of one folder of class folders, labelled by the sorted names of the classes.
 
-    Args:
-        base: the folder of class folders to read.
-        splits: all such folders of the tree. `train` gives the classes if it is among them, otherwise all do.
-        source, split: see `ImageDataset`.
+    ``base`` is the one to read, ``splits`` are all such folders of the tree. `train` gives the classes if it is among
+    them, otherwise all do.
     """
     folders: dict[str, list[Path]] = defaultdict(list)
     for each in [folder for folder in splits if folder.name.lower() == "train"] or splits:

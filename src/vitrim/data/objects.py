@@ -99,7 +99,7 @@ def outside(boxes: np.ndarray[Any, Any], sizes: Any) -> tuple[np.ndarray[Any, An
         [[True, False, False], [False, False, True]]
     """
     limits = np.asarray(sizes)[..., ::-1] + SLACK
-    beyond = (boxes[:, :2] < -SLACK).any(axis=1) | (boxes[:, 2:] > limits).any(axis=1)
+    beyond = np.any(boxes[:, :2] < -SLACK, axis=1) | np.any(boxes[:, 2:] > limits, axis=1)
     return beyond, areas(clamped(boxes, sizes)) <= 0
 
 

@@ -220,8 +220,7 @@ def places_of(names: Sequence[str] | None, known: Sequence[str] | None, *, numbe
     """Places of the data's classes among the model's, by name, ignoring case, spaces, - and _.
 
     Args:
-        names: of the data's classes.
-        known: of the model's.
+        names, known: of the data's classes, and of the model's.
         numbered: the data has the numbers of a published list with several spellings: names that the model does not
             have match by number, if all others are the model's in the same order.
 
