@@ -237,10 +237,10 @@ def test_an_error_in_the_teacher_leaves_the_amount() -> None:
 )
 def test_amounts_of_the_teacher_that_are_refused(given: Any, message: str) -> None:
     with pytest.raises(vitrim.VitrimError, match=message):
-        teacher_amounts(4, given)
+        teacher_amounts(4, given, 64)
     with pytest.raises(vitrim.VitrimError, match=r"teacher_r=0.3 is not below r=0.3"):
-        teacher_amounts(0.3, 0.3)
-    assert teacher_amounts(0, None) == teacher_amounts(1, None) == (0, 0)
+        teacher_amounts(0.3, 0.3, 64)
+    assert teacher_amounts(0, None, 64) == teacher_amounts(1, None, 64) == (0, 0)
     # a fraction is a number of the patches: 3 of 64, 22 of 64
     assert teacher_amounts(0.05, None, 64) == (0, 2)
     assert teacher_amounts(0.35, None, 64) == (0, 7)

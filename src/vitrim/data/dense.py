@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from vitrim.data.dataset import DecodedImages
 from vitrim.data.decoding import EncodedImages, decode_labels, place, to_tensor
-from vitrim.data.objects import SLACK, Objects, areas, checked_boxes, clamped, decode_outline, import_pycocotools
+from vitrim.data.objects import Objects, areas, checked_boxes, clamped, decode_outline, import_pycocotools, outside
 from vitrim.errors import DataError
 
 if TYPE_CHECKING:
@@ -200,42 +200,43 @@ class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
         super().__post_init__()
         if self.outlines is not None:
             import_pycocotools()
-        lists = {name: getattr(self, name) for name in self._known}
-        for name, given in lists.items():
+        for name in self._known:
+            given = getattr(self, name)
             if given is not None and len(given) != len(self):
                 raise DataError(f"{source} has {len(self)} images, but {name} of {len(given)}")
         self.boxes = [checked_boxes(each, f"image {row} of {source}") for row, each in enumerate(self.boxes)]
         self.labels = [np.asarray(each).reshape(-1) for each in self.labels]
         self.sizes = None if self.sizes is None else [(int(height), int(width)) for height, width in self.sizes]
         self.outlines = None if self.outlines is None else list(self.outlines)
-        # everything known about every image, before one is read
-        for row, (box, label) in enumerate(zip(self.boxes, self.labels, strict=True)):
-            for name in ("labels", "crowd", "area", "outlines"):
-                given = lists[name]
-                if given is not None and len(given[row]) != len(box):
-                    raise DataError(f"image {row} of {source} has {len(box)} boxes, but {name} of {len(given[row])}")
-            if label.size and label.dtype.kind not in "iu":
-                raise DataError(f"labels of image {row} of {source} are not integers but {label.dtype}")
-            finite = np.isfinite(box).all(axis=1)
-            if not finite.all():
-                self._refuse(row, int(finite.argmin()), "expected finite numbers")
-            empty = (box[:, 2] <= box[:, 0]) | (box[:, 3] <= box[:, 1])
-            if empty.any():
-                self._refuse(row, int(empty.argmax()), "it has no area; expected x1 < x2 and y1 < y2")
-            wrong = (label < 0) | (label >= self.num_classes)
-            if wrong.any():
-                number = int(wrong.argmax())
-                raise DataError(
-                    f"box {number} of image {row} of {source} has label {label[number]}; valid: 0 to "
-                    f"{self.num_classes - 1}"
-                )
-            if self.sizes is not None:
-                self._check_within(row, self.sizes[row])
+        for row in range(len(self)):  # everything known about every image, before one is read
+            self._check_objects(row)
         self.labels = [each.astype(np.int64) for each in self.labels]
         crowd = [np.zeros(len(box)) for box in self.boxes] if self.crowd is None else self.crowd
         self.crowd = [np.asarray(each, dtype=np.bool_).reshape(-1) for each in crowd]
         area = map(areas, self.boxes) if self.area is None else self.area
         self.area = [np.asarray(each, dtype=np.float32).reshape(-1) for each in area]
+
+    def _check_objects(self, row: int) -> None:
+        """Refuse the objects of an image: lists of several lengths, labels that are no classes, impossible boxes."""
+        box, label, where = self.boxes[row], self.labels[row], f"image {row} of {self.source}"
+        for name in ("labels", "crowd", "area", "outlines"):
+            given = getattr(self, name)
+            if given is not None and len(given[row]) != len(box):
+                raise DataError(f"{where} has {len(box)} boxes, but {name} of {len(given[row])}")
+        if label.size and label.dtype.kind not in "iu":
+            raise DataError(f"labels of {where} are not integers but {label.dtype}")
+        finite = np.isfinite(box).all(axis=1)
+        if not finite.all():
+            self._refuse(row, int(finite.argmin()), "expected finite numbers")
+        empty = (box[:, 2] <= box[:, 0]) | (box[:, 3] <= box[:, 1])
+        if empty.any():
+            self._refuse(row, int(empty.argmax()), "it has no area; expected x1 < x2 and y1 < y2")
+        wrong = (label < 0) | (label >= self.num_classes)
+        if wrong.any():
+            number, valid = int(wrong.argmax()), f"0 to {self.num_classes - 1}"
+            raise DataError(f"box {number} of {where} has label {label[number]}; valid: {valid}")
+        if self.sizes is not None:
+            self._check_within(row, self.sizes[row])
 
     def __getitem__(self, index: int) -> tuple[Tensor, Objects]:
         """Read one image and its objects, by default (C, H, W) float32 in [0, 1] and a dict as in `transform`.
@@ -274,13 +275,11 @@ class DetectionDataset(DecodedImages, Dataset[tuple[Tensor, Objects]]):
         return pixels, changed
 
     def _check_within(self, row: int, size: tuple[int, int]) -> None:
-        boxes, (height, width) = self.boxes[row], size
-        beyond = (boxes[:, :2] < -SLACK).any(axis=1) | (boxes[:, 2:] > np.array([width, height]) + SLACK).any(axis=1)
-        gone = areas(clamped(boxes, size)) <= 0
-        if (beyond | gone).any():
-            self._refuse(
-                row, int((beyond | gone).argmax()), f"it reaches beyond the image of {width} x {height} pixels"
-            )
+        beyond, gone = outside(self.boxes[row], size)
+        wrong = beyond | gone
+        if wrong.any():
+            height, width = size
+            self._refuse(row, int(wrong.argmax()), f"it reaches beyond the image of {width} x {height} pixels")
 
     def _refuse(self, row: int, box: int, problem: str) -> NoReturn:
         corners = ", ".join(f"{number:g}" for number in self.boxes[row][box])
@@ -304,11 +303,11 @@ def number_of_classes(class_names: Sequence[str] | None, num_classes: int | None
         raise DataError(f'class_names={class_names} is no list of names; write e.g. class_names=\'["cat","dog"]\'')
     if num_classes is not None and (isinstance(num_classes, bool) or not isinstance(num_classes, int)):
         raise DataError(f"num_classes={num_classes} is not a whole number")
-    found = num_classes if class_names is None or num_classes is not None else len(class_names)
-    if found is None or found < 1 or (class_names is not None and len(class_names) != found):
+    count = len(class_names or ()) if num_classes is None else num_classes
+    if count < 1 or (class_names is not None and len(class_names) != count):
         names = "" if class_names is None else f" and {len(class_names)} class names"
         raise DataError(f"{source} is given num_classes={num_classes}{names}; expected at least one, and as many names")
-    return found
+    return count
 
 
 def paired(images: Mapping[str, Any], masks: Mapping[str, Any], source: str, **options: Any) -> SegmentationDataset:

@@ -53,10 +53,8 @@ def split_folders(root: Path) -> list[str]:
 def read_classes(base: Path, splits: list[Path], source: str, split: str | None) -> ImageDataset:
     """The images of one folder of class folders, labelled by the sorted names of the classes.
 
-    Args:
-        base: the folder of class folders to read.
-        splits: all such folders of the tree. `train` gives the classes if it is among them, otherwise all do.
-        source, split: see `ImageDataset`.
+    ``base`` is the one to read, ``splits`` are all such folders of the tree. `train` gives the classes if it is among
+    them, otherwise all do.
     """
     folders: dict[str, list[Path]] = defaultdict(list)
     for each in [folder for folder in splits if folder.name.lower() == "train"] or splits:
@@ -110,6 +108,14 @@ def _numbers(name: str) -> list[tuple[int, str]]:
 def class_folders(path: Path) -> list[Path]:
     """The folders directly in ``path``, sorted, without hidden ones."""
     return sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+
+
+def subfolders(path: Path, source: str) -> list[str]:
+    """The names of `class_folders`; refuses a folder without any."""
+    names = [folder.name for folder in class_folders(path)] if path.is_dir() else []
+    if not names:
+        raise DataError(f"{source} has no folders in {path}: expected one per split")
+    return names
 
 
 def has_images(folder: Path) -> bool:

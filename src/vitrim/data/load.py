@@ -14,19 +14,15 @@ import numpy as np
 
 from vitrim.data.dataset import ImageDataset
 from vitrim.data.folders import from_folder, split_folders
-from vitrim.data.paths import HUB_PREFIX, check_given, check_regular, choose_files, existing, splits_in_names
+from vitrim.data.paths import HUB_PREFIX, check_given, check_regular, existing, splits_in_names
 from vitrim.data.readers import TASKS, WITH_LABELS, Data, readers
 from vitrim.data.tables import (
     boxes_from_table,
-    check_parquet,
-    choose_hub_split,
     class_texts,
-    escaped,
     from_table,
-    import_datasets,
     masks_from_table,
+    open_table,
     parquet_files,
-    read_source,
 )
 from vitrim.errors import DataError, VitrimError, os_errors, unknown
 
@@ -96,77 +92,76 @@ def load_data(
     """
     columns = {"image_column": image_column, "label_column": label_column}
     check_given(source, split=split, **columns)
-    if options.get("class_names") is not None:
-        names = _names(options.pop("class_names"))
-        if task in (None, *WITH_LABELS):
-            return _named(load_data(source, task=task, split=split, **columns, **options), names)
-        options["class_names"] = names
-    whole, share = _share(split)
+    names = options.pop("class_names", None)
+    names = None if names is None else _names(names)
+    of_images = task in (None, *WITH_LABELS)
+    given = {key: value for key, value in columns.items() if value is not None} | options
+    if names is not None and not of_images:
+        given["class_names"] = names
+    whole, share = _share(split, source)
+    check_given(source, split=whole)
+    dataset = _opened(str(source), task, whole, given)
     if share is not None:
-        parts = splits_of(source) if whole is None else None
-        if parts and len(parts) > 1:
-            named = "train" if "train" in parts else parts[0]
-            raise DataError(f"{source} has the splits {', '.join(parts[:10])}: write {named}:{share:g}")
-        dataset = load_data(source, task=task, split=whole, **columns, **options)
-        try:
-            part = dataset.part(hold_out(len(dataset), share)[1])
-        except VitrimError as error:
-            raise DataError(f"split {split} of {source}: {error}") from None
-        part.split = split
-        return part
+        dataset = _held_out(dataset, share, f"split {split} of {source}")
+        dataset.split = split
+    return _named(dataset, names) if names is not None and of_images else dataset
+
+
+def _opened(source: str, task: str | None, split: str | None, options: dict[str, Any]) -> Data:
+    """The dataset of a reader, a table or a folder of images."""
     if task is not None and task not in TASKS:
         raise DataError(str(unknown("task of data", task, TASKS)))
-    given = {key: value for key, value in columns.items() if value is not None} | options
-    source = str(source)
     name, colon, rest = source.partition(":")
     if colon and name in readers():
-        forms = readers()[name]
-        kind = task or next((each for each in WITH_LABELS if each in forms), None)
-        if kind is None:
-            raise DataError(f"{name} has no labels of whole images: name a task, task={' or task='.join(forms)}")
-        if kind not in forms:
-            raise DataError(f"reader {name} has no data of task {task}; it has data of: {', '.join(forms)}")
-        reader = forms[kind]
-        _check_options(name, reader, given)
-        for_task = {"task": kind} if "task" in inspect.signature(reader).parameters else {}
-        return reader(rest, split=split, **for_task, **given)
+        return _from_reader(name, rest, task, split, options)
     try:
-        # a Hub dataset has no files here, and a folder of images has no parquet files
         hub = source.startswith(HUB_PREFIX)
         if not hub and colon and len(name) > 1 and name.isidentifier() and not os.path.exists(source):  # else a drive
             raise DataError(str(unknown("reader", name, readers())))
+        # a Hub dataset has no files here, and a folder of images has no parquet files
         files = [] if hub else parquet_files(existing(source))
-        one_label = task in (None, "classification")
-        if (hub or files) and task in ("multilabel", "instances"):
-            raise DataError(
-                f"{source} is a table of one label, mask or list of boxes per image: no data of task {task}"
-            )
-        if not hub and not files and not one_label:
-            raise DataError(f"{source} is a folder of one folder per class: it has no data of task {task}")
-        if options and one_label:
-            raise DataError(f"{source} has no options ({', '.join(options)}): they are of readers, e.g. nus_wide:PATH")
-        if not hub and not files:
-            if given:
-                raise DataError(f"{source} is a folder of images and has no columns: name none for images or labels")
-            return from_folder(existing(source), source, split)
-        form = masks_from_table if task == "segmentation" else boxes_from_table
-        if not one_label:
-            _check_options(f"a table for {task}", form, options)
-        # the rows of one split, from files that were checked to belong together
-        datasets = import_datasets()
-        chosen: str | None
-        if hub:
-            name, chosen = choose_hub_split(source, split)
-            table = read_source(partial(datasets.load_dataset, name, split=chosen), source)
-        else:
-            read, chosen = choose_files(files, split, source)
-            check_parquet(read)
-            table = read_source(partial(datasets.Dataset.from_parquet, escaped(read)), source)
-        if one_label:
-            return from_table(table, source, chosen, partial(class_texts, source, files), **given)
-        return form(table, source, chosen, **given)
+        if hub or files:
+            return _from_table(source, files, task, split, options)
+        return _from_images(source, task, split, options)
     except OSError as error:  # a folder without permission, or deleted meanwhile
         raise DataError(f"cannot read {error.filename or source}: {error.strerror}") from error
+
+
+def _from_reader(name: str, path: str, task: str | None, split: str | None, options: dict[str, Any]) -> Data:
+    forms = readers()[name]
+    kind = task or next((each for each in WITH_LABELS if each in forms), None)
+    if kind is None:
+        raise DataError(f"{name} has no labels of whole images: name a task, task={' or task='.join(forms)}")
+    if kind not in forms:
+        raise DataError(f"reader {name} has no data of task {task}; it has data of: {', '.join(forms)}")
+    reader = forms[kind]
+    _check_options(name, reader, options)
+    for_task = {"task": kind} if "task" in inspect.signature(reader).parameters else {}
+    return reader(path, split=split, **for_task, **options)
+
+
+def _from_table(source: str, files: list[Path], task: str | None, split: str | None, options: dict[str, Any]) -> Data:
+    """The dataset of parquet ``files``, or of the Hub if there are none."""
+    if task in ("multilabel", "instances"):
+        raise DataError(f"{source} is a table of one label, mask or list of boxes per image: no data of task {task}")
+    if task in (None, "classification"):
+        _check_columns_only(source, options)
+        table, chosen, _, _ = open_table(source, files, split)
+        return from_table(table, source, chosen, partial(class_texts, source, files), **options)
+    form = masks_from_table if task == "segmentation" else boxes_from_table
+    _check_options(f"a table for {task}", form, options)
+    table, chosen, _, _ = open_table(source, files, split)
+    return form(table, source, chosen, **options)
+
+
+def _from_images(source: str, task: str | None, split: str | None, options: dict[str, Any]) -> ImageDataset:
+    """The dataset of a folder of images."""
+    if task not in (None, "classification"):
+        raise DataError(f"{source} is a folder of one folder per class: it has no data of task {task}")
+    _check_columns_only(source, options)
+    if options:
+        raise DataError(f"{source} is a folder of images and has no columns: name none for images or labels")
+    return from_folder(existing(source), source, split)
 
 
 def _names(given: Any) -> list[str]:
@@ -224,7 +219,7 @@ def hold_out(count: int, share: float) -> tuple[list[int], list[int]]:
     return sorted(order[watched:].tolist()), sorted(order[:watched].tolist())
 
 
-def _share(split: str | None) -> tuple[str | None, float | None]:
+def _share(split: str | None, source: str | Path) -> tuple[str | None, float | None]:
     """Part and share of a split `train:0.1` or `0.1`; otherwise the split itself and None."""
     part, colon, last = (split or "").rpartition(":")
     try:
@@ -233,7 +228,19 @@ def _share(split: str | None) -> tuple[str | None, float | None]:
         return split, None
     if not 0 < share < 1:  # a part may be called "1"
         return split, None
+    parts = None if colon else splits_of(source)
+    if parts and len(parts) > 1:
+        named = "train" if "train" in parts else parts[0]
+        raise DataError(f"{source} has the splits {', '.join(parts[:10])}: write {named}:{share:g}")
     return part if colon else None, share
+
+
+def _held_out(dataset: Data, share: float, where: str) -> Data:
+    """The ``share`` of a dataset that a training holds out."""
+    try:
+        return dataset.part(hold_out(len(dataset), share)[1])
+    except VitrimError as error:
+        raise DataError(f"{where}: {error}") from None
 
 
 def splits_of(source: str | Path) -> list[str] | None:
@@ -298,3 +305,9 @@ def _check_options(name: str, form: Callable[..., Any], options: dict[str, Any])
     for option in options:
         if option not in valid:
             raise DataError(f"{name} has no option {option!r}; valid: {', '.join(valid) or 'none'}")
+
+
+def _check_columns_only(source: str, options: dict[str, Any]) -> None:
+    others = [name for name in options if name not in ("image_column", "label_column")]
+    if others:
+        raise DataError(f"{source} has no options ({', '.join(others)}): they are of readers, e.g. nus_wide:PATH")

@@ -83,12 +83,24 @@ def from_corner_and_size(boxes: Any, where: str) -> np.ndarray[Any, np.dtype[np.
         return array.astype(np.float32)
 
 
-def clamped(boxes: np.ndarray[Any, Any], size: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """``boxes`` cut off at the edges of an image of ``size`` (height, width)."""
-    height, width = size
-    limits = np.array([width, height, width, height], dtype=np.float32)
+def clamped(boxes: np.ndarray[Any, Any], sizes: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """``boxes`` cut off at the edges of an image of height and width ``sizes``, or each at those of its own (n, 2)."""
+    limits = np.tile(np.asarray(sizes, dtype=np.float32)[..., ::-1], 2)
     clipped: np.ndarray[Any, np.dtype[np.float32]] = np.clip(boxes, 0, limits).astype(np.float32)
     return clipped
+
+
+def outside(boxes: np.ndarray[Any, Any], sizes: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """(n,) True for ``boxes`` that reach beyond their images by more than `SLACK`, and (n,) for those with no area in
+    them; ``sizes`` as for `clamped`.
+
+    Example:
+        >>> [found.tolist() for found in outside(np.array([[0, 0, 9, 5], [0, 0, 5, 9], [4, 0, 5, 9]]), (8, 4))]
+        [[True, False, False], [False, False, True]]
+    """
+    limits = np.asarray(sizes)[..., ::-1] + SLACK
+    beyond = np.any(boxes[:, :2] < -SLACK, axis=1) | np.any(boxes[:, 2:] > limits, axis=1)
+    return beyond, areas(clamped(boxes, sizes)) <= 0
 
 
 def areas(boxes: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -127,12 +139,9 @@ class Outline(NamedTuple):
 
 
 def examine(outline: Any) -> Outline:
-    """Check everything about an outline that does not depend on its image.
+    """Check everything about an outline, as parsed from JSON, that does not depend on its image.
 
     pycocotools checks next to nothing: on bad input it reads foreign memory, aborts the process, or exhausts memory.
-
-    Args:
-        outline: polygons or run lengths, as parsed from JSON.
 
     Example:
         >>> examine([[0, 0, 2, 0, 2, 3]]).bounds
@@ -141,43 +150,51 @@ def examine(outline: Any) -> Outline:
         'has runs of 5 pixels in all, where its size [2, 3] has 6'
     """
     if isinstance(outline, list):
-        bounds = []
-        for polygon in outline:
-            numbers = isinstance(polygon, list) and {*map(type, polygon)} <= {int, float}
-            if not numbers or len(polygon) < LEAST_NUMBERS or len(polygon) % 2:
-                given = f"{len(polygon)} numbers" if numbers else shown(polygon)
-                return Outline(f"has a polygon of {given}; expected x and y of at least three corners")
-            try:
-                finite = isfinite(sum(polygon))
-            except OverflowError:  # an integer with hundreds of digits
-                finite = False
-            if not finite:
-                return Outline("has a polygon with a number that is not finite")
-            xs, ys = polygon[0::2], polygon[1::2]
-            left, top, right, bottom = min(xs), min(ys), max(xs), max(ys)
-            if (right - left + bottom - top) * len(xs) > LONGEST_BORDER:  # possibly too long: measure it
-                corners = np.asarray(polygon, dtype=np.float64).reshape(-1, 2)
-                if np.abs(corners - np.roll(corners, 1, axis=0)).max(axis=1).sum() > LONGEST_BORDER:
-                    return Outline(f"has a polygon whose border is longer than {LONGEST_BORDER} pixels")
-            bounds.append((left, top, right, bottom))
-        if len(bounds) > 1:
-            every = list(zip(*bounds, strict=True))
-            return Outline(bounds=(min(every[0]), min(every[1]), max(every[2]), max(every[3])))
-        return Outline(bounds=bounds[0]) if bounds else Outline("has no polygon")
-    if not isinstance(outline, dict) or not isinstance(outline.get("counts"), (str, list)):
-        return Outline("is neither polygons nor a run-length encoding")
-    size = outline.get("size")
+        return _examine_polygons(outline)
+    if isinstance(outline, dict) and isinstance(outline.get("counts"), (str, list)):
+        return _examine_runs(outline["counts"], outline.get("size"))
+    return Outline("is neither polygons nor a run-length encoding")
+
+
+def _examine_polygons(polygons: list[Any]) -> Outline:
+    bounds = []
+    for polygon in polygons:
+        numbers = isinstance(polygon, list) and {*map(type, polygon)} <= {int, float}
+        if not numbers or len(polygon) < LEAST_NUMBERS or len(polygon) % 2:
+            given = f"{len(polygon)} numbers" if numbers else shown(polygon)
+            return Outline(f"has a polygon of {given}; expected x and y of at least three corners")
+        try:
+            finite = isfinite(sum(polygon))
+        except OverflowError:  # an integer with hundreds of digits
+            finite = False
+        if not finite:
+            return Outline("has a polygon with a number that is not finite")
+        xs, ys = polygon[0::2], polygon[1::2]
+        left, top, right, bottom = min(xs), min(ys), max(xs), max(ys)
+        if (right - left + bottom - top) * len(xs) > LONGEST_BORDER:  # possibly too long: measure it
+            corners = np.asarray(polygon, dtype=np.float64).reshape(-1, 2)
+            if np.abs(corners - np.roll(corners, 1, axis=0)).max(axis=1).sum() > LONGEST_BORDER:
+                return Outline(f"has a polygon whose border is longer than {LONGEST_BORDER} pixels")
+        bounds.append((left, top, right, bottom))
+    if not bounds:
+        return Outline("has no polygon")
+    lefts, tops, rights, bottoms = zip(*bounds, strict=True)
+    return Outline(bounds=(min(lefts), min(tops), max(rights), max(bottoms)))
+
+
+def _examine_runs(counts: str | list[Any], size: Any) -> Outline:
     if not isinstance(size, list) or len(size) != 2 or any(type(side) is not int or side < 1 for side in size):
         return Outline(f"is of an image of size {size}; expected its height and width")
-    if size[0] * size[1] > LARGEST_IMAGE:
+    pixels = size[0] * size[1]
+    if pixels > LARGEST_IMAGE:
         return Outline(f"is of an image of size {size}, of more than {LARGEST_IMAGE} pixels")
-    runs = _runs(outline["counts"]) if isinstance(outline["counts"], str) else outline["counts"]
+    runs = _runs(counts) if isinstance(counts, str) else counts
     if runs is None:
-        return Outline(f"has counts {shown(outline['counts'])}; expected a text of compressed run lengths")
+        return Outline(f"has counts {shown(counts)}; expected a text of compressed run lengths")
     if not {*map(type, runs)} <= {int} or min(runs, default=0) < 0:
         return Outline("has a run length that is no whole number from 0")
-    if sum(runs) != size[0] * size[1]:
-        return Outline(f"has runs of {sum(runs)} pixels in all, where its size {size} has {size[0] * size[1]}")
+    if sum(runs) != pixels:
+        return Outline(f"has runs of {sum(runs)} pixels in all, where its size {size} has {pixels}")
     return Outline(size=(size[0], size[1]))
 
 

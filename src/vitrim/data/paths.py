@@ -33,26 +33,24 @@ def choose_files(files: list[Path], split: str | None, source: str) -> tuple[lis
     chosen = [] if split is None else [file for file in files if _has_word(file.stem, spellings(split))]
     if chosen:
         return chosen, split
-    known = {name: [f for f in files if _has_word(f.stem, words)] for name, words in _SPLIT_SPELLINGS.items()}
-    present = [name for name, found in known.items() if found]
-    others = [file for file in files if not any(file in found for found in known.values())]
+    present = splits_in_names(files)
     if split is None and (not present or len(files) == 1):
         return files, present[0] if len(present) == 1 else None
     if not present:
         names = listed(file.name for file in files)
         raise DataError(f"no split {split!r} in {source}: its file names ({names}) name none; leave split out")
-    return files, pick_split(split, present + [file.stem for file in others], source)
+    others = [file.stem for file in files if not splits_in_names([file])]
+    return files, pick_split(split, present + others, source)
 
 
-def splits_in_names(files: Iterable[Path]) -> list[str]:
+def splits_in_names(files: list[Path]) -> list[str]:
     """The splits named by words in file names.
 
     Example:
         >>> splits_in_names([Path("a-test.parquet"), Path("a-train.parquet"), Path("valley.parquet")])
         ['train', 'test']
     """
-    every = list(files)
-    return [name for name, words in _SPLIT_SPELLINGS.items() if any(_has_word(file.stem, words) for file in every)]
+    return [name for name, words in _SPLIT_SPELLINGS.items() if any(_has_word(file.stem, words) for file in files)]
 
 
 def train_files(files: list[Path]) -> list[Path]:
@@ -130,15 +128,6 @@ def listed(names: Iterable[str]) -> str:
     """
     every = list(names)
     return ", ".join(every[:5]) + (", ..." if len(every) > 5 else "")
-
-
-def subfolders(folder: Path, source: str) -> list[str]:
-    """The sorted names of the folders in ``folder``, without hidden ones."""
-    names = sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []
-    names = [name for name in names if not name.startswith(".")]
-    if not names:
-        raise DataError(f"{source} has no folders in {folder}: expected one per split")
-    return names
 
 
 def check_files(files: Iterable[Path], source: str, what: str = "images") -> None:

@@ -28,18 +28,16 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from vitrim.data.decoding import decode, place, to_tensor
-from vitrim.data.paths import HUB_PREFIX, check_given, choose_files, existing
+from vitrim.data.paths import HUB_PREFIX, check_given, existing
 from vitrim.data.tables import (
-    check_parquet,
-    choose_hub_split,
     encoded_image,
-    escaped,
     find_image_column,
     find_label_column,
-    import_datasets,
     kind_of,
+    open_table,
     parquet_files,
     read_source,
+    undecoded,
 )
 from vitrim.errors import DataError
 
@@ -196,23 +194,11 @@ def stream_images(
         ([6, 7], 3)
     """
     check_given(source, split=split, image_column=image_column, label_column=label_column)
-    datasets = import_datasets()
-    chosen: str | None
-    length: int | None
-    files: tuple[tuple[str, int, str], ...] = ()
-    if str(source).startswith(HUB_PREFIX):
-        name, chosen = choose_hub_split(str(source), split)
-        rows = read_source(partial(datasets.load_dataset, name, split=chosen, streaming=True), str(source))
-        known = rows.info.splits or {}
-        length = known[chosen].num_examples if chosen in known else None
-    else:
-        found = parquet_files(existing(source))
-        if not found:
-            raise DataError(f"{source} has no parquet files: only tables and Hub datasets can be streamed")
-        paths, chosen = choose_files(found, split, str(source))
-        length = check_parquet(paths)
-        rows = read_source(partial(datasets.IterableDataset.from_parquet, escaped(paths)), str(source))
-        files = tuple((file.name, file.stat().st_size, _digest(file)) for file in paths)
+    hub = str(source).startswith(HUB_PREFIX)
+    tables = [] if hub else parquet_files(existing(source))
+    if not hub and not tables:
+        raise DataError(f"{source} has no parquet files: only tables and Hub datasets can be streamed")
+    rows, chosen, files, length = open_table(str(source), tables, split, stream=True)
     features = rows.features
     if features is None:
         raise DataError(f"{source} does not say what its columns are: use load_images")
@@ -221,11 +207,15 @@ def stream_images(
     if kind_of(features[label]) == "text":
         raise DataError(f"labels of {source} are texts (column {label!r}): a stream needs integers; use load_images")
     names = getattr(features[label], "names", None)
-    rows = rows.select_columns([image, label])
-    if isinstance(features[image], datasets.Image):  # decoded here, so that errors name the row
-        rows = rows.cast_column(image, datasets.Image(decode=False))
     return ImageStream(
-        rows, image, label, class_names=names, source=str(source), split=chosen, length=length, files=files
+        undecoded(rows, image, label),
+        image,
+        label,
+        class_names=names,
+        source=str(source),
+        split=chosen,
+        length=length,
+        files=tuple((file.name, file.stat().st_size, _digest(file)) for file in files),
     )
 
 

@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from vitrim.data.dataset import ImageDataset
 from vitrim.data.dense import IGNORED, DetectionDataset, SegmentationDataset
 from vitrim.data.folders import numbered
 from vitrim.data.objects import from_corner_and_size
-from vitrim.data.paths import HUB_PREFIX, check_regular, listed, pick_split, train_files
+from vitrim.data.paths import HUB_PREFIX, check_regular, choose_files, listed, pick_split, train_files
 from vitrim.errors import DataError, MissingPackageError, first_line
 
 _BYTES, _PATHS = ("binary", "null"), ("string", "null")
@@ -33,11 +33,8 @@ Texts = Callable[[str], Iterable[str | None]]
 
 class Rows:
     def __init__(self, table: Any, column: str) -> None:
-        datasets = import_datasets()
-        self.table = table.select_columns([column])
+        self.table = undecoded(table, column)
         self.column = column
-        if isinstance(table.features[column], datasets.Image):  # decoded here, so that errors name the row
-            self.table = self.table.cast_column(column, datasets.Image(decode=False))
 
     def __len__(self) -> int:
         return len(self.table)
@@ -48,8 +45,8 @@ class Rows:
     def sizes(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """(rows,) int64: bytes of every image inside the table, 0 for others. Reads no image."""
         compute = importlib.import_module("pyarrow.compute")
-        column = self.table.with_format("arrow")[:].column(0)
-        lengths = compute.fill_null(compute.binary_length(compute.struct_field(column, "bytes")), 0)
+        encoded = compute.struct_field(arrow_column(self.table, self.column), "bytes")
+        lengths = compute.fill_null(compute.binary_length(encoded), 0)
         return np.asarray(lengths.to_numpy(), dtype=np.int64)
 
     def contents(self) -> Iterator[bytes]:
@@ -59,6 +56,20 @@ class Rows:
             for value in table[start : start + 1000].column(0).to_pylist():
                 image = encoded_image(value)
                 yield image if isinstance(image, bytes) else str(image or "").encode()
+
+
+def arrow_column(table: Any, name: str) -> Any:
+    """All values of a column, as an array of pyarrow."""
+    return table.select_columns([name]).with_format("arrow")[:].column(0)
+
+
+def undecoded(table: Any, image: str, *others: str) -> Any:
+    """A column of images, not decoded yet, so that our errors name the row, and ``others`` of a table."""
+    datasets = import_datasets()
+    table = table.select_columns([image, *others])
+    if isinstance(table.features[image], datasets.Image):
+        table = table.cast_column(image, datasets.Image(decode=False))
+    return table
 
 
 def encoded_image(value: Any) -> bytes | Path | None:
@@ -94,7 +105,38 @@ def read_source(read: Callable[[], Any], source: str) -> Any:
         raise DataError(f"cannot read {source}: {first_line(error.__cause__ or error)}") from error
 
 
-def choose_hub_split(source: str, split: str | None) -> tuple[str, str]:
+class Opened(NamedTuple):
+    """A table, and what is known before its rows are read.
+
+    Attributes:
+        rows: a `datasets.Dataset`, or a `datasets.IterableDataset`.
+        split: its split; None without splits.
+        files: its parquet files; empty for the Hub.
+        length: number of rows; None if unknown.
+    """
+
+    rows: Any
+    split: str | None
+    files: list[Path]
+    length: int | None
+
+
+def open_table(source: str, files: list[Path], split: str | None, *, stream: bool = False) -> Opened:
+    """Open one split of parquet ``files``, checked to belong together, or of the Hub if there are none."""
+    datasets = import_datasets()
+    if files:
+        chosen, named = choose_files(files, split, source)
+        length = check_parquet(chosen)
+        form = datasets.IterableDataset if stream else datasets.Dataset
+        return Opened(read_source(partial(form.from_parquet, escaped(chosen)), source), named, chosen, length)
+    name, of_hub = _hub_split(source, split)
+    how = {"streaming": True} if stream else {}
+    rows = read_source(partial(datasets.load_dataset, name, split=of_hub, **how), source)
+    known = rows.info.splits or {}
+    return Opened(rows, of_hub, [], known[of_hub].num_examples if of_hub in known else None)
+
+
+def _hub_split(source: str, split: str | None) -> tuple[str, str]:
     """The name of a dataset on the Hub, and its split: as asked, else `validation` or the only one.
 
     Nothing is downloaded.
@@ -112,14 +154,14 @@ def from_table(
     table: Any,
     source: str,
     split: str | None,
-    texts: Texts | None = None,
+    texts: Texts,
     *,
     image_column: str | None = None,
     label_column: str | None = None,
 ) -> ImageDataset:
     """The dataset of a `datasets.Dataset` with a column of images and one of labels, found if they are not named.
 
-    ``texts`` gives the labels of all splits, if labels are texts.
+    ``texts`` gives the texts of the column of labels in all splits.
     """
     image = find_image_column(table.features, image_column, source)
     label = find_label_column(table.features, label_column, source)
@@ -145,14 +187,7 @@ def check_parquet(files: list[Path]) -> int:
     for file in files:
         check_regular(file, str(file))
     footers = [read_source(partial(parquet.read_metadata, file), str(file)) for file in files]
-    features = []
-    for footer, file in zip(footers, files, strict=True):
-        # the columns from the metadata that `datasets` leaves there, or else from the schema
-        try:
-            found = import_datasets().Features.from_arrow_schema(footer.schema.to_arrow_schema())
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise DataError(f"cannot read {file}: its notes on its columns are damaged: {first_line(error)}") from error
-        features.append(found)
+    features = [_features(footer, file) for footer, file in zip(footers, files, strict=True)]
     for file, found in zip(files, features, strict=True):
         # class names, too: datasets would apply those of the first file to all
         if found != features[0]:
@@ -164,6 +199,14 @@ def check_parquet(files: list[Path]) -> int:
     if not rows:
         raise DataError(f"no rows in {', '.join(map(str, files))}")
     return rows
+
+
+def _features(footer: Any, file: Path) -> Any:
+    """The columns of a parquet file, from the metadata that `datasets` leaves there, or else from the schema."""
+    try:
+        return import_datasets().Features.from_arrow_schema(footer.schema.to_arrow_schema())
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise DataError(f"cannot read {file}: its notes on its columns are damaged: {first_line(error)}") from error
 
 
 def find_image_column(features: Any, asked: str | None, source: str) -> str:
@@ -247,20 +290,14 @@ def class_texts(source: str, files: list[Path], column: str) -> Iterator[str | N
             yield from table.column(column).unique().to_pylist()
 
 
-def read_labels(
-    table: Any, name: str, source: str, texts: Texts | None = None
-) -> tuple[np.ndarray[Any, Any], list[str] | None]:
-    """The labels of all rows, int64 (rows,), and the class names if there are any.
+def read_labels(table: Any, name: str, source: str, texts: Texts) -> tuple[np.ndarray[Any, Any], list[str] | None]:
+    """The labels in the column ``name``, int64 (rows,), and the class names if there are any.
 
-    Args:
-        table: a `datasets.Dataset`.
-        name: its column of labels.
-        source: for messages.
-        texts: maps a column to the texts to number; None: the table's own.
+    Texts are numbered by their order among ``texts`` of the column.
     """
     if not len(table):
         raise DataError(f"no images in {source}")
-    column = table.select_columns([name]).with_format("arrow")[:].column(0)
+    column = arrow_column(table, name)
     if column.null_count:
         row = int(np.argmax(column.is_null().to_numpy()))
         raise DataError(f"row {row} of {source} has no label in column {name!r}")
@@ -268,7 +305,7 @@ def read_labels(
     if kind != "text":
         return column.to_numpy(), None if kind == "integer" else list(table.features[name].names)
     values = column.to_pylist()
-    class_names = numbered({text for text in (values if texts is None else texts(name)) if text is not None})
+    class_names = numbered({text for text in texts(name) if text is not None})
     index = {value: label for label, value in enumerate(class_names)}
     stray = next((row for row, value in enumerate(values) if value not in index), None)
     if stray is not None:
@@ -295,11 +332,8 @@ def masks_from_table(
 ) -> SegmentationDataset:
     """The dataset of a `datasets.Dataset` with two columns of images; pixel values of the second are labels.
 
-    Args:
-        table: the rows.
-        image_column: the column of images, unless only one is left.
-        label_column: the column of masks, unless called `annotation`, `mask`, `label` or `segmentation`.
-        source, split, ignore, class_names, num_classes: see `SegmentationDataset`.
+    Masks are in ``label_column``, by default `annotation`, `mask`, `label` or `segmentation`; images are in the other
+    column of images, which ``image_column`` names if there are several.
     """
     features = table.features
     found = [name for name, feature in features.items() if kind_of(feature) == "image"]
@@ -329,54 +363,62 @@ def boxes_from_table(
     class_names: Sequence[str] | None = None,
     num_classes: int | None = None,
 ) -> DetectionDataset:
-    """The dataset of a `datasets.Dataset` with a column of images and one of structs.
+    """The dataset of a `datasets.Dataset` with a column of images and one of structs, by default `objects`.
 
-    Args:
-        table: the rows.
-        image_column: the column of images, unless it is the only one.
-        label_column: the column of structs with `bbox`, boxes x, y, width, height in pixels, and `category`, class
-            labels or integers; by default `objects`.
-        class_names, num_classes: for categories without names.
-        source, split: see `DetectionDataset`.
+    A struct has `bbox`, boxes x, y, width, height in pixels, and `category`, class labels or integers, for which
+    ``class_names`` or ``num_classes`` is needed.
     """
-    features = table.features
-    image = find_image_column(features, image_column, source)
+    image = find_image_column(table.features, image_column, source)
     column = label_column or _OBJECTS_COLUMN
-    fields = features.get(column)
-    valid = f"of structs with {_BOX} and {_CATEGORY}"
-    if not isinstance(fields, dict) or not {_BOX, _CATEGORY} <= set(fields):
-        raise column_error("label", valid, column, [], features, source)
-    kind = getattr(fields[_CATEGORY], "feature", None)
-    names = getattr(kind, "names", None)
-    if names is None and kind_of(kind) != "integer":
-        raise DataError(f"{_CATEGORY} of column {column!r} of {source} is neither class labels nor integers")
-    rows = table.select_columns([column]).with_format("arrow")[:].column(0).to_pylist()
-    boxes, labels = [], []
-    for number, row in enumerate(rows):
-        where = f"image {number} of {source}"
-        if row is None or row[_BOX] is None or row[_CATEGORY] is None:
-            raise DataError(f"{where} has no {_BOX} or no {_CATEGORY} in column {column!r}: an empty list means no box")
-        boxes.append(from_corner_and_size(row[_BOX], where))
-        labels.append([-1 if label is None else label for label in row[_CATEGORY]])
-    # height and width of every image, if the table has columns of them
-    sizes = None
-    if all(kind_of(features.get(name)) == "integer" for name in _SIZE_COLUMNS):
-        columns = table.select_columns(list(_SIZE_COLUMNS)).with_format("arrow")[:]
-        heights, widths = (columns.column(name) for name in _SIZE_COLUMNS)
-        if not heights.null_count and not widths.null_count:
-            sizes = list(zip(heights.to_pylist(), widths.to_pylist(), strict=True))
-    for number, (height, width) in enumerate(sizes or ()):
-        if height < 1 or width < 1:
-            raise DataError(
-                f"image {number} of {source} has height {height} and width {width}; valid: whole numbers from 1"
-            )
+    names = _category_names(table.features, column, source)
+    boxes, labels = _objects(table, column, source)
     return DetectionDataset(
         Rows(table, image),
         boxes,
         labels,
-        sizes=sizes,
+        sizes=_sizes(table, source),
         class_names=class_names or names,
         num_classes=num_classes,
         source=source,
         split=split,
     )
+
+
+def _category_names(features: Any, column: str, source: str) -> list[str] | None:
+    """The class names of a column of structs of boxes and categories; None if categories are integers."""
+    fields = features.get(column)
+    if not isinstance(fields, dict) or not {_BOX, _CATEGORY} <= set(fields):
+        raise column_error("label", f"of structs with {_BOX} and {_CATEGORY}", column, [], features, source)
+    kind = getattr(fields[_CATEGORY], "feature", None)
+    names: list[str] | None = getattr(kind, "names", None)
+    if names is None and kind_of(kind) != "integer":
+        raise DataError(f"{_CATEGORY} of column {column!r} of {source} is neither class labels nor integers")
+    return names
+
+
+def _objects(table: Any, column: str, source: str) -> tuple[list[np.ndarray[Any, Any]], list[list[int]]]:
+    """Boxes x1, y1, x2, y2 and labels of every image; -1 for a box without a label."""
+    boxes, labels = [], []
+    for number, row in enumerate(arrow_column(table, column).to_pylist()):
+        where = f"image {number} of {source}"
+        if row is None or row[_BOX] is None or row[_CATEGORY] is None:
+            raise DataError(f"{where} has no {_BOX} or no {_CATEGORY} in column {column!r}: an empty list means no box")
+        boxes.append(from_corner_and_size(row[_BOX], where))
+        labels.append([-1 if label is None else label for label in row[_CATEGORY]])
+    return boxes, labels
+
+
+def _sizes(table: Any, source: str) -> list[tuple[int, int]] | None:
+    """Height and width of every image, if the table has columns of them without a gap."""
+    if any(kind_of(table.features.get(name)) != "integer" for name in _SIZE_COLUMNS):
+        return None
+    columns = [arrow_column(table, name) for name in _SIZE_COLUMNS]
+    if any(column.null_count for column in columns):
+        return None
+    sizes = list(zip(*(column.to_pylist() for column in columns), strict=True))
+    for number, (height, width) in enumerate(sizes):
+        if height < 1 or width < 1:
+            raise DataError(
+                f"image {number} of {source} has height {height} and width {width}; valid: whole numbers from 1"
+            )
+    return sizes

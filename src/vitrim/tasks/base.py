@@ -192,6 +192,12 @@ class Task(ABC):
         if library.num_classes(model) != self.num_classes:
             library.reset_head(model, self.num_classes)
 
+    def check_count(self, targets: Any, count: int) -> None:
+        """Raise `DataError` if the targets are not one integer per image."""
+        if targets.shape != (count,) or targets.is_floating_point():
+            shape = f"{targets.dtype} of {tuple(targets.shape)}"
+            raise DataError(f"expected {count} integer labels, one per image, got {shape}")
+
     def check_labels(self, labels: Tensor) -> None:
         """Raise `DataError` if a label exceeds the model's classes."""
         wrong = labels[(labels < 0) | (labels >= self.num_classes)]
@@ -214,8 +220,7 @@ def places_of(names: Sequence[str] | None, known: Sequence[str] | None, *, numbe
     """Places of the data's classes among the model's, by name, ignoring case, spaces, - and _.
 
     Args:
-        names: of the data's classes.
-        known: of the model's.
+        names, known: of the data's classes, and of the model's.
         numbered: the data has the numbers of a published list with several spellings: names that the model does not
             have match by number, if all others are the model's in the same order.
 

@@ -10,7 +10,6 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.utilities import dim_zero_cat
 
-from vitrim.data import DataError
 from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task, register_task
@@ -76,9 +75,7 @@ class Classification(Task):
         return nn.CrossEntropyLoss(label_smoothing=loss.smoothing)
 
     def check_targets(self, targets: Any, count: int) -> None:
-        if targets.shape != (count,) or targets.is_floating_point():
-            shape = f"{targets.dtype} of {tuple(targets.shape)}"
-            raise DataError(f"expected {count} integer labels, one per image, got {shape}")
+        self.check_count(targets, count)
         self.check_labels(targets)
 
     def agreement(self, prediction: Tensor, dense: Tensor, targets: Any) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from math import nan
@@ -36,8 +36,11 @@ _ENDINGS = {"": "", "50": "_50", "75": "_75", "_small": "_small", "_medium": "_m
 """Suffixes of the names, ours and torchmetrics'."""
 _OVERLAPS, _RECALLS = np.linspace(0.5, 0.95, 10).tolist(), np.linspace(0.0, 1.0, 101).tolist()
 """COCO's thresholds; torchmetrics' float32 ones move a recall of exactly 0.1 to the other side."""
-_PREDICTED = {"boxes": torch.float32, "scores": torch.float32, "labels": torch.int64}
-_TRUE = {"boxes": torch.float32, "labels": torch.int64, "iscrowd": torch.int64, "area": torch.float32}
+_FIELDS = {
+    "predicted": {"boxes": torch.float32, "scores": torch.float32, "labels": torch.int64},
+    "true": {"boxes": torch.float32, "labels": torch.int64, "iscrowd": torch.int64, "area": torch.float32},
+}
+"""What is kept of every image, besides masks."""
 
 
 @register_task
@@ -260,7 +263,7 @@ class DetectionScores(Metric):
         self.backend = FAST if importlib.util.find_spec(FAST) is not None else "pycocotools"
         if masks or self.backend != FAST:
             import_pycocotools()
-        for kind, fields in (("predicted", _PREDICTED), ("true", _TRUE)):
+        for kind, fields in _FIELDS.items():
             for name in (*fields, *(("masks",) if masks else ())):
                 self.add_state(f"{kind}_{name}", default=[], dist_reduce_fx=None)
 
@@ -277,8 +280,8 @@ class DetectionScores(Metric):
             boxes = target["boxes"]
             areas = target["masks"].flatten(1).sum(1) if self.masks else (boxes[:, 2:] - boxes[:, :2]).prod(dim=1)
             filled = {"iscrowd": torch.zeros_like(target["labels"]), "area": areas} | target
-            for kind, fields, given in (("predicted", _PREDICTED, prediction), ("true", _TRUE, filled)):
-                for name, dtype in fields.items():
+            for kind, given in (("predicted", prediction), ("true", filled)):
+                for name, dtype in _FIELDS[kind].items():
                     getattr(self, f"{kind}_{name}").append(given[name].detach().to(dtype))
                 if self.masks:
                     getattr(self, f"{kind}_masks").append(_packed(given["masks"]).to(given["boxes"].device))
@@ -314,7 +317,7 @@ class DetectionScores(Metric):
         groups = min(groups, len(self.predicted_boxes))
         found = torch.full((groups,), torch.nan, dtype=torch.float64)
         with redirect_stdout(StringIO()):  # it prints its progress
-            scores = COCOeval(self._in_coco(_TRUE), self._in_coco(_PREDICTED), "segm" if self.masks else "bbox")
+            scores = COCOeval(self._in_coco("true"), self._in_coco("predicted"), "segm" if self.masks else "bbox")
             scores.params.areaRng, scores.params.areaRngLbl = scores.params.areaRng[:1], ["all"]
             scores.params.maxDets = scores.params.maxDets[-1:]
             scores.evaluate()
@@ -328,14 +331,17 @@ class DetectionScores(Metric):
                     found[group] = float(precision[precision >= 0].mean())
         return found
 
-    def _in_coco(self, fields: Mapping[str, torch.dtype]) -> Any:
+    def _image(self, kind: str, row: int) -> Objects:
+        """The kept fields of an image's predicted or true objects, without masks, on the CPU."""
+        return {name: getattr(self, f"{kind}_{name}")[row].cpu() for name in _FIELDS[kind]}
+
+    def _in_coco(self, kind: str) -> Any:
         """Predicted or true objects for pycocotools; images and objects count from 1."""
         from pycocotools.coco import COCO
 
-        kind = "predicted" if fields is _PREDICTED else "true"
         data, images, objects = COCO(), list[dict[str, Any]](), list[dict[str, Any]]()
         for row in range(len(self.predicted_boxes)):
-            own = {name: getattr(self, f"{kind}_{name}")[row].cpu() for name in fields}
+            own = self._image(kind, row)
             boxes = box_convert(own.pop("boxes").double(), "xyxy", "xywh")
             names = {"labels": "category_id", "scores": "score"}
             own = {names.get(name, name): values for name, values in own.items()} | {"bbox": boxes}
@@ -370,8 +376,8 @@ class DetectionScores(Metric):
         metric.warn_on_many_detections = False
         for row in range(len(self.predicted_boxes)):
             pair = []
-            for kind, fields in (("predicted", _PREDICTED), ("true", _TRUE)):
-                image = {name: getattr(self, f"{kind}_{name}")[row].cpu() for name in fields}
+            for kind in _FIELDS:
+                image = self._image(kind, row)
                 if self.masks:
                     image["masks"] = _unpacked(getattr(self, f"{kind}_masks")[row])
                 pair.append([image])

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from vitrim.core.registry import ask
-from vitrim.data import DataError
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task, register_task
 
@@ -57,9 +56,7 @@ class Embedding(Task):
         """Do nothing: classes only group the images, and the model need not know them."""
 
     def check_targets(self, targets: Any, count: int) -> None:
-        if targets.shape != (count,) or targets.is_floating_point():
-            shape = f"{targets.dtype} of {tuple(targets.shape)}"
-            raise DataError(f"expected {count} integer labels, one per image, got {shape}")
+        self.check_count(targets, count)
 
     def predict(self, model: nn.Module, images: Tensor, targets: Any = None) -> Tensor:
         """The embeddings (B, D) of images (B, C, H, W)."""

@@ -146,11 +146,7 @@ def short(value: object, most: int = 100) -> str:
 def invalid(name: str, error: ValidationError, kind: type[Section], *, inside: tuple[str, ...] = ()) -> VitrimError:
     """Describe the first fault in a section in one line; unknown keys first, because they explain missing ones.
 
-    Args:
-        name: of the file or option.
-        error: of the validation.
-        kind: the section.
-        inside: the keys that lead to it.
+    ``name`` is that of the file or option, ``inside`` are the keys that lead to the section.
 
     Example:
         >>> try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from math import isqrt
 from typing import TYPE_CHECKING, Any, cast
 
@@ -66,11 +66,11 @@ class Segmentation(Task):
 
     def criterion(self, loss: Loss) -> Criterion:
         self.check_loss(loss)
-        return PixelCrossEntropy(loss.smoothing)
+        return partial(pixel_cross_entropy, smoothing=loss.smoothing)
 
     def auxiliary(self, loss: Loss) -> Criterion:
         self.check_loss(loss)
-        return PatchCrossEntropy(loss.smoothing)
+        return partial(patch_cross_entropy, smoothing=loss.smoothing)
 
     def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
         """As `Task.meet`; by default, a model of one image size sees windows of that size."""
@@ -167,45 +167,41 @@ class SegmentationScores(Metric):
         }
 
 
-@dataclass(frozen=True)
-class PixelCrossEntropy:
-    """Mean cross entropy of the pixels that are not ignored, with ``smoothing`` in [0, 1); 0 if all are ignored.
+def pixel_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Mean cross entropy of the pixels that are not ignored; 0 if all are ignored.
+
+    Args:
+        logits: (B, K, H, W); `VitrimError` if they are not of every pixel.
+        labels: (B, H, W) in [0, K) or `IGNORED`.
+        smoothing: in [0, 1).
 
     Example:
-        >>> PixelCrossEntropy()(torch.randn(1, 3, 2, 2), torch.full((1, 2, 2), 255)).item()
+        >>> pixel_cross_entropy(torch.randn(1, 3, 2, 2), torch.full((1, 2, 2), 255)).item()
         0.0
     """
-
-    smoothing: float = 0.0
-
-    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss, a scalar, from logits (B, K, H, W) and labels (B, H, W) of equal size, in [0, K) or `IGNORED`."""
-        if logits.ndim != 4 or logits.shape[-2:] != labels.shape[-2:]:
-            given, wanted = tuple(logits.shape), tuple(labels.shape)
-            raise VitrimError(
-                f"the model gives {given} for labels {wanted}; expected logits of every pixel, (B, K, H, W)"
-            )
-        return _cross_entropy(logits, labels, self.smoothing)
+    if logits.ndim != 4 or logits.shape[-2:] != labels.shape[-2:]:
+        given, wanted = tuple(logits.shape), tuple(labels.shape)
+        raise VitrimError(f"the model gives {given} for labels {wanted}; expected logits of every pixel, (B, K, H, W)")
+    # a sum over pixels in half precision would lose most digits
+    exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    total = F.cross_entropy(exact, labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum")
+    return total / (labels != IGNORED).sum().clamp(min=1)
 
 
-@dataclass(frozen=True)
-class PatchCrossEntropy:
+def patch_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
     """Cross entropy of every patch, with the label of its first pixel (Cropr: nearest down-sampling).
 
-    Square patches fill the labels' height and width. ``smoothing`` is in [0, 1).
+    Args:
+        logits: (B, P, K), row by row; square patches fill the labels' height and width, see `patch_grid`.
+        labels, smoothing: see `pixel_cross_entropy`.
 
     Example:
-        >>> PatchCrossEntropy()(torch.zeros(1, 6, 4), torch.zeros(1, 8, 12, dtype=torch.int64)).item()  # log 4
+        >>> patch_cross_entropy(torch.zeros(1, 6, 4), torch.zeros(1, 8, 12, dtype=torch.int64)).item()  # log 4
         1.3862943649291992
     """
-
-    smoothing: float = 0.0
-
-    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss, a scalar, from logits (B, P, K), row by row, and labels (B, H, W), see `patch_grid`."""
-        grid = patch_grid(logits.shape[1], (labels.shape[-2], labels.shape[-1]))
-        small = F.interpolate(labels[:, None].float(), size=grid, mode="nearest").long()
-        return _cross_entropy(logits.transpose(1, 2), small.flatten(1), self.smoothing)
+    grid = patch_grid(logits.shape[1], (labels.shape[-2], labels.shape[-1]))
+    small = F.interpolate(labels[:, None].float(), size=grid, mode="nearest").long()
+    return pixel_cross_entropy(logits.transpose(1, 2).unflatten(2, grid), small[:, 0], smoothing)
 
 
 def patch_grid(patches: int, size: tuple[int, int]) -> tuple[int, int]:
@@ -223,11 +219,3 @@ def patch_grid(patches: int, size: tuple[int, int]) -> tuple[int, int]:
             "num_queries must be the number of its patches"
         )
     return height // side, width // side
-
-
-def _cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    kind = torch.promote_types(
-        logits.dtype, torch.float32
-    )  # a sum over pixels in half precision would lose most digits
-    total = F.cross_entropy(logits.to(kind), labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum")
-    return total / (labels != IGNORED).sum().clamp(min=1)

@@ -29,13 +29,9 @@ LONGEST = 4.0
 
 
 def resized_to(size: tuple[int, int], side: Side, pixels: float, *, longest: float | None = None) -> tuple[int, int]:
-    """Return the size of the same ratio whose long or short side has ``pixels``.
+    """Return the height and width of the same ratio whose long or short side has ``pixels``, rounded.
 
-    Args:
-        size: height and width.
-        side: ``long`` or ``short``.
-        pixels: length of that side, not necessarily an integer.
-        longest: most pixels of the long side; None: any number.
+    The long side has at most ``longest``.
 
     Example:
         >>> resized_to((360, 480), "long", 240), resized_to((360, 480), "short", 180), resized_to((10, 90), "short", 20)

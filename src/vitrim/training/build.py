@@ -138,42 +138,13 @@ def open_data(
     Raises:
         VitrimError: see `load_data`; a missing split; or a share that leaves no images on one side.
     """
-    task = tasks()[recipe.task].reads if recipe.task in tasks() else None  # unknown tasks are refused later
-
     for name in recipe.data_options:
         if name in ("source", "task", "split"):
             raise VitrimError(f"data_options has no {name}: the recipe's task and split say it")
     if isinstance(recipe.data_options.get("class_names"), str):
         raise VitrimError("data_options: class_names of a recipe is a list, which runs keep; a file may go or change")
-
-    def load(split: str | None) -> Data:
-        if isinstance(data, str | Path):
-            return load_data(data, task=task, split=split, **recipe.data_options)
-        given: Mapping[Any, Data] = data if isinstance(data, Mapping) else {recipe.split: data}
-        if split not in given:
-            raise VitrimError(f"no split {split} in the data that were given; there is: {', '.join(map(str, given))}")
-        if not hasattr(given[split], "num_classes"):
-            kind = type(given[split]).__name__
-            raise VitrimError(f"the data are a source, data sets of vitrim.data by split, or one of them, not {kind}")
-        return copy.copy(given[split])  # its transform will be replaced
-
-    def limited(given: Data) -> Data:
-        if recipe.limit is None or recipe.limit >= len(given):
-            return given
-        return given.part(spread(len(given), recipe.limit).tolist())
-
-    test_data = None if recipe.test_split is None else limited(load(recipe.test_split))
-    if recipe.stream:
-        if not isinstance(data, str | Path):
-            raise VitrimError("stream=true reads files: give their place, or set stream=false")
-        unknown = sorted(set(recipe.data_options) - STREAMED)
-        if unknown:
-            raise VitrimError(
-                f"data_options: a stream has no {', '.join(unknown)}; it has: {', '.join(sorted(STREAMED))}"
-            )
-        train_data: Data | ImageStream = stream_images(data, split=recipe.split, **recipe.data_options)
-    else:
-        train_data = limited(load(recipe.split))
+    test_data = None if recipe.test_split is None else _images(recipe, data, recipe.test_split)
+    train_data = _stream(recipe, data) if recipe.stream else _images(recipe, data, recipe.split)
     watched = recipe.eval_split
     if isinstance(watched, float) and not isinstance(train_data, ImageStream):
         try:
@@ -181,7 +152,36 @@ def open_data(
         except VitrimError as error:
             raise VitrimError(f"eval_split: {error}") from None
         return train_data.part(kept), train_data.part(held_out), test_data
-    return train_data, None if watched is None else limited(load(str(watched))), test_data
+    eval_data = None if watched is None else _images(recipe, data, str(watched))
+    return train_data, eval_data, test_data
+
+
+def _images(recipe: Recipe, data: Any, split: str | None) -> Data:
+    """One split of a source, or of data sets by the name of the split; at most ``limit`` images, spread evenly."""
+    if isinstance(data, str | Path):
+        task = tasks()[recipe.task].reads if recipe.task in tasks() else None  # unknown tasks are refused later
+        images = load_data(data, task=task, split=split, **recipe.data_options)
+    else:
+        given: Mapping[Any, Data] = data if isinstance(data, Mapping) else {recipe.split: data}
+        if split not in given:
+            raise VitrimError(f"no split {split} in the data that were given; there is: {', '.join(map(str, given))}")
+        images = copy.copy(given[split])  # its transform will be replaced
+        if not hasattr(images, "num_classes"):
+            kind = type(images).__name__
+            raise VitrimError(f"the data are a source, data sets of vitrim.data by split, or one of them, not {kind}")
+    if recipe.limit is None or recipe.limit >= len(images):
+        return images
+    return images.part(spread(len(images), recipe.limit).tolist())
+
+
+def _stream(recipe: Recipe, data: Any) -> ImageStream:
+    """The training images, from front to back."""
+    if not isinstance(data, str | Path):
+        raise VitrimError("stream=true reads files: give their place, or set stream=false")
+    unknown = sorted(set(recipe.data_options) - STREAMED)
+    if unknown:
+        raise VitrimError(f"data_options: a stream has no {', '.join(unknown)}; it has: {', '.join(sorted(STREAMED))}")
+    return stream_images(data, split=recipe.split, **recipe.data_options)
 
 
 def starting_model(recipe: Recipe, num_classes: int, checkpoint: Path | None) -> nn.Module:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import ask, host_of
+from vitrim.data.streaming import ImageStream
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task
+from vitrim.training.objectives import learned
 from vitrim.training.optim import ramp_value
 from vitrim.training.recipe import PATCH_DROP, Recipe, resolve
 
@@ -20,7 +22,7 @@ MAY_CHANGE = ("eval_every", "notes", "paper", "dataset")
 """Recipe keys that may change when a run is resumed, because they do not affect its numbers."""
 
 
-def check_model(task: Task, model: nn.Module, config: MethodConfig | None = None) -> None:
+def check_model(task: Task, model: nn.Module, config: MethodConfig) -> None:
     """Refuse a model of another task, a model that cannot be trained here, training crops that split a patch, and a
     method whose number of queries does not match the task's targets."""
     own = ask(model)
@@ -44,8 +46,35 @@ def check_model(task: Task, model: nn.Module, config: MethodConfig | None = None
         needed = rows * columns if task.query_per_patch else 1
         if queries != needed:
             reason = "one per patch of a training image" if needed > 1 else "one for the whole image"
-            name = cast(MethodConfig, config).name
-            raise VitrimError(f"{name}: task {task.name} needs num_queries={needed}, {reason}, not {queries}")
+            raise VitrimError(f"{config.name}: task {task.name} needs num_queries={needed}, {reason}, not {queries}")
+
+
+def check_sharded(task: Task, recipe: Recipe) -> None:
+    """Refuse what a model of which each process has only a part cannot do."""
+    if task.reads in ("detection", "instances"):
+        raise VitrimError(f"task {task.name} cannot be evaluated on a model that is sharded: train it with DDP")
+    if recipe.ema is not None:
+        raise VitrimError("averaged weights (ema) are not kept of a model that is sharded: set ema=null")
+
+
+def check_objective(recipe: Recipe, config: MethodConfig) -> None:
+    """Refuse options that the loss of the method does not have."""
+    valid = learned(config).options
+    for name in recipe.objective:
+        if name not in valid:
+            can = ", ".join(valid) or "none"
+            raise VitrimError(f"objective: the loss of {config.name} has no option '{name}'; it has: {can}")
+
+
+def check_data(task: Task, train: Any, *others: Any) -> None:
+    """Refuse data of another task, streams for evaluations, and other classes than the training data's."""
+    for data in others:
+        if isinstance(data, ImageStream):
+            raise VitrimError(f"{data.source} is a stream: evaluations need images that can be read in any order")
+    for data in (train, *others):
+        if data is not None:
+            task.check(data)
+    check_classes(train, *others)
 
 
 def check_classes(train: Any, *others: Any) -> None:
@@ -129,7 +158,7 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) ->
     then, today = (f"{each['data']['images']} images of {each['data']['classes']} classes" for each in (before, now))
     if then != today:
         raise VitrimError(f"{path} is of other data: {then}, and this has {today}")
-    marks = before["data"].get("fingerprints", {})  # missing in older checkpoints
+    marks = before["data"]["fingerprints"]
     other = [name for name, mark in marks.items() if now["data"]["fingerprints"].get(name) != mark]
     if other:
         what = " and ".join({"train": "to train on", "eval": "to watch", "test": "to test on"}[name] for name in other)

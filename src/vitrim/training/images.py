@@ -158,10 +158,7 @@ def epoch_order(count: int, epoch: int, *, seed: int = 0, repeats: int = 1, shuf
     With ``repeats``, each image comes that many times in a row, for DeiT's repeated augmentation: neighbours go to
     different processes, and the epoch is cut to ``count`` rounded down to a multiple of 256 (from 256 images on).
 
-    Args:
-        epoch: 0, 1, ...
-        repeats: 1 or more.
-        shuffle: false keeps the order of the dataset in every epoch; with ``repeats``, its last images never come.
+    Without ``shuffle`` every epoch has the order of the dataset; with ``repeats``, its last images then never come.
 
     Example:
         >>> sorted(epoch_order(5, 0))

@@ -16,18 +16,20 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator, DistributedType
 from accelerate.utils import broadcast
+from timm.data import Mixup
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
+from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, handle_of, reduce_
 from vitrim.core.registry import ask, find_host, parse_method
 from vitrim.core.saving import REDUCERS_FILE
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task
 from vitrim.tasks.step import Criterion, Step
-from vitrim.training.checks import check_amounts, check_model
+from vitrim.training.checks import check_amounts, check_model, check_objective, check_sharded
 from vitrim.training.images import seed_all
-from vitrim.training.objectives import learned, losses
+from vitrim.training.objectives import losses
 from vitrim.training.optim import Rates, make_optimizer, ramp_value, select_trainable
 from vitrim.training.recipe import PATCH_DROP, Distil, Recipe
 from vitrim.weights import load_checkpoint, weights_file
@@ -67,7 +69,7 @@ class Objective(nn.Module):
     Args:
         auxiliary: loss of auxiliary heads; None for ``criterion``.
         teacher: a frozen model; not registered as a submodule, so it is not wrapped, averaged or saved.
-        distil: options of distillation from the teacher, or None.
+        distil: options of distillation from the teacher, which is needed then, or None.
         options: options of the method's loss, see `vitrim.training.objectives`.
 
     Example:
@@ -76,6 +78,8 @@ class Objective(nn.Module):
         >>> sorted(objective(torch.zeros(2, 3, 160, 160), torch.tensor([1, 2])))
         ['total']
     """
+
+    teacher: nn.Module | None
 
     def __init__(
         self,
@@ -89,26 +93,19 @@ class Objective(nn.Module):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        if distil is not None and teacher is None:
-            raise VitrimError("distillation needs a teacher: set teacher=dense in the recipe")
         self.model = model
         self.criterion = criterion
         self.auxiliary = auxiliary
         self.reduction = reduction
         self.distil = distil
         self.options = dict(options or {})
-        self._unregistered = (teacher,)
+        self.__dict__["teacher"] = teacher  # an assignment would register it
 
     @property
     def _no_split_modules(self) -> list[str]:
         """Classes of modules that `accelerate` must not split: the model's blocks, whose class a reduction changes."""
         host = find_host(self.model)
         return [] if host is None else sorted({type(block).__name__ for block in host.blocks(self.model)})
-
-    @property
-    def teacher(self) -> nn.Module | None:
-        """The frozen dense model, or None."""
-        return self._unregistered[0]
 
     def forward(self, images: Tensor, targets: Tensor | None = None) -> dict[str, Tensor]:
         """The losses of images (B, C, H, W) and targets by name, scalars; "total" is to be minimised.
@@ -124,6 +121,31 @@ class Objective(nn.Module):
             criterion = distilled(self.distil, criterion, teacher_logits)
         step = Step(self.model, self.reduction, images, targets, criterion, self.teacher, self.auxiliary)
         return losses(step, **self.options)
+
+
+def make_mixer(task: Task, recipe: Recipe, num_processes: int) -> Mixup | None:
+    """timm's mixing of a recipe; `VitrimError` for an odd number of images at once."""
+    mixer = task.mixer(recipe.mix)
+    at_once = recipe.micro_batch or recipe.batch_size // num_processes
+    if mixer is not None and at_once % 2:  # timm mixes pairs from both ends of the batch
+        raise VitrimError(f"mixing needs an even number of images at once, not {at_once}")
+    return mixer
+
+
+def dense_teacher(model: nn.Module, checkpoint: str | None, accelerator: Accelerator) -> nn.Module:
+    """A frozen copy of the model, before it is reduced, with the weights of a file if there is one."""
+    teacher = copy.deepcopy(model).eval().requires_grad_(False)
+    if checkpoint is not None:
+        load_checkpoint(teacher, weights_file(Path(checkpoint)))
+    return teacher.to(accelerator.device)
+
+
+def reduced(model: nn.Module, config: MethodConfig, start: Path | None) -> Reduction:
+    """Reduce a model, and give its method the parameters that a run in the folder ``start`` learned."""
+    reduction = reduce_(model, config)
+    if start is not None and (start / REDUCERS_FILE).is_file():
+        reduction.load_parameters(start)
+    return reduction
 
 
 class Learner:
@@ -157,41 +179,27 @@ class Learner:
         self.recipe, self.task, self.accelerator = recipe, task, accelerator
         self.updates_per_unit = updates_per_unit
         self.sharded = accelerator.distributed_type == DistributedType.FSDP
-        if self.sharded and task.reads in ("detection", "instances"):
-            raise VitrimError(f"task {task.name} cannot be evaluated on a model that is sharded: train it with DDP")
 
         # refuse what does not fit before the model is changed
         config = parse_method(recipe.method)
+        if self.sharded:
+            check_sharded(task, recipe)
         check_model(task, model, config)
+        check_objective(recipe, config)
         criterion = task.criterion(recipe.loss)
-        self.mixer = task.mixer(recipe.mix)
-        at_once = recipe.micro_batch or recipe.batch_size // accelerator.num_processes
-        if self.mixer is not None and at_once % 2:  # timm mixes pairs from both ends of the batch
-            raise VitrimError(f"mixing needs an even number of images at once, not {at_once}")
+        self.mixer = make_mixer(task, recipe, accelerator.num_processes)
 
         # the task's head, then a frozen dense copy as the teacher, then the method
         task.fit_head(model)
-        teacher = None
-        if recipe.teacher is not None:
-            teacher = copy.deepcopy(model).eval().requires_grad_(False)
-            if recipe.teacher_checkpoint is not None:
-                load_checkpoint(teacher, weights_file(Path(recipe.teacher_checkpoint)))
-            teacher.to(accelerator.device)
+        teacher = None if recipe.teacher is None else dense_teacher(model, recipe.teacher_checkpoint, accelerator)
         self.model = model.to(accelerator.device)
-        self.reduction = None if config.kind == "none" else reduce_(self.model, config)
-        if self.reduction is not None and start is not None and (start / REDUCERS_FILE).is_file():
-            self.reduction.load_parameters(start)
+        self.reduction = None if config.kind == "none" else reduced(self.model, config, start)
         if recipe.grad_checkpointing:
             ask(self.model).checkpoint_gradients(self.model)
 
         # trainable parameters and the loss
         select_trainable(self.model, recipe.trainable)
         check_amounts(recipe, self.model, self.reduction)
-        valid = learned(config).options
-        for name in recipe.objective:
-            if name not in valid:
-                can = ", ".join(valid) or "none"
-                raise VitrimError(f"objective: the loss of {config.name} has no option '{name}'; it has: {can}")
         self.objective = Objective(
             self.model.train(),
             criterion,
@@ -206,8 +214,6 @@ class Learner:
         optimizer = make_optimizer(self.model, recipe)
         self.ema: ModelEmaV3 | None = None
         if recipe.ema is not None:
-            if self.sharded:
-                raise VitrimError("averaged weights (ema) are not kept of a model that is sharded: set ema=null")
             self.ema = ModelEmaV3(self.model, decay=recipe.ema.decay, use_warmup=recipe.ema.warmup)
         self.average = None if self.ema is None else cast(nn.Module, self.ema.module)
         self.learned = self.model if self.average is None else self.average

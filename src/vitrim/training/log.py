@@ -77,11 +77,10 @@ class Log:
         if self.folder is None:
             return
         path = self.folder / UPDATES
-        if self.columns is None:
+        if self.columns is None:  # the file has no header, and thus nothing
             self.columns = list(row)
-            if not path.exists() or not path.stat().st_size:
-                with writing(path):
-                    path.write_text(",".join(self.columns) + "\n", encoding="utf-8")
+            with writing(path):
+                path.write_text(",".join(self.columns) + "\n", encoding="utf-8")
         with writing(path), path.open("a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, self.columns, extrasaction="ignore").writerow(row)
         self._track("train", row)
@@ -158,13 +157,9 @@ def check_trackers(trackers: Iterable[str | GeneralTracker]) -> None:
 def start_trackers(
     trackers: Iterable[str | GeneralTracker], folder: Path, *, from_update: int, values: Mapping[str, Any]
 ) -> list[GeneralTracker]:
-    """Start the trackers of a run, each once. Only the first process calls this.
+    """Start the trackers of a run, each once, for files in ``folder``. Only the first process calls this.
 
-    Args:
-        trackers: names accepted by `check_trackers`, or tracker objects.
-        folder: folder for their files.
-        from_update: TensorBoard drops earlier records from this update on.
-        values: values of the recipe by dotted name, to identify the run.
+    TensorBoard drops earlier records ``from_update`` on. ``values`` of the recipe identify the run.
     """
     started: list[GeneralTracker] = []
     for kind in filter_trackers(list(dict.fromkeys(trackers)), folder):

@@ -23,8 +23,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from vitrim.data.fingerprint import fingerprint
+from vitrim.data.readers import Data
 from vitrim.data.streaming import ImageStream
-from vitrim.data.transforms import geometry_of
+from vitrim.data.transforms import Geometry, geometry_of
 from vitrim.errors import VitrimError
 from vitrim.files import write_text
 from vitrim.measure.contestants import Contestant
@@ -35,12 +36,12 @@ from vitrim.progress import Signs
 from vitrim.tasks import make_task
 from vitrim.tasks.base import Task
 from vitrim.training import checkpoint
-from vitrim.training.checks import beyond, check_classes, check_same
+from vitrim.training.checks import beyond, check_data, check_same
 from vitrim.training.images import Seeded, TrainOrder, TrainTransform, updates_per_epoch
 from vitrim.training.learner import Learner
 from vitrim.training.log import Log, start_trackers
 from vitrim.training.optim import updates_of
-from vitrim.training.recipe import Resolved, recipe_text
+from vitrim.training.recipe import Recipe, Resolved, recipe_text
 from vitrim.training.run_folder import RunFolder, together
 from vitrim.training.running import Running
 from vitrim.weights import RECIPE
@@ -51,9 +52,9 @@ class Trainer:
 
     Args:
         model: unreduced host with its starting weights; gets the head of the task and is then reduced.
-        train_data: map-style, with ``transform`` and ``num_classes`` like `vitrim.data.ImageDataset`. Or a
-            `vitrim.data.ImageStream`, which every process reads in full, decoding only its share.
-        eval_data: map-style, for evaluations, with the model's own transform; or None.
+        train_data: a data set of `vitrim.data`, or a stream, which every process reads in full, decoding only its
+            share.
+        eval_data: for evaluations, with the model's own transform; or None.
         test_data: like ``eval_data``: scored once, after the last update; or None.
         start: file or folder of the model's weights. If it is the folder of a run whose method learned parameters, they
             are loaded into the recipe's method, which must be the same.
@@ -71,14 +72,14 @@ class Trainer:
         self,
         resolved: Resolved,
         model: nn.Module,
-        train_data: Dataset[Any],
-        eval_data: Dataset[Any] | None,
+        train_data: Data | ImageStream,
+        eval_data: Data | None,
         accelerator: Accelerator,
         running: Running,
         signs: Signs | None = None,
         *,
         start: Path | None = None,
-        test_data: Dataset[Any] | None = None,
+        test_data: Data | None = None,
         told: Sequence[str] = (),
     ) -> None:
         self.resolved, self.recipe, self.running = resolved, resolved.recipe, running
@@ -88,23 +89,12 @@ class Trainer:
         self.train_data, self.eval_data, self.test_data = train_data, eval_data, test_data
         recipe = self.recipe
 
-        # the task and its data
-        for data in (eval_data, test_data):
-            if isinstance(data, ImageStream):
-                raise VitrimError(f"{data.source} is a stream: evaluations need images that can be read in any order")
-        self.task = make_task(recipe.task, cast(Any, train_data).num_classes)
+        self.task = make_task(recipe.task, train_data.num_classes)
         self.task.follow(recipe.protocol)
-        for data in (train_data, eval_data, test_data):
-            if data is not None:
-                self.task.check(data)
-        check_classes(train_data, eval_data, test_data)
+        check_data(self.task, train_data, eval_data, test_data)
 
         # the length of the run, which learning rates depend on
-        images = train_data.length if isinstance(train_data, ImageStream) else len(cast(Any, train_data))
-        if images is None:
-            source = cast(Any, train_data).source
-            raise VitrimError(f"{source} does not say how many images it has: it cannot be trained on as a stream")
-        self.images = images
+        self.images = count_images(train_data)
         self.updates_per_epoch = updates_per_epoch(self.images, recipe.batch_size, recipe.augment.repeats)
         self.updates_per_unit = recipe.updates_per_unit(self.updates_per_epoch)
         self.updates = updates_of(recipe, self.updates_per_unit)
@@ -113,15 +103,7 @@ class Trainer:
                 f"epochs={recipe.epochs:g} is less than one update: an epoch has {self.updates_per_epoch}"
             )
 
-        # transforms of the task; without one for evaluations, images keep their own
-        geometry = geometry_of(model)
-        own = self.task.train_transform(geometry, recipe.dense_augment)
-        cast(Any, train_data).transform = own or TrainTransform(geometry, recipe.augment)
-        watched = self.task.eval_transform(geometry)
-        for data in (eval_data, test_data):
-            if data is not None and watched is not None:
-                cast(Any, data).transform = watched
-
+        set_transforms(self.task, geometry_of(model), recipe, train_data, eval_data, test_data)
         self.learner = Learner(recipe, model, self.task, accelerator, self.updates_per_unit, start)
         self.notes = [*told, *beyond(recipe, self.updates)]
         for text in self.notes:
@@ -180,8 +162,7 @@ class Trainer:
                     result["test"] = self._scores(self.test_data, by_class=True)  # influences no decision
                     self._say(f"test of the {result['test']['weights']}: {_shown(result['test'])}")
                 self.learner.set_amounts(self.update)  # necessary after resuming a run at its end
-                names = getattr(self.train_data, "class_names", None)
-                self.folder.write(self.learner, self.resolved.name, result, names)
+                self.folder.write(self.learner, self.resolved.name, result, self.train_data.class_names)
             return result
 
     def _train(self, stop: int, log: Log) -> None:
@@ -248,8 +229,8 @@ class Trainer:
             "parameters": sum(p.numel() for p in self.learner.model.parameters()),
             "trained_parameters": sum(p.numel() for p in self.learner.model.parameters() if p.requires_grad),
             "train_images": self.images,
-            "eval_images": 0 if self.eval_data is None else len(cast(Any, self.eval_data)),
-            "test_images": 0 if self.test_data is None else len(cast(Any, self.test_data)),
+            "eval_images": 0 if self.eval_data is None else len(self.eval_data),
+            "test_images": 0 if self.test_data is None else len(self.test_data),
             "classes": self.task.num_classes,
             "updates_per_epoch": self.updates_per_epoch,
             "updates": self.updates,
@@ -353,6 +334,27 @@ class Trainer:
             self._say(text)
 
 
+def count_images(train_data: Data | ImageStream) -> int:
+    """The number of images to train on; `VitrimError` for a stream that does not know it."""
+    images = train_data.length if isinstance(train_data, ImageStream) else len(train_data)
+    if images is None:
+        source = train_data.source
+        raise VitrimError(f"{source} does not say how many images it has: it cannot be trained on as a stream")
+    return images
+
+
+def set_transforms(
+    task: Task, geometry: Geometry, recipe: Recipe, train_data: Data | ImageStream, *watched: Data | None
+) -> None:
+    """Give data sets the transforms of the task; without one for evaluations, images keep their own."""
+    own = task.train_transform(geometry, recipe.dense_augment)
+    train_data.transform = own or TrainTransform(geometry, recipe.augment)
+    evaluation = task.eval_transform(geometry)
+    for data in watched:
+        if data is not None and evaluation is not None:
+            data.transform = evaluation
+
+
 def _shown(row: Mapping[str, Any]) -> str:
     return "  ".join(
         f"{name} {value:.2f}" for name, value in row.items() if name not in ("update", "weights", "classes")
@@ -371,14 +373,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """The task's metrics of a model on a dataset, in percent, over the images of all processes.
 
-    Args:
-        model: from images (B, C, H, W) to logits (B, K), or to an output with logits.
-        task: defines targets and metrics.
-        data: map-style, with the model's own transform.
-        accelerator: processes, device and precision.
-        batch_size: images at once in each process.
-        workers: processes that read images, 0 for this one.
-        by_class: add scores by class under ``classes``, if the task has them.
+    ``batch_size`` is of each process. With ``by_class``, scores by class are added under ``classes``, if the task has
+    them.
     """
     training = model.training
     processes = Processes(accelerator.process_index, accelerator.num_processes)

@@ -21,27 +21,25 @@ if TYPE_CHECKING:
     from vitrim.training.recipe import Ramp, Recipe
 
 
-def select_trainable(model: nn.Module, patterns: Iterable[str]) -> int:
-    """Train only parameters whose names match one of ``patterns``; return their total number of values.
+def select_trainable(model: nn.Module, patterns: Iterable[str]) -> None:
+    """Train only parameters whose names match one of ``patterns``.
 
     Parameters that the model itself does not train, such as fixed positions, stay frozen. `VitrimError` for a pattern
     without a match.
 
     Example:
         >>> model = nn.Linear(3, 2)
-        >>> select_trainable(model, ["bias"]), model.weight.requires_grad
-        (2, False)
+        >>> select_trainable(model, ["bias"])
+        >>> model.bias.requires_grad, model.weight.requires_grad
+        (True, False)
     """
     names = [name for name, _ in model.named_parameters()]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise VitrimError(f"trainable: no parameter matches '{pattern}'; the first is {names[0]}")
-    count = 0
     for name, parameter in model.named_parameters():
         matches = any(fnmatchcase(name, pattern) for pattern in patterns)
         parameter.requires_grad_(parameter.requires_grad and matches)
-        count += parameter.numel() if parameter.requires_grad else 0
-    return count
 
 
 def is_new(role: Role, backbone: str = "trunk") -> bool:
@@ -61,15 +59,12 @@ def is_new(role: Role, backbone: str = "trunk") -> bool:
 
 
 def parameter_groups(model: nn.Module, recipe: Recipe, lr: float) -> list[dict[str, Any]]:
-    """Group parameters by learning rate and weight decay (comparative study, supplement A).
+    """Group parameters by learning rate, of which ``lr`` is the scaled one, and weight decay (comparative study,
+    supplement A).
 
     A group has ``lr``, ``weight_decay``, ``name`` and ``frozen_at_first``. Biases, norms and other vectors, positions
     and class tokens have no weight decay, unless the recipe sets ``decay_all``. With ``layer_decay`` every layer has
     its own ``lr_scale``, a factor on the entire schedule.
-
-    Args:
-        recipe: provides the ``optimizer`` section.
-        lr: the scaled learning rate.
 
     Raises:
         VitrimError: ``layer_decay`` for a model whose layers are unknown.
@@ -179,7 +174,6 @@ class Rates:
 
     Args:
         optimizer: its groups have ``lr`` and ``frozen_at_first``.
-        recipe: provides ``schedule``, ``epochs`` and ``optimizer.freeze_epochs``.
         updates_per_epoch: of the data; 1 for a recipe that counts updates.
     """
 

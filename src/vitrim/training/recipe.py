@@ -464,9 +464,8 @@ def _chain(name: str, path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[str
         raise VitrimError(f"{path}: base is {wanted}, not {short(base)}")
     near = path.parent / f"{base}.yaml"
     if near.is_file() and not (near == path and base in known):  # a file may have the name of its base
-        inside = near.is_relative_to(FOLDER)
-        found = near.relative_to(FOLDER).with_suffix("").as_posix() if inside else near.stem
-        below = _chain(found, near, (*seen, path))
+        own_name = next((shipped for shipped, file in known.items() if file == near), near.stem)
+        below = _chain(own_name, near, (*seen, path))
     else:
         below = _chain(base, _shipped(base), (*seen, path))
     return [*below, (name, given)]

@@ -92,11 +92,9 @@ class RunFolder:
     def write(
         self, learner: Learner, recipe: str, result: Mapping[str, Any], class_names: Sequence[str] | None = None
     ) -> None:
-        """Write the host's weights, the reduction and the results. All processes must call this.
+        """Write the host's weights, the reduction and the results, with the class names. All processes must call this.
 
-        Args:
-            learner: with the amounts for later use.
-            class_names: names of the training data's classes, written with the results.
+        The amounts of ``learner`` are those for later use.
 
         Raises:
             VitrimError: they cannot be written; the message names the checkpoint that has them.

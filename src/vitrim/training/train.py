@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from vitrim.errors import MissingPackageError, VitrimError
 from vitrim.measure.earlier import earlier
@@ -132,45 +132,54 @@ def train(
     for package in ("accelerate", "torchmetrics"):
         if find_spec(package) is None:
             raise MissingPackageError(f"training needs the package '{package}': pip install 'vitrim[train]'")
-    from vitrim.measure.machine import environment
-    from vitrim.training.build import build_trainer, chosen_splits
+    from vitrim.training.build import build_trainer
 
     if not isinstance(checkpoint, str | Path | None):
         raise VitrimError(f"checkpoint is the path of a folder or file, not {checkpoint!r:.60}")
     if console is not None and not hasattr(console, "print"):
         raise VitrimError(f"console is a console of rich, not {console!r:.60}")
     running = Running.of(out)
-    out = running.out
     resolved = load_recipe(recipe, changes)
     if device not in (None, "cpu"):
         raise VitrimError(f"device is cpu or left out, not '{device}': accelerate launch chooses devices")
-    if isinstance(data, str | Path) and Path(data).expanduser().resolve() == out.resolve():
+    if isinstance(data, str | Path) and Path(data).expanduser().resolve() == running.out.resolve():
         raise VitrimError(f"out is the folder of the data, {data}: name another")
     start = None if checkpoint is None else Path(checkpoint)
     with nullcontext() if console is None else progress(f"loading {resolved.name}", "updates", console) as signs:
         trainer = build_trainer(resolved, data, running, checkpoint=start, cpu=device == "cpu", signs=signs)
         with nullcontext() if dry_run else _stoppable(trainer):
             result = trainer.dry_run() if dry_run else trainer.run()
-    chosen = chosen_splits(trainer.recipe, data)
-    accelerator, values = trainer.accelerator, trainer.recipe
+    report = _report(trainer, data, result, dry_run=dry_run)
+    if console is not None:  # which has already shown them
+        report.notes = []
+    return report
+
+
+def _report(trainer: Trainer, data: Any, result: dict[str, Any], *, dry_run: bool) -> TrainReport:
+    """The report of a run that has ended, or of a dry run."""
+    from vitrim.measure.machine import environment
+    from vitrim.training.build import chosen_splits
+
+    running, values, accelerator = trainer.running, trainer.recipe, trainer.accelerator
+    out, chosen = running.out, chosen_splits(values, data)
     trackers = [one if isinstance(one, str) else one.name for one in running.log_with]
-    names = (RECIPE, UPDATES, EVALUATIONS, WEIGHTS_FILE, RESULT)
-    evaluations = out / EVALUATIONS
-    rows = evaluations.read_text(encoding="utf-8").splitlines() if not dry_run and evaluations.is_file() else []
+    names = () if dry_run else (RECIPE, UPDATES, EVALUATIONS, WEIGHTS_FILE, RESULT)
+    files = [out / name for name in names if (out / name).is_file()]
+    rows = (out / EVALUATIONS).read_text(encoding="utf-8").splitlines() if out / EVALUATIONS in files else []
     return TrainReport(
         "train",
         {
             "environment": environment(device=str(accelerator.device), dtype=values.precision, seed=values.seed),
-            "recipe": {"name": resolved.name, **values.model_dump(mode="json")},
+            "recipe": {"name": trainer.resolved.name, **values.model_dump(mode="json")},
             "running": {**vars(running), "out": str(out), "log_with": trackers},
             "splits": {"train": chosen.split, "eval": chosen.eval_split, "test": chosen.test_split},
             "processes": accelerator.num_processes,
-            "data": str(data) if isinstance(data, str | Path) else cast(Any, trainer.train_data).source,
+            "data": str(data) if isinstance(data, str | Path) else trainer.train_data.source,
             "dry_run": dry_run,
         },
         [json.loads(row) for row in rows],
-        notes=trainer.notes if console is None else [],  # the console has already shown them
-        files=[] if dry_run else [out / name for name in names if (out / name).is_file()],
+        notes=trainer.notes,
+        files=files,
         result=result,
         is_first=accelerator.is_main_process,
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vitrim.data.dense import SegmentationDataset, paired
-from vitrim.data.folders import files_by_stem
-from vitrim.data.paths import existing, pick_split, subfolders
+from vitrim.data.folders import files_by_stem, subfolders
+from vitrim.data.paths import existing, pick_split
 from vitrim.data.readers import register_reader
 
 _NAMES = (

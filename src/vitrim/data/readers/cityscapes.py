@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitrim.data.dense import IGNORED, SegmentationDataset, paired
-from vitrim.data.paths import existing, pick_split, subfolders
+from vitrim.data.folders import subfolders
+from vitrim.data.paths import existing, pick_split
 from vitrim.data.readers import register_reader
 from vitrim.errors import DataError
 

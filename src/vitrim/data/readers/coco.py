@@ -17,7 +17,7 @@ import numpy as np
 
 from vitrim.data.dataset import MultiLabelDataset, multi_hot
 from vitrim.data.dense import DetectionDataset
-from vitrim.data.objects import SLACK, Outline, areas, examine, from_corner_and_size, misfit, shown
+from vitrim.data.objects import SLACK, Outline, examine, from_corner_and_size, misfit, outside, shown
 from vitrim.data.paths import check_files, existing, pick_split, read_text
 from vitrim.data.readers import register_reader
 from vitrim.errors import DataError
@@ -41,14 +41,10 @@ def read_coco(path: str, *, split: str | None = None) -> MultiLabelDataset:
     Expects annotations/instances_train2014.json and train2014/ below ``path``, and the same for val.
     """
     root, source = existing(path), f"coco:{path}"
-    present = [name for name in _SPLITS if _annotations(root, name).is_file()]
-    if not present:
-        raise DataError(f"{source} has no {_annotations(Path(), 'train')} and no {_annotations(Path(), 'val')}")
-    name = pick_split(split, present, source)
-    file = _annotations(root, name)
+    name, folder, file = _chosen(root, source, split, 2014)
     found = read_annotations(file, source, IMAGE, LABEL, _without_outline)
     rows = {image: objects for image, objects in found.by_image(found.entries.rows).items() if objects}
-    paths = [root / f"{name}2014" / found.images[image]["file_name"] for image in rows]
+    paths = [folder / found.images[image]["file_name"] for image in rows]
     check_files(paths, source)
     classes = [[found.place[each["category_id"]] for each in objects] for objects in rows.values()]
     targets = multi_hot(classes, len(found.class_names))
@@ -65,13 +61,7 @@ def read_coco_objects(path: str, *, split: str | None = None, task: str = "detec
     Expects annotations/instances_train2017.json and train2017/ below ``path``, and the same for val.
     """
     root, source = existing(path), f"coco:{path}"
-    years = {name: year for year in (2014, 2017) for name in _SPLITS if _annotations(root, name, year).is_file()}
-    if not years:
-        raise DataError(
-            f"{source} has no {_annotations(Path(), 'train', 2017)} and no {_annotations(Path(), 'val', 2017)}"
-        )
-    name = pick_split(split, sorted(years), source)
-    file = _annotations(root, name, years[name])
+    name, folder, file = _chosen(root, source, split, 2014, 2017)
     outlines = task == "instances"
     found = read_annotations(file, source, SIZED_IMAGE, OBJECT, _with_outline if outlines else _without_outline)
     images, rows = [], []
@@ -79,7 +69,7 @@ def read_coco_objects(path: str, *, split: str | None = None, task: str = "detec
         if name != "train" or any(not each["iscrowd"] for each in objects):
             images.append(found.images[image])
             rows.append(objects)
-    paths = [root / f"{name}{years[name]}" / image["file_name"] for image in images]
+    paths = [folder / image["file_name"] for image in images]
     check_files(paths, source)
     boxes = [[each["bbox"] for each in row] for row in rows]
     return DetectionDataset(
@@ -96,8 +86,14 @@ def read_coco_objects(path: str, *, split: str | None = None, task: str = "detec
     )
 
 
-def _annotations(root: Path, split: str, year: int = 2014) -> Path:
-    return root / "annotations" / f"instances_{split}{year}.json"
+def _chosen(root: Path, source: str, split: str | None, *years: int) -> tuple[str, Path, Path]:
+    """A split's name, its folder of images and its annotation file, of the latest of ``years`` that is on disk."""
+    files = {(name, year): Path("annotations", f"instances_{name}{year}.json") for year in years for name in _SPLITS}
+    present = {name: year for (name, year), file in files.items() if (root / file).is_file()}
+    if not present:
+        raise DataError(f"{source} has no {' and no '.join(str(files[name, years[-1]]) for name in _SPLITS)}")
+    name = pick_split(split, sorted(present), source)
+    return name, root / f"{name}{present[name]}", root / files[name, present[name]]
 
 
 # ---- annotation files ------------------------------------------------------------------------------------------------
@@ -209,11 +205,7 @@ class Annotations:
 def read_annotations(file: Path, source: str, image: Fields, annotation: Fields, hook: Any) -> Annotations:
     """Read and check an annotation file.
 
-    Args:
-        file: in JSON.
-        source: of the data, for messages.
-        image, annotation: the fields that are read of an image and of an annotation.
-        hook: changes each object of the file in place.
+    ``image`` and ``annotation`` are the fields that are read of each; ``hook`` changes an object of the file in place.
     """
     text = read_text(file, source)
     try:
@@ -269,7 +261,7 @@ def with_area(annotations: Annotations, *, outlines: bool) -> list[dict[str, Any
     entries, kept = annotations.entries, list[dict[str, Any]]()
     owners = (annotations.images[row["image_id"]] for row in entries.rows)
     sizes: list[tuple[int, int]] = [(image["height"], image["width"]) for image in owners]
-    empty = _check_boxes(entries, np.array(sizes, dtype=np.float64).reshape(-1, 2))
+    empty = _check_boxes(entries, np.array(sizes).reshape(-1, 2))
     for number, (row, (height, width), without_area) in enumerate(zip(entries.rows, sizes, empty, strict=True)):
         if row["area"] > (height + SLACK) * (width + SLACK):
             entries.refuse(number, "area", _IS_AREA[1])
@@ -300,13 +292,11 @@ def _check_boxes(annotations: Entries, sizes: np.ndarray[Any, Any]) -> list[bool
     corners[:, 2:] += corners[:, :2]
     stored = corners.astype(np.float32)
     empty = np.any(stored[:, 2:] <= stored[:, :2], axis=1)
-    limits = sizes[:, ::-1]
-    beyond = (corners[:, :2] < -SLACK).any(axis=1) | (corners[:, 2:] > limits + SLACK).any(axis=1)
-    gone = areas(np.clip(stored, 0, np.tile(limits, 2))) <= 0
+    beyond, gone = outside(corners, sizes)
     wrong = beyond & (boxes[:, 2:] > 0).all(axis=1) | gone & ~empty
     if wrong.any():
         number = int(wrong.argmax())
-        width, height = limits[number].astype(int)
+        height, width = sizes[number]
         annotations.refuse(number, "bbox", f"one within its image of {width} x {height} pixels")
     found: list[bool] = empty.tolist()
     return found

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vitrim.data.dense import IGNORED, SegmentationDataset, paired
-from vitrim.data.folders import files_by_stem
-from vitrim.data.paths import existing, pick_split, subfolders
+from vitrim.data.folders import files_by_stem, subfolders
+from vitrim.data.paths import existing, pick_split
 from vitrim.data.readers import register_reader
 
 

@@ -15,6 +15,7 @@ from vitrim.data.paths import check_files, check_regular, choose_files, existing
 from vitrim.data.readers import register_reader
 from vitrim.data.tables import (
     Rows,
+    arrow_column,
     describe,
     escaped,
     find_image_column,
@@ -58,7 +59,7 @@ def read_webdataset(
     table = _table(files, source)
     image = find_image_column(table.features, image_column, source)
     rows = Rows(table, image)
-    column = rows.table.with_format("arrow")[:].column(0)
+    column = arrow_column(rows.table, image)
     if column.null_count:  # an archive with images of several suffixes
         row = int(column.is_null().to_numpy().argmax())
         raise DataError(f"{table[row]['__key__']!r} of {source} has no .{image}: images need one suffix throughout")

@@ -95,7 +95,7 @@ def objective(
         True
     """
     layer, state = learning_reducers(reduction)[0].layer, reduction.state
-    if target_gmacs is not None and target_macs is not None:
+    if (target_gmacs is None) == (target_macs is None):
         raise VitrimError("diffrate: give one of target_gmacs and target_macs")
     if target_macs is not None and not 0.0 < target_macs < 1.0:
         raise VitrimError(f"diffrate: target_macs={target_macs:g}: a share is above 0 and below 1, e.g. 0.6")
@@ -106,10 +106,9 @@ def objective(
     if target_macs is not None:
         full = torch.full_like(kept[0][0].detach(), float(state.initial_patches))
         cost = (macs / block_macs([(full, full)] * len(kept), *geometry) - target_macs).square()
-    elif target_gmacs is not None:
-        cost = (gmacs - target_gmacs).square()
     else:
-        raise VitrimError("diffrate: give one of target_gmacs and target_macs")
+        assert target_gmacs is not None
+        cost = (gmacs - target_gmacs).square()
     if weight is None:
         weight = GMACS_WEIGHT if target_macs is None else SHARE_WEIGHT
     return {"total": base + weight * cost, "base": base, "cost": cost, "gmacs": gmacs}

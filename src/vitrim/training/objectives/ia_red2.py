@@ -22,10 +22,6 @@ REWARDED = "ia_red2 is rewarded for the true class"
 def losses(step: Step, reduction: Reduction, *, tau: float = 0.5) -> dict[str, Tensor]:
     """The paper's loss on one batch: an evaluation forward for the baseline, then a forward in training mode.
 
-    Args:
-        step: the batch; one class per image.
-        tau: price of a wrong prediction in the reward.
-
     Raises:
         VitrimError: mixed targets, or several labels per image.
     """

@@ -31,7 +31,6 @@ def losses(
     Both run in training mode with gradients. Afterwards the amount is ``r`` again, and the handle shows the second.
 
     Args:
-        step: the batch; one class per image.
         teacher_r: largest amount of the teacher, or smallest and largest (inclusive): tokens, or fractions below 1,
             drawn in steps of 0.01, independent of the type of ``r``. Default: 0 to 7 tokens, but fewer than ``r``.
         options: ``weight``, ``confidence`` and ``confident_of`` of `objective`.
@@ -150,27 +149,25 @@ def objective(
     }
 
 
-def teacher_amounts(
-    r: int | float, given: float | Sequence[float] | None, patches: int | None = None
-) -> tuple[float, float]:
+def teacher_amounts(r: int | float, given: float | Sequence[float] | None, patches: int) -> tuple[float, float]:
     """The smallest and the largest amount of a teacher.
 
     Args:
         r: amount of the student.
         given: largest amount, or both; fractions of the patches if below 1, like `MCTF.r`. None: 0 to 7 tokens, below
             ``r``.
-        patches: patches of the model, to convert fractions; None if unknown.
+        patches: patches of the model, to convert fractions.
 
     Raises:
         VitrimError: an invalid range, or one that is not below ``r``.
 
     Example:
-        >>> teacher_amounts(16, None), teacher_amounts(4, None), teacher_amounts(0.35, 0.2)
+        >>> teacher_amounts(16, None, 196), teacher_amounts(4, None, 196), teacher_amounts(0.35, 0.2, 196)
         ((0, 7), (0, 3), (0, 0.2))
     """
+    own = _tokens(r, patches)
     if given is None:
-        own = _tokens(r, patches)
-        return 0, MOST_OF_TEACHER if own is None else min(MOST_OF_TEACHER, max(own - 1, 0))
+        return 0, min(MOST_OF_TEACHER, max(own - 1, 0))
     bounds: tuple[float, ...] = (0, given) if isinstance(given, int | float) else tuple(given)
     if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1]:
         raise VitrimError(
@@ -179,8 +176,7 @@ def teacher_amounts(
     low, high = bounds
     if high >= 1 and not (float(low).is_integer() and float(high).is_integer()):
         raise VitrimError(f"mctf: teacher_r={given} must be whole numbers of tokens, or fractions below 1")
-    own, most = _tokens(r, patches), _tokens(high, patches)
-    alike = high >= r > 0 if (high < 1) == (r < 1) else own is not None and most is not None and most >= own > 0
+    alike = high >= r > 0 if (high < 1) == (r < 1) else _tokens(high, patches) >= own > 0
     if alike:
         raise VitrimError(
             f"mctf: the teacher must fuse fewer than the model itself, and teacher_r={given} is not below r={r}"
@@ -201,8 +197,6 @@ def draw(low: float, high: float) -> int | float:
     return drawn if steps == 1 else drawn / steps
 
 
-def _tokens(amount: int | float, patches: int | None) -> int | None:
-    """The amount as a number of tokens; None for a fraction of an unknown number of patches."""
-    if not 0 < amount < 1:
-        return int(amount)
-    return None if patches is None else math.floor(round(patches * amount, 9))  # the same rounding as `MCTF`
+def _tokens(amount: int | float, patches: int) -> int:
+    """The amount as a number of tokens, a fraction rounded as in `MCTF`."""
+    return math.floor(round(patches * amount, 9)) if 0 < amount < 1 else int(amount)
