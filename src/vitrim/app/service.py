@@ -43,8 +43,8 @@ from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
 from vitrim.measure.inputs import EMBEDDING, task_name
 from vitrim.measure.latency import Budget, fastest, time_interleaved
 from vitrim.measure.macs import profile_of
+from vitrim.plots.classifier import check_shown
 from vitrim.plots.patches import sources_of
-from vitrim.plots.show import check_shown
 from vitrim.tasks import Task, make_task
 from vitrim.tuning.space import training_free
 

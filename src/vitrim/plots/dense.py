@@ -405,7 +405,7 @@ class _Drawing:
         self.task, self.shown, self.names = task, shown, class_names
         self.colours = palette(task.num_classes)
         self.size: Size = (shown.image.shape[0], shown.image.shape[1])
-        self.scale = max(1, -(-SMALL // self.size[1]))
+        self.scale = -(-SMALL // self.size[1])
         self.background = shown.image
         self.seen: list[Any] = []
 
