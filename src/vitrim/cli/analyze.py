@@ -29,16 +29,6 @@ from vitrim.progress import progress
 if TYPE_CHECKING:
     from vitrim.report import Report
 
-Out = Annotated[Path, typer.Option("--out", help="folder for the report, its tables, figures and records")]
-Compare = Annotated[
-    bool,
-    typer.Option("--compare", help="compare finished analyses; MODEL is then their folders"),
-]
-Stored = Annotated[
-    list[Path] | None,
-    typer.Option("--from", help="analyse this stored record, without model and data; may repeat"),
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Models(Weights):
@@ -95,9 +85,13 @@ def analyze(
     models: Models,
     images: AnalysedImages,
     methods: MethodsBesideDense = None,
-    stored: Stored = None,
-    compare: Compare = False,
-    out: Out,
+    stored: Annotated[
+        list[Path] | None, typer.Option("--from", help="analyse this stored record, without model and data; may repeat")
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="compare finished analyses; MODEL is then their folders")
+    ] = False,
+    out: Annotated[Path, typer.Option("--out", help="folder for the report, its tables, figures and records")],
     how: AnalysisOptions,
     machine: Machine,
     output: Output,
@@ -114,23 +108,12 @@ def analyze(
         from vitrim.analysis.families import chosen
         from vitrim.report import Results
 
-    takes = "--sizes takes whole numbers of pixels with commas, e.g. 224,384"
-    of_blocks = "--blocks takes whole numbers with commas, e.g. 2,5"
-    pixels = () if how.sizes is None else tuple(whole_numbers(how.sizes, takes, least=1))
-    drawn = () if how.blocks is None else tuple(whole_numbers(how.blocks, of_blocks))
+    pixels = whole_numbers(how.sizes, "--sizes takes whole numbers of pixels with commas, e.g. 224,384", least=1) or ()
+    drawn = whole_numbers(how.blocks, "--blocks takes whole numbers with commas, e.g. 2,5") or ()
     chosen(how.only, pixels, drawn)
 
     if compare or stored:
-        given = {
-            **{one.name: getattr(group, one.name) for group in (models, images) for one in fields(group)},
-            "device": machine.device != "cpu",
-            "dtype": how.dtype != "fp32",
-            "workers": how.workers,
-            "threads": machine.threads,
-            "seed": machine.seed,
-            "batch-size": how.batch_size != 32,
-        }
-        _check_alone(given, configs, stored, compare)
+        _check_alone(models, images, how, machine, configs, stored, compare)
         folder: dict[str, Any] = {"out": out, "only": how.only, "formats": how.formats}
         again = compare_analyses(models.names or (), **folder) if compare else analyze_records(stored or (), **folder)
         output.finish(again)
@@ -149,13 +132,7 @@ def analyze(
             report = run(
                 models.spec(every, device=machine.device, dtype=how.dtype),
                 configs,
-                images.spec(
-                    images.source,
-                    data_option=images.data_option,
-                    limit=images.limit,
-                    batch_size=how.batch_size,
-                    workers=how.workers,
-                ),
+                images.spec(images.source, batch_size=how.batch_size, workers=how.workers),
                 out=Results(out, formats=how.formats),
                 only=how.only,
                 sizes=pixels,
@@ -170,12 +147,30 @@ def analyze(
             output.finish(found)
 
 
-def _check_alone(given: dict[str, Any], configs: list[Any], stored: list[Path] | None, compare: bool) -> None:
-    """Refuse options that --from and --compare do not use; absent options are false."""
-    if compare and (stored or given["more"] or given["source"] is not None or configs):
+def _check_alone(
+    models: Models,
+    images: AnalysedImages,
+    how: AnalysisOptions,
+    machine: Machine,
+    configs: list[Any],
+    stored: list[Path] | None,
+    compare: bool,
+) -> None:
+    """Refuse options that --from and --compare do not use."""
+    more = models.more or images.source is not None or configs
+    if compare and (stored or more):
         raise VitrimError("--compare reads finished analyses: leave out --from, --model, --data and the methods")
-    if not compare and (given["names"] or given["more"] or given["source"] is not None or configs):
+    if not compare and (models.names or more):
         raise VitrimError("--from analyses stored records: leave out the model, --data and the methods")
+    given = {
+        **{one.name: getattr(group, one.name) for group in (models, images) for one in fields(group)},
+        "device": machine.device != "cpu",
+        "dtype": how.dtype != "fp32",
+        "workers": how.workers,
+        "threads": machine.threads,
+        "seed": machine.seed,
+        "batch-size": how.batch_size != 32,
+    }
     unused = next((name for name, value in given.items() if value and name != "names"), None)
     if unused is not None:
         read = "--compare reads finished analyses" if compare else "--from analyses stored records"

@@ -17,40 +17,31 @@ from vitrim.progress import progress
 if TYPE_CHECKING:
     from vitrim.speed.words import SpeedReport
 
-BatchSizes = Annotated[
-    list[str] | None, typer.Option("--batch-size", "-b", help="e.g. 8, or 1,8,32; may repeat; default: 1,8,32")
-]
-Precisions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--precision", "--dtype",
-        help="fp32, bf16, fp16, int8, or several: every engine runs in what it supports; may repeat; default: fp32",
-    ),
-]  # fmt: skip
-Figure = Annotated[Path | None, typer.Option("--figure", help="draw the times per image to this file: .png or .svg")]
-Engines = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--engine",
-        help="eager, compile (with frozen weights and without), onnxruntime, openvino, aoti, torch.export, or several; "
-        "may repeat; default: eager",
-    ),
-]
-Compiled = Annotated[
-    bool, typer.Option("--compile", help="run only torch.compile, without frozen weights; see --engine")
-]
-Repeats = Annotated[int, typer.Option("--repeats", min=1, max=MAX_REPEATS, help="least number of rounds")]
-MinSeconds = Annotated[float, typer.Option("--min-seconds", min=0.0, max=MAX_SECONDS, help="least time per model")]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TimingOptions(Setup):
     """The engines, precisions and duration of timing."""
 
-    engine: Engines = None
-    precision: Precisions = None
-    repeats: Repeats = 10
-    min_seconds: MinSeconds = 1.0
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--engine",
+            help="eager, compile (with frozen weights and without), onnxruntime, openvino, aoti, torch.export, or "
+            "several; may repeat; default: eager",
+        ),
+    ] = None
+    precision: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--precision",
+            "--dtype",
+            help="fp32, bf16, fp16, int8, or several: every engine runs in what it supports; may repeat; default: fp32",
+        ),
+    ] = None
+    repeats: Annotated[int, typer.Option("--repeats", min=1, max=MAX_REPEATS, help="least number of rounds")] = 10
+    min_seconds: Annotated[
+        float, typer.Option("--min-seconds", min=0.0, max=MAX_SECONDS, help="least time per model")
+    ] = 1.0
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of the function."""
@@ -66,10 +57,16 @@ def bench(
     *,
     model: Model,
     method: MethodsBesideDense = None,
-    batch_size: BatchSizes = None,
+    batch_size: Annotated[
+        list[str] | None, typer.Option("--batch-size", "-b", help="e.g. 8, or 1,8,32; may repeat; default: 1,8,32")
+    ] = None,
     timing: TimingOptions,
-    compiled: Compiled = False,
-    figure: Figure = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="run only torch.compile, without frozen weights; see --engine")
+    ] = False,
+    figure: Annotated[
+        Path | None, typer.Option("--figure", help="draw the times per image to this file: .png or .svg")
+    ] = None,
     files: Files,
     run_on: RunOn,
     machine: Machine,

@@ -16,12 +16,6 @@ from vitrim.progress import progress
 if TYPE_CHECKING:
     from vitrim.exporting.writing import FileSpec
 
-Method = Annotated[
-    list[str] | None,
-    typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13, or @FILE; default: dense"),
-]
-Out = Annotated[Path, typer.Option("--out", help="the file; FILE.json beside it repeats its metadata")]
-
 
 @dataclass(frozen=True, kw_only=True)
 class File(Setup):
@@ -77,8 +71,11 @@ class File(Setup):
 def export(
     *,
     model: Model,
-    method: Method = None,
-    out: Out,
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13, or @FILE; default: dense"),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="the file; FILE.json beside it repeats its metadata")],
     wanted: File,
     images: Images,
     limit: Limit = None,

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from vitrim.report import Report
 
-Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="write the record here; -: standard output")]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Output(Setup):
@@ -36,7 +34,9 @@ class Output(Setup):
 
     panel = MACHINE
 
-    json: Json = None
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="write the record here; -: standard output")
+    ] = None
 
     def __post_init__(self) -> None:
         if self.json not in (None, "-"):

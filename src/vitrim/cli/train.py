@@ -21,24 +21,6 @@ if TYPE_CHECKING:
     from vitrim.training.recipe import Resolved
     from vitrim.training.train import TrainReport
 
-Name = Annotated[str | None, typer.Argument(metavar="RECIPE", help="a name from --list, or a YAML file")]
-Changes = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="changes, e.g. epochs=5 optimizer.lr=1e-4")
-]
-Limit = Annotated[
-    int | None, typer.Option("--limit", min=1, help="number of images of every split, spread evenly; same as limit=N")
-]
-Data = Annotated[str | None, typer.Option("--data", help="as for eval; the recipe names the splits")]
-Checkpoint = Annotated[
-    Path | None,
-    typer.Option("--checkpoint", help="start from this file (safetensors or .pth), or the folder of a finished run"),
-]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="check data, shapes, memory and time on two batches; write nothing")
-]
-List = Annotated[bool, typer.Option("--list", help="list the recipes, like `vitrim list recipes`")]
-Show = Annotated[bool, typer.Option("--show", help="print the recipe's values and the file of each")]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Setup):
@@ -78,7 +60,10 @@ class RecipeOptions(Setup):
     method: Annotated[
         str | None, typer.Option("--method", "-m", help="e.g. tome:r=8, or @FILE; same as method=TEXT")
     ] = None
-    limit: Limit = None
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", min=1, help="number of images of every split, spread evenly; same as limit=N"),
+    ] = None
 
     def before(self, changes: list[str] | None) -> list[str]:
         """All changes, beginning with these options."""
@@ -88,15 +73,24 @@ class RecipeOptions(Setup):
 
 def train(
     *,
-    recipe: Name = None,
-    changes: Changes = None,
+    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="a name from --list, or a YAML file")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="changes, e.g. epochs=5 optimizer.lr=1e-4")
+    ] = None,
     named: RecipeOptions,
-    data: Data = None,
+    data: Annotated[str | None, typer.Option("--data", help="as for eval; the recipe names the splits")] = None,
     how: Run,
-    checkpoint: Checkpoint = None,
-    dry_run: DryRun = False,
-    list_recipes: List = False,
-    show: Show = False,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            "--checkpoint", help="start from this file (safetensors or .pth), or the folder of a finished run"
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="check data, shapes, memory and time on two batches; write nothing")
+    ] = False,
+    list_recipes: Annotated[bool, typer.Option("--list", help="list the recipes, like `vitrim list recipes`")] = False,
+    show: Annotated[bool, typer.Option("--show", help="print the recipe's values and the file of each")] = False,
     machine: OnDevice,
     output: Output,
 ) -> None:
