@@ -187,59 +187,17 @@ def make_page(jobs: Worker, limits: Limits, folder: Path) -> Any:
 
 
 def _image_tab(page: Any, events: Events, limits: Limits) -> None:
-    offers = list(events.slides)
-    slides, known = events.slides[offers[0]], events.known[offers[0]]
-    started = [name for name in FIRST_METHODS if name in slides] or list(slides)[:1]
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
-            image = gr.Image(
-                events.files[known[0]],
-                label=f"image, up to {limits.megabytes:g} MB",
-                type="filepath",
-                image_mode=None,
-                sources=["upload", "clipboard"],
-                height=220,
-                buttons=[],
-                alt_text="the image that was chosen",
-            )
-            examples = gr.Radio(known, value=known[0], label="or one that the model knows", elem_id="v-examples")
-            model = gr.Dropdown(offers, value=offers[0], label="model", elem_id="v-model", interactive=True)
-            method = gr.Dropdown(list(slides), value=started[0], label="method", elem_id="v-method", interactive=True)
-            value = gr.Slider(**asdict(slides[started[0]]), elem_id="v-amount", interactive=True)
-            beside = gr.Dropdown(
-                list(slides),
-                value=started[1:],
-                multiselect=True,
-                max_choices=MOST_BESIDE,
-                label="beside it, at the same MACs",
-                elem_id="v-beside",
-                interactive=True,
-            )
-            with gr.Accordion("More options", open=False):
-                more = gr.Textbox(
-                    label="further options of the method", info="key=value,key=value; Enter runs", max_length=300
-                )
-            button = gr.Button("Run", variant="primary")
-            gr.Markdown(_credits(), elem_id="v-credits")
+            image, examples, choices, button = _choices(events, limits)
         with gr.Column(scale=5, min_width=280):
-            block = gr.Slider(
-                0,
-                11,
-                value=11,
-                step=1,
-                label="what is left after block (counted from 0)",
-                elem_id="v-block",
-                interactive=True,
-            )
-            result = gr.HTML()
-            with gr.Accordion("Take it with you", open=True):
-                text = gr.Textbox(label="methods", elem_id="v-text", buttons=["copy"], interactive=False)
-                python = gr.Textbox(label="in Python", elem_id="v-python", lines=5, buttons=["copy"], interactive=False)
-                command = gr.Textbox(
-                    label="on the command line", elem_id="v-command", buttons=["copy"], interactive=False
-                )
-    inputs, outputs = [image, model, method, value, more, beside, block], [result, block, text, python, command]
-    job: dict[str, Any] = {"inputs": inputs, "outputs": outputs, **EVENT}
+            block, result, texts = _results()
+    model, method, value, beside, more = choices
+    job: dict[str, Any] = {
+        "inputs": [image, model, method, value, more, beside, block],
+        "outputs": [result, block, *texts],
+        **EVENT,
+    }
     chosen = [method, value, beside, examples, image]
     model.input(events.model, [model, method, image], chosen, **EVENT).then(events.run, **job)
     method.input(events.method, [model, method], value, **EVENT).then(events.run, **job)
@@ -250,8 +208,54 @@ def _image_tab(page: Any, events: Events, limits: Limits) -> None:
     block.change(None, block, js=SHOW_BLOCK, **EVENT)
 
 
-def _credits() -> str:
-    return "Photographs: " + "; ".join(f"{one.name}, {one.credit}" for one in EXAMPLES if one.credit) + "."
+def _choices(events: Events, limits: Limits) -> tuple[Any, Any, tuple[Any, ...], Any]:
+    """The left column: the image, the examples, the model, method, amount, methods beside and more, and the button."""
+    offers = list(events.slides)
+    slides, known = events.slides[offers[0]], events.known[offers[0]]
+    started = [name for name in FIRST_METHODS if name in slides] or list(slides)[:1]
+    image = gr.Image(
+        events.files[known[0]],
+        label=f"image, up to {limits.megabytes:g} MB",
+        type="filepath",
+        image_mode=None,
+        sources=["upload", "clipboard"],
+        height=220,
+        buttons=[],
+        alt_text="the image that was chosen",
+    )
+    examples = gr.Radio(known, value=known[0], label="or one that the model knows", elem_id="v-examples")
+    model = gr.Dropdown(offers, value=offers[0], label="model", elem_id="v-model", interactive=True)
+    method = gr.Dropdown(list(slides), value=started[0], label="method", elem_id="v-method", interactive=True)
+    value = gr.Slider(**asdict(slides[started[0]]), elem_id="v-amount", interactive=True)
+    beside = gr.Dropdown(
+        list(slides),
+        value=started[1:],
+        multiselect=True,
+        max_choices=MOST_BESIDE,
+        label="beside it, at the same MACs",
+        elem_id="v-beside",
+        interactive=True,
+    )
+    with gr.Accordion("More options", open=False):
+        more = gr.Textbox(label="further options of the method", info="key=value,key=value; Enter runs", max_length=300)
+    button = gr.Button("Run", variant="primary")
+    credits = "; ".join(f"{one.name}, {one.credit}" for one in EXAMPLES if one.credit)
+    gr.Markdown(f"Photographs: {credits}.", elem_id="v-credits")
+    return image, examples, (model, method, value, beside, more), button
+
+
+def _results() -> tuple[Any, Any, tuple[Any, Any, Any]]:
+    """The right column: the slider over blocks, the pictures and numbers, and the texts to copy."""
+    block = gr.Slider(
+        0, 11, value=11, step=1, label="what is left after block (counted from 0)", elem_id="v-block", interactive=True
+    )
+    result = gr.HTML()
+    with gr.Accordion("Take it with you", open=True):
+        copied: dict[str, Any] = {"buttons": ["copy"], "interactive": False}
+        text = gr.Textbox(label="methods", elem_id="v-text", **copied)
+        python = gr.Textbox(label="in Python", elem_id="v-python", lines=5, **copied)
+        command = gr.Textbox(label="on the command line", elem_id="v-command", **copied)
+    return block, result, (text, python, command)
 
 
 # ---- results as HTML and as text to copy; all input is escaped -------------------------------------------------------

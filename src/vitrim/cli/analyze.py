@@ -43,6 +43,14 @@ class Models(Weights):
         typer.Option("--model", help="a further model, run with the same methods on the same images; may repeat"),
     ] = None
 
+    def every(self) -> list[str]:
+        """All models to analyse."""
+        if not self.names:
+            raise VitrimError("give a model and --data, or stored records with --from")
+        if len(self.names) > 1:
+            raise VitrimError(f"give one model, not {', '.join(self.names)}: further ones go behind --model")
+        return [*self.names, *(self.more or ())]
+
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysedImages(Reading):
@@ -118,14 +126,10 @@ def analyze(
         again = compare_analyses(models.names or (), **folder) if compare else analyze_records(stored or (), **folder)
         output.finish(again)
         return
-    if not models.names:
-        raise VitrimError("give a model and --data, or stored records with --from")
-    if len(models.names) > 1:
-        raise VitrimError(f"give one model, not {', '.join(models.names)}: further ones go behind --model")
+    every = models.every()
     if images.source is None:
         raise VitrimError("give the images to analyse the model on with --data")
     stopped: list[Report] = []
-    every = [models.names[0], *(models.more or ())]
     try:
         with progress(f"loading {every[0]}") as signs:
             machine.start()

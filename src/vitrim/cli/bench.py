@@ -43,14 +43,18 @@ class TimingOptions(Setup):
         float, typer.Option("--min-seconds", min=0.0, max=MAX_SECONDS, help="least time per model")
     ] = 1.0
 
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of the function."""
+    def arguments(self, *, compiled: bool = False) -> dict[str, Any]:
+        """The arguments of the function; ``compiled``: only torch.compile in its default mode."""
         from vitrim.measure.latency import Budget
+        from vitrim.speed.engines import Compiled
 
         lists = {"engine": words(self.engine, "--engine"), "precision": words(self.precision, "--precision")}
-        most = max(self.repeats, Budget.max_rounds)
-        budget = Budget(self.repeats, self.min_seconds, max_rounds=most)
-        return {"budget": budget, **{name: values for name, values in lists.items() if values}}
+        budget = Budget(self.repeats, self.min_seconds, max_rounds=max(self.repeats, Budget.max_rounds))
+        given: dict[str, Any] = {"budget": budget, **{name: values for name, values in lists.items() if values}}
+        if compiled:
+            names = given.get("precision", ["fp32"])
+            given["engine"] = [Compiled(one) for one in names if one in Compiled.precisions]
+        return given
 
 
 def bench(
@@ -103,12 +107,8 @@ def bench(
         with progress(f"loading {model.name}") as signs:
             from vitrim.plots import style
             from vitrim.speed.bench import bench as time_
-            from vitrim.speed.engines import Compiled as InDefaultMode
 
-            given = timing.arguments() | ({"batch_size": counts} if counts else {})
-            if compiled:
-                names = given.get("precision", ["fp32"])
-                given["engine"] = [InDefaultMode(one) for one in names if one in InDefaultMode.precisions]
+            given = timing.arguments(compiled=compiled) | ({"batch_size": counts} if counts else {})
             if figure is not None:
                 style.check(figure)
             machine.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,8 @@ class Pictured:
                 continue
             path = dataset.images[place]
             stem = file_name(path.stem)
-            name = next(name for name in (stem, *(f"{stem}_{number}" for number in count(2))) if name not in taken)
+            names = chain([stem], (f"{stem}_{number}" for number in count(2)))
+            name = next(name for name in names if name not in taken)
             taken.add(name)
             yield name, path.name, image
 
