@@ -70,17 +70,15 @@ class AnalysisOptions(Setup):
     only: Annotated[
         str | None,
         typer.Option(
-            "--only",
             help="families with commas: patterns, depth, counts, features, loss; or those that run the model again: "
             "sensitivity, attention, router, tsne, throughput (and loss, if named); or all; default: those of one pass",
         ),
     ] = None
     sizes: Annotated[
-        str | None, typer.Option("--sizes", help="throughput: pixels per side, with commas; default: the model's")
+        str | None, typer.Option(help="throughput: pixels per side, with commas; default: the model's")
     ] = None
     blocks: Annotated[
-        str | None,
-        typer.Option("--blocks", help="attention, router: blocks to draw, from 0, with commas, e.g. 2,5,8,11"),
+        str | None, typer.Option(help="attention, router: blocks to draw, from 0, with commas, e.g. 2,5,8,11")
     ] = None
     formats: Annotated[str, typer.Option("--format", help="of the files in figures/: png, svg, or png,svg")] = "png"
     batch_size: BatchSize = 32
@@ -99,7 +97,7 @@ def analyze(
     compare: Annotated[
         bool, typer.Option("--compare", help="compare finished analyses; MODEL is then their folders")
     ] = False,
-    out: Annotated[Path, typer.Option("--out", help="folder for the report, its tables, figures and records")],
+    out: Annotated[Path, typer.Option(help="folder for the report, its tables, figures and records")],
     how: AnalysisOptions,
     machine: Machine,
     output: Output,

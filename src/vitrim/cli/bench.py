@@ -25,7 +25,6 @@ class TimingOptions(Setup):
     engine: Annotated[
         list[str] | None,
         typer.Option(
-            "--engine",
             help="eager, compile (with frozen weights and without), onnxruntime, openvino, aoti, torch.export, or "
             "several; may repeat; default: eager",
         ),
@@ -38,10 +37,8 @@ class TimingOptions(Setup):
             help="fp32, bf16, fp16, int8, or several: every engine runs in what it supports; may repeat; default: fp32",
         ),
     ] = None
-    repeats: Annotated[int, typer.Option("--repeats", min=1, max=MAX_REPEATS, help="least number of rounds")] = 10
-    min_seconds: Annotated[
-        float, typer.Option("--min-seconds", min=0.0, max=MAX_SECONDS, help="least time per model")
-    ] = 1.0
+    repeats: Annotated[int, typer.Option(min=1, max=MAX_REPEATS, help="least number of rounds")] = 10
+    min_seconds: Annotated[float, typer.Option(min=0.0, max=MAX_SECONDS, help="least time per model")] = 1.0
 
     def arguments(self, *, compiled: bool = False) -> dict[str, Any]:
         """The arguments of the function; ``compiled``: only torch.compile in its default mode."""
@@ -68,9 +65,7 @@ def bench(
     compiled: Annotated[
         bool, typer.Option("--compile", help="run only torch.compile, without frozen weights; see --engine")
     ] = False,
-    figure: Annotated[
-        Path | None, typer.Option("--figure", help="draw the times per image to this file: .png or .svg")
-    ] = None,
+    figure: Annotated[Path | None, typer.Option(help="draw the times per image to this file: .png or .svg")] = None,
     files: Files,
     run_on: RunOn,
     machine: Machine,

@@ -25,12 +25,12 @@ def compare(
     method: MethodsBesideDense = None,
     files: Files,
     at: Annotated[
-        list[str] | None, typer.Option("--at", help="batch sizes to time, e.g. 8, or 1,8; may repeat; default: 1,8")
+        list[str] | None, typer.Option(help="batch sizes to time, e.g. 8, or 1,8; may repeat; default: 1,8")
     ] = None,
     timing: TimingOptions,
     scoring: Scoring,
     figure: Annotated[
-        Path | None, typer.Option("--figure", help="draw loss over time per image to this file: .png or .svg")
+        Path | None, typer.Option(help="draw loss over time per image to this file: .png or .svg")
     ] = None,
     machine: Machine,
     output: Output,

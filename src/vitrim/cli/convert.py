@@ -15,8 +15,7 @@ def convert(
     source: Annotated[Path, typer.Argument(metavar="IN.pth", help="a checkpoint of torch.save")],
     target: Annotated[Path, typer.Argument(metavar="OUT.safetensors", help="the file to write")],
     key: Annotated[
-        str | None,
-        typer.Option("--key", help="the weights to convert, if several, e.g. model_ema; dots for nested keys"),
+        str | None, typer.Option(help="the weights to convert, if several, e.g. model_ema; dots for nested keys")
     ] = None,
     output: Output,
 ) -> None:

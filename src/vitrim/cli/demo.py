@@ -15,12 +15,10 @@ from vitrim.progress import progress
 
 def demo(
     *,
-    out: Annotated[Path, typer.Option("--out", help="folder for demo.json and the figures")] = Path("vitrim-demo"),
+    out: Annotated[Path, typer.Option(help="folder for demo.json and the figures")] = Path("vitrim-demo"),
     cifar10: Annotated[
         str | None,
-        typer.Option(
-            "--cifar10", help="your copy of CIFAR-10 (parquet files or folders): also score the shipped model on it"
-        ),
+        typer.Option(help="your copy of CIFAR-10 (parquet files or folders): also score the shipped model on it"),
     ] = None,
     compute: Compute,
     output: Output,

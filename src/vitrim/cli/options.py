@@ -52,8 +52,7 @@ MODEL_NAMES = f"{CLASSIFIERS}; segmenter: or vitdet: before any of these"
 Dtype = Annotated[str, typer.Option("--dtype", help="of parameters and images: fp32 or bf16")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, max=MAX_THREADS, help="CPU threads; default: torch's")]
 DataOptions = Annotated[
-    list[str] | None,
-    typer.Option("--data-option", metavar="K=V", help="option of the data's reader; may repeat"),
+    list[str] | None, typer.Option("--data-option", metavar="K=V", help="option of the data's reader; may repeat")
 ]
 Select = Annotated[
     str | None,
@@ -113,6 +112,8 @@ def whole_numbers(text: str | None, takes: str, least: int = 0) -> list[int] | N
 class Setup:
     """A group of options: a dataclass with fields annotated like parameters of a command.
 
+    An option has the name of its field, unless it says another.
+
     Attributes:
         panel: the heading of its options in the help.
     """
@@ -127,7 +128,7 @@ class Compute(Setup):
     panel = MACHINE
 
     threads: Threads = None
-    seed: Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="of random weights, inputs and methods")] = 0
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of random weights, inputs and methods")] = 0
 
     def start(self) -> None:
         """Set torch's threads."""
@@ -140,7 +141,7 @@ class Compute(Setup):
 class Machine(Compute):
     """Compute settings and the device."""
 
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:0, mps, xpu")] = "cpu"
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:0, mps, xpu")] = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,12 +153,11 @@ class Weights(Setup):
     pretrained: Annotated[
         bool, typer.Option("--pretrained", help="load the library's pretrained weights (a download)")
     ] = False
-    checkpoint: Annotated[
-        Path | None, typer.Option("--checkpoint", help="weights: a file (safetensors, .pth) or a run's folder")
-    ] = None
+    checkpoint: Annotated[Path | None, typer.Option(help="weights: a file (safetensors, .pth) or a run's folder")] = (
+        None
+    )
     model_option: Annotated[
-        list[str] | None,
-        typer.Option("--model-option", metavar="K=V", help="of the library's model, e.g. img_size=384; may repeat"),
+        list[str] | None, typer.Option(metavar="K=V", help="of the library's model, e.g. img_size=384; may repeat")
     ] = None
 
     def spec(self, model: Any, **more: Any) -> ModelSpec:
@@ -181,13 +181,9 @@ class Reading(Setup):
 
     panel = IMAGES
 
-    split: Annotated[str | None, typer.Option("--split", help="split, e.g. test, or 0.1: what train held out")] = None
-    image_column: Annotated[
-        str | None, typer.Option("--image-column", help="column of images, if not the only one")
-    ] = None
-    label_column: Annotated[
-        str | None, typer.Option("--label-column", help="column of labels, if not called label")
-    ] = None
+    split: Annotated[str | None, typer.Option(help="split, e.g. test, or 0.1: what train held out")] = None
+    image_column: Annotated[str | None, typer.Option(help="column of images, if not the only one")] = None
+    label_column: Annotated[str | None, typer.Option(help="column of labels, if not called label")] = None
 
     def spec(self, source: Any, **more: Any) -> DataSpec:
         """The description of the images; the group may also have ``limit``, ``task`` and ``data_option``."""
@@ -212,9 +208,7 @@ class Data(Reading):
     ]
     limit: Limit = None
     data_option: DataOptions = None
-    task: Annotated[
-        str | None, typer.Option("--task", help="for models with several tasks: segmentation, zero_shot, ...")
-    ] = None
+    task: Annotated[str | None, typer.Option(help="for models with several tasks: segmentation, zero_shot, ...")] = None
 
     def read(self, **more: Any) -> DataSpec:
         """The description of the images."""
@@ -226,7 +220,7 @@ class Files(Setup):
     """Exported files beside the model, or instead of it."""
 
     file: Annotated[
-        list[Path] | None, typer.Option("--file", help="an exported file to measure beside the model; may repeat")
+        list[Path] | None, typer.Option(help="an exported file to measure beside the model; may repeat")
     ] = None
     trust: Annotated[bool, typer.Option("--trust", help="run .pt2 files, which are code")] = False
 
@@ -278,17 +272,14 @@ class Prompting(Setup):
     """The prompt of a vision-language model."""
 
     text_tokens: Annotated[
-        int | None,
-        typer.Option("--text-tokens", min=1, max=2**20, help="of a vision-language model's prompt; default: 32"),
+        int | None, typer.Option(min=1, max=2**20, help="of a vision-language model's prompt; default: 32")
     ] = None
     prompt_images: Annotated[
-        int | None,
-        typer.Option("--prompt-images", min=1, max=2**12, help="of a vision-language model's prompt; default: 1"),
+        int | None, typer.Option(min=1, max=2**12, help="of a vision-language model's prompt; default: 1")
     ] = None
     select: Select = None
     new_tokens: Annotated[
-        int | None,
-        typer.Option("--new-tokens", min=0, max=2**16, help="decode this many tokens after the prefill; default: none"),
+        int | None, typer.Option(min=0, max=2**16, help="decode this many tokens after the prefill; default: none")
     ] = None
 
     @property
@@ -319,9 +310,7 @@ class Scoring(Setup):
     workers: Workers = 0
     protocol: Annotated[
         list[str] | None,
-        typer.Option(
-            "--protocol", help="of segmentation, key=value: mode, window, stride, size, side, flip; may repeat"
-        ),
+        typer.Option(help="of segmentation, key=value: mode, window, stride, size, side, flip; may repeat"),
     ] = None
 
     def read(self, data: Data) -> DataSpec:

@@ -34,9 +34,7 @@ class Output(Setup):
 
     panel = MACHINE
 
-    json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="write the record here; -: standard output")
-    ] = None
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="write the record here; -: standard output")] = None
 
     def __post_init__(self) -> None:
         if self.json not in (None, "-"):

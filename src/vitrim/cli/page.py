@@ -21,13 +21,9 @@ def app(
         typer.Argument(metavar="[MODEL]...", help=f"models to choose from, default {DEFAULT_MODEL}: {CLASSIFIERS}"),
     ] = None,
     weights: Weights,
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="of the page")] = 7860,
-    host: Annotated[
-        str, typer.Option("--host", help="address of the page; 0.0.0.0 lets other machines reach it")
-    ] = "127.0.0.1",
-    max_upload: Annotated[
-        float, typer.Option("--max-upload", min=0.01, max=LARGEST_UPLOAD, help="largest upload in MB")
-    ] = 5.0,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="of the page")] = 7860,
+    host: Annotated[str, typer.Option(help="address of the page; 0.0.0.0 lets other machines reach it")] = "127.0.0.1",
+    max_upload: Annotated[float, typer.Option(min=0.01, max=LARGEST_UPLOAD, help="largest upload in MB")] = 5.0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="open the page in the browser")] = True,
     threads: Threads = None,
 ) -> None:

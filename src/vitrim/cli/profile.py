@@ -24,13 +24,10 @@ def profile(
     *,
     models: Annotated[list[str], typer.Argument(metavar="MODEL", help=f"models {MODEL_NAMES}")],
     methods: MethodsBesideDense = None,
-    convention: Annotated[
-        str, typer.Option("--convention", help="parts in the total: all, no-attention or no-norm")
-    ] = "all",
+    convention: Annotated[str, typer.Option(help="parts in the total: all, no-attention or no-norm")] = "all",
     batch_size: BatchSize = 8,
     limit: Annotated[
-        int | None,
-        typer.Option("--limit", min=1, max=MAX_BATCH, help="number of images, for adaptive methods; default: 32"),
+        int | None, typer.Option(min=1, max=MAX_BATCH, help="number of images, for adaptive methods; default: 32")
     ] = None,
     prompt: Prompting,
     images: Images,

@@ -33,11 +33,11 @@ PICTURES = Path("pictures")
 class PictureOptions(Setup):
     """Options of the pictures."""
 
-    out: Annotated[Path, typer.Option("--out", help="folder for the pictures, one per image")] = PICTURES
+    out: Annotated[Path, typer.Option(help="folder for the pictures, one per image")] = PICTURES
     blocks: Annotated[
-        str | None, typer.Option("--blocks", help="columns, from 0, with commas; default: those that change tokens")
+        str | None, typer.Option(help="columns, from 0, with commas; default: those that change tokens")
     ] = None
-    format: Annotated[str, typer.Option("--format", help="of the pictures: png or svg")] = "png"
+    format: Annotated[str, typer.Option(help="of the pictures: png or svg")] = "png"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +48,9 @@ class ImagesToShow(Reading):
         None
     )
     source: Annotated[str | None, typer.Option("--data", help="a dataset instead, as for `vitrim eval`")] = None
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="number of images, spread evenly; default: 8 of --data")
-    ] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="number of images, spread evenly; default: 8 of --data")] = (
+        None
+    )
     data_option: DataOptions = None
 
     def read(self) -> DataSpec:

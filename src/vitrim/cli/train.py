@@ -26,27 +26,24 @@ if TYPE_CHECKING:
 class Run(Setup):
     """Options of a run that do not affect the trained weights."""
 
-    out: Annotated[Path, typer.Option("--out", help="folder of checkpoints, logs and weights")] = Path("runs/train")
+    out: Annotated[Path, typer.Option(help="folder of checkpoints, logs and weights")] = Path("runs/train")
     resume: Annotated[bool, typer.Option("--resume", help="continue from the last checkpoint in --out")] = False
     workers: Workers = 0
-    save_minutes: Annotated[float, typer.Option("--save-minutes", min=0.0, help="minutes between checkpoints")] = 10.0
-    log_every: Annotated[int, typer.Option("--log-every", min=1, help="updates between rows of the log")] = 10
-    eval_batch: Annotated[
-        int, typer.Option("--eval-batch", min=1, max=MAX_BATCH, help="images per batch in evaluations")
-    ] = 64
+    save_minutes: Annotated[float, typer.Option(min=0.0, help="minutes between checkpoints")] = 10.0
+    log_every: Annotated[int, typer.Option(min=1, help="updates between rows of the log")] = 10
+    eval_batch: Annotated[int, typer.Option(min=1, max=MAX_BATCH, help="images per batch in evaluations")] = 64
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard files")] = False
     log_with: Annotated[
-        list[str] | None,
-        typer.Option("--log-with", help="also log to this tracker of accelerate, e.g. wandb or mlflow; may repeat"),
+        list[str] | None, typer.Option(help="also log to this tracker of accelerate, e.g. wandb or mlflow; may repeat")
     ] = None
-    max_updates: Annotated[int | None, typer.Option("--max-updates", min=1, help="stop there, to resume later")] = None
+    max_updates: Annotated[int | None, typer.Option(min=1, help="stop there, to resume later")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnDevice(Setup):
     """The device and the threads of a run."""
 
-    device: Annotated[str | None, typer.Option("--device", help="cpu; default: what accelerate finds")] = None
+    device: Annotated[str | None, typer.Option(help="cpu; default: what accelerate finds")] = None
     threads: Threads = None
 
 
@@ -54,15 +51,12 @@ class OnDevice(Setup):
 class RecipeOptions(Setup):
     """Changes of the recipe with their own options."""
 
-    model: Annotated[
-        str | None, typer.Option("--model", help="the model, as for `vitrim eval`; same as model=NAME")
-    ] = None
+    model: Annotated[str | None, typer.Option(help="the model, as for `vitrim eval`; same as model=NAME")] = None
     method: Annotated[
         str | None, typer.Option("--method", "-m", help="e.g. tome:r=8, or @FILE; same as method=TEXT")
     ] = None
     limit: Annotated[
-        int | None,
-        typer.Option("--limit", min=1, help="number of images of every split, spread evenly; same as limit=N"),
+        int | None, typer.Option(min=1, help="number of images of every split, spread evenly; same as limit=N")
     ] = None
 
     def before(self, changes: list[str] | None) -> list[str]:
@@ -78,13 +72,11 @@ def train(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="changes, e.g. epochs=5 optimizer.lr=1e-4")
     ] = None,
     named: RecipeOptions,
-    data: Annotated[str | None, typer.Option("--data", help="as for eval; the recipe names the splits")] = None,
+    data: Annotated[str | None, typer.Option(help="as for eval; the recipe names the splits")] = None,
     how: Run,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(
-            "--checkpoint", help="start from this file (safetensors or .pth), or the folder of a finished run"
-        ),
+        typer.Option(help="start from this file (safetensors or .pth), or the folder of a finished run"),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="check data, shapes, memory and time on two batches; write nothing")
