@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,16 +135,8 @@ def _prediction(output: ModelOutput, class_names: Sequence[str] | None) -> tuple
 def _scores(model: Contestant) -> Iterator[dict[int, NDArray[np.float64]]]:
     """Record the reducers' rankings of patches during forwards within the block."""
     found: dict[int, NDArray[np.float64]] = {}
-    with ExitStack() as hooks:
-        reduced = model.forward.model
-        for block in host_of(reduced).blocks(reduced):
-            if isinstance(block, ReducedBlock):
-                hooks.enter_context(block.reducer.register_forward_pre_hook(_recorder(found, block.depth)))
-        yield found
 
-
-def _recorder(found: dict[int, NDArray[np.float64]], depth: int) -> Any:
-    def record(reducer: Reducer[Any], args: tuple[Any, ...]) -> None:
+    def record(depth: int, reducer: Reducer[Any], args: tuple[Any, ...]) -> None:
         x, attention, state = args
         if reducer.planned and reducer.num_removed(state) == 0:  # the reducer does not decide either
             return
@@ -156,7 +149,11 @@ def _recorder(found: dict[int, NDArray[np.float64]], depth: int) -> Any:
             places = (state.position[0, state.num_prefix :] - state.num_prefix).cpu().numpy()
             found[depth][places] = scores[0].double().cpu().numpy()
 
-    return record
+    with ExitStack() as hooks:
+        for block in host_of(model.forward.model).blocks(model.forward.model):
+            if isinstance(block, ReducedBlock):
+                hooks.enter_context(block.reducer.register_forward_pre_hook(partial(record, block.depth)))
+        yield found
 
 
 # ---- the figure ------------------------------------------------------------------------------------------------------

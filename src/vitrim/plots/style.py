@@ -131,8 +131,7 @@ def panels(count: int, *, across: int, size: tuple[float, float], above: float =
         axis.set_axis_off()
     for axis in axes[:count]:
         axis.tick_params(labelsize=SMALL)
-        for side in ("top", "right"):
-            axis.spines[side].set_visible(False)
+        axis.spines[["top", "right"]].set_visible(False)
     return figure, axes[:count]
 
 
