@@ -267,10 +267,9 @@ def anchors(state: TokenState, images: int, *, whole: bool) -> Tensor:
 
 
 def records_of(findings: Findings, header: Mapping[str, Any] | None = None) -> dict[str, Record]:
-    """The records of all models by method, ``dense`` first.
+    """The records by method, ``dense`` first, of a measurement with one `Collect` among its probes.
 
     Args:
-        findings: findings of a measurement with one `Collect` among its probes.
         header: extra entries for every header, such as ``model`` and ``data``; must be JSON-serialisable.
     """
     found = [gauge for gauges in findings.gauges for gauge in gauges if isinstance(gauge, _Collected)]

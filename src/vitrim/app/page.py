@@ -96,15 +96,12 @@ class Events:
     def run(
         self, image: Any, model: str, method: str, value: float, more: str, beside: Any, block: float
     ) -> tuple[Any, Any, Any, Any, Any]:
-        """A result as HTML, or an error in one line.
+        """A result as HTML, or an error in one line; the slider over blocks, and the texts to copy.
 
         Args:
             image: gradio's description of the file, ``{"path": ...}``, or None.
             model, method, value, more, beside: see `vitrim.app.messages.Settings`.
             block: the visible block; at most the last.
-
-        Returns:
-            Pictures and numbers, the slider over blocks, the methods' texts, the Python lines, the command.
         """
         try:
             if image is None:
@@ -161,13 +158,7 @@ def theme() -> Any:
 
 
 def make_page(jobs: Worker, limits: Limits, folder: Path) -> Any:
-    """The page, a `gradio.Blocks`.
-
-    Args:
-        jobs: runs the models of the page.
-        limits: of uploads.
-        folder: for copies of the example images.
-    """
+    """The page, a `gradio.Blocks`; see `Events`."""
     events = Events(jobs, folder)
     page = gr.Blocks(
         analytics_enabled=False,
@@ -189,15 +180,11 @@ def make_page(jobs: Worker, limits: Limits, folder: Path) -> Any:
 def _image_tab(page: Any, events: Events, limits: Limits) -> None:
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
-            image, examples, choices, button = _choices(events, limits)
+            image, examples, model, method, value, beside, more, button = _choices(events, limits)
         with gr.Column(scale=5, min_width=280):
-            block, result, texts = _results()
-    model, method, value, beside, more = choices
-    job: dict[str, Any] = {
-        "inputs": [image, model, method, value, more, beside, block],
-        "outputs": [result, block, *texts],
-        **EVENT,
-    }
+            block, result, *texts = _results()
+    inputs, outputs = [image, model, method, value, more, beside, block], [result, block, *texts]
+    job: dict[str, Any] = {"inputs": inputs, "outputs": outputs, **EVENT}
     chosen = [method, value, beside, examples, image]
     model.input(events.model, [model, method, image], chosen, **EVENT).then(events.run, **job)
     method.input(events.method, [model, method], value, **EVENT).then(events.run, **job)
@@ -208,8 +195,8 @@ def _image_tab(page: Any, events: Events, limits: Limits) -> None:
     block.change(None, block, js=SHOW_BLOCK, **EVENT)
 
 
-def _choices(events: Events, limits: Limits) -> tuple[Any, Any, tuple[Any, ...], Any]:
-    """The left column: the image, the examples, the model, method, amount, methods beside and more, and the button."""
+def _choices(events: Events, limits: Limits) -> tuple[Any, ...]:
+    """The left column: image, examples, model, method, its amount, methods beside, further options, and the button."""
     offers = list(events.slides)
     slides, known = events.slides[offers[0]], events.known[offers[0]]
     started = [name for name in FIRST_METHODS if name in slides] or list(slides)[:1]
@@ -241,11 +228,11 @@ def _choices(events: Events, limits: Limits) -> tuple[Any, Any, tuple[Any, ...],
     button = gr.Button("Run", variant="primary")
     credits = "; ".join(f"{one.name}, {one.credit}" for one in EXAMPLES if one.credit)
     gr.Markdown(f"Photographs: {credits}.", elem_id="v-credits")
-    return image, examples, (model, method, value, beside, more), button
+    return image, examples, model, method, value, beside, more, button
 
 
-def _results() -> tuple[Any, Any, tuple[Any, Any, Any]]:
-    """The right column: the slider over blocks, the pictures and numbers, and the texts to copy."""
+def _results() -> tuple[Any, ...]:
+    """The right column: the slider over blocks, the pictures and numbers, and three texts to copy."""
     block = gr.Slider(
         0, 11, value=11, step=1, label="what is left after block (counted from 0)", elem_id="v-block", interactive=True
     )
@@ -255,7 +242,7 @@ def _results() -> tuple[Any, Any, tuple[Any, Any, Any]]:
         text = gr.Textbox(label="methods", elem_id="v-text", **copied)
         python = gr.Textbox(label="in Python", elem_id="v-python", lines=5, **copied)
         command = gr.Textbox(label="on the command line", elem_id="v-command", **copied)
-    return block, result, (text, python, command)
+    return block, result, text, python, command
 
 
 # ---- results as HTML and as text to copy; all input is escaped -------------------------------------------------------

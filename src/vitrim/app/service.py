@@ -104,11 +104,7 @@ class Service:
         return read_front(content)
 
     def run(self, content: bytes, choice: Settings) -> Reply:
-        """Run a model on an image, dense and reduced.
-
-        Args:
-            content: bytes of an image file.
-            choice: of the user.
+        """Run a model on an image file, dense and reduced.
 
         Raises:
             VitrimError: an invalid image, model, method, value or option.

@@ -22,11 +22,7 @@ QUIET = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "
 
 
 def check_port(host: str, port: int) -> None:
-    """Refuse an address that the server cannot bind to.
-
-    Raises:
-        VitrimError: no such host on this machine, or a port that is in use or not permitted.
-    """
+    """Refuse a host that is not this machine's, or a port that is in use or not permitted."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as tried:

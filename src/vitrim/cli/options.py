@@ -211,7 +211,6 @@ class Data(Reading):
     task: Annotated[str | None, typer.Option(help="for models with several tasks: segmentation, zero_shot, ...")] = None
 
     def read(self, **more: Any) -> DataSpec:
-        """The description of the images."""
         return self.spec(self.source, **more)
 
 
@@ -229,7 +228,6 @@ class Files(Setup):
         return [*(methods or ()), *map(self.opened, self.file or ())]
 
     def opened(self, path: str | Path) -> Exported:
-        """Open a file."""
         from vitrim.exporting.exported import Exported
 
         return Exported.open(path, trust=self.trust)
@@ -245,18 +243,13 @@ class Files(Setup):
 
 @dataclass(frozen=True, kw_only=True)
 class Images(Reading):
-    """Images without labels; random images without a source.
-
-    Raises:
-        VitrimError: options of a source without a source.
-    """
+    """Images without labels; random images without a source."""
 
     source: Annotated[
         str | None, typer.Option("--images", help="as --data of `vitrim eval`; default: random images")
     ] = None
 
     def read(self, **more: Any) -> DataSpec:
-        """The description of the images."""
         return self.spec(self.source, **more)
 
     def __post_init__(self) -> None:

@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Output(Setup):
-    """A command's output: tables to the terminal, and a record to a file.
-
-    Raises:
-        VitrimError: the record cannot be written.
-    """
+    """A command's output: tables to the terminal, and a record to a file."""
 
     panel = MACHINE
 
@@ -41,11 +37,7 @@ class Output(Setup):
             check_file(Path(self.json))
 
     def spare(self, *files: Path) -> None:
-        """Refuse a record that would overwrite one of ``files``, which the command reads or writes.
-
-        Raises:
-            VitrimError: names the file.
-        """
+        """Refuse a record that would overwrite one of ``files``, which the command reads or writes."""
         if self.json not in (None, "-") and Path(self.json).resolve() in {file.resolve() for file in files}:
             raise VitrimError(f"--json {self.json} is a file of this command itself: give the record another name")
 

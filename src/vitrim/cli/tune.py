@@ -88,11 +88,7 @@ class SearchSetup(Setup):
 
 
 def refuse(group: Setup, what: str, *names: str) -> None:
-    """Refuse options of a group that are set and have no effect.
-
-    Raises:
-        VitrimError: names the options.
-    """
+    """Refuse options of a group that are set and have no effect."""
     defaults = {field.name: field.default for field in fields(group)}
     options = [f"--{name}".replace("_", "-") for name in names if getattr(group, name) not in (defaults[name], [])]
     if options:

@@ -68,11 +68,7 @@ def prepared(
     device: torch.device | None = None,
     learned: Any = None,
 ) -> list[Contestant]:
-    """The dense model and its reductions, see `vitrim.measure.contestants.contestants`.
-
-    Raises:
-        VitrimError: no method, a method that does not fit, or a model that is not a classifier.
-    """
+    """A dense classifier and its reductions, see `vitrim.measure.contestants.contestants`."""
     if not methods:
         raise VitrimError("there is nothing to show without a method: give one, e.g. tome:r=8")
     check_shown(model)

@@ -47,11 +47,7 @@ class HandedRow(NamedTuple):
 
 
 def copies(prefill: Prefill, configs: Sequence[MethodConfig]) -> dict[str, nn.Module]:
-    """Reduced copies of a model by method name, with the selector appended.
-
-    Raises:
-        VitrimError: a method or the selector does not fit.
-    """
+    """Reduced copies of a model by method name, with the selector appended."""
     behind = "" if prefill.select is None else f" + {prefill.select.describe()}"
     return {config.describe() + behind: reduced_copy(prefill, config).eval() for config in configs}
 
