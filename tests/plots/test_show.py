@@ -17,8 +17,10 @@ from tiny_hosts.timm_vit import HOSTS
 from vitrim.core.registry import host_of
 from vitrim.data import ImageDataset, eval_transform
 from vitrim.errors import VitrimError
+from vitrim.plots.classifier import MethodRow, draw_show, prepared, rows_of
+from vitrim.plots.images import pixels_of
 from vitrim.plots.patches import draw_kept
-from vitrim.plots.show import MethodRow, draw_show, pixels_of, prepared, rows_of, show
+from vitrim.plots.show import show
 
 METHODS = ("topk:keep_rate=0.5", "random:keep_rate=0.5", "tome:r=2")
 IMAGE = torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0))

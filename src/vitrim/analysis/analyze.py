@@ -7,37 +7,26 @@ compare_analyses(["report", "other_report"], out="compared")
 
 from __future__ import annotations
 
-import copy
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
-from vitrim.analysis.collect import Collect, records_of
 from vitrim.analysis.families import FAMILIES, across, chosen, results_of
-from vitrim.analysis.family import FamilyResult
-from vitrim.analysis.output import SUMMARY, in_folder, read_analysis, write_records, write_report, write_tables
-from vitrim.analysis.record import Record, distinct, titled
-from vitrim.analysis.subject import Subject
-from vitrim.analysis.summary import milliseconds, scores, summary
+from vitrim.analysis.output import SUMMARY, in_folder, read_analysis, write_analysis, write_records
+from vitrim.analysis.passes import Pass, Setting, complete, read_all, subjects
+from vitrim.analysis.record import Record, distinct
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import fitting, parse_methods
+from vitrim.core.registry import parse_methods
 from vitrim.data import DataError
 from vitrim.errors import MissingPackageError, VitrimError, check_kinds, check_known, check_read, one_line_errors
 from vitrim.files import check_folder
 from vitrim.loading import MADE, ModelSpec
 from vitrim.measure.earlier import earlier
-from vitrim.measure.evaluation import DTYPES, paired_probes, standard_probes
+from vitrim.measure.evaluation import DTYPES
 from vitrim.measure.inputs import SCORED, DataSpec
-from vitrim.measure.machine import environment, select_device
-from vitrim.measure.records import read
-from vitrim.measure.run import Measurement
-from vitrim.measure.task_data import data_facts, open_task
 from vitrim.plots.style import FORMATS
 from vitrim.report import Report, Results
 
@@ -114,109 +103,44 @@ def analyze(
     if not isinstance(seed, int):
         raise VitrimError(f"seed is a whole number, not {seed!r:.60}")
     specs = ModelSpec.each(models)
-    for one in specs:
-        check_read(one, (*MADE, "device", "dtype"))
-    dtype = "fp32" if specs[0].dtype is None else specs[0].dtype
-    device = "cpu" if specs[0].device is None else specs[0].device
-    check_kinds(dtype=dtype)
-    check_known("dtype", dtype, DTYPES)
-    folder, families, kinds = _checked(place.folder, only, place.formats, sizes, blocks)
-    alone = [name for name in families if FAMILIES[name].of_records is None]
-    names = [one.model if one.named else one.load().name for one in specs]
-    again = next((name for name in names if names.count(name) > 1), None)
-    if again is not None:
-        raise VitrimError(f"model {again} is given twice")
+    device, dtype = _run_on(specs)
+    wanted = _checked(place.folder, only, place.formats, sizes, blocks)
+    _check_different(specs)
 
-    where, precision = select_device(str(device)), getattr(torch, DTYPES[str(dtype)])
-    passes = []
-    for spec in specs:
-        torch.manual_seed(seed)
-        loaded = spec.load("cpu")
-        task, dataset = open_task(loaded, source, embeddings=True)
-        size, limit, workers = task.eval_batch(source.batch_size), source.limit, source.workers
-        facts = data_facts(dataset, source.name(dataset), limit, size)
-        found = {
-            "environment": environment(device=str(device), dtype=DTYPES[str(dtype)], seed=seed),
-            "model": loaded.name,
-            "weights": loaded.weights,
-            "model_options": loaded.options,
-            "task": task.name,
-            "data": facts,
-        }
-        own = (loaded.model if spec.named else copy.deepcopy(loaded.model)).to(device=where, dtype=precision).eval()
-        suited = fitting(own, configs)
-        subject = Subject(own, suited, task, dataset, size, limit, seed, workers, loaded.learned, sizes, blocks)
-        _check_blocks(blocks, subject)
-        probes = [Collect(num_images=facts["images"]), *standard_probes(task), *paired_probes(task)]
-        measurement = subject.measurement(suited, probes)
-        passes.append(_Pass(measurement, subject, found))
-    if families and len(alone) == len(families):  # no family needs the pass over all images
-        results = results_of(None, families, _subjects(passes))
-        models_of = [{key: one.found[key] for key in ("model", "weights", "model_options")} for one in passes]
-        return _write(folder, results, [], {**passes[0].found, "models": models_of, "complete": True}, kinds)
-    seen, images = 0, sum(one.found["data"]["images"] for one in passes)
+    setting = Setting(configs, source, device, dtype, seed, sizes, blocks)
+    passes = [setting.opened(spec) for spec in specs]
+    if wanted.families and all(FAMILIES[name].of_records is None for name in wanted.families):
+        results = results_of(None, wanted.families, subjects(passes))
+        return write_analysis(wanted.folder, results, [], _about(passes, whole=True), wanted.formats)
     try:
         with one_line_errors("this batch size", kept="; what was gathered is kept"):
-            for measurement, subject, _ in passes:
-                how: dict[str, Any] = {"limit": source.limit, "workers": source.workers}
-                for batch in read(subject.dataset, subject.batch_size, **how, collate=subject.task.collate):
-                    measurement.update(batch)
-                    if on_progress is not None:
-                        on_progress(seen + measurement.images, images)
-                seen += measurement.images
+            read_all(passes, on_progress)
     except BaseException:
-        report = _gathered(passes, folder, families, kinds)
+        report = _gathered(passes, wanted)
         if report is not None and on_report is not None:
             on_report(report)
         raise
-    report = _gathered(passes, folder, families, kinds)
+    report = _gathered(passes, wanted)
     if report is None:
         raise DataError("there are no images to analyse")
     return report
 
 
-class _Pass(NamedTuple):
-    """One model on its pass over the images: its measurement, its subject, and facts for the summary."""
-
-    measurement: Measurement
-    subject: Subject
-    found: dict[str, Any]
-
-
-def _subjects(passes: Sequence[_Pass]) -> dict[str, Subject]:
-    """The subjects of all passes by model name; ``beside`` is set if there are several."""
-    return {str(one.found["model"]): replace(one.subject, beside=len(passes) > 1) for one in passes}
-
-
-def _gathered(passes: Sequence[_Pass], folder: Path, families: Sequence[str], formats: Sequence[str]) -> Report | None:
+def _gathered(passes: Sequence[Pass], wanted: _Wanted) -> Report | None:
     """Write the records gathered so far and analyse them; None before the first batch."""
-    records: list[Record] = []
-    complete = all(one.measurement.images == one.found["data"]["images"] for one in passes)
-    for one in passes:
-        findings = one.measurement.findings()
-        if findings.rows:
-            data = one.found["data"]
-            header = {
-                **{key: one.found[key] for key in ("model", "weights", "environment")},
-                "data": data["source"],
-                **{key: data[key] for key in ("split", "batch_size")},
-                "seed": one.measurement.seed,
-            }
-            own = records_of(findings, header)
-            times = milliseconds(one.subject, one.subject.methods) if complete else {}
-            for row in findings.rows:
-                known = {"gmacs": sum(row["gmacs"].values()), **({"ms": times[row.method]} if times else {})}
-                if one.subject.task.selects_by != "top1":  # top-1 follows from the records
-                    known |= scores(row, findings.rows[0], one.subject.task.selects_by)
-                own[row.method] = replace(own[row.method], header={**own[row.method].header, **known})
-            records += own.values()
+    whole = complete(passes)
+    records = [record for one in passes for record in one.records(complete=whole)]
     if not records:
         return None
-    files = write_records(folder, records)  # before any family can fail: a pass may have taken hours
+    files = write_records(wanted.folder, records)  # before any family can fail: a pass may have taken hours
+    results = results_of(records, wanted.families, subjects(passes) if whole else None)
+    return write_analysis(wanted.folder, results, records, _about(passes, whole=whole), wanted.formats, files)
+
+
+def _about(passes: Sequence[Pass], *, whole: bool) -> dict[str, Any]:
+    """The facts for the summary: those of the first pass, and all models."""
     models = [{key: one.found[key] for key in ("model", "weights", "model_options")} for one in passes]
-    results = results_of(records, families, _subjects(passes) if complete else None)
-    found = {**passes[0].found, "models": models, "complete": complete}
-    return _write(folder, results, records, found, formats, files)
+    return {**passes[0].found, "models": models, "complete": whole}
 
 
 def analyze_records(
@@ -248,9 +172,9 @@ def analyze_records(
         [(0, 15.0), (1, 13.0)]
     """
     _check_lists(records=records)
-    folder, families, kinds = _checked(out, only, formats, stored=True)
+    wanted = _checked(out, only, formats, stored=True)
     read = distinct([one if isinstance(one, Record) else in_folder(Path(one)) for one in records])
-    return _write(folder, results_of(read, families), read, {}, kinds)
+    return write_analysis(wanted.folder, results_of(read, wanted.families), read, {}, wanted.formats)
 
 
 def compare_analyses(
@@ -274,18 +198,25 @@ def compare_analyses(
             `analyze`.
     """
     _check_lists(analyses=analyses)
-    folder, families, kinds = _checked(out, only, formats, stored=True)
+    wanted = _checked(out, only, formats, stored=True)
     groups = [read_analysis(Path(one)) for one in analyses]
-    results = across(groups, families)
+    results = across(groups, wanted.families)
     found = {"compared": [str(group[0].header["report"]) for group in groups]}
-    return _write(folder, results, [record for group in groups for record in group], found, kinds)
+    records = [record for group in groups for record in group]
+    return write_analysis(wanted.folder, results, records, found, wanted.formats)
 
 
-# ---- shared parts ----------------------------------------------------------------------------------------------------
+# ---- checks ----------------------------------------------------------------------------------------------------------
 
 
-NOTES = 6
-"""Most notes printed in a terminal."""
+class _Wanted(NamedTuple):
+    """The folder of a report, its families, and the formats of its figures."""
+
+    folder: Path
+    families: list[str]
+    formats: list[str]
+
+
 LISTS: dict[str, tuple[str, Any]] = {
     "only": ("a text with commas or a list of families", str),
     "formats": ("a text with commas or a list of formats", str),
@@ -305,10 +236,21 @@ def _check_lists(**given: object) -> None:
             raise VitrimError(f"{name} is {words}, not {value!r:.60}")
 
 
-def _check_blocks(blocks: Sequence[int], subject: Subject) -> None:
-    beyond = next((one for one in blocks if not 0 <= one < subject.num_layers), None)
-    if beyond is not None:
-        raise VitrimError(f"there is no block {beyond} to draw; valid: 0 to {subject.num_layers - 1}")
+def _run_on(specs: Sequence[ModelSpec]) -> tuple[str, str]:
+    """The device and the name of the dtype of all models, those of the first."""
+    for one in specs:
+        check_read(one, (*MADE, "device", "dtype"))
+    dtype = "fp32" if specs[0].dtype is None else specs[0].dtype
+    check_kinds(dtype=dtype)
+    check_known("dtype", dtype, DTYPES)
+    return "cpu" if specs[0].device is None else str(specs[0].device), str(dtype)
+
+
+def _check_different(specs: Sequence[ModelSpec]) -> None:
+    names = [one.model if one.named else one.load().name for one in specs]
+    again = next((name for name in names if names.count(name) > 1), None)
+    if again is not None:
+        raise VitrimError(f"model {again} is given twice")
 
 
 def _checked(
@@ -319,7 +261,7 @@ def _checked(
     blocks: Sequence[int] = (),
     *,
     stored: bool = False,
-) -> tuple[Path, list[str], list[str]]:
+) -> _Wanted:
     """Check the folder, families and formats; ``stored``: there are only records, no model."""
     if not isinstance(out, str | Path):
         raise VitrimError(f"out is a folder, not {out!r:.60}")
@@ -338,66 +280,4 @@ def _checked(
     check_folder(folder)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / SUMMARY).is_file():
         raise VitrimError(f"{folder} is not empty and holds no analysis: name another folder")
-    return folder, families, kinds
-
-
-def _write(
-    folder: Path,
-    results: Mapping[str, FamilyResult],
-    records: Sequence[Record],
-    found: Mapping[str, Any],
-    formats: Sequence[str],
-    files: Sequence[Path] = (),
-) -> Report:
-    """Write the tables and the report of ``results``; ``found`` overrides facts that follow from the records."""
-    results = {**({"summary": summary(titled(records))} if records else {}), **results}
-    headers = [record.header for record in records]
-    models = {one["model"]: {"model": one["model"], "weights": one.get("weights")} for one in headers if "model" in one}
-    origin: dict[str, Any] = {"models": list(models.values())}
-    keys = ("data", "split", "batch_size")
-    if headers and all(key in one for one in headers for key in keys):
-        every = {(*(one[key] for key in keys), len(record)) for one, record in zip(headers, records, strict=True)}
-        if len(every) == 1:  # all of the same images
-            [(source, split, batch_size, images)] = every
-            origin["data"] = {"source": source, "split": split, "images": images, "batch_size": batch_size}
-    nowhere = {"environment": environment(device="cpu", dtype="float32", seed=0)}  # where no model runs
-    found = {**origin, **nowhere, **found}
-
-    told = {"command": "analyze", **found, "records": [dict(header) for header in headers]}
-    written = [*files, *write_tables(folder, results, told)]
-    written += write_report(folder, results, found, formats=formats)
-    tables = [table for result in results.values() for table in result.tables if table.shown != ()]
-    rows = [{"table": table.name, **row} for table in tables if table.name != "summary" for row in table.records()]
-    notes = [note for name, result in results.items() if name != "summary" for note in result.notes]
-    words = results["summary"].notes if "summary" in results else []
-    for_people = []
-    for table in tables:  # spaces in the names of columns
-        shown = tuple(name.replace("_", " ") for name in table.shown or table.columns)
-        columns = tuple(name.replace("_", " ") for name in table.columns)
-        texts = sum(name.startswith("method") for name in shown)
-        for_people.append(replace(table, columns=columns, shown=shown, text_columns=texts))
-    return AnalysisReport("analyze", found, rows, for_people, notes, written, words)
-
-
-@dataclass
-class AnalysisReport(Report):
-    """The findings of an analysis; a terminal shows the summary and where the rest is.
-
-    Attributes:
-        words: sentences below the summary.
-    """
-
-    words: list[str] = field(default_factory=list)
-
-    def parts(self) -> Iterator[Any]:
-        """Yield the summary, its sentence, the first notes, and the path of the page."""
-        if self.tables and self.tables[0].name == "summary":
-            yield from self.tables[0].parts()
-        yield from self.words
-        yield from (f"note: {note}" for note in self.notes[:NOTES])
-        if len(self.notes) > NOTES:
-            yield f"{len(self.notes) - NOTES} more notes are in the report"
-        count = Counter(file.parent.name for file in self.files)
-        page = next((file for file in self.files if file.name == "index.html"), None)
-        if page is not None:
-            yield f"{count['tables']} tables and {count['figures']} figures: open {page}"
+    return _Wanted(folder, families, kinds)

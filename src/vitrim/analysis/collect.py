@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrim.analysis.record import FEATURES, MOST_FEATURES, Record, unfinished
@@ -28,6 +29,8 @@ from vitrim.tasks import make_task
 
 MANY_CLASSES = 1000
 TOP = 16
+HALVED = (*FEATURES, "logits", "top_logits")
+"""Arrays stored as float16."""
 ARRAYS = (
     *("ids", "targets", "batch", "source", "kept", "num_tokens", "features", "head", "cosine", "head_cosine"),
     *("kl", "first", "logits", "top_logits", "top_classes"),
@@ -120,24 +123,25 @@ class _Collected(Gauge):
             else:
                 largest, classes = logits.float().topk(TOP, dim=1)
                 found |= {"top_logits": largest, "top_classes": classes.to(torch.int32)}
+        self._check_size(len(batch), found)
+        self.lists.update(**found)
 
-        # refuse a record that would be too large now, judging by this batch, not after hours of work
-        halved = (*FEATURES, "logits", "top_logits")  # stored as float16
+    def _check_size(self, images: int, found: Mapping[str, Tensor]) -> None:
+        """Refuse a record that would be too large, judging by one batch, not after hours of work."""
         bytes_of = {
-            name: tensor.numel() * (2 if name in halved else tensor.element_size()) / len(batch)
+            name: tensor.numel() * (2 if name in HALVED else tensor.element_size()) / images
             for name, tensor in found.items()
         }
         per_image = sum(count for name, count in bytes_of.items() if name not in FEATURES)
-        images = self.probe.num_images or sum(len(ids) for ids in self.lists.batches("ids")) + len(batch)
-        features = (sum(bytes_of.values()) - per_image) * min(images, MOST_FEATURES)
-        total = per_image * images + features
+        every = self.probe.num_images or sum(len(ids) for ids in self.lists.batches("ids")) + images
+        features = (sum(bytes_of.values()) - per_image) * min(every, MOST_FEATURES)
+        total = per_image * every + features
         if total > LARGEST:
             most = max(1, int((LARGEST - features) / per_image))
             raise VitrimError(
-                f"the record of {self.contestant.name} would take {total / 2**30:.1f} GiB for {images} images, "
+                f"the record of {self.contestant.name} would take {total / 2**30:.1f} GiB for {every} images, "
                 f"more than {LARGEST / 2**30:.0f}: set a limit of at most {most} images"
             )
-        self.lists.update(**found)
 
     def _patterns(self, images: int, output: ModelOutput) -> dict[str, Tensor]:
         reduction = self.contestant.reduction
@@ -189,25 +193,21 @@ class _Collected(Gauge):
         problem = unfinished(found)
         if problem is not None:
             raise VitrimError(f"the model under {self.contestant.name} cannot be analysed: {problem}")
-        blocks: list[int] = []
-        if "source" in found:
-            # blocks that changed the tokens of some image: labels or, at equal labels, anchor patches
-            source, kept = found["source"], found.get("kept")
-            changed = [not (np.arange(source.shape[2]) == source[:, 0]).all()]
-            for block in range(1, source.shape[1]):
-                same = all(np.array_equal(a[:, block], a[:, block - 1]) for a in (source, kept) if a is not None)
-                changed.append(not same)
-            blocks = [block for block, differs in enumerate(changed) if differs]
-            found["source"] = found["source"][:, blocks].astype(np.int32)
-            if "kept" in found:
-                found["kept"] = found["kept"][:, blocks]
+        blocks = _keep_changing(found) if "source" in found else []
         few = spread(len(order), MOST_FEATURES)
-        for name in FEATURES:
-            if name in found:
-                found[name] = found[name][few]
-        for name in (*FEATURES, "logits", "top_logits"):
+        found |= {name: found[name][few] for name in FEATURES if name in found}
+        for name in HALVED:
             if name in found and np.abs(found[name]).max(initial=0) < np.finfo(np.float16).max:
                 found[name] = found[name].astype(np.float16)
+        own = {
+            "blocks": blocks,
+            "feature_blocks": self.feature_blocks if "features" in found else [],
+            "feature_images": len(few) if set(FEATURES) & set(found) else 0,
+        }
+        return Record({**header, **self._facts(), **own}, found)
+
+    def _facts(self) -> dict[str, Any]:
+        """The header entries that follow from the method and the model."""
         config = None if self.contestant.reduction is None else self.contestant.reduction.config
         facts, num_layers, limits = self.tap.facts, self.tap.num_layers, dict[str, list[float]]()
         # limits after every block, if the method has any:
@@ -218,7 +218,7 @@ class _Collected(Gauge):
                 limits["bounds"] = [facts.num_prefix + count for count in counts]
             if callable(thresholds := getattr(config, "thresholds", None)):  # similarity above which it merges
                 limits["thresholds"] = thresholds(num_layers)
-        own = {
+        return {
             "method": self.contestant.name,
             "kind": "none" if config is None else config.kind,
             "soft": config is not None and config.kind == "soft",
@@ -227,12 +227,23 @@ class _Collected(Gauge):
             "num_prefix": 0 if facts is None else facts.num_prefix,
             "num_layers": num_layers,
             "grid": [0, 0] if facts is None else list(facts.grid_size),
-            "blocks": blocks,
-            "feature_blocks": self.feature_blocks if "features" in found else [],
-            "feature_images": len(few) if set(FEATURES) & set(found) else 0,
             **limits,
         }
-        return Record({**header, **own}, found)
+
+
+def _keep_changing(found: dict[str, NDArray[Any]]) -> list[int]:
+    """The blocks that changed the tokens of some image: labels or, at equal labels, anchor patches; the arrays keep
+    only these."""
+    source, kept = found["source"], found.get("kept")
+    changed = [not (np.arange(source.shape[2]) == source[:, 0]).all()]
+    for block in range(1, source.shape[1]):
+        same = all(np.array_equal(a[:, block], a[:, block - 1]) for a in (source, kept) if a is not None)
+        changed.append(not same)
+    blocks = np.flatnonzero(changed).tolist()
+    found["source"] = source[:, blocks].astype(np.int32)
+    if kept is not None:
+        found["kept"] = kept[:, blocks]
+    return blocks
 
 
 def anchors(state: TokenState, images: int, *, whole: bool) -> Tensor:
@@ -256,10 +267,9 @@ def anchors(state: TokenState, images: int, *, whole: bool) -> Tensor:
 
 
 def records_of(findings: Findings, header: Mapping[str, Any] | None = None) -> dict[str, Record]:
-    """The records of all models by method, ``dense`` first.
+    """The records by method, ``dense`` first, of a measurement with one `Collect` among its probes.
 
     Args:
-        findings: findings of a measurement with one `Collect` among its probes.
         header: extra entries for every header, such as ``model`` and ``data``; must be JSON-serialisable.
     """
     found = [gauge for gauges in findings.gauges for gauge in gauges if isinstance(gauge, _Collected)]

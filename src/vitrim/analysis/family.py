@@ -212,12 +212,7 @@ def drawn_blocks(arrays: Mapping[str, NDArray[Any]], name: str, most: int) -> di
 
 
 def note_blocks(result: FamilyResult, asked: Sequence[int], found: Mapping[str, Iterable[int]]) -> None:
-    """Store the requested blocks, with a note on each record that has no map of one.
-
-    Args:
-        asked: requested blocks; empty for the family's choice.
-        found: blocks with maps, by record name.
-    """
+    """Store the blocks that were asked for, if any, with a note on each record of ``found`` that has no map of one."""
     if not asked:
         return
     result.arrays["drawn"] = np.array(sorted(set(asked)))

@@ -5,21 +5,26 @@ from __future__ import annotations
 import base64
 import json
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vitrim.analysis.families import FAMILIES
 from vitrim.analysis.family import FamilyResult, Tables, drawn
-from vitrim.analysis.record import Record
+from vitrim.analysis.record import Record, titled
+from vitrim.analysis.summary import summary
 from vitrim.errors import VitrimError
 from vitrim.files import json_text, write_text
 from vitrim.measure.decisions import file_name, write_arrays
+from vitrim.measure.machine import environment
 from vitrim.plots.style import DPI, encoded, write
-from vitrim.report import Table, cell
+from vitrim.report import Report, Table, cell
 
 SUMMARY = "analysis.json"
+NOTES = 6
+"""Most notes printed in a terminal."""
 ARRAYS_FORMAT = 1
 """Format of a family's arrays, see `vitrim.measure.decisions.read_arrays`."""
 
@@ -53,6 +58,77 @@ def write_records(folder: Path, records: Sequence[Record]) -> list[Path]:
     for old in set(folder.glob("record_*.npz")) - set(files):
         old.unlink()
     return files
+
+
+def write_analysis(
+    folder: Path,
+    results: Mapping[str, FamilyResult],
+    records: Sequence[Record],
+    found: Mapping[str, Any],
+    formats: Sequence[str],
+    files: Sequence[Path] = (),
+) -> AnalysisReport:
+    """Write the tables and the report of ``results``, with a summary of the records.
+
+    Args:
+        found: entries of ``analysis.json``, which override those that follow from the records.
+        files: those written before.
+    """
+    results = {**({"summary": summary(titled(records))} if records else {}), **results}
+    nowhere = {"environment": environment(device="cpu", dtype="float32", seed=0)}  # where no model runs
+    found = {**_origin(records), **nowhere, **found}
+    told = {"command": "analyze", **found, "records": [dict(record.header) for record in records]}
+    written = [*files, *write_tables(folder, results, told), *write_report(folder, results, found, formats=formats)]
+    tables = [table for result in results.values() for table in result.tables if table.shown != ()]
+    rows = [{"table": table.name, **row} for table in tables if table.name != "summary" for row in table.records()]
+    notes = [note for name, result in results.items() if name != "summary" for note in result.notes]
+    words = results["summary"].notes if "summary" in results else []
+    return AnalysisReport("analyze", found, rows, list(map(_for_people, tables)), notes, written, words)
+
+
+def _origin(records: Sequence[Record]) -> dict[str, Any]:
+    """The models of records, and their data if all are of the same images, as far as the headers name them."""
+    headers = [record.header for record in records]
+    models = {one["model"]: {"model": one["model"], "weights": one.get("weights")} for one in headers if "model" in one}
+    keys = ("data", "split", "batch_size")
+    every = {(*map(record.header.get, keys), len(record)) for record in records}
+    if len(every) != 1 or not all(key in one for one in headers for key in keys):
+        return {"models": list(models.values())}
+    [(source, split, batch_size, images)] = every
+    data = {"source": source, "split": split, "images": images, "batch_size": batch_size}
+    return {"models": list(models.values()), "data": data}
+
+
+def _for_people(table: Table) -> Table:
+    """A table with spaces in the names of its columns."""
+    shown, columns = (
+        tuple(name.replace("_", " ") for name in names) for names in (table.shown or table.columns, table.columns)
+    )
+    return replace(table, columns=columns, shown=shown, text_columns=sum(name.startswith("method") for name in shown))
+
+
+@dataclass
+class AnalysisReport(Report):
+    """The findings of an analysis; a terminal shows the summary and where the rest is.
+
+    Attributes:
+        words: sentences below the summary.
+    """
+
+    words: list[str] = field(default_factory=list)
+
+    def parts(self) -> Iterator[Any]:
+        """Yield the summary, its sentence, the first notes, and the path of the page."""
+        if self.tables and self.tables[0].name == "summary":
+            yield from self.tables[0].parts()
+        yield from self.words
+        yield from (f"note: {note}" for note in self.notes[:NOTES])
+        if len(self.notes) > NOTES:
+            yield f"{len(self.notes) - NOTES} more notes are in the report"
+        count = Counter(file.parent.name for file in self.files)
+        page = next((file for file in self.files if file.name == "index.html"), None)
+        if page is not None:
+            yield f"{count['tables']} tables and {count['figures']} figures: open {page}"
 
 
 def write_tables(folder: Path, results: Mapping[str, FamilyResult], found: Mapping[str, Any]) -> list[Path]:

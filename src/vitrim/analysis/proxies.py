@@ -71,9 +71,7 @@ def draw_anchors(tables: Tables, pairs: str, anchors: str, measure: str, label: 
     """Scatter plots, one panel per anchor: a measure against the difference in accuracy; titles give rank correlations.
 
     Args:
-        pairs: name of the table of pairs.
-        anchors: name of the table with columns `ANCHORS`.
-        measure: column of ``pairs``.
+        pairs, anchors: names of the tables of pairs, and of `ANCHORS`.
     """
     found = [row for row in tables[anchors].records() if (row["measure"], row["block"]) == (measure, block)]
     rows = [

@@ -62,10 +62,8 @@ class Decision:
         scores, stays = np.full((images, patches), np.nan), np.zeros((images, patches), dtype=bool)
         image, token = np.nonzero(real)
         scores[image, place[image, token]] = self.scores.double().cpu().numpy()[image, token]
-        survives = np.zeros_like(real)
-        if self.assignment is None:
-            survives[:] = True
-        else:
+        survives = np.full_like(real, self.assignment is None)
+        if self.assignment is not None:
             anchor, valid = self.assignment.anchor, self.assignment.valid
             own = torch.ones_like(anchor, dtype=torch.bool) if valid is None else valid.clone()
             if self.assignment.into is not None and not self.assignment.normalise:

@@ -57,9 +57,8 @@ def milliseconds(subject: Subject, configs: Sequence[MethodConfig]) -> dict[str,
 def summary(records: Sequence[Record]) -> FamilyResult:
     """A table of all records, compared with their dense models, and a sentence on the best.
 
-    Args:
-        records: those of several models or analyses are compared with their own dense model; ``gmacs`` and ``ms`` of
-            the headers are shown if present.
+    Records of several models or analyses are compared with their own dense model; ``gmacs`` and ``ms`` of the headers
+    are shown if present.
     """
     rows = []
     for record in records:

@@ -96,15 +96,12 @@ class Events:
     def run(
         self, image: Any, model: str, method: str, value: float, more: str, beside: Any, block: float
     ) -> tuple[Any, Any, Any, Any, Any]:
-        """A result as HTML, or an error in one line.
+        """A result as HTML, or an error in one line; the slider over blocks, and the texts to copy.
 
         Args:
             image: gradio's description of the file, ``{"path": ...}``, or None.
             model, method, value, more, beside: see `vitrim.app.messages.Settings`.
             block: the visible block; at most the last.
-
-        Returns:
-            Pictures and numbers, the slider over blocks, the methods' texts, the Python lines, the command.
         """
         try:
             if image is None:
@@ -161,13 +158,7 @@ def theme() -> Any:
 
 
 def make_page(jobs: Worker, limits: Limits, folder: Path) -> Any:
-    """The page, a `gradio.Blocks`.
-
-    Args:
-        jobs: runs the models of the page.
-        limits: of uploads.
-        folder: for copies of the example images.
-    """
+    """The page, a `gradio.Blocks`; see `Events`."""
     events = Events(jobs, folder)
     page = gr.Blocks(
         analytics_enabled=False,
@@ -187,58 +178,12 @@ def make_page(jobs: Worker, limits: Limits, folder: Path) -> Any:
 
 
 def _image_tab(page: Any, events: Events, limits: Limits) -> None:
-    offers = list(events.slides)
-    slides, known = events.slides[offers[0]], events.known[offers[0]]
-    started = [name for name in FIRST_METHODS if name in slides] or list(slides)[:1]
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
-            image = gr.Image(
-                events.files[known[0]],
-                label=f"image, up to {limits.megabytes:g} MB",
-                type="filepath",
-                image_mode=None,
-                sources=["upload", "clipboard"],
-                height=220,
-                buttons=[],
-                alt_text="the image that was chosen",
-            )
-            examples = gr.Radio(known, value=known[0], label="or one that the model knows", elem_id="v-examples")
-            model = gr.Dropdown(offers, value=offers[0], label="model", elem_id="v-model", interactive=True)
-            method = gr.Dropdown(list(slides), value=started[0], label="method", elem_id="v-method", interactive=True)
-            value = gr.Slider(**asdict(slides[started[0]]), elem_id="v-amount", interactive=True)
-            beside = gr.Dropdown(
-                list(slides),
-                value=started[1:],
-                multiselect=True,
-                max_choices=MOST_BESIDE,
-                label="beside it, at the same MACs",
-                elem_id="v-beside",
-                interactive=True,
-            )
-            with gr.Accordion("More options", open=False):
-                more = gr.Textbox(
-                    label="further options of the method", info="key=value,key=value; Enter runs", max_length=300
-                )
-            button = gr.Button("Run", variant="primary")
-            gr.Markdown(_credits(), elem_id="v-credits")
+            image, examples, model, method, value, beside, more, button = _choices(events, limits)
         with gr.Column(scale=5, min_width=280):
-            block = gr.Slider(
-                0,
-                11,
-                value=11,
-                step=1,
-                label="what is left after block (counted from 0)",
-                elem_id="v-block",
-                interactive=True,
-            )
-            result = gr.HTML()
-            with gr.Accordion("Take it with you", open=True):
-                text = gr.Textbox(label="methods", elem_id="v-text", buttons=["copy"], interactive=False)
-                python = gr.Textbox(label="in Python", elem_id="v-python", lines=5, buttons=["copy"], interactive=False)
-                command = gr.Textbox(
-                    label="on the command line", elem_id="v-command", buttons=["copy"], interactive=False
-                )
-    inputs, outputs = [image, model, method, value, more, beside, block], [result, block, text, python, command]
+            block, result, *texts = _results()
+    inputs, outputs = [image, model, method, value, more, beside, block], [result, block, *texts]
     job: dict[str, Any] = {"inputs": inputs, "outputs": outputs, **EVENT}
     chosen = [method, value, beside, examples, image]
     model.input(events.model, [model, method, image], chosen, **EVENT).then(events.run, **job)
@@ -250,8 +195,54 @@ def _image_tab(page: Any, events: Events, limits: Limits) -> None:
     block.change(None, block, js=SHOW_BLOCK, **EVENT)
 
 
-def _credits() -> str:
-    return "Photographs: " + "; ".join(f"{one.name}, {one.credit}" for one in EXAMPLES if one.credit) + "."
+def _choices(events: Events, limits: Limits) -> tuple[Any, ...]:
+    """The left column: image, examples, model, method, its amount, methods beside, further options, and the button."""
+    offers = list(events.slides)
+    slides, known = events.slides[offers[0]], events.known[offers[0]]
+    started = [name for name in FIRST_METHODS if name in slides] or list(slides)[:1]
+    image = gr.Image(
+        events.files[known[0]],
+        label=f"image, up to {limits.megabytes:g} MB",
+        type="filepath",
+        image_mode=None,
+        sources=["upload", "clipboard"],
+        height=220,
+        buttons=[],
+        alt_text="the image that was chosen",
+    )
+    examples = gr.Radio(known, value=known[0], label="or one that the model knows", elem_id="v-examples")
+    model = gr.Dropdown(offers, value=offers[0], label="model", elem_id="v-model", interactive=True)
+    method = gr.Dropdown(list(slides), value=started[0], label="method", elem_id="v-method", interactive=True)
+    value = gr.Slider(**asdict(slides[started[0]]), elem_id="v-amount", interactive=True)
+    beside = gr.Dropdown(
+        list(slides),
+        value=started[1:],
+        multiselect=True,
+        max_choices=MOST_BESIDE,
+        label="beside it, at the same MACs",
+        elem_id="v-beside",
+        interactive=True,
+    )
+    with gr.Accordion("More options", open=False):
+        more = gr.Textbox(label="further options of the method", info="key=value,key=value; Enter runs", max_length=300)
+    button = gr.Button("Run", variant="primary")
+    credits = "; ".join(f"{one.name}, {one.credit}" for one in EXAMPLES if one.credit)
+    gr.Markdown(f"Photographs: {credits}.", elem_id="v-credits")
+    return image, examples, model, method, value, beside, more, button
+
+
+def _results() -> tuple[Any, ...]:
+    """The right column: the slider over blocks, the pictures and numbers, and three texts to copy."""
+    block = gr.Slider(
+        0, 11, value=11, step=1, label="what is left after block (counted from 0)", elem_id="v-block", interactive=True
+    )
+    result = gr.HTML()
+    with gr.Accordion("Take it with you", open=True):
+        copied: dict[str, Any] = {"buttons": ["copy"], "interactive": False}
+        text = gr.Textbox(label="methods", elem_id="v-text", **copied)
+        python = gr.Textbox(label="in Python", elem_id="v-python", lines=5, **copied)
+        command = gr.Textbox(label="on the command line", elem_id="v-command", **copied)
+    return block, result, text, python, command
 
 
 # ---- results as HTML and as text to copy; all input is escaped -------------------------------------------------------

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from vitrim.app.messages import BlockPicture
 from vitrim.core.registry import host_of
+from vitrim.plots.classifier import LARGE
+from vitrim.plots.images import pixels_of
 from vitrim.plots.patches import draw_kept, groups_of
-from vitrim.plots.show import LARGE, pixels_of
 
 
 def pictures_of(model: nn.Module, image: Tensor, sources: NDArray[np.int64] | None = None) -> list[BlockPicture]:
@@ -25,7 +26,7 @@ def pictures_of(model: nn.Module, image: Tensor, sources: NDArray[np.int64] | No
         sources: (L, P), the token that contains each patch after each block, -1 for none; None: only the image.
     """
     pixels, grid = pixels_of(model, image), host_of(model).facts(model).grid_size
-    scale = max(1, -(-LARGE // pixels.shape[1]))
+    scale = -(-LARGE // pixels.shape[1])
     if sources is None:
         left = np.arange(grid[0] * grid[1])
         return [BlockPicture(-1, _webp(draw_kept(pixels, left, grid, scale=scale)), "the image as the model gets it")]

@@ -43,8 +43,8 @@ from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
 from vitrim.measure.inputs import EMBEDDING, task_name
 from vitrim.measure.latency import Budget, fastest, time_interleaved
 from vitrim.measure.macs import profile_of
+from vitrim.plots.classifier import check_shown
 from vitrim.plots.patches import sources_of
-from vitrim.plots.show import check_shown
 from vitrim.tasks import Task, make_task
 from vitrim.tuning.space import training_free
 
@@ -104,47 +104,35 @@ class Service:
         return read_front(content)
 
     def run(self, content: bytes, choice: Settings) -> Reply:
-        """Run a model on an image, dense and reduced.
-
-        Args:
-            content: bytes of an image file.
-            choice: of the user.
+        """Run a model on an image file, dense and reduced.
 
         Raises:
             VitrimError: an invalid image, model, method, value or option.
         """
         loaded = self._load(choice.model)
         end = time.monotonic() + self.seconds  # loading a model does not count
-        beside = [name for name in dict.fromkeys(choice.beside) if name != choice.method]
-        for name in (choice.method, *beside):
-            check_known("method", name, loaded.methods)
-        if len(beside) > MOST_BESIDE:
-            raise VitrimError(
-                f"{len(beside)} methods beside the first are too many for one page: at most {MOST_BESIDE}"
-            )
+        beside = _beside(choice, loaded.methods)
         config = config_of(choice.method, choice.value, choice.more)
         upload = read_image(content, self.limits)
         image = eval_transform(loaded.model)(upload.image)
-        notes = [*upload.notes]
+        images, notes = image[None], [*upload.notes]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ReductionWarning)
-            dense, seconds = _dense(loaded.model, image[None])
+            dense, seconds = _dense(loaded.model, images)
             # a reduced model takes at most twice as long, including the counting of MACs
             if beside and time.monotonic() + 2 * STEPS * len(beside) * seconds > end:
                 notes.append(f"{_slow(seconds)} for several methods at once; see `vitrim compare`")
                 beside = []
-            configs, runs = [config], [_reduced(loaded.model, config, image[None])]
-            wanted = _macs(runs[0][0])
+            configs, runs = [config], [_reduced(loaded.model, config, images)]
             for name in beside:
-                configs.append(_as_cheap(loaded.model, name, image[None], wanted))
-                runs.append(_reduced(loaded.model, configs[-1], image[None]))
+                configs.append(_as_cheap(loaded.model, name, images, _macs(runs[0][0])))
+                runs.append(_reduced(loaded.model, configs[-1], images))
         notes += [str(one.message) for one in caught if issubclass(one.category, ReductionWarning)]
         timings: Sequence[Timing | None] = [None] * len(configs)
         if time.monotonic() + (3 + len(configs)) * (ROUNDS + 1) * seconds > end:
             notes.append(f"{_slow(seconds)} to be timed here; see `vitrim bench`")
         else:
-            timings = _timings(loaded.model, configs, image[None])
-        said = _side(dense, loaded)
+            timings = _timings(loaded.model, configs, images)
         source = self.sources[choice.model]
         return Reply(
             model=choice.model,
@@ -154,19 +142,8 @@ class Service:
             options=source.options,
             notes=list(dict.fromkeys(notes)),
             image=pictures_of(loaded.model, image)[0],
-            dense=said,
-            reduced=[
-                Reduced(
-                    method=config.describe(),
-                    pictures=pictures_of(loaded.model, image, sources),
-                    side=(side := _side(output, loaded)),
-                    same=side.best[0][0] == said.best[0][0],
-                    saved=1 - _macs(output) / _macs(dense),
-                    timing=timing,
-                    cosine=None if loaded.gallery is None else _cosines(output.prediction, dense.prediction).item(),
-                )
-                for config, (output, sources), timing in zip(configs, runs, timings, strict=True)
-            ],
+            dense=_side(dense, loaded),
+            reduced=[_shown(loaded, image, dense, *each) for each in zip(configs, runs, timings, strict=True)],
         )
 
     def _load(self, name: str) -> _Ready:
@@ -193,6 +170,38 @@ class Service:
         while len(self.loaded) > KEPT_MODELS:
             self.loaded.popitem(last=False)
         return self.loaded[name]
+
+
+def _beside(choice: Settings, known: Sequence[str]) -> list[str]:
+    """The methods besides the first, after a check of all."""
+    beside = [name for name in dict.fromkeys(choice.beside) if name != choice.method]
+    for name in (choice.method, *beside):
+        check_known("method", name, known)
+    if len(beside) > MOST_BESIDE:
+        raise VitrimError(f"{len(beside)} methods beside the first are too many for one page: at most {MOST_BESIDE}")
+    return beside
+
+
+def _shown(
+    ready: _Ready,
+    image: Tensor,
+    dense: ModelOutput,
+    config: MethodConfig,
+    run: tuple[ModelOutput, NDArray[np.int64]],
+    timing: Timing | None,
+) -> Reduced:
+    """The pictures and numbers of one method, beside the dense model's output; ``run`` is from `_reduced`."""
+    output, sources = run
+    side = _side(output, ready)
+    return Reduced(
+        method=config.describe(),
+        pictures=pictures_of(ready.model, image, sources),
+        side=side,
+        same=side.best[0][0] == _side(dense, ready).best[0][0],
+        saved=1 - _macs(output) / _macs(dense),
+        timing=timing,
+        cosine=None if ready.gallery is None else _cosines(output.prediction, dense.prediction).item(),
+    )
 
 
 def _of_examples(model: nn.Module) -> Tensor:

@@ -22,11 +22,7 @@ QUIET = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "
 
 
 def check_port(host: str, port: int) -> None:
-    """Refuse an address that the server cannot bind to.
-
-    Raises:
-        VitrimError: no such host on this machine, or a port that is in use or not permitted.
-    """
+    """Refuse a host that is not this machine's, or a port that is in use or not permitted."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as tried:
@@ -82,30 +78,34 @@ def serve(
     # the temporary folder also contains the uploads
     worker = Worker(partial(service, sources, limits, threads))
     with worker, TemporaryDirectory(prefix="vitrim-app-") as folder:
-        os.environ.update(QUIET, GRADIO_TEMP_DIR=folder)
-        from vitrim.app.page import CSS, make_page, theme
-
-        page = make_page(worker, limits, Path(folder))
-        _, address, _ = page.launch(
-            server_name=host,
-            server_port=port,
-            inbrowser=browser,
-            share=False,
-            quiet=True,
-            show_error=False,
-            prevent_thread_lock=True,
-            max_file_size=int(limits.megabytes * 1e6),
-            footer_links=["gradio"],
-            theme=theme(),
-            css=CSS.read_text(encoding="utf-8"),
-            ssr_mode=False,
-            enable_monitoring=False,
-            mcp_server=False,
-            pwa=False,
-        )
+        page, address = _launched(worker, limits, folder, server_name=host, server_port=port, inbrowser=browser)
         on_progress(f"the page is at {address}; Ctrl-C ends it")
         try:
             while True:
                 time.sleep(3600)
         finally:
             page.close(verbose=False)
+
+
+def _launched(worker: Worker, limits: Limits, folder: str, **where: Any) -> tuple[Any, str]:
+    """The page, served in threads of its own, and its address; without what gradio offers to others."""
+    os.environ.update(QUIET, GRADIO_TEMP_DIR=folder)
+    from vitrim.app.page import CSS, make_page, theme
+
+    page = make_page(worker, limits, Path(folder))
+    _, address, _ = page.launch(
+        **where,
+        share=False,
+        quiet=True,
+        show_error=False,
+        prevent_thread_lock=True,
+        max_file_size=int(limits.megabytes * 1e6),
+        footer_links=["gradio"],
+        theme=theme(),
+        css=CSS.read_text(encoding="utf-8"),
+        ssr_mode=False,
+        enable_monitoring=False,
+        mcp_server=False,
+        pwa=False,
+    )
+    return page, address

@@ -59,12 +59,7 @@ def _tunable(name: str) -> Tunable:
 
 
 def config_of(name: str, value: float, more: str = "") -> MethodConfig:
-    """The method with its slider at a value, and further options.
-
-    Args:
-        name: of the method.
-        value: of the slider's option.
-        more: ``key=value,key=value``.
+    """The method with its slider at a value, and further options, ``key=value,key=value``.
 
     Raises:
         VitrimError: an invalid or repeated option, or an invalid value.
@@ -88,8 +83,6 @@ def matched(name: str, patches: int, cost: Callable[[MethodConfig], float], want
     """The method at the slider value with about the wanted cost.
 
     Args:
-        name: of the method.
-        patches: of the image.
         cost: of a setting; falls with the amount.
         wanted: out of reach, the nearest cost.
 

@@ -47,10 +47,6 @@ class Upload:
 def read_image(content: bytes, limits: Limits | None = None) -> Upload:
     """Decode an uploaded image: the first frame, upright, in RGB, on white. Its header is checked first.
 
-    Args:
-        content: bytes of the file.
-        limits: default: `Limits()`.
-
     Raises:
         VitrimError: the file is too large, no image, broken, of a format not in `FORMATS`, or its sides are out of
             range.

@@ -63,11 +63,9 @@ class Worker:
             return found
 
     def call(self, job: str, *given: Any, first: tuple[str, ...] = ()) -> Any:
-        """The result of a method of the service.
+        """The result of the method ``job`` of the service.
 
         Args:
-            job: the name of the method.
-            given: its arguments.
             first: a method and its arguments to call before, with the limit of a start, to load the model.
 
         Raises:

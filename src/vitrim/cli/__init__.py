@@ -95,13 +95,12 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-Version = Annotated[
-    bool, typer.Option("--version", is_eager=True, callback=_print_version, help="print the version and exit")
-]
-
-
 @app.callback()
-def _root(version: Version = False) -> None:
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="print the version and exit")
+    ] = False,
+) -> None:
     """Faster Vision Transformers by reducing their tokens. A method is written name:key=value,key=value."""
 
 

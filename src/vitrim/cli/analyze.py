@@ -29,16 +29,6 @@ from vitrim.progress import progress
 if TYPE_CHECKING:
     from vitrim.report import Report
 
-Out = Annotated[Path, typer.Option("--out", help="folder for the report, its tables, figures and records")]
-Compare = Annotated[
-    bool,
-    typer.Option("--compare", help="compare finished analyses; MODEL is then their folders"),
-]
-Stored = Annotated[
-    list[Path] | None,
-    typer.Option("--from", help="analyse this stored record, without model and data; may repeat"),
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Models(Weights):
@@ -52,6 +42,14 @@ class Models(Weights):
         list[str] | None,
         typer.Option("--model", help="a further model, run with the same methods on the same images; may repeat"),
     ] = None
+
+    def every(self) -> list[str]:
+        """All models to analyse."""
+        if not self.names:
+            raise VitrimError("give a model and --data, or stored records with --from")
+        if len(self.names) > 1:
+            raise VitrimError(f"give one model, not {', '.join(self.names)}: further ones go behind --model")
+        return [*self.names, *(self.more or ())]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,17 +70,15 @@ class AnalysisOptions(Setup):
     only: Annotated[
         str | None,
         typer.Option(
-            "--only",
             help="families with commas: patterns, depth, counts, features, loss; or those that run the model again: "
             "sensitivity, attention, router, tsne, throughput (and loss, if named); or all; default: those of one pass",
         ),
     ] = None
     sizes: Annotated[
-        str | None, typer.Option("--sizes", help="throughput: pixels per side, with commas; default: the model's")
+        str | None, typer.Option(help="throughput: pixels per side, with commas; default: the model's")
     ] = None
     blocks: Annotated[
-        str | None,
-        typer.Option("--blocks", help="attention, router: blocks to draw, from 0, with commas, e.g. 2,5,8,11"),
+        str | None, typer.Option(help="attention, router: blocks to draw, from 0, with commas, e.g. 2,5,8,11")
     ] = None
     formats: Annotated[str, typer.Option("--format", help="of the files in figures/: png, svg, or png,svg")] = "png"
     batch_size: BatchSize = 32
@@ -95,9 +91,13 @@ def analyze(
     models: Models,
     images: AnalysedImages,
     methods: MethodsBesideDense = None,
-    stored: Stored = None,
-    compare: Compare = False,
-    out: Out,
+    stored: Annotated[
+        list[Path] | None, typer.Option("--from", help="analyse this stored record, without model and data; may repeat")
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="compare finished analyses; MODEL is then their folders")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="folder for the report, its tables, figures and records")],
     how: AnalysisOptions,
     machine: Machine,
     output: Output,
@@ -114,48 +114,27 @@ def analyze(
         from vitrim.analysis.families import chosen
         from vitrim.report import Results
 
-    takes = "--sizes takes whole numbers of pixels with commas, e.g. 224,384"
-    of_blocks = "--blocks takes whole numbers with commas, e.g. 2,5"
-    pixels = () if how.sizes is None else tuple(whole_numbers(how.sizes, takes, least=1))
-    drawn = () if how.blocks is None else tuple(whole_numbers(how.blocks, of_blocks))
+    pixels = whole_numbers(how.sizes, "--sizes takes whole numbers of pixels with commas, e.g. 224,384", least=1) or ()
+    drawn = whole_numbers(how.blocks, "--blocks takes whole numbers with commas, e.g. 2,5") or ()
     chosen(how.only, pixels, drawn)
 
     if compare or stored:
-        given = {
-            **{one.name: getattr(group, one.name) for group in (models, images) for one in fields(group)},
-            "device": machine.device != "cpu",
-            "dtype": how.dtype != "fp32",
-            "workers": how.workers,
-            "threads": machine.threads,
-            "seed": machine.seed,
-            "batch-size": how.batch_size != 32,
-        }
-        _check_alone(given, configs, stored, compare)
+        _check_alone(models, images, how, machine, configs, stored, compare)
         folder: dict[str, Any] = {"out": out, "only": how.only, "formats": how.formats}
         again = compare_analyses(models.names or (), **folder) if compare else analyze_records(stored or (), **folder)
         output.finish(again)
         return
-    if not models.names:
-        raise VitrimError("give a model and --data, or stored records with --from")
-    if len(models.names) > 1:
-        raise VitrimError(f"give one model, not {', '.join(models.names)}: further ones go behind --model")
+    every = models.every()
     if images.source is None:
         raise VitrimError("give the images to analyse the model on with --data")
     stopped: list[Report] = []
-    every = [models.names[0], *(models.more or ())]
     try:
         with progress(f"loading {every[0]}") as signs:
             machine.start()
             report = run(
                 models.spec(every, device=machine.device, dtype=how.dtype),
                 configs,
-                images.spec(
-                    images.source,
-                    data_option=images.data_option,
-                    limit=images.limit,
-                    batch_size=how.batch_size,
-                    workers=how.workers,
-                ),
+                images.spec(images.source, batch_size=how.batch_size, workers=how.workers),
                 out=Results(out, formats=how.formats),
                 only=how.only,
                 sizes=pixels,
@@ -170,12 +149,30 @@ def analyze(
             output.finish(found)
 
 
-def _check_alone(given: dict[str, Any], configs: list[Any], stored: list[Path] | None, compare: bool) -> None:
-    """Refuse options that --from and --compare do not use; absent options are false."""
-    if compare and (stored or given["more"] or given["source"] is not None or configs):
+def _check_alone(
+    models: Models,
+    images: AnalysedImages,
+    how: AnalysisOptions,
+    machine: Machine,
+    configs: list[Any],
+    stored: list[Path] | None,
+    compare: bool,
+) -> None:
+    """Refuse options that --from and --compare do not use."""
+    more = models.more or images.source is not None or configs
+    if compare and (stored or more):
         raise VitrimError("--compare reads finished analyses: leave out --from, --model, --data and the methods")
-    if not compare and (given["names"] or given["more"] or given["source"] is not None or configs):
+    if not compare and (models.names or more):
         raise VitrimError("--from analyses stored records: leave out the model, --data and the methods")
+    given = {
+        **{one.name: getattr(group, one.name) for group in (models, images) for one in fields(group)},
+        "device": machine.device != "cpu",
+        "dtype": how.dtype != "fp32",
+        "workers": how.workers,
+        "threads": machine.threads,
+        "seed": machine.seed,
+        "batch-size": how.batch_size != 32,
+    }
     unused = next((name for name, value in given.items() if value and name != "names"), None)
     if unused is not None:
         read = "--compare reads finished analyses" if compare else "--from analyses stored records"

@@ -17,59 +17,55 @@ from vitrim.progress import progress
 if TYPE_CHECKING:
     from vitrim.speed.words import SpeedReport
 
-BatchSizes = Annotated[
-    list[str] | None, typer.Option("--batch-size", "-b", help="e.g. 8, or 1,8,32; may repeat; default: 1,8,32")
-]
-Precisions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--precision", "--dtype",
-        help="fp32, bf16, fp16, int8, or several: every engine runs in what it supports; may repeat; default: fp32",
-    ),
-]  # fmt: skip
-Figure = Annotated[Path | None, typer.Option("--figure", help="draw the times per image to this file: .png or .svg")]
-Engines = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--engine",
-        help="eager, compile (with frozen weights and without), onnxruntime, openvino, aoti, torch.export, or several; "
-        "may repeat; default: eager",
-    ),
-]
-Compiled = Annotated[
-    bool, typer.Option("--compile", help="run only torch.compile, without frozen weights; see --engine")
-]
-Repeats = Annotated[int, typer.Option("--repeats", min=1, max=MAX_REPEATS, help="least number of rounds")]
-MinSeconds = Annotated[float, typer.Option("--min-seconds", min=0.0, max=MAX_SECONDS, help="least time per model")]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TimingOptions(Setup):
     """The engines, precisions and duration of timing."""
 
-    engine: Engines = None
-    precision: Precisions = None
-    repeats: Repeats = 10
-    min_seconds: MinSeconds = 1.0
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="eager, compile (with frozen weights and without), onnxruntime, openvino, aoti, torch.export, or "
+            "several; may repeat; default: eager",
+        ),
+    ] = None
+    precision: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--precision",
+            "--dtype",
+            help="fp32, bf16, fp16, int8, or several: every engine runs in what it supports; may repeat; default: fp32",
+        ),
+    ] = None
+    repeats: Annotated[int, typer.Option(min=1, max=MAX_REPEATS, help="least number of rounds")] = 10
+    min_seconds: Annotated[float, typer.Option(min=0.0, max=MAX_SECONDS, help="least time per model")] = 1.0
 
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of the function."""
+    def arguments(self, *, compiled: bool = False) -> dict[str, Any]:
+        """The arguments of the function; ``compiled``: only torch.compile in its default mode."""
         from vitrim.measure.latency import Budget
+        from vitrim.speed.engines import Compiled
 
         lists = {"engine": words(self.engine, "--engine"), "precision": words(self.precision, "--precision")}
-        most = max(self.repeats, Budget.max_rounds)
-        budget = Budget(self.repeats, self.min_seconds, max_rounds=most)
-        return {"budget": budget, **{name: values for name, values in lists.items() if values}}
+        budget = Budget(self.repeats, self.min_seconds, max_rounds=max(self.repeats, Budget.max_rounds))
+        given: dict[str, Any] = {"budget": budget, **{name: values for name, values in lists.items() if values}}
+        if compiled:
+            names = given.get("precision", ["fp32"])
+            given["engine"] = [Compiled(one) for one in names if one in Compiled.precisions]
+        return given
 
 
 def bench(
     *,
     model: Model,
     method: MethodsBesideDense = None,
-    batch_size: BatchSizes = None,
+    batch_size: Annotated[
+        list[str] | None, typer.Option("--batch-size", "-b", help="e.g. 8, or 1,8,32; may repeat; default: 1,8,32")
+    ] = None,
     timing: TimingOptions,
-    compiled: Compiled = False,
-    figure: Figure = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="run only torch.compile, without frozen weights; see --engine")
+    ] = False,
+    figure: Annotated[Path | None, typer.Option(help="draw the times per image to this file: .png or .svg")] = None,
     files: Files,
     run_on: RunOn,
     machine: Machine,
@@ -106,12 +102,8 @@ def bench(
         with progress(f"loading {model.name}") as signs:
             from vitrim.plots import style
             from vitrim.speed.bench import bench as time_
-            from vitrim.speed.engines import Compiled as InDefaultMode
 
-            given = timing.arguments() | ({"batch_size": counts} if counts else {})
-            if compiled:
-                names = given.get("precision", ["fp32"])
-                given["engine"] = [InDefaultMode(one) for one in names if one in InDefaultMode.precisions]
+            given = timing.arguments(compiled=compiled) | ({"batch_size": counts} if counts else {})
             if figure is not None:
                 style.check(figure)
             machine.start()

@@ -17,13 +17,6 @@ from vitrim.report import show
 if TYPE_CHECKING:
     from vitrim.speed.comparison import Comparison
 
-At = Annotated[
-    list[str] | None, typer.Option("--at", help="batch sizes to time, e.g. 8, or 1,8; may repeat; default: 1,8")
-]
-Figure = Annotated[
-    Path | None, typer.Option("--figure", help="draw loss over time per image to this file: .png or .svg")
-]
-
 
 def compare(
     *,
@@ -31,10 +24,14 @@ def compare(
     data: Data,
     method: MethodsBesideDense = None,
     files: Files,
-    at: At = None,
+    at: Annotated[
+        list[str] | None, typer.Option(help="batch sizes to time, e.g. 8, or 1,8; may repeat; default: 1,8")
+    ] = None,
     timing: TimingOptions,
     scoring: Scoring,
-    figure: Figure = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="draw loss over time per image to this file: .png or .svg")
+    ] = None,
     machine: Machine,
     output: Output,
 ) -> None:

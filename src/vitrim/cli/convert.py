@@ -9,14 +9,16 @@ import typer
 
 from vitrim.cli.output import Output
 
-Source = Annotated[Path, typer.Argument(metavar="IN.pth", help="a checkpoint of torch.save")]
-Target = Annotated[Path, typer.Argument(metavar="OUT.safetensors", help="the file to write")]
-Key = Annotated[
-    str | None, typer.Option("--key", help="the weights to convert, if several, e.g. model_ema; dots for nested keys")
-]
 
-
-def convert(*, source: Source, target: Target, key: Key = None, output: Output) -> None:
+def convert(
+    *,
+    source: Annotated[Path, typer.Argument(metavar="IN.pth", help="a checkpoint of torch.save")],
+    target: Annotated[Path, typer.Argument(metavar="OUT.safetensors", help="the file to write")],
+    key: Annotated[
+        str | None, typer.Option(help="the weights to convert, if several, e.g. model_ema; dots for nested keys")
+    ] = None,
+    output: Output,
+) -> None:
     """Write the weights of a .pth file as safetensors. Keeps the names, and executes nothing in the file."""
     from vitrim.weights import convert_weights
 

@@ -12,16 +12,17 @@ from vitrim.cli.output import Output
 from vitrim.errors import VitrimError
 from vitrim.progress import progress
 
-Out = Annotated[Path, typer.Option("--out", help="folder for demo.json and the figures")]
-Cifar10 = Annotated[
-    str | None,
-    typer.Option(
-        "--cifar10", help="your copy of CIFAR-10 (parquet files or folders): also score the shipped model on it"
-    ),
-]
 
-
-def demo(*, out: Out = Path("vitrim-demo"), cifar10: Cifar10 = None, compute: Compute, output: Output) -> None:
+def demo(
+    *,
+    out: Annotated[Path, typer.Option(help="folder for demo.json and the figures")] = Path("vitrim-demo"),
+    cifar10: Annotated[
+        str | None,
+        typer.Option(help="your copy of CIFAR-10 (parquet files or folders): also score the shipped model on it"),
+    ] = None,
+    compute: Compute,
+    output: Output,
+) -> None:
     """Try vitrim offline: accuracy on handwritten digits, speed here.
 
     It reduces and scores a small ViT, times DeiT-S on this machine, and draws both.

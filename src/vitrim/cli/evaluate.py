@@ -21,19 +21,15 @@ class Evaluating(Setup):
     """The dtype of models, and the output of an evaluation."""
 
     dtype: Dtype = "fp32"
-    out: Annotated[
-        Path | None, typer.Option("--out", help="save partial results in this folder, every half minute")
-    ] = None
+    out: Annotated[Path | None, typer.Option(help="save partial results in this folder, every half minute")] = None
     resume: Annotated[bool, typer.Option("--resume", help="continue from the results in --out")] = False
     decisions: Annotated[
-        Path | None,
-        typer.Option("--decisions", help="write the decisions about every token to this folder, one .npz per method"),
+        Path | None, typer.Option(help="write the decisions about every token to this folder, one .npz per method")
     ] = None
     predictions: Annotated[
         Path | None,
         typer.Option(
-            "--predictions",
-            help="write labels, and every model's predictions and probabilities, to this file (.csv, .parquet)",
+            help="write labels, and every model's predictions and probabilities, to this file (.csv, .parquet)"
         ),
     ] = None
 

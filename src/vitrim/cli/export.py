@@ -16,41 +16,31 @@ from vitrim.progress import progress
 if TYPE_CHECKING:
     from vitrim.exporting.writing import FileSpec
 
-Method = Annotated[
-    list[str] | None,
-    typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13, or @FILE; default: dense"),
-]
-Out = Annotated[Path, typer.Option("--out", help="the file; FILE.json beside it repeats its metadata")]
-
 
 @dataclass(frozen=True, kw_only=True)
 class File(Setup):
     """The contents of the file, and the checks and timings that follow."""
 
     to: Annotated[
-        str | None,
-        typer.Option("--to", help="onnx, pt2 (torch.export), openvino or aoti; default: by the suffix of --out"),
+        str | None, typer.Option(help="onnx, pt2 (torch.export), openvino or aoti; default: by the suffix of --out")
     ] = None
-    batch: Annotated[str, typer.Option("--batch", help="dynamic (any batch size), or a fixed size, e.g. 8")] = "dynamic"
-    opset: Annotated[int, typer.Option("--opset", help="version of the ONNX operators, 18 to 23")] = 20
+    batch: Annotated[str, typer.Option(help="dynamic (any batch size), or a fixed size, e.g. 8")] = "dynamic"
+    opset: Annotated[int, typer.Option(help="version of the ONNX operators, 18 to 23")] = 20
     size: Annotated[
         int | None, typer.Option("--image-size", min=1, max=4096, help="side of the images; default: the model's")
     ] = None
     precision: Annotated[
-        str,
-        typer.Option("--precision", "--dtype", help="fp32, fp16, bf16, or int8 with --images, if --to supports it"),
+        str, typer.Option("--precision", "--dtype", help="fp32, fp16, bf16, or int8 with --images, if --to supports it")
     ] = "fp32"
     preprocess: Preprocess = False
     check: Annotated[
-        int, typer.Option("--check", min=0, max=MAX_BATCH, help="number of images to compare file and model; 0: none")
+        int, typer.Option(min=0, max=MAX_BATCH, help="number of images to compare file and model; 0: none")
     ] = 64
     freeze: Annotated[
-        bool,
-        typer.Option("--freeze", help="adaptive methods: fix the counts to their means over --images"),
+        bool, typer.Option("--freeze", help="adaptive methods: fix the counts to their means over --images")
     ] = False
     capacity: Annotated[
-        float | None,
-        typer.Option("--capacity", help="adaptive methods: slots per block for this share of --images, e.g. 0.99"),
+        float | None, typer.Option(help="adaptive methods: slots per block for this share of --images, e.g. 0.99")
     ] = None
     bench: Annotated[
         bool, typer.Option("--bench", help="time the eager and exported, dense and reduced models at batch 1 and 8")
@@ -77,8 +67,11 @@ class File(Setup):
 def export(
     *,
     model: Model,
-    method: Method = None,
-    out: Out,
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", "-m", help="name:key=value,key=value, e.g. tome:r=13, or @FILE; default: dense"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="the file; FILE.json beside it repeats its metadata")],
     wanted: File,
     images: Images,
     limit: Limit = None,

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from itertools import groupby, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
 
 import typer
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from vitrim.core.host import Host
     from vitrim.core.plan import Head
 
+Rows = Sequence[dict[str, Any]]
+
 YES, SUBSTITUTE, REFUSED = "work", "work with score=column_mean", "refused"
 HEADS: dict[Head, str] = {
     "class token": "the head reads the class token (and other tokens in front of the patches) only",
@@ -29,43 +31,44 @@ HEADS: dict[Head, str] = {
     "grid": "a dense head (segmentation, detection) reads every patch at its place",
 }
 
-KINDS = {
-    "methods": "the methods: what each does, what it needs, which to start with",
-    "selectors": "the selectors of image tokens for vision-language models",
-    "models": "the models of timm and vitrim that can be reduced, by name",
-    "hosts": "families of models of all libraries, and the methods that work on each",
-    "recipes": "the recipes of `vitrim train`",
-    "presets": "settings of methods that papers give for single models, as text to paste behind -m",
-}
 RECOMMENDED = {
     **dict.fromkeys(("tome", "atm", "topk"), "untrained"),
     **dict.fromkeys(("evit", "mctf", "cropr"), "trained"),
 }
 """Methods to start with (docs/choosing.md)."""
 
-Kind = Annotated[
-    str | None, typer.Argument(metavar="[methods|selectors|models|hosts|recipes|presets]", help="what to list")
-]
-Text = Annotated[
-    str | None, typer.Argument(metavar="[TEXT]", help="only those whose name or model contains this, e.g. deit")
-]
-All = Annotated[bool, typer.Option("--all", help="hosts: also every module of timm, and why models of it are refused")]
 
-
-def list_(*, kind: Kind = None, text: Text = None, every: All = False, output: Output) -> None:
+def list_(
+    *,
+    kind: Annotated[
+        str | None, typer.Argument(metavar="[methods|selectors|models|hosts|recipes|presets]", help="what to list")
+    ] = None,
+    text: Annotated[
+        str | None, typer.Argument(metavar="[TEXT]", help="only those whose name or model contains this, e.g. deit")
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="hosts: also every module of timm, and why models of it are refused")
+    ] = False,
+    output: Output,
+) -> None:
     """List methods, selectors, models, their families, or recipes."""
     if kind is None:
-        output.print(*(f"vitrim list {name:<9}  {meaning}" for name, meaning in KINDS.items()))
-        output.write("list", lists=KINDS)
+        meanings = {name: one.meaning for name, one in LISTS.items()}
+        output.print(*(f"vitrim list {name:<9}  {meaning}" for name, meaning in meanings.items()))
+        output.write("list", lists=meanings)
         return
-    check_known("list", kind, TABLES)
+    check_known("list", kind, LISTS)
     if every and kind != "hosts":
         raise VitrimError(f"--all is for `vitrim list hosts`, not for {kind}")
-    title, columns, collect, footnotes = TABLES[kind]
+    listed = LISTS[kind]
     with progress(f"collecting the list of {kind}"):
-        known = collect()
+        known = listed.collect()
         of_timm = modules() if every else []
-    rows, refused = ([row for row in group if _contains(row, text)] for group in (known, of_timm))
+    wanted = (text or "").lower()  # in the name of an entry, or of its model
+    rows, refused = (
+        [row for row in group if any(wanted in row[key].lower() for key in ("name", "model") if key in row)]
+        for group in (known, of_timm)
+    )
     if not rows and not refused:
         near = nearest(text or "", [row["name"] for row in (*known, *of_timm)])
         hint = "" if near is None else f" did you mean '{near}'?"
@@ -74,22 +77,16 @@ def list_(*, kind: Kind = None, text: Text = None, every: All = False, output: O
     out = output.console()
     for group, each in groupby(rows, key=lambda row: row.get("purpose", "")):
         members = list(each)
-        headed = f"{title}\n{group}" if group and members[0] is rows[0] else group or title
-        out.print(_table(headed, columns, by_group(members) if kind == "recipes" else members))
+        headed = f"{listed.title}\n{group}" if group and members[0] is rows[0] else group or listed.title
+        out.print(_table(headed, listed.columns, by_group(members) if kind == "recipes" else members))
     if refused:
         out.print(_table("Modules of timm's models", MODULES, refused))
-    for line in footnotes(rows):
-        folded = textwrap.fill(line, out.width, subsequent_indent="    ", break_long_words=False)
-        output.print(folded)
+    for line in listed.footnotes(rows):
+        output.print(textwrap.fill(line, out.width, subsequent_indent="    ", break_long_words=False))
     from vitrim.measure.machine import environment
 
     record = {"rows": rows, **({"modules": refused} if every else {})}
     output.write("list", kind=kind, environment=environment(), **record)
-
-
-def _contains(row: dict[str, Any], text: str | None) -> bool:
-    """True if the name of an entry, or of its model, contains ``text``."""
-    return text is None or any(text.lower() in row[key].lower() for key in ("name", "model") if key in row)
 
 
 def methods() -> list[dict[str, Any]]:
@@ -139,13 +136,13 @@ def selectors() -> list[dict[str, Any]]:
     ]
 
 
-def titles(rows: Sequence[dict[str, Any]]) -> list[str]:
+def titles(rows: Rows) -> list[str]:
     """Footnotes: each method in a sentence, and its paper; too wide for columns."""
     first = "start with: the methods to try first, untrained or with training under the method (docs/choosing.md)"
     return [first] + [f"{row['name']}: {row['does']}" + (f" ({row['paper']})" if row["paper"] else "") for row in rows]
 
 
-def papers(rows: Sequence[dict[str, Any]]) -> list[str]:
+def papers(rows: Rows) -> list[str]:
     """Footnotes: the papers of the selectors."""
     return [f"{row['name']}: {row['paper']}" for row in rows if row["paper"]]
 
@@ -187,7 +184,7 @@ def fit(method: str, head: Head) -> str:
     return f"{REFUSED}, since it {str(misfit(config, head)).partition(';')[0]}"
 
 
-def heads(rows: Sequence[dict[str, Any]]) -> list[str]:
+def heads(rows: Rows) -> list[str]:
     """Footnotes: for each kind of head, the methods that work, need an option, or are refused."""
     from vitrim.core.registry import missing_libraries, not_yet, vision_languages
 
@@ -280,7 +277,8 @@ def recipes() -> list[dict[str, Any]]:
             "batch_size": str(recipe.batch_size),
             "paper": recipe.paper,
         }
-        for name, recipe in ((name, load_recipe(name).recipe) for name in files())
+        for name in files()
+        for recipe in [load_recipe(name).recipe]
     ]
 
 
@@ -306,10 +304,27 @@ def _shared(texts: Sequence[str]) -> str:
     return ",".join(part[0] if len(set(part)) == 1 else re.sub("(= ?).*", r"\1...", part[0]) for part in parts)
 
 
-Rows = Sequence[dict[str, Any]]
+# ---- the lists -------------------------------------------------------------------------------------------------------
 
-TABLES: dict[str, tuple[str, dict[str, str], Callable[[], list[dict[str, Any]]], Callable[[Rows], list[str]]]] = {
-    "methods": (
+
+class List(NamedTuple):
+    """One list: what it is, and its table.
+
+    Attributes:
+        columns: the printed keys of a row, with their headings.
+        footnotes: the lines below the table, made from the rows shown.
+    """
+
+    meaning: str
+    title: str
+    columns: dict[str, str]
+    collect: Callable[[], Rows]
+    footnotes: Callable[[Rows], list[str]] = lambda rows: []
+
+
+LISTS = {
+    "methods": List(
+        "the methods: what each does, what it needs, which to start with",
         "Methods (write them as name:key=value,key=value)",
         {
             "name": "name",
@@ -324,7 +339,8 @@ TABLES: dict[str, tuple[str, dict[str, str], Callable[[], list[dict[str, Any]]],
         methods,
         titles,
     ),
-    "selectors": (
+    "selectors": List(
+        "the selectors of image tokens for vision-language models",
         "Selectors of image tokens (write them as name:key=value,key=value)",
         {
             "name": "name",
@@ -338,26 +354,22 @@ TABLES: dict[str, tuple[str, dict[str, str], Callable[[], list[dict[str, Any]]],
         selectors,
         papers,
     ),
-    "hosts": (
+    "models": List(
+        "the models of timm and vitrim that can be reduced, by name",
+        "Models of timm, by the module they are in, and those that come with vitrim; a few variants (differential or "
+        "gated attention) are refused when they are reduced",
+        {"name": "name", "module": "timm module"},
+        models,
+    ),
+    "hosts": List(
+        "families of models of all libraries, and the methods that work on each",
         "Host families; heads: what the heads of their models read, which decides the methods that work (below)",
         {"name": "family", "heads": "heads", "classes": "model classes (and their subclasses)"},
         hosts,
         heads,
     ),
-    "models": (
-        "Models of timm, by the module they are in, and those that come with vitrim; a few variants (differential or "
-        "gated attention) are refused when they are reduced",
-        {"name": "name", "module": "timm module"},
-        models,
-        lambda rows: [],
-    ),
-    "presets": (
-        "Settings that papers give for a model (paste one behind -m), with what they print beside it",
-        {"name": "method", "model": "model", "gflops": "GMACs", "top1": "top-1 %", "source": "source"},
-        presets,
-        lambda rows: ["the papers' GFLOPs are multiply-accumulates"],
-    ),
-    "recipes": (
+    "recipes": List(
+        "the recipes of `vitrim train`",
         "Recipes (vitrim train NAME --show prints all values; NAME@{25,50}: NAME@25 and NAME@50, by keep rate)",
         {
             "name": "name",
@@ -368,17 +380,22 @@ TABLES: dict[str, tuple[str, dict[str, str], Callable[[], list[dict[str, Any]]],
             "paper": "paper",
         },
         recipes,
-        lambda rows: [],
+    ),
+    "presets": List(
+        "settings of methods that papers give for single models, as text to paste behind -m",
+        "Settings that papers give for a model (paste one behind -m), with what they print beside it",
+        {"name": "method", "model": "model", "gflops": "GMACs", "top1": "top-1 %", "source": "source"},
+        presets,
+        lambda rows: ["the papers' GFLOPs are multiply-accumulates"],
     ),
 }
 
 
 def _table(title: str, columns: dict[str, str], rows: Rows) -> Table:
-
-    def cell(value: str | bool | list[str]) -> str:
+    def text(value: str | bool | list[str]) -> str:
         if isinstance(value, bool):
             return "yes" if value else "-"
         return (value or "-") if isinstance(value, str) else ", ".join(value)
 
-    cells = [tuple(cell(row[key]) for key in columns) for row in rows]
+    cells = [tuple(text(row[key]) for key in columns) for row in rows]
     return Table("", title, tuple(columns.values()), cells, text_columns=len(columns))

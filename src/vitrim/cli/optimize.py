@@ -23,29 +23,22 @@ class Aim(Setup):
         typer.Option(help="measure top-1; --no-labels: agreement with the dense model, for images of other classes"),
     ] = True
     max_loss: Annotated[
-        float | None,
-        typer.Option("--max-loss", min=0.0, max=100.0, help="largest loss of top-1 in points; default: 1.0"),
+        float | None, typer.Option(min=0.0, max=100.0, help="largest loss of top-1 in points; default: 1.0")
     ] = None
     speedup: Annotated[
         float | None,
-        typer.Option(
-            "--speedup", help="instead of --max-loss: lose least at this speed-up over the fastest dense model"
-        ),
+        typer.Option(help="instead of --max-loss: lose least at this speed-up over the fastest dense model"),
     ] = None
     batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="images per batch, to optimise for")] = 1
     methods: MethodsBesideDense = None
     engine: Annotated[
         str | None,
-        typer.Option(
-            "--engine", help="onnxruntime, openvino, torch.export, aoti; default: the first two, if installed"
-        ),
+        typer.Option(help="onnxruntime, openvino, torch.export, aoti; default: the first two, if installed"),
     ] = None
     precision: Annotated[
-        str | None, typer.Option("--precision", help="fp32, bf16, int8; default: all that the engines support here")
+        str | None, typer.Option(help="fp32, bf16, int8; default: all that the engines support here")
     ] = None
-    out: Annotated[Path, typer.Option("--out", help="folder for the file, report.json and the figure")] = Path(
-        "optimized"
-    )
+    out: Annotated[Path, typer.Option(help="folder for the file, report.json and the figure")] = Path("optimized")
     preprocess: Preprocess = False
     few_images: Annotated[
         bool, typer.Option("--few-images", help="continue although so few images cannot show a loss within the bound")

@@ -49,49 +49,10 @@ CLASSIFIERS = (
     "run:FOLDER of a finished run"
 )
 MODEL_NAMES = f"{CLASSIFIERS}; segmenter: or vitdet: before any of these"
-ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_NAMES)]
-Pretrained = Annotated[bool, typer.Option("--pretrained", help="load the library's pretrained weights (a download)")]
-Checkpoint = Annotated[
-    Path | None,
-    typer.Option(
-        "--checkpoint",
-        help="weights: a file (safetensors, .pth) or a run's folder",
-    ),
-]
-ModelOptions = Annotated[
-    list[str] | None,
-    typer.Option("--model-option", metavar="K=V", help="of the library's model, e.g. img_size=384; may repeat"),
-]
 Dtype = Annotated[str, typer.Option("--dtype", help="of parameters and images: fp32 or bf16")]
-Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:0, mps, xpu")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, max=MAX_THREADS, help="CPU threads; default: torch's")]
-Seed = Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="of random weights, inputs and methods")]
-DataSource = Annotated[
-    str,
-    typer.Option(
-        "--data",
-        metavar="SOURCE",
-        help="images: a folder of classes, parquet files, hfds/OWNER/NAME, or LAYOUT:ROOT, see docs/data.md",
-    ),
-]
 DataOptions = Annotated[
-    list[str] | None,
-    typer.Option("--data-option", metavar="K=V", help="option of the data's reader; may repeat"),
-]
-TaskName = Annotated[
-    str | None,
-    typer.Option("--task", help="for models with several tasks: segmentation, zero_shot, ..."),
-]
-ImagesSource = Annotated[
-    str | None, typer.Option("--images", help="as --data of `vitrim eval`; default: random images")
-]
-TextTokens = Annotated[
-    int | None,
-    typer.Option("--text-tokens", min=1, max=2**20, help="of a vision-language model's prompt; default: 32"),
-]
-PromptImages = Annotated[
-    int | None,
-    typer.Option("--prompt-images", min=1, max=2**12, help="of a vision-language model's prompt; default: 1"),
+    list[str] | None, typer.Option("--data-option", metavar="K=V", help="option of the data's reader; may repeat")
 ]
 Select = Annotated[
     str | None,
@@ -100,23 +61,8 @@ Select = Annotated[
         help="vision-language models: a selector of image tokens after every method, e.g. divprune:tokens=64",
     ),
 ]
-NewTokens = Annotated[
-    int | None,
-    typer.Option("--new-tokens", min=0, max=2**16, help="decode this many tokens after the prefill; default: none"),
-]
-Split = Annotated[str | None, typer.Option("--split", help="split, e.g. test, or 0.1: what train held out")]
-ImageColumn = Annotated[str | None, typer.Option("--image-column", help="column of images, if not the only one")]
-LabelColumn = Annotated[str | None, typer.Option("--label-column", help="column of labels, if not called label")]
-FilesBeside = Annotated[
-    list[Path] | None, typer.Option("--file", help="an exported file to measure beside the model; may repeat")
-]
-Trust = Annotated[bool, typer.Option("--trust", help="run .pt2 files, which are code")]
 Preprocess = Annotated[
     bool, typer.Option("--preprocess", help="input: uint8 images (batch, height, width, 3), normalised in the graph")
-]
-ProtocolChanges = Annotated[
-    list[str] | None,
-    typer.Option("--protocol", help="of segmentation, key=value: mode, window, stride, size, side, flip; may repeat"),
 ]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="number of images, spread evenly over all")]
 
@@ -143,13 +89,15 @@ def parse_options(texts: Sequence[str] | None, what: str = "model option") -> di
     return options
 
 
-def whole_numbers(text: str, takes: str, least: int = 0) -> list[int]:
-    """Parse ``"0,3"``; ``takes`` is the beginning of the error.
+def whole_numbers(text: str | None, takes: str, least: int = 0) -> list[int] | None:
+    """Parse ``"0,3"``; None stays. ``takes`` is the beginning of the error.
 
     Example:
         >>> whole_numbers("224,384", "--sizes takes whole numbers")
         [224, 384]
     """
+    if text is None:
+        return None
     parts = text.split(",")
     wrong = next((part for part in parts if not part.strip().isdecimal() or int(part) < least), None)
     if wrong is not None:
@@ -163,6 +111,8 @@ def whole_numbers(text: str, takes: str, least: int = 0) -> list[int]:
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """A group of options: a dataclass with fields annotated like parameters of a command.
+
+    An option has the name of its field, unless it says another.
 
     Attributes:
         panel: the heading of its options in the help.
@@ -178,7 +128,7 @@ class Compute(Setup):
     panel = MACHINE
 
     threads: Threads = None
-    seed: Seed = 0
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of random weights, inputs and methods")] = 0
 
     def start(self) -> None:
         """Set torch's threads."""
@@ -191,7 +141,7 @@ class Compute(Setup):
 class Machine(Compute):
     """Compute settings and the device."""
 
-    device: Device = "cpu"
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:0, mps, xpu")] = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,9 +150,15 @@ class Weights(Setup):
 
     panel = MODEL
 
-    pretrained: Pretrained = False
-    checkpoint: Checkpoint = None
-    model_option: ModelOptions = None
+    pretrained: Annotated[
+        bool, typer.Option("--pretrained", help="load the library's pretrained weights (a download)")
+    ] = False
+    checkpoint: Annotated[Path | None, typer.Option(help="weights: a file (safetensors, .pth) or a run's folder")] = (
+        None
+    )
+    model_option: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="of the library's model, e.g. img_size=384; may repeat")
+    ] = None
 
     def spec(self, model: Any, **more: Any) -> ModelSpec:
         """The description of one or several models."""
@@ -216,7 +172,7 @@ class Weights(Setup):
 class Model(Weights):
     """One model and its weights."""
 
-    name: ModelName
+    name: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_NAMES)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,45 +181,53 @@ class Reading(Setup):
 
     panel = IMAGES
 
-    split: Split = None
-    image_column: ImageColumn = None
-    label_column: LabelColumn = None
+    split: Annotated[str | None, typer.Option(help="split, e.g. test, or 0.1: what train held out")] = None
+    image_column: Annotated[str | None, typer.Option(help="column of images, if not the only one")] = None
+    label_column: Annotated[str | None, typer.Option(help="column of labels, if not called label")] = None
 
-    def spec(self, source: Any, *, data_option: list[str] | None = None, **more: Any) -> DataSpec:
-        """The description of the images."""
+    def spec(self, source: Any, **more: Any) -> DataSpec:
+        """The description of the images; the group may also have ``limit``, ``task`` and ``data_option``."""
         from vitrim.measure.inputs import DataSpec
 
-        columns = {field.name: getattr(self, field.name) for field in dataclasses.fields(Reading)}
-        return DataSpec(source, **columns, options=parse_options(data_option, "data option"), **more)
+        own = vars(self)
+        given = {name: own[name] for name in ("split", "image_column", "label_column", "limit", "task") if name in own}
+        return DataSpec(source, **given, options=parse_options(own.get("data_option"), "data option"), **more)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data(Reading):
     """Images with labels."""
 
-    source: DataSource
+    source: Annotated[
+        str,
+        typer.Option(
+            "--data",
+            metavar="SOURCE",
+            help="images: a folder of classes, parquet files, hfds/OWNER/NAME, or LAYOUT:ROOT, see docs/data.md",
+        ),
+    ]
     limit: Limit = None
     data_option: DataOptions = None
-    task: TaskName = None
+    task: Annotated[str | None, typer.Option(help="for models with several tasks: segmentation, zero_shot, ...")] = None
 
     def read(self, **more: Any) -> DataSpec:
-        """The description of the images."""
-        return self.spec(self.source, data_option=self.data_option, limit=self.limit, task=self.task, **more)
+        return self.spec(self.source, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Files(Setup):
     """Exported files beside the model, or instead of it."""
 
-    file: FilesBeside = None
-    trust: Trust = False
+    file: Annotated[
+        list[Path] | None, typer.Option(help="an exported file to measure beside the model; may repeat")
+    ] = None
+    trust: Annotated[bool, typer.Option("--trust", help="run .pt2 files, which are code")] = False
 
     def beside(self, methods: Sequence[str] | None) -> list[Any]:
         """The methods, followed by the opened files."""
         return [*(methods or ()), *map(self.opened, self.file or ())]
 
     def opened(self, path: str | Path) -> Exported:
-        """Open a file."""
         from vitrim.exporting.exported import Exported
 
         return Exported.open(path, trust=self.trust)
@@ -279,16 +243,13 @@ class Files(Setup):
 
 @dataclass(frozen=True, kw_only=True)
 class Images(Reading):
-    """Images without labels; random images without a source.
+    """Images without labels; random images without a source."""
 
-    Raises:
-        VitrimError: options of a source without a source.
-    """
-
-    source: ImagesSource = None
+    source: Annotated[
+        str | None, typer.Option("--images", help="as --data of `vitrim eval`; default: random images")
+    ] = None
 
     def read(self, **more: Any) -> DataSpec:
-        """The description of the images."""
         return self.spec(self.source, **more)
 
     def __post_init__(self) -> None:
@@ -303,10 +264,16 @@ class Images(Reading):
 class Prompting(Setup):
     """The prompt of a vision-language model."""
 
-    text_tokens: TextTokens = None
-    prompt_images: PromptImages = None
+    text_tokens: Annotated[
+        int | None, typer.Option(min=1, max=2**20, help="of a vision-language model's prompt; default: 32")
+    ] = None
+    prompt_images: Annotated[
+        int | None, typer.Option(min=1, max=2**12, help="of a vision-language model's prompt; default: 1")
+    ] = None
     select: Select = None
-    new_tokens: NewTokens = None
+    new_tokens: Annotated[
+        int | None, typer.Option(min=0, max=2**16, help="decode this many tokens after the prefill; default: none")
+    ] = None
 
     @property
     def given(self) -> Prompt | None:
@@ -334,7 +301,10 @@ class Scoring(Setup):
 
     batch_size: BatchSize = 32
     workers: Workers = 0
-    protocol: ProtocolChanges = None
+    protocol: Annotated[
+        list[str] | None,
+        typer.Option(help="of segmentation, key=value: mode, window, stride, size, side, flip; may repeat"),
+    ] = None
 
     def read(self, data: Data) -> DataSpec:
         """The description of the images."""

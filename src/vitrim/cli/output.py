@@ -23,31 +23,21 @@ if TYPE_CHECKING:
 
     from vitrim.report import Report
 
-Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="write the record here; -: standard output")]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Output(Setup):
-    """A command's output: tables to the terminal, and a record to a file.
-
-    Raises:
-        VitrimError: the record cannot be written.
-    """
+    """A command's output: tables to the terminal, and a record to a file."""
 
     panel = MACHINE
 
-    json: Json = None
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="write the record here; -: standard output")] = None
 
     def __post_init__(self) -> None:
         if self.json not in (None, "-"):
             check_file(Path(self.json))
 
     def spare(self, *files: Path) -> None:
-        """Refuse a record that would overwrite one of ``files``, which the command reads or writes.
-
-        Raises:
-            VitrimError: names the file.
-        """
+        """Refuse a record that would overwrite one of ``files``, which the command reads or writes."""
         if self.json not in (None, "-") and Path(self.json).resolve() in {file.resolve() for file in files}:
             raise VitrimError(f"--json {self.json} is a file of this command itself: give the record another name")
 

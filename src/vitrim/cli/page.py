@@ -13,24 +13,18 @@ from vitrim.progress import progress
 DEFAULT_MODEL = "vitrim:cifar10_vit"
 LARGEST_UPLOAD = 1000.0
 
-Models = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[MODEL]...", help=f"models to choose from, default {DEFAULT_MODEL}: {CLASSIFIERS}"),
-]
-Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="of the page")]
-Host = Annotated[str, typer.Option("--host", help="address of the page; 0.0.0.0 lets other machines reach it")]
-MaxUpload = Annotated[float, typer.Option("--max-upload", min=0.01, max=LARGEST_UPLOAD, help="largest upload in MB")]
-Browser = Annotated[bool, typer.Option("--browser/--no-browser", help="open the page in the browser")]
-
 
 def app(
     *,
-    models: Models = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[MODEL]...", help=f"models to choose from, default {DEFAULT_MODEL}: {CLASSIFIERS}"),
+    ] = None,
     weights: Weights,
-    port: Port = 7860,
-    host: Host = "127.0.0.1",
-    max_upload: MaxUpload = 5.0,
-    browser: Browser = True,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="of the page")] = 7860,
+    host: Annotated[str, typer.Option(help="address of the page; 0.0.0.0 lets other machines reach it")] = "127.0.0.1",
+    max_upload: Annotated[float, typer.Option(min=0.01, max=LARGEST_UPLOAD, help="largest upload in MB")] = 5.0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="open the page in the browser")] = True,
     threads: Threads = None,
 ) -> None:
     """Serve a page that shows the remaining tokens of an image. A slider sets the amount.

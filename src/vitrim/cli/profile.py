@@ -19,21 +19,16 @@ from vitrim.cli.options import (
 from vitrim.cli.output import Output
 from vitrim.progress import progress
 
-Models = Annotated[list[str], typer.Argument(metavar="MODEL", help=f"models {MODEL_NAMES}")]
-Convention = Annotated[str, typer.Option("--convention", help="parts in the total: all, no-attention or no-norm")]
-Limit = Annotated[
-    int | None,
-    typer.Option("--limit", min=1, max=MAX_BATCH, help="number of images, for adaptive methods; default: 32"),
-]
-
 
 def profile(
     *,
-    models: Models,
+    models: Annotated[list[str], typer.Argument(metavar="MODEL", help=f"models {MODEL_NAMES}")],
     methods: MethodsBesideDense = None,
-    convention: Convention = "all",
+    convention: Annotated[str, typer.Option(help="parts in the total: all, no-attention or no-norm")] = "all",
     batch_size: BatchSize = 8,
-    limit: Limit = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=MAX_BATCH, help="number of images, for adaptive methods; default: 32")
+    ] = None,
     prompt: Prompting,
     images: Images,
     weights: Weights,

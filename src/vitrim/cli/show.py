@@ -26,10 +26,6 @@ from vitrim.progress import progress
 if TYPE_CHECKING:
     from vitrim.measure.inputs import DataSpec
 
-Files = Annotated[list[Path] | None, typer.Argument(metavar="IMAGE", help="image files, or folders of images")]
-Limit = Annotated[
-    int | None, typer.Option("--limit", min=1, help="number of images, spread evenly; default: 8 of --data")
-]
 PICTURES = Path("pictures")
 
 
@@ -37,28 +33,31 @@ PICTURES = Path("pictures")
 class PictureOptions(Setup):
     """Options of the pictures."""
 
-    out: Annotated[Path, typer.Option("--out", help="folder for the pictures, one per image")] = PICTURES
+    out: Annotated[Path, typer.Option(help="folder for the pictures, one per image")] = PICTURES
     blocks: Annotated[
-        str | None, typer.Option("--blocks", help="columns, from 0, with commas; default: those that change tokens")
+        str | None, typer.Option(help="columns, from 0, with commas; default: those that change tokens")
     ] = None
-    format: Annotated[str, typer.Option("--format", help="of the pictures: png or svg")] = "png"
+    format: Annotated[str, typer.Option(help="of the pictures: png or svg")] = "png"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImagesToShow(Reading):
     """The images to draw."""
 
-    files: Files = None
+    files: Annotated[list[Path] | None, typer.Argument(metavar="IMAGE", help="image files, or folders of images")] = (
+        None
+    )
     source: Annotated[str | None, typer.Option("--data", help="a dataset instead, as for `vitrim eval`")] = None
-    limit: Limit = None
+    limit: Annotated[int | None, typer.Option(min=1, help="number of images, spread evenly; default: 8 of --data")] = (
+        None
+    )
     data_option: DataOptions = None
 
     def read(self) -> DataSpec:
         """The description of the images."""
         if (self.source is None) == (not self.files):
             raise VitrimError("give the images to show: files or folders, or a dataset with --data; not both")
-        given = self.files if self.source is None else self.source
-        return self.spec(given, data_option=self.data_option, limit=self.limit)
+        return self.spec(self.files if self.source is None else self.source)
 
 
 def show(
@@ -77,8 +76,7 @@ def show(
     their scores. Models for segmentation and detection need --data with masks or boxes. For a vision-language model,
     pictures show the patches that the language model reads.
     """
-    takes = "--blocks takes numbers of blocks with commas, e.g. 0,3,11"
-    columns = None if pictures.blocks is None else whole_numbers(pictures.blocks, takes)
+    columns = whole_numbers(pictures.blocks, "--blocks takes numbers of blocks with commas, e.g. 0,3,11")
     with progress(f"loading {model.name}", "pictures") as signs:
         from vitrim.plots import show as plots
         from vitrim.report import Results

@@ -21,50 +21,29 @@ if TYPE_CHECKING:
     from vitrim.training.recipe import Resolved
     from vitrim.training.train import TrainReport
 
-Name = Annotated[str | None, typer.Argument(metavar="RECIPE", help="a name from --list, or a YAML file")]
-Changes = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="changes, e.g. epochs=5 optimizer.lr=1e-4")
-]
-Limit = Annotated[
-    int | None, typer.Option("--limit", min=1, help="number of images of every split, spread evenly; same as limit=N")
-]
-Data = Annotated[str | None, typer.Option("--data", help="as for eval; the recipe names the splits")]
-Checkpoint = Annotated[
-    Path | None,
-    typer.Option("--checkpoint", help="start from this file (safetensors or .pth), or the folder of a finished run"),
-]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="check data, shapes, memory and time on two batches; write nothing")
-]
-List = Annotated[bool, typer.Option("--list", help="list the recipes, like `vitrim list recipes`")]
-Show = Annotated[bool, typer.Option("--show", help="print the recipe's values and the file of each")]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Setup):
     """Options of a run that do not affect the trained weights."""
 
-    out: Annotated[Path, typer.Option("--out", help="folder of checkpoints, logs and weights")] = Path("runs/train")
+    out: Annotated[Path, typer.Option(help="folder of checkpoints, logs and weights")] = Path("runs/train")
     resume: Annotated[bool, typer.Option("--resume", help="continue from the last checkpoint in --out")] = False
     workers: Workers = 0
-    save_minutes: Annotated[float, typer.Option("--save-minutes", min=0.0, help="minutes between checkpoints")] = 10.0
-    log_every: Annotated[int, typer.Option("--log-every", min=1, help="updates between rows of the log")] = 10
-    eval_batch: Annotated[
-        int, typer.Option("--eval-batch", min=1, max=MAX_BATCH, help="images per batch in evaluations")
-    ] = 64
+    save_minutes: Annotated[float, typer.Option(min=0.0, help="minutes between checkpoints")] = 10.0
+    log_every: Annotated[int, typer.Option(min=1, help="updates between rows of the log")] = 10
+    eval_batch: Annotated[int, typer.Option(min=1, max=MAX_BATCH, help="images per batch in evaluations")] = 64
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard files")] = False
     log_with: Annotated[
-        list[str] | None,
-        typer.Option("--log-with", help="also log to this tracker of accelerate, e.g. wandb or mlflow; may repeat"),
+        list[str] | None, typer.Option(help="also log to this tracker of accelerate, e.g. wandb or mlflow; may repeat")
     ] = None
-    max_updates: Annotated[int | None, typer.Option("--max-updates", min=1, help="stop there, to resume later")] = None
+    max_updates: Annotated[int | None, typer.Option(min=1, help="stop there, to resume later")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnDevice(Setup):
     """The device and the threads of a run."""
 
-    device: Annotated[str | None, typer.Option("--device", help="cpu; default: what accelerate finds")] = None
+    device: Annotated[str | None, typer.Option(help="cpu; default: what accelerate finds")] = None
     threads: Threads = None
 
 
@@ -72,13 +51,13 @@ class OnDevice(Setup):
 class RecipeOptions(Setup):
     """Changes of the recipe with their own options."""
 
-    model: Annotated[
-        str | None, typer.Option("--model", help="the model, as for `vitrim eval`; same as model=NAME")
-    ] = None
+    model: Annotated[str | None, typer.Option(help="the model, as for `vitrim eval`; same as model=NAME")] = None
     method: Annotated[
         str | None, typer.Option("--method", "-m", help="e.g. tome:r=8, or @FILE; same as method=TEXT")
     ] = None
-    limit: Limit = None
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="number of images of every split, spread evenly; same as limit=N")
+    ] = None
 
     def before(self, changes: list[str] | None) -> list[str]:
         """All changes, beginning with these options."""
@@ -88,15 +67,22 @@ class RecipeOptions(Setup):
 
 def train(
     *,
-    recipe: Name = None,
-    changes: Changes = None,
+    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="a name from --list, or a YAML file")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="changes, e.g. epochs=5 optimizer.lr=1e-4")
+    ] = None,
     named: RecipeOptions,
-    data: Data = None,
+    data: Annotated[str | None, typer.Option(help="as for eval; the recipe names the splits")] = None,
     how: Run,
-    checkpoint: Checkpoint = None,
-    dry_run: DryRun = False,
-    list_recipes: List = False,
-    show: Show = False,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="start from this file (safetensors or .pth), or the folder of a finished run"),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="check data, shapes, memory and time on two batches; write nothing")
+    ] = False,
+    list_recipes: Annotated[bool, typer.Option("--list", help="list the recipes, like `vitrim list recipes`")] = False,
+    show: Annotated[bool, typer.Option("--show", help="print the recipe's values and the file of each")] = False,
     machine: OnDevice,
     output: Output,
 ) -> None:

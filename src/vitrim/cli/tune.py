@@ -29,42 +29,33 @@ class SearchSetup(Setup):
         list[str] | None,
         typer.Option("--method", "-m", metavar="METHOD", help="e.g. tome; several race; all: all that fit"),
     ] = None
-    target: Annotated[
-        str | None, typer.Option("--target", help="macs=0.5 (share of dense), speedup=1.5 or agree=0.98")
-    ] = None
-    front: Annotated[str | None, typer.Option("--front", help="several targets: 0.35,0.5 or speedup=1.2,1.5")] = None
+    target: Annotated[str | None, typer.Option(help="macs=0.5 (share of dense), speedup=1.5 or agree=0.98")] = None
+    front: Annotated[str | None, typer.Option(help="several targets: 0.35,0.5 or speedup=1.2,1.5")] = None
     grid: Annotated[
         list[str] | None,
         typer.Option(
-            "--grid",
             help="every combination, e.g. atm:alpha=0.9..1.0/0.05,beta=0|0.02, or a paper's: atm, study, "
             "study_imagenet, cropr_r; with --train key=a|b of the recipe, may repeat",
         ),
     ] = None
-    train: Annotated[str | None, typer.Option("--train", help="train this recipe at every point of --grid")] = None
+    train: Annotated[str | None, typer.Option(help="train this recipe at every point of --grid")] = None
     evaluations: Annotated[
-        int | None,
-        typer.Option("--evaluations", min=1, max=100_000, help="most settings to try; default 60, of a grid all"),
+        int | None, typer.Option(min=1, max=100_000, help="most settings to try; default 60, of a grid all")
     ] = None
-    proxy: Annotated[str, typer.Option("--proxy", help="damage to minimise: feature, kl, cosine, agree")] = "feature"
-    search: Annotated[str, typer.Option("--search", help="evolution, random, optuna's gp or tpe")] = "evolution"
-    shape: Annotated[str, typer.Option("--shape", help="slope, curve (2 numbers) or free (per block)")] = "free"
+    proxy: Annotated[str, typer.Option(help="damage to minimise: feature, kl, cosine, agree")] = "feature"
+    search: Annotated[str, typer.Option(help="evolution, random, optuna's gp or tpe")] = "evolution"
+    shape: Annotated[str, typer.Option(help="slope, curve (2 numbers) or free (per block)")] = "free"
     minutes: Annotated[
-        float | None, typer.Option("--minutes", min=0.0, max=60 * 24 * 365.0, help="end the search after this time")
+        float | None, typer.Option(min=0.0, max=60 * 24 * 365.0, help="end the search after this time")
     ] = None
-    engine: Annotated[
-        str | None, typer.Option("--engine", help="for speedup, as for `vitrim bench`; default: eager")
-    ] = None
-    precision: Annotated[
-        str | None, typer.Option("--precision", help="of the engine: fp32, bf16, fp16, int8 or several")
-    ] = None
+    engine: Annotated[str | None, typer.Option(help="for speedup, as for `vitrim bench`; default: eager")] = None
+    precision: Annotated[str | None, typer.Option(help="of the engine: fp32, bf16, fp16, int8 or several")] = None
     check: Annotated[
-        str | None,
-        typer.Option("--check", metavar="DATA[:SPLIT]", help="at the end, score all settings on these images"),
+        str | None, typer.Option(metavar="DATA[:SPLIT]", help="at the end, score all settings on these images")
     ] = None
     batch_size: BatchSize = 32
     workers: Workers = 0
-    out: Annotated[Path, typer.Option("--out", help="folder for the results and study.jsonl")] = Path("tuned")
+    out: Annotated[Path, typer.Option(help="folder for the results and study.jsonl")] = Path("tuned")
     resume: Annotated[bool, typer.Option("--resume", help="continue the study in --out, if any")] = False
 
     def check_options(self, model: AnyModel, data: Data) -> None:
@@ -97,11 +88,7 @@ class SearchSetup(Setup):
 
 
 def refuse(group: Setup, what: str, *names: str) -> None:
-    """Refuse options of a group that are set and have no effect.
-
-    Raises:
-        VitrimError: names the options.
-    """
+    """Refuse options of a group that are set and have no effect."""
     defaults = {field.name: field.default for field in fields(group)}
     options = [f"--{name}".replace("_", "-") for name in names if getattr(group, name) not in (defaults[name], [])]
     if options:

@@ -48,18 +48,10 @@ class Split(NamedTuple):
 
 
 def held_out_indices(labels: NDArray[np.int64], per_class: int, seed: int) -> NDArray[np.int64]:
-    """Draw the same number of images of every class.
-
-    Args:
-        labels: int64 (B,), the class of each image.
-        per_class: images per class.
-        seed: in [0, 2**32 - 1].
-
-    Returns:
-        int64 (per_class * number of classes,), ascending indices into `labels`.
+    """Draw ``per_class`` images of every class: their indices in ``labels`` (B,), ascending.
 
     Raises:
-        ValueError: a class has fewer than `per_class` images.
+        ValueError: a class has fewer images.
     """
     classes, counts = np.unique(labels, return_counts=True)
     if counts.min() < per_class:
@@ -92,11 +84,7 @@ def load_split() -> Split:
 
 
 def create_digits_vit() -> VisionTransformer:
-    """Build the demo's classifier with random weights, in training mode.
-
-    Returns:
-        A timm model from float32 (B, 1, 8, 8) to logits float32 (B, 10), read from the class token.
-    """
+    """Build the demo's classifier of images (B, 1, 8, 8), with random weights, in training mode."""
     return VisionTransformer(
         img_size=IMAGE_SIZE,
         patch_size=PATCH_SIZE,
@@ -109,14 +97,7 @@ def create_digits_vit() -> VisionTransformer:
 
 
 def load_digits_vit() -> VisionTransformer:
-    """Build the demo's classifier with the shipped weights, in float32 and eval mode.
-
-    Returns:
-        The model of `create_digits_vit`, trained on the training part of `load_split`.
-
-    Raises:
-        RuntimeError: the checkpoint does not fit the model.
-    """
+    """Load `create_digits_vit` as trained on the training part of `load_split`, in float32 and eval mode."""
     model = create_digits_vit()
     # The file is in half precision; load_state_dict copies it into float32 parameters.
     model.load_state_dict(load_file(CHECKPOINT), strict=True)

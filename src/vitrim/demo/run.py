@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import reduce_, restore_
-from vitrim.core.registry import ask, host_of, parse_method
+from vitrim.core.registry import host_of, parse_method
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.demo.digits import PIXEL_MEAN, PIXEL_STD, load_digits_vit, load_split
 from vitrim.errors import VitrimError
@@ -31,6 +31,7 @@ from vitrim.measure.run import run
 from vitrim.measure.task_data import task_of
 from vitrim.methods.atm import ATM
 from vitrim.plots.charts import plot_accuracy_over_macs
+from vitrim.plots.images import pixels_of
 from vitrim.plots.patches import plot_merged
 from vitrim.report import Report, Table
 from vitrim.speed.bench import measure
@@ -222,8 +223,6 @@ def photos(data: str) -> Exhibit:
     if len(labels.unique()) < SHOWN:
         raise VitrimError(f"{data} has images of {len(labels.unique())} classes among {len(labels)}: it needs all ten")
     first = [int((labels == label).nonzero()[0]) for label in range(SHOWN)]
-    before = ask(model).preprocessing(model)
-    mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in (before.mean, before.std))
     return Exhibit(
         name="CIFAR-10 ViT",
         images="CIFAR-10, test photographs",
@@ -233,7 +232,7 @@ def photos(data: str) -> Exhibit:
         methods=PHOTO_METHODS,
         drawn=PHOTO_METHODS[3::2],
         pictures=images[first],
-        pixels=(images[first] * std + mean).clamp(0, 1).permute(0, 2, 3, 1).numpy(),
+        pixels=np.stack([pixels_of(model, image) for image in images[first]]),
         captions=[str(label) for label in dataset.class_names or range(SHOWN)],
     )
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitrim.plots.style import BOUND, CHANCE, COMPARED, ORDER, SMALL, TEXT, TITLE, colours, markers, sheet
+from vitrim.plots.style import BOUND, CHANCE, COMPARED, ORDER, SMALL, TEXT, TITLE, colours, markers, panels
 
 MISSING = "#d0d0d0"
 WRITTEN = 9
@@ -72,8 +72,7 @@ def heat(
     shades = colormaps[cmap].with_extremes(bad=MISSING)
     low, high = limits or (float(np.nanmin(grid)), float(np.nanmax(grid)))
     image = axis.imshow(grid, cmap=shades, vmin=low, vmax=high, interpolation="nearest", aspect="equal")
-    for side in axis.spines.values():
-        side.set_visible(False)
+    axis.spines[:].set_visible(False)
     axis.set_xticks(range(len(columns)), [short(name) for name in columns], rotation=90, fontsize=SMALL)
     axis.set_yticks(range(len(rows)), [short(name) for name in rows], fontsize=SMALL)
     axis.tick_params(length=0)
@@ -187,8 +186,7 @@ def plot_accuracy_over_macs(
     """
     base, accuracy = dense
     methods = list(dict.fromkeys(method for method, _, _ in points))
-    figure = sheet(*((8.4, 5.6) if len(methods) > MANY else (6.4, 4.0)))
-    axis = figure.subplots()
+    figure, (axis,) = panels(1, across=1, size=(8.4, 5.6) if len(methods) > MANY else (6.4, 4.0), above=0.0)
     shades, shapes, shown = colours(methods), markers(methods), highlighted(methods)
     ends: list[tuple[str, float, float, str, bool]] = []
     for method in methods:
@@ -213,9 +211,6 @@ def plot_accuracy_over_macs(
     axis.set_xlabel("MACs, % of the dense model", fontsize=TEXT)
     axis.set_ylabel("top-1 accuracy, %", fontsize=TEXT)
     axis.set_title(title, fontsize=TITLE)
-    axis.tick_params(labelsize=SMALL)
     axis.grid(alpha=0.3)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
     label_ends(axis, ends)
     figure.savefig(path, dpi=120)

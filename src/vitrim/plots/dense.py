@@ -171,8 +171,6 @@ def draw_boxes(
     large = enlarged(in_colour(image), scale)
     if not labels:
         return large
-    font_size = max(9, large.shape[1] // LETTERS) if font_size is None else font_size
-    width = max(1, round(large.shape[1] / LINES)) if width is None else width
     pixels = torch.from_numpy((large * 255).round().astype(np.uint8)).permute(2, 0, 1)
     chosen: list[Any] = [tuple(int(part) for part in (every[label] * 255).round()) for label in labels]
     if "masks" in shown:
@@ -181,24 +179,31 @@ def draw_boxes(
             (tall, wide), (height, length) = shown["masks"].shape[1:], image.shape[:2]
             raise VitrimError(f"masks of {tall} x {wide} do not fit an image of {height} x {length}")
         pixels = draw_segmentation_masks(pixels, masks, alpha=opacity, colors=chosen)
-    texts = None
-    if font_size and (class_names is not None or "scores" in shown):
-        names = [""] * len(labels) if class_names is None else [str(class_names[label]) for label in labels]
-        scores = [f" {score:.2f}" for score in shown["scores"].tolist()] if "scores" in shown else [""] * len(labels)
-        written = [f"{name}{score}".strip() for name, score in zip(names, scores, strict=True)]
-        texts = written if any(written) else None
-    font: dict[str, Any] = {}
-    if texts is not None:
-        from matplotlib import font_manager  # matplotlib ships the font
-
-        # black or white, whichever contrasts more with the colour
-        light = [0.299 * red + 0.587 * green + 0.114 * blue for red, green, blue in chosen]
-        ink = [(0, 0, 0) if value > 127 else (255, 255, 255) for value in light]
-        font = {"font": str(font_manager.findfont("DejaVu Sans")), "font_size": font_size, "label_colors": ink}
+    font_size = max(9, large.shape[1] // LETTERS) if font_size is None else font_size
+    width = max(1, round(large.shape[1] / LINES)) if width is None else width
+    texts = _beside_boxes(shown, class_names) if font_size else []
+    font = _font(font_size, chosen) if any(texts) else {}
     drawn = draw_bounding_boxes(
-        pixels, boxes * scale, texts, colors=chosen, width=width, fill_labels=texts is not None, **font
+        pixels, boxes * scale, texts if font else None, colors=chosen, width=width, fill_labels=bool(font), **font
     )
     return np.asarray(drawn.permute(1, 2, 0).numpy() / 255, dtype=np.float32)
+
+
+def _beside_boxes(objects: Mapping[str, Tensor], class_names: Sequence[str] | None) -> list[str]:
+    """The names and scores of objects, as far as they are known."""
+    labels = objects["labels"].tolist()
+    names = [""] * len(labels) if class_names is None else [str(class_names[label]) for label in labels]
+    scores = [f" {score:.2f}" for score in objects["scores"].tolist()] if "scores" in objects else [""] * len(labels)
+    return [f"{name}{score}".strip() for name, score in zip(names, scores, strict=True)]
+
+
+def _font(size: int, grounds: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
+    """The arguments of torchvision for texts on these colours: black or white, whichever contrasts more."""
+    from matplotlib import font_manager  # matplotlib ships the font
+
+    light = [0.299 * red + 0.587 * green + 0.114 * blue for red, green, blue in grounds]
+    ink = [(0, 0, 0) if value > 127 else (255, 255, 255) for value in light]
+    return {"font": str(font_manager.findfont("DejaVu Sans")), "font_size": size, "label_colors": ink}
 
 
 def above(objects: Mapping[str, Tensor], least: float) -> dict[str, Tensor]:
@@ -372,7 +377,7 @@ def draw_comparison(
     like = next(models[0].forward.parameters())
     images, targets = task.collate([(shown.pixels, shown.target)])
     images, targets = images.to(like.device, like.dtype), targets.to(like.device)
-    draw = _Drawing(task, shown, class_names)
+    draw = _Drawing(task, shown)
     columns, dense = [], None
     for model in models:
         with torch.no_grad(), drawing(like.device, seed), _input_sizes(model) as sizes:
@@ -386,7 +391,8 @@ def draw_comparison(
         kept, kept_note = draw.kept(model, sizes[-1]) if model.reduction is not None else (None, "")
         columns.append(Column(model.name, picture, kept, note, kept_note))
     truth = draw.truth()
-    return compare(draw.background, columns, truth=truth, classes=draw.legend(), title=title)
+    classes = legend(draw.seen, draw.colours, class_names)
+    return compare(shown.image, columns, truth=truth, classes=classes, title=title)
 
 
 def _note(task: Task, output: ModelOutput, dense: ModelOutput, agreement: Tensor) -> str:
@@ -401,12 +407,11 @@ def _note(task: Task, output: ModelOutput, dense: ModelOutput, agreement: Tensor
 class _Drawing:
     """Draws predictions, truth and tokens of one scene, and collects the classes that occur."""
 
-    def __init__(self, task: Task, shown: Scene, class_names: Sequence[str] | None) -> None:
-        self.task, self.shown, self.names = task, shown, class_names
+    def __init__(self, task: Task, shown: Scene) -> None:
+        self.task, self.shown = task, shown
         self.colours = palette(task.num_classes)
         self.size: Size = (shown.image.shape[0], shown.image.shape[1])
-        self.scale = max(1, -(-SMALL // self.size[1]))
-        self.background = shown.image
+        self.scale = -(-SMALL // self.size[1])
         self.seen: list[Any] = []
 
     def prediction(self, prediction: Any) -> NDArray[np.float32]:
@@ -427,10 +432,6 @@ class _Drawing:
     def _boxes(self, objects: Any) -> NDArray[np.float32]:
         self.seen.append(above(objects, SURE)["labels"])
         return draw_boxes(self.shown.image, objects, colours=self.colours, least=SURE, scale=self.scale)
-
-    def legend(self) -> list[Entry]:
-        """The classes drawn so far."""
-        return legend(self.seen, self.colours, self.names)
 
     def kept(self, model: Contestant, size: Size) -> tuple[NDArray[np.float32], str]:
         """Draw the tokens of the last forward, whose input had this size, with a note on their number."""

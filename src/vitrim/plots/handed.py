@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import isqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +19,7 @@ from vitrim.core.registry import ask
 from vitrim.measure.copies import reduced_copy
 from vitrim.measure.prefill import Prefill
 from vitrim.plots.charts import short
+from vitrim.plots.images import unnormalised
 from vitrim.plots.patches import HATCH_GROUND, HATCH_LINE, OUTLINE_COLOUR, draw_kept, in_colour
 from vitrim.plots.style import TEXT, TITLE, below, panels
 
@@ -45,11 +47,7 @@ class HandedRow(NamedTuple):
 
 
 def copies(prefill: Prefill, configs: Sequence[MethodConfig]) -> dict[str, nn.Module]:
-    """Reduced copies of a model by method name, with the selector appended.
-
-    Raises:
-        VitrimError: a method or the selector does not fit.
-    """
+    """Reduced copies of a model by method name, with the selector appended."""
     behind = "" if prefill.select is None else f" + {prefill.select.describe()}"
     return {config.describe() + behind: reduced_copy(prefill, config).eval() for config in configs}
 
@@ -93,7 +91,7 @@ def draw_handed(image: NDArray[Any], rows: Sequence[HandedRow], *, title: str = 
 
     height = SIDE * image.shape[0] / image.shape[1] + 0.5
     figure, axes = panels(1 + len(rows), across=ACROSS, size=(SIDE, height), above=0.4 + 0.3 * bool(title))
-    scale = max(1, -(-LARGE // int(image.shape[1])))
+    scale = -(-LARGE // int(image.shape[1]))
     drawn = [(in_colour(image), "image")]
     for row in rows:
         side = isqrt(len(row.sources))
@@ -124,9 +122,4 @@ def preparing(prefill: Prefill) -> tuple[Callable[[], Transform], Callable[[Tens
         found: Transform = create_transform(input_size=size, interpolation="bicubic", mean=mean, std=std, crop_pct=1.0)
         return found
 
-    def pixels(image: Tensor) -> NDArray[Any]:
-        factors = (torch.tensor(values)[:, None, None] for values in (std, mean))
-        found = image.detach().float().cpu() * next(factors) + next(factors)
-        return in_colour(found.clamp(0, 1).permute(1, 2, 0).numpy())
-
-    return made, pixels
+    return made, partial(unnormalised, mean=mean, std=std)

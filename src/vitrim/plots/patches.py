@@ -196,10 +196,8 @@ def plot_merged(
     for row, label in enumerate(["image", *(label for label, _ in reductions)]):
         axes[row, 0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=9, labelpad=6)
     for axis in axes.flat:
-        axis.set_xticks([])
-        axis.set_yticks([])
-        for spine in axis.spines.values():
-            spine.set_visible(False)
+        axis.set(xticks=[], yticks=[])
+        axis.spines[:].set_visible(False)
     figure.suptitle(title, fontsize=10)
     figure.savefig(path, dpi=120)
 
@@ -269,8 +267,7 @@ def gallery(rows: Sequence[tuple[str, Sequence[tuple[str, NDArray[Any] | None]]]
     for line, (name, pictures) in zip(axes, rows, strict=True):
         for axis in line:
             axis.set(xticks=[], yticks=[])
-            for edge in axis.spines.values():
-                edge.set_visible(False)
+            axis.spines[:].set_visible(False)
         line[0].set_ylabel(name, fontsize=SMALL)
         for axis, (title, picture) in zip(line, pictures, strict=False):
             if picture is not None:

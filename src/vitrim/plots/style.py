@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrim.core.registry import methods as registered
-from vitrim.errors import VitrimError, check_known
+from vitrim.errors import check_known
 from vitrim.files import check_file, written
 
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
@@ -131,8 +131,7 @@ def panels(count: int, *, across: int, size: tuple[float, float], above: float =
         axis.set_axis_off()
     for axis in axes[:count]:
         axis.tick_params(labelsize=SMALL)
-        for side in ("top", "right"):
-            axis.spines[side].set_visible(False)
+        axis.spines[["top", "right"]].set_visible(False)
     return figure, axes[:count]
 
 
@@ -169,8 +168,7 @@ def encoded(figure: Any, kind: str = "png") -> bytes:
     """The bytes of a figure's file, reproducible."""
     import matplotlib
 
-    if kind not in FORMATS:
-        raise VitrimError(f"unknown format '{kind}'; valid: {', '.join(FORMATS)}")
+    check_known("format", kind, FORMATS)
     out = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "vitrim"}):
         figure.savefig(out, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})

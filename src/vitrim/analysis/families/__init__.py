@@ -143,11 +143,7 @@ def beside(results: Mapping[str, FamilyResult]) -> FamilyResult:
 
 
 def across(analyses: Sequence[Sequence[Record]], names: Sequence[str] = ()) -> dict[str, FamilyResult]:
-    """The tables of several analyses, possibly of different images; see `vitrim.analysis.analyze.compare_analyses`.
-
-    Args:
-        analyses: the records of each, see `vitrim.analysis.output.read_analysis`.
-        names: families; empty for all that can compare analyses.
+    """The tables of several analyses, possibly of different images, by the named families or all that can compare them.
 
     Raises:
         VitrimError: fewer than two analyses, a family that compares image by image, or a named family that fails.

@@ -6,7 +6,7 @@ the same order, and centre and scale them first; they raise `VitrimError` for di
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any, NamedTuple
 
@@ -171,45 +171,20 @@ def features(*groups: Sequence[Record]) -> FamilyResult:
     Raises:
         VitrimError: records of different images in a group, or fewer images than classes.
     """
-    from threadpoolctl import threadpool_limits
-
     every = [[record for record in group if "head" in record.arrays] for group in groups]
     having = [group for group in every if len(group) > 1]
     if not having:
         return FamilyResult(notes=["features skipped: they need two records with features"])
-    result, rows, kinds = FamilyResult(), list[tuple[Any, ...]](), list[str]()
+    result, rows, kinds = FamilyResult(), list[tuple[object, ...]](), list[str]()
     for group in having:
-        check_comparable(group)
-        classes = max((record.arrays["logits"].shape[1] for record in group if "logits" in record.arrays), default=0)
-        widest, count = max(record.arrays["head"].shape[1] for record in group), len(group[0].feature(None))
-        if count < classes:
-            raise VitrimError(f"features need at least as many images as classes, got {count} for {classes}")
-        if count < 2 * widest:
-            note = f"CCA and PWCCA need {2 * widest} images, twice the {widest} channels, and there are {count}"
-            result.notes.append(note)
+        result.notes += _images_needed(group)
         scores, kind = scores_of(group)
         kinds.append(kind)
-        common = set.intersection(*(set(record.header["feature_blocks"]) for record in group))
-        for (a, b), block in product(combinations(group, 2), (*sorted(common), None)):
-            one, other = a.feature(block), b.feature(block)
-            measures: list[float | None] = [None] * len(MEASURES)
-            with threadpool_limits(limits=1, user_api="blas"):  # threads slow small matrices down on busy cores
-                measures[:2] = procrustes(one, other), cka(one, other)
-                if len(one) >= 2 * max(one.shape[1], other.shape[1]):
-                    correlations, *distances = cca(one, other)
-                    measures[2:] = *distances, float(correlations.mean())
-            signed = scores[b.name] - scores[a.name] if scores else None
-            differences = (None if signed is None else abs(signed), signed)
-            rows.append((a.name, b.name, HEAD if block is None else block, len(one), *measures, *differences))
+        rows += _distances(group, scores)
     score = " or ".join(dict.fromkeys(kinds))
     table = Table("features", f"Distance of features; difference in {score}", PAIRS, rows, SHOWN)
+    proxy = list(_proxy(table.records()))
     result.tables.append(table)
-
-    proxy = []
-    for block, measure, pairs in with_differences(table.records(), MEASURES):
-        found, (low, high) = spearman_kendall(*pairs.T), spearman_ci(pairs)
-        rho, tau = (found.spearman, low, high, found.spearman_p), (found.kendall, found.kendall_p)
-        proxy.append((block, measure, len(pairs), *rho, *tau))
     if not proxy:
         result.notes.append("proxy skipped: it needs four pairs of records, and labels or logits")
         return result
@@ -221,6 +196,43 @@ def features(*groups: Sequence[Record]) -> FamilyResult:
     if max(map(len, having)) > 3 or len(having) > 1:
         result.notes.append("pairs of the same records are not independent: p-values and intervals are too narrow")
     return result
+
+
+def _images_needed(group: Sequence[Record]) -> Iterator[str]:
+    """Refuse a group of different images, or of too few; yield a note if there are too few for CCA."""
+    check_comparable(group)
+    classes = max((record.arrays["logits"].shape[1] for record in group if "logits" in record.arrays), default=0)
+    widest, count = max(record.arrays["head"].shape[1] for record in group), len(group[0].feature(None))
+    if count < classes:
+        raise VitrimError(f"features need at least as many images as classes, got {count} for {classes}")
+    if count < 2 * widest:
+        yield f"CCA and PWCCA need {2 * widest} images, twice the {widest} channels, and there are {count}"
+
+
+def _distances(group: Sequence[Record], scores: Mapping[str, float]) -> Iterator[tuple[object, ...]]:
+    """Yield the rows of every pair of records, at every block that all have, and at the classifier's input."""
+    from threadpoolctl import threadpool_limits
+
+    common = set.intersection(*(set(record.header["feature_blocks"]) for record in group))
+    for (a, b), block in product(combinations(group, 2), (*sorted(common), None)):
+        one, other = a.feature(block), b.feature(block)
+        measures: list[float | None] = [None] * len(MEASURES)
+        with threadpool_limits(limits=1, user_api="blas"):  # threads slow small matrices down on busy cores
+            measures[:2] = procrustes(one, other), cka(one, other)
+            if len(one) >= 2 * max(one.shape[1], other.shape[1]):
+                correlations, *distances = cca(one, other)
+                measures[2:] = *distances, float(correlations.mean())
+        signed = scores[b.name] - scores[a.name] if scores else None
+        differences = (None if signed is None else abs(signed), signed)
+        yield (a.name, b.name, HEAD if block is None else block, len(one), *measures, *differences)
+
+
+def _proxy(rows: Sequence[TableRow]) -> Iterator[tuple[object, ...]]:
+    """Yield the rank correlations of every measure with the difference in the score, over the pairs of all groups."""
+    for block, measure, pairs in with_differences(rows, MEASURES):
+        found, (low, high) = spearman_kendall(*pairs.T), spearman_ci(pairs)
+        rho, tau = (found.spearman, low, high, found.spearman_p), (found.kendall, found.kendall_p)
+        yield (block, measure, len(pairs), *rho, *tau)
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------

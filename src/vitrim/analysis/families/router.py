@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from vitrim.analysis.families.depth import depth_map
 from vitrim.analysis.family import FamilyResult, Tables, drawn_blocks, draws, methods_with, note_blocks
 from vitrim.analysis.statistics import columns_of, summary
 from vitrim.analysis.subject import EXAMPLES, Observer, Subject, Watch
@@ -83,9 +84,8 @@ def router(subject: Subject) -> FamilyResult:
                 each = each[np.isfinite(each)]
                 persistence = summary(each[:, None])[0] if len(each) else persistence
             rows.append((watch.name, block, len(own), *counts, *moments, *means, *persistence))
-        depth = np.full(stays[0][:EXAMPLES].shape, float(subject.num_layers), dtype=np.float32)
-        for block, left in reversed(list(zip(blocks, stays, strict=True))):
-            depth[~left[:EXAMPLES]] = block
+        kept = np.stack([left[:EXAMPLES] for left in stays], 1)
+        depth = depth_map(kept, blocks, subject.num_layers).astype(np.float32)
         result.arrays[f"{watch.name}/blocks"] = np.array(blocks)
         result.arrays[f"{watch.name}/scores"] = np.stack([own[:EXAMPLES] for own in scores], 1).astype(np.float32)
         result.arrays[f"{watch.name}/depth"] = depth

@@ -26,52 +26,65 @@ SPLITTING = "splitting_layer"
 def sensitivity(subject: Subject) -> FamilyResult:
     """Scores and MACs over batch sizes (ATM, Table A1) and orders of the images for batch-dependent methods, and over
     the splitting layer for methods that have one (ATM, Table 3)."""
-    images = len(subject.places(IMAGES))
-    result = FamilyResult(images=images)
-    scores = (subject.task.selects_by, "agreement", "gmacs")
-    dependent = [method for method in subject.methods if method.batch_dependent]
-    if dependent:
-        by_size = [
-            (2**power, subject.batches(IMAGES, batch_size=2**power))
-            for power in range(min(images, LARGEST).bit_length())
-        ]
-        generators = (np.random.default_rng((subject.seed, shuffle)) for shuffle in range(SHUFFLES))
-        shuffled = [subject.batches(IMAGES, order=generator.permutation(images)) for generator in generators]
-        for name, title, column, runs in (
-            ("batch_sizes", "Sensitivity to the batch size", "batch_size", by_size),
-            ("orders", "Sensitivity to the order of the images", "shuffle", list(enumerate(shuffled))),
-        ):
-            rows: list[tuple[Any, ...]] = []
-            for value, batches in runs:
-                for method, numbers in zip(dependent, _measured(subject, dependent, batches), strict=True):
-                    rows.append((method.describe(), value, images, *numbers))
-            rows.sort(key=lambda row: row[0])
-            result.tables.append(Table(name, title, ("method", column, "images", *scores), rows))
-
-        spread: list[tuple[Any, ...]] = []
-        for method in dependent:
-            own = np.array([row[3:] for row in rows if row[0] == method.describe()])
-            moments = np.stack([own.mean(0), own.std(0)], 1).ravel().tolist()
-            spread.append((method.describe(), len(own), images, *moments))
-        both = ("method", "shuffles", "images", *(f"{name}{end}" for name in scores for end in ("", "_std")))
-        result.tables.append(Table("orders_spread", "Spread over the orders", both, spread))
+    result = FamilyResult(images=len(subject.places(IMAGES)))
+    if any(method.batch_dependent for method in subject.methods):
+        result.tables += _over_batches(subject)
     else:
         result.notes.append("batch sizes and orders skipped: they need a method whose decisions depend on the batch")
-
-    changing = [method for method in subject.methods if SPLITTING in type(method).model_fields]
-    if changing:
-        settings = [(method, depth) for method in changing for depth in range(subject.num_layers + 1)]
-        configs = [method.changed(**{SPLITTING: depth}) for method, depth in settings]
-        found = _measured(subject, configs, subject.batches(IMAGES))
-        rows = [
-            (method.describe(), SPLITTING, depth, images, *numbers)
-            for (method, depth), numbers in zip(settings, found, strict=True)
-        ]
-        title = "Sensitivity to the block after which the matching changes"
-        result.tables.append(Table("splitting_layers", title, ("method", "option", "blocks", "images", *scores), rows))
+    if any(SPLITTING in type(method).model_fields for method in subject.methods):
+        result.tables.append(_over_splitting_layers(subject))
     else:
         result.notes.append("splitting layers skipped: they need a method with one, such as atm")
     return result
+
+
+def _over_batches(subject: Subject) -> list[Table]:
+    """The numbers of batch-dependent methods over batch sizes and over orders, and their spread over the orders."""
+    images, scores = len(subject.places(IMAGES)), _scores(subject)
+    methods = [method for method in subject.methods if method.batch_dependent]
+    by_size = [
+        (2**power, subject.batches(IMAGES, batch_size=2**power)) for power in range(min(images, LARGEST).bit_length())
+    ]
+    generators = (np.random.default_rng((subject.seed, shuffle)) for shuffle in range(SHUFFLES))
+    shuffled = [subject.batches(IMAGES, order=generator.permutation(images)) for generator in generators]
+    tables = []
+    for name, title, column, runs in (
+        ("batch_sizes", "Sensitivity to the batch size", "batch_size", by_size),
+        ("orders", "Sensitivity to the order of the images", "shuffle", list(enumerate(shuffled))),
+    ):
+        rows: list[tuple[Any, ...]] = []
+        for value, batches in runs:
+            for method, numbers in zip(methods, _measured(subject, methods, batches), strict=True):
+                rows.append((method.describe(), value, images, *numbers))
+        rows.sort(key=lambda row: row[0])
+        tables.append(Table(name, title, ("method", column, "images", *scores), rows))
+
+    spread = []
+    for method in methods:
+        own = np.array([row[3:] for row in rows if row[0] == method.describe()])
+        moments = np.stack([own.mean(0), own.std(0)], 1).ravel().tolist()
+        spread.append((method.describe(), len(own), images, *moments))
+    columns = ("method", "shuffles", "images", *(f"{name}{end}" for name in scores for end in ("", "_std")))
+    return [*tables, Table("orders_spread", "Spread over the orders", columns, spread)]
+
+
+def _over_splitting_layers(subject: Subject) -> Table:
+    """The numbers of methods that change their matching after a block, for every block."""
+    changing = [method for method in subject.methods if SPLITTING in type(method).model_fields]
+    settings = [(method, depth) for method in changing for depth in range(subject.num_layers + 1)]
+    configs = [method.changed(**{SPLITTING: depth}) for method, depth in settings]
+    images, found = len(subject.places(IMAGES)), _measured(subject, configs, subject.batches(IMAGES))
+    rows = [
+        (method.describe(), SPLITTING, depth, images, *numbers)
+        for (method, depth), numbers in zip(settings, found, strict=True)
+    ]
+    title = "Sensitivity to the block after which the matching changes"
+    return Table("splitting_layers", title, ("method", "option", "blocks", "images", *_scores(subject)), rows)
+
+
+def _scores(subject: Subject) -> tuple[str, str, str]:
+    """The columns of the numbers by `_measured`."""
+    return (subject.task.selects_by, "agreement", "gmacs")
 
 
 def _measured(
