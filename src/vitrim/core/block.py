@@ -388,49 +388,50 @@ class ReducedBlock(nn.Module):
         The stamp survives host checkpointing and two forwards before one backward; the fallback survives hooks and
         wrappers that pass on a new tensor (FSDP2). A recomputation finds the stamp that the fallback sets.
         """
-        if self.depth == 0 and self.trace.changing:  # `refuse_while_running` finds forwards that run already
+        stamp = getattr(x, STAMP, None)
+        if self.depth > 0:
+            state = stamp if isinstance(stamp, TokenState) else self._left_before(x)
+            expected = state.num_inputs if state.full_grid else state.num_tokens
+            if x.shape[1] != expected:
+                raise RuntimeError(
+                    f"block {self.depth} got {x.shape[1]} tokens where {expected} left the block before it: something "
+                    "between the blocks changed the number of tokens"
+                )
+            return state
+        if self.trace.changing:  # `refuse_while_running` finds forwards that run already
             raise RuntimeError(
                 "the reduction of this model is being changed in another thread: call set, restore_ and reduce_ while "
                 "no forward runs"
             )
-        stamp = getattr(x, STAMP, None)
-        if self.depth == 0:
-            # a recomputed first block reads both from its input, since the embedding does not run again
-            full_grid = self.trace.full_grid or (isinstance(stamp, TokenState) and stamp.full_grid)
-            call = self.trace.call
-            grid = call.grid
-            if grid is not None:  # used once: it must not apply to later tokens that no patch embedding made
-                call.grid = None
-            elif isinstance(stamp, TokenState):
-                grid = stamp.grid
-            banking = self.restore in ("end", "last_block")
-            state = TokenState.start(x, self.num_prefix, full_grid, grid, banking, call.compact)
-            self.trace.start(state, self.reducer.config)
-            if full_grid or grid is not None:
-                setattr(x, STAMP, state)
-            return state
-        if isinstance(stamp, TokenState):
-            state = stamp
-        else:
-            depth, latest = self.trace.call.latest or (-1, None)  # of this thread
-            # a backward pass recomputes blocks out of order
-            recomputes = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
-            if latest is None or depth != self.depth - 1 or recomputes:
-                if self.trace.form is not None:  # block 0 may have been replaced
-                    self.trace.form()
-                raise RuntimeError(
-                    f"block {self.depth} got tokens of unknown history: the blocks of a reduced model must run in "
-                    "order, and reentrant checkpointing is not supported (use use_reentrant=False)"
-                )
-            state = latest
+        # a recomputed first block reads both from its input, since the embedding does not run again
+        full_grid = self.trace.full_grid or (isinstance(stamp, TokenState) and stamp.full_grid)
+        call = self.trace.call
+        grid = call.grid
+        if grid is not None:  # used once: it must not apply to later tokens that no patch embedding made
+            call.grid = None
+        elif isinstance(stamp, TokenState):
+            grid = stamp.grid
+        banking = self.restore in ("end", "last_block")
+        state = TokenState.start(x, self.num_prefix, full_grid, grid, banking, call.compact)
+        self.trace.start(state, self.reducer.config)
+        if full_grid or grid is not None:
             setattr(x, STAMP, state)
-        expected = state.num_inputs if state.full_grid else state.num_tokens
-        if x.shape[1] != expected:
-            raise RuntimeError(
-                f"block {self.depth} got {x.shape[1]} tokens where {expected} left the block before it: something "
-                "between the blocks changed the number of tokens"
-            )
         return state
+
+    def _left_before(self, x: Tensor) -> TokenState:
+        """The state that the previous block left in this thread; it is stamped on its tokens ``x``."""
+        depth, latest = self.trace.call.latest or (-1, None)
+        # a backward pass recomputes blocks out of order
+        recomputes = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+        if latest is None or depth != self.depth - 1 or recomputes:
+            if self.trace.form is not None:  # block 0 may have been replaced
+                self.trace.form()
+            raise RuntimeError(
+                f"block {self.depth} got tokens of unknown history: the blocks of a reduced model must run in "
+                "order, and reentrant checkpointing is not supported (use use_reentrant=False)"
+            )
+        setattr(x, STAMP, latest)
+        return latest
 
     def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
         """Record the state, un-merge where the output must be complete, and stamp the state on the tokens."""

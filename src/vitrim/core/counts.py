@@ -83,6 +83,33 @@ def mean(runs: Sequence[TokenRun], way: str) -> list[float]:
     return [sum(counts) / total for counts in blocks]
 
 
+LINE = 80
+"""Columns of `as_text`."""
+
+
+def as_text(counts: Sequence[tuple[float, float]]) -> list[str]:
+    """Lines with the tokens that enter and leave every block."""
+    columns = [(depth, *each) for depth, each in enumerate(counts)]
+    width = 1 + max(len(f"{number:g}") for column in columns for number in column)
+    lines = []
+    for first in range(0, len(columns), per_line := max((LINE - 12) // width, 1)):
+        part = columns[first : first + per_line]
+        for name, row in zip(("block", "tokens in", "tokens out"), zip(*part, strict=True), strict=True):
+            lines.append(f"  {name:<10}" + "".join(f"{number:>{width}g}" for number in row))
+    return lines
+
+
+def as_html(counts: Sequence[tuple[float, float]]) -> str:
+    """A table of the tokens that enter and leave every block, with a bar for those that leave."""
+    most = max(map(max, counts))
+    rows = "".join(
+        f"<tr><td>{depth}</td><td>{before:g}</td><td>{after:g}</td><td style='text-align:left'>"
+        f"<div style='background:#3b78b5;height:0.7em;width:{round(200 * after / most)}px'></div></td></tr>"
+        for depth, (before, after) in enumerate(counts)
+    )
+    return f"<table><tr><th>block</th><th>tokens in</th><th>tokens out</th><th></th></tr>{rows}</table>"
+
+
 def saved_share(runs: Sequence[TokenRun], blocks: Sequence[ReducedBlock], dim: int, kind: Kind) -> float:
     """The share of the MACs of ``blocks`` (projections, attention and MLPs only) that ``runs`` save."""
     dense = spent = 0.0
