@@ -353,18 +353,8 @@ class ReducedBlock(nn.Module):
                 "torch.fx cannot trace through a reduced block: trace with blocks as leaves, e.g. "
                 "create_feature_extractor(..., tracer_kwargs={'leaf_modules': [vitrim.core.block.ReducedBlock]})"
             )
-        if not torch.compiler.is_compiling() and torch._C._functorch.is_batchedtensor(x):
-            return self._run_mapped(x, *host_args)
-        return self._run(x, *host_args)
-
-    def _run(self, x: Tensor, *host_args: Any) -> Tensor:
-        x, state = self.receive(x, self.incoming(x), *host_args)
-        if self.last and self.restore == "last_block":
-            x, state = state.bring_back(x)
-        return self.outgoing(*self.step(x, state, *host_args))
-
-    def _run_mapped(self, x: Tensor, *host_args: Any) -> Tensor:
-        """`_run` under ``torch.vmap``, which hides the values that some methods decide by."""
+        if torch.compiler.is_compiling() or not torch._C._functorch.is_batchedtensor(x):
+            return self._run(x, *host_args)
         try:
             return self._run(x, *host_args)
         except RuntimeError as error:
@@ -373,6 +363,12 @@ class ReducedBlock(nn.Module):
                 f"{name} does not run under torch.vmap, which shows it no values of tensors: give the model the whole "
                 "batch, or map it under none, tome or topk"
             ) from error
+
+    def _run(self, x: Tensor, *host_args: Any) -> Tensor:
+        x, state = self.receive(x, self.incoming(x), *host_args)
+        if self.last and self.restore == "last_block":
+            x, state = state.bring_back(x)
+        return self.outgoing(*self.step(x, state, *host_args))
 
     def receive(self, x: Tensor, state: TokenState, *host_args: Any) -> Step:
         """The current tokens (B, N, C), from the block's input and the state that `incoming` found."""
