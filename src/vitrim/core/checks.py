@@ -20,9 +20,12 @@ from vitrim.core.schedule import Pattern
 from vitrim.core.selection import Selector
 from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
 
+OuterModel = tuple[nn.Module, type[VisionLanguage]]
+"""A vision-language model, whose tower is reduced, and its family."""
+
 
 @dataclass(frozen=True)
-class Fit:
+class FittedMethod:
     """A method that fits a model.
 
     Attributes:
@@ -43,9 +46,9 @@ def fit(
     host: type[Host],
     model: nn.Module,
     holder: nn.Module | None,
-    within: tuple[nn.Module, type[VisionLanguage]] | None,
+    within: OuterModel | None,
     selector: Selector | None,
-) -> Fit:
+) -> FittedMethod:
     """Check that the method fits ``model`` and what reads its tokens, and plan every block. Nothing is changed.
 
     Args:
@@ -69,12 +72,10 @@ def fit(
     with torch.inference_mode(False):  # inference tensors could never be trained
         reducers = [build_reducer(config, layer, block, facts) for layer, block in zip(layers, blocks, strict=True)]
     check_reducers(config, blocks, reducers, head_rows)
-    return Fit(facts, head_rows, restore, reducers)
+    return FittedMethod(facts, head_rows, restore, reducers)
 
 
-def _cell(
-    within: tuple[nn.Module, type[VisionLanguage]] | None, selector: Selector | None, tower: HostFacts
-) -> int | None:
+def _cell(within: OuterModel | None, selector: Selector | None, tower: HostFacts) -> int | None:
     """The side of the squares that the connector of a vision-language model joins, after a check of that model."""
     if within is None:
         return None

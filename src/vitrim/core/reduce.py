@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from vitrim.core import checks
 from vitrim.core.block import ReducedBlock, Reducer, access, class_of, reduced_in
+from vitrim.core.checks import FittedMethod, OuterModel
 from vitrim.core.counts import TokenRun, as_html, as_text, mean, planned, recorded, saved_share, units_of
 from vitrim.core.host import (
     FormOfModel,
     GridHook,
     Host,
-    VisionLanguage,
     ZeroHook,
     norms_behind,
     refuse_own_forward,
@@ -45,9 +45,6 @@ from vitrim.core.saving import read_parameters, read_reduction, saved_part, writ
 from vitrim.core.selection import Choosing, Selector
 from vitrim.core.tokens import Entered, Handed, TokenState, Trace
 from vitrim.errors import UnsupportedModelError, VitrimError
-
-Within = tuple[nn.Module, type[VisionLanguage]]
-"""A vision-language model and its family."""
 
 HANDLE = "vitrim_reduction"
 UNKNOWN = "how many tokens stay depends on the images: reduce with record=True, run the model, and print again"
@@ -179,13 +176,13 @@ def _reduce(
     host = host_of(part)
     adopters = _adopters(host, part)
     fit = checks.fit(config, host, part, holder, within, selector)
+    other_facts = None if fit.facts == host.facts(part) else fit.facts
     refuse_while_running(part)
 
     # only now edit
     trace = Trace(record, FormOfModel(host, part, adopters))
     trace.changing = True
     _adopt(host.blocks(part), adopters, config, fit, within is not None, trace)
-    other_facts = None if fit.facts == host.facts(part) else fit.facts
     reduction = Reduction(part, config, trace, other_facts, within is not None, selector)
     _install(reduction, within)
     # a model of one of them may hold this one, and save it; a compiled model has no truth value
@@ -193,7 +190,7 @@ def _reduce(
     return reduction
 
 
-def _select_only(within: Within, config: MethodConfig, selector: Selector) -> Reduction:
+def _select_only(within: OuterModel, config: MethodConfig, selector: Selector) -> Reduction:
     """`reduce_` where nothing but a selector is asked for: the tower stays as it is."""
     outer, family = within
     family.check_selector(outer, selector, None)
@@ -237,7 +234,7 @@ def _adopt(
     blocks: Sequence[nn.Module],
     adopters: Sequence[type[ReducedBlock]],
     config: MethodConfig,
-    fit: checks.Fit,
+    fit: FittedMethod,
     compact: bool,
     trace: Trace,
 ) -> None:
@@ -351,7 +348,7 @@ def _release(model: nn.Module, blocks: Sequence[ReducedBlock]) -> Callable[[], N
     return adopt_again
 
 
-def _install(reduction: Reduction, within: Within | None) -> None:
+def _install(reduction: Reduction, within: OuterModel | None) -> None:
     """Install hooks and handle on a model, ``within`` a vision-language model or None."""
     if not isinstance(reduction, Selection):
         _install_hooks(reduction)
