@@ -1,36 +1,25 @@
-"""`reduce_` and `restore_`, the only code that edits a model. It checks everything before it edits anything."""
+"""`reduce_` and `restore_`, which check everything before they edit anything, and the handle `Reduction`."""
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from html import escape
 from pathlib import Path
-from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitrim.core import checks
-from vitrim.core.block import ReducedBlock, Reducer, access, class_of, reduced_in
-from vitrim.core.checks import FittedMethod, OuterModel
+from vitrim.core.block import ReducedBlock, access, reduced_in
+from vitrim.core.checks import OuterModel
 from vitrim.core.counts import TokenRun, as_html, as_text, mean, planned, recorded, saved_share, units_of
-from vitrim.core.host import (
-    FormOfModel,
-    GridHook,
-    Host,
-    ZeroHook,
-    norms_behind,
-    refuse_own_forward,
-    take_off,
-)
+from vitrim.core.host import FormOfModel, refuse_own_forward
+from vitrim.core.install import adopt, install_hooks, reduced_forms, refuse_while_running, release
 from vitrim.core.method import MethodConfig
 from vitrim.core.plan import Grid, HostFacts, Layer, plan
 from vitrim.core.registry import (
-    check_model,
     find_host,
     find_prompted,
     host_of,
@@ -44,7 +33,7 @@ from vitrim.core.registry import (
 from vitrim.core.saving import read_parameters, read_reduction, saved_part, write_reduction
 from vitrim.core.selection import Choosing, Selector
 from vitrim.core.tokens import Entered, Handed, TokenState, Trace
-from vitrim.errors import UnsupportedModelError, VitrimError
+from vitrim.errors import VitrimError
 
 HANDLE = "vitrim_reduction"
 UNKNOWN = "how many tokens stay depends on the images: reduce with record=True, run the model, and print again"
@@ -174,15 +163,15 @@ def _reduce(
         return _select_only(within, config, selector)
     part = _reducible_part(model if within is None else within[1].tower(within[0]))
     host = host_of(part)
-    adopters = _adopters(host, part)
+    forms = reduced_forms(host, part)
     fit = checks.fit(config, host, part, holder, within, selector)
     other_facts = None if fit.facts == host.facts(part) else fit.facts
     refuse_while_running(part)
 
     # only now edit
-    trace = Trace(record, FormOfModel(host, part, adopters))
+    trace = Trace(record, FormOfModel(host, part, forms))
     trace.changing = True
-    _adopt(host.blocks(part), adopters, config, fit, within is not None, trace)
+    adopt(host.blocks(part), forms, config, fit, within is not None, trace)
     reduction = Reduction(part, config, trace, other_facts, within is not None, selector)
     _install(reduction, within)
     # a model of one of them may hold this one, and save it; a compiled model has no truth value
@@ -202,59 +191,19 @@ def _select_only(within: OuterModel, config: MethodConfig, selector: Selector) -
 
 
 def _reducible_part(model: nn.Module) -> nn.Module:
-    """The part of ``model`` that is reduced: itself, or the one host in it."""
+    """The part of ``model`` that is to be reduced, and is not yet: itself, or the one host in it."""
     if not isinstance(model, nn.Module):
         raise VitrimError(f"expected a torch.nn.Module to reduce, got {type(model).__name__}")
-    if find_host(model) is not None:
-        return model
-    refuse_reduced(model)
-    parts = supported_parts(model)
-    if len(parts) != 1:
-        host_of(model)  # raises, with the reason
-    return parts[0][1]
-
-
-def _adopters(host: type[Host], model: nn.Module) -> list[type[ReducedBlock]]:
-    """The reduced form of every block of ``model``, after checks that all can be reduced."""
-    blocks = host.blocks(model)
-    if any(reduced_in(block) is not None for block in blocks):
+    if find_host(model) is None:
+        refuse_reduced(model)
+        parts = supported_parts(model)
+        if len(parts) != 1:
+            host_of(model)  # raises, with the reason
+        model = parts[0][1]
+    if any(reduced_in(block) is not None for block in host_of(model).blocks(model)):
         refuse_reduced(model)
         raise VitrimError("this model is reduced already: call vitrim.restore_(model) first")
-    if len(set(map(id, blocks))) < len(blocks):
-        raise UnsupportedModelError(
-            f"a block of this {type(model).__name__} stands in two places: each place reduces other tokens, so blocks "
-            "cannot be shared"
-        )
-    check_model(host, model)
-    trunk = host.trunk_host(model)
-    return [trunk.reduced_class(block) for block in blocks]
-
-
-def _adopt(
-    blocks: Sequence[nn.Module],
-    adopters: Sequence[type[ReducedBlock]],
-    config: MethodConfig,
-    fit: FittedMethod,
-    compact: bool,
-    trace: Trace,
-) -> None:
-    """Turn ``blocks`` into reduced ones, in place."""
-    whole = config.unplaced() is None and (compact or fit.facts.averages_patches or fit.restore is not None)
-    for depth, (block, adopter, reducer) in enumerate(zip(blocks, adopters, fit.reducers, strict=True)):
-        last = depth == len(blocks) - 1
-        adopter.adopt(
-            block,
-            reducer,
-            depth=depth,
-            num_prefix=fit.facts.num_prefix,
-            proportional=config.proportional,
-            last=last,
-            head_rows=fit.head_rows if last else None,
-            # repeating merged tokens is exact for any pooling head; soft tokens belong to no patch and stay as they are
-            unmerge_at_end=last and whole,
-            restore=fit.restore,
-            trace=trace,
-        )
+    return model
 
 
 def restore_(model: nn.Module) -> None:
@@ -283,27 +232,6 @@ def restore_(model: nn.Module) -> None:
     _take_off(handle_of(model), model)
 
 
-def refuse_while_running(model: nn.Module) -> None:
-    """Refuse to change a model whose blocks another thread is running.
-
-    Inspects what other threads execute now, so forwards pay nothing, and one that failed leaves no trace.
-    """
-    others = {ident: frame for ident, frame in sys._current_frames().items() if ident != threading.get_ident()}
-    if not others:
-        return
-    modules = set(map(id, model.modules()))
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for ident, innermost in others.items():
-        frame: FrameType | None = innermost
-        while frame is not None:
-            if id(frame.f_locals.get("self")) in modules:  # the object whose method is executed
-                raise VitrimError(
-                    f"this {type(model).__name__} runs in another thread ({names.get(ident, ident)}): call reduce_, "
-                    "set and restore_ while no forward runs"
-                )
-            frame = frame.f_back
-
-
 def _take_off(reduction: Reduction, outer: nn.Module) -> Callable[[], None]:
     """Remove ``reduction`` from its model, which ``outer`` is or contains; return a function that puts it back."""
     model = reduction.model  # wrappers of torch.compile and peft return the handle of the wrapped model
@@ -316,7 +244,7 @@ def _take_off(reduction: Reduction, outer: nn.Module) -> Callable[[], None]:
     with reduction.changing():
         for part, family in families:
             family.uninstall(part)
-        adopt_again = None if selects else _release(model, blocks)
+        adopt_again = None if selects else release(model, blocks)
         delattr(model, HANDLE)
 
     def put_back() -> None:
@@ -327,50 +255,15 @@ def _take_off(reduction: Reduction, outer: nn.Module) -> Callable[[], None]:
     return put_back
 
 
-def _release(model: nn.Module, blocks: Sequence[ReducedBlock]) -> Callable[[], None]:
-    """Turn ``blocks`` of ``model`` into the host's own, and take off hooks; return a function that adopts them again.
-
-    Blocks that the user put in since are not among ``blocks``.
-    """
-    for module in model.modules():
-        take_off(module)
-    own: list[tuple[ReducedBlock, type[ReducedBlock], Reducer[Any], dict[str, Any]]] = []
-    for block in blocks:
-        settings = {name: getattr(block, name) for name in block.OWN}
-        own.append((block, cast("type[ReducedBlock]", class_of(block)), block.reducer, settings))
-        block.release()
-    host_of(model).uninstall(model)
-
-    def adopt_again() -> None:
-        for block, kind, reducer, settings in own:
-            kind.adopt(block, reducer, **settings)
-
-    return adopt_again
-
-
 def _install(reduction: Reduction, within: OuterModel | None) -> None:
     """Install hooks and handle on a model, ``within`` a vision-language model or None."""
     if not isinstance(reduction, Selection):
-        _install_hooks(reduction)
+        install_hooks(reduction.model, reduction.config, reduction._trace, reduction._blocks()[-1])
     if within is not None:
         outer, family = within
         family.install(outer, reduction._trace, reduction._choosing)
     setattr(reduction.model, HANDLE, reduction)
     reduction._trace.changing = False
-
-
-def _install_hooks(reduction: Reduction) -> None:
-    """Install what a model with reduced blocks needs besides them."""
-    model, config, trace = reduction.model, reduction.config, reduction._trace
-    host = host_of(model)
-    host.install(model, trace)
-    maker = checks.patch_maker(config, host, model)
-    if maker is not None:
-        maker.register_forward_hook(GridHook(host.trunk_host(model), trace))
-    if config.kind in ("prune", "mixed"):
-        always = reduction._blocks()[-1].restore == "zeros"
-        for norm in norms_behind(model, host.blocks(model)[-1]):
-            norm.register_forward_hook(ZeroHook(trace, always))
 
 
 def get_reduction(model: nn.Module) -> Reduction | None:
