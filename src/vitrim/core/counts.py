@@ -76,8 +76,6 @@ def recorded(call: Call, blocks: Sequence[ReducedBlock]) -> list[TokenRun]:
 
 def mean(runs: Sequence[TokenRun], way: str) -> list[float]:
     """`TokenRun.of_images`, averaged over all images."""
-    if len(runs) == 1:
-        return list(map(float, runs[0].of_images(way)))
     total = sum(run.images for run in runs)
     blocks = zip(*([run.images * count for count in run.of_images(way)] for run in runs), strict=True)
     return [sum(counts) / total for counts in blocks]
