@@ -45,14 +45,11 @@ def units_of(entered: Entered, facts: HostFacts) -> Grid:
     return rows // facts.cell, columns // facts.cell
 
 
-def planned(
-    config: MethodConfig, facts: HostFacts, blocks: Sequence[ReducedBlock], entered: Entered
-) -> TokenRun | None:
-    """The planned run of the images that ``entered``; None if it depends on the images."""
+def planned(config: MethodConfig, facts: HostFacts, blocks: Sequence[ReducedBlock], entered: Entered) -> TokenRun:
+    """The planned run of the images that ``entered``, under a method whose counts do not depend on them."""
     area, prefix, last = facts.cell**2, facts.num_prefix, blocks[-1]
     flow = config.flow(entered.patches // area, len(blocks), units_of(entered, facts), prefix, last.restore)
-    if flow is None:
-        return None
+    assert flow is not None
     ways = [[prefix + count * area for count in way] for way in zip(*flow, strict=True)]
     if last.head_rows is not None:
         ways[1][-1] = ways[2][-1] = last.head_rows

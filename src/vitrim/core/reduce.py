@@ -382,16 +382,20 @@ class Reduction:
         """Rows and columns of the patches, or of their cells, in this thread's last forward, once per image size."""
         return [units_of(entered, self._facts) for entered in self._trace.call.entered]
 
-    def _runs(self) -> list[TokenRun] | None:
-        """The runs of this thread's last forward, else of an image of the model's own size; None if unknown."""
-        facts, blocks, call = self._facts, self._blocks(), self._trace.call
+    def _planned(self) -> list[TokenRun]:
+        """The runs of this thread's last forward, else of an image of the model's own size, as planned."""
+        facts, blocks = self._facts, self._blocks()
         rows, columns = facts.grid_size
         own = Entered(self.config, facts.windows, rows * columns, facts.grid_size, facts.windows)
-        runs = [planned(self.config, facts, blocks, entered) for entered in call.entered or (own,)]
-        if None not in runs:
-            return [run for run in runs if run is not None]
+        return [planned(self.config, facts, blocks, entered) for entered in self._trace.call.entered or (own,)]
+
+    def _runs(self) -> list[TokenRun] | None:
+        """As planned, or as recorded where counts depend on the images; None if unknown."""
+        if not self.config.is_adaptive():
+            return self._planned()
         # only with the current options: `set` may have changed them since
-        return recorded(call, blocks) if call.states and call.entered[0].config is self.config else None
+        call = self._trace.call
+        return recorded(call, self._blocks()) if call.states and call.entered[0].config is self.config else None
 
     def _counts(self) -> list[tuple[float, float]] | None:
         """Mean tokens that enter and leave every block; None if unknown."""
@@ -454,13 +458,12 @@ class Reduction:
         """
         self._check_alive()
         if not self._trace.recording:
-            runs = None if self.config.is_adaptive() else self._runs()
-            if runs is None:
+            if self.config.is_adaptive():
                 raise VitrimError(
                     f"the counts of {self.config.describe()} depend on the images, and states are kept only when "
                     "recording: vitrim.reduce_(..., record=True)"
                 )
-            return [max(counts) for counts in zip(*(run.of_images("leaving") for run in runs), strict=True)]
+            return [max(counts) for counts in zip(*(run.of_images("leaving") for run in self._planned()), strict=True)]
         counts = [state.num_tokens for state in self.states[1:]]
         rows = self._blocks()[-1].head_rows
         return counts if rows is None or self.states[-1].full_grid else [*counts[:-1], rows]
