@@ -21,7 +21,8 @@ import vitrim
 from vitrim.core.host import Host
 from vitrim.core.method import MethodConfig
 from vitrim.core.plan import Purpose
-from vitrim.core.registry import hosts, methods, missing_libraries, vision_languages
+from vitrim.core.registry import hosts, methods, vision_languages
+from vitrim.core.tables import missing_libraries
 from vitrim.errors import VitrimError
 
 DOCS = Path(__file__).parent

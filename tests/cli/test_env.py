@@ -17,7 +17,7 @@ import torch
 import vitrim
 from cli_runs import Run, runner
 from vitrim.cli import env
-from vitrim.core.registry import libraries
+from vitrim.core.tables import libraries
 from vitrim.measure.machine import PACKAGES
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"

@@ -16,7 +16,7 @@ import vitrim
 from cli_runs import Run, runner
 from tiny_vlms import VLMS
 from vitrim.cli import listing
-from vitrim.core import registry
+from vitrim.core import registry, tables
 from vitrim.core.plan import Purpose
 from vitrim.core.registry import find_vision_language, host_of, hosts, vision_languages
 from vitrim.core.registry import methods as registered
@@ -178,7 +178,7 @@ def test_methods_do_as_they_are_listed(host: str, method: str) -> None:
 
 
 def test_a_library_that_is_missing_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "missing_libraries", lambda: ("transformers",))
+    monkeypatch.setattr(tables, "missing_libraries", lambda: ("transformers",))
     _, out, _ = run("hosts")
     assert "not installed, so their families are not listed: transformers" in out
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vitrim.core.registry import discover, enter, entry_of
+from vitrim.core.tables import discover, enter, entry_of
 
 
 def test_every_file_of_a_package_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from torch import nn
 
 import tiny
 import vitrim
-from vitrim.core import registry
+from vitrim.core import registry, tables
 from vitrim.core.host import Host
 from vitrim.core.registry import host_of, hosts, make_method, methods, parse_method, selectors
 from vitrim.hosts.timm.vit import TimmViT
@@ -266,7 +266,7 @@ def test_an_import_error_in_a_method_file_surfaces(tmp_path: Path, monkeypatch: 
     name = package(tmp_path, monkeypatch, "vitrim_broken", a="", b="import vitrim_needs_what_is_not_installed")
     for _ in range(2):  # it is not remembered as done
         with pytest.raises(ModuleNotFoundError, match="vitrim_needs_what_is_not_installed"):
-            registry.discover(name)
+            tables.discover(name)
 
 
 def test_every_file_of_the_folder_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +283,7 @@ def nothing(config, layer):
 """
     monkeypatch.setattr(registry, "_METHODS", dict(methods()))
     name = package(tmp_path, monkeypatch, "vitrim_complete", one=method, two="")
-    registry.discover(name)
+    tables.discover(name)
     assert "vitrim_complete.two" in sys.modules
     assert type(parse_method("test_mine")).__name__ == "Mine"
     model = tiny.HOSTS["vit"]()

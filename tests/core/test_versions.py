@@ -18,14 +18,14 @@ import vitrim
 from tiny_other_vlms import OTHERS
 from tiny_vlms import VLMS
 from vitrim.cli import listing
-from vitrim.core import registry, versions
+from vitrim.core import registry, tables, versions
 from vitrim.core.versions import is_older, numbers
 
 ROOT = Path(__file__).parents[2]
 LINES = (ROOT / "constraints-oldest.txt").read_text().splitlines()
 OLDEST = dict(line.split("==") for line in LINES if line[0] != "#")
 LIBRARIES = ("timm", "transformers")
-KEYS = [(library, key) for library in LIBRARIES for key in registry._since(library)]
+KEYS = [(library, key) for library in LIBRARIES for key in tables.minimum_versions(library)]
 
 
 @pytest.fixture
@@ -75,13 +75,13 @@ def test_capabilities_of_older_torch_by_their_newer_names(
 
 @pytest.mark.parametrize(("library", "key"), KEYS)
 def test_what_is_newer_is_above_the_lower_bound_is_a_family_and_is_written_down(library: str, key: str) -> None:
-    since = registry._since(library)[key]
+    since = tables.minimum_versions(library)[key]
     oldest = dict(
         line.split("==") for line in (ROOT / "constraints-oldest.txt").read_text().splitlines() if "==" in line
     )
     assert numbers(oldest[library]) < numbers(since), "the difference can go"
-    entries = {**registry._written(library, "HOSTS"), **registry._written(library, "SELECTED")}
-    assert registry._written(library, key) or any(entry.startswith(f"{key}.") for entry in entries)
+    entries = {**tables.written_table(library, "HOSTS"), **tables.written_table(library, "SELECTED")}
+    assert tables.written_table(library, key) or any(entry.startswith(f"{key}.") for entry in entries)
     assert f"| {library} {since} |" in (ROOT / "docs/deprecation.md").read_text()
 
 
@@ -93,13 +93,13 @@ def test_families_of_newer_libraries_are_absent_from_lists_which_say_so() -> Non
     assert not [host for host in hosts for _, key in KEYS if host.startswith(f"{key}.")]
     lines = "\n".join(listing.heads(listing.hosts()))
     for library in LIBRARIES:
-        for since in registry._since(library).values():
+        for since in tables.minimum_versions(library).values():
             assert f"not listed, needs {library} {since}: " in lines
     assert "not listed, needs transformers 5.13: radio" in lines
 
 
 def test_with_the_newest_libraries_everything_is_listed() -> None:
-    if not registry.not_yet():
+    if not tables.not_yet():
         assert "needs" not in "".join(line for line in listing.heads(listing.hosts()) if line.startswith("not listed"))
         entries = {**registry.hosts(), **registry._SELECTED.all()}
         assert all(any(entry.startswith(f"{key}.") for entry in entries) for _, key in KEYS if "." in key)

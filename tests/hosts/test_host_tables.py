@@ -12,11 +12,12 @@ import timm
 from torch import nn
 
 import vitrim
-from vitrim.core import registry
+from vitrim.core import registry, tables
 from vitrim.core.host import Host, VisionLanguage
 from vitrim.core.library import Library
 from vitrim.core.plan import Preprocessing
-from vitrim.core.registry import ask, hosts, libraries, missing_libraries, register_library, vision_languages
+from vitrim.core.registry import ask, hosts, register_library, vision_languages
+from vitrim.core.tables import libraries, missing_libraries
 from vitrim.hosts.timm.library import TimmLibrary
 
 INSTALLED = sorted(set(libraries()) - set(missing_libraries()))
@@ -30,8 +31,8 @@ KINDS: dict[str, Any] = {
 
 def written(library: str, table: str) -> dict[str, str]:
     """A table of a library, without what the installed version is too old for."""
-    entries = registry._written(library, table)
-    return {key: place for key, place in entries.items() if registry._needed(key, table) is None}
+    entries = tables.written_table(library, table)
+    return {key: place for key, place in entries.items() if tables.needed_version(key, table) is None}
 
 
 def resolved(library: str, place: str) -> Any:
@@ -41,7 +42,7 @@ def resolved(library: str, place: str) -> Any:
 
 def modules(library: str) -> list[Any]:
     """The files of a folder."""
-    registry.discover(f"vitrim.hosts.{library}")
+    tables.discover(f"vitrim.hosts.{library}")
     prefix = f"vitrim.hosts.{library}."
     return [module for name, module in sys.modules.items() if name.startswith(prefix)]
 
@@ -54,20 +55,20 @@ def test_every_entry_is_there(library: str) -> None:
             where, _, name = key.rpartition(".")
             assert key == library or isinstance(getattr(importlib.import_module(where), name), type), key
             assert key.partition(".")[0] == library, "it is looked for in the folder of its library alone"
-    assert all(isinstance(resolved(library, place), str) for place in registry._written(library, "REFUSED").values())
-    assert all(callable(resolved(library, place)) for place in registry._written(library, "ON_REDUCE").values())
+    assert all(isinstance(resolved(library, place), str) for place in tables.written_table(library, "REFUSED").values())
+    assert all(callable(resolved(library, place)) for place in tables.written_table(library, "ON_REDUCE").values())
 
 
 @pytest.mark.parametrize("library", INSTALLED)
 def test_every_family_is_in_its_table(library: str) -> None:
     """What has a name of its own, beside bases that several families share."""
-    if any(key.startswith(f"{library}.") for key in registry.not_yet()):
+    if any(key.startswith(f"{library}.") for key in tables.not_yet()):
         pytest.skip("some files of the folder cannot be imported")
     for table, kind in KINDS.items():
-        places = [*registry._written(library, table).values()]
+        places = [*tables.written_table(library, table).values()]
         if kind is VisionLanguage:  # which are in either of two tables
-            places += [*registry._written(library, "VISION_LANGUAGE").values()]
-            places += [*registry._written(library, "SELECTED").values()]
+            places += [*tables.written_table(library, "VISION_LANGUAGE").values()]
+            places += [*tables.written_table(library, "SELECTED").values()]
         named = {resolved(library, place) for place in places}
         for module in modules(library):
             for value in vars(module).values():

@@ -26,8 +26,8 @@ import tiny
 import vitrim
 from tiny_other_vlms import OTHERS, SMALLER
 from tiny_vlms import IMAGE, SECOND, TEXT, VLMS
-from vitrim.core.registry import not_yet
 from vitrim.core.selection import Choice, Seen
+from vitrim.core.tables import not_yet
 from vitrim.hosts.shared.compact import trimmed
 from vitrim.hosts.shared.selecting import Candidates, attended
 from vitrim.hosts.transformers.vlms_selected import FOUR_ROWS

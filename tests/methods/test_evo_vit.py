@@ -114,7 +114,7 @@ def check_rankings(ref: golden.Reference, reduction: vitrim.Reduction) -> None:
         state = reduction.states[block + 1]  # after the last block everything is back, in the order of the ranking
         working = state.position[:, 1:33] - 1
         ref.check(f"order/{rank}", working, lambda stored: stored[:, :32])
-        waiting = (state.position[:, 33:] if block == 11 else state.bank[0].position) - 1
+        waiting = (state.position[:, 33:] if block == 11 else state.bank[0].indices.position) - 1
         ref.check(
             f"order/{rank}", [set(row) for row in waiting.tolist()], lambda stored: learned.as_sets(stored[:, 32:])
         )
@@ -140,7 +140,7 @@ def check_importance(reduction: vitrim.Reduction, seen: dict[int, torch.Tensor])
     """Before the first stage only the latest attention counts; the importance of the first to wait stays as it was."""
     state = reduction.states[5]
     importance = torch.cat([state.carry[IMPORTANCE], state.bank[0].carry[IMPORTANCE]], 1)
-    torch.testing.assert_close(3 * importance[:, 33:], seen[3].gather(1, state.bank[0].position - 1))
+    torch.testing.assert_close(3 * importance[:, 33:], seen[3].gather(1, state.bank[0].indices.position - 1))
     expected = 0.5 * seen[3].gather(1, state.position[:, 1:] - 1) + 0.5 * seen[4]
     torch.testing.assert_close(3 * importance[:, 1:33], expected)
 
@@ -178,7 +178,7 @@ def test_patches_that_wait_do_not_change() -> None:
     with torch.no_grad():
         model(tiny.images().double())
     bank = reduction.states[3].bank[0]
-    waiting = bank.position[..., None].expand(-1, -1, 32)
+    waiting = bank.indices.position[..., None].expand(-1, -1, 32)
     assert torch.equal(bank.tokens, outputs[1].gather(1, waiting))
     assert torch.equal(outputs[3].gather(1, waiting), outputs[1].gather(1, waiting))  # the last block un-merges
 
@@ -195,7 +195,7 @@ def test_fast_update_moves_those_that_wait_like_their_mean() -> None:
         model(tiny.images().double())
     assert reduction.tokens_per_block == [37, 37, 1 + 18 + 1, 37]
     before, during, final = outputs[1], reduction.states[3], outputs[3]
-    position = during.bank[0].position
+    position = during.bank[0].indices.position
     index = position[..., None].expand(-1, -1, 32)
     weight = reduction.states[2].carry[IMPORTANCE].gather(1, position)
     mean = (before.gather(1, index) * weight[..., None]).sum(1) / weight.sum(1, keepdim=True)

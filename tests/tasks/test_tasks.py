@@ -12,7 +12,7 @@ import timm
 import torch
 
 from vitrim import tasks as room
-from vitrim.core import registry
+from vitrim.core import tables
 from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
 from vitrim.tasks import Task, base, make_task, register_task, tasks
@@ -33,7 +33,7 @@ def test_a_new_task_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "balanced.py").write_text(NEW)
     before = dict(tasks())
     monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path)])
-    registry.discover.cache_clear()
+    tables.discover.cache_clear()
     try:
         assert set(tasks()) - set(before) == {"test_balanced"}
         assert list(tasks()) == sorted(tasks())

@@ -22,7 +22,8 @@ import pytest
 from torch import Tensor, nn
 
 from older import has_host
-from vitrim.core.registry import find_host, not_yet
+from vitrim.core.registry import find_host
+from vitrim.core.tables import not_yet
 
 Create = Callable[[], nn.Module]
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrim.core.registry import enter
+from vitrim.core.tables import enter
 from vitrim.plots.charts import Line, colour_bar, heat, line, square
 from vitrim.plots.style import SMALL, TEXT, TITLE, colours, markers, names_below, panels
 from vitrim.report import Table

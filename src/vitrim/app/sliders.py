@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from vitrim.app.messages import Slide
 from vitrim.core.method import MethodConfig, Tunable
-from vitrim.core.registry import make_method, parse_method, split_options
+from vitrim.core.options import split_options
+from vitrim.core.registry import make_method, parse_method
 from vitrim.errors import VitrimError
 
 LONGEST = 300

@@ -186,7 +186,8 @@ def fit(method: str, head: Head) -> str:
 
 def heads(rows: Rows) -> list[str]:
     """Footnotes: for each kind of head, the methods that work, need an option, or are refused."""
-    from vitrim.core.registry import missing_libraries, not_yet, vision_languages
+    from vitrim.core.registry import vision_languages
+    from vitrim.core.tables import missing_libraries, not_yet
 
     lines = []
     for head, meaning in HEADS.items():

@@ -76,7 +76,7 @@ def parse_methods(texts: Sequence[str]) -> list[MethodConfig]:
 
 def parse_options(texts: Sequence[str] | None, what: str = "model option") -> dict[str, Any]:
     """Parse ``["img_size=384"]`` into ``{"img_size": 384}``."""
-    from vitrim.core.registry import read_value
+    from vitrim.core.options import read_value
 
     options: dict[str, Any] = {}
     for text in texts or ():

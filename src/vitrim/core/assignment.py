@@ -245,18 +245,18 @@ class Hard:
         With a count per image, a merge lists every token that may move and loses none; a selection loses what it leaves
         out.
         """
-        banked = 0 if self.dropped is None else self.dropped.shape[1]
         if self.ragged:
             return self.dropped is None
-        if torch.compiler.is_exporting() and self.valid is None:
+        if self.valid is not None:
+            return self.moved is None
+        left = self.anchor.shape[1]
+        for others in (self.moved, self.dropped):
+            left += 0 if others is None else others.shape[1]
+        if torch.compiler.is_exporting():
             from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true
 
-            if self.moved is None:
-                return bool(guard_or_true(self.anchor.shape[1] + banked < n))
-            return bool(guard_or_false(self.anchor.shape[1] + self.moved.shape[1] + banked < n))
-        if self.moved is None:
-            return self.valid is not None or self.anchor.shape[1] + banked < n
-        return self.valid is None and self.anchor.shape[1] + self.moved.shape[1] + banked < n
+            return bool((guard_or_true if self.moved is None else guard_or_false)(left < n))
+        return left < n
 
 
 @dataclass(frozen=True)

@@ -353,18 +353,8 @@ class ReducedBlock(nn.Module):
                 "torch.fx cannot trace through a reduced block: trace with blocks as leaves, e.g. "
                 "create_feature_extractor(..., tracer_kwargs={'leaf_modules': [vitrim.core.block.ReducedBlock]})"
             )
-        if not torch.compiler.is_compiling() and torch._C._functorch.is_batchedtensor(x):
-            return self._run_mapped(x, *host_args)
-        return self._run(x, *host_args)
-
-    def _run(self, x: Tensor, *host_args: Any) -> Tensor:
-        x, state = self.receive(x, self.incoming(x), *host_args)
-        if self.last and self.restore == "last_block":
-            x, state = state.bring_back(x)
-        return self.outgoing(*self.step(x, state, *host_args))
-
-    def _run_mapped(self, x: Tensor, *host_args: Any) -> Tensor:
-        """`_run` under ``torch.vmap``, which hides the values that some methods decide by."""
+        if torch.compiler.is_compiling() or not torch._C._functorch.is_batchedtensor(x):
+            return self._run(x, *host_args)
         try:
             return self._run(x, *host_args)
         except RuntimeError as error:
@@ -373,6 +363,12 @@ class ReducedBlock(nn.Module):
                 f"{name} does not run under torch.vmap, which shows it no values of tensors: give the model the whole "
                 "batch, or map it under none, tome or topk"
             ) from error
+
+    def _run(self, x: Tensor, *host_args: Any) -> Tensor:
+        x, state = self.receive(x, self.incoming(x), *host_args)
+        if self.last and self.restore == "last_block":
+            x, state = state.bring_back(x)
+        return self.outgoing(*self.step(x, state, *host_args))
 
     def receive(self, x: Tensor, state: TokenState, *host_args: Any) -> Step:
         """The current tokens (B, N, C), from the block's input and the state that `incoming` found."""
@@ -388,49 +384,50 @@ class ReducedBlock(nn.Module):
         The stamp survives host checkpointing and two forwards before one backward; the fallback survives hooks and
         wrappers that pass on a new tensor (FSDP2). A recomputation finds the stamp that the fallback sets.
         """
-        if self.depth == 0 and self.trace.changing:  # `refuse_while_running` finds forwards that run already
+        stamp = getattr(x, STAMP, None)
+        if self.depth > 0:
+            state = stamp if isinstance(stamp, TokenState) else self._left_before(x)
+            expected = state.num_inputs if state.full_grid else state.num_tokens
+            if x.shape[1] != expected:
+                raise RuntimeError(
+                    f"block {self.depth} got {x.shape[1]} tokens where {expected} left the block before it: something "
+                    "between the blocks changed the number of tokens"
+                )
+            return state
+        if self.trace.changing:  # `refuse_while_running` finds forwards that run already
             raise RuntimeError(
                 "the reduction of this model is being changed in another thread: call set, restore_ and reduce_ while "
                 "no forward runs"
             )
-        stamp = getattr(x, STAMP, None)
-        if self.depth == 0:
-            # a recomputed first block reads both from its input, since the embedding does not run again
-            full_grid = self.trace.full_grid or (isinstance(stamp, TokenState) and stamp.full_grid)
-            call = self.trace.call
-            grid = call.grid
-            if grid is not None:  # used once: it must not apply to later tokens that no patch embedding made
-                call.grid = None
-            elif isinstance(stamp, TokenState):
-                grid = stamp.grid
-            banking = self.restore in ("end", "last_block")
-            state = TokenState.start(x, self.num_prefix, full_grid, grid, banking, call.compact)
-            self.trace.start(state, self.reducer.config)
-            if full_grid or grid is not None:
-                setattr(x, STAMP, state)
-            return state
-        if isinstance(stamp, TokenState):
-            state = stamp
-        else:
-            depth, latest = self.trace.call.latest or (-1, None)  # of this thread
-            # a backward pass recomputes blocks out of order
-            recomputes = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
-            if latest is None or depth != self.depth - 1 or recomputes:
-                if self.trace.form is not None:  # block 0 may have been replaced
-                    self.trace.form()
-                raise RuntimeError(
-                    f"block {self.depth} got tokens of unknown history: the blocks of a reduced model must run in "
-                    "order, and reentrant checkpointing is not supported (use use_reentrant=False)"
-                )
-            state = latest
+        # a recomputed first block reads both from its input, since the embedding does not run again
+        full_grid = self.trace.full_grid or (isinstance(stamp, TokenState) and stamp.full_grid)
+        call = self.trace.call
+        grid = call.grid
+        if grid is not None:  # used once: it must not apply to later tokens that no patch embedding made
+            call.grid = None
+        elif isinstance(stamp, TokenState):
+            grid = stamp.grid
+        banking = self.restore in ("end", "last_block")
+        state = TokenState.start(x, self.num_prefix, full_grid, grid, banking, call.compact)
+        self.trace.start(state, self.reducer.config)
+        if full_grid or grid is not None:
             setattr(x, STAMP, state)
-        expected = state.num_inputs if state.full_grid else state.num_tokens
-        if x.shape[1] != expected:
-            raise RuntimeError(
-                f"block {self.depth} got {x.shape[1]} tokens where {expected} left the block before it: something "
-                "between the blocks changed the number of tokens"
-            )
         return state
+
+    def _left_before(self, x: Tensor) -> TokenState:
+        """The state that the previous block left in this thread; it is stamped on its tokens ``x``."""
+        depth, latest = self.trace.call.latest or (-1, None)
+        # a backward pass recomputes blocks out of order
+        recomputes = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+        if latest is None or depth != self.depth - 1 or recomputes:
+            if self.trace.form is not None:  # block 0 may have been replaced
+                self.trace.form()
+            raise RuntimeError(
+                f"block {self.depth} got tokens of unknown history: the blocks of a reduced model must run in "
+                "order, and reentrant checkpointing is not supported (use use_reentrant=False)"
+            )
+        setattr(x, STAMP, latest)
+        return latest
 
     def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
         """Record the state, un-merge where the output must be complete, and stamp the state on the tokens."""

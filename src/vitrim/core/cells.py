@@ -64,8 +64,7 @@ class CellAttention(Attention):
         return self._mean(super().class_row())
 
     def column_mean(self) -> Tensor:
-        heads = self.parts()
-        plain = Attention(**{name: heads[name] for name in Attention.__dataclass_fields__})
+        plain = Attention(**{name: getattr(self, name) for name in Attention.__dataclass_fields__})
         return self._mean(plain.column_mean())
 
     def probabilities(self) -> Tensor:
@@ -164,15 +163,12 @@ class CellReducer(Reducer[Any]):
 
     def spread(self, decided: Hard) -> Hard:
         """The assignment of all tokens that follows from an assignment of cells."""
-        weight = decided.weight
-        if weight is not None:
-            weight = self.repeat(weight)
         return replace(
             decided,
             anchor=self.members(decided.anchor, self.num_prefix),
             moved=None if decided.moved is None else self.members(decided.moved, 0),
             into=None if decided.into is None else self.members(decided.into, 0),
-            weight=weight,
+            weight=None if decided.weight is None else self.repeat(decided.weight),
             valid=None if decided.valid is None else self.repeat(decided.valid),
             dropped=None if decided.dropped is None else self.members(decided.dropped, 0),
         )

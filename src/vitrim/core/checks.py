@@ -1,21 +1,89 @@
-"""Checks that a method fits a model: those of `reduce_` in their order, then that of `Reduction.set`."""
+"""Checks that a method fits a model: `fit` makes those of `reduce_`, in the order of this file; then that of `set`."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from vitrim.core.block import Reducer, sharded
-from vitrim.core.host import Host
+from vitrim.core.cells import build_reducer
+from vitrim.core.host import Host, VisionLanguage
 from vitrim.core.method import MethodConfig, Restore
-from vitrim.core.plan import Head, HostFacts, Layer
+from vitrim.core.plan import Head, HostFacts, Layer, plan
 from vitrim.core.registry import ask
 from vitrim.core.schedule import Pattern
+from vitrim.core.selection import Selector
 from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
+
+OuterModel = tuple[nn.Module, type[VisionLanguage]]
+"""A vision-language model, whose tower is reduced, and its family."""
+
+
+@dataclass(frozen=True)
+class FittedMethod:
+    """A method that fits a model.
+
+    Attributes:
+        facts: of the model, see `facts_for_reader`.
+        head_rows: rows that the last block computes; None if it computes all.
+        restore: how pruned patches return; None if nobody reads their places.
+        reducers: one per block.
+    """
+
+    facts: HostFacts
+    head_rows: int | None
+    restore: Restore | None
+    reducers: list[Reducer[Any]]
+
+
+def fit(
+    config: MethodConfig,
+    host: type[Host],
+    model: nn.Module,
+    holder: nn.Module | None,
+    within: OuterModel | None,
+    selector: Selector | None,
+) -> FittedMethod:
+    """Check that the method fits ``model`` and what reads its tokens, and plan every block. Nothing is changed.
+
+    Args:
+        config: the method.
+        host: of the model.
+        model: the part that is reduced.
+        holder: see `facts_for_reader`.
+        within: the vision-language model that gets fewer tokens, and its family; None if there is none.
+        selector: of its image tokens.
+    """
+    own, blocks = host.facts(model), host.blocks(model)
+    facts = facts_for_reader(config, host, model, holder, _cell(within, selector, own))
+    check_origin(config, host, model)
+    check_proportional(config, model)
+    check_head(config, facts, within=facts.dense and not own.dense)
+    head_rows, restore = at_the_end(config, facts, len(blocks))
+    patch_maker(config, host, model)
+
+    layers = plan(config, facts, len(blocks))
+    check_amounts(config, layers, stacklevel=5)
+    with torch.inference_mode(False):  # inference tensors could never be trained
+        reducers = [build_reducer(config, layer, block, facts) for layer, block in zip(layers, blocks, strict=True)]
+    check_reducers(config, blocks, reducers, head_rows)
+    return FittedMethod(facts, head_rows, restore, reducers)
+
+
+def _cell(within: OuterModel | None, selector: Selector | None, tower: HostFacts) -> int | None:
+    """The side of the squares that the connector of a vision-language model joins, after a check of that model."""
+    if within is None:
+        return None
+    outer, family = within
+    family.check(outer)
+    if selector is not None:
+        family.check_selector(outer, selector, tower)
+    return family.cell(outer)
 
 
 def facts_for_reader(
@@ -82,7 +150,7 @@ def check_origin(config: MethodConfig, host: type[Host], model: nn.Module) -> No
         message = f"{config.describe()} was found for another model ({'; '.join(other)})"
         if config.made_for.get("blocks") != here["blocks"]:
             raise VitrimError(f"{message}: its amounts do not fit these blocks")
-        warnings.warn(f"{message}: search anew for this one", ReductionWarning, stacklevel=4)
+        warnings.warn(f"{message}: search anew for this one", ReductionWarning, stacklevel=5)
 
 
 def check_proportional(config: MethodConfig, model: nn.Module) -> None:
@@ -96,7 +164,7 @@ def check_proportional(config: MethodConfig, model: nn.Module) -> None:
             f"{config.describe()} adds log(size) to the attention of a masked autoencoder (MAE), which the papers "
             "leave out: give proportional=false, or proportional=true to have it so",
             ReductionWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

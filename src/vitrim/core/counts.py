@@ -45,14 +45,11 @@ def units_of(entered: Entered, facts: HostFacts) -> Grid:
     return rows // facts.cell, columns // facts.cell
 
 
-def planned(
-    config: MethodConfig, facts: HostFacts, blocks: Sequence[ReducedBlock], entered: Entered
-) -> TokenRun | None:
-    """The planned run of the images that ``entered``; None if it depends on the images."""
+def planned(config: MethodConfig, facts: HostFacts, blocks: Sequence[ReducedBlock], entered: Entered) -> TokenRun:
+    """The planned run of the images that ``entered``, under a method whose counts do not depend on them."""
     area, prefix, last = facts.cell**2, facts.num_prefix, blocks[-1]
     flow = config.flow(entered.patches // area, len(blocks), units_of(entered, facts), prefix, last.restore)
-    if flow is None:
-        return None
+    assert flow is not None
     ways = [[prefix + count * area for count in way] for way in zip(*flow, strict=True)]
     if last.head_rows is not None:
         ways[1][-1] = ways[2][-1] = last.head_rows
@@ -76,11 +73,36 @@ def recorded(call: Call, blocks: Sequence[ReducedBlock]) -> list[TokenRun]:
 
 def mean(runs: Sequence[TokenRun], way: str) -> list[float]:
     """`TokenRun.of_images`, averaged over all images."""
-    if len(runs) == 1:
-        return list(map(float, runs[0].of_images(way)))
     total = sum(run.images for run in runs)
     blocks = zip(*([run.images * count for count in run.of_images(way)] for run in runs), strict=True)
     return [sum(counts) / total for counts in blocks]
+
+
+LINE = 80
+"""Columns of `as_text`."""
+
+
+def as_text(counts: Sequence[tuple[float, float]]) -> list[str]:
+    """Lines with the tokens that enter and leave every block."""
+    columns = [(depth, *each) for depth, each in enumerate(counts)]
+    width = 1 + max(len(f"{number:g}") for column in columns for number in column)
+    lines = []
+    for first in range(0, len(columns), per_line := max((LINE - 12) // width, 1)):
+        part = columns[first : first + per_line]
+        for name, row in zip(("block", "tokens in", "tokens out"), zip(*part, strict=True), strict=True):
+            lines.append(f"  {name:<10}" + "".join(f"{number:>{width}g}" for number in row))
+    return lines
+
+
+def as_html(counts: Sequence[tuple[float, float]]) -> str:
+    """A table of the tokens that enter and leave every block, with a bar for those that leave."""
+    most = max(map(max, counts))
+    rows = "".join(
+        f"<tr><td>{depth}</td><td>{before:g}</td><td>{after:g}</td><td style='text-align:left'>"
+        f"<div style='background:#3b78b5;height:0.7em;width:{round(200 * after / most)}px'></div></td></tr>"
+        for depth, (before, after) in enumerate(counts)
+    )
+    return f"<table><tr><th>block</th><th>tokens in</th><th>tokens out</th><th></th></tr>{rows}</table>"
 
 
 def saved_share(runs: Sequence[TokenRun], blocks: Sequence[ReducedBlock], dim: int, kind: Kind) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -71,6 +72,49 @@ class Options(BaseModel):
         given = [field for field in own_first if field in self.model_fields_set]
         options = ",".join(f"{field}={_text(getattr(self, field))}" for field in given)
         return f"{self.name}:{options}" if options else self.name
+
+
+def read_options(text: str, example: str) -> tuple[str, dict[str, Any]]:
+    """Name and options from a text ``name:key=value,key=value``."""
+    name, _, rest = text.strip().partition(":")
+    options: dict[str, Any] = {}
+    for part in split_options(rest):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise VitrimError(f"cannot read '{part}' in '{text}': write name:key=value,key=value, e.g. {example}")
+        if key.strip() in options:
+            raise VitrimError(f"'{key.strip()}' is given twice in '{text}'")
+        options[key.strip()] = read_value(value.strip(), key.strip())
+    return name.strip(), options
+
+
+def split_options(text: str) -> list[str]:
+    """Split at commas outside brackets."""
+    parts, depth, current = [], 0, ""
+    for character in text:
+        depth += (character == "[") - (character == "]")
+        if character == "," and depth == 0:
+            parts.append(current)
+            current = ""
+        else:
+            current += character
+    parts.append(current)
+    return [part for part in parts if part.strip()]
+
+
+def read_value(text: str, key: str) -> Any:
+    """A JSON value where ``text`` is one (number, true, null, list), else the text itself; ``key`` is for messages.
+
+    Example:
+        >>> read_value("[16,8]", "r"), read_value("floor_current", "rule")
+        ([16, 8], 'floor_current')
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+    except (ValueError, RecursionError):  # what JSON allows and Python does not
+        raise VitrimError(f"{key}: a value of {len(text)} characters that cannot be read: {text[:20]}...") from None
 
 
 def _frozen(config: Options, change: str) -> str:

@@ -1,36 +1,25 @@
-"""`reduce_` and `restore_`, the only code that edits a model. It checks everything before it edits anything."""
+"""`reduce_` and `restore_`, which check everything before they edit anything, and the handle `Reduction`."""
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from html import escape
 from pathlib import Path
-from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitrim.core import checks
-from vitrim.core.block import ReducedBlock, Reducer, access, class_of, reduced_in
-from vitrim.core.cells import build_reducer
-from vitrim.core.counts import TokenRun, mean, planned, recorded, saved_share, units_of
-from vitrim.core.host import (
-    FormOfModel,
-    GridHook,
-    VisionLanguage,
-    ZeroHook,
-    norms_behind,
-    refuse_own_forward,
-    take_off,
-)
+from vitrim.core.block import ReducedBlock, access, reduced_in
+from vitrim.core.checks import OuterModel
+from vitrim.core.counts import TokenRun, as_html, as_text, mean, planned, recorded, saved_share, units_of
+from vitrim.core.host import FormOfModel, refuse_own_forward
+from vitrim.core.install import adopt, install_hooks, reduced_forms, refuse_while_running, release
 from vitrim.core.method import MethodConfig
 from vitrim.core.plan import Grid, HostFacts, Layer, plan
 from vitrim.core.registry import (
-    check_model,
     find_host,
     find_prompted,
     host_of,
@@ -44,13 +33,10 @@ from vitrim.core.registry import (
 from vitrim.core.saving import read_parameters, read_reduction, saved_part, write_reduction
 from vitrim.core.selection import Choosing, Selector
 from vitrim.core.tokens import Entered, Handed, TokenState, Trace
-from vitrim.errors import UnsupportedModelError, VitrimError
+from vitrim.errors import VitrimError
 
 HANDLE = "vitrim_reduction"
 UNKNOWN = "how many tokens stay depends on the images: reduce with record=True, run the model, and print again"
-LINE = 80
-"""Columns of `print(reduction)`."""
-NO_IMAGES = "no image tokens yet: reduce_(model, method, compact=True), then run the whole model in this thread"
 NOT_RUN = "run the reduced model to its last block in this thread (and read before backward)"
 
 
@@ -102,20 +88,18 @@ def reduce_(
     """
     config, selector = _parsed(method, select)
     parts = reduced_parts(model)
-    if len(parts) != 1:
-        return _reduce(model, model, config, record, compact, selector)
-    old = handle_of(parts[0][1])
-    if any(True for block in old._blocks() for _ in block.reducer.parameters()):
-        raise VitrimError(
-            f"{access(parts[0][0])} is reduced by {old.config.name}, whose learned parameters would be lost: keep them "
-            f"with reduction.save(folder), then call vitrim.restore_({access(parts[0][0])}) first"
-        )
-    put_back = _take_off(old, model)
-    try:
-        return _reduce(model, model, config, record, compact, selector)
-    except BaseException:
-        put_back()
-        raise
+    with ExitStack() as undo:
+        if len(parts) == 1:
+            old, where = handle_of(parts[0][1]), access(parts[0][0])
+            if any(True for block in old._blocks() for _ in block.reducer.parameters()):
+                raise VitrimError(
+                    f"{where} is reduced by {old.config.name}, whose learned parameters would be lost: keep them with "
+                    f"reduction.save(folder), then call vitrim.restore_({where}) first"
+                )
+            undo.callback(_take_off(old, model))
+        reduction = _reduce(model, model, config, record, compact, selector)
+        undo.pop_all()
+    return reduction
 
 
 @contextmanager
@@ -143,16 +127,12 @@ def reduced(
     """
     config, selector = _parsed(method, select)
     parts = reduced_parts(model)
-    put_back = _take_off(handle_of(parts[0][1]), model) if len(parts) == 1 else None
-    try:
+    with ExitStack() as undo:
+        if len(parts) == 1:
+            undo.callback(_take_off(handle_of(parts[0][1]), model))
         reduction = _reduce(model, model, config, record, compact, selector)
-        try:
-            yield reduction
-        finally:
-            restore_(model)
-    finally:
-        if put_back is not None:
-            put_back()
+        undo.callback(restore_, model)
+        yield reduction
 
 
 def _parsed(method: MethodConfig | str | None, select: Selector | str | None) -> tuple[MethodConfig, Selector | None]:
@@ -173,17 +153,45 @@ def _reduce(
     selector: Selector | None = None,
 ) -> Reduction:
     """`reduce_` on ``model``. If ``holder`` is given, the parts around it that read its tokens get all of them."""
-    compact = compact or selector is not None
-    within = vision_language(model, selecting=selector is not None) if compact else None
-    if within is not None and selector is not None and config.kind == "none":
-        blind = selector.needs().attention == "none"
-        if blind or within[1].shows_attention:
-            return _select_only(*within, config, selector)
+    within = vision_language(model, selecting=selector is not None) if compact or selector is not None else None
+    if (
+        within is not None
+        and selector is not None
+        and config.kind == "none"
+        and (within[1].shows_attention or selector.needs().attention == "none")
+    ):
+        return _select_only(within, config, selector)
+    part = _reducible_part(model if within is None else within[1].tower(within[0]))
+    host = host_of(part)
+    forms = reduced_forms(host, part)
+    fit = checks.fit(config, host, part, holder, within, selector)
+    other_facts = None if fit.facts == host.facts(part) else fit.facts
+    refuse_while_running(part)
 
-    # find the part that is reduced: the tower of a vision-language model, the model, or the one host in it
-    outer, family = within or (None, None)
-    if within is not None:
-        model = within[1].tower(within[0])
+    # only now edit
+    trace = Trace(record, FormOfModel(host, part, forms))
+    trace.changing = True
+    adopt(host.blocks(part), forms, config, fit, within is not None, trace)
+    reduction = Reduction(part, config, trace, other_facts, within is not None, selector)
+    _install(reduction, within)
+    # a model of one of them may hold this one, and save it; a compiled model has no truth value
+    support_libraries(next(one for one in (holder, within and within[0], part) if one is not None))
+    return reduction
+
+
+def _select_only(within: OuterModel, config: MethodConfig, selector: Selector) -> Reduction:
+    """`reduce_` where nothing but a selector is asked for: the tower stays as it is."""
+    outer, family = within
+    family.check_selector(outer, selector, None)
+    refuse_reduced(outer)
+    reduction = Selection(outer, config, Trace(), None, True, selector)
+    _install(reduction, within)
+    support_libraries(outer)
+    return reduction
+
+
+def _reducible_part(model: nn.Module) -> nn.Module:
+    """The part of ``model`` that is to be reduced, and is not yet: itself, or the one host in it."""
     if not isinstance(model, nn.Module):
         raise VitrimError(f"expected a torch.nn.Module to reduce, got {type(model).__name__}")
     if find_host(model) is None:
@@ -192,80 +200,10 @@ def _reduce(
         if len(parts) != 1:
             host_of(model)  # raises, with the reason
         model = parts[0][1]
-
-    # can it be reduced?
-    host = host_of(model)
-    blocks = host.blocks(model)
-    if any(reduced_in(block) is not None for block in blocks):
+    if any(reduced_in(block) is not None for block in host_of(model).blocks(model)):
         refuse_reduced(model)
         raise VitrimError("this model is reduced already: call vitrim.restore_(model) first")
-    if len(set(map(id, blocks))) < len(blocks):
-        raise UnsupportedModelError(
-            f"a block of this {type(model).__name__} stands in two places: each place reduces other tokens, so blocks "
-            "cannot be shared"
-        )
-    check_model(host, model)
-    trunk = host.trunk_host(model)
-    adopters = [trunk.reduced_class(block) for block in blocks]
-
-    # does the method fit the model, and what reads its tokens?
-    own = host.facts(model)
-    cell = None
-    if outer is not None and family is not None:
-        family.check(outer)
-        if selector is not None:
-            family.check_selector(outer, selector, own)
-        cell = family.cell(outer)
-    facts = checks.facts_for_reader(config, host, model, holder, cell)
-    checks.check_origin(config, host, model)
-    checks.check_proportional(config, model)
-    checks.check_head(config, facts, within=facts.dense and not own.dense)
-    head_rows, restore = checks.at_the_end(config, facts, len(blocks))
-    checks.patch_maker(config, host, model)
-
-    # plan: how much every block reduces, and its reducer
-    layers = plan(config, facts, len(blocks))
-    checks.check_amounts(config, layers)
-    with torch.inference_mode(False):  # inference tensors could never be trained
-        reducers = [build_reducer(config, layer, block, facts) for layer, block in zip(layers, blocks, strict=True)]
-    checks.check_reducers(config, blocks, reducers, head_rows)
-    refuse_while_running(model)
-
-    # only now edit: the blocks, then what a reduction needs besides
-    trace = Trace(record, FormOfModel(host, model, adopters))
-    trace.changing = True
-    whole = config.unplaced() is None and (compact or facts.averages_patches or restore is not None)
-    for depth, (block, adopter, reducer) in enumerate(zip(blocks, adopters, reducers, strict=True)):
-        last = depth == len(blocks) - 1
-        adopter.adopt(
-            block,
-            reducer,
-            depth=depth,
-            num_prefix=facts.num_prefix,
-            proportional=config.proportional,
-            last=last,
-            head_rows=head_rows if last else None,
-            # repeating merged tokens is exact for any pooling head; soft tokens belong to no patch and stay as they are
-            unmerge_at_end=last and whole,
-            restore=restore,
-            trace=trace,
-        )
-    reduction = Reduction(model, config, trace, None if facts == own else facts, compact, selector)
-    _install(reduction, None if outer is None or family is None else (outer, family))
-    # a model of one of them may hold this one, and save it; a compiled model has no truth value
-    support_libraries(next(one for one in (holder, outer, model) if one is not None))
-    return reduction
-
-
-def _select_only(outer: nn.Module, family: type[VisionLanguage], config: MethodConfig, selector: Selector) -> Reduction:
-    """`reduce_` where nothing but a selector is asked for: the tower stays as it is."""
-    family.check_selector(outer, selector, None)
-    refuse_reduced(outer)
-    reduction = Selection(outer, config, Trace(), None, True, selector)
-    family.install(outer, reduction._trace, reduction._choosing)
-    setattr(outer, HANDLE, reduction)
-    support_libraries(outer)
-    return reduction
+    return model
 
 
 def restore_(model: nn.Module) -> None:
@@ -294,91 +232,38 @@ def restore_(model: nn.Module) -> None:
     _take_off(handle_of(model), model)
 
 
-def refuse_while_running(model: nn.Module) -> None:
-    """Refuse to change a model whose blocks another thread is running.
-
-    Inspects what other threads execute now, so forwards pay nothing, and one that failed leaves no trace.
-    """
-    others = {ident: frame for ident, frame in sys._current_frames().items() if ident != threading.get_ident()}
-    if not others:
-        return
-    modules = set(map(id, model.modules()))
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for ident, innermost in others.items():
-        frame: FrameType | None = innermost
-        while frame is not None:
-            if id(frame.f_locals.get("self")) in modules:  # the object whose method is executed
-                raise VitrimError(
-                    f"this {type(model).__name__} runs in another thread ({names.get(ident, ident)}): call reduce_, "
-                    "set and restore_ while no forward runs"
-                )
-            frame = frame.f_back
-
-
 def _take_off(reduction: Reduction, outer: nn.Module) -> Callable[[], None]:
     """Remove ``reduction`` from its model, which ``outer`` is or contains; return a function that puts it back."""
     model = reduction.model  # wrappers of torch.compile and peft return the handle of the wrapped model
-    if isinstance(reduction, Selection):
-        return _stop_selecting(reduction)
-    host = host_of(model)
     blocks = reduction._blocks()
     for block in blocks:
         refuse_own_forward(block, block.depth, "call vitrim.restore_ again")
-    own: list[tuple[nn.Module, type[ReducedBlock], Reducer[Any], dict[str, Any]]] = []
-    prompted = outer.modules() if reduction.compact else ()
+    selects = isinstance(reduction, Selection)
+    prompted = [model] if selects else outer.modules() if reduction.compact else ()
     families = [(part, found) for part in prompted if (found := find_prompted(part)) is not None]
     with reduction.changing():
         for part, family in families:
             family.uninstall(part)
-        for module in model.modules():
-            take_off(module)
-        for block in blocks:  # not blocks that the user put in since
-            settings = {name: getattr(block, name) for name in block.OWN}
-            own.append((block, cast("type[ReducedBlock]", class_of(block)), block.reducer, settings))
-            block.release()
-        host.uninstall(model)
+        adopt_again = None if selects else release(model, blocks)
         delattr(model, HANDLE)
 
     def put_back() -> None:
-        for block, kind, reducer, settings in own:
-            kind.adopt(block, reducer, **settings)
-        _install(reduction, families[0] if reduction.compact and families else None)
+        if adopt_again is not None:
+            adopt_again()
+        _install(reduction, families[0] if families else None)
 
     return put_back
 
 
-def _stop_selecting(reduction: Selection) -> Callable[[], None]:
-    """`_take_off` for a model whose tower was not reduced."""
-    model, family = reduction.model, find_prompted(reduction.model)
-    assert family is not None
-    with reduction.changing():
-        family.uninstall(model)
-        delattr(model, HANDLE)
-
-    def put_back() -> None:
-        family.install(model, reduction._trace, reduction._choosing)
-        setattr(model, HANDLE, reduction)
-
-    return put_back
-
-
-def _install(reduction: Reduction, within: tuple[nn.Module, type[VisionLanguage]] | None) -> None:
-    """Install hooks and handle on a model with reduced blocks, ``within`` a vision-language model or None."""
-    model, config, trace = reduction.model, reduction.config, reduction._trace
-    host = host_of(model)
-    blocks = reduction._blocks()
-    host.install(model, trace)
-    maker = checks.patch_maker(config, host, model)
-    if maker is not None:
-        maker.register_forward_hook(GridHook(host.trunk_host(model), trace))
-    if config.kind in ("prune", "mixed"):
-        for norm in norms_behind(model, host.blocks(model)[-1]):
-            norm.register_forward_hook(ZeroHook(trace, always=blocks[-1].restore == "zeros"))
+def _install(reduction: Reduction, within: OuterModel | None) -> None:
+    """Install hooks and handle on a model, ``within`` a vision-language model or None."""
+    if not isinstance(reduction, Selection):
+        install_hooks(reduction.model, reduction.config, reduction._trace, reduction._blocks()[-1])
     if within is not None:
         outer, family = within
-        family.install(outer, trace, reduction._choosing)
-    setattr(model, HANDLE, reduction)
-    trace.changing = False
+        family.install(outer, reduction._trace, reduction._choosing)
+    setattr(reduction.model, HANDLE, reduction)
+    reduction._trace.changing = False
 
 
 def get_reduction(model: nn.Module) -> Reduction | None:
@@ -476,53 +361,41 @@ class Reduction:
               tokens out 101  61  61  61  61  61
             about 33 % of the MACs of its blocks are saved
         """
-        lines = [f"{self._described()} on {type(self.model).__name__}"]
-        if getattr(self.model, HANDLE, None) is not self:
-            return f"{lines[0]}: undone since"
+        title = f"{self._described()} on {type(self.model).__name__}"
+        if not self._is_alive():
+            return f"{title}: undone since"
         counts = self._counts()
-        if counts is None:
-            lines.append(f"  {UNKNOWN}")
-        else:
-            columns = [(depth, *each) for depth, each in enumerate(counts)]
-            width = 1 + max(len(f"{number:g}") for column in columns for number in column)
-            for first in range(0, len(columns), per_line := max((LINE - 12) // width, 1)):
-                part = columns[first : first + per_line]
-                for name, row in zip(("block", "tokens in", "tokens out"), zip(*part, strict=True), strict=True):
-                    lines.append(f"  {name:<10}" + "".join(f"{number:>{width}g}" for number in row))
-        return "\n".join([*lines, *self._savings()])
+        return "\n".join([title, *([f"  {UNKNOWN}"] if counts is None else as_text(counts)), *self._savings()])
 
     def _repr_html_(self) -> str:
         """`__str__` for notebooks, with a bar for the tokens that leave every block."""
-        if getattr(self.model, HANDLE, None) is not self:
+        if not self._is_alive():
             return f"<p>{escape(str(self))}</p>"
         title = f"<b>{escape(self._described())}</b> on {escape(type(self.model).__name__)}"
-        counts = self._counts()
+        counts, savings = self._counts(), map(escape, self._savings())
         if counts is None:
-            return f"<p>{'<br>'.join([title, escape(UNKNOWN), *map(escape, self._savings())])}</p>"
-        most = max(map(max, counts))
-        rows = "".join(
-            f"<tr><td>{depth}</td><td>{before:g}</td><td>{after:g}</td><td style='text-align:left'>"
-            f"<div style='background:#3b78b5;height:0.7em;width:{round(200 * after / most)}px'></div></td></tr>"
-            for depth, (before, after) in enumerate(counts)
-        )
-        head = "<tr><th>block</th><th>tokens in</th><th>tokens out</th><th></th></tr>"
-        return f"<p>{title}</p><table>{head}{rows}</table><p>{'<br>'.join(map(escape, self._savings()))}</p>"
+            return f"<p>{'<br>'.join([title, escape(UNKNOWN), *savings])}</p>"
+        return f"<p>{title}</p>{as_html(counts)}<p>{'<br>'.join(savings)}</p>"
 
     @property
     def units(self) -> list[Grid]:
         """Rows and columns of the patches, or of their cells, in this thread's last forward, once per image size."""
         return [units_of(entered, self._facts) for entered in self._trace.call.entered]
 
-    def _runs(self) -> list[TokenRun] | None:
-        """The runs of this thread's last forward, else of an image of the model's own size; None if unknown."""
-        facts, blocks, call = self._facts, self._blocks(), self._trace.call
+    def _planned(self) -> list[TokenRun]:
+        """The runs of this thread's last forward, else of an image of the model's own size, as planned."""
+        facts, blocks = self._facts, self._blocks()
         rows, columns = facts.grid_size
         own = Entered(self.config, facts.windows, rows * columns, facts.grid_size, facts.windows)
-        runs = [planned(self.config, facts, blocks, entered) for entered in call.entered or (own,)]
-        if None not in runs:
-            return [run for run in runs if run is not None]
+        return [planned(self.config, facts, blocks, entered) for entered in self._trace.call.entered or (own,)]
+
+    def _runs(self) -> list[TokenRun] | None:
+        """As planned, or as recorded where counts depend on the images; None if unknown."""
+        if not self.config.is_adaptive():
+            return self._planned()
         # only with the current options: `set` may have changed them since
-        return recorded(call, blocks) if call.states and call.entered[0].config is self.config else None
+        call = self._trace.call
+        return recorded(call, self._blocks()) if call.states and call.entered[0].config is self.config else None
 
     def _counts(self) -> list[tuple[float, float]] | None:
         """Mean tokens that enter and leave every block; None if unknown."""
@@ -545,15 +418,15 @@ class Reduction:
     @property
     def image_tokens(self) -> list[int]:
         """Tokens of each image that the language model got in this thread's last prompt with images."""
-        if self._trace.call.handed is None:
-            raise VitrimError(NO_IMAGES)
-        return [image.number for image in self._trace.call.handed]
+        return [image.number for image in self.image_places]
 
     @property
     def image_places(self) -> list[Handed]:
         """The places of each image in the prompt that `image_tokens` counts: which are kept, and which are merged."""
         if self._trace.call.handed is None:
-            raise VitrimError(NO_IMAGES)
+            raise VitrimError(
+                "no image tokens yet: reduce_(model, method, compact=True), then run the whole model in this thread"
+            )
         return self._trace.call.handed
 
     @property
@@ -585,13 +458,12 @@ class Reduction:
         """
         self._check_alive()
         if not self._trace.recording:
-            runs = None if self.config.is_adaptive() else self._runs()
-            if runs is None:
+            if self.config.is_adaptive():
                 raise VitrimError(
                     f"the counts of {self.config.describe()} depend on the images, and states are kept only when "
                     "recording: vitrim.reduce_(..., record=True)"
                 )
-            return [max(counts) for counts in zip(*(run.of_images("leaving") for run in runs), strict=True)]
+            return [max(counts) for counts in zip(*(run.of_images("leaving") for run in self._planned()), strict=True)]
         counts = [state.num_tokens for state in self.states[1:]]
         rows = self._blocks()[-1].head_rows
         return counts if rows is None or self.states[-1].full_grid else [*counts[:-1], rows]
@@ -662,8 +534,7 @@ class Reduction:
             valid = ", ".join(sorted(self.config.runtime)) or "none"
             raise VitrimError(f"{self.config.name} cannot change {', '.join(fixed)} at run time; it can: {valid}")
         config = self.config.changed(**changes)
-        host = host_of(self.model)
-        layers = plan(config, self._within or host.facts(self.model), len(host.blocks(self.model)))
+        layers = plan(config, self._facts, len(host_of(self.model).blocks(self.model)))
         checks.check_blocks(config, layers, [block.reducer for block in self._blocks()])
         checks.check_amounts(config, layers, stacklevel=4)
         return config, layers
@@ -733,8 +604,11 @@ class Reduction:
         self._check_alive()
         read_parameters(self.model, self.config, folder)
 
+    def _is_alive(self) -> bool:
+        return getattr(self.model, HANDLE, None) is self
+
     def _check_alive(self) -> None:
-        if getattr(self.model, HANDLE, None) is not self:
+        if not self._is_alive():
             raise VitrimError("this reduction was undone: call vitrim.reduce_(model, method) again")
 
     def _blocks(self) -> list[ReducedBlock]:
@@ -746,8 +620,7 @@ class Selection(Reduction):
     """The handle of a vision-language model with a selector behind a tower that is not reduced."""
 
     def __str__(self) -> str:
-        undone = getattr(self.model, HANDLE, None) is not self
-        return f"{self._described()} on {type(self.model).__name__}" + (": undone since" if undone else "")
+        return f"{self._described()} on {type(self.model).__name__}" + ("" if self._is_alive() else ": undone since")
 
     def _repr_html_(self) -> str:
         return f"<p>{escape(str(self))}</p>"

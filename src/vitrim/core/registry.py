@@ -1,23 +1,11 @@
-"""Tables of methods, selectors, hosts and libraries, and `ask`, which answers for any model.
-
-Methods, tasks and losses register themselves: a decorator adds them to a dict, and the first reader imports all files
-of the folder. Hosts are listed: ``hosts/LIBRARY/__init__.py`` maps model classes to files, and only the file needed is
-imported, with its library; decorators register users' own. An import error propagates: an entry that is silently
-missing is worse than a traceback.
-"""
+"""The methods, selectors, hosts and libraries that vitrim knows, and `ask`, which answers for any model."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import json
-import pkgutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 from torch import nn
 
@@ -25,55 +13,29 @@ from vitrim.core.block import Idle, Reducer, access
 from vitrim.core.host import Host, VisionLanguage, alteration, refuse_own_forward
 from vitrim.core.library import Library
 from vitrim.core.method import Kind, MethodConfig
+from vitrim.core.options import read_options
 from vitrim.core.plan import Layer
 from vitrim.core.saving import read_method_file
 from vitrim.core.selection import Selector
-from vitrim.core.versions import is_older, require
+from vitrim.core.tables import (
+    Registry,
+    discover,
+    enter,
+    entry_of,
+    libraries,
+    library_of,
+    load_entry,
+    needed_version,
+    written_table,
+)
+from vitrim.core.versions import require
 from vitrim.errors import UnsupportedModelError, VitrimError, check_known, unknown
-
-K = TypeVar("K")
-Value = TypeVar("Value")
-
-
-@cache
-def discover(package: str) -> None:
-    """Import every module of ``package``, once, so that they register their contents."""
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
-        importlib.import_module(f"{package}.{module.name}")
-
-
-def enter(table: dict[K, Any], key: K, value: object, what: str) -> None:
-    """Register ``value`` under ``key``, which must be free; the message calls the entry ``what``.
-
-    Example:
-        >>> enter({"tome": 1}, "tome", 2, "method 'tome'")
-        Traceback (most recent call last):
-        vitrim.errors.VitrimError: method 'tome' is registered twice, by 1 and 2
-    """
-    if key in table:
-        raise VitrimError(f"{what} is registered twice, by {table[key]} and {value}")
-    table[key] = value
-
-
-def entry_of(table: Mapping[Any, Value], kind: type) -> Value | None:
-    """The entry of a class or of its nearest base class that has one; None if none has.
-
-    Example:
-        >>> entry_of({int: "number"}, bool)
-        'number'
-    """
-    for base in kind.__mro__:
-        if base in table:
-            return table[base]
-    return None
-
 
 C = TypeVar("C", bound=MethodConfig)
 H = TypeVar("H", bound=Host)
 V = TypeVar("V", bound=VisionLanguage)
 L = TypeVar("L", bound=Library)
 R = TypeVar("R")
-T = TypeVar("T")
 S = TypeVar("S", bound=Selector)
 
 Choice = Callable[[Any, Layer], type[Reducer[Any]] | None]
@@ -172,122 +134,6 @@ def selectors() -> dict[str, type[Selector]]:
     return dict(sorted(_SELECTORS.items()))
 
 
-@cache
-def libraries() -> tuple[str, ...]:
-    """The host libraries vitrim knows, installed or not: the folders of ``hosts/``."""
-    folder = Path(__file__).parents[1] / "hosts"
-    return tuple(sorted({module.name for module in pkgutil.iter_modules([str(folder)])} - {"shared"}))
-
-
-def missing_libraries() -> tuple[str, ...]:
-    """The `libraries` that are not installed."""
-    return tuple(library for library in libraries() if importlib.util.find_spec(library) is None)
-
-
-def _written(library: str, table: str) -> Mapping[str, str]:
-    """A table of ``hosts/LIBRARY/__init__.py``, whose values are places, ``file:name`` in that folder."""
-    if library not in libraries():
-        return {}
-    found: Mapping[str, str] = getattr(importlib.import_module(f"vitrim.hosts.{library}"), table, {})
-    return found
-
-
-@cache
-def _of_versions(library: str, table: str) -> Mapping[str, str]:
-    """A table of ``hosts/LIBRARY/versions.py``; empty if there is none, or the library is not installed."""
-    file = f"vitrim.hosts.{library}.versions"
-    known = library in libraries() and library not in missing_libraries() and importlib.util.find_spec(file) is not None
-    return getattr(importlib.import_module(file), table, {}) if known else {}
-
-
-def _since(library: str) -> Mapping[str, str]:
-    """The version of ``library`` from which its families work, by module or table."""
-    return _of_versions(library, "SINCE")
-
-
-def _needed(key: str, table: str = "") -> str | None:
-    """The library version that a class, module or table needs, if an older one is installed."""
-    library = _library_of(key)
-    since = _since(library)
-    found = since.get(key) or since.get(key.rpartition(".")[0]) or since.get(table)
-    return f"{library} {found}" if found is not None and is_older(library, found) else None
-
-
-def not_yet() -> dict[str, str]:
-    """The library versions needed by families that the installed libraries are too old for, by module or table."""
-    found = {key: _needed(library, key) for library in libraries() for key in _since(library)}
-    return {key: needs for key, needs in found.items() if needs is not None}
-
-
-def _library_of(name: str) -> str:
-    """The library of a module or class, from its dotted name."""
-    return name.partition(".")[0]
-
-
-def _load(library: str, place: str) -> Any:
-    """The entry at a place ``file:name``."""
-    file, _, name = place.partition(":")
-    return getattr(importlib.import_module(f".{file}", f"vitrim.hosts.{library}"), name)
-
-
-@dataclass
-class Registry(Generic[T]):
-    """A table over all libraries: their written tables, and what users register.
-
-    Attributes:
-        name: of the written tables.
-        what: an entry is, for messages.
-        entries: those of users, and those whose files were imported.
-    """
-
-    name: str
-    what: str
-    entries: dict[str, T] = field(default_factory=dict)
-
-    def register(self, keys: tuple[str, ...]) -> Callable[[R], R]:
-        """Class decorator: register a user's entry. It must not be in the written tables either."""
-
-        def register(value: R) -> R:
-            for key in keys:
-                written = _written(_library_of(key), self.name)
-                enter({**written, **self.entries}, key, value, f"{self.what} '{key}'")
-                self.entries[key] = cast(T, value)
-            return value
-
-        return register
-
-    def entry(self, key: str) -> T | None:
-        """The entry ``key``, imported if it is in a written table; None if there is none."""
-        if key not in self.entries:
-            library = _library_of(key)
-            place = _written(library, self.name).get(key) or _of_versions(library, self.name).get(key)
-            if place is None or _needed(key, self.name) is not None:
-                return None
-            self.entries[key] = _load(library, place)
-        return self.entries[key]
-
-    def find(self, kind: type, wider: Callable[[str], str] | None = None) -> T | None:
-        """The entry of a class or of its nearest base class that has one; None if none has.
-
-        ``wider`` maps a module's name to the key of an entry for all its classes without their own.
-        """
-        for base in kind.__mro__:
-            found = self.entry(f"{base.__module__}.{base.__qualname__}")
-            if found is None and wider is not None:
-                found = self.entry(wider(base.__module__))
-            if found is not None:
-                return found
-        return None
-
-    def all(self) -> dict[str, T]:
-        """All entries of the installed libraries and of users, sorted."""
-        missing = missing_libraries()
-        for library in (library for library in libraries() if library not in missing):
-            for key in (*_written(library, self.name), *_of_versions(library, self.name)):
-                self.entry(key)
-        return dict(sorted(self.entries.items()))
-
-
 _HOSTS: Registry[type[Host]] = Registry("HOSTS", "host")
 _VISION_LANGUAGE: Registry[type[VisionLanguage]] = Registry("VISION_LANGUAGE", "vision-language model")
 _SELECTED: Registry[type[VisionLanguage]] = Registry("SELECTED", "vision-language model")
@@ -367,7 +213,7 @@ def ask(model: nn.Module) -> Library:
         >>> ask(timm.create_model("test_resnet")).logits(torch.zeros(2, 3)).shape
         torch.Size([2, 3])
     """
-    adapter = _LIBRARIES.find(type(model), _library_of) or _LIBRARIES.entry(OWN)
+    adapter = _LIBRARIES.find(type(model), library_of) or _LIBRARIES.entry(OWN)
     assert adapter is not None
     return adapter(find_host(model))
 
@@ -380,9 +226,9 @@ def refused_module(name: str) -> str:
 def support_libraries(model: nn.Module) -> None:
     """Prepare loaded libraries for reduced models, of which ``model`` contains one: run their ``ON_REDUCE`` entries."""
     for library in libraries():
-        for module, place in _written(library, "ON_REDUCE").items():
+        for module, place in written_table(library, "ON_REDUCE").items():
             if module in sys.modules:
-                _load(library, place)(model)
+                load_entry(library, place)(model)
 
 
 def reads_prompts(kind: type) -> bool:
@@ -394,7 +240,7 @@ def find_prompted(model: nn.Module) -> type[VisionLanguage] | None:
     """The family of ``model``, or else one that can select image tokens behind an unreduced tower; None without one."""
     if (family := find_vision_language(model)) is not None:
         return family
-    found = _SELECTED.find(type(model), _library_of)
+    found = _SELECTED.find(type(model), library_of)
     return found if found is not None and found.serves(type(model)) else None
 
 
@@ -417,7 +263,7 @@ def vision_language(model: nn.Module, selecting: bool = False) -> tuple[nn.Modul
                     "does, so its prompts cannot follow those"
                 )
             return part, family
-        speakers += [part] if hasattr(part, "generate") and _library_of(type(part).__module__) in libraries() else []
+        speakers += [part] if hasattr(part, "generate") and library_of(type(part).__module__) in libraries() else []
     if selecting:
         raise UnsupportedModelError(
             f"select is for vision-language models, and {type(model).__name__} is none that is known: see "
@@ -540,9 +386,9 @@ def _refuse_older(kind: type, table: str = "") -> None:
     """Refuse models of class ``kind`` whose family, or entry in ``table``, needs a newer library."""
     for base in kind.__mro__:
         key = f"{base.__module__}.{base.__qualname__}"
-        listed = not table or {key, _library_of(key)} & _written(_library_of(key), table).keys()
-        if listed and (version := _needed(key, table)) is not None:
-            require(_library_of(key), version.split()[1], f"reducing {kind.__name__}", UnsupportedModelError)
+        listed = not table or {key, library_of(key)} & written_table(library_of(key), table).keys()
+        if listed and (version := needed_version(key, table)) is not None:
+            require(library_of(key), version.split()[1], f"reducing {kind.__name__}", UnsupportedModelError)
 
 
 def supported_parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -628,22 +474,8 @@ def parse_method(text: str) -> MethodConfig:
                 f"{path} is of version {found['version']} of {config.name}, this vitrim has version {config.version}"
             )
         return config.found_for(found["tuned"]["made_for"]) if found.get("tuned") else config
-    name, options = _read_options(text, "tome:r=13")
+    name, options = read_options(text, "tome:r=13")
     return make_method(name, **options)
-
-
-def _read_options(text: str, example: str) -> tuple[str, dict[str, Any]]:
-    """Name and options from a text ``name:key=value,key=value``."""
-    name, _, rest = text.strip().partition(":")
-    options: dict[str, Any] = {}
-    for part in split_options(rest):
-        key, equals, value = part.partition("=")
-        if not equals or not key.strip() or not value.strip():
-            raise VitrimError(f"cannot read '{part}' in '{text}': write name:key=value,key=value, e.g. {example}")
-        if key.strip() in options:
-            raise VitrimError(f"'{key.strip()}' is given twice in '{text}'")
-        options[key.strip()] = read_value(value.strip(), key.strip())
-    return name.strip(), options
 
 
 def parse_selector(text: str | Selector) -> Selector:
@@ -660,7 +492,7 @@ def parse_selector(text: str | Selector) -> Selector:
         return text
     if not isinstance(text, str):
         raise VitrimError(f"expected a selector such as 'divprune:tokens=64', got {type(text).__name__}")
-    name, options = _read_options(text, "divprune:tokens=64")
+    name, options = read_options(text, "divprune:tokens=64")
     table = selectors()
     check_known("selector", name, table)
     return table[name](**options)
@@ -682,32 +514,3 @@ def parse_methods(methods: MethodConfig | str | Sequence[MethodConfig | str] | N
     if twice is not None:
         raise VitrimError(f"method {twice.describe()} is given twice")
     return configs
-
-
-def split_options(text: str) -> list[str]:
-    """Split at commas outside brackets."""
-    parts, depth, current = [], 0, ""
-    for character in text:
-        depth += (character == "[") - (character == "]")
-        if character == "," and depth == 0:
-            parts.append(current)
-            current = ""
-        else:
-            current += character
-    parts.append(current)
-    return [part for part in parts if part.strip()]
-
-
-def read_value(text: str, key: str) -> Any:
-    """A JSON value where ``text`` is one (number, true, null, list), else the text itself; ``key`` is for messages.
-
-    Example:
-        >>> read_value("[16,8]", "r"), read_value("floor_current", "rule")
-        ([16, 8], 'floor_current')
-    """
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
-    except (ValueError, RecursionError):  # what JSON allows and Python does not
-        raise VitrimError(f"{key}: a value of {len(text)} characters that cannot be read: {text[:20]}...") from None

@@ -165,16 +165,13 @@ def read_reduction(folder: str | Path) -> dict[str, Any]:
     """The entries of ``reduction.json`` in ``folder``; "method" and "options" are always there."""
     folder = _folder(folder)
     path = folder / CONFIG_FILE
-    try:
+    with os_errors(f"cannot read {path}"):  # no permission, or the name is too long
         if not path.is_file():
-            raise FileNotFoundError
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise VitrimError(f"no saved reduction in {folder}: {CONFIG_FILE} is missing") from None
-    except OSError as error:  # no permission, or the name is too long
-        raise VitrimError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise VitrimError(f"{path} is not valid JSON: {first_line(error)}") from None
+            raise VitrimError(f"no saved reduction in {folder}: {CONFIG_FILE} is missing")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise VitrimError(f"{path} is not valid JSON: {first_line(error)}") from None
     saved = record(text, path)
     if not isinstance(saved.get("module", ""), str):
         raise VitrimError(f"{path} names the module {saved['module']!r}, which is no name")

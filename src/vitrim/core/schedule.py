@@ -21,17 +21,17 @@ MergeRule = Literal[KeepRule, "floor_initial_power_steps"]
 """Keep rules, including that of methods whose merges remove at most half of the tokens and may fall short of a
 target."""
 
-KEEP_RULES: dict[MergeRule, Callable[[float, int, int, int], int]] = {
-    # (rate, stage, initial, current) -> patch tokens kept; stages count from 1
-    "ceil_current": lambda rate, stage, initial, current: math.ceil(_clean(rate * current)),
-    "floor_current": lambda rate, stage, initial, current: int(_clean(rate * current)),
-    "floor_initial": lambda rate, stage, initial, current: int(_clean(rate * initial)),
-    "floor_initial_power": lambda rate, stage, initial, current: int(_clean(rate**stage * initial)),
+KEEP_RULES: dict[MergeRule, Callable[[float, float, int, int], int]] = {
+    # (rate, product of the rates of earlier stages, initial, current) -> patch tokens kept
+    "ceil_current": lambda rate, before, initial, current: math.ceil(_clean(rate * current)),
+    "floor_current": lambda rate, before, initial, current: int(_clean(rate * current)),
+    "floor_initial": lambda rate, before, initial, current: int(_clean(rate * initial)),
+    "floor_initial_power": lambda rate, before, initial, current: int(_clean(before * rate * initial)),
     # the rate applies to patches and class token together, and the class token stays
-    "ceil_current_class_token": lambda rate, stage, initial, current: math.ceil(_clean(rate * (current + 1))) - 1,
+    "ceil_current_class_token": lambda rate, before, initial, current: math.ceil(_clean(rate * (current + 1))) - 1,
     # removes the difference of two targets, even if earlier stages fell short
-    "floor_initial_power_steps": lambda rate, stage, initial, current: (
-        current + int(_clean(rate**stage * initial)) - int(_clean(rate ** (stage - 1) * initial))
+    "floor_initial_power_steps": lambda rate, before, initial, current: (
+        current + int(_clean(before * rate * initial)) - int(_clean(before * initial))
     ),
 }
 
@@ -116,10 +116,8 @@ class Keep:
     """The product of the rates of the earlier stages, in place of ``rate ** (stage - 1)``, where stages differ."""
 
     def keep(self, initial: int, current: int) -> int:
-        if self.before is None or "power" not in self.rule:
-            return KEEP_RULES[self.rule](self.rate, self.stage, initial, current)
-        wanted = int(_clean(self.before * self.rate * initial))
-        return wanted if self.rule == "floor_initial_power" else current + wanted - int(_clean(self.before * initial))
+        before = self.rate ** (self.stage - 1) if self.before is None else self.before
+        return KEEP_RULES[self.rule](self.rate, before, initial, current)
 
 
 @dataclass(frozen=True)

@@ -276,10 +276,6 @@ class Banked(NamedTuple):
     indices: BankedIndices
     carry: Mapping[str, Tensor]
 
-    @property
-    def position(self) -> Tensor:
-        return self.indices.position
-
 
 @dataclass(frozen=True)
 class TokenState:

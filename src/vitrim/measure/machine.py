@@ -48,7 +48,7 @@ def set_threads(threads: int | None) -> int:
 
 def environment(*, device: str = "cpu", dtype: str = "float32", seed: int | None = None) -> dict[str, Any]:
     """The facts besides the command that numbers depend on: versions, device, dtype, threads, seed."""
-    from vitrim.core.registry import libraries, missing_libraries
+    from vitrim.core.tables import libraries, missing_libraries
 
     hosts = [library for library in libraries() if library not in ("vitrim", *missing_libraries())]
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else processor()

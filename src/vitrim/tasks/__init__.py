@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitrim.core.registry import discover
+from vitrim.core.tables import discover
 from vitrim.errors import check_known
 from vitrim.tasks.base import TASKS, Task, register_task
 

@@ -10,7 +10,8 @@ from timm.data import Mixup
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from vitrim.core.registry import ask, enter
+from vitrim.core.registry import ask
+from vitrim.core.tables import enter
 from vitrim.core.versions import require
 from vitrim.data.paths import listed
 from vitrim.errors import DataError, VitrimError, check_known

@@ -22,7 +22,8 @@ from pydantic import ConfigDict, Field, create_model
 from torch import nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import make_method, read_value, split_options
+from vitrim.core.options import read_value, split_options
+from vitrim.core.registry import make_method
 from vitrim.errors import VitrimError, first_line, unknown
 from vitrim.files import csv_text, json_text, safe_name, write_text
 from vitrim.measure.contestants import contestants

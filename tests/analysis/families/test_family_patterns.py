@@ -39,7 +39,7 @@ from vitrim.analysis.families.patterns import (
 )
 from vitrim.analysis.family import Tables
 from vitrim.analysis.record import Record, titled
-from vitrim.core.schedule import KEEP_RULES
+from vitrim.core.schedule import Keep
 from vitrim.errors import VitrimError
 from vitrim.report import Table
 
@@ -56,7 +56,7 @@ def drawn(patches: int, counts: tuple[int, int], seed: int) -> list[np.ndarray]:
 
 def kept(patches: int, rate: float, stage: int) -> int:
     """floor(P r^s), as the methods with the study's rule keep."""
-    return KEEP_RULES["floor_initial_power"](rate, stage, patches, patches)
+    return Keep(rate, stage, "floor_initial_power").keep(patches, patches)
 
 
 def test_overlap_is_that_of_sets() -> None:

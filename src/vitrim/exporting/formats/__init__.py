@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitrim.core.registry import enter
+from vitrim.core.tables import enter
 from vitrim.errors import VitrimError, check_known
 from vitrim.exporting.formats.base import Format
 from vitrim.exporting.formats.onnx import ONNX

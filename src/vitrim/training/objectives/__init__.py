@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction
-from vitrim.core.registry import discover, enter, entry_of
+from vitrim.core.tables import discover, enter, entry_of
 from vitrim.errors import VitrimError
 from vitrim.tasks.step import Step
 
