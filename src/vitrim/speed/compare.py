@@ -26,10 +26,10 @@ from vitrim.loading import MADE, ModelSpec
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.copies import reduced_copy, shared_copy, take_learned
 from vitrim.measure.earlier import earlier
-from vitrim.measure.evaluation import paired_probes, standard_probes, untrained_methods
+from vitrim.measure.evaluation import paired_probes, standard_probes
 from vitrim.measure.evaluation_report import NONE_CHANGED, change_cell, spelled, unseen, weight_and_class_notes
 from vitrim.measure.in_files import MethodsAndFiles, OnFile, check_alike, file_words, in_batches, parted
-from vitrim.measure.inputs import EMBEDDING, SCORED, ZERO_SHOT, DataSpec
+from vitrim.measure.inputs import EMBEDDING, SCORED, ZERO_SHOT, DataSpec, untrained_methods
 from vitrim.measure.latency import Budget
 from vitrim.measure.machine import drawing, environment
 from vitrim.measure.probes import MacsProbe, Tokens
