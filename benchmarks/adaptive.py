@@ -25,7 +25,7 @@ from vitrim.core.registry import host_of
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.exporting import Exported, engines
 from vitrim.exporting.formats.base import Array
-from vitrim.loading import load
+from vitrim.loading import ModelSpec
 from vitrim.measure.copies import reduced_copy, shared_copy
 from vitrim.measure.machine import environment
 
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=60)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    loaded = load(arguments.model, checkpoint=arguments.checkpoint)
+    loaded = ModelSpec(arguments.model, checkpoint=arguments.checkpoint).load()
     if arguments.image_size is not None:
         loaded.model.set_input_size(arguments.image_size)
     dataset = load_images(arguments.images)

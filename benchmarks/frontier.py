@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from script import at_speed, from_shell, write_json
 from vitrim.core.registry import parse_method
 from vitrim.data import batches, eval_transform, load_images
-from vitrim.loading import load
+from vitrim.loading import ModelSpec
 from vitrim.measure.copies import reduced_copy
 from vitrim.measure.latency import Budget, paired_speedup, summarise, time_interleaved
 from vitrim.measure.machine import environment, set_threads
@@ -296,7 +296,7 @@ def main() -> None:
     if arguments.step == "table":
         table(places, max(arguments.batch_size))
         return
-    model = load(arguments.model, checkpoint=arguments.checkpoint).model.eval()
+    model = ModelSpec(arguments.model, checkpoint=arguments.checkpoint).load().model.eval()
     (make if arguments.step == "make" else timed)(model, places[0], arguments)
 
 

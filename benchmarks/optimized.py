@@ -19,7 +19,7 @@ import torch
 import vitrim
 from script import from_shell, write_json
 from vitrim.data import batches, eval_transform, load_images
-from vitrim.loading import ModelSpec, load
+from vitrim.loading import ModelSpec
 from vitrim.measure.latency import Budget, paired_speedup, summarise, time_interleaved
 from vitrim.measure.machine import environment
 
@@ -45,7 +45,7 @@ def main() -> None:
     )  # fmt: skip
     minutes = (time.monotonic() - start) / 60
     print(report, f"{minutes:.1f} minutes", sep="\n", flush=True)
-    model, size = load(arguments.model, checkpoint=arguments.checkpoint).model.eval(), arguments.batch_size
+    model, size = ModelSpec(arguments.model, checkpoint=arguments.checkpoint).load().model.eval(), arguments.batch_size
     dataset = load_images(arguments.held_out)
     dataset.transform = eval_transform(model)
     exact, found, labels = [], [], []

@@ -23,7 +23,7 @@ from script import from_shell, write_json
 from vitrim.core.registry import methods
 from vitrim.data import batches, eval_transform, load_images
 from vitrim.exporting.exported import size_of
-from vitrim.loading import load
+from vitrim.loading import ModelSpec
 from vitrim.measure.copies import reduced_copy, shared_copy
 from vitrim.measure.machine import environment
 from vitrim.speed.engines import FileEngine, engines_named
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--calibrate-on", type=int, default=64)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    loaded = load(arguments.model, checkpoint=arguments.checkpoint)
+    loaded = ModelSpec(arguments.model, checkpoint=arguments.checkpoint).load()
     size = arguments.batch_size
 
     def read(source: str, limit: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

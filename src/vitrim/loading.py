@@ -340,6 +340,8 @@ def torchvision_model(name: str, pretrained: bool, options: Options) -> nn.Modul
 
 def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     """A Hugging Face model: from the folder ``name``, with its weights if it has any, or by its name on the Hub."""
+    import torch
+
     transformers = _import("transformers", "hf")
     folder = Path(name).expanduser()
     if not folder.is_dir() and (folder.is_absolute() or name.startswith(("./", "../", "~"))):
@@ -358,7 +360,7 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     kind = class_for(config)
     config = config_for(kind, config)
     transformers.utils.logging.disable_progress_bar()
-    if not _on_meta() and (pretrained or has_weights(folder)):
+    if torch.get_default_device().type != "meta" and (pretrained or has_weights(folder)):
         return kind.from_pretrained(source, config=config, **trust)  # type: ignore[no-any-return]
     return kind.from_config(config, **trust) if kind.__name__.startswith("AutoModel") else kind(config)  # type: ignore[no-any-return]
 
@@ -544,12 +546,6 @@ def has_weights(folder: Path) -> bool:
     return any((folder / file).is_file() for file in HF_WEIGHTS)
 
 
-def _on_meta() -> bool:
-    import torch
-
-    return torch.empty(0).is_meta
-
-
 def _import(module: str, extra: str) -> Any:
     package = module.partition(".")[0]
     try:
@@ -615,10 +611,6 @@ class ModelSpec:
 
     Raises:
         VitrimError: an argument of a wrong type.
-
-    Example:
-        >>> ModelSpec("test_vit", options={"num_classes": 3}).load().model.num_classes
-        3
     """
 
     model: Any
@@ -667,22 +659,48 @@ class ModelSpec:
         return isinstance(self.model, str)
 
     def load(self, device: str | torch.device | None = None) -> Loaded:
-        """Load or create the model; see `load`. Unwraps a compiled model.
+        """Create a named model; a module is used unchanged, without the wrapper of `torch.compile`.
+
+        A module from `create_model` keeps its description if its weights have not changed since.
 
         Args:
-            device: overrides that of the description.
-        """
-        place = device if device is not None else self.device if self.device is not None else "cpu"
-        given = getattr(self.model, "_orig_mod", self.model)
-        how: dict[str, Any] = {"pretrained": self.pretrained, "checkpoint": self.checkpoint, "device": place}
-        how["model_options"] = dict(self.options or {})
-        if self.seed is None or not self.named:
-            return load(given, **how)
-        import torch
+            device: of a created model; overrides that of the description.
 
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(self.seed)
-            return load(given, **how)
+        Raises:
+            VitrimError: as `create_model`, or a module with arguments to create one.
+
+        Example:
+            >>> ModelSpec("test_vit", options={"num_classes": 3}).load().weights
+            'random'
+            >>> import timm
+            >>> ModelSpec(timm.create_model("test_vit")).load().name
+            'test_vit'
+        """
+        import torch
+        from torch import nn
+
+        from vitrim.core.registry import ask
+
+        if self.named:
+            how: dict[str, Any] = {"pretrained": self.pretrained, "checkpoint": self.checkpoint}
+            with torch.random.fork_rng(devices=[], enabled=self.seed is not None):
+                if self.seed is not None:
+                    torch.default_generator.manual_seed(self.seed)
+                place = device or self.device or "cpu"
+                made: Any = create_model(self.model, **how, options=dict(self.options or {}), device=place)
+            return Loaded(made, *made.vitrim_origin[:4])
+        model = getattr(self.model, "_orig_mod", self.model)
+        if not isinstance(model, nn.Module):
+            raise VitrimError(f"expected a model or its name, e.g. deit_small_patch16_224, got {type(model).__name__}")
+        if self.pretrained or self.checkpoint is not None or self.options:
+            raise VitrimError("pretrained, checkpoint and model_options say how to create a model: give its name, too")
+        origin: Origin | None = getattr(model, "vitrim_origin", None)
+        if origin is None:
+            return Loaded(model, ask(model).architecture(model), "given", {}, None)
+        # random weights of a module may be intended: reports call them "given"
+        same = origin.weights != "random" and origin.edits == _edits(model)
+        weights, learned = (origin.weights, origin.learned) if same else ("given", None)
+        return Loaded(model, origin.name, weights, origin.options, learned)
 
 
 class Loaded(NamedTuple):
@@ -701,49 +719,3 @@ class Loaded(NamedTuple):
     weights: str
     options: Options
     learned: Path | None
-
-
-def load(
-    model: nn.Module | str,
-    *,
-    pretrained: bool = False,
-    checkpoint: str | Path | None = None,
-    model_options: Options | None = None,
-    device: str | torch.device = "cpu",
-) -> Loaded:
-    """Load a model argument, a module or a name.
-
-    Args:
-        model: a module, used unchanged, with its description by `create_model` if its weights have not changed since;
-            or a name for `create_model`.
-        pretrained, checkpoint, model_options, device: as of `create_model`; only with a name.
-
-    Raises:
-        VitrimError: as `create_model`, or such arguments with a module.
-
-    Example:
-        >>> load("test_vit", model_options={"num_classes": 3}).weights
-        'random'
-        >>> import timm
-        >>> load(timm.create_model("test_vit")).name
-        'test_vit'
-    """
-    if isinstance(model, str):
-        options = dict(model_options or {})
-        made: Any = create_model(model, pretrained=pretrained, checkpoint=checkpoint, options=options, device=device)
-        return Loaded(made, *made.vitrim_origin[:4])
-    from torch import nn
-
-    from vitrim.core.registry import ask
-
-    if not isinstance(model, nn.Module):
-        raise VitrimError(f"expected a model or its name, e.g. deit_small_patch16_224, got {type(model).__name__}")
-    if pretrained or checkpoint is not None or model_options:
-        raise VitrimError("pretrained, checkpoint and model_options say how to create a model: give its name, too")
-    origin: Origin | None = getattr(model, "vitrim_origin", None)
-    if origin is None:
-        return Loaded(model, ask(model).architecture(model), "given", {}, None)
-    # random weights of a module may be intended: reports call them "given"
-    same = origin.weights != "random" and origin.edits == _edits(model)
-    weights, learned = (origin.weights, origin.learned) if same else ("given", None)
-    return Loaded(model, origin.name, weights, origin.options, learned)

@@ -22,7 +22,7 @@ from cli_runs import exit_code
 from vitrim import reduce_
 from vitrim.data import batches, eval_transform, load_data, load_images
 from vitrim.errors import VitrimError
-from vitrim.loading import load
+from vitrim.loading import ModelSpec
 from vitrim.measure.decisions import Decisions
 from vitrim.measure.evaluation import evaluate
 from vitrim.measure.inputs import DataSpec
@@ -645,7 +645,7 @@ def test_arguments_that_say_nothing_are_refused(folder, options, message):
 )
 def test_a_task_is_opened_with_options_of_their_kind(folder, options, message):
     with pytest.raises(VitrimError, match=message):
-        open_task(load(MODEL), DataSpec(folder, **options))
+        open_task(ModelSpec(MODEL).load(), DataSpec(folder, **options))
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import image_files
 import vitrim
 from vitrim.data import load_images, spread
 from vitrim.errors import VitrimError
-from vitrim.loading import load
+from vitrim.loading import ModelSpec
 
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 2}
 
@@ -52,13 +52,14 @@ def test_objects_give_the_record_of_names(source: Path, checkpoint: Path) -> Non
 
 def test_what_a_model_was_made_with_holds_until_its_weights_change(checkpoint: Path) -> None:
     model = vitrim.create_model("test_vit", checkpoint=checkpoint, options=OPTIONS)
-    known = load(model)
+    known = ModelSpec(model).load()
     assert (known.name, known.weights, known.options) == ("test_vit", str(checkpoint), OPTIONS)
     with torch.no_grad():
         model.norm.weight.mul_(2.0)
-    assert load(model).weights == "given"
-    assert load(copy.deepcopy(model)).weights == "given"
-    assert load(vitrim.create_model("test_vit", options=OPTIONS)).weights == "given"  # random: its owner knows
+    assert ModelSpec(model).load().weights == "given"
+    assert ModelSpec(copy.deepcopy(model)).load().weights == "given"
+    made = vitrim.create_model("test_vit", options=OPTIONS)
+    assert ModelSpec(made).load().weights == "given"  # random: its owner knows
     assert "vitrim_origin" not in "".join(model.state_dict())
 
 

@@ -22,7 +22,7 @@ from vitrim.data import eval_transform, load_images, spread
 from vitrim.errors import VitrimError
 from vitrim.exporting import Exported
 from vitrim.exporting.exported import sidecar
-from vitrim.loading import create_model, load
+from vitrim.loading import ModelSpec, create_model
 from vitrim.measure.run import Measurement, weights_fingerprint
 from vitrim.measure.task_data import open_task
 from vitrim.speed.engines import FileEngine, FileRun
@@ -387,7 +387,7 @@ def test_a_tower_is_optimized_by_its_neighbours(labels: bool, watch: Watch, tmp_
     report = optimize(host, vitrim.DataSpec(str(tmp_path / "images"), labels=labels), out=tmp_path / "out", **GIVEN)
     assert report.best is not None
     data = vitrim.open_data(str(tmp_path / "images"))
-    task, dataset = open_task(load(host), data, embeddings=True)
+    task, dataset = open_task(ModelSpec(host).load(), data, embeddings=True)
     third = DatasetImages(dataset, IMAGES // 3, 4, collate=task.collate)
     batches = list(third.batches("check", 0, third.count("check")))
     images, classes = torch.cat([one.images for one in batches]), torch.cat([one.targets for one in batches]).numpy()

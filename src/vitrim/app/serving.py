@@ -50,8 +50,8 @@ def serve(
     """Serve the page until the process ends.
 
     Args:
-        models: names of the models, as of `vitrim.loading.load`.
-        pretrained, checkpoint, model_options: as of `vitrim.loading.load`; a checkpoint only with one model.
+        models: names of the models, as of `vitrim.ModelSpec`.
+        pretrained, checkpoint, model_options: as of `vitrim.ModelSpec`; a checkpoint only with one model.
         host, port: the address.
         max_upload: largest upload in MB.
         browser: open the page in the browser.

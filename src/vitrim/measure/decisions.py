@@ -73,32 +73,27 @@ class Decisions:
 class DecisionsProbe(Gauge):
     """A gauge that records `Decisions`; it adds no columns to rows."""
 
-    def __init__(self, contestant: Contestant | None = None) -> None:
-        self.contestant = contestant
+    def __init__(self, reduction: Reduction | None = None) -> None:
+        self.reduction = reduction
         self.lists = Lists("ids", "source", "num_tokens")
         super().__init__({"record": self.lists})
 
     def start(self, contestant: Contestant) -> Gauge:
         """Start the record of one model; that of the dense model stays empty."""
-        return DecisionsProbe(contestant)
+        return DecisionsProbe(contestant.reduction)
 
     def see(self, batch: Batch, output: ModelOutput, dense: ModelOutput) -> None:
-        if self.contestant is not None and self.contestant.reduction is not None:
-            self.lists.update(ids=batch.ids, **whereabouts(self.contestant.reduction, len(batch)))
+        if self.reduction is not None:
+            self.lists.update(ids=batch.ids, **whereabouts(self.reduction, len(batch)))
 
     def decisions(self) -> Decisions | None:
         """The record; None for the dense model."""
         found = self.lists.each()
-        if self.contestant is None or self.contestant.reduction is None or not found:
+        if self.reduction is None or not found:
             return None
-        reduction = self.contestant.reduction
-        order = found["ids"].argsort()
-        facts = host_of(reduction.model).facts(reduction.model)
-        header = {
-            "method": self.contestant.name,
-            "num_prefix": facts.num_prefix,
-            "soft": reduction.config.kind == "soft",
-        }
+        model, config = self.reduction.model, self.reduction.config
+        order, num_prefix = found["ids"].argsort(), host_of(model).facts(model).num_prefix
+        header = {"method": config.describe(), "num_prefix": num_prefix, "soft": config.kind == "soft"}
         return Decisions(header, *(found[name][order].numpy() for name in ("ids", "source", "num_tokens")))
 
 

@@ -7,7 +7,7 @@ report = evaluate(model, ["tome:r=13", "evit:keep_rate=0.7"], "imagenet:ROOT")
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -18,7 +18,6 @@ from torch import nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask, fitting
-from vitrim.core.saving import saved_method
 from vitrim.data import DataError
 from vitrim.data.fingerprint import fingerprint
 from vitrim.errors import VitrimError, check_kinds, check_known, check_read, one_line_errors
@@ -30,7 +29,7 @@ from vitrim.measure.decisions import DecisionsProbe, save_decisions
 from vitrim.measure.earlier import earlier
 from vitrim.measure.evaluation_report import evaluation_report
 from vitrim.measure.in_files import AnyModel, FileModel, MethodsAndFiles, OnFile, check_alike, file_words, parted
-from vitrim.measure.inputs import EMBEDDING, SCORED, DataSpec, task_name
+from vitrim.measure.inputs import EMBEDDING, SCORED, DataSpec, task_name, untrained_methods
 from vitrim.measure.machine import drawing, environment, select_device
 from vitrim.measure.neighbours import Neighbours
 from vitrim.measure.predictions import check_predictions, save_predictions
@@ -86,12 +85,6 @@ def paired_probes(task: Task) -> list[Probe]:
     if task.name == EMBEDDING:
         return []
     return [PairedAP(task)] if task.several or importlib.util.find_spec("pycocotools") is not None else []
-
-
-def untrained_methods(configs: Iterable[MethodConfig], learned: Path | None) -> list[str]:
-    """The learned methods without learned parameters: theirs are random."""
-    known = None if learned is None else saved_method(learned)
-    return [config.describe() for config in configs if not config.training_free and config.name != known]
 
 
 @earlier(model=ModelSpec, data=DataSpec, out=Results)
@@ -235,6 +228,7 @@ def _open(
         if isinstance(loaded.model, FileModel):
             configs, files = fitting(loaded.model, configs), [loaded.model, *files]
         else:
+            assert not isinstance(spec.dtype, str)  # it is torch's after `_placed`
             models = contestants(own.model, configs, task, device=device, dtype=spec.dtype, learned=learned)
         untrained = untrained_methods(configs, learned)
     models += [OnFile(file, task) for file in files]
@@ -243,22 +237,26 @@ def _open(
 
 def _task_and_images(loaded: Loaded, images: DataSpec, results: Results) -> tuple[Task, Any, dict[str, Any]]:
     """The task, the dataset or None for batches, and the facts about the images."""
-    if isinstance(images.source, (str, Path, *DATASETS)):
-        if isinstance(images.task, Task):
-            raise VitrimError("a task with its classes goes with batches; of a source or a dataset give its name")
-        task, dataset = open_task(loaded, images, embeddings=True)
-        batch_size = task.eval_batch(images.batch_size)
-        return task, dataset, data_facts(dataset, images.name(dataset), images.limit, batch_size)
+    if not isinstance(images.source, (str, Path, *DATASETS)):
+        unknown = dict.fromkeys(("source", "split", "images", "classes", "batch_size"))
+        return _task_of_batches(loaded.model, images, results), None, unknown
+    if isinstance(images.task, Task):
+        raise VitrimError("a task with its classes goes with batches; of a source or a dataset give its name")
+    task, dataset = open_task(loaded, images, embeddings=True)
+    batch_size = task.eval_batch(images.batch_size)
+    return task, dataset, data_facts(dataset, images.name(dataset), images.limit, batch_size)
+
+
+def _task_of_batches(model: nn.Module, images: DataSpec, results: Results) -> Task:
     reading = {**images.columns, "data_options": images.options, "protocol": images.protocol, "limit": images.limit}
     unread = next((name for name, value in {**reading, "out": results.folder}.items() if value), None)
     if unread is not None:
         raise VitrimError(f"{unread} is for a source of images or a dataset, and batches are given")
-    unknown = dict.fromkeys(("source", "split", "images", "classes", "batch_size"))
     if isinstance(images.task, Task):
-        return images.task, None, unknown
+        return images.task
     # the caller may choose a classifier's task, such as multilabel
-    free = images.task is not None and not ask(loaded.model).tasks(loaded.model)
-    return task_of(loaded.model, None, images.task if free else task_name(loaded.model, images.task)), None, unknown
+    free = images.task is not None and not ask(model).tasks(model)
+    return task_of(model, None, images.task if free else task_name(model, images.task))
 
 
 def _probes(opened: _Opened, results: Results) -> list[Probe]:

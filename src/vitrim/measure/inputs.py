@@ -16,7 +16,7 @@ from vitrim.core.registry import ask, input_size_of
 from vitrim.core.saving import saved_method
 from vitrim.data import ImageDataset, eval_transform, load_data, load_images, spread, to_tensor
 from vitrim.errors import VitrimError, check_kinds, check_whole, unknown
-from vitrim.loading import as_trained, load
+from vitrim.loading import ModelSpec, as_trained
 from vitrim.measure.copies import reduced_copy
 from vitrim.measure.prefill import Prefill
 from vitrim.tasks import tasks
@@ -134,16 +134,14 @@ def open_data(
         >>> len(data), data.class_names
         (1, ['cat', 'dog'])
     """
-    check_kinds(split=split, image_column=image_column, label_column=label_column, data_options=options)
-    check_whole(limit=(limit, 1))
+    spec = DataSpec(source, split, image_column, label_column, options, limit)
     trained: dict[str, Any] = {}
     if model is not None:
-        loaded = load(model)
+        loaded = ModelSpec(model).load()
         task = task_name(loaded.model, task)
         _, trained = as_trained(loaded.name)
     reads = None if task is None else tasks()[task].reads if task in tasks() else task
-    where = {"split": split, "image_column": image_column, "label_column": label_column}
-    dataset: Any = load_data(source, task=reads, **where, **{**trained, **(options or {})})
+    dataset: Any = load_data(source, task=reads, **spec.columns, **{**trained, **(options or {})})
     return dataset if limit is None else dataset.part(spread(len(dataset), limit).tolist())
 
 
@@ -193,11 +191,10 @@ def open_images(model: nn.Module, images: Any) -> Any:
         return None
     if spec.by_name:
         dataset = load_images(str(spec.source), **spec.columns)
-        dataset.transform = eval_transform(model)
-        return dataset
-    if not isinstance(spec.source, ImageDataset):
+    elif isinstance(spec.source, ImageDataset):
+        dataset = copy.copy(spec.source)
+    else:
         raise VitrimError(f"expected a source of images or a dataset of vitrim.data, got {type(spec.source).__name__}")
-    dataset = copy.copy(spec.source)
     if dataset.transform is to_tensor:
         dataset.transform = eval_transform(model)
     return dataset
@@ -217,6 +214,12 @@ def image_shape(model: nn.Module) -> tuple[int, ...]:
     return model.shape if isinstance(model, Prefill) else input_size_of(model)
 
 
+def untrained_methods(configs: Iterable[MethodConfig], learned: Path | None) -> list[str]:
+    """The learned methods without learned parameters: theirs are random."""
+    known = None if learned is None else saved_method(learned)
+    return [config.describe() for config in configs if not config.training_free and config.name != known]
+
+
 def untrained_counts(host: nn.Module, configs: Iterable[MethodConfig], learned: Path | None = None) -> list[str]:
     """The methods whose token counts in ``host`` depend on parameters that are random here, not in ``learned``.
 
@@ -227,10 +230,10 @@ def untrained_counts(host: nn.Module, configs: Iterable[MethodConfig], learned: 
         >>> untrained_counts(host, configs)
         ['ia_red2']
     """
-    found, own = [], len(list(host.parameters()))
-    trained = None if learned is None else saved_method(learned)
+    found, own, configs = [], len(list(host.parameters())), list(configs)
+    untrained = untrained_methods(configs, learned)
     for config in configs:
-        if config.is_adaptive() and not config.training_free and config.name != trained:
+        if config.is_adaptive() and config.describe() in untrained:
             with torch.random.fork_rng(devices=[]):  # this check must not change later random draws
                 reduced = reduced_copy(host, config)
             if len(list(reduced.parameters())) > own:  # a_vit learns with the host's weights, which are not random

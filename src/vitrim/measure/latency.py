@@ -64,12 +64,8 @@ class Budget:
     warmup_rounds: int = 3
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("min_rounds", 1),
-            ("min_seconds", 0),
-            ("warmup_rounds", 0),
-            ("max_rounds", self.min_rounds),
-        ):
+        smallest = {"min_rounds": 1, "min_seconds": 0, "warmup_rounds": 0, "max_rounds": self.min_rounds}
+        for name, least in smallest.items():
             if not getattr(self, name) >= least:
                 raise VitrimError(f"{name} must be at least {least}, got {getattr(self, name)}")
 

@@ -428,12 +428,10 @@ def profile_of(
         macs, tokens, cost = _measure(model, reduction, batches, whole_tower)
     finally:
         restore_(model)
-    if select is None:
-        label, selected = DENSE if config.describe() == "none" else config.describe(), None
-    else:
-        selected = select.describe()
-        label = f"{config.describe()} + {selected}"
-    return Profile(name, label, params, macs, tokens, unused, cost, selected)
+    own = config.describe()
+    if select is not None:
+        return Profile(name, f"{own} + {select.describe()}", params, macs, tokens, unused, cost, select.describe())
+    return Profile(name, DENSE if own == "none" else own, params, macs, tokens, unused, cost)
 
 
 def count_macs(model: nn.Module, images: Tensor) -> Macs:

@@ -7,7 +7,6 @@ the same model, or of the dense model, as if the database was computed before th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import sqrt
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from vitrim.errors import VitrimError
 from vitrim.measure.contestants import ModelOutput
-from vitrim.measure.probes import Gauge, Lists
+from vitrim.measure.probes import Gauge, Lists, mean_loss
 from vitrim.measure.records import Batch
 
 VOTERS, TEMPERATURE = 20, 0.07
@@ -141,8 +140,7 @@ class Neighbours(Gauge):
             lost = _right(*like, labels)["recall1"] - _right(*found, labels)["recall1"]
         else:
             lost = 1.0 - shared(found[0][:, :NEAREST], like[0][:, :NEAREST])
-        error = lost.std(unbiased=False).item() / sqrt(len(lost))
-        return {**numbers, "loss": lost.mean().item(), "loss_error": max(error, 1.0 / len(lost))}
+        return {**numbers, **mean_loss(lost)}
 
 
 class NeighbourLoss(Neighbours):

@@ -9,12 +9,13 @@ an answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from vitrim.core.reduce import handle_of, reduce_, reduced_parts, restore_
 from vitrim.core.registry import find_host, find_vision_language, host_of, parse_selector, vision_language
@@ -149,17 +150,8 @@ def cache_bytes(cache: Any, prompts: int) -> float | None:
     layers = getattr(cache, "layers", None)
     if not layers:
         return None
-    held = {id(value): value for layer in layers for value in _tensors(vars(layer))}
+    held = {id(value): value for value in tree_leaves([vars(layer) for layer in layers]) if isinstance(value, Tensor)}
     return sum(value.nbytes for value in held.values()) / prompts
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a value, also in nested lists and dictionaries."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(one)
 
 
 @dataclass(frozen=True)

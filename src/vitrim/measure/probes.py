@@ -50,7 +50,7 @@ class Gauge(ABC):
     def __init__(self, metrics: Mapping[str, Metric]) -> None:
         self.metrics = dict(metrics)
         for metric in self.metrics.values():
-            metric.distributed_available_fn = _alone  # `Measurement.findings` joins states
+            metric.distributed_available_fn = lambda: False  # `Measurement.findings` joins states
             metric.compute_with_cache = False
 
     def start(self, contestant: Contestant) -> Gauge:
@@ -99,24 +99,12 @@ def _form(value: Tensor | list[Tensor]) -> str:
     return "a list" if isinstance(value, list) else f"{value.dtype} of {tuple(value.shape)}"
 
 
-def _alone() -> bool:
-    return False
-
-
 def joined(states: Iterable[State]) -> State:
     """The sum of states, as if one gauge had processed the batches of all."""
-    whole: State = {}
+    whole: dict[str, Any] = {}
     for state in states:
-        for name, second in state.items():
-            first = whole.get(name)
-            if first is None:
-                whole[name] = second
-            elif isinstance(first, list) and isinstance(second, list):
-                whole[name] = [*first, *second]
-            elif isinstance(first, Tensor) and isinstance(second, Tensor):
-                whole[name] = first + second.to(first.device)
-            else:
-                raise TypeError("the state of a metric is a list in one process and a tensor in another")
+        for name, value in state.items():
+            whole[name] = whole[name] + value if name in whole else value  # sums of tensors, and longer lists
     return whole
 
 
@@ -323,11 +311,16 @@ class Tokens(Gauge):
         return {"tokens_per_block": per_block, "tokens_at_end": at_end if per_block else None}
 
 
+def mean_loss(each: Tensor) -> dict[str, float]:
+    """The mean ``loss`` of images (N,) and its standard error, at least one image's share: of few, none may change."""
+    error = each.std(unbiased=False).item() / sqrt(len(each))
+    return {"loss": each.mean().item(), "loss_error": max(error, 1.0 / len(each))}
+
+
 class PairedLoss(Gauge):
     """Loss against the dense model, image by image: ``loss`` and its standard error ``loss_error``, shares, and ``kl``.
 
-    The standard error is that of the mean difference, and at least one image's share, because among few images none
-    may change. ``kl`` is the mean `divergence`.
+    The standard error is that of the mean difference (`mean_loss`). ``kl`` is the mean `divergence`.
 
     Args:
         labels: the loss is of top-1; False: of agreement with the dense model.
@@ -348,13 +341,7 @@ class PairedLoss(Gauge):
         self.kl.update(divergence(found, like))
 
     def result(self) -> Mapping[str, Any]:
-        each = self.loss.each()
-        error = each.std(unbiased=False).item() / sqrt(len(each))
-        return {
-            "loss": each.mean().item(),
-            "loss_error": max(error, 1.0 / len(each)),
-            "kl": self.kl.compute().item(),
-        }
+        return {**mean_loss(self.loss.each()), "kl": self.kl.compute().item()}
 
 
 class PairedIoU(Gauge):

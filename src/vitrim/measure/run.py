@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from vitrim.core.method import MethodConfig
 from vitrim.data import DataError
 from vitrim.errors import VitrimError, first_line
-from vitrim.files import check_folder, save_file
+from vitrim.files import check_folder, replaced, save_file
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.machine import drawing
 from vitrim.measure.probes import Gauge, Probe, State, joined, moved
@@ -109,7 +109,7 @@ class Measurement:
         """
         self.task.check_targets(batch.targets, len(batch))
         batch = batch.to(self.device, self.dtype)
-        before = [[gauge.state() for gauge in gauges] for gauges in self.gauges]
+        before = self.state()
         try:
             dense = None
             for model, gauges in zip(self.models, self.gauges, strict=True):
@@ -121,9 +121,7 @@ class Measurement:
                     for gauge in gauges:
                         gauge.see(batch, output, dense)
         except BaseException:  # Ctrl-C too: a batch counts for all models or none
-            for gauges, states in zip(self.gauges, before, strict=True):
-                for gauge, state in zip(gauges, states, strict=True):
-                    gauge.load(state)
+            self.load(before, images=self.images, turns=self.turns)
             raise
         self.turns += 1
         self.images += len(batch) * batch.counts
@@ -143,10 +141,10 @@ class Measurement:
         Args:
             together: join the results of all processes, each of which must call this; otherwise only this process's.
         """
-        seen = (self.images, [[gauge.state() for gauge in gauges] for gauges in self.gauges])
-        everyone = [seen]
+        state = self.state()
+        everyone = [(self.images, state)]
         if together and self.processes.count > 1:  # only CPU tensors can be sent
-            sent = [[{name: moved(value, "cpu") for name, value in one.items()} for one in row] for row in seen[1]]
+            sent = {place: {name: moved(value, "cpu") for name, value in one.items()} for place, one in state.items()}
             everyone = self.processes.gather((self.images, sent))
         everyone = [one for one in everyone if one[0]]
         if not everyone:
@@ -155,7 +153,7 @@ class Measurement:
         for place, model in enumerate(self.models):
             gauges = [probe.start(model) for probe in self.probes]
             for which, gauge in enumerate(gauges):
-                gauge.load(joined(states[place][which] for _, states in everyone))
+                gauge.load(joined(states[f"{place}.{which}"] for _, states in everyone))
             numbers = {name: value for gauge in gauges for name, value in gauge.result().items()}
             rows.append(Row(model.name, {"images": images, **numbers}))
             found.append(gauges)
@@ -299,9 +297,8 @@ class Partial:
         }
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            beside = self.file.with_suffix(".new")
-            save_file(tensors, beside, {"vitrim": json.dumps(header)})
-            beside.replace(self.file)
+            with replaced(self.file) as beside:
+                save_file(tensors, beside, {"vitrim": json.dumps(header)})
         except (OSError, SafetensorError) as error:
             raise VitrimError(f"cannot write {self.file}: {first_line(error)}") from error
         self.written = time.monotonic()

@@ -97,7 +97,7 @@ def open_task(loaded: Loaded, data: Any, *, embeddings: bool = False) -> tuple[T
     """The task of a model, and its images with the model's transform; the recipe of a training run sets the defaults.
 
     Args:
-        loaded: dense model (`vitrim.loading.load`).
+        loaded: dense model (`vitrim.ModelSpec.load`).
         data: a `vitrim.DataSpec`, or its source or dataset. A dataset is not changed; its transform is kept if one was
             set. Options of the reader override those of the training run.
         embeddings: accept a model without a classifier, by its embeddings.
@@ -108,12 +108,12 @@ def open_task(loaded: Loaded, data: Any, *, embeddings: bool = False) -> tuple[T
 
     Example:
         >>> from vitrim.data import ImageDataset
-        >>> from vitrim.loading import load
+        >>> from vitrim.loading import ModelSpec
         >>> from io import BytesIO
         >>> from PIL import Image
         >>> Image.new("RGB", (40, 30)).save(png := BytesIO(), "png")
         >>> data = ImageDataset([png.getvalue()], [0])
-        >>> task, dataset = open_task(load("test_vit", model_options={"num_classes": 3}), data)
+        >>> task, dataset = open_task(ModelSpec("test_vit", options={"num_classes": 3}).load(), data)
         >>> task.name, dataset[0][0].shape
         ('classification', torch.Size([3, 160, 160]))
     """

@@ -16,9 +16,9 @@ from vitrim.errors import ReductionWarning, VitrimError, check_read, one_line_er
 from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.contestants import contestants
 from vitrim.measure.earlier import earlier
-from vitrim.measure.evaluation import paired_probes, standard_probes, untrained_methods
+from vitrim.measure.evaluation import paired_probes, standard_probes
 from vitrim.measure.in_files import FileModel, MethodsAndFiles, OnFile, check_alike, file_words, parted
-from vitrim.measure.inputs import SCORED, DataSpec
+from vitrim.measure.inputs import SCORED, DataSpec, untrained_methods
 from vitrim.measure.latency import Budget
 from vitrim.measure.machine import drawing, environment
 from vitrim.measure.records import Batch, Row, read
