@@ -26,8 +26,9 @@ from vitrim.loading import create_model, load
 from vitrim.measure.evaluation import open_task
 from vitrim.measure.run import Measurement, weights_fingerprint
 from vitrim.speed.engines import FileEngine, FileRun
-from vitrim.tuning import optimize as optimizing
-from vitrim.tuning.optimize import OptimizeReport, draw, optimize
+from vitrim.tuning import optimize_race as racing
+from vitrim.tuning.optimize import IMAGES, OptimizeReport, cannot_show, optimize
+from vitrim.tuning.optimize_report import draw, loss_cell
 from vitrim.tuning.proxy import DatasetImages
 
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 4, "embed_dim": 32, "num_heads": 2, "num_classes": 2}
@@ -126,10 +127,10 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
     monkeypatch.setattr(FileEngine, "prepare", prepared)
     monkeypatch.setattr(Measurement, "follow", followed)
-    monkeypatch.setattr(optimizing, "time_interleaved", found.times)
+    monkeypatch.setattr(racing, "time_interleaved", found.times)
     few = {"SHARES": (0.9, 0.7), "KEPT": 1, "TIMED": 2, "FINALISTS": 1, "FEW": {"two blocks": (0.25, 0.5)}}
     for name, value in few.items():
-        monkeypatch.setattr(optimizing, name, value)
+        monkeypatch.setattr(racing, name, value)
     return found
 
 
@@ -261,7 +262,7 @@ def test_killed_and_resumed_ends_the_same(source: str, whole: Whole, watch: Watc
 def test_a_race_that_is_stopped_keeps_the_settings_that_it_scored(
     source: str, watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optimizing, "TOGETHER", 1)
+    monkeypatch.setattr(racing, "TOGETHER", 1)
     follow, passes = Measurement.follow, []
 
     def stopping(self: Measurement, *given: Any) -> None:
@@ -361,15 +362,15 @@ def test_a_bound_that_few_images_cannot_show_is_refused_unless_told(source: str,
 def test_the_smallest_number_of_images_that_show_a_bound() -> None:
     """By the binomial itself: the largest share at which n images without a change are still not unlikely."""
     for bound in (0.5, 1.0, 2.0):
-        enough = next(n for n in range(10, 1000) if optimizing.cannot_show(bound, n) is None)
+        enough = next(n for n in range(10, 1000) if cannot_show(bound, n) is None)
         assert (1 - bound / 100) ** enough < 0.05
         assert (1 - bound / 100) ** (0.97 * enough) > 0.05
 
 
 def test_a_loss_that_no_image_shows_has_an_interval() -> None:
     row = {"loss": 0.0, "loss_error": 1 / 20, "images": 20}
-    assert optimizing._loss_cell(row) == "none; < 15.0"
-    assert optimizing._loss_cell({**row, "loss": 0.05}) == "5.0 ± 5.0"
+    assert loss_cell(row) == "none; < 15.0"
+    assert loss_cell({**row, "loss": 0.05}) == "5.0 ± 5.0"
 
 
 @pytest.mark.slow
@@ -387,7 +388,7 @@ def test_a_tower_is_optimized_by_its_neighbours(labels: bool, watch: Watch, tmp_
     assert report.best is not None
     data = vitrim.open_data(str(tmp_path / "images"))
     task, dataset = open_task(load(host), data, embeddings=True)
-    third = DatasetImages(dataset, optimizing.IMAGES // 3, 4, collate=task.collate)
+    third = DatasetImages(dataset, IMAGES // 3, 4, collate=task.collate)
     batches = list(third.batches("check", 0, third.count("check")))
     images, classes = torch.cat([one.images for one in batches]), torch.cat([one.targets for one in batches]).numpy()
     with torch.inference_mode():

@@ -14,8 +14,9 @@ import torch
 
 from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError
-from vitrim.tuning import optimize as optimizing
-from vitrim.tuning.optimize import Candidate, Race
+from vitrim.tuning import optimize_race as racing
+from vitrim.tuning.optimize_race import Candidate, Race, Rung
+from vitrim.tuning.optimize_report import in_words
 
 IMAGES = 200
 
@@ -88,7 +89,7 @@ def reduced(tables: Tables, settings: Any, *, bound: float = 0.02, speedup: floa
     """What is chosen of settings (share of the MACs, name, KL, loss), mildest first, of one ladder; the race."""
     made = race(tables, **how)
     made.slope = 0.5
-    made.known = {"one": [(share, parse_method(name), score(kl, loss)) for share, name, kl, loss in settings]}
+    made.known = {"one": [Rung(share, parse_method(name), score(kl, loss)) for share, name, kl, loss in settings]}
     return made.reduced(DENSE, bound, speedup), made
 
 
@@ -129,7 +130,7 @@ def test_the_fastest_dense_file_within_the_bound() -> None:
 
 def scored(ladders: Any, lost: Any, monkeypatch: pytest.MonkeyPatch, kept: int = 1) -> Any:
     for name, value in {"SHARES": (0.9, 0.7), "RACED_AT": 0.7, "KEPT": kept}.items():
-        monkeypatch.setattr(optimizing, name, value)
+        monkeypatch.setattr(racing, name, value)
     made = race(Tables(lost=lost))
     made.ladders = lambda configs: ladders
     made.score([])
@@ -208,7 +209,7 @@ def test_what_the_precision_loses_is_taken_off_the_bound() -> None:
     tables = Tables(MS, LOSSES)
     made = race(tables)
     made.slope = 0.5
-    made.known = {"one": [(share, parse_method(name), score(kl, loss)) for share, name, kl, loss in SETTINGS]}
+    made.known = {"one": [Rung(share, parse_method(name), score(kl, loss)) for share, name, kl, loss in SETTINGS]}
     dense = Candidate(None, FAST, {"p50_ms": 10.0, "speedup": 2.0, **score(0.02, 0.0)})
     made.reduced(dense, 0.02, None)
     assert sorted(tables.timed) == ["fast fp32", "topk:keep_rate=0.7", "topk:keep_rate=0.8"]
@@ -217,7 +218,7 @@ def test_what_the_precision_loses_is_taken_off_the_bound() -> None:
 def test_what_the_precision_disagrees_is_taken_off_without_labels() -> None:
     tables = Tables(MS, LOSSES)
     made = race(tables, labels=False)
-    made.known = {"one": [(share, parse_method(name), score(kl, loss)) for share, name, kl, loss in SETTINGS]}
+    made.known = {"one": [Rung(share, parse_method(name), score(kl, loss)) for share, name, kl, loss in SETTINGS]}
     made.reduced(Candidate(None, FAST, {"p50_ms": 10.0, "speedup": 2.0, **score(9.0, 0.012)}), 0.02, None)
     assert sorted(tables.timed) == ["fast fp32", "topk:keep_rate=0.8", "topk:keep_rate=0.9"]
 
@@ -268,12 +269,12 @@ def test_the_speed_is_reached_with_the_least_loss() -> None:
 
 def test_no_more_are_timed_and_scored_than_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of five ladders the three with the fewest MACs are timed, and the two fastest of these scored."""
-    monkeypatch.setattr(optimizing, "TIMED", 3)
-    monkeypatch.setattr(optimizing, "FINALISTS", 2)
+    monkeypatch.setattr(racing, "TIMED", 3)
+    monkeypatch.setattr(racing, "FINALISTS", 2)
     ms = {"fast fp32": 8.0, **dict(zip((name for _, name, *_ in SETTINGS), (7.0, 2.0, 5.0, 6.0, 4.0), strict=True))}
     tables = Tables(ms, {name: score(0.0, 0.0) for _, name, *_ in SETTINGS})
     made = race(tables)
-    made.known = {name: [(share, parse_method(name), score(0.0, 0.0))] for share, name, *_ in SETTINGS}
+    made.known = {name: [Rung(share, parse_method(name), score(0.0, 0.0))] for share, name, *_ in SETTINGS}
     chosen = made.reduced(DENSE, 0.02, None)
     assert sorted(tables.timed[1:]) == [f"topk:keep_rate={rate}" for rate in (0.5, 0.6, 0.7)]
     assert tables.scored == ["topk:keep_rate=0.5", "topk:keep_rate=0.7"]
@@ -282,12 +283,13 @@ def test_no_more_are_timed_and_scored_than_was_said(monkeypatch: pytest.MonkeyPa
 
 def test_at_a_speed_those_that_lose_least_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three that have it, in the order of their MACs, the middle one loses least on the first third."""
-    monkeypatch.setattr(optimizing, "FINALISTS", 1)
+    monkeypatch.setattr(racing, "FINALISTS", 1)
     tables = Tables(MS, LOSSES)
     made = race(tables)
     lost = {0.5: 0.03, 0.6: 0.01, 0.7: 0.02}
     made.known = {
-        str(share): [(share, parse_method(f"topk:keep_rate={share}"), score(0.1, loss))] for share, loss in lost.items()
+        str(share): [Rung(share, parse_method(f"topk:keep_rate={share}"), score(0.1, loss))]
+        for share, loss in lost.items()
     }
     assert made.reduced(DENSE, 0.0, 1.3).name == "topk:keep_rate=0.6"
     assert tables.scored == ["topk:keep_rate=0.6"]
@@ -303,13 +305,13 @@ def test_the_sentence() -> None:
     dense = Candidate(None, engine("onnxruntime", "bf16"), {"p50_ms": 6.0, "speedup": 2.0})
     row = {"p50_ms": 5.0, "speedup": 1.2, "saved": 0.35}
     chosen = Candidate(parse_method("topk:keep_rate=0.6"), FAST, row)
-    assert optimizing.in_words(made, dense, chosen, score(0.1, 0.0123, 0.004)) == (
+    assert in_words(made, dense, chosen, score(0.1, 0.0123, 0.004)) == (
         "12.0 ms per batch of 1 as you run it now (PyTorch, fp32); 6.0 with ONNX Runtime in bf16; 5.0 with "
         "topk:keep_rate=0.6 (35 % of the MACs saved): 2.4 times as fast, 1.2 points of top-1 fewer on 200 images not "
         "searched on (standard error 0.4)"
     )
     made.loss.labels = False
-    assert optimizing.in_words(made, dense, None, score(0.1, -0.004)) == (
+    assert in_words(made, dense, None, score(0.1, -0.004)) == (
         "12.0 ms per batch of 1 as you run it now (PyTorch, fp32); 6.0 with ONNX Runtime in bf16, 2.0 times as fast, "
         "0.4 points of agreement more on 200 images not searched on (standard error 0.0); reducing tokens does not pay "
         "here within the bound, so the file is of the dense model"
