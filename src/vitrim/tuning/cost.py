@@ -109,7 +109,6 @@ class MacsCost(Cost):
         self.steps = 10 if adaptive else 40
 
     def share(self, config: MethodConfig) -> float:
-        """The counted MACs of a setting over those of the dense model."""
         return self._profile(config).macs.total / self._dense
 
     def tokens(self, config: MethodConfig) -> FloatArray:
@@ -123,7 +122,6 @@ class MacsCost(Cost):
         return self._known[text]
 
     def estimate(self, config: MethodConfig) -> float:
-        """The fitted share, within 0.5 % of the counted share."""
         if self._fit is None:
             return self.share(config)
         return float(self._fit.value(_terms(self.space, config)))
@@ -182,7 +180,6 @@ class LatencyCost(Cost):
         self.steps = Cost.steps if counted is None else counted.steps
 
     def share(self, config: MethodConfig) -> float:
-        """The predicted latency of a setting over the dense model's."""
         return self.fit.value(_few_terms(self.space, config, self.counted))
 
     def measure(self, configs: Sequence[MethodConfig]) -> list[float] | None:

@@ -367,8 +367,7 @@ class Race:
                 times = time_interleaved(calls, budget=budget)
             return [{"p50_ms": summarise(own).p50_ms, **paired_speedup(times["0"], own).row} for own in times.values()]
 
-        found: list[dict[str, Any]] = self.study.value(what, timed, kind=list[dict[str, float | list[float]]])
-        return found
+        return self.study.value(what, timed, kind=list[dict[str, float | list[float]]])
 
     def file_losses(self, candidates: Sequence[Candidate], part: Part) -> list[dict[str, float]]:
         """``loss, loss_error, kl, images`` of files on all images of a part, against the dense model in PyTorch."""
@@ -390,8 +389,7 @@ class Race:
             return [{key: row[key] for key in ("loss", "loss_error", "kl", "images")} for row in measurement.rows()[1:]]
 
         texts = "; ".join(f"{one.name} on {one.engine}" for one in candidates)
-        rows: list[dict[str, float]] = self.study.value(f"{part}: {texts}", scored, kind=list[dict[str, float]])
-        return rows
+        return self.study.value(f"{part}: {texts}", scored, kind=list[dict[str, float]])
 
     # ---- files -------------------------------------------------------------------------------------------------------
 

@@ -130,14 +130,7 @@ def draw(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Any:
         # alternate above and below, and put slow ones to the left, so that names do not overlap
         side = "right" if at[0] > 0.7 * end else "left"
         offset = (-6 if side == "right" else 6), (7 if place % 2 == 0 else -14)
-        axis.annotate(
-            engine_of(row),
-            at,
-            xytext=offset,
-            textcoords="offset points",
-            fontsize=style.SMALL,
-            horizontalalignment=side,
-        )
+        axis.annotate(engine_of(row), at, xytext=offset, textcoords="offset points", fontsize=style.SMALL, ha=side)
     for row in timed:
         colour = shades.get(row["method"], style.DENSE_COLOUR)
         shape = shapes.get(row["method"], "")

@@ -194,18 +194,12 @@ def _in_order(everyone: Sequence[list[Scores]], images: int, batch_size: int) ->
     """
     if len(everyone) == 1:
         return everyone[0]
-    batch = np.arange(images) // batch_size % len(everyone)
+    process = np.arange(images) // batch_size % len(everyone)
+    order = np.argsort(np.argsort(process, kind="stable"))  # places of the images among those of all processes
     found: list[Scores] = []
     for each in zip(*everyone, strict=True):
-        joined = {}
-        for name in [
-            name for name in each[0] if all(name in one or not (batch == p).any() for p, one in enumerate(each))
-        ]:
-            joined[name] = np.empty(images, dtype=each[0][name].dtype)
-            for process, one in enumerate(each):
-                if (batch == process).any():
-                    joined[name][batch == process] = one[name]
-        found.append(joined)
+        every = {name: np.concatenate([one[name] for one in each if name in one]) for name in each[0]}
+        found.append({name: values[order] for name, values in every.items() if len(values) == images})
     return found
 
 

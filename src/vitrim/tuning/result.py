@@ -66,12 +66,14 @@ class Target:
             )
 
     @classmethod
-    def parse(cls, text: str) -> Target:
-        """Parse ``macs=0.5``, ``speedup=1.5`` or ``agree=0.98``.
+    def parse(cls, text: Target | str) -> Target:
+        """Parse ``macs=0.5``, ``speedup=1.5`` or ``agree=0.98``; a target is returned unchanged.
 
         Raises:
             VitrimError: other text, or an invalid target.
         """
+        if isinstance(text, Target):
+            return text
         kind, _, value = text.partition("=")
         try:
             number = float(value)

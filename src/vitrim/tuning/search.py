@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, Unpack, get_args
 
@@ -28,7 +28,6 @@ from vitrim.core.checks import described
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
 from vitrim.errors import VitrimError, check_known
-from vitrim.files import check_file
 from vitrim.measure.copies import shared_copy
 from vitrim.measure.evaluation import num_classes
 from vitrim.measure.latency import Budget
@@ -183,11 +182,9 @@ class Search:
         if constant is None:
             raise VitrimError(self.out_of_reach(limit))
         seen = {self.space.key(constant)}
-        found = [Proposal(constant, self.space.point(constant), "constant")]
-        for point in self.strategy.starts(self.space):
-            candidate = self._candidate(point, limit, "start", seen)
-            found += [] if candidate is None else [candidate]
-        return found
+        others = [self._candidate(point, limit, "start", seen) for point in self.strategy.starts(self.space)]
+        first = Proposal(constant, self.space.point(constant), "constant")
+        return [first, *(one for one in others if one is not None)]
 
     def out_of_reach(self, limit: float) -> str:
         least = self.cost.share(self.space.constant(1.0))
@@ -230,17 +227,11 @@ class Search:
 
     def _children(self, limit: float, number: int, seen: set[str]) -> list[Proposal]:
         """New candidates; they depend only on the seed and the trials."""
-        found: list[Proposal] = []
         if self.space.size < 2:
-            return found
-        proposals = self.strategy.propose(self.space, self._observations(), self.seed)
-        for source, point in islice(proposals, TRIES * number):
-            candidate = self._candidate(point, limit, source, seen)
-            if candidate is not None:
-                found.append(candidate)
-            if len(found) == number:
-                break
-        return found
+            return []
+        proposals = islice(self.strategy.propose(self.space, self._observations(), self.seed), TRIES * number)
+        candidates = (self._candidate(point, limit, source, seen) for source, point in proposals)
+        return list(islice((one for one in candidates if one is not None), number))
 
     def _observations(self) -> list[Observation]:
         """The trials as observations. The score of a dropped trial is extrapolated from its difference to the best
@@ -270,15 +261,13 @@ class Search:
         best."""
         alive = list(range(len(candidates)))
         scores: list[Scores] = [{} for _ in candidates]
-        start = 0
-        for stop in self.evaluator.rounds():
+        for start, stop in pairwise([0, *self.evaluator.rounds()]):
             new = self.evaluator.piece([candidates[place].config for place in alive], "search", start, stop)
             for place, found in zip(alive, new, strict=True):
                 scores[place] = joined(scores[place], found)
-            start = stop
             alive = self._survivors(alive, scores, best)
-        for place, candidate in enumerate(candidates):
-            trial = self._finish(candidate, scores[place])
+        for candidate, own in zip(candidates, scores, strict=True):
+            trial = self._finish(candidate, own)
             if best is None or (self._full(trial) and self._score(trial) < self._score(best)):
                 best = trial
         assert best is not None
@@ -404,8 +393,7 @@ def survivors_of(searches: Sequence[Search], evaluator: Evaluator, limit: float)
     def rows(out: Sequence[Runner]) -> list[Raced]:
         return [one.row("dropped", one.best.config, evaluator.mean(one.scores)) for one in out]
 
-    start = 0
-    for stop in evaluator.rounds():
+    for start, stop in pairwise([0, *evaluator.rounds()]):
         if start == 0:
             for search in searches:
                 starts = search.starts(limit)
@@ -416,7 +404,6 @@ def survivors_of(searches: Sequence[Search], evaluator: Evaluator, limit: float)
             for one in runners:
                 new = evaluator.piece([one.best.config], "search", start, stop)[0]
                 one.scores = joined(one.scores, new)
-        start = stop
         runners.sort(key=lambda one: evaluator.mean(one.scores))
         leader = runners[0].scores[evaluator.proxy]
         runners[0].behind = None
@@ -579,7 +566,7 @@ def front(
         >>> [str(result.target) for result in found.results]
         ['macs=0.9', 'macs=0.8']
     """
-    wanted = of_one_kind([Target.parse(one) if isinstance(one, str) else one for one in targets])
+    wanted = of_one_kind([Target.parse(one) for one in targets])
     with quiet():
         searches = Searches(model, method, images, wanted, options)
         return ParetoFront.of(searches.run(), searches.evaluator)
@@ -616,35 +603,49 @@ class Searches:
         targets: Sequence[Target | str],
         options: SearchOptions,
     ) -> None:
-        self.targets = [Target.parse(one) if isinstance(one, str) else one for one in targets]
+        self.targets = [Target.parse(one) for one in targets]
         self.model, self.options = model, options
         spec = options.get("spec", SearchSpec())
-        self.evaluations = options.get("evaluations", EVALUATIONS)
+        self.evaluations, self.seed = options.get("evaluations", EVALUATIONS), options.get("seed", 0)
         if self.evaluations < 1:
             raise VitrimError(f"a search needs at least 1 evaluation, got {self.evaluations}")
         self.strategy: Strategy = make_strategy(spec.strategy, spec.shape)
         self.seconds = None if spec.minutes is None else 60.0 * spec.minutes
         if self.seconds is not None and not self.seconds > 0.0:
             raise VitrimError(f"a search needs some time, got seconds={self.seconds:g}")
-        engine, precision = spec.where
-        engines, _ = engines_named(engine, precision, next(model.parameters()).device)
-        if engine != ["eager"] or precision != ["fp32"]:
-            if options.get("timer") is not None:
-                raise VitrimError("give an engine or a timer, not both")
-            if any(target.kind != "speedup" for target in self.targets):
-                raise VitrimError(f"an engine is for speedup targets: {self.targets[0]} does not depend on it")
-            check_engines(engines, {}, model, 1)
-        self.timer = options.get("timer") or timer_on(engine, precision)
+        self.timer = self._timer(spec)
         methods = [method] if isinstance(method, str | MethodConfig) else list(method)
         self.spaces = [Space.of(model, one, placed=spec.shape != "free") for one in methods]
         if len(self.spaces) > 1 and self.targets[0].kind == "agree":
             raise VitrimError("several methods race at one cost: give macs or speedup, or one method for agree")
         self.images: ImageParts = images if isinstance(images, ImageParts) else BatchImages(images)
         task = options.get("task") or make_task("classification", num_classes(model))
-        self.seed, processes, file = options.get("seed", 0), options.get("processes"), options.get("study")
-        self.about = {
+        processes = options.get("processes")
+        self.about = self._about(spec)
+        self.study = Study(options.get("study"), self.about, resume=options.get("resume", False), processes=processes)
+        scorer = ModelScorer(model, task, self.images, seed=self.seed, processes=processes)
+        self.evaluator = Evaluator(scorer, self.study, spec.proxy)
+        self._costs: list[Cost] = []
+
+    def _timer(self, spec: SearchSpec) -> Timer:
+        """The timer of the options or the engines; `VitrimError` for both, or for engines that no target needs."""
+        engine, precision = spec.where
+        engines, _ = engines_named(engine, precision, next(self.model.parameters()).device)
+        timer = self.options.get("timer")
+        if engine != ["eager"] or precision != ["fp32"]:
+            if timer is not None:
+                raise VitrimError("give an engine or a timer, not both")
+            if any(target.kind != "speedup" for target in self.targets):
+                raise VitrimError(f"an engine is for speedup targets: {self.targets[0]} does not depend on it")
+            check_engines(engines, {}, self.model, 1)
+        return timer or timer_on(engine, precision)
+
+    def _about(self, spec: SearchSpec) -> dict[str, Any]:
+        """Everything that the search follows from, for its study and its results."""
+        engine, precision = spec.where
+        return {
             "vitrim": version("vitrim"),
-            "made_for": {**described(host_of(model), model), "parameters": weights_fingerprint(model)},
+            "made_for": {**described(host_of(self.model), self.model), "parameters": weights_fingerprint(self.model)},
             "base": ", ".join(space.base.describe() for space in self.spaces),
             "target": ", ".join(map(str, self.targets)),
             "proxy": spec.proxy,
@@ -656,14 +657,8 @@ class Searches:
             "evaluations": self.evaluations,
             "images": {part: self.images.count(part) for part in PARTS},
             "batch_size": self.images.batch_size,
-            **options.get("about", {}),
+            **self.options.get("about", {}),
         }
-        if file is not None:
-            check_file(file)
-        self.study = Study(file, self.about, resume=options.get("resume", False), processes=processes)
-        scorer = ModelScorer(model, task, self.images, seed=self.seed, processes=processes)
-        self.evaluator = Evaluator(scorer, self.study, spec.proxy)
-        self._costs: list[Cost] = []
 
     def run(self) -> list[Result]:
         """Search for every target, each with its share of the time."""
@@ -710,12 +705,8 @@ class Searches:
 
         def again(configs: Sequence[MethodConfig]) -> list[float]:
             texts = ", ".join(config.describe() for config in configs)
-            ratios: list[float] = self.study.value(
-                f"once more: {texts}",
-                lambda: clock(configs)[0].tolist(),
-                kind=Annotated[list[_Positive], Field(min_length=len(configs), max_length=len(configs))],
-            )
-            return ratios
+            kind = Annotated[list[_Positive], Field(min_length=len(configs), max_length=len(configs))]
+            return self.study.value(f"once more: {texts}", lambda: clock(configs)[0].tolist(), kind=kind)
 
         name = "latency" if len(self.spaces) == 1 else f"latency of {space.base.describe()}"
         found = self.study.value(name, measure, kind=_Latency)

@@ -95,7 +95,6 @@ class Evolution(Strategy):
     """Neighbours and mixtures of the best fully scored trials."""
 
     def propose(self, space: Space, seen: Sequence[Observation], seed: int) -> Iterator[tuple[str, Point]]:
-        """Mutate one of the best, or cross two of them, endlessly."""
         random = np.random.default_rng((seed, len(seen)))
         parents = parents_of(seen)
         while True:
@@ -110,7 +109,6 @@ class RandomSearch(Strategy):
     """Random points, with a fifth of the weights 0."""
 
     def propose(self, space: Space, seen: Sequence[Observation], seed: int) -> Iterator[tuple[str, Point]]:
-        """Draw uniform weights, endlessly."""
         random = np.random.default_rng((seed, len(seen)))
         while True:
             yield "random", normal((random.random(space.size) * (random.random(space.size) < 0.8)).tolist())
@@ -177,7 +175,6 @@ class Slopes(Strategy):
         return [slope(float(s), space.size) for s in np.linspace(-1.0, 1.0, VALUES)] if space.size > 1 else []
 
     def propose(self, space: Space, seen: Sequence[Observation], seed: int) -> Iterator[tuple[str, Point]]:
-        """Propose nothing."""
         return iter(())
 
 

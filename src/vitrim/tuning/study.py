@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -24,6 +24,8 @@ from vitrim.measure.records import Processes
 from vitrim.tuning.proxy import ModelScorer, Part, Proxy, Scores
 
 FORMAT = 1
+
+Json = TypeVar("Json")
 
 ROUNDS = (8, 2, 1)
 """Rounds of a race end after an eighth of the images, a half, and all."""
@@ -117,7 +119,7 @@ class Study:
             found += new
         return found
 
-    def value(self, name: str, measure: Callable[[], Any], *, together: bool = False, kind: Any = Any) -> Any:
+    def value(self, name: str, measure: Callable[[], Json], *, together: bool = False, kind: Any = Any) -> Json:
         """A JSON value that may differ between runs, measured once and stored.
 
         Args:
@@ -139,12 +141,13 @@ class Study:
             row = json.loads(json.dumps({"measured": name, "value": found}))
             _check(kind, row["value"])  # write only what can be read again
             self._append([row])
-            return row["value"]
-        try:
-            _check(kind, row["value"])
-        except ValueError as error:
-            raise VitrimError(f"{self.file}, line {self._next}, is damaged: {error}") from None
-        return row["value"]
+        else:
+            try:
+                _check(kind, row["value"])
+            except ValueError as error:
+                raise VitrimError(f"{self.file}, line {self._next}, is damaged: {error}") from None
+        value: Json = row["value"]
+        return value
 
     def ended(self, over: Callable[[], bool]) -> bool:
         """True if the search ends here: as recorded in the log or, after its end, if ``over()`` of the first process.

@@ -358,12 +358,10 @@ def _begin(model: nn.Module | str | ModelSpec, source: DataSpec, results: Result
 
 def _targets(target: Target | str | Sequence[Target | str]) -> tuple[list[Target], bool]:
     """The targets of a search, and True for a front."""
-    if isinstance(target, Target):
-        return [target], False
-    if not isinstance(target, str):
-        found = [one if isinstance(one, Target) else Target.parse(one) for one in target]
-    elif "," not in target and "=" in target:
+    if isinstance(target, Target) or (isinstance(target, str) and "," not in target and "=" in target):
         return [Target.parse(target)], False
+    if not isinstance(target, str):
+        found = [Target.parse(one) for one in target]
     else:
         kind, equals, values = target.partition("=")
         equals = "" if "," in kind else equals
