@@ -220,7 +220,6 @@ class Inputs:
     """What is optimized, and on what: a model, its task, and its images.
 
     Attributes:
-        source: how the images were described.
         thirds: the images for the search, the selection and the check.
     """
 

@@ -146,11 +146,9 @@ class Race:
     """The race of one model. Everything is measured once: the study keeps the numbers, a folder the files.
 
     Attributes:
-        loss: probe of the loss.
         rows: of everything that was timed; the first is PyTorch.
         known: by ladder, the scored settings, mildest first.
         slope: loss of top-1 per nat of divergence, fitted over these.
-        step: number of the current step, for progress messages.
     """
 
     model: nn.Module
@@ -252,7 +250,6 @@ class Race:
         """The best reduced file on the engine of ``dense``; None if none is better.
 
         Args:
-            dense: the fastest dense file.
             bound: allowed loss, a share, if there is no ``speedup``.
             speedup: over ``dense``, to reach with the least loss.
         """

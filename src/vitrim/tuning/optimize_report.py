@@ -24,12 +24,9 @@ THIRDS = {"search": "1st", "selection": "2nd", "check": "3rd"}
 
 
 def in_words(race: Race, dense: Candidate, chosen: Candidate | None, score: Mapping[str, float]) -> str:
-    """The sentence of the report: times, the speed-up over PyTorch, and the loss.
+    """The sentence of the report: times, the speed-up over PyTorch, and the loss on the last third, ``score``.
 
-    Args:
-        race: its first row is PyTorch.
-        chosen: the reduced file; None if reducing does not pay.
-        score: score of the chosen file on the last third.
+    ``chosen`` is the reduced file; None if reducing does not pay.
     """
     spoken = SPOKEN.get(dense.engine.label, dense.engine.label)
     times = (

@@ -61,7 +61,6 @@ class DatasetImages:
         self.dataset, self.batch_size, self.workers, self.collate = dataset, batch_size, workers, collate
 
     def count(self, part: Part) -> int:
-        """The number of images in a part."""
         return len(self.places[part])
 
     def batches(self, part: Part, start: int, stop: int, processes: Processes | None = None) -> Iterator[Batch]:
@@ -157,7 +156,6 @@ class ModelScorer:
 
     @property
     def batch_size(self) -> int:
-        """B."""
         return self.source.batch_size
 
     def images(self, part: Part) -> int:

@@ -2,11 +2,8 @@
 few images and a search of the survivors; several targets, one after the other.
 
 Candidates meet the limit by construction, so every forward is spent on their damage. They are scored on more and more
-images, and dropped when they are significantly worse than the best one. The winner is selected on other images than
-those of the search, and compared with the constant setting on a third set.
-
-Methods race by the best starting point of their searches. A method is dropped when it is more than three standard
-errors of the paired differences behind the leader, and more than that on few images.
+images, and dropped when they are significantly worse than the best one. Methods race by the best starting point of
+their searches.
 """
 
 from __future__ import annotations
@@ -587,9 +584,6 @@ class Searches:
     Args:
         model, method, images, options: see `search`.
         targets: of one kind.
-
-    Attributes:
-        evaluator: scores settings, from the study or by running them.
 
     Raises:
         VitrimError: see `search`; nothing is written.

@@ -303,8 +303,6 @@ def train_sweep(
     """Train a recipe at the points of a grid, each in its own folder; finished runs are kept.
 
     Args:
-        recipe: name or file.
-        data: source, see `vitrim train`.
         running: how to run each training; ``out`` is the parent folder, ``resume`` continues interrupted runs.
         cpu: do not use a GPU.
 
