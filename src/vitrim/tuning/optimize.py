@@ -158,8 +158,8 @@ def optimize(
             "batch_size": batch_size,
             "engines": [str(one) for one in engines],
         }
-        doubts = _doubts(inputs, facts)
         shown = can_show(inputs.thirds.count("check"))
+        notes = [*_doubts(inputs, facts), *lacking, shown]
         tell(shown)
         if speedup is None:
             _check_count(bound, inputs.thirds.count("check"), few=source.few)
@@ -172,8 +172,9 @@ def optimize(
         chosen = race.reduced(dense, bound / 100, speedup)
         if results.preprocess:
             race.take_bytes(chosen or dense, inputs.dataset)
+            notes.append("the file takes uint8 images (batch, height, width, 3); its time is that without normalising")
         score = race.check(dense, chosen)
-        return _publish(race, dense, chosen, score, folder, facts, [*doubts, *lacking, shown])
+        return _publish(race, dense, chosen, score, folder, facts, notes)
 
 
 # ---- check -----------------------------------------------------------------------------------------------------------
@@ -310,16 +311,6 @@ def _doubts(inputs: Inputs, facts: Mapping[str, Any]) -> list[str]:
     return doubts
 
 
-def _check_count(bound: float, count: int, *, few: bool) -> None:
-    """Refuse, or with ``few`` warn of, a number of images that cannot show a loss of ``bound`` points."""
-    why = cannot_show(bound, count)
-    if why is None:
-        return
-    if not few:
-        raise VitrimError(f"{why}, or go on with --few-images (few=True)")
-    warnings.warn(why, stacklevel=3)
-
-
 def can_show(count: int) -> str:
     """A sentence on the loss that a number of images can detect.
 
@@ -332,6 +323,16 @@ def can_show(count: int) -> str:
     return (
         f"the loss is that of {count} images: one that none of them shows is below {300 / count:.1f} points (at 95 %)"
     )
+
+
+def _check_count(bound: float, count: int, *, few: bool) -> None:
+    """Refuse, or with ``few`` warn of, a number of images that cannot show a loss of ``bound`` points."""
+    why = cannot_show(bound, count)
+    if why is None:
+        return
+    if not few:
+        raise VitrimError(f"{why}, or go on with --few-images (few=True)")
+    warnings.warn(why, stacklevel=3)
 
 
 def cannot_show(bound: float, count: int) -> str | None:
