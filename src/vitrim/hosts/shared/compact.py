@@ -162,8 +162,7 @@ class ShorterRows:
 
     Attributes:
         kept, stays: (B, L) bool, not removed; not removed and not padding.
-        first: (B, 1) the place of a row's first token in the shortened row.
-        real: (B, M) bool, False for padding.
+        first, real: in the shortened rows, (B, 1) the place of the first token; (B, M) bool, False for padding.
     """
 
     kept: Tensor

@@ -23,12 +23,7 @@ from vitrim.errors import UnsupportedModelError
 
 @dataclass(frozen=True)
 class Group:
-    """Images of one grid.
-
-    Attributes:
-        images: (b,) int64 on the CPU, ascending indices in the batch.
-        patches: of each image.
-    """
+    """Images of one grid: (b,) int64 on the CPU, ascending indices in the batch, and the patches of each."""
 
     images: Tensor
     patches: int

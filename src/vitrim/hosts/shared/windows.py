@@ -1,10 +1,9 @@
 """Windowed hosts (SAM, ViTDet): most blocks attend within windows of the image, some across them.
 
-Windows are batch rows: tokens travel as (B*W, n, C), W windows of n patches. A windowed block is then an ordinary
-reduced block on B*W rows. A block that attends across windows also decides per window, so all windows keep the same
-count and nothing is padded; only its attention uses the keys of the whole image (`AcrossWindows`). After the last
-block, and after every block for full grids, windows are laid out as the host's map (B, rows, columns, C). Stochastic
-depth is drawn per window.
+Windows are batch rows: tokens travel as (B*W, n, C), W windows of n patches, through ordinary reduced blocks. A block
+that attends across windows also decides per window, so all keep the same count and nothing is padded; only its
+attention uses the keys of the whole image (`AcrossWindows`). After the last block, and after every block for full
+grids, windows are laid out as the host's map (B, rows, columns, C). Stochastic depth is drawn per window.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
 """``save_pretrained`` and pickling of Hugging Face models that are reduced or contain a reduced part.
 
-The folder gets the dense model's own files and beside them the reduction, as ``reduction.save`` writes it. So
-``from_pretrained`` meets no unknown parameters, and ``Reduction.load(model, folder)`` finds them all. The call is
-changed in the class of all models of the library, because a reduced part does not know the model it is in; models
-without a reduced part get the library's own.
+The folder gets the dense model's own files and beside them the reduction, as ``reduction.save`` writes it. The call is
+changed in the class of all models of the library, because a reduced part does not know the model it is in.
 
 A ``state_dict`` argument decides what the weights file contains: `transformers.Trainer` always passes one, so its
 checkpoints include the learned parameters, and training can resume.
 
-The first forward of a model that records outputs puts hooks on its layers. The library's are nested functions, which
-cannot be pickled; `CapturingHook` replaces them.
+Hooks that record outputs are nested functions in the library, which cannot be pickled; `CapturingHook` replaces them.
 """
 
 from __future__ import annotations

@@ -102,7 +102,6 @@ class ImagePrompt:
     """The inputs of a model call, to be shortened with its images.
 
     Attributes:
-        family: of the model.
         model: the whole model.
         given: the inputs, by name.
         trace: of the tower.
@@ -307,12 +306,9 @@ class ImagePrompt:
     def chosen_of_left(
         self, left: Sequence[Survivors], pairs: Sequence[tuple[Tensor, Tensor]], notes: Sequence[Any], tower: Any = None
     ) -> list[Taken]:
-        """Choose among the tokens that a reduced tower returns.
+        """Choose among the tokens that a reduced tower returns: ``pairs`` are their features and flags.
 
-        Args:
-            left, pairs: of every image, the survivors, and their features and flags (`Survivors.take`).
-            notes: attention of the watched block.
-            tower: the tower's output, if it contains a class token that the connector drops.
+        ``notes`` are the attention of the watched block, ``tower`` the tower's output if the connector has not read it.
         """
         family, model = self.family, self.model
         own = family.tower(model)
