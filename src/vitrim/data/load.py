@@ -102,7 +102,7 @@ def load_data(
     check_given(source, split=whole)
     dataset = _opened(str(source), task, whole, given)
     if share is not None:
-        dataset = _held_out(dataset, share, f"split {split} of {source}")
+        _, dataset = parted(dataset, share, f"split {split} of {source}")
         dataset.split = split
     return _named(dataset, names) if names is not None and of_images else dataset
 
@@ -219,6 +219,15 @@ def hold_out(count: int, share: float) -> tuple[list[int], list[int]]:
     return sorted(order[watched:].tolist()), sorted(order[:watched].tolist())
 
 
+def parted(dataset: Data, share: float, where: str) -> tuple[Data, Data]:
+    """A dataset in two, by `hold_out`: to train on, and the ``share`` to hold out; ``where`` begins the error."""
+    try:
+        kept, held_out = hold_out(len(dataset), share)
+    except VitrimError as error:
+        raise DataError(f"{where}: {error}") from None
+    return dataset.part(kept), dataset.part(held_out)
+
+
 def _share(split: str | None, source: str | Path) -> tuple[str | None, float | None]:
     """Part and share of a split `train:0.1` or `0.1`; otherwise the split itself and None."""
     part, colon, last = (split or "").rpartition(":")
@@ -233,14 +242,6 @@ def _share(split: str | None, source: str | Path) -> tuple[str | None, float | N
         named = "train" if "train" in parts else parts[0]
         raise DataError(f"{source} has the splits {', '.join(parts[:10])}: write {named}:{share:g}")
     return part if colon else None, share
-
-
-def _held_out(dataset: Data, share: float, where: str) -> Data:
-    """The ``share`` of a dataset that a training holds out."""
-    try:
-        return dataset.part(hold_out(len(dataset), share)[1])
-    except VitrimError as error:
-        raise DataError(f"{where}: {error}") from None
 
 
 def splits_of(source: str | Path) -> list[str] | None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitrim.core.registry import ask
 from vitrim.data import ImageDataset, ImageStream, MultiLabelDataset, eval_transform, load_data, spread, stream_images
-from vitrim.data.load import hold_out, splits_of
+from vitrim.data.load import parted, splits_of
 from vitrim.data.paths import spellings
 from vitrim.data.readers import Data
 from vitrim.errors import VitrimError
@@ -147,11 +147,7 @@ def open_data(
     train_data = _stream(recipe, data) if recipe.stream else _images(recipe, data, recipe.split)
     watched = recipe.eval_split
     if isinstance(watched, float) and not isinstance(train_data, ImageStream):
-        try:
-            kept, held_out = hold_out(len(train_data), watched)
-        except VitrimError as error:
-            raise VitrimError(f"eval_split: {error}") from None
-        return train_data.part(kept), train_data.part(held_out), test_data
+        return *parted(train_data, watched, "eval_split"), test_data
     eval_data = None if watched is None else _images(recipe, data, str(watched))
     return train_data, eval_data, test_data
 
