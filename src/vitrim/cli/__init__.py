@@ -44,6 +44,7 @@ from vitrim.loading import SIZES
 INTERRUPTED = 130
 TERMINATED = 143
 """Exit codes of Ctrl-C and SIGTERM, as shells use them."""
+ENDED = {INTERRUPTED: "interrupted", TERMINATED: "terminated"}
 ERRORS: Any = getattr(typer, "TyperException", None) or import_module("click").ClickException  # typer's since 0.28
 OF_THE_SYSTEM = {
     *(errno.EACCES, errno.EPERM, errno.EROFS),  # no permission
@@ -132,11 +133,8 @@ def main() -> None:
         if end.code != TERMINATED:
             raise
         code = TERMINATED
-    if code == INTERRUPTED:  # typer returns this after Ctrl-C
-        print("interrupted", file=sys.stderr)
-    if code == TERMINATED:
-        print("terminated", file=sys.stderr)
-    if code in (INTERRUPTED, TERMINATED):
+    if code in ENDED:  # typer returns that of Ctrl-C
+        print(ENDED[code], file=sys.stderr)
         sys.exit(code)
 
 
@@ -146,15 +144,11 @@ def _terminable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
         yield
         return
-    before = signal.signal(signal.SIGTERM, _terminate)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _terminate(*_: object) -> None:
-    sys.exit(TERMINATED)
 
 
 def _warn(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:

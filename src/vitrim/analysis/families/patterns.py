@@ -7,7 +7,7 @@ patches raise `VitrimError`."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
@@ -325,14 +325,9 @@ OVERLAP = (
 OVERLAP_SHOWN = (*PAIR[:3], "iou", "iou_low", "iou_high", "iou_least", "iou_chance", "ioa", "ioa_least", "ioa_chance")
 
 
-def _milder_first(a: Record, b: Record, left: Callable[[Record], float]) -> tuple[Record, Record]:
-    """The pair, ordered: first the record with more ``left`` at the end, then by name."""
-    return (b, a) if (-left(b), b.name) < (-left(a), a.name) else (a, b)
-
-
 def _overlap(a: Record, b: Record) -> list[tuple[object, ...]]:
     """Rows of a pair; IoA divides by the second set, so the record that keeps fewer patches is second."""
-    a, b = _milder_first(a, b, lambda record: float(record.kept()[:, -1].sum()))
+    a, b = sorted((a, b), key=lambda one: (-int(one.kept()[:, -1].sum()), one.name))
     of_a, of_b = a.kept(), b.kept()
     rows: list[tuple[object, ...]] = []
     blocks = sorted({*a.blocks, *b.blocks})
@@ -365,7 +360,7 @@ CLUSTERS_SHOWN = (*PAIR[:3], "homogeneity", "completeness", *columns_of("v_measu
 
 def _clusters(a: Record, b: Record) -> list[tuple[object, ...]]:
     """Rows of a pair; homogeneity (Eq. 3) uses the record that keeps more tokens as the truth, so it is first."""
-    a, b = _milder_first(a, b, lambda record: float(sum(len(np.unique(image)) for image in record.labels()[:, -1])))
+    a, b = sorted((a, b), key=lambda one: (-sum(len(np.unique(image)) for image in one.labels()[:, -1]), one.name))
     of_a, of_b = a.labels(), b.labels()
     rows: list[tuple[object, ...]] = []
     blocks, measures = sorted({*a.blocks, *b.blocks}), (homogeneity, completeness, v_measure)
