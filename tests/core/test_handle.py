@@ -210,6 +210,24 @@ def test_a_handle_prints_behind_a_prompt(name: str) -> None:
     assert "<td>" in reduction._repr_html_()
 
 
+def test_a_handle_prints_behind_a_prompt_whose_counts_depend_on_images() -> None:
+    vlm = VLMS["llava"]
+    model = vlm.create()
+    reduction = vitrim.reduce_(model, "atm:alpha=0.9,beta=0.2", compact=True)
+    with torch.no_grad():
+        model(**vlm.prompt([[7, 8]]))
+    assert "depends on the images: reduce with record=True" in str(reduction)
+
+
+def test_a_handle_prints_behind_an_empty_batch() -> None:
+    model = tiny.HOSTS["torchvision_vit"]()
+    reduction = vitrim.reduce_(model, "tome:r=1")
+    before = str(reduction)
+    with torch.no_grad():
+        model(tiny.images()[:0])
+    assert str(reduction) == before
+
+
 # ---- multiply-accumulates --------------------------------------------------------------------------------------------
 
 

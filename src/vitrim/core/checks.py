@@ -51,13 +51,8 @@ def fit(
 ) -> FittedMethod:
     """Check that the method fits ``model`` and what reads its tokens, and plan every block. Nothing is changed.
 
-    Args:
-        config: the method.
-        host: of the model.
-        model: the part that is reduced.
-        holder: see `facts_for_reader`.
-        within: the vision-language model that gets fewer tokens, and its family; None if there is none.
-        selector: of its image tokens.
+    ``within`` is the vision-language model that gets fewer tokens, ``selector`` the one of its image tokens;
+    ``holder``: see `facts_for_reader`.
     """
     own, blocks = host.facts(model), host.blocks(model)
     facts = facts_for_reader(config, host, model, holder, _cell(within, selector, own))
@@ -92,9 +87,6 @@ def facts_for_reader(
     """The facts of a ``tower`` as they apply to whatever reads its tokens.
 
     Args:
-        config: the method.
-        host: of the tower.
-        tower: the part that is reduced.
         holder: the model around the tower, if given to `reduce_`. Its projector or decoder may count the tokens, join
             neighbours or lay them out as a map, so it gets all of them. A wrapper without parameters of its own reads
             none.

@@ -407,7 +407,6 @@ class StagedConfig(MethodConfig):
         return quarter_blocks(num_layers)
 
     def stages(self, num_layers: int) -> tuple[int, ...]:
-        """The blocks that reduce, 0-based, in order."""
         return tuple(sorted(self.default_stages(num_layers) if self.blocks is None else self.blocks))
 
     def amounts(self, num_layers: int) -> list[Amount | None]:

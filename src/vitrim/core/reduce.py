@@ -387,15 +387,17 @@ class Reduction:
         facts, blocks = self._facts, self._blocks()
         rows, columns = facts.grid_size
         own = Entered(self.config, facts.windows, rows * columns, facts.grid_size, facts.windows)
-        return [planned(self.config, facts, blocks, entered) for entered in self._trace.call.entered or (own,)]
+        seen = [entered for entered in self._trace.call.entered if entered.rows > 0]  # a batch may be empty
+        return [planned(self.config, facts, blocks, entered) for entered in seen or (own,)]
 
     def _runs(self) -> list[TokenRun] | None:
         """As planned, or as recorded where counts depend on the images; None if unknown."""
         if not self.config.is_adaptive():
             return self._planned()
-        # only with the current options: `set` may have changed them since
         call = self._trace.call
-        return recorded(call, self._blocks()) if call.states and call.entered[0].config is self.config else None
+        if not self._trace.recording or not call.states or call.entered[0].config is not self.config:
+            return None  # only with the current options: `set` may have changed them since
+        return recorded(call, self._blocks())
 
     def _counts(self) -> list[tuple[float, float]] | None:
         """Mean tokens that enter and leave every block; None if unknown."""

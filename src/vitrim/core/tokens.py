@@ -23,11 +23,7 @@ from vitrim.errors import VitrimError
 class IndexMap:
     """Indices of input tokens among the current tokens, and back. Subclasses define how a step changes both.
 
-    Args:
-        source: see below, if known.
-        position: see below, if known.
-        num_inputs: N0, if ``source`` is not known.
-        num_tokens: N, if ``position`` is not known.
+    Where ``source`` or ``position`` is not known, ``num_inputs`` or ``num_tokens`` gives N0 or N.
     """
 
     def __init__(
