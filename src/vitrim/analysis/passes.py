@@ -81,7 +81,7 @@ class Setting:
         loaded = spec.load("cpu")
         task, dataset = open_task(loaded, data, embeddings=True)
         size = task.eval_batch(data.batch_size)
-        found = {
+        found: dict[str, Any] = {
             "environment": environment(device=self.device, dtype=dtype, seed=self.seed),
             "model": loaded.name,
             "weights": loaded.weights,

@@ -70,8 +70,8 @@ class Pictured:
                 continue
             path = dataset.images[place]
             stem = file_name(path.stem)
-            names = chain([stem], (f"{stem}_{number}" for number in count(2)))
-            name = next(name for name in names if name not in taken)
+            stems = chain([stem], (f"{stem}_{number}" for number in count(2)))
+            name = next(one for one in stems if one not in taken)
             taken.add(name)
             yield name, path.name, image
 
