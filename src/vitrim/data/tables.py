@@ -105,7 +105,7 @@ def read_source(read: Callable[[], Any], source: str) -> Any:
         raise DataError(f"cannot read {source}: {first_line(error.__cause__ or error)}") from error
 
 
-class Opened(NamedTuple):
+class OpenTable(NamedTuple):
     """A table, and what is known before its rows are read.
 
     Attributes:
@@ -121,19 +121,19 @@ class Opened(NamedTuple):
     length: int | None
 
 
-def open_table(source: str, files: list[Path], split: str | None, *, stream: bool = False) -> Opened:
+def open_table(source: str, files: list[Path], split: str | None, *, stream: bool = False) -> OpenTable:
     """Open one split of parquet ``files``, checked to belong together, or of the Hub if there are none."""
     datasets = import_datasets()
     if files:
         chosen, named = choose_files(files, split, source)
         length = check_parquet(chosen)
         form = datasets.IterableDataset if stream else datasets.Dataset
-        return Opened(read_source(partial(form.from_parquet, escaped(chosen)), source), named, chosen, length)
+        return OpenTable(read_source(partial(form.from_parquet, escaped(chosen)), source), named, chosen, length)
     name, of_hub = _hub_split(source, split)
     how = {"streaming": True} if stream else {}
     rows = read_source(partial(datasets.load_dataset, name, split=of_hub, **how), source)
     known = rows.info.splits or {}
-    return Opened(rows, of_hub, [], known[of_hub].num_examples if of_hub in known else None)
+    return OpenTable(rows, of_hub, [], known[of_hub].num_examples if of_hub in known else None)
 
 
 def _hub_split(source: str, split: str | None) -> tuple[str, str]:
