@@ -113,6 +113,14 @@ def test_opset_23_has_an_operator_of_attention() -> None:
     assert attention not in translations(Graph(program, "out", "", 23, torch.float32))
 
 
+def test_opset_23_repeats_the_row_of_a_mask() -> None:
+    q, k, v = torch.randn(3, 2, 4, 6, 8)
+    for rows in (1, 6):
+        mask = torch.randn(2, 1, rows, 6)
+        (found,), _ = run(F.scaled_dot_product_attention, q, k, v, mask, opset=23)
+        torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k, v, mask))
+
+
 @pytest.mark.full  # counts what OpenVINO makes of a graph
 def test_a_block_that_merges_takes_37_operations_of_openvino_more(tmp_path: Path) -> None:
     """Those of the file, since what a plugin executes depends on the processor: 20 or 21 of them, with what it fuses.

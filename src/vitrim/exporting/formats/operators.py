@@ -30,7 +30,8 @@ def translations(graph: Graph) -> dict[Callable[..., Any], Callable[..., Any]]:
     }
     attends = aten.scaled_dot_product_attention.default
     calls = [node for node in graph.program.graph.nodes if node.target is attends]
-    if graph.opset < 23 and all(_is_plain(call) for call in calls):  # ONNX has its own attention operator from 23 on
+    # ONNX has its own attention operator from 23 on; ONNX Runtime 1.32 does not repeat a row of its mask
+    if all(_is_plain(call) for call in calls) and (graph.opset < 23 or any(_has_row_mask(call) for call in calls)):
         table[attends] = attention
     return table
 
@@ -41,6 +42,13 @@ def _is_plain(call: torch.fx.Node) -> bool:
     mask = given.get("attn_mask")
     additive = not isinstance(mask, torch.fx.Node) or mask.meta["val"].dtype != torch.bool
     return additive and not any(given.get(option) for option in ("dropout_p", "is_causal", "enable_gqa"))
+
+
+def _has_row_mask(call: torch.fx.Node) -> bool:
+    """True for an attention call whose mask has one row for all queries, as that of proportional attention."""
+    given = signature(attention).bind(*call.args, **call.kwargs).arguments
+    query, mask = given["query"], given.get("attn_mask")
+    return isinstance(mask, torch.fx.Node) and mask.meta["val"].shape[-2] != query.meta["val"].shape[-2]
 
 
 def sort_stable(self: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
