@@ -370,7 +370,7 @@ def _options(setup: type[Setup]) -> list[inspect.Parameter]:
     for field in fields:
         [option] = annotations[field.name].__metadata__
         if isinstance(option, typer.models.OptionInfo):
-            groups = [kind for kind in setup.__mro__ if issubclass(kind, Setup)]
+            groups: list[Any] = [kind for kind in setup.__mro__ if issubclass(kind, Setup)]
             declared_in = [group for group in groups if field.name in _declared(group)]
             option.rich_help_panel = declared_in[-1].panel
     return [
