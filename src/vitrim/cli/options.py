@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -355,17 +355,23 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+@functools.cache
+def _declared(group: type) -> dict[str, Any]:
+    """The annotations of a group's own fields; evaluated once, so that an option of several commands is one."""
+    return inspect.get_annotations(group, eval_str=True)
+
+
 def _options(setup: type[Setup]) -> list[inspect.Parameter]:
     """The fields of a group as parameters, its own before inherited fields."""
-    annotations = get_type_hints(setup, include_extras=True)
+    annotations = {name: kind for group in reversed(setup.__mro__) for name, kind in _declared(group).items()}
     bases = [base for base in setup.__bases__ if dataclasses.is_dataclass(base)]
     shared = {field.name for base in bases for field in dataclasses.fields(base)}
     fields = sorted(dataclasses.fields(setup), key=lambda field: field.name in shared)
     for field in fields:
         [option] = annotations[field.name].__metadata__
         if isinstance(option, typer.models.OptionInfo):
-            groups = [kind for kind in setup.__mro__ if issubclass(kind, Setup)]
-            declared_in = [group for group in groups if field.name in inspect.get_annotations(group)]
+            groups: list[Any] = [kind for kind in setup.__mro__ if issubclass(kind, Setup)]
+            declared_in = [group for group in groups if field.name in _declared(group)]
             option.rich_help_panel = declared_in[-1].panel
     return [
         inspect.Parameter(
