@@ -59,12 +59,12 @@ def test_copies_of_a_trace_start_empty(recording: bool) -> None:
 
 def test_dense_ends_with_its_block_also_after_an_error() -> None:
     trace = Trace()
-    with trace.handing_out(dense=True):
-        with contextlib.suppress(KeyError), trace.handing_out(dense=True):
+    with trace.returning(dense=True):
+        with contextlib.suppress(KeyError), trace.returning(dense=True):
             raise KeyError
         assert trace.full_grid  # an inner call does not end the outer one
     assert not trace.full_grid
-    with contextlib.suppress(KeyError), trace.handing_out(dense=True):
+    with contextlib.suppress(KeyError), trace.returning(dense=True):
         raise KeyError
     assert not trace.full_grid
 

@@ -469,7 +469,7 @@ def test_tokens_in_front_have_the_first_places() -> None:
     taken = Candidates(features, torch.ones(5, dtype=torch.bool), front=1).chosen(Choice(torch.tensor([1, 3])))
     assert torch.equal(taken.features, features[[0, 2, 4]])
     assert taken.rows.tolist() == [0, 2, 4]
-    assert taken.flags.tolist() == taken.handed.kept.tolist() == [True, False, True, False, True]
+    assert taken.flags.tolist() == taken.places.kept.tolist() == [True, False, True, False, True]
 
 
 def test_features_without_a_place_of_their_own_have_the_first_free_ones() -> None:
@@ -480,9 +480,9 @@ def test_features_without_a_place_of_their_own_have_the_first_free_ones() -> Non
     taken = Candidates(features, places, front=1).chosen(choice)
     assert taken.rows.tolist() == [0, 2, 4, 1]
     assert taken.flags.nonzero().flatten().tolist() == [0, 2, 3, 6]
-    assert taken.handed.kept.nonzero().flatten().tolist() == [0, 3, 6]
-    assert taken.handed.merged.nonzero().flatten().tolist() == [6]
-    assert taken.handed.extra == 1
+    assert taken.places.kept.nonzero().flatten().tolist() == [0, 3, 6]
+    assert taken.places.merged.nonzero().flatten().tolist() == [6]
+    assert taken.places.extra == 1
 
 
 class Noted:

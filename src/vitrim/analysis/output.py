@@ -77,8 +77,8 @@ def write_analysis(
     results = {**({"summary": summary(titled(records))} if records else {}), **results}
     nowhere = {"environment": environment(device="cpu", dtype="float32", seed=0)}  # where no model runs
     found = {**_origin(records), **nowhere, **found}
-    told = {"command": "analyze", **found, "records": [dict(record.header) for record in records]}
-    written = [*files, *write_tables(folder, results, told), *write_report(folder, results, found, formats=formats)]
+    record = {"command": "analyze", **found, "records": [dict(record.header) for record in records]}
+    written = [*files, *write_tables(folder, results, record), *write_report(folder, results, found, formats=formats)]
     tables = [table for result in results.values() for table in result.tables if table.shown != ()]
     rows = [{"table": table.name, **row} for table in tables if table.name != "summary" for row in table.records()]
     notes = [note for name, result in results.items() if name != "summary" for note in result.notes]

@@ -75,7 +75,7 @@ class Setting:
     blocks: Sequence[int]
 
     def opened(self, spec: ModelSpec) -> Pass:
-        """The pass of a model, before its first batch. A model that the caller handed in is copied."""
+        """The pass of a model, before its first batch. The model of a caller is copied."""
         where, data, dtype = select_device(self.device), self.data, DTYPES[self.dtype]
         torch.manual_seed(self.seed)
         loaded = spec.load("cpu")

@@ -121,7 +121,7 @@ def main() -> None:
         sys.exit(_fail(str(error)))
     except ERRORS as error:
         # without a subcommand typer prints the help and raises an empty error
-        sys.exit(_fail(_told(error)) if error.format_message() else 2)
+        sys.exit(_fail(_usage_error(error)) if error.format_message() else 2)
     except OSError as error:
         if error.errno not in OF_THE_SYSTEM:
             raise  # a bug: show the traceback
@@ -156,7 +156,7 @@ def _warn(message: Warning | str, category: type[Warning], *where: Any, **more: 
     print(f"warning: {one_line(str(message))}", file=sys.stderr)
 
 
-def _told(error: Any) -> str:
+def _usage_error(error: Any) -> str:
     """The message for an invalid command line; for an unknown option, it suggests an alternative.
 
     That is a synonym, a name with similar spelling, an argument, or an option of the model.

@@ -134,10 +134,10 @@ def _text(parameter: Any) -> str:
         text = "print this and exit"
     if parameter.name in ("install_completion", "show_completion"):
         text = "of names and options, for this shell" if parameter.name == "install_completion" else "print it"
-    told = "default" in text or default is None or isinstance(default, bool) or default == () or callable(default)
+    stated = "default" in text or default is None or isinstance(default, bool) or default == () or callable(default)
     if parameter.required and parameter.param_type_name == "option":
         return f"{text} (needed)"
-    return text if told or default == "" else f"{text} [{default}]"
+    return text if stated or default == "" else f"{text} [{default}]"
 
 
 def _paragraphs(text: str | None) -> list[str]:

@@ -142,10 +142,10 @@ def _next(report: TrainReport, data: str, out: Path) -> list[str]:
     if unseen is None and isinstance(splits["eval"], float) and recipe["limit"] is None:
         unseen = ":".join(str(part) for part in (splits["train"], splits["eval"]) if part is not None)
     split = unseen or splits["train"]  # data with splits need the name of one
-    told = "" if split is None else f" --split {shlex.quote(split)}"
+    split_option = "" if split is None else f" --split {shlex.quote(split)}"
     lines = [
         f"wrote {weights}",
-        f"next: vitrim eval run:{shlex.quote(str(out))}{method} --data {shlex.quote(data)}{told}",
+        f"next: vitrim eval run:{shlex.quote(str(out))}{method} --data {shlex.quote(data)}{split_option}",
         f"      vitrim export run:{shlex.quote(str(out))}{method} --out model.onnx",
     ]
     if unseen is None:

@@ -314,9 +314,9 @@ class ReducedBlock(nn.Module):
             unbiased = state.mask is None and (state.uniform or not self.proportional)
             batch, n, heads = x.shape[0], x.shape[1], reducer.layer.num_heads
             if unbiased and not unfused_is_faster(x.device, product_dtype(x), batch, heads, n, n):
-                handed_over = [x]
+                held = [x]
                 del x  # else the block's input would stay in memory
-                return self.host_class.forward(self, handed_over.pop()), state
+                return self.host_class.forward(self, held.pop()), state
 
         # attention; a decision at the query needs the queries of all tokens
         at_query = reducer.site == "query"

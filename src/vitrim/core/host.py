@@ -292,7 +292,7 @@ class DenseCall(Installed):
     trace: Trace
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self.trace.handing_out(dense=True):
+        with self.trace.returning(dense=True):
             return getattr(type(self.model), self.name)(self.model, *args, **kwargs)
 
 

@@ -32,7 +32,7 @@ from vitrim.core.registry import (
 )
 from vitrim.core.saving import read_parameters, read_reduction, saved_part, write_reduction
 from vitrim.core.selection import Choosing, Selector
-from vitrim.core.tokens import Entered, Handed, TokenState, Trace
+from vitrim.core.tokens import Entered, ImagePlaces, TokenState, Trace
 from vitrim.errors import VitrimError
 
 HANDLE = "vitrim_reduction"
@@ -423,13 +423,13 @@ class Reduction:
         return [image.number for image in self.image_places]
 
     @property
-    def image_places(self) -> list[Handed]:
+    def image_places(self) -> list[ImagePlaces]:
         """The places of each image in the prompt that `image_tokens` counts: which are kept, and which are merged."""
-        if self._trace.call.handed is None:
+        if self._trace.call.image_places is None:
             raise VitrimError(
                 "no image tokens yet: reduce_(model, method, compact=True), then run the whole model in this thread"
             )
-        return self._trace.call.handed
+        return self._trace.call.image_places
 
     @property
     def state(self) -> TokenState:

@@ -505,7 +505,7 @@ def unmerge(x: Tensor, state: TokenState) -> Tensor:
     return take(x, state.source.clamp_min(0)) * (state.source >= 0).unsqueeze(-1).to(x.dtype)
 
 
-class Handed(NamedTuple):
+class ImagePlaces(NamedTuple):
     """The tokens of one image that went to a language model.
 
     Attributes:
@@ -552,11 +552,11 @@ class Call:
         final: the state after the last block.
         states: of a complete forward: the initial one, then one per block. Empty unless recording.
         running: the same for an incomplete forward.
-        full_grids: forwards return full grids (`Trace.handing_out`).
+        full_grids: forwards return full grids (`Trace.returning`).
         next_full_grid: only the next forward does.
         spares_last: the last block returns what it would without full grids (survivors, soft tokens) to its head.
-        compact: forwards return fewer tokens (`Trace.handing_out`).
-        handed: tokens of each image that last went to the language model; None before.
+        compact: forwards return fewer tokens (`Trace.returning`).
+        image_places: tokens of each image that last went to the language model; None before.
         grid: rows and columns of the latest patches (`vitrim.core.host.GridHook`).
         maps: forwards return attention maps.
         map: the map of the running block.
@@ -575,7 +575,7 @@ class Call:
     next_full_grid: bool = False
     spares_last: bool = False
     compact: bool = False
-    handed: list[Handed] | None = None
+    image_places: list[ImagePlaces] | None = None
     grid: tuple[int, int] | None = None
     maps: bool = False
     map: Tensor | None = None
@@ -643,7 +643,7 @@ class Trace:
             call.states = call.running
 
     @contextmanager
-    def handing_out(self, *, dense: bool = False, fewer: bool = False) -> Iterator[None]:
+    def returning(self, *, dense: bool = False, fewer: bool = False) -> Iterator[None]:
         """Set what this thread's forwards return within the context, in addition to outer contexts.
 
         Args:

@@ -41,33 +41,41 @@ def eval_transform(model: nn.Module) -> Transform:
         torch.Size([1, 64, 64])
     """
     try:
-        told = ask(model).preprocessing(model)
+        preprocessing = ask(model).preprocessing(model)
     except VitrimError as error:
         raise DataError(str(error)) from error
-    if told.transform is not None:
-        return _Converted("RGB", told.transform)
-    if not (told.size and told.mean and told.std and told.interpolation and told.crop_share):
+    if preprocessing.transform is not None:
+        return _Converted("RGB", preprocessing.transform)
+    if not (
+        preprocessing.size
+        and preprocessing.mean
+        and preprocessing.std
+        and preprocessing.interpolation
+        and preprocessing.crop_share
+    ):
         missing = [
-            name for name in ("size", "mean", "std", "interpolation", "crop_share") if getattr(told, name) is None
+            name
+            for name in ("size", "mean", "std", "interpolation", "crop_share")
+            if getattr(preprocessing, name) is None
         ]
         raise DataError(
             f"{type(model).__name__} does not say how its images are prepared (no {', '.join(missing)}): set its "
             "eval_transform, or the dataset's transform: a function from a PIL image to a tensor (C, H, W), as its "
             "library has for these weights"
         )
-    if told.channels not in (1, 3):
-        raise DataError(f"the model takes {told.channels} channels; an image has 1 or 3")
+    if preprocessing.channels not in (1, 3):
+        raise DataError(f"the model takes {preprocessing.channels} channels; an image has 1 or 3")
     from timm.data.transforms_factory import create_transform
 
     made = create_transform(
-        input_size=(told.channels, *told.size),
-        interpolation=told.interpolation,
-        mean=told.mean,
-        std=told.std,
-        crop_pct=told.crop_share,
-        crop_mode=told.crop_mode,
+        input_size=(preprocessing.channels, *preprocessing.size),
+        interpolation=preprocessing.interpolation,
+        mean=preprocessing.mean,
+        std=preprocessing.std,
+        crop_pct=preprocessing.crop_share,
+        crop_mode=preprocessing.crop_mode,
     )
-    return _Converted("L" if told.channels == 1 else "RGB", made)
+    return _Converted("L" if preprocessing.channels == 1 else "RGB", made)
 
 
 class Geometry(NamedTuple):
@@ -96,13 +104,13 @@ def geometry_of(model: nn.Module) -> Geometry:
         >>> geometry_of(timm.create_model("test_vit", img_size=32)).size
         (32, 32)
     """
-    told = ask(model).preprocessing(model)
-    if told.size is None:
+    preprocessing = ask(model).preprocessing(model)
+    if preprocessing.size is None:
         raise VitrimError(f"{type(model).__name__} does not say what size its images have")
-    mean, std = told.mean or IMAGENET_DEFAULT_MEAN, told.std or IMAGENET_DEFAULT_STD
-    if told.channels == 1:
+    mean, std = preprocessing.mean or IMAGENET_DEFAULT_MEAN, preprocessing.std or IMAGENET_DEFAULT_STD
+    if preprocessing.channels == 1:
         mean, std = (float(np.mean(mean)),), (float(np.mean(std)),)
-    return Geometry(told.size, mean, std)
+    return Geometry(preprocessing.size, mean, std)
 
 
 @dataclass(frozen=True)

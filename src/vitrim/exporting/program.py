@@ -66,22 +66,22 @@ class Program(nn.Module):
         return output
 
 
-def as_read(images: Tensor, told: Preprocessing) -> Tensor:
+def as_read(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     """Convert normalised images (B, C, H, W) to (B, H, W, C) uint8, the input of a program that normalises.
     `VitrimError` if mean or standard deviation are unknown.
     """
-    mean, std = normalisation(told)
+    mean, std = normalisation(preprocessing)
     return ((images * std + mean) * 255.0).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
 
-def normalisation(told: Preprocessing) -> tuple[Tensor, Tensor]:
+def normalisation(preprocessing: Preprocessing) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation, (1, C, 1, 1) each; raise `VitrimError` if they are unknown."""
-    if told.mean is None or told.std is None:
+    if preprocessing.mean is None or preprocessing.std is None:
         raise VitrimError(
             "the model does not say the mean and standard deviation of its images, which preprocessing in the graph "
             "needs: export without it"
         )
-    return torch.tensor(told.mean).view(1, -1, 1, 1), torch.tensor(told.std).view(1, -1, 1, 1)
+    return torch.tensor(preprocessing.mean).view(1, -1, 1, 1), torch.tensor(preprocessing.std).view(1, -1, 1, 1)
 
 
 def trace(module: Program, images: Tensor, dynamic: bool) -> ExportedProgram:

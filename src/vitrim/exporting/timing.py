@@ -44,11 +44,11 @@ def time_exported(
     """
     known = exported.metadata
     array = as_array(images)
-    told = ask(reduced).preprocessing(reduced) if known["input"]["dtype"] == "uint8" else None
+    preprocessing = ask(reduced).preprocessing(reduced) if known["input"]["dtype"] == "uint8" else None
     copies = {f"{EAGER} {kernel}": copy for kernel, copy in dense_copies(model).items()}
     runs: dict[str, Callable[[], object]] = {
-        **{name: partial(Program(copy, told).eval(), images) for name, copy in copies.items()},
-        "eager reduced": partial(Program(reduced, told).eval(), images),
+        **{name: partial(Program(copy, preprocessing).eval(), images) for name, copy in copies.items()},
+        "eager reduced": partial(Program(reduced, preprocessing).eval(), images),
         "exported dense": dense.on(array),
         "exported reduced": exported.on(array),
     }

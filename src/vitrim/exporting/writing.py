@@ -200,12 +200,12 @@ class _Subject:
     Attributes:
         model: dense or reduced.
         shape: channels, height and width of the images.
-        told: the model's preprocessing, at this size.
+        preprocessing: the model's preprocessing, at this size.
     """
 
     model: nn.Module
     shape: tuple[int, int, int]
-    told: Preprocessing
+    preprocessing: Preprocessing
     wanted: FileSpec
     kind: type[Format]
 
@@ -243,7 +243,7 @@ def _write(subject: _Subject, facts: dict[str, object], place: Path) -> Exported
     wanted, kind = subject.wanted, subject.kind
     weights = wanted.precision if wanted.precision in kind.casts else "fp32"
     cast = subject.model if weights == "fp32" else copy.deepcopy(subject.model).to(PRECISIONS[weights])
-    module = Program(cast, subject.told if wanted.preprocess else None).eval()
+    module = Program(cast, subject.preprocessing if wanted.preprocess else None).eval()
     dtype = "uint8" if wanted.preprocess else "float32"
     # two images: torch treats a batch of one as a constant
     example = torch.zeros(wanted.batch or 2, *subject.layout, dtype=getattr(torch, dtype))
@@ -462,7 +462,7 @@ def _of_dataset(
     count = min(max(check, wanted.batch or 1) + own, len(dataset))
     every: Tensor = next(iter(batches(dataset, count, limit=count)))[0]  # spread over the dataset
     if wanted.preprocess:
-        every = as_read(every, subject.told)
+        every = as_read(every, subject.preprocessing)
     parts = torch.arange(len(every)) * own // len(every)  # calibration images are spread evenly, too
     calibrating = torch.diff(parts, prepend=torch.tensor([-1])) > 0 if own else parts < 0
     return (every[~calibrating] if check else 0), every[calibrating]
@@ -522,12 +522,12 @@ def _describe(
     Where counts depend on the image, tokens and MACs are those of the images ``compared`` (``real`` or random), or of
     random ones: means and, of several, standard deviations.
     """
-    model, told, wanted = subject.model, subject.told, subject.wanted
+    model, preprocessing, wanted = subject.model, subject.preprocessing, subject.wanted
     images: Any = torch.zeros(1, *subject.shape)
     counted_on: dict[str, Any] = {}
     if _follows(model):
         images = _random(subject, wanted.batch or 1) if compared is None else compared[:CHECKED]
-        images = Program(model, told).normalised(images) if wanted.preprocess else images
+        images = Program(model, preprocessing).normalised(images) if wanted.preprocess else images
         what = "images" if real else "random images"
         counted_on = {"counted_on": f"{len(images)} {what}"}
     reduction = get_reduction(model)
@@ -540,8 +540,12 @@ def _describe(
     if tokens is not None and len(images) > 1:
         per_block = np.mean(tokens, axis=0).tolist()
         spread = {"gmacs_deviation": float(np.std(macs)) / GIGA, "counts_deviation": np.std(tokens, axis=0).tolist()}
-    fields = {field.name: getattr(told, field.name) for field in dataclasses.fields(told) if field.name != "transform"}
-    fields["resize"] = told.resize
+    fields = {
+        field.name: getattr(preprocessing, field.name)
+        for field in dataclasses.fields(preprocessing)
+        if field.name != "transform"
+    }
+    fields["resize"] = preprocessing.resize
     classes = wanted.classes
     if classes is None:
         classes = class_names(model, None if dataset is None else dataset.class_names)

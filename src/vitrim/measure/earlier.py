@@ -50,11 +50,11 @@ def earlier(**objects: Any) -> Callable[[Function], Function]:
         ...     source: str
         ...     limit: int | None = None
         >>> count = earlier(data=Images)(lambda data: data)
-        >>> with warnings.catch_warnings(record=True) as told:
+        >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always")
         ...     count("folder", limit=3)
         Images(source='folder', limit=3)
-        >>> print(told[0].message)
+        >>> print(caught[0].message)
         limit is a field now, and no keyword from the next release on: data=Images(..., limit=...)
     """
     kinds = {name: kind if isinstance(kind, tuple) else (kind,) for name, kind in objects.items()}

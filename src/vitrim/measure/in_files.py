@@ -76,14 +76,14 @@ class FileModel(nn.Module):
         sides = [int(side) for side in file.shape[1:]]
         channels, height, width = (sides[2], *sides[:2]) if self.as_bytes else sides
         known = file.metadata.get("preprocessing") or {}
-        told = {"mean": known.get("mean"), "std": known.get("std"), "interpolation": known.get("interpolation")}
-        missing = [name for name, value in told.items() if not value]
+        stated = {"mean": known.get("mean"), "std": known.get("std"), "interpolation": known.get("interpolation")}
+        missing = [name for name, value in stated.items() if not value]
         if missing:
             raise VitrimError(f"the metadata of {file.path} do not say how images are prepared (no {missing[0]})")
         self.img_size = (height, width)
         self.pretrained_cfg: dict[str, Any] = {
             "input_size": (channels, height, width),
-            **told,
+            **stated,
             "crop_pct": known.get("crop_share") or 1.0,
             "crop_mode": known.get("crop_mode") or "center",
             "label_names": file.metadata.get("classes"),
@@ -172,10 +172,10 @@ class OnFile(Contestant):
 def check_alike(model: nn.Module, files: Sequence[FileModel]) -> None:
     """Refuse ``files`` of another size or normalisation than ``model``."""
     for file in files:
-        told = ask(model).preprocessing(model)
+        preprocessing = ask(model).preprocessing(model)
         own: dict[str, Any] = {"size": file.img_size, **{name: file.pretrained_cfg[name] for name in ("mean", "std")}}
         for name, value in own.items():
-            other = getattr(told, name)
+            other = getattr(preprocessing, name)
             if other is not None and not np.allclose(other, value, atol=1e-6):
                 raise VitrimError(
                     f"{file.file.path} takes images with {name} {tuple(value)}, and this {type(model).__name__} with "

@@ -31,7 +31,7 @@ from vitrim.measure.prefill import Prefill, Prompt, as_measured
 from vitrim.measure.task_data import open_task
 from vitrim.plots.classifier import draw_show, prepared, rows_of
 from vitrim.plots.dense import check_drawable, draw_comparison, scene
-from vitrim.plots.handed import copies, draw_handed, handed_rows, preparing
+from vitrim.plots.image_tokens import copies, draw_image_tokens, image_token_rows, preparing
 from vitrim.plots.images import Pictured, from_source, given_images, pixels_of
 from vitrim.plots.style import FORMATS, encoded, save
 from vitrim.report import Report, Results, Table
@@ -141,7 +141,7 @@ def show(
     if isinstance(host, Prefill):
         if blocks is not None or class_names is not None:
             raise VitrimError("what a language model gets is drawn behind the tower: leave blocks and class names out")
-        return _handed(pictures, host, configs, given or from_source(data))
+        return _image_tokens(pictures, host, configs, given or from_source(data))
     if task_name(loaded.model) not in (None, EMBEDDING):
         return _dense(pictures, configs, data if source else None, blocks, class_names)
     return _classified(pictures, configs, given or from_source(data), blocks, class_names)
@@ -204,7 +204,7 @@ def _classified(
     return pictures.report(models[0].forward, [model.name for model in models])
 
 
-def _handed(pictures: _Pictures, host: Prefill, configs: Sequence[MethodConfig], images: Pictured) -> Shown:
+def _image_tokens(pictures: _Pictures, host: Prefill, configs: Sequence[MethodConfig], images: Pictured) -> Shown:
     """Draw the patches that a language model receives, one figure per image."""
     if host.select is not None:
         configs = configs or [parse_method("none")]
@@ -216,8 +216,8 @@ def _handed(pictures: _Pictures, host: Prefill, configs: Sequence[MethodConfig],
     make, pixels = preparing(host)
     for name, title, image in images.each(make, host.shape[1:]):
         with drawing(next(host.parameters()).device, pictures.seed):
-            drawn = handed_rows(host, models, image)
-        figure = draw_handed(pixels(image), drawn, title=title)
+            drawn = image_token_rows(host, models, image)
+        figure = draw_image_tokens(pixels(image), drawn, title=title)
         pictures.add(name, title, figure, {row.name: row.text for row in drawn})
     report = pictures.report(host, list(models), "Image tokens that the language model gets")
     if host.select is not None and host.select.needs().text:

@@ -85,7 +85,7 @@ def build_trainer(
         signs,
         start=checkpoint,
         test_data=test_data,
-        told=_about(resolved.recipe, recipe, data, train_data, eval_data),
+        notes=_about(resolved.recipe, recipe, data, train_data, eval_data),
     )
 
 

@@ -58,7 +58,7 @@ class Trainer:
         test_data: like ``eval_data``: scored once, after the last update; or None.
         start: file or folder of the model's weights. If it is the folder of a run whose method learned parameters, they
             are loaded into the recipe's method, which must be the same.
-        told: notes on the data, which come first.
+        notes: notes on the data, which come first.
 
     Attributes:
         notes: parts of the recipe that do not fit in the run, one line each.
@@ -80,7 +80,7 @@ class Trainer:
         *,
         start: Path | None = None,
         test_data: Data | None = None,
-        told: Sequence[str] = (),
+        notes: Sequence[str] = (),
     ) -> None:
         self.resolved, self.recipe, self.running = resolved, resolved.recipe, running
         self.accelerator, self.start = accelerator, start
@@ -105,7 +105,7 @@ class Trainer:
 
         set_transforms(self.task, geometry_of(model), recipe, train_data, eval_data, test_data)
         self.learner = Learner(recipe, model, self.task, accelerator, self.updates_per_unit, start)
-        self.notes = [*told, *beyond(recipe, self.updates)]
+        self.notes = [*notes, *beyond(recipe, self.updates)]
         for text in self.notes:
             self._say(f"note: {text}")
         self.begun, self.seconds_before = time.monotonic(), 0.0

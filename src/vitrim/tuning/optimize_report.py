@@ -101,7 +101,7 @@ def meaning(engine: Engine) -> list[str]:
         "ms: median of a batch; over PyTorch: speed-up over the model in PyTorch in fp32; over dense: over the dense "
         f"file on {engine}, where methods run; in brackets quartiles, where both were timed in one run",
         "loss: points and their standard error, or, where no image changed, what it is below (at 95 %), on the third "
-        "of the images under 'of'; the last row is the file that is handed over",
+        "of the images under 'of'; the last row is the chosen file",
     ]
 
 

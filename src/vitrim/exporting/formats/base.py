@@ -222,12 +222,12 @@ def unreported() -> Iterator[None]:
     nncf reads them on import, OpenVINO also when a conversion begins. A conversion sends some thirty messages, and
     OpenVINO forks this process for each (2026.4), which takes seconds.
     """
-    told = {"NNCF_CI": "1", "CI": "true"}
-    before = {name: os.environ[name] for name in told if name in os.environ}
-    os.environ.update(told)
+    variables = {"NNCF_CI": "1", "CI": "true"}
+    before = {name: os.environ[name] for name in variables if name in os.environ}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        for name in told:
+        for name in variables:
             os.environ.pop(name, None)
         os.environ.update(before)

@@ -247,8 +247,8 @@ def packed_prompts(given: Mapping[str, Any]) -> Tensor | None:
         tensor([[0, 0, 0, 1, 1]])
     """
     positions = given.get("position_ids")
-    told = given.get("attention_mask") is not None or cache_of(given) is not None
-    if told or not isinstance(positions, Tensor) or (positions.dim() == 3 and positions.shape[0] != 4):
+    positioned = given.get("attention_mask") is not None or cache_of(given) is not None
+    if positioned or not isinstance(positions, Tensor) or (positions.dim() == 3 and positions.shape[0] != 4):
         return None
     own = (positions[0] if positions.dim() == 3 else positions).expand(given["input_ids"].shape)
     return (own.diff(dim=1, prepend=own[:, :1] - 1) != 1).long().cumsum(dim=1)

@@ -95,7 +95,7 @@ def run_groups(
     finals: list[TokenState] = []
     entered: list[Entered] = []
     for group in groups:
-        with trace.handing_out(dense=dense):
+        with trace.returning(dense=dense):
             outputs.append(call(group))
         final = trace.call.final
         assert final is not None

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitrim.core.attention import Attention
 from vitrim.core.selection import Choice, Grid, Seen, Selector
-from vitrim.core.tokens import Handed, TokenState, decision_dtype
+from vitrim.core.tokens import ImagePlaces, TokenState, decision_dtype
 from vitrim.errors import VitrimError
 from vitrim.hosts.shared.compact import cells_of
 
@@ -92,20 +92,20 @@ def _means(values: Tensor, *, places: Tensor, valid: Tensor, counts: Tensor, pre
     return sums / counts.to(own.dtype).view(-1, *[1] * (own.dim() - 1))
 
 
-class Taken(NamedTuple):
+class ChosenTokens(NamedTuple):
     """The chosen tokens of one image.
 
     Attributes:
         features: (m, D).
         flags: (Q,) bool, which of the image's places in the prompt they take.
         rows: (m,) which of the candidate features had those places.
-        handed: which of these are the image's own tokens.
+        places: which of these are the image's own tokens.
     """
 
     features: Tensor
     flags: Tensor
     rows: Tensor
-    handed: Handed
+    places: ImagePlaces
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Candidates:
     grid: Grid | None = None
     more: Mapping[str, Any] | None = None
 
-    def chosen(self, choice: Choice) -> Taken:
+    def chosen(self, choice: Choice) -> ChosenTokens:
         """The features that stay. Those without a place get the first free ones, since only their number matters."""
         patches = self.features[self.front :]
         features = torch.cat([self.features[: self.front], choice.of(patches).to(patches.dtype)])
@@ -143,7 +143,7 @@ class Candidates:
         kept[own] = True
         if choice.merged is not None:
             merged[own[self.front :]] = choice.merged.to(merged.device)
-        return Taken(features, flags, rows, Handed(kept, merged, extra))
+        return ChosenTokens(features, flags, rows, ImagePlaces(kept, merged, extra))
 
 
 def choose(selector: Selector, images: Sequence[Candidates]) -> list[Choice]:

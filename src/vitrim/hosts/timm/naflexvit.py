@@ -76,7 +76,7 @@ class PaddedIntermediates(DenseCall):
             own = {"patches": group.take(patches), "patch_coord": group.take(coord)}
             return type(model).forward_intermediates(model, own, *args, **kwargs)
 
-        with self.trace.handing_out(dense=True):
+        with self.trace.returning(dense=True):
             found = run_groups(model, self.trace, split(coord, valid), patches.shape[1], run)
         return {**found, "patch_valid": valid} if isinstance(found, dict) else found
 

@@ -63,9 +63,9 @@ class ReducedLayer(NamedBlock):
         """The attention map (B, H, M, N) in the host's order of tokens."""
         return found
 
-    def map_from_host(self, handed: Tensor) -> Tensor:
+    def map_from_host(self, host_map: Tensor) -> Tensor:
         """Undo `map_for_host`."""
-        return handed
+        return host_map
 
     def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
         attention = self.projected(x, state, rows, *host_args)
@@ -75,9 +75,9 @@ class ReducedLayer(NamedBlock):
             getattr(type(self.reducer), name) is getattr(Reducer, name)
             for name in ("prepare", "attend", "query", "attend_reduced")
         ):  # the method leaves attention as it is: compute the output from the map
-            handed = self.map_for_host(attention.probabilities().to(attention.q.dtype))
-            self.trace.call.map = handed  # the output is computed from it, so gradients reach it
-            return KnownMap(**attention.parts(), known=self.map_from_host(handed))
+            host_map = self.map_for_host(attention.probabilities().to(attention.q.dtype))
+            self.trace.call.map = host_map  # the output is computed from it, so gradients reach it
+            return KnownMap(**attention.parts(), known=self.map_from_host(host_map))
         # attention over identity values gives the map, however a method changes attention; a block that projects
         # again attends with its last projection
         n = attention.k.shape[2]

@@ -209,11 +209,11 @@ def resizing(processor: Any) -> dict[str, Any]:
     if resample is None or not getattr(processor, "do_resize", True):
         return {}
     crop = processor.crop_size["height"] if getattr(processor, "do_center_crop", None) else None
-    told = {"interpolation": Image.Resampling(int(resample)).name.lower()}
+    resize = {"interpolation": Image.Resampling(int(resample)).name.lower()}
     if size.get("shortest_edge") and crop is not None:
-        return {**told, "crop_share": crop / size["shortest_edge"], "crop_mode": "center"}
+        return {**resize, "crop_share": crop / size["shortest_edge"], "crop_mode": "center"}
     if size.get("height") and size.get("width") and crop is None:
-        return {**told, "crop_share": 1.0, "crop_mode": "squash"}
+        return {**resize, "crop_share": 1.0, "crop_mode": "squash"}
     return {}
 
 

@@ -203,7 +203,7 @@ class QwenForward(PackedForward):
             cut = hidden_states if len(images) == len(grids) else torch.cat([single[image] for image in images])
             return forward(self.tower, cut, grid_thw=grid_thw.new_tensor([(1, *grid)] * len(images)), **kwargs)
 
-        with self.trace.handing_out(dense=self.every_block):
+        with self.trace.returning(dense=self.every_block):
             return self.by_size(grids, run)
 
 

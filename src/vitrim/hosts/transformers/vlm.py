@@ -91,8 +91,8 @@ class OnePromptARow(ThreadHooks):
         return [(partial(self.model.register_forward_pre_hook, with_kwargs=True), self.mask)]
 
     def mask(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        told = kwargs.get("attention_mask") is not None or cache_of(kwargs) is not None
-        if told or kwargs.get("input_ids") is None:
+        positioned = kwargs.get("attention_mask") is not None or cache_of(kwargs) is not None
+        if positioned or kwargs.get("input_ids") is None:
             return None
         return args, {**kwargs, "attention_mask": torch.ones_like(kwargs["input_ids"])}
 
@@ -197,13 +197,13 @@ class HuggingFaceVLM(PromptFamily):
     def held(cls, model: nn.Module) -> list[Tensor]:
         whole = selects_behind(model)
         reduction = handle_of(model if whole else cls.tower(model))
-        handed = reduction.image_places
-        every = [torch.arange(len(image.kept)) for image in handed]
+        places = reduction.image_places
+        every = [torch.arange(len(image.kept)) for image in places]
         if not whole:
             last, cell, raster = ImagePrompt(cls, model, {}, reduction._trace), cls.cell(model), not cls.cell_by_cell
             state, left = last.read_state(), last.survivors()
             every = [
                 holders(state, number, own, cell, raster, len(image.kept))
-                for number, (own, image) in enumerate(zip(left, handed, strict=True))
+                for number, (own, image) in enumerate(zip(left, places, strict=True))
             ]
-        return [torch.where((own >= 0) & image.kept[own], own, -1) for own, image in zip(every, handed, strict=True)]
+        return [torch.where((own >= 0) & image.kept[own], own, -1) for own, image in zip(every, places, strict=True)]

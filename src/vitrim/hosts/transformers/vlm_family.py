@@ -14,7 +14,7 @@ from vitrim.core.plan import HostFacts
 from vitrim.core.selection import Selector
 from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.hosts.shared.compact import Survivors, prompt_rows
-from vitrim.hosts.shared.selecting import Taken
+from vitrim.hosts.shared.selecting import ChosenTokens
 
 
 class PromptFamily(VisionLanguage):
@@ -82,7 +82,7 @@ class PromptFamily(VisionLanguage):
         return None
 
     @classmethod
-    def narrowed(cls, output: Any, chosen: Sequence[Taken]) -> None:
+    def narrowed(cls, output: Any, chosen: Sequence[ChosenTokens]) -> None:
         """Put the ``chosen`` features into the encoder's ``output``, and those of the same places for other layers."""
         cls.put(output, [image.features for image in chosen])
         if getattr(output, "deepstack_features", None) is not None:

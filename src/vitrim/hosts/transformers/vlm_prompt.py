@@ -17,12 +17,21 @@ from torch import Tensor, nn
 from vitrim.core.reduce import HANDLE, Selection, handle_of, reduced_parts
 from vitrim.core.registry import host_of
 from vitrim.core.selection import Choosing, Grid, Selector
-from vitrim.core.tokens import Handed, TokenState, Trace
+from vitrim.core.tokens import ImagePlaces, TokenState, Trace
 from vitrim.core.versions import require
 from vitrim.errors import VitrimError
 from vitrim.hosts.shared.compact import Survivors, cache_of, check_prompt, kept_in_prompt, survivors, trimmed
 from vitrim.hosts.shared.hooks import Hook, ThreadHooks
-from vitrim.hosts.shared.selecting import Candidates, Taken, attended, by_image, choose, rows_of_images, runs, texts
+from vitrim.hosts.shared.selecting import (
+    Candidates,
+    ChosenTokens,
+    attended,
+    by_image,
+    choose,
+    rows_of_images,
+    runs,
+    texts,
+)
 from vitrim.hosts.transformers.vlm_family import PromptFamily
 
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
@@ -52,10 +61,10 @@ class Early(ThreadHooks):
     """
 
     def __init__(
-        self, tower: nn.Module, connector: nn.Module, among: Callable[[Sequence[Tensor], Any], list[Taken]]
+        self, tower: nn.Module, connector: nn.Module, among: Callable[[Sequence[Tensor], Any], list[ChosenTokens]]
     ) -> None:
         self.tower, self.connector, self.among = tower, connector, among
-        self.chosen: list[Taken]
+        self.chosen: list[ChosenTokens]
         self.output: Any = None
 
     def hooks(self) -> list[Hook]:
@@ -83,7 +92,7 @@ class Encoded:
 
     read: set[str]
     output: Any
-    taken: Sequence[Taken]
+    taken: Sequence[ChosenTokens]
     kept: Tensor
 
     @property
@@ -167,7 +176,7 @@ class ImagePrompt:
         self.check_continued()
         encoded = {kind: self.encoded(kind) for kind, name in PIXELS.items() if self.given.get(name) is not None}
         parts = encoded.values()
-        self.trace.call.handed = [image.handed for part in parts for image in part.taken]
+        self.trace.call.image_places = [image.places for part in parts for image in part.taken]
         out = self.shortened(
             kept=torch.stack([part.kept for part in parts]).all(dim=0),
             read={name for part in parts for name in part.read},
@@ -212,7 +221,7 @@ class ImagePrompt:
         needed = {name for name in read & arguments.keys() if arguments[name].default is Parameter.empty}
         return trimmed(left, PER_TOKEN, kept, filler, close=not self.keeps_positions) | dict.fromkeys(needed)
 
-    def of_whole(self, own: Mapping[str, Any], kind: str) -> tuple[Any, list[Taken]]:
+    def of_whole(self, own: Mapping[str, Any], kind: str) -> tuple[Any, list[ChosenTokens]]:
         """Select among all tokens of the connector's output behind an unreduced tower, and keep only those in it.
 
         ``own`` are the encoder's inputs.
@@ -229,7 +238,7 @@ class ImagePrompt:
         )
         grids = self.grids(kind, images)
 
-        def look() -> list[Taken]:
+        def look() -> list[ChosenTokens]:
             more = [None] * len(images) if watch is None else watch.seen()
             candidates = [
                 Candidates(image, torch.ones(len(image), dtype=torch.bool), grid=grid, more=own)
@@ -241,7 +250,7 @@ class ImagePrompt:
         family.narrowed(output, chosen)
         return output, chosen
 
-    def of_reduced(self, own: Mapping[str, Any]) -> tuple[Any, list[Taken]]:
+    def of_reduced(self, own: Mapping[str, Any]) -> tuple[Any, list[ChosenTokens]]:
         """Keep the tokens that a reduced tower returns, or a selector's choice among them, in the output.
 
         A selector acts before the connector if it is made for that and the connector reads tokens one by one. ``own``
@@ -252,7 +261,7 @@ class ImagePrompt:
         full = in_cells or family.reads_all(model, given)
         watched = [] if choosing is None else self.watched()
         one_by_one = not in_cells and given.get("image_sizes") is None
-        with self.trace.handing_out(dense=full, fewer=True), self.trace.watching(watched) as notes:
+        with self.trace.returning(dense=full, fewer=True), self.trace.watching(watched) as notes:
             if choosing is not None and self.selector.place == "before" and one_by_one:
                 return self.before_connector(own, full, notes)
             output = model.base_model.get_image_features(**own, return_dict=True)
@@ -260,19 +269,22 @@ class ImagePrompt:
         pairs = family.taken(output, left, full)
         if choosing is None:
             return output, [
-                Taken(own, kept, torch.arange(len(own)), Handed(kept, torch.zeros_like(kept))) for own, kept in pairs
+                ChosenTokens(own, kept, torch.arange(len(own)), ImagePlaces(kept, torch.zeros_like(kept)))
+                for own, kept in pairs
             ]
         chosen = choosing(partial(self.chosen_of_left, left, pairs, notes))
         family.narrowed(output, chosen)
         return output, chosen
 
-    def before_connector(self, own: Mapping[str, Any], full: bool, notes: Sequence[Any]) -> tuple[Any, list[Taken]]:
+    def before_connector(
+        self, own: Mapping[str, Any], full: bool, notes: Sequence[Any]
+    ) -> tuple[Any, list[ChosenTokens]]:
         """As `of_reduced`, where a selector acts before the connector, which gets only the chosen tokens.
 
         For ``full`` and ``notes``, see `Survivors.take` and `chosen_of_left`.
         """
 
-        def among(images: Sequence[Tensor], tower: Any) -> list[Taken]:
+        def among(images: Sequence[Tensor], tower: Any) -> list[ChosenTokens]:
             assert self.choosing is not None
             left = self.survivors()
             pairs = [own.take(image, full) for own, image in zip(left, images, strict=True)]
@@ -305,7 +317,7 @@ class ImagePrompt:
 
     def chosen_of_left(
         self, left: Sequence[Survivors], pairs: Sequence[tuple[Tensor, Tensor]], notes: Sequence[Any], tower: Any = None
-    ) -> list[Taken]:
+    ) -> list[ChosenTokens]:
         """Choose among the tokens that a reduced tower returns: ``pairs`` are their features and flags.
 
         ``notes`` are the attention of the watched block, ``tower`` the tower's output if the connector has not read it.
@@ -326,7 +338,7 @@ class ImagePrompt:
             candidates.append(Candidates(features, flags, front, (1, 1, len(survivor.places)), more))
         return self.chosen("image", candidates)
 
-    def chosen(self, kind: str, images: Sequence[Candidates]) -> list[Taken]:
+    def chosen(self, kind: str, images: Sequence[Candidates]) -> list[ChosenTokens]:
         """Choose among the tokens of all images, or videos, of a prompt."""
         if self.selector.needs().text:
             ids, embed = self.given["input_ids"], self.model.get_input_embeddings()

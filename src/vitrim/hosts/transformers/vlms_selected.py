@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitrim.core.plan import HostFacts
 from vitrim.core.selection import Selector
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.selecting import Taken
+from vitrim.hosts.shared.selecting import ChosenTokens
 from vitrim.hosts.transformers.vlm import HuggingFaceVLM
 
 FOUR_ROWS = frozenset({
@@ -137,7 +137,7 @@ class Llama4(AnyVLM):
         return model.multi_modal_projector(output.last_hidden_state)
 
     @classmethod
-    def narrowed(cls, output: Any, chosen: Sequence[Taken]) -> None:
+    def narrowed(cls, output: Any, chosen: Sequence[ChosenTokens]) -> None:
         images = zip(output.last_hidden_state, chosen, strict=True)
         output.last_hidden_state = torch.cat([image.index_select(0, own.rows) for image, own in images]).unsqueeze(0)
 

@@ -91,8 +91,8 @@ class ReducedYolosLayer(ReducedOlderLayer, yolos.YolosLayer):
         columns_moved = prefix_behind(found.transpose(-2, -1), self.num_prefix - 1).transpose(-2, -1)
         return prefix_behind(columns_moved, self.num_prefix - 1)
 
-    def map_from_host(self, handed: Tensor) -> Tensor:
-        columns_moved = prefix_in_front(handed.transpose(-2, -1), self.num_prefix - 1).transpose(-2, -1)
+    def map_from_host(self, host_map: Tensor) -> Tensor:
+        columns_moved = prefix_in_front(host_map.transpose(-2, -1), self.num_prefix - 1).transpose(-2, -1)
         return prefix_in_front(columns_moved, self.num_prefix - 1)
 
 

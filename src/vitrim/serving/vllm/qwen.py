@@ -46,7 +46,7 @@ class Axes(Selecting):
     """A family with positions of three axes."""
 
     supports_multimodal_pruning: ClassVar[bool] = True
-    told = ("image_grid_thw",)
+    grid_fields = ("image_grid_thw",)
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
@@ -73,7 +73,7 @@ class Axes(Selecting):
         parts, done, position = [], 0, 0
         for feature in sorted(mm_features, key=lambda feature: feature.mm_position.offset):
             start, length = feature.mm_position.offset, feature.mm_position.length
-            _, rows, columns = self.grid(self.config, {name: feature.data[name].data for name in self.told})
+            _, rows, columns = self.grid(self.config, {name: feature.data[name].data for name in self.grid_fields})
             parts.append(torch.arange(position, position + start - done))
             position += start - done
             parts.append(torch.full((length,), position))

@@ -28,7 +28,7 @@ class Selecting:
     """Recorded graphs would bypass `embed_multimodal`."""
     supports_tower_connector_lora: ClassVar[bool] = False
     """vLLM counts the tower's tokens by the placeholders."""
-    told: ClassVar[tuple[str, ...]] = ()
+    grid_fields: ClassVar[tuple[str, ...]] = ()
     """Fields of the processor that `grid` needs."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
@@ -59,7 +59,7 @@ class Selecting:
             return found
         pieces: list[tuple[int, Tensor, Grid]] = []
         for place, image in enumerate(found):
-            item = {name: kwargs[name][place] for name in self.told}
+            item = {name: kwargs[name][place] for name in self.grid_fields}
             grids = self.units(self.config, item, len(image))
             parts = image.split([prod(grid) for grid in grids])
             pieces += [(place, part, grid) for part, grid in zip(parts, grids, strict=True)]
@@ -99,13 +99,13 @@ class Cutting:
 
     def _cut(self: Any, update: Any, fields: Any) -> Any:
         config, tokens = self.info.ctx.model_config.hf_config, torch.tensor(update.content.full)
-        told = update.content.is_embed
-        embed = torch.ones_like(tokens, dtype=torch.bool) if told is None else told(update.content.full)
-        item = {name: fields[name].data for name in self.kind.told}
+        marked = update.content.is_embed
+        embed = torch.ones_like(tokens, dtype=torch.bool) if marked is None else marked(update.content.full)
+        item = {name: fields[name].data for name in self.kind.grid_fields}
         grids = self.kind.units(config, item, int(embed.sum()))
         selector = parse_selector(config.vitrim_select)
         keep = stay(embed, [prod(grid) for grid in grids], [selector.count(grid) for grid in grids])
-        details = PromptUpdateDetails(full=tokens[keep].tolist(), is_embed=told and partial(_same, embed[keep]))
+        details = PromptUpdateDetails(full=tokens[keep].tolist(), is_embed=marked and partial(_same, embed[keep]))
         return update.with_content(details)
 
     def _get_mm_hashes(self: Any, inputs: Any) -> Any:

@@ -32,7 +32,7 @@ LARGE = 336
 """Narrower images are enlarged, so that outlines are thin."""
 
 
-class HandedRow(NamedTuple):
+class ImageTokensRow(NamedTuple):
     """One method and one image.
 
     Attributes:
@@ -53,7 +53,7 @@ def copies(prefill: Prefill, configs: Sequence[MethodConfig]) -> dict[str, nn.Mo
 
 
 @torch.no_grad()
-def handed_rows(prefill: Prefill, models: Mapping[str, nn.Module], image: Tensor) -> list[HandedRow]:
+def image_token_rows(prefill: Prefill, models: Mapping[str, nn.Module], image: Tensor) -> list[ImageTokensRow]:
     """The tokens of one image that every model passes to its language model.
 
     Args:
@@ -71,20 +71,20 @@ def handed_rows(prefill: Prefill, models: Mapping[str, nn.Module], image: Tensor
         front = len(held) - isqrt(len(held)) ** 2  # class tokens that are passed on precede the square grid
         sources = torch.where(held >= 0, held - front, -1)[front:].numpy()
         text = f"{own.number} of {len(held)} image tokens"
-        rows.append(HandedRow(name, text, sources, own.merged[front:].numpy()))
+        rows.append(ImageTokensRow(name, text, sources, own.merged[front:].numpy()))
     return rows
 
 
-def draw_handed(image: NDArray[Any], rows: Sequence[HandedRow], *, title: str = "") -> Any:
+def draw_image_tokens(image: NDArray[Any], rows: Sequence[ImageTokensRow], *, title: str = "") -> Any:
     """A figure of the image and, for every method, the tokens that the language model receives.
 
     Args:
         image: (H, W, 3) or (H, W), values in [0, 1].
-        rows: from `handed_rows`.
+        rows: from `image_token_rows`.
 
     Example:
-        >>> row = HandedRow("divprune", "1 of 4 image tokens", np.array([0, -1, -1, -1]), np.zeros(4, bool))
-        >>> [axis.get_title() for axis in draw_handed(np.zeros((8, 8)), [row]).axes]
+        >>> row = ImageTokensRow("divprune", "1 of 4 image tokens", np.array([0, -1, -1, -1]), np.zeros(4, bool))
+        >>> [axis.get_title() for axis in draw_image_tokens(np.zeros((8, 8)), [row]).axes]
         ['image', 'divprune\\n1 of 4 image tokens']
     """
     from matplotlib.patches import Patch
@@ -101,7 +101,7 @@ def draw_handed(image: NDArray[Any], rows: Sequence[HandedRow], *, title: str = 
         axis.imshow(picture, interpolation="antialiased", vmin=0, vmax=1)
         axis.set_title(name, fontsize=TEXT)
         axis.set_axis_off()
-    gone = Patch(facecolor=HATCH_GROUND, edgecolor=HATCH_LINE, hatch="////", label="not handed on")
+    gone = Patch(facecolor=HATCH_GROUND, edgecolor=HATCH_LINE, hatch="////", label="left out")
     merged = Patch(facecolor="white", edgecolor=OUTLINE_COLOUR, label="made of several")
     below(figure, [gone, merged])
     if title:
@@ -111,8 +111,8 @@ def draw_handed(image: NDArray[Any], rows: Sequence[HandedRow], *, title: str = 
 
 def preparing(prefill: Prefill) -> tuple[Callable[[], Transform], Callable[[Tensor], NDArray[Any]]]:
     """Factory of the transform from Pillow images to the model's input, if it is known, and its inverse."""
-    told = ask(prefill.model).preprocessing(prefill.model)
-    mean, std = told.mean or IMAGENET_DEFAULT_MEAN, told.std or IMAGENET_DEFAULT_STD
+    preprocessing = ask(prefill.model).preprocessing(prefill.model)
+    mean, std = preprocessing.mean or IMAGENET_DEFAULT_MEAN, preprocessing.std or IMAGENET_DEFAULT_STD
 
     def made() -> Transform:
         from timm.data.transforms_factory import create_transform

@@ -19,7 +19,7 @@ from vitrim.cli import app
 from vitrim.core.registry import parse_method
 from vitrim.loading import create_model
 from vitrim.measure.prefill import Prefill
-from vitrim.plots.handed import copies, handed_rows
+from vitrim.plots.image_tokens import copies, image_token_rows
 from vitrim.plots.patches import HATCH_GROUND, HATCH_LINE, OUTLINE_COLOUR, draw_kept
 
 IMAGE = torch.rand(3, 24, 24, generator=torch.Generator().manual_seed(0))
@@ -33,7 +33,7 @@ def llava() -> Any:
 def rows(model: Any, method: str, select: str | None) -> Any:
     prefill = Prefill(model, text=4, select=select)
     image = torch.rand(prefill.shape[1:], generator=torch.Generator().manual_seed(0))
-    (row,) = handed_rows(prefill, copies(prefill, [parse_method(method)]), image)
+    (row,) = image_token_rows(prefill, copies(prefill, [parse_method(method)]), image)
     return row, prefill, image
 
 
