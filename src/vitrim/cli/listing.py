@@ -72,8 +72,8 @@ def list_(
     if not rows and not refused:
         near = nearest(text or "", [row["name"] for row in (*known, *of_timm)])
         hint = "" if near is None else f" did you mean '{near}'?"
-        every = f"`vitrim list {kind}` prints all {len(known)}"
-        raise VitrimError(f"no name in the list of {kind} contains '{text or ''}';{hint} {every}")
+        see = f"`vitrim list {kind}` prints all {len(known)}"
+        raise VitrimError(f"no name in the list of {kind} contains '{text or ''}';{hint} {see}")
     out = output.console()
     for group, each in groupby(rows, key=lambda row: row.get("purpose", "")):
         members = list(each)
