@@ -189,7 +189,7 @@ def test_processes_put_their_images_together(records: dict[str, Record]) -> None
         measurement = Measurement(contestants(classifier(), [method], task), [probe], task, processes=processes)
         for batch in read(dataset(), 3, processes=processes):
             measurement.update(batch)
-        seen.append((measurement.images, [[gauge.state() for gauge in row] for row in measurement.gauges]))
+        seen.append((measurement.images, measurement.state()))
     measurement.processes = type("Together", (Processes,), {"gather": lambda self, value: seen})(1, 2)
     found = records_of(measurement.findings(), {"model": "made"})[method]
     assert found.header == records[method].header

@@ -15,7 +15,7 @@ from transformers import AutoImageProcessor, EomtImageProcessor, YolosImageProce
 
 import tiny
 from cli_runs import exit_code
-from vitrim.core.registry import ask
+from vitrim.core.registry import ask, parse_method
 from vitrim.errors import VitrimError
 from vitrim.measure.inputs import task_name
 from vitrim.tasks import make_task
@@ -250,4 +250,4 @@ def test_a_task_that_the_model_is_not_for(host: str, wanted: str, message: str) 
 @pytest.mark.parametrize(("host", "task"), [("hf_yolos", "detection"), ("hf_eomt", "segmentation")])
 def test_training_is_the_library_s(host: str, task: str) -> None:
     with pytest.raises(VitrimError, match="is trained by its own library"):
-        check_model(make_task(task, 5), tiny.HOSTS[host]())
+        check_model(make_task(task, 5), tiny.HOSTS[host](), parse_method("none"))
