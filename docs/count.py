@@ -23,6 +23,8 @@ ROOMS = ("core", "cli", "tuning", "analysis")
 OLD_NAMES = {"tuning": "tune"}
 MANY = 10
 """Parameters that a function may have."""
+LONG = 40
+"""Lines of code in a body, above which a function should be several."""
 CONTRACTS = (("Host", ("core/host.py", "core/answers.py")), ("MethodConfig", ("core/method.py", "core/config.py")))
 """Classes that others subclass, and where they are or were."""
 
@@ -102,15 +104,20 @@ parsed = cache(ast.parse)
 
 def lines_of_code(text: str) -> int:
     """Lines that are neither blank nor comment nor docstring."""
-    tree = parsed(text)
+    return len(code_of(text))
+
+
+@cache
+def code_of(text: str) -> frozenset[int]:
+    """The numbers of these lines, from 1."""
     strings = {
         line
-        for node in ast.walk(tree)
+        for node in ast.walk(parsed(text))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
-    return sum(
-        1
+    return frozenset(
+        number
         for number, line in enumerate(text.split("\n"), 1)
         if line.strip() and not line.lstrip().startswith("#") and number not in strings
     )
@@ -142,6 +149,16 @@ def parameters(text: str) -> dict[str, int]:
 
     visit(parsed(text), "")
     return found
+
+
+def long_functions(text: str) -> int:
+    """Functions whose body has more than `LONG` lines of code."""
+    bodies = (
+        range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1)
+        for node in ast.walk(parsed(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    return sum(len(code_of(text).intersection(body)) > LONG for body in bodies)
 
 
 def functions(text: str) -> int:
@@ -244,6 +261,7 @@ def rows(package: Path, *, walks: bool = True, show: bool = False) -> Iterator[t
     yield f"functions with more than {MANY} parameters; most", f"{len(wide) - len(made)}; {most}"
     yield f"constructors with more than {MANY}", str(len(made))
     yield "functions per 1,000 lines of code", f"{1000 * sum(map(functions, texts.values())) / code:.0f}"
+    yield f"functions with more than {LONG} lines in their body", str(sum(map(long_functions, texts.values())))
     for room in ROOMS:
         folder = next(package / name for name in (room, OLD_NAMES.get(room, room)) if (package / name).is_dir())
         count = sum(1 for path in folder.rglob("*.py") if path.name != "__init__.py" or path.parent == folder)

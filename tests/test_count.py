@@ -60,6 +60,9 @@ def test_lines_functions_and_members_are_counted(tmp_path: Path) -> None:
     assert count.lines_of_code(SOURCE) == 12
     assert count.functions(SOURCE) == 4
     assert count.docstrings('def f():\n    """One.\n\n    Two.\n    """\n\nA = 1\n"""Of A."""\n') == 5
+    body = ["", "    # a comment", *(f"    a = {number}" for number in range(40))]
+    long = "\n".join(["def f():", '    """Of', '    two lines."""', *body])
+    assert (count.long_functions(long), count.long_functions(long + "\n    return a")) == (0, 1)
     wide = "class A:\n    def __init__(self, a, *, b): ...\n    def f(self, a, /, b, *c, d=1): ..."
     wide += "\ndef _g(a): ...\ndef f(): ..."
     assert count.parameters(wide) == {"A": 2, "f": 3}
