@@ -19,7 +19,7 @@ from transformers import CLIPConfig, CLIPModel
 
 import vitrim
 from cli_runs import Run, runner
-from vitrim.data import load_images
+from vitrim.data import ImageDataset, load_images
 from vitrim.errors import VitrimError
 from vitrim.measure import profile
 
@@ -169,6 +169,12 @@ def test_images_of_a_folder(run: Run, record: Callable[..., dict[str, Any]], fol
 def test_images_that_nothing_needs_are_named_as_such(run: Run, folder: Path) -> None:
     _, out, _ = run("test_vit", "-m", "tome:r=5", "--images", str(folder))
     assert "was not read: no method here adapts" in out
+
+
+def test_a_dataset_that_nothing_needs_is_not_read() -> None:
+    data = ImageDataset([b"no image"], [0], source="mine")
+    report = vitrim.profile(timm.create_model("test_vit", num_classes=3), "tome:r=5", images=data)
+    assert any(note.startswith("mine was not read") for note in report.notes)
 
 
 def test_checkpoint_is_named_and_checked(run: Run, tmp_path: Path) -> None:

@@ -161,14 +161,14 @@ class _Content:
 
 
 def _content(spec: DataSpec, adaptive: Sequence[str], batch_size: int, seed: int) -> _Content:
-    """Open the images; a source only if a method is ``adaptive``."""
+    """The images, which are read only if a method is ``adaptive``."""
     images, count = spec.source, spec.limit or IMAGES
     if spec.limit is not None and not adaptive:
         raise VitrimError("limit says how many images to run, and none are: no method here adapts to its images")
     if not spec.by_name and any(value is not None for value in spec.columns.values()):
         raise VitrimError("split, image_column and label_column say how to read a source of images, and none is given")
     if isinstance(images, ImageDataset):
-        return _Content(images, images.source, min(count, len(images)), batch_size, seed)
+        return _Content(images if adaptive else None, images.source, min(count, len(images)), batch_size, seed)
     if images is None or not adaptive:
         return _Content(None, None if images is None else str(images), count, batch_size, seed)
     dataset = load_images(images, **spec.columns)
