@@ -171,6 +171,7 @@ WRONG: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (("bench", "compare", "tune"), {"methods": []}, "name at least one method"),
     (("bench", "compare"), {"device": "nonsense"}, "unknown device 'nonsense'"),
     (("bench", "compare"), {"repeats": 0}, "min_rounds must be at least 1, got 0"),
+    (("bench", "compare"), {"repeats": "a"}, "min_rounds is a number, not 'a'"),
     (("evaluate", "compare", "analyze"), {"limit": -1}, "limit is a whole number of at least 1, not -1"),
     (("evaluate", "compare", "analyze"), {"batch_size": 0}, "batch_size is a whole number of at least 1, not 0"),
     (("evaluate", "compare", "analyze"), {"workers": -1}, "workers is a whole number of at least 0, not -1"),

@@ -94,10 +94,11 @@ def check_whole(**given: tuple[object, int]) -> None:
 TEXT, PATH = (str, "a text"), (str | Path, "a path")
 OPTIONS = (Mapping, "a dict of options by name")
 KINDS: dict[str, tuple[Any, str]] = {
-    **dict.fromkeys(("split", "image_column", "label_column", "dtype"), TEXT),
+    **dict.fromkeys(("split", "image_column", "label_column", "dtype", "to", "precision", "name"), TEXT),
     **dict.fromkeys(("checkpoint", "learned", "out", "decisions", "predictions", "figure"), PATH),
     **dict.fromkeys(("data_options", "model_options", "protocol"), OPTIONS),
     **dict.fromkeys(("on_progress", "on_report"), (Callable, "a function")),
+    **dict.fromkeys(("minutes", "min_rounds", "min_seconds", "max_rounds", "warmup_rounds"), (int | float, "a number")),
     **dict.fromkeys(("blocks", "class_names"), (list | tuple | range, "a list")),
 }
 """Types of common arguments, and their names in messages."""

@@ -51,7 +51,7 @@ class Results:
     def __post_init__(self) -> None:
         check_kinds(out=self.folder, decisions=self.decisions, predictions=self.predictions)
         if self.resume and self.folder is None:
-            raise VitrimError("resume goes on from what a folder holds, and none is given: give out too")
+            raise VitrimError("resume goes on from what a folder holds, and none is given: give out (--out) too")
 
     @classmethod
     def of(cls, out: str | Path | Results | None) -> Results:

@@ -402,7 +402,7 @@ def test_an_evaluation_goes_on_where_it_was_stopped(folder, tmp_path, monkeypatc
     assert run(monkeypatch, *keep) == 2
     assert the_error(capsys).endswith("holds an evaluation: resume it, or name another folder")
     assert run(monkeypatch, *arguments, "--resume") == 2
-    assert the_error(capsys) == "resume goes on from what a folder holds, and none is given: give out too"
+    assert the_error(capsys) == "resume goes on from what a folder holds, and none is given: give out (--out) too"
     assert run(monkeypatch, *resume, "--limit", 6) == 2
     assert "holds an evaluation with data.images=12, this one has 6: resume with the same" in the_error(capsys)
     picture(99).save(folder / "ant" / "0.png")

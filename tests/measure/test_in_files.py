@@ -211,3 +211,10 @@ def test_the_file_of_a_tower_gives_its_embedding_and_scores_alike(data: ImageDat
 def test_logits_are_no_embedding(file: vitrim.Exported, data: ImageDataset) -> None:
     with pytest.raises(VitrimError, match="gives logits, and no embedding: export the model without its head"):
         vitrim.evaluate(file, None, vitrim.DataSpec(data, task="embedding"))
+
+
+def test_what_a_file_cannot_be_asked_for(file: vitrim.Exported, data: ImageDataset) -> None:
+    with pytest.raises(vitrim.VitrimError, match=r"m.onnx is an exported file, and runs .*: leave tome:r=2 out$"):
+        vitrim.evaluate(file, ["none", "tome:r=2"], data)
+    with pytest.raises(vitrim.VitrimError, match=r"m.onnx is an exported file, in a precision of its own"):
+        vitrim.evaluate(vitrim.ModelSpec(file, dtype="bf16"), None, data)

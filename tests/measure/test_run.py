@@ -29,7 +29,7 @@ from vitrim.measure.evaluation import evaluate, standard_probes
 from vitrim.measure.machine import drawing
 from vitrim.measure.probes import Gauge, joined
 from vitrim.measure.records import Batch, Processes, Row, as_batches, read
-from vitrim.measure.run import Measurement, Partial, run
+from vitrim.measure.run import Measurement, Partial, digest_of, run
 from vitrim.tasks import Task, make_task
 
 METHODS = ["tome:r=4", "random:keep_rate=0.5", ATM]
@@ -332,7 +332,7 @@ def test_a_damaged_partial_measurement_is_one_line(kept: Path):
         Partial(kept, SETTINGS, Processes(), resume=True)
 
 
-@pytest.mark.parametrize("damage", ["missing", "shape", "list", "images", "turns", "deep"])
+@pytest.mark.parametrize("damage", ["changed", "missing", "shape", "list", "images", "turns", "deep"])
 def test_a_partial_measurement_whose_contents_are_damaged_is_one_line(kept: Path, damage: str):
     """A whole file of safetensors, but not what a measurement has written."""
     file = kept / "part-0.safetensors"
@@ -340,7 +340,9 @@ def test_a_partial_measurement_whose_contents_are_damaged_is_one_line(kept: Path
         header = json.loads(parts.metadata()["vitrim"])
         tensors = {name: parts.get_tensor(name) for name in parts.keys()}  # noqa: SIM118 -- it is no dict
     name = next(name for name in sorted(tensors) if name.endswith("tp"))
-    if damage == "missing":
+    if damage == "changed":
+        tensors[name] += 1
+    elif damage == "missing":
         del tensors[name]
     elif damage == "shape":
         tensors[name] = torch.zeros(3, dtype=tensors[name].dtype)
@@ -348,6 +350,8 @@ def test_a_partial_measurement_whose_contents_are_damaged_is_one_line(kept: Path
         tensors[f"{name}/00000000"] = tensors.pop(name)
     else:
         header |= {damage: "3"} if damage == "images" else {damage: -1}
+    if damage != "changed":
+        header["digest"] = digest_of(dict(sorted(tensors.items())))
     text = "[" * 100_000 if damage == "deep" else json.dumps(header)
     save_file(tensors, file, {"vitrim": text})
     measurement = started()

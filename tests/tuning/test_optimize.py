@@ -460,6 +460,7 @@ def test_the_file_may_take_images_as_they_are_read(whole: Whole, source: str, wa
         ({"methods": "atc"}, "atc does not run on torch.export: "),
         ({"methods": "atm", "batch_size": 2}, "atm does not run on torch.export: .*its file is for single images"),
         ({"methods": "none"}, "there is nothing to tune"),
+        ({"methods": "dynamicvit"}, "dynamicvit learns parameters, which would be random here"),
         ({"methods": "topk:keep_rate=0.5,blocks=[7]"}, "block"),
         ({"split": "nowhere"}, "nowhere"),
     ],

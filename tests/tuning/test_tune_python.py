@@ -160,6 +160,8 @@ def test_several_settings_are_no_best_one(model: nn.Module, images: Path) -> Non
         ("tome", {"target": "macs=0.5", "shape": "bend"}, "unknown shape 'bend'"),
         ("tome", {"target": "speedup=2", "engine": "tensorrt"}, "unknown engine 'tensorrt'"),
         ("tome", {"target": [Target("macs", 0.5), "macs=0.5"]}, "--front macs=0.5, macs=0.5 has a target twice"),
+        ("tome", {"front": 3}, "cannot read the target 3: write e.g. macs=0.5"),
+        ("tome", {"front": []}, r"cannot read the target \[\]: write e.g. macs=0.5"),
         ("tome", {"front": ["macs=0.5", "speedup=2"]}, "a front is over targets of one kind"),
         ("tome", {"target": "macs=0.5", "device": "gpu"}, "unknown device 'gpu'"),
         ("tome", {"target": "macs=0.5", "train": "cifar10_vit"}, "--train RECIPE trains the points of a grid"),

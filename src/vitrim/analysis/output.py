@@ -33,7 +33,9 @@ def read_analysis(folder: Path) -> list[Record]:
     """The records of a finished analysis, else `VitrimError`; ``report`` of their headers is the name of the folder."""
     files = sorted(folder.glob("record_*.npz")) if (folder / SUMMARY).is_file() else []
     if not files:
-        raise VitrimError(f"{folder} holds no finished analysis: give the folder of an analysis of a model")
+        raise VitrimError(
+            f"{folder} holds no records of a finished analysis: give the folder of an analysis of a model"
+        )
     if json.loads((folder / SUMMARY).read_text(encoding="utf-8")).get("complete") is False:
         raise VitrimError(f"the analysis in {folder} was stopped before all images were seen: run it again")
     return [in_folder(file) for file in files]

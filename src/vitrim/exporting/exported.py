@@ -169,7 +169,7 @@ class Exported:
         if self.kind.code and not self.trust:
             raise VitrimError(
                 f"{self.path} is not run: {self.format} files are code, and can do what you can do; if you know who "
-                "wrote it, open it with trust=True"
+                "wrote it, open it with trust=True (--trust)"
             )
         if self.precision == "int8" and self.metadata.get("processors") != ANY and without_vnni():
             raise VitrimError(

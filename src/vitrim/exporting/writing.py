@@ -24,7 +24,7 @@ from vitrim.core.plan import Preprocessing
 from vitrim.core.reduce import get_reduction, reduce_, restore_
 from vitrim.core.registry import ask, fitting, input_size_of, parse_method
 from vitrim.data import ImageDataset, batches
-from vitrim.errors import ReductionWarning, VitrimError, check_known, check_read, first_line
+from vitrim.errors import ReductionWarning, VitrimError, check_kinds, check_known, check_read, check_whole, first_line
 from vitrim.exporting import static
 from vitrim.exporting.exported import Exported, ExportReport, sidecar, size_of, staged, weights_beside
 from vitrim.exporting.formats import format_named
@@ -93,6 +93,15 @@ class FileSpec:
     name: str | None = None
     classes: Sequence[str] | None = None
 
+    def __post_init__(self) -> None:
+        check_kinds(to=self.to, precision=self.precision, name=self.name)
+        sides = self.size if isinstance(self.size, tuple | list) else (self.size,)
+        if self.size is not None and (len(sides) > 2 or any(type(side) is not int for side in sides)):
+            raise VitrimError(f"size is a whole number, or height and width, not {self.size!r:.60}")
+        classes = self.classes
+        if classes is not None and (isinstance(classes, str) or not all(isinstance(one, str) for one in classes)):
+            raise VitrimError(f"classes are texts, the name of every class, not {classes!r:.60}")
+
 
 @earlier(model=ModelSpec, file=FileSpec, images=DataSpec)
 def export(
@@ -151,9 +160,13 @@ def export(
         ...     file.metadata["method"], file.metadata["tokens_per_block"][:2]
         ('tome:r=2', [15, 13])
     """
+    if not isinstance(file, FileSpec | None):
+        raise VitrimError(f"file is a vitrim.FileSpec, not {file!r:.60}")
     spec, source, wanted = ModelSpec.of(model), DataSpec.of(images), file or FileSpec()
     check_read(spec, MADE)
     check_read(source, (*WHERE, "limit"))
+    if not isinstance(check, Tensor):
+        check_whole(check=(check, 0))
     config = _asked_method(method, spec.model, freeze, source)
     path = as_path(path)
     kind = format_named(wanted.to, path)
@@ -212,6 +225,9 @@ class _Subject:
     @classmethod
     def of(cls, model: nn.Module, wanted: FileSpec, kind: type[Format]) -> _Subject:
         shape = _shape(model, wanted.size)
+        count = ask(model).num_classes(model)
+        if wanted.classes is not None and count and len(wanted.classes) != count:
+            raise VitrimError(f"classes are {len(wanted.classes)} names, and the model has {count} classes")
         return cls(model, shape, replace(ask(model).preprocessing(model), size=shape[1:]), wanted, kind)
 
     @property
@@ -223,7 +239,7 @@ class _Subject:
 
 def _check_file(wanted: FileSpec, path: Path, kind: type[Format], images: DataSpec) -> None:
     """Refuse options that the format does not support, paths that cannot be written, and int8 without images."""
-    if wanted.batch is not None and not 1 <= wanted.batch <= MAX_BATCH:
+    if wanted.batch is not None and (type(wanted.batch) is not int or not 1 <= wanted.batch <= MAX_BATCH):
         raise VitrimError(f"batch={wanted.batch} must be a whole number from 1 to {MAX_BATCH}, or none for any")
     if wanted.opset not in OPSETS:
         raise VitrimError(f"opset={wanted.opset} must be a whole number from {OPSETS.start} to {OPSETS.stop - 1}")
@@ -339,7 +355,7 @@ def _asked_method(
     if config is None and isinstance(model, nn.Module) and (reduction := get_reduction(model)) is not None:
         config = reduction.config
     option = "--freeze" if freeze is True else "--capacity"
-    if not 0.0 < freeze <= 1.0:
+    if not isinstance(freeze, int | float) or not 0.0 < freeze <= 1.0:
         raise VitrimError(f"{option} {freeze} must be above 0 and at most 1: the share of images that fit")
     if config is None:
         raise VitrimError(f"{option} is for a method that adapts to the images: give one with -m")
@@ -480,8 +496,6 @@ def _compared_on(subject: _Subject, check: int | Tensor) -> Tensor | None:
         if len(check) < fewest:
             raise VitrimError(f"check holds {len(check)} images, too few for a file for batches of {fewest}")
         return check
-    if check < 0:
-        raise VitrimError(f"check={check} must not be negative; 0 leaves the comparison out")
     return None if check == 0 else _random(subject, max(check, fewest))
 
 

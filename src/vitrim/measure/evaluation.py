@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import ask, fitting
+from vitrim.core.registry import ask
 from vitrim.data import DataError
 from vitrim.data.fingerprint import fingerprint
 from vitrim.errors import VitrimError, check_kinds, check_known, check_read, one_line_errors
@@ -226,7 +226,14 @@ def _open(
         learned = (own.learned or loaded.learned) if spec.learned is None else Path(spec.learned)
         models: list[Contestant] = []
         if isinstance(loaded.model, FileModel):
-            configs, files = fitting(loaded.model, configs), [loaded.model, *files]
+            reducing = next((config.describe() for config in configs if config.kind != "none"), None)
+            if reducing is not None:
+                raise VitrimError(
+                    f"{loaded.name} is an exported file, and runs as it was written: leave {reducing} out"
+                )
+            if spec.dtype not in (None, torch.float32):
+                raise VitrimError(f"{loaded.name} is an exported file, in a precision of its own: leave the dtype out")
+            files = [loaded.model, *files]
         else:
             assert not isinstance(spec.dtype, str)  # it is torch's after `_placed`
             models = contestants(own.model, configs, task, device=device, dtype=spec.dtype, learned=learned)

@@ -184,7 +184,7 @@ def check_alike(model: nn.Module, files: Sequence[FileModel]) -> None:
 
 
 def file_words(files: Sequence[FileModel]) -> str:
-    """A note on the origin of the files.
+    """A note on the origin of the files, and on the one size of batches that some take.
 
     Example:
         >>> file_words([])
@@ -193,6 +193,7 @@ def file_words(files: Sequence[FileModel]) -> str:
     texts = [
         f"{one.file.path} is {known.get('method', 'none')} of {known.get('model', 'a model')} on {one.file.engine} in "
         f"{one.file.precision}"
+        + ("" if one.file.batch is None else f", in batches of {one.file.batch}: others are split")
         for one in files
         for known in [one.file.metadata]
     ]

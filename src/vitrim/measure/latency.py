@@ -22,7 +22,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from vitrim.errors import VitrimError
+from vitrim.errors import VitrimError, check_kinds
 
 FloatArray = NDArray[np.float64]
 
@@ -65,6 +65,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         smallest = {"min_rounds": 1, "min_seconds": 0, "warmup_rounds": 0, "max_rounds": self.min_rounds}
+        check_kinds(**{name: getattr(self, name) for name in smallest})
         for name, least in smallest.items():
             if not getattr(self, name) >= least:
                 raise VitrimError(f"{name} must be at least {least}, got {getattr(self, name)}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -213,7 +213,7 @@ def run(
     return rows
 
 
-FORMAT = 1
+FORMAT = 2
 SECONDS_BETWEEN = 30.0
 
 
@@ -261,16 +261,19 @@ class Partial:
         states: dict[str, State] = {}
         try:
             with safe_open(self.file, "pt") as parts:
-                for name in sorted(parts.keys()):
-                    gauge, key, *number = name.split("/", 2)
-                    state, value = states.setdefault(gauge, {}), parts.get_tensor(name)
-                    if not number:
-                        state[key] = value
-                        continue
-                    entries = state.setdefault(key, [])  # entries of a list are numbered and sorted
-                    if not isinstance(entries, list):
-                        raise ValueError(f"{key} is a tensor and a list")
-                    entries.append(value)
+                tensors = {name: parts.get_tensor(name) for name in sorted(parts.keys())}
+            if header["digest"] != digest_of(tensors):
+                raise ValueError("its content has changed since")
+            for name, value in tensors.items():
+                gauge, key, *number = name.split("/", 2)
+                state = states.setdefault(gauge, {})
+                if not number:
+                    state[key] = value
+                    continue
+                entries = state.setdefault(key, [])  # entries of a list are numbered and sorted
+                if not isinstance(entries, list):
+                    raise ValueError(f"{key} is a tensor and a list")
+                entries.append(value)
             measurement.load(states, images=header["images"], turns=header["turns"])
         except (OSError, SafetensorError) as error:
             raise VitrimError(f"cannot read {self.file}: {first_line(error)}") from error
@@ -294,6 +297,7 @@ class Partial:
             "settings": self.settings,
             "images": measurement.images,
             "turns": measurement.turns,
+            "digest": digest_of(dict(sorted(tensors.items()))),
         }
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -312,10 +316,15 @@ def weights_fingerprint(model: nn.Module) -> str:
         >>> weights_fingerprint(layer) == weights_fingerprint(layer), len(weights_fingerprint(layer))
         (True, 64)
     """
+    return digest_of(model.state_dict())
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of tensors and their names, in their order, as 64 hexadecimal digits."""
     digest = hashlib.sha256()
-    for name, value in model.state_dict().items():
+    for name, value in tensors.items():
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

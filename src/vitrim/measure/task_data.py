@@ -88,8 +88,8 @@ def check_names(dataset: Any, task: Task, model: nn.Module) -> None:
         one, other = (", ".join([*names[:3], *(["..."] * (len(names) > 3))]) for names in (dataset.class_names, known))
         raise VitrimError(
             f"the classes of {dataset.source} ({one}) are none of the model's ({other}): take a model of these, "
-            f"score without them (--task {EMBEDDING}; optimize --no-labels), or say that every label is the number of "
-            f"the model's class: --data-option {BY_NUMBER}=true"
+            f"score without them (--task {EMBEDDING}; `vitrim optimize`: --no-labels), or say that every label is "
+            f"the number of the model's class: --data-option {BY_NUMBER}=true"
         )
 
 

@@ -292,7 +292,7 @@ def check_enough(dataset: ImageDataset | None, count: int) -> None:
 def batch_sizes(given: int | Sequence[int]) -> list[int]:
     sizes = list(dict.fromkeys([given] if isinstance(given, int | str) else given))
     for size in sizes or ("",):
-        if isinstance(size, bool | str) or not 1 <= size <= MAX_BATCH:
+        if type(size) is not int or not 1 <= size <= MAX_BATCH:
             raise VitrimError(
                 f"unexpected batch size '{size}'; valid batch sizes: whole numbers from 1 to {MAX_BATCH}, as in 1,8"
             )

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from vitrim.core.checks import described
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
-from vitrim.errors import VitrimError, check_known
+from vitrim.errors import VitrimError, check_kinds, check_known
 from vitrim.measure.copies import shared_copy
 from vitrim.measure.latency import Budget
 from vitrim.measure.records import Processes
@@ -35,7 +35,7 @@ from vitrim.speed.engines import engines_named, listed
 from vitrim.tasks import Task, make_task
 from vitrim.tuning.cost import Cost, Fit, LatencyCost, MacsCost, Timer, latency_fit, timer_on, within
 from vitrim.tuning.proxy import PARTS, BatchImages, ImageParts, ModelScorer, Proxy, Scores
-from vitrim.tuning.result import Difference, ParetoFront, Raced, Result, Target, Trial, difference
+from vitrim.tuning.result import TOLERANCE, Difference, ParetoFront, Raced, Result, Target, Trial, difference
 from vitrim.tuning.space import Point, Space, quiet
 from vitrim.tuning.strategy import Evolution, Observation, Strategy, make_strategy
 from vitrim.tuning.study import Evaluator, Study, joined, means
@@ -185,9 +185,10 @@ class Search:
 
     def out_of_reach(self, limit: float) -> str:
         least = self.cost.share(self.space.constant(1.0))
+        asked = limit - TOLERANCE if self.cost.unit == "macs" else limit
         return (
-            f"{self.space.base.name} cannot go below {least:.0%} of the dense model's {self.cost.unit} here, and "
-            f"{limit:.1%} are asked for"
+            f"{self.space.base.name} cannot go below {least:.1%} of the dense model's {self.cost.unit} here, and "
+            f"{asked:.1%} are asked for"
         )
 
     def reaches(self, limit: float) -> bool:
@@ -466,6 +467,7 @@ class SearchSpec:
 
     def __post_init__(self) -> None:
         check_known("proxy", self.proxy, get_args(Proxy))
+        check_kinds(minutes=self.minutes)
         make_strategy(self.strategy, self.shape)
 
     @property

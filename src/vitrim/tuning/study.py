@@ -56,6 +56,7 @@ class Study:
         self.processes = processes or Processes()
         refusal: VitrimError | None = None
         self._old: list[dict[str, Any]] = []
+        self._head: list[dict[str, Any]] = []
         if self.processes.index == 0:
             try:
                 self._old = self._opened(settings, resume=resume)
@@ -83,9 +84,8 @@ class Study:
                     raise VitrimError(
                         f"{file} is of another search: its {key} is {old[0].get(key)}, and this one's {head.get(key)}"
                     )
-        else:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            self._append([head])
+        else:  # written with the first measurement: a search that is refused before leaves nothing
+            self._head = [head]
         return old
 
     def scores(
@@ -183,6 +183,8 @@ class Study:
     def _append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         if self.file is None or self.processes.index > 0:
             return
+        rows, self._head = [*self._head, *rows], []
+        self.file.parent.mkdir(parents=True, exist_ok=True)
         with os_errors(f"cannot write {self.file}"), self.file.open("a", encoding="utf-8") as log:
             log.writelines(json.dumps(row) + "\n" for row in rows)
             log.flush()

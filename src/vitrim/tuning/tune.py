@@ -359,6 +359,8 @@ def _begin(model: nn.Module | str | ModelSpec, source: DataSpec, results: Result
 
 def _targets(target: Target | str | Sequence[Target | str]) -> tuple[list[Target], bool]:
     """The targets of a search, and True for a front."""
+    if not isinstance(target, Target | str) and not (isinstance(target, Sequence) and target):
+        raise VitrimError(f"cannot read the target {target!r:.60}: write e.g. macs=0.5, speedup=1.5, agree=0.98")
     if isinstance(target, Target) or (isinstance(target, str) and "," not in target and "=" in target):
         return [Target.parse(target)], False
     if not isinstance(target, str):
