@@ -189,6 +189,14 @@ def test_eval_takes_the_folder_of_a_run_with_what_its_method_learned(
     assert "cropr:r=1: with random parameters" in capsys.readouterr().out
 
 
+def test_a_run_trains_one_method(
+    images: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, tiny, "-m", "tome:r=1", "-m", "topk", "--data", images, "--out", images / "run") == 2
+    assert capsys.readouterr().err == "error: a run trains one method, got 2: tome:r=1, topk\n"
+    assert not (images / "run").exists()
+
+
 def test_a_dry_run_says_what_it_would_cost(
     images: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,7 +53,7 @@ class RecipeOptions(Setup):
 
     model: Annotated[str | None, typer.Option(help="the model, as for `vitrim eval`; same as model=NAME")] = None
     method: Annotated[
-        str | None, typer.Option("--method", "-m", help="e.g. tome:r=8, or @FILE; same as method=TEXT")
+        list[str] | None, typer.Option("--method", "-m", help="e.g. tome:r=8, or @FILE; same as method=TEXT")
     ] = None
     limit: Annotated[
         int | None, typer.Option(min=1, help="number of images of every split, spread evenly; same as limit=N")
@@ -61,8 +61,10 @@ class RecipeOptions(Setup):
 
     def before(self, changes: list[str] | None) -> list[str]:
         """All changes, beginning with these options."""
-        own = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return [*(f"{key}={value}" for key, value in own if value is not None), *(changes or ())]
+        if self.method is not None and len(self.method) > 1:
+            raise VitrimError(f"a run trains one method, got {len(self.method)}: {', '.join(self.method)}")
+        own = {**vars(self), "method": None if self.method is None else self.method[0]}
+        return [*(f"{key}={value}" for key, value in own.items() if value is not None), *(changes or ())]
 
 
 def train(
