@@ -57,9 +57,7 @@ def gathered(measurements: list[Measurement]) -> Measurement:
 
     class Together(Processes):
         def gather(self, value: object) -> list[object]:
-            return [
-                (one.images, [[gauge.state() for gauge in gauges] for gauges in one.gauges]) for one in measurements
-            ]
+            return [(one.images, one.state()) for one in measurements]
 
     first = measurements[0]
     first.processes = Together(0, len(measurements))
