@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import shlex
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -85,3 +87,9 @@ def test_the_list_of_commands_has_whole_sentences(
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
     assert len(lines) >= len(COMMANDS)
     assert not [line for line in lines if line.endswith("...")]
+
+
+def test_help_imports_nothing_that_takes_time() -> None:
+    program = "import sys, vitrim.cli; print([name for name in ('torch', 'numpy', 'yaml') if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

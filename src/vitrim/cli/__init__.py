@@ -39,7 +39,6 @@ from vitrim.cli import (
 from vitrim.cli.help import Command, CommandGroup
 from vitrim.cli.options import flat
 from vitrim.errors import VitrimError, one_line, plain
-from vitrim.loading import SIZES
 
 INTERRUPTED = 130
 TERMINATED = 143
@@ -161,6 +160,8 @@ def _usage_error(error: Any) -> str:
 
     That is a synonym, a name with similar spelling, an argument, or an option of the model.
     """
+    from vitrim.loading import SIZES  # reads YAML: help does without
+
     name = getattr(error, "option_name", None)
     if name is None or error.ctx is None:
         return str(error.format_message())
