@@ -322,7 +322,7 @@ def test_a_family_that_cannot_be_had_does_not_cost_the_records(
             "the weights of one model; 2 models are given",
         ),
         (["--compare", "REPORT"], "two finished analyses or more, got 1"),
-        (["--compare", "REPORT", "FULL"], "holds no finished analysis"),
+        (["--compare", "REPORT", "FULL"], "holds no records of a finished analysis"),
         (["--compare", "REPORT", "REPORT", "--from", "RECORD"], "leave out --from"),
         (["--compare", "REPORT", "REPORT", "--only", "patterns"], "patterns needs records of the same images"),
         (["--from", "RECORD", "--model", "two"], "leave out the model"),
