@@ -52,7 +52,7 @@ def test_what_is_left_stands_where_it_stood(cuts: list[int]) -> None:
     tokens, expected, left = whole()
     ids = torch.tensor(tokens)[left]
     config = SimpleNamespace(image_token_id=IMAGE, vision_config=SimpleNamespace(spatial_merge_size=2))
-    model = SimpleNamespace(config=config, told=Axes.told, grid=Axes.grid)
+    model = SimpleNamespace(config=config, grid_fields=Axes.grid_fields, grid=Axes.grid)
     features, starts = [], (ids == START).nonzero().squeeze(1)
     for (rows, columns), kept, start in zip(GRIDS, KEPT, starts.tolist(), strict=False):
         place = SimpleNamespace(offset=start + 1, length=len(kept))
