@@ -1,4 +1,4 @@
-"""What vitrim costs beyond the computation itself: against a plain slice, a straightforward loop, and dense.
+"""Measure the cost of vitrim beyond the computation itself: against a plain slice, a straightforward loop, and dense.
 
     python benchmarks/baselines.py --batch-size 1 --rounds 60 --operators --json baselines_1.json
     python benchmarks/baselines.py --batch-size 8 --rounds 15 --json baselines_8.json
@@ -99,7 +99,7 @@ class Subject:
         return self.config.describe()
 
     def runs(self) -> dict[str, Forward]:
-        """What is timed, by name."""
+        """The timed models, by name."""
         forms: dict[str, Forward | None] = {"": self.reduced, " slice": self.slice, " loop": self.loop}
         if self.operators:
             forms[" operators"] = partial(by_operators, self.reduced)

@@ -82,7 +82,7 @@ def free_mib(device: torch.device) -> float:
 
 
 def does_not_fit(model: nn.Module, images: Tensor, *, whole_map: bool = False) -> str | None:
-    """Why the forward is skipped, in words; None if it fits."""
+    """The reason to skip the forward, in words; None if it fits."""
     need, free = needed_mib(model, images, whole_map=whole_map), free_mib(images.device)
     return None if need <= ROOM * free else f"needs about {need / 1024:.1f} GiB, {free / 1024:.1f} GiB are free"
 
@@ -205,7 +205,7 @@ class Cell:
         return rows
 
     def _beside(self, config: MethodConfig, model: nn.Module, run: Run, speed: Row, matching: bool) -> Row:
-        """What a row says besides ``speed``: the promise and what is kept of it, memory, the share of deciding."""
+        """Entries of a row besides ``speed``: the promise and its kept share, memory, the share of deciding."""
         row = self._promised(config, model)
         row["ratio"] = speed["speedup"] / row["promised_speedup"]
         with torch.inference_mode():
@@ -215,7 +215,7 @@ class Cell:
         return row
 
     def _promised(self, config: MethodConfig, model: nn.Module) -> Row:
-        """What MACs say of a method."""
+        """The speed-up that MACs promise for a method."""
         macs = profile_of(self.model, config, self.images if config.is_adaptive() else self.images[:1]).macs
         row: Row = {"setting": config.describe(), "adaptive": config.is_adaptive(), "macs": macs.total}
         row["promised_speedup"] = promised_speedups(self.model, {"": model}, [self.images])[""]
@@ -265,7 +265,7 @@ def deciding_share(model: nn.Module, images: Tensor, repeats: int = 3) -> float:
 
 
 def attempt(make: Callable[[], T]) -> T | Row:
-    """What ``make`` gives, or a row that says why there is none.
+    """The result of ``make``, or a row with the reason why there is none.
 
     What does not run here must not end hours of measuring: the row tells, and the command fails at its end.
     """

@@ -248,7 +248,7 @@ def finetune(model: nn.Module, arguments: argparse.Namespace) -> list[dict[str, 
 
 
 def _finetuned(method: str, changes: Sequence[str], arguments: argparse.Namespace) -> dict[str, Any]:
-    """What runs of cifar10_finetune under the method reached: one, or one for every seed."""
+    """Results of cifar10_finetune under the method: one, or one for every seed."""
     name = method.partition(":")[0]
     seeds = SEEDS if name in DRAWN_IN_TRAINING else SEEDS[:1]
     found = [_run(method, [*changes, f"seed={seed}"], _folder(name, seed, arguments), arguments) for seed in seeds]

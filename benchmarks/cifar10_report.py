@@ -38,7 +38,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "speedup": ("speed-up", "{:.2f}".format),
     "minutes": ("minutes", "{:.0f}".format),
 }
-"""What a column is called, and how its values are written; a column that is not here is not shown."""
+"""Heading and format of every column that is shown."""
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -114,7 +114,7 @@ def figure(rows: Sequence[Row], path: Path, title: str = TITLE) -> None:
 
 
 def sweep(rows: Sequence[Row]) -> str:
-    """Of ATM's sweep, a table for every theta_min: top-1 and fewer MACs by alpha (down) and beta (across)."""
+    """A table of ATM's sweep for every theta_min: top-1 and fewer MACs by alpha (down) and beta (across)."""
     found = {_atm(row): row for row in rows if row["method"] != "dense"}
     alphas, betas, floors = (sorted({key[place] for key in found}) for place in range(3))
     tables = []

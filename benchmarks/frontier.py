@@ -246,7 +246,7 @@ def table(places: list[Place], size: int) -> None:
 
 
 def _loss_at(rows: list[dict[str, Any]], key: str, speed: float) -> tuple[float, float, bool] | None:
-    """What a method loses at a speed, its error, and True if the mildest setting that was timed is faster.
+    """The loss of a method at a speed, its error, and True if the mildest setting that was timed is faster.
 
     That of the mildest setting then, and else on the line between two timed settings, which is rather above the losses,
     as these bend upwards. None where no setting is as fast.

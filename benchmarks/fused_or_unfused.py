@@ -1,4 +1,4 @@
-"""Which attention kernel is the faster one here: what `attention.unfused_is_faster` decides by.
+"""Time both attention kernels: `attention.unfused_is_faster` decides by these numbers.
 
     python benchmarks/fused_or_unfused.py --size 224 --batch-size 1 8 32 -m tome:r=13 -m topk:keep_rate=0.7
     python benchmarks/fused_or_unfused.py --model vit_small_patch16_224 --size 224 384 512 768 1024 --batch-size 1 8
@@ -30,7 +30,7 @@ from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget, paired_speedup, summarise, time_interleaved
 
 CHOICES = ("vitrim.core.attention.unfused_is_faster", "vitrim.core.block.unfused_is_faster")
-"""Where the choice is read, which is taken out of vitrim's hands here."""
+"""The module that reads the choice of the kernel, which this file overrides."""
 HEADER = "| px | batch | map, MB | method | fused ms | unfused ms | unfused over fused |\n|---|---|---|---|---|---|---|"
 
 

@@ -145,7 +145,7 @@ def determinism(lines: Lines, options: argparse.Namespace) -> None:
 
 
 def repeats(model: nn.Module, method: str, images: Tensor) -> Row:
-    """Whether repeated work is equal to the bit, by kind of work."""
+    """True where repeated work is equal to the bit, by kind of work."""
     reduced = copy.deepcopy(model)
     reduce_(reduced, make_method(method))
     with torch.inference_mode():
@@ -248,7 +248,7 @@ def one(cell: Cell, method: str, pair: Tensor, kernel: str) -> Row:
 
 
 def refused(engine: Engine, device: torch.device) -> str | None:
-    """Why an engine does not run here; None if it does."""
+    """The reason why an engine does not run here; None if it does."""
     try:
         engine.check(device)
     except VitrimError as error:

@@ -1,4 +1,4 @@
-"""How well the latency model of `vitrim tune --target speedup=...` predicts what is measured.
+"""Compare the latency model of `vitrim tune --target speedup=...` with measurements.
 
     python benchmarks/latency_model.py --json latency_model.json
     python benchmarks/latency_model.py --model test_vit --batch-size 2 --repeats 2 --draws 1 -m tome    # a try

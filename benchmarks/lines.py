@@ -60,7 +60,7 @@ class Lines:
         write_text(path, "\n".join([first, *map(json.dumps, self.rows)]) + "\n")
 
     def key(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
-        """What tells a row apart."""
+        """The entries that tell a row apart."""
         return tuple(row.get(name) for name in self.keys)
 
     def find(self, **key: Any) -> Row | None:

@@ -42,7 +42,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 """The name in the paper, that in timm's registry, and options."""
 
 KNOWN = {("LV-ViT-S", "base"): "6.49"}
-"""What the same counting comes to where the paper prints another number."""
+"""Results of the same counting where the paper prints another number."""
 
 
 def create(name: str) -> nn.Module:

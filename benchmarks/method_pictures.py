@@ -115,7 +115,7 @@ LOSSES: dict[str, Callable[[vitrim.Reduction, Tensor, Tensor], Tensor]] = {
     "sit": cross_entropy,
     "sinkhorn": cross_entropy,
 }
-"""How the methods that must be learned are taught."""
+"""Losses of the methods that must learn."""
 
 
 def main() -> None:
@@ -154,7 +154,7 @@ def photographs() -> list[Image]:
 
 
 def draw_photographs(name: str, model: nn.Module) -> None:
-    """What is left of every photograph after all blocks but the last, and the class that the model sees."""
+    """The remains of every photograph after all blocks but the last, and the class that the model sees."""
     images = photographs()
     rows: list[tuple[str, list[tuple[str, Image | None]]]] = []
     with torch.no_grad():
@@ -173,7 +173,7 @@ def draw_photographs(name: str, model: nn.Module) -> None:
 
 
 def draw_digits(name: str) -> None:
-    """What is left of eight digits at the end."""
+    """The remains of eight digits at the end."""
     split = load_split()
     first = [int((split.test_labels == digit).nonzero()[1]) for digit in range(8)]
     images = split.test_images[first]
@@ -186,7 +186,7 @@ def draw_digits(name: str) -> None:
 def final_state(
     method: str, images: Tensor, split: Split, loss: Callable[[vitrim.Reduction, Tensor, Tensor], Tensor]
 ) -> TokenState:
-    """What ``method`` has left of the ``images`` (B, 1, 8, 8), after learning by ``loss``."""
+    """The remains of ``images`` (B, 1, 8, 8) under ``method``, after learning by ``loss``."""
     torch.manual_seed(0)
     model = load_digits_vit()
     reduction = vitrim.reduce_(model, method)

@@ -137,7 +137,7 @@ class Setup:
 
 
 def percent(seen: Sequence[Row], dense: Row) -> dict[str, Any]:
-    """What the tables show of the rows of one method, one for every seed."""
+    """The cells of the tables for the rows of one method, one for every seed."""
     return {
         "top1": 100 * mean(row["top1"] for row in seen),
         "change": 100 * mean(row["change"] for row in seen),
@@ -255,7 +255,7 @@ def schedules(setup: Setup, write: Callable[[list[dict[str, Any]]], None]) -> li
 
 
 def every_block(patches: int, blocks: int, strength: float) -> list[int]:
-    """As many patches fewer in every block after the first, where some methods have nothing to decide by."""
+    """The same number of patches fewer in every block after the first, where some methods cannot decide yet."""
     return [max(1, patches - round(strength * patches * block / (blocks - 1))) for block in range(blocks)]
 
 

@@ -1,4 +1,4 @@
-"""What vitrim is measured against in benchmarks/baselines.py: timm's blocks in a plain loop.
+"""The baselines of benchmarks/baselines.py: timm's blocks in a plain loop.
 
 `slicing` drops tokens by number alone (x = x[:, :n]): nothing that decides can be faster. `LOOPS` are methods as one
 writes them for an experiment: tokens gathered or merged between the layers of a timm model, for class-token models,
@@ -21,7 +21,7 @@ from vitrim.core.attention import unfused_is_faster
 
 Forward = Callable[[Tensor], Tensor]
 Loop = Callable[[Any, Sequence[Any], Sequence[int]], Forward]
-"""From the dense model, the reducers and the tokens that leave each block, to a forward of images (B, C, H, W)."""
+"""Maps the dense model, the reducers and the tokens that leave each block to a forward of images (B, C, H, W)."""
 
 
 # ---- parts of a timm model -------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def pick(x: Tensor, index: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Cut:
-    """What happens to the number of tokens in one block.
+    """The change in the number of tokens in one block.
 
     Attributes:
         site: where: before, query, between or after, as `vitrim.core.block.Reducer.site`.
@@ -411,7 +411,7 @@ def vid_tldr(model: Any, reducers: Sequence[Any], counts: Sequence[int]) -> Forw
 
 
 def merge_weighted(x: Tensor, size: Tensor, weight: Tensor, r: int) -> tuple[Tensor, Tensor]:
-    """As `merge_pairs`, by the tokens themselves; what moves counts with its ``weight`` (B, N, 1) times its size."""
+    """Do what `merge_pairs` does, by tokens; what moves counts with its ``weight`` (B, N, 1) times its size."""
     unit = x / x.norm(dim=-1, keepdim=True)
     scores = unit[:, ::2] @ unit[:, 1::2].transpose(1, 2)
     scores[:, 0] = -torch.inf

@@ -131,7 +131,7 @@ def misses(row: Row) -> bool:
 
 
 def reason(row: Row) -> str | None:
-    """Why a row has no numbers."""
+    """The reason why a row has no numbers."""
     return row.get("skipped") or row.get("failed")
 
 

@@ -28,7 +28,7 @@ def from_shell(main: Callable[[], object]) -> None:
 
 
 def at_speed(curve: Sequence[tuple[float, float]], speed: float) -> float | None:
-    """Where a line through the points (value, speed) first reaches a speed; None: nowhere."""
+    """The value at which a line through the points (value, speed) first reaches a speed; None: nowhere."""
     for (before, slow), (after, fast) in pairwise(curve):
         if slow <= speed <= fast:
             return before + (after - before) * (speed - slow) / (fast - slow)

@@ -30,9 +30,9 @@ from PIL import Image
 from vitrim.loading import create_model
 
 MEAN = STD = 0.5
-"""As both models were trained (their recipes, and timm's preprocessing of their backbones)."""
+"""Preprocessing of both models' training (their recipes, and timm's of their backbones)."""
 DRAWS = 200
-"""Of the bootstrap."""
+"""Samples of the bootstrap."""
 
 CLASSES, IGNORED = 11, 11
 LONG_SIDE = 320

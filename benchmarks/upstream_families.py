@@ -50,7 +50,7 @@ def shared_tests() -> type:
 
 
 class TinyModel:
-    """What the shared tests ask of a model's own tester: a configuration, inputs, and sizes to expect."""
+    """A model's own tester, for the shared tests: a configuration, inputs, and sizes to expect."""
 
     is_training = True
     batch_size = 2

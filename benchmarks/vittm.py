@@ -219,7 +219,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def order_text(found: Iterable[Mapping[str, Any]], rows: int) -> str:
-    """What `misordered` found, as lines."""
+    """The findings of `misordered`, as lines."""
     pairs = list(found)
     lines = [f"{len(pairs)} of {rows * (rows - 1) // 2} pairs in another order than published"]
     for pair in pairs:

@@ -73,7 +73,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 PARTS = ("images", "tower", "selection", "language")
-"""What is timed: a request's image made ready, tower and connector, what else makes embeddings, the language model."""
+"""Timed parts: preparing a request's image, tower and connector, the rest of the embeddings, the language model."""
 
 
 def configuration() -> Any:

@@ -195,7 +195,7 @@ def members(package: Path, name: str, places: tuple[str, ...]) -> tuple[int, int
 
 
 def imports(package: Path) -> dict[str, set[str]]:
-    """What every module of the package imports, in functions, for types alone and by a literal string too."""
+    """The imports of every module of the package, in functions, for types alone and by a literal string too."""
     modules = {}
     for path in package.rglob("*.py"):
         parts = path.relative_to(package.parent).with_suffix("").parts

@@ -192,7 +192,7 @@ TABLES = {
 
 
 def measured_block(names: Iterable[str]) -> str:
-    """What docs/results says of methods, as one table."""
+    """The results of methods in docs/results, as one table."""
     names = list(names)
     called = [rf"`{name}(?!\w)" for name in names] + [rf"{methods()[name].__name__} \(`" for name in names]
     lines, before = [], ""

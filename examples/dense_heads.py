@@ -69,7 +69,7 @@ def models() -> Iterator[tuple[nn.Module, nn.Module, Tensor]]:
 
 
 def map_of(model: nn.Module, images: Tensor) -> Tensor:
-    """What the model predicts for every pixel."""
+    """The prediction of the model for every pixel."""
     with torch.no_grad():
         output = model(images)
     if isinstance(output, Tensor):

@@ -75,7 +75,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def task_and_data(model: torch.nn.Module, given: argparse.Namespace) -> tuple[Task, Any]:
-    """What the model is for, and the images with all they have; a run's recipe says what the command line does not."""
+    """The task of the model, and the images with all labels; a run's recipe adds what the command line leaves out."""
     protocol, options = as_trained(given.model or "", parse_options(given.protocol, "protocol option"))
     options = {**options, **parse_options(given.data_option, "data option")}
     name = next(iter(ask(model).tasks(model)), None)

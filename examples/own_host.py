@@ -136,7 +136,7 @@ class OwnHost(Host):
 
 @register_library(f"{__name__}.MyViT")
 class OwnLibrary(Library):
-    """What training and measuring ask; without it the model is treated as one with timm's conventions."""
+    """Answers for training and measuring; without it the model is treated as one with timm's conventions."""
 
     def classifiers(self, model: Any) -> list[nn.Module]:
         return [model.head]

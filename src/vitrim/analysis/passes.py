@@ -64,7 +64,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the passes of all models share: the methods and images, and where and how they run."""
+    """The methods, images and machine that the passes of all models share."""
 
     methods: Sequence[MethodConfig]
     data: DataSpec

@@ -139,7 +139,7 @@ class Hard:
         return compiled.suit(weight) and compiled.suit(x, dtypes=(*compiled.DTYPES, *compiled.HALF))
 
     def _pool_by_loop(self, x: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-        """As `pool`; also return the new sizes (B, M). Tokens in half precision are summed in float32."""
+        """Do what `pool` does, and return the new sizes (B, M). Tokens in half precision are summed in float32."""
         wide = x.float() if x.dtype in compiled.HALF else x
         pooled = wide.new_empty(x.shape[0], self.anchor.shape[1], x.shape[2])
         new_size = size.new_empty(self.anchor.shape)
@@ -154,7 +154,7 @@ class Hard:
         return self._merges() and not (self.maximum or self.ragged) and self.valid is None
 
     def _pool_in_few_operations(self, x: Tensor, size: Tensor) -> tuple[Tensor, Tensor | None]:
-        """As `pool`; also return the new sizes (B, M) if the weights are sizes.
+        """Do what `pool` does, and return the new sizes (B, M) if the weights are sizes.
 
         One gather puts anchors and moved tokens side by side; weighted sums are divided by sums of weights. All rows
         are touched, in at least float32: in lower precision, tokens that nothing joins would be rounded.
@@ -275,7 +275,7 @@ class Soft:
     values: Tensor | None = None
 
     def apply(self, x: Tensor, state: TokenState) -> tuple[Tensor, TokenState]:
-        """As `Hard.apply`, to tokens (B, prefix + M, C)."""
+        """Do what `Hard.apply` does, to tokens (B, prefix + M, C)."""
         if state.carry or state.bank or state.mask is not None:
             raise NotImplementedError("a soft assignment cannot move a mask, a bank or per-token carry")
         p = state.num_prefix

@@ -245,7 +245,7 @@ class MethodConfig(Options):
         return "how many tokens it keeps depends on the images" if self.is_adaptive() else None
 
     def in_graph(self, batch: int | None) -> str | None:
-        """As `obstacle`, for a graph with a fixed ``batch`` (None: any). A batch of 1 allows `single_images`."""
+        """The `obstacle` for a graph with a fixed ``batch`` (None: any). A batch of 1 allows `single_images`."""
         return None if batch == 1 and self.single_images and self.is_adaptive() else self.obstacle()
 
     def unplaced(self) -> str | None:
@@ -286,7 +286,7 @@ class MethodConfig(Options):
         num_prefix: int = 1,
         restore: Restore | None = None,
     ) -> list[Flow] | None:
-        """As `counts`, with what enters and leaves every block, for pruned patches that come back by ``restore``."""
+        """The `counts`, with what enters and leaves every block, for pruned patches that come back by ``restore``."""
         if self.is_adaptive():
             return None
         amounts = self.planned(num_layers, num_prefix)

@@ -391,7 +391,7 @@ class Reduction:
         return [planned(self.config, facts, blocks, entered) for entered in seen or (own,)]
 
     def _runs(self) -> list[TokenRun] | None:
-        """As planned, or as recorded where counts depend on the images; None if unknown."""
+        """The planned counts, or the recorded ones where counts depend on the images; None if unknown."""
         if not self.config.is_adaptive():
             return self._planned()
         call = self._trace.call
@@ -476,7 +476,7 @@ class Reduction:
 
     @property
     def mean_tokens_per_block(self) -> list[float]:
-        """As `tokens_per_block`, averaged over the images of the last forward without padding."""
+        """The `tokens_per_block`, averaged over the images of the last forward without padding."""
         pairs = zip(self.tokens_per_block, self.states[1:], strict=True)
         return [state.mean_tokens() if count == state.num_tokens else count for count, state in pairs]
 

@@ -212,7 +212,7 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 
 def take_flat(x: Tensor, index: Tensor) -> Tensor:
-    """As `take`, flattened to (B*M, C)."""
+    """The result of `take`, flattened to (B*M, C)."""
     batch, n, channels = x.shape
     return x.reshape(batch * n, channels).index_select(0, flat_index(index, n))
 
@@ -472,7 +472,7 @@ class TokenState:
         return torch.cat([x, *(entry.tokens.to(x.dtype) for entry in self.bank)], dim=1), state
 
     def bring_back(self, x: Tensor) -> tuple[Tensor, TokenState]:
-        """As `refill`, without `carry`, which belongs to the tokens that the method kept."""
+        """Do what `refill` does, without `carry`, which belongs to the tokens that the method kept."""
         if not self.bank:
             return x, self
         bank = tuple(entry._replace(carry={}) for entry in self.bank)

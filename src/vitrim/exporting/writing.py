@@ -208,7 +208,7 @@ def export(
 
 @dataclass(frozen=True)
 class _Subject:
-    """What `export` writes.
+    """The model that `export` writes, and its images.
 
     Attributes:
         model: dense or reduced.

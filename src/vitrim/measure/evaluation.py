@@ -197,7 +197,7 @@ class _Opened:
 
 
 def _placed(spec: ModelSpec) -> ModelSpec:
-    """With a dtype of torch and, for a name, the command line's defaults; a module has its own device and dtype."""
+    """Add the command line's defaults to a name; a module has its own device and dtype. The dtype becomes torch's."""
     dtype = spec.dtype
     if dtype is not None and not isinstance(dtype, torch.dtype):
         check_known("dtype", dtype, DTYPES)

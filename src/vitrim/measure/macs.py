@@ -168,7 +168,7 @@ def _as_written(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 class _MetaResults(TorchDispatchMode):
-    """On the meta device, empty results for the most frequent operations.
+    """Empty results on the meta device for the most frequent operations.
 
     Their decomposition by PyTorch took more than half the time of a count, which needs only the shapes of results.
     A rule returns None for arguments that it does not know; then the operation itself runs.

@@ -1,4 +1,4 @@
-"""Which task and data go together: the task of a model, and images with the classes and the transform for it."""
+"""The task of a model, and images with the classes and the transform for it."""
 
 from __future__ import annotations
 

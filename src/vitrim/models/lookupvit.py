@@ -298,7 +298,7 @@ class SharedLookupViT(LookupBase):
         return (self.shared,)
 
     def embed(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """As `LookupViT.embed`, class token first."""
+        """The tokens of `LookupViT.embed`, class token first."""
         grid = grid_of(images.shape[-2:], self.patch_size)
         patches = self.patch_embed(images)
         compressed = F.adaptive_avg_pool2d(patches, self.compressed_grid).flatten(2).transpose(1, 2)

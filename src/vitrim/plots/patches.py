@@ -119,7 +119,7 @@ def hatch(height: int, width: int) -> Image:
 
 
 def _means(image: Image, token: NDArray[Any], chosen: NDArray[np.bool_]) -> Image:
-    """For every ``chosen`` pixel, the mean colour of its token's pixels."""
+    """The mean colour of its token's pixels, for every ``chosen`` pixel."""
     _, places = np.unique(token[chosen], return_inverse=True)
     counts = np.bincount(places)
     means = [np.bincount(places, image[chosen][:, channel]) / np.maximum(counts, 1) for channel in range(3)]

@@ -131,7 +131,7 @@ def compare(
 
 @dataclass(frozen=True)
 class _Contest:
-    """What is scored, and on which images.
+    """The models that `compare` scores, and the images.
 
     Attributes:
         methods, files: by row name.

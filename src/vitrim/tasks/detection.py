@@ -40,7 +40,7 @@ _FIELDS = {
     "predicted": {"boxes": torch.float32, "scores": torch.float32, "labels": torch.int64},
     "true": {"boxes": torch.float32, "labels": torch.int64, "iscrowd": torch.int64, "area": torch.float32},
 }
-"""What is kept of every image, besides masks."""
+"""Fields that are kept of every image, besides masks."""
 
 
 @register_task
@@ -143,7 +143,7 @@ class Detection(Task):
         metrics.update([in_stored_pixels(found, target) for found, target in pairs], targets)
 
     def agreement(self, prediction: Any, dense: Any, targets: Any) -> Tensor:
-        """For each detection of the dense model above `SURE`, the best IoU with a detection of the same class."""
+        """The best IoU with a detection of the same class, for each detection of the dense model above `SURE`."""
         best = []
         for found, other in zip(prediction, dense, strict=True):
             sure = other["scores"] > SURE

@@ -73,7 +73,7 @@ class Segmentation(Task):
         return partial(patch_cross_entropy, smoothing=loss.smoothing)
 
     def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
-        """As `Task.meet`; by default, a model of one image size sees windows of that size."""
+        """Adapt to the model (`Task.meet`); by default, a model of one image size sees windows of that size."""
         super().meet(model, class_names)
         library = ask(model)
         size = library.input_size(model)
@@ -109,7 +109,7 @@ class Segmentation(Task):
         return torch.stack([predict(forward, image, self.protocol) for image in images])
 
     def agreement(self, prediction: Tensor, dense: Tensor, targets: Any) -> Tensor:
-        """For each image with a labelled pixel, the share of its pixels with the dense model's class."""
+        """The share of pixels with the dense model's class, for each image with a labelled pixel."""
         valid = (targets != IGNORED).flatten(1)
         same = (prediction.argmax(1) == dense.argmax(1)).flatten(1) & valid
         some = valid.any(dim=1)

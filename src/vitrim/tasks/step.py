@@ -19,7 +19,7 @@ from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
 
 Criterion = Callable[[Any, Any], Tensor]
-"""From logits (B, K), or a dense task's predictions, and targets to a scalar."""
+"""Maps logits (B, K), or a dense task's predictions, and targets to a scalar."""
 
 
 @dataclass(frozen=True, kw_only=True)

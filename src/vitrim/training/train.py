@@ -187,7 +187,7 @@ def _report(trainer: Trainer, data: Any, result: dict[str, Any], *, dry_run: boo
 
 @contextmanager
 def _stoppable(trainer: Trainer) -> Iterator[None]:
-    """On SIGTERM or Ctrl-C, save after the current update, then end as that signal would.
+    """Save after the current update on SIGTERM or Ctrl-C, then end as that signal would.
 
     A later request ends the run at once, because an evaluation or a stalled stream does not check for requests. A
     second request right after the first does not: launchers pass on the Ctrl-C that the terminal sends to all

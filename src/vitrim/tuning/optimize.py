@@ -218,7 +218,7 @@ def _engines(
 
 @dataclass(frozen=True)
 class Inputs:
-    """What is optimized, and on what: a model, its task, and its images.
+    """A model to optimize, its task, and its images.
 
     Attributes:
         thirds: the images for the search, the selection and the check.

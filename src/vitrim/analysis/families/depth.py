@@ -252,7 +252,7 @@ LIKENESS = (
     ("JS, bits", "js_bits", "js_bits", 0.0),
     ("EMD, patches", "emd_patches", "emd_patches", 0.0),
 )
-"""For every measure: its label, its column, the column with the pair reversed, and the value of a map with itself."""
+"""Label, column, column with the pair reversed, and value of a map with itself, for every measure."""
 
 
 @draws("depth", "depth_maps", "Depth that patches reach")

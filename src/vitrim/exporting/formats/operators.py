@@ -79,7 +79,7 @@ def searchsorted(
 
 
 def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: int | None = None) -> Any:
-    """For p = 2, the only value that methods use; computed as torch does for many rows: |a|^2 + |b|^2 - 2 a b."""
+    """Distances for p = 2, the only value that methods use, as torch computes many rows: |a|^2 + |b|^2 - 2 a b."""
     last = op.Constant(value_ints=[-1])
     first_square = op.ReduceSum(op.Mul(x1, x1), last, keepdims=1)
     second_square = op.Transpose(op.ReduceSum(op.Mul(x2, x2), last, keepdims=1), perm=[0, 2, 1])

@@ -109,7 +109,7 @@ class Windows(NamedTuple):
         return x.reshape(x.shape[0] // self.number, self.number * x.shape[1])
 
     def of_images_behind(self, x: Tensor, prefix: int) -> Tensor:
-        """As `of_images`, with each window's ``prefix`` tokens moved to the front of the image."""
+        """The result of `of_images`, with each window's ``prefix`` tokens moved to the front of the image."""
         if prefix == 0:
             return self.of_images(x)
         return torch.cat([self.of_images(x[:, :prefix]), self.of_images(x[:, prefix:])], dim=1)

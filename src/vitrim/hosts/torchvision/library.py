@@ -73,7 +73,7 @@ class TorchvisionViTLibrary(TorchvisionLibrary):
         return self.tokens_of(model, images)
 
     def tokens_of(self, model: Any, images: Tensor) -> Tensor:
-        """As in ``VisionTransformer.forward``, which returns no tokens."""
+        """The tokens of ``VisionTransformer.forward``, which does not return them."""
         patches = model._process_input(images)
         token = model.class_token.expand(patches.shape[0], -1, -1)
         return model.encoder(torch.cat((token, patches), dim=1))  # type: ignore[no-any-return]

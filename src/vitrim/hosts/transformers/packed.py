@@ -277,7 +277,7 @@ class HFQwen2VL(_QwenTower):
 
 
 class HFQwen3VL(_QwenTower):
-    """As Qwen2-VL. Outputs of some blocks go to the language model, so all blocks un-merge."""
+    """Like Qwen2-VL. Outputs of some blocks go to the language model, so all blocks un-merge."""
 
     name = "transformers Qwen3-VL"
     reduced_blocks = (ReducedQwen3VLVisionBlock,)

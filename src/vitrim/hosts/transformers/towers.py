@@ -85,7 +85,7 @@ class HFChineseCLIP(ClassTokenTower):
 
 
 class HFMetaClip2(ClassTokenTower):
-    """As CLIP."""
+    """Like CLIP."""
 
     name = "transformers MetaCLIP 2"
     reduced_blocks = (ReducedMetaClip2EncoderLayer,)
@@ -122,7 +122,7 @@ class HFOwlViT(ClassTokenTower):
 
 
 class HFOwlv2(ClassTokenTower):
-    """As OWL-ViT."""
+    """Like OWL-ViT."""
 
     name = "transformers OWLv2"
     heads = ("class token", "patches", "grid")

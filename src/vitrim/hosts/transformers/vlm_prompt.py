@@ -279,7 +279,7 @@ class ImagePrompt:
     def before_connector(
         self, own: Mapping[str, Any], full: bool, notes: Sequence[Any]
     ) -> tuple[Any, list[ChosenTokens]]:
-        """As `of_reduced`, where a selector acts before the connector, which gets only the chosen tokens.
+        """The counterpart of `of_reduced` for a selector before the connector, which gets only the chosen tokens.
 
         For ``full`` and ``notes``, see `Survivors.take` and `chosen_of_left`.
         """

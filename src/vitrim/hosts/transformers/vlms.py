@@ -188,7 +188,7 @@ class Qwen2VL(_Qwen):
 
 
 class Qwen3VL(_Qwen):
-    """As Qwen2-VL. From earlier blocks of the tower, the language model gets the values of the anchors."""
+    """Like Qwen2-VL, but the language model also gets the values of the anchors from earlier blocks of the tower."""
 
     name = "Qwen3-VL"
 

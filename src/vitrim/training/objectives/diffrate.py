@@ -35,7 +35,7 @@ def losses(
     target_macs: float | None = None,
     **options: Any,
 ) -> dict[str, Tensor]:
-    """With ``learn``, the loss that learns the amounts on one batch; otherwise the task's alone.
+    """The loss that learns the amounts on one batch; without ``learn`` the task's alone.
 
     For options see `objective`; one of ``target_gmacs`` and ``target_macs`` is for learning, and required there.
     """

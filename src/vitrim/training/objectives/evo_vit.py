@@ -15,7 +15,7 @@ from vitrim.training.objectives import learns
 
 @learns(EvoViT)
 def losses(step: Step, reduction: Reduction) -> dict[str, Tensor]:
-    """With ``class_head``, the paper's loss of both heads on one batch; otherwise the task's alone."""
+    """The paper's loss of both heads on one batch; without ``class_head`` the task's alone."""
     assert isinstance(reduction.config, EvoViT)
     if not reduction.config.class_head:
         return step.base_losses()
