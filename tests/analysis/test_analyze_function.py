@@ -256,3 +256,15 @@ def test_a_tower_is_scored_by_its_embeddings_and_its_records_keep_the_scores(
     assert "recall@1" in found.words[0]
     again = analyze_records(sorted((tmp_path / "report").glob("record_*.npz")), out=tmp_path / "again", only="counts")
     assert {row["method"]: row for row in again.tables[0].records()} == {row["method"]: row for row in rows}
+
+
+def test_an_analysis_replaces_the_one_in_its_folder(model: nn.Module, images: ImageDataset, tmp_path: Path) -> None:
+    """Its tables, arrays and figures go; other files stay."""
+    given = vitrim.DataSpec(images, batch_size=4)
+    analyze(model, "topk:keep_rate=0.5", given, out=tmp_path, only="counts,depth")
+    for place in ("figures/old.png", "arrays/old.npz", "tables/mine.txt"):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).touch()
+    found = analyze(model, "tome:r=2", given, out=tmp_path, only="counts")
+    left = {file for file in tmp_path.rglob("*") if file.is_file()}
+    assert left == {*found.files, tmp_path / "tables" / "mine.txt"}

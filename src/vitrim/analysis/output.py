@@ -19,7 +19,7 @@ from vitrim.errors import VitrimError
 from vitrim.files import json_text, write_text
 from vitrim.measure.decisions import file_name, write_arrays
 from vitrim.measure.machine import environment
-from vitrim.plots.style import DPI, encoded, write
+from vitrim.plots.style import DPI, FORMATS, encoded, write
 from vitrim.report import Report, Table, cell
 
 SUMMARY = "analysis.json"
@@ -70,7 +70,7 @@ def write_analysis(
     formats: Sequence[str],
     files: Sequence[Path] = (),
 ) -> AnalysisReport:
-    """Write the tables and the report of ``results``, with a summary of the records.
+    """Write the tables and the report of ``results``, with a summary of the records, in place of earlier ones.
 
     Args:
         found: entries of ``analysis.json``, which override those that follow from the records.
@@ -81,6 +81,9 @@ def write_analysis(
     found = {**_origin(records), **nowhere, **found}
     record = {"command": "analyze", **found, "records": [dict(record.header) for record in records]}
     written = [*files, *write_tables(folder, results, record), *write_report(folder, results, found, formats=formats)]
+    for place in ("tables/*.csv", "arrays/*.npz", *(f"figures/*.{kind}" for kind in FORMATS)):
+        for old in set(folder.glob(place)) - set(written):
+            old.unlink()
     tables = [table for result in results.values() for table in result.tables if table.shown != ()]
     rows = [{"table": table.name, **row} for table in tables if table.name != "summary" for row in table.records()]
     notes = [note for name, result in results.items() if name != "summary" for note in result.notes]
