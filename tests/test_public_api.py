@@ -171,6 +171,8 @@ WRONG: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (("bench", "compare", "tune"), {"methods": []}, "name at least one method"),
     (("bench", "compare"), {"device": "nonsense"}, "unknown device 'nonsense'"),
     (("bench", "compare"), {"repeats": 0}, "min_rounds must be at least 1, got 0"),
+    (("bench",), {"batch_size": 1.5}, "unexpected batch size '1.5'"),
+    (("tune",), {"seed": "a"}, "seed is a whole number of at least 0, not 'a'"),
     (("bench", "compare"), {"repeats": "a"}, "min_rounds is a number, not 'a'"),
     (("evaluate", "compare", "analyze"), {"limit": -1}, "limit is a whole number of at least 1, not -1"),
     (("evaluate", "compare", "analyze"), {"batch_size": 0}, "batch_size is a whole number of at least 1, not 0"),

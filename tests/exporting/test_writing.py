@@ -320,6 +320,8 @@ def test_a_path_that_is_none(wrong: Any) -> None:
         ({"size": (32, 32, 3)}, r"size is a whole number, or height and width, not \(32, 32, 3\)"),
         ({"classes": "abc"}, "classes are texts, the name of every class, not 'abc'"),
         ({"classes": [0, 1, 2]}, r"classes are texts, the name of every class, not \[0, 1, 2\]"),
+        ({"size": (32,)}, r"size is a whole number, or height and width, not \(32,\)"),
+        ({"classes": 3}, "classes are texts, the name of every class, not 3"),
         ({"classes": ["a"]}, "classes are 1 names, and the model has 3 classes"),
         ({"name": 3}, "name is a text, not 3"),
         ({"file": 3}, "file is a vitrim.FileSpec, not 3"),

@@ -95,12 +95,20 @@ class FileSpec:
 
     def __post_init__(self) -> None:
         check_kinds(to=self.to, precision=self.precision, name=self.name)
-        sides = self.size if isinstance(self.size, tuple | list) else (self.size,)
-        if self.size is not None and (len(sides) > 2 or any(type(side) is not int for side in sides)):
-            raise VitrimError(f"size is a whole number, or height and width, not {self.size!r:.60}")
-        classes = self.classes
-        if classes is not None and (isinstance(classes, str) or not all(isinstance(one, str) for one in classes)):
+        size, classes = self.size, self.classes
+        sides = size if isinstance(size, tuple | list) and len(size) == 2 else (size,)
+        if size is not None and any(type(side) is not int for side in sides):
+            raise VitrimError(f"size is a whole number, or height and width, not {size!r:.60}")
+        listed = isinstance(classes, Sequence) and not isinstance(classes, str)
+        if classes is not None and not (listed and all(isinstance(one, str) for one in classes)):
             raise VitrimError(f"classes are texts, the name of every class, not {classes!r:.60}")
+
+    @classmethod
+    def of(cls, file: FileSpec | None) -> FileSpec:
+        """``file``, by default without options."""
+        if not isinstance(file, FileSpec | None):
+            raise VitrimError(f"file is a vitrim.FileSpec, not {file!r:.60}")
+        return file or cls()
 
 
 @earlier(model=ModelSpec, file=FileSpec, images=DataSpec)
@@ -160,13 +168,10 @@ def export(
         ...     file.metadata["method"], file.metadata["tokens_per_block"][:2]
         ('tome:r=2', [15, 13])
     """
-    if not isinstance(file, FileSpec | None):
-        raise VitrimError(f"file is a vitrim.FileSpec, not {file!r:.60}")
-    spec, source, wanted = ModelSpec.of(model), DataSpec.of(images), file or FileSpec()
+    spec, source, wanted = ModelSpec.of(model), DataSpec.of(images), FileSpec.of(file)
     check_read(spec, MADE)
     check_read(source, (*WHERE, "limit"))
-    if not isinstance(check, Tensor):
-        check_whole(check=(check, 0))
+    check_whole(check=(0 if isinstance(check, Tensor) else check, 0))
     config = _asked_method(method, spec.model, freeze, source)
     path = as_path(path)
     kind = format_named(wanted.to, path)

@@ -193,7 +193,7 @@ def file_words(files: Sequence[FileModel]) -> str:
     texts = [
         f"{one.file.path} is {known.get('method', 'none')} of {known.get('model', 'a model')} on {one.file.engine} in "
         f"{one.file.precision}"
-        + ("" if one.file.batch is None else f", in batches of {one.file.batch}: others are split")
+        + ("" if one.file.batch is None else f", in batches of {one.file.batch}: others are split or padded")
         for one in files
         for known in [one.file.metadata]
     ]

@@ -290,7 +290,7 @@ def check_enough(dataset: ImageDataset | None, count: int) -> None:
 
 
 def batch_sizes(given: int | Sequence[int]) -> list[int]:
-    sizes = list(dict.fromkeys([given] if isinstance(given, int | str) else given))
+    sizes = list(dict.fromkeys(given if isinstance(given, Sequence) and not isinstance(given, str) else [given]))
     for size in sizes or ("",):
         if type(size) is not int or not 1 <= size <= MAX_BATCH:
             raise VitrimError(

@@ -174,21 +174,27 @@ class _Contest:
         given = self.images
         return read(self.dataset, self.batch_size, limit=given.limit, workers=given.workers, collate=self.task.collate)
 
+    @property
+    def data(self) -> dict[str, Any]:
+        """The facts about the images."""
+        images = self.images
+        return data_facts(self.dataset, images.name(self.dataset), images.limit, self.batch_size)
+
     def facts(self) -> dict[str, Any]:
         """The entries of the record about model, task and data."""
-        loaded, images = self.loaded, self.images
+        loaded = self.loaded
         return {
             "weights": loaded.weights,
             "model_options": loaded.options,
             "untrained": untrained_methods(self.methods.values(), loaded.learned),
             "task": self.task.name,
             "metric": self.task.selects_by,
-            "data": data_facts(self.dataset, images.name(self.dataset), images.limit, self.batch_size),
+            "data": self.data,
         }
 
     def scores(self, seed: int, on_progress: Tell | None) -> list[tuple[Row, Engine | None]]:
         """Rows in fp32, without an engine, and rows of the engines in lower precisions."""
-        count = self.facts()["data"]["images"]
+        count = self.data["images"]
         progress = None if on_progress is None else lambda seen: on_progress(f"{seen} of {count} images")
         model, learned, task = self.loaded.model, self.loaded.learned, self.task
         with one_line_errors(f"batch {self.batch_size}", kept=""):

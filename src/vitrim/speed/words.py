@@ -279,8 +279,9 @@ def _advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         if shows_only_cost(method):
             continue
         low, high = bounds(row)
-        if engine_of(row) not in map(engine_of, by_method[dense]):  # a file on an engine that dense was not timed on
-            lines.append(f"{method}{part}, the only one on {engine_of(row)}: {speed} the speed of {base}, {promise}")
+        if engine_of(row) not in map(engine_of, by_method[dense]):  # a file's own engine
+            alone = f"{method}{part} on {engine_of(row)}, where dense was not timed"
+            lines.append(f"{alone}: {speed} the speed of {base}, {promise}")
         elif low > 1.0:
             lines.append(f"{method}{part}: use {engine_of(row)}; reducing adds {speed} to {base}, {promise}")
         elif high >= 1.0:

@@ -278,7 +278,9 @@ def _open(
         raise VitrimError(f"{dataset.source} has {len(dataset)} images, and {LEAST} are needed: ten for each third")
     for config in wanted or ():
         if not config.training_free:
-            raise VitrimError(f"{config.name} learns parameters, which would be random here: name methods without any")
+            raise VitrimError(
+                f"{config.name} learns parameters, which would be random here: name methods that need no training"
+            )
         if (why := engine.obstacle(config, batch_size)) is not None:
             raise VitrimError(f"{config.describe()} does not run on {engine}: {why}")
         Space.of(model, config)

@@ -184,11 +184,12 @@ class Study:
         if self.file is None or self.processes.index > 0:
             return
         rows, self._head = [*self._head, *rows], []
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        with os_errors(f"cannot write {self.file}"), self.file.open("a", encoding="utf-8") as log:
-            log.writelines(json.dumps(row) + "\n" for row in rows)
-            log.flush()
-            os.fsync(log.fileno())
+        with os_errors(f"cannot write {self.file}"):
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self.file.open("a", encoding="utf-8") as log:
+                log.writelines(json.dumps(row) + "\n" for row in rows)
+                log.flush()
+                os.fsync(log.fileno())
 
 
 def _read(file: Path) -> list[dict[str, Any]]:

@@ -339,6 +339,7 @@ def _begin(model: nn.Module | str | ModelSpec, source: DataSpec, results: Result
     check_read(spec, (*MADE, "device"))
     check_read(source, SCORED)
     check_read(results, ("resume",))
+    check_whole(seed=(seed, 0))
     selected = select_device(str(spec.device or "cpu"))
     if folder is not None:
         check_folder(folder)
