@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import io
 import itertools
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
 import pytest
+import timm
 import torch
+from PIL import Image
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -18,13 +22,13 @@ from full_matrix import cells
 from tiny import GEOMETRY, HOSTS, images
 from vitrim.core.block import ReducedBlock
 from vitrim.core.registry import ask
-from vitrim.data import DataError
+from vitrim.data import DataError, ImageDataset
 from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.measure import evaluation
 from vitrim.measure.contestants import contestants
 from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.macs import count_macs
-from vitrim.measure.records import Batch, Row
+from vitrim.measure.records import Batch, Processes, Row
 from vitrim.measure.run import Measurement
 from vitrim.tasks import make_task
 
@@ -375,3 +379,22 @@ def test_an_error_while_reading_passes_through_after_the_progress_so_far():
     with pytest.raises(DataError, match="cannot read image 8"):
         evaluate(classifier(), ["tome:r=4"], broken(), on_progress=lambda images, of: seen.append((images, of)))
     assert seen == [(5, None), (8, None)]
+
+
+def test_the_total_of_a_process_is_its_share_of_the_images_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class First(Processes):
+        def gather(self, value: Any) -> list[Any]:
+            return [value]
+
+    monkeypatch.setattr(evaluation.Processes, "launched", lambda device: First(0, 2))
+    pixels = np.zeros((32, 32, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file := io.BytesIO(), "png")
+    model = timm.create_model("test_vit", img_size=32, patch_size=8, num_classes=2)
+    seen: list[tuple[int, int | None]] = []
+    evaluation.evaluate(
+        model,
+        "tome:r=2",
+        vitrim.DataSpec(ImageDataset([file.getvalue()] * 5, [0, 1, 0, 1, 0]), batch_size=2),
+        on_progress=lambda images, of: seen.append((images, of)),
+    )
+    assert seen == [(2, 3), (3, 3)]

@@ -140,7 +140,7 @@ def dense_teacher(model: nn.Module, checkpoint: str | None, accelerator: Acceler
     return teacher.to(accelerator.device)
 
 
-def reduced(model: nn.Module, config: MethodConfig, start: Path | None) -> Reduction:
+def reduce_from(model: nn.Module, config: MethodConfig, start: Path | None) -> Reduction:
     """Reduce a model, and give its method the parameters that a run in the folder ``start`` learned."""
     reduction = reduce_(model, config)
     if start is not None and (start / REDUCERS_FILE).is_file():
@@ -193,7 +193,7 @@ class Learner:
         task.fit_head(model)
         teacher = None if recipe.teacher is None else dense_teacher(model, recipe.teacher_checkpoint, accelerator)
         self.model = model.to(accelerator.device)
-        self.reduction = None if config.kind == "none" else reduced(self.model, config, start)
+        self.reduction = None if config.kind == "none" else reduce_from(self.model, config, start)
         if recipe.grad_checkpointing:
             ask(self.model).checkpoint_gradients(self.model)
 
