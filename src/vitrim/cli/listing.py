@@ -308,7 +308,7 @@ def _shared(texts: Sequence[str]) -> str:
 # ---- the lists -------------------------------------------------------------------------------------------------------
 
 
-class List(NamedTuple):
+class Listing(NamedTuple):
     """One list: what it is, and its table.
 
     Attributes:
@@ -324,7 +324,7 @@ class List(NamedTuple):
 
 
 LISTS = {
-    "methods": List(
+    "methods": Listing(
         "the methods: what each does, what it needs, which to start with",
         "Methods (write them as name:key=value,key=value)",
         {
@@ -340,7 +340,7 @@ LISTS = {
         methods,
         titles,
     ),
-    "selectors": List(
+    "selectors": Listing(
         "the selectors of image tokens for vision-language models",
         "Selectors of image tokens (write them as name:key=value,key=value)",
         {
@@ -355,21 +355,21 @@ LISTS = {
         selectors,
         papers,
     ),
-    "models": List(
+    "models": Listing(
         "the models of timm and vitrim that can be reduced, by name",
         "Models of timm, by the module they are in, and those that come with vitrim; a few variants (differential or "
         "gated attention) are refused when they are reduced",
         {"name": "name", "module": "timm module"},
         models,
     ),
-    "hosts": List(
+    "hosts": Listing(
         "families of models of all libraries, and the methods that work on each",
         "Host families; heads: what the heads of their models read, which decides the methods that work (below)",
         {"name": "family", "heads": "heads", "classes": "model classes (and their subclasses)"},
         hosts,
         heads,
     ),
-    "recipes": List(
+    "recipes": Listing(
         "the recipes of `vitrim train`",
         "Recipes (vitrim train NAME --show prints all values; NAME@{25,50}: NAME@25 and NAME@50, by keep rate)",
         {
@@ -382,7 +382,7 @@ LISTS = {
         },
         recipes,
     ),
-    "presets": List(
+    "presets": Listing(
         "settings of methods that papers give for single models, as text to paste behind -m",
         "Settings that papers give for a model (paste one behind -m), with what they print beside it",
         {"name": "method", "model": "model", "gflops": "GMACs", "top1": "top-1 %", "source": "source"},
