@@ -252,3 +252,14 @@ def test_damaged_packages(damage: str, where: str, tmp_path: Path) -> None:
             zipfile.ZipFile(tmp_path / "m.pt2").read(where)
     with pytest.raises(VitrimError, match=r"cannot read .*m\.pt2 as (pt2|aoti)"):
         Exported.open(tmp_path / "m.pt2")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_a_package_that_was_cut_short(share: float, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m.pt2", "w") as package:
+        package.writestr("m/extra/vitrim.json", METADATA)
+    raw = (tmp_path / "m.pt2").read_bytes()
+    assert Exported.open(tmp_path / "m.pt2").format == "pt2"
+    (tmp_path / "m.pt2").write_bytes(raw[: int(len(raw) * share)])
+    with pytest.raises(VitrimError, match=r"cannot read .*m\.pt2 as pt2: .* or the end of it is missing"):
+        Exported.open(tmp_path / "m.pt2")

@@ -118,9 +118,10 @@ def operations(graph: Graph) -> int:
 
 
 def packaged(path: Path, ending: str) -> str | None:
-    """The first entry of a torch package whose name has this ending; None without, `ValueError` if it is too large."""
-    if not zipfile.is_zipfile(path):
-        return None
+    """The first entry of a torch package whose name has this ending; None without, `ValueError` if it is too large or
+    the file is no package."""
+    if not zipfile.is_zipfile(path):  # the list of a package's files is at its end
+        raise ValueError("it is no package of torch.export, or the end of it is missing")
     with zipfile.ZipFile(path) as package:
         entry = next((entry for entry in package.infolist() if entry.filename.endswith(ending)), None)
         if entry is None:
