@@ -174,6 +174,13 @@ def test_batches_without_processes_are_numbered():
         list(as_batches([(torch.zeros(3, 4, 4), torch.zeros(3))]))
 
 
+def test_images_of_integers_are_refused_in_batches_and_in_a_dataset():
+    raw = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2)
+    for batches in (as_batches([raw]), read(TensorDataset(*raw), 2)):
+        with pytest.raises(DataError, match=r"as the model takes them, normalised, got torch\.uint8: convert"):
+            next(batches)
+
+
 # ---- partial results
 
 

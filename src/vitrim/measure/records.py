@@ -25,11 +25,14 @@ class Batch:
     """Images, targets, and their position in the pass over the data.
 
     Attributes:
-        images: (B, C, H, W).
+        images: (B, C, H, W), floating point, normalised as the model takes them.
         targets: targets of the task; labels (B,) int64 for classification.
         ids: (B,) int64, indices of the images in the dataset.
         index: number of the batch in the entire pass, over all processes; it seeds methods that draw at random.
         counts: False for a batch that only keeps a process in step with the others.
+
+    Raises:
+        DataError: images of another shape, or of integers, whose scores would be wrong.
     """
 
     images: Tensor
@@ -37,6 +40,15 @@ class Batch:
     ids: Tensor
     index: int
     counts: bool = True
+
+    def __post_init__(self) -> None:
+        if self.images.ndim != 4:
+            raise DataError(f"expected images (B, C, H, W), got a tensor of {tuple(self.images.shape)}")
+        if not self.images.is_floating_point():
+            raise DataError(
+                f"expected images as the model takes them, normalised, got {self.images.dtype}: convert them to floats "
+                "and normalise them, e.g. with the transform of vitrim.data.eval_transform(model)"
+            )
 
     def __len__(self) -> int:
         return len(self.images)
@@ -70,7 +82,7 @@ def as_batches(batches: Iterable[Batch | tuple[Tensor, Any]]) -> Iterator[Batch]
     """Number pairs of images (B, C, H, W) and targets in order; pass `Batch` objects through.
 
     Raises:
-        DataError: images of another shape.
+        DataError: images of another shape, or of integers.
 
     Example:
         >>> [(batch.index, batch.ids.tolist()) for batch in as_batches([(torch.zeros(2, 3, 8, 8), torch.zeros(2))] * 2)]
@@ -85,8 +97,6 @@ def as_batches(batches: Iterable[Batch | tuple[Tensor, Any]]) -> Iterator[Batch]
                 raise DataError(f"expected pairs of images (B, C, H, W) and targets, got {type(batch).__name__}")
             images, targets = batch
             batch = Batch(images, targets, torch.arange(seen, seen + len(images)), index)
-        if batch.images.ndim != 4:
-            raise DataError(f"expected images (B, C, H, W), got a tensor of {tuple(batch.images.shape)}")
         seen += len(batch)
         yield batch
 
