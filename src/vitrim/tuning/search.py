@@ -455,7 +455,7 @@ class SearchSpec:
             the dense model; None for fp32. Damage is measured in fp32.
 
     Raises:
-        VitrimError: an unknown proxy, strategy or shape.
+        VitrimError: an unknown proxy, strategy or shape, or no time.
     """
 
     strategy: str = "evolution"
@@ -468,6 +468,8 @@ class SearchSpec:
     def __post_init__(self) -> None:
         check_known("proxy", self.proxy, get_args(Proxy))
         check_kinds(minutes=self.minutes)
+        if self.minutes is not None and not self.minutes > 0.0:
+            raise VitrimError(f"a search needs some time, got minutes={self.minutes:g}")
         make_strategy(self.strategy, self.shape)
 
     @property
@@ -607,8 +609,6 @@ class Searches:
             raise VitrimError(f"a search needs at least 1 evaluation, got {self.evaluations}")
         self.strategy: Strategy = make_strategy(spec.strategy, spec.shape)
         self.seconds = None if spec.minutes is None else 60.0 * spec.minutes
-        if self.seconds is not None and not self.seconds > 0.0:
-            raise VitrimError(f"a search needs some time, got seconds={self.seconds:g}")
         self.timer = self._timer(spec)
         methods = [method] if isinstance(method, str | MethodConfig) else list(method)
         self.spaces = [Space.of(model, one, placed=spec.shape != "free") for one in methods]
