@@ -29,7 +29,7 @@ pytest: $(VENV)/.installed
 test-slow: $(VENV)/.installed
 	$(MAKE) --no-print-directory pytest TESTS="-m slow"
 
-# Everything: every method on every host, all cases of every table, and what is marked `full`. Takes hours on two cores.
+# Everything: every method on every host, all cases of every table, and what is marked `full`: an hour and a half on two cores.
 test-full: lint
 	VITRIM_FULL_MATRIX=1 $(MAKE) --no-print-directory pytest
 
