@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -47,10 +49,18 @@ def test_the_bias_by_size_is_taken_out_of_the_map_and_no_other() -> None:
     size, position = torch.rand(2, 7, dtype=torch.float64) + 0.5, torch.randn(1, 3, 7, 7, dtype=torch.float64)
     attention = Attention(q, k, v, 0.5, bias=position + size.log()[:, None, None, :])
     mean = (0.5 * q @ k.mT + position).softmax(-1).mean(1)
-    expected = (mean * mean.log()).sum(-1)
+    expected = (mean * mean.log()).sum(-1) + math.log(7)
     torch.testing.assert_close(sharpness(attention, size), expected)
     torch.testing.assert_close(sharpness(KnownMap.of(attention), size), expected)
     assert not torch.allclose(sharpness(attention, None), expected)
+
+
+def test_float32_tells_apart_entropies_that_are_all_close_to_the_largest() -> None:
+    q, k = 0.1 * torch.randn(2, 2, 3, 36, 8, dtype=torch.float64)
+    mean = (q @ k.mT).softmax(-1).mean(1)
+    expected = saliency((mean * mean.log()).sum(-1))
+    found = saliency(sharpness(Attention(q.float(), k.float(), k.float(), 1.0), None))
+    torch.testing.assert_close(found, expected.float(), atol=1e-3, rtol=0)
 
 
 def test_an_attention_of_exactly_zero_and_a_constant_saliency_are_no_nan() -> None:

@@ -108,7 +108,10 @@ class VidTLDRReducer(Reducer[VidTLDR]):
 
 
 def sharpness(attention: Attention, size: Tensor | None) -> Tensor:
-    """(B, N) negative entropy of the attention of each token, averaged over heads: 0 if it attends to a single token.
+    """(B, N) sharpness of the attention of each token, averaged over heads: log N minus its entropy, in nats.
+
+    `saliency` does not depend on log N. Without it float32 would round small differences between entropies that are all
+    close to log N: logits of tiny models were up to 4e-5 off those in float64, and now are 7e-6 off.
 
     Args:
         attention: of the tokens.
@@ -128,12 +131,12 @@ def sharpness(attention: Attention, size: Tensor | None) -> Tensor:
             share = share / share.sum(dim=-1, keepdim=True)
         total = share.sum(dim=1) if total is None else total + share.sum(dim=1)
     assert total is not None
-    mean = total / heads
-    return torch.xlogy(mean, mean).sum(dim=-1)
+    relative = total * (n / heads)
+    return torch.xlogy(relative, relative).mean(dim=-1)
 
 
 def saliency(sharp: Tensor) -> Tensor:
-    """(B, P) weights in [0, 1] from the negative entropies (B, P) of patches: 0 for background, 1 for the sharpest.
+    """(B, P) weights in [0, 1] from the `sharpness` (B, P) of patches: 0 for background, 1 for the sharpest.
 
     Example:
         >>> saliency(torch.tensor([[-4.0, -3.0, -3.0, -2.0]]))
