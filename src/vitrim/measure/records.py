@@ -47,7 +47,7 @@ class Batch:
         if not self.images.is_floating_point():
             raise DataError(
                 f"expected images as the model takes them, normalised, got {self.images.dtype}: convert them to floats "
-                "and normalise them, e.g. with the transform of vitrim.data.eval_transform(model)"
+                "and normalise them, e.g. with vitrim.data.eval_transform(model)"
             )
 
     def __len__(self) -> int:
