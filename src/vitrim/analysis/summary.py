@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
@@ -20,7 +20,7 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import methods, parse_method
 from vitrim.errors import VitrimError
 from vitrim.measure.copies import reduced_copy, shared_copy
-from vitrim.measure.evaluation_report import change_cell, spelled
+from vitrim.measure.evaluation_report import at_chance, change_cell, spelled
 from vitrim.measure.latency import Budget, time_interleaved
 from vitrim.measure.records import DENSE
 from vitrim.plots.charts import Line, line
@@ -72,7 +72,18 @@ def summary(records: Sequence[Record]) -> FamilyResult:
     title = "Accuracy, cost, and time of one image (a first look: vitrim bench measures it)"
     shown = tuple(name for name in names if name not in ("images", "gmacs", "curve"))
     table = Table("summary", title if "ms" in names else "Accuracy and cost", columns, rows, shown)
-    return FamilyResult([table, *by_data(records)], sentences(table))
+    return FamilyResult([table, *by_data(records)], [*sentences(table), *_chances(records)])
+
+
+def _chances(records: Sequence[Record]) -> Iterator[str]:
+    """Yield a sentence for every dense model that guesses, but for those with random weights."""
+    for record in records:
+        right, logits = record.correct(), record.arrays.get("logits")
+        if record.method != DENSE or right is None or logits is None or record.header.get("weights") == "random":
+            continue
+        found = at_chance(float(right.mean()), len(right), logits.shape[1])
+        if found is not None:
+            yield f"{record.name}: {found}"
 
 
 def _same(one: Record, other: Record) -> bool:

@@ -36,7 +36,6 @@ from vitrim.core.reduce import reduce_
 from vitrim.core.registry import ask, host_of
 from vitrim.data.transforms import eval_transform
 from vitrim.errors import ReductionWarning, VitrimError, check_known
-from vitrim.hosts.shared.classes import class_names
 from vitrim.loading import create_model
 from vitrim.measure.contestants import Contestant, ModelOutput
 from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
@@ -46,6 +45,7 @@ from vitrim.measure.macs import profile_of
 from vitrim.plots.classifier import check_shown
 from vitrim.plots.patches import sources_of
 from vitrim.tasks import Task, make_task
+from vitrim.tasks.classes import class_names
 from vitrim.tuning.space import training_free
 
 KEPT_MODELS = 3

@@ -33,13 +33,13 @@ from vitrim.exporting.program import MAX_BATCH, Program, as_read, trace
 from vitrim.exporting.program import check as compare
 from vitrim.exporting.timing import noise, table, time_exported
 from vitrim.files import as_path, check_file, json_text
-from vitrim.hosts.shared.classes import class_names
 from vitrim.loading import MADE, ModelSpec
 from vitrim.measure.copies import Apart, apart, shared_copy, take_learned
 from vitrim.measure.earlier import earlier
 from vitrim.measure.inputs import WHERE, DataSpec, open_images
 from vitrim.measure.machine import drawing, environment
 from vitrim.measure.macs import count_macs
+from vitrim.tasks.classes import class_names
 from vitrim.version import __version__
 
 FITTED = 512

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import sqrt
 from typing import Any
 
 from vitrim.measure.inputs import EMBEDDING
@@ -34,13 +35,15 @@ def evaluation_report(
     else:
         number = f"{seen} of {data['images']}" if seen < data["images"] else f"{seen}"
         title = f"{model} on {data['source']}: {number} images in batches of {data['batch_size']}"
-    facts = {**facts, "data": data, **ended}
+    doubtful = doubts(facts, task, "agree and cosine still say", rows[0])
+    facts = {**facts, "data": data, **ended, "doubts": doubtful}
     # notes needed to read the table
     error = f" ± its standard error on the same images{NONE_CHANGED}" if "loss_error" in rows[0] else ""
     notes = [
         f"metrics, agree ({task.agreement_means}) and MACs saved in %; change of {spelled(task.selects_by)} in "
         f"points{error}; cosine of what the head reads; tokens left at the end, class token included",
-        *weight_and_class_notes(facts, task, "agree and cosine still say"),
+        *doubtful,
+        *matched(facts, task),
     ]
     if "files" in facts:
         notes.append(facts["files"])
@@ -51,6 +54,13 @@ def evaluation_report(
             "neighbours: of the nearest 10, those that the dense model finds"
         )
     return Report("eval", facts, rows, [_table(title, rows, task)], notes)
+
+
+def matched(facts: Mapping[str, Any], task: Task) -> Iterator[str]:
+    """Yield a note where the data's classes are some of the model's, found by name."""
+    classes = facts["data"]["classes"]
+    if task.places is not None and task.other_classes and classes != task.num_classes:
+        yield f"the data's {classes} classes are {classes} of the model's {task.num_classes}, by their names"
 
 
 def _table(title: str, rows: Sequence[Row], task: Task) -> Table:
@@ -107,29 +117,63 @@ def change_cell(change: float, error: float | None, images: int) -> str:
     return f"{100 * change:+.2f}" + ("" if error is None else f"±{100 * error:.2f}")
 
 
-def weight_and_class_notes(facts: Mapping[str, Any], task: Task, still: str) -> Iterator[str]:
-    """Yield notes on accuracies that are meaningless; ``still``: text on what the other columns still show."""
-    if facts["weights"] == "random":
-        yield (
+def doubts(facts: Mapping[str, Any], task: Task, still: str, dense: Mapping[str, Any] | None = None) -> list[str]:
+    """Why the accuracies may be meaningless, one line each, for a report's notes and its record.
+
+    Args:
+        still: text on what the other columns still show.
+        dense: row of the dense model, if it is measured.
+    """
+    found: list[str] = []
+    random = facts["weights"] == "random"
+    if random:
+        found.append(
             "the model has random weights (neither pretrained nor of a checkpoint), so its accuracy is meaningless; "
             f"{still} how much the reduction changes"
         )
     if facts["untrained"]:
-        yield (
+        found.append(
             f"{', '.join(facts['untrained'])}: with random parameters, as nothing was given that learned them; "
             "a checkpoint may be the folder of a run of `vitrim train`"
         )
     classes, known = facts["data"]["classes"], task.num_classes
-    if task.by_number and classes == known:
-        yield (
-            "the classes of data and model have different names: accuracy is right only if every label is the "
-            "index of the model's class"
-        )
-    elif classes not in (None, known) and task.places is None and task.name != EMBEDDING:
-        yield (
+    if classes not in (None, known) and task.places is None and task.name != EMBEDDING:
+        found.append(
             f"the data has {classes} classes and the model {known}: accuracy is right only if every label is the "
             "index of the model's class"
         )
+    chance = (
+        None if random or dense is None or "top1" not in dense else at_chance(dense["top1"], dense["images"], known)
+    )
+    return found if chance is None else [*found, chance]
+
+
+LEAST = 30
+"""Fewest images on which a model can be seen to guess."""
+
+
+def at_chance(top1: float, images: int, classes: int) -> str | None:
+    """A sentence on a dense model that is right no more often than by chance; None if it is, or on too few images.
+
+    Args:
+        top1: share of images.
+        classes: K; a guess is right with 1/K, and with two standard errors more by luck (one time in forty).
+
+    Example:
+        >>> at_chance(0.017, 1000, 1000), at_chance(0.0, 29, 10)
+        (None, None)
+        >>> at_chance(0.0, 40, 1000)  # doctest: +NORMALIZE_WHITESPACE
+        'the dense model is right on 0.0 % of 40 images, as if by chance (0.1 % of 1000 classes): the labels may be of
+        other classes than the model was trained on, or in another order, or the images be prepared in another way'
+    """
+    guess = 1.0 / classes
+    if images < LEAST or top1 > guess + 2.0 * sqrt(guess * (1.0 - guess) / images):
+        return None
+    return (
+        f"the dense model is right on {100 * top1:.1f} % of {images} images, as if by chance ({100 * guess:.1f} % of "
+        f"{classes} classes): the labels may be of other classes than the model was trained on, or in another order, "
+        "or the images be prepared in another way"
+    )
 
 
 def spelled(metric: str) -> str:

@@ -13,13 +13,11 @@ from vitrim.data.decoding import to_tensor
 from vitrim.data.dense import DetectionDataset, SegmentationDataset, plain
 from vitrim.data.transforms import eval_transform, geometry_of
 from vitrim.errors import VitrimError
-from vitrim.hosts.shared.classes import described, strange
 from vitrim.loading import Loaded, as_trained
 from vitrim.measure.inputs import EMBEDDING, ZERO_SHOT, DataSpec, open_data, task_name
 from vitrim.tasks import Task, make_task
+from vitrim.tasks.classes import BY_NUMBER
 
-BY_NUMBER = "by_number"
-"""Data option: labels are the indices of the model's classes, whatever their names."""
 DATASETS = (ImageDataset, MultiLabelDataset, SegmentationDataset, DetectionDataset)
 
 
@@ -79,20 +77,6 @@ def check_dataset(dataset: Any, task: Task, model: str) -> None:
         )
 
 
-def check_names(dataset: Any, task: Task, model: nn.Module) -> None:
-    """Refuse data that share no class name with the model, if both have names: indices would be meaningless."""
-    if not dataset.class_names or task.reads is not None or task.name == EMBEDDING or task.places is not None:
-        return
-    known = strange(dataset.class_names, model)
-    if known is not None:
-        one, other = (", ".join([*names[:3], *(["..."] * (len(names) > 3))]) for names in (dataset.class_names, known))
-        raise VitrimError(
-            f"the classes of {dataset.source} ({one}) are none of the model's ({other}): take a model of these, "
-            f"score without them (--task {EMBEDDING}; `vitrim optimize`: --no-labels), or say that every label is "
-            f"the number of the model's class: --data-option {BY_NUMBER}=true"
-        )
-
-
 def open_task(loaded: Loaded, data: Any, *, embeddings: bool = False) -> tuple[Task, Any]:
     """The task of a model, and its images with the model's transform; the recipe of a training run sets the defaults.
 
@@ -122,8 +106,8 @@ def open_task(loaded: Loaded, data: Any, *, embeddings: bool = False) -> tuple[T
     rules, trained = as_trained(loaded.name, spec.protocol)
     options = dict(spec.options or {})
     by_number = options.pop(BY_NUMBER, False)
-    if not isinstance(by_number, bool):
-        raise VitrimError(f"data option {BY_NUMBER}={by_number!r} must be true or false")
+    if by_number not in (True, False, "names"):
+        raise VitrimError(f"data option {BY_NUMBER}={by_number!r} must be true, false or names")
     name = task_name(model, spec.task)
     if name == EMBEDDING and not embeddings:
         raise VitrimError(
@@ -141,11 +125,8 @@ def open_task(loaded: Loaded, data: Any, *, embeddings: bool = False) -> tuple[T
         dataset = copy.copy(spec.source)
     found = task_of(model, dataset, name)
     found.follow(rules)
-    names = dataset.class_names
-    found.meet(model, described(names) if names and name == ZERO_SHOT else names)
+    found.meet(model, dataset.class_names, by_number=by_number)
     check_dataset(dataset, found, loaded.name)
-    if not by_number:
-        check_names(dataset, found, model)
     if dataset.transform in (to_tensor, plain):
         own = None if found.reads is None else found.eval_transform(geometry_of(model))
         dataset.transform = own or eval_transform(model)

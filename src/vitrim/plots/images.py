@@ -16,9 +16,9 @@ from vitrim.core.registry import ask
 from vitrim.data import ImageDataset, spread
 from vitrim.data.folders import loose_images
 from vitrim.errors import VitrimError
-from vitrim.hosts.shared.classes import described
 from vitrim.measure.inputs import DataSpec, open_data
 from vitrim.plots.patches import Image, in_colour
+from vitrim.tasks.classes import Name
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
@@ -64,7 +64,8 @@ class Pictured:
         for place in places:
             image = dataset.read_image(place)
             if not self.loose:
-                labels, names = getattr(dataset, "labels", None), described(dataset.class_names or []) or None
+                labels = getattr(dataset, "labels", None)
+                names = [Name.of(name).words for name in dataset.class_names or ()] or None
                 label = "" if labels is None else f": {labels[place] if names is None else names[labels[place]]}"
                 yield f"image_{place}", f"image {place}{label}", image
                 continue

@@ -21,7 +21,6 @@ from vitrim.data import eval_transform, spread
 from vitrim.data.transforms import geometry_of
 from vitrim.errors import MissingPackageError, VitrimError, check_kinds, check_known, check_read, check_whole
 from vitrim.files import check_folder
-from vitrim.hosts.shared.classes import class_names as names_of
 from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.contestants import contestants
 from vitrim.measure.earlier import earlier
@@ -35,6 +34,7 @@ from vitrim.plots.image_tokens import copies, draw_image_tokens, image_token_row
 from vitrim.plots.images import Pictured, from_source, given_images, pixels_of
 from vitrim.plots.style import FORMATS, encoded, save
 from vitrim.report import Report, Results, Table
+from vitrim.tasks.classes import class_names as names_of
 
 FEW = 8
 """Default number of images of a dataset; also the most figures kept in memory if files are written."""

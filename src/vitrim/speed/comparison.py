@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from vitrim.measure.evaluation_report import NONE_CHANGED, change_cell, spelled, unseen, weight_and_class_notes
+from vitrim.measure.evaluation_report import NONE_CHANGED, change_cell, doubts, matched, spelled, unseen
 from vitrim.measure.records import DENSE, Row
 from vitrim.report import Report, Table
 from vitrim.speed.bench import WHOLE
@@ -57,6 +57,7 @@ class Comparison(Report):
                     "speeds": speeds,
                 }
             )
+        self.facts["doubts"] = doubts(self.facts, task, "agree still says", dense)
         self.tables = [_table(self, metric)]
         self.notes = list(_notes(self.facts, rows, task))
         self.words = list(in_words(rows, metric))
@@ -133,7 +134,8 @@ def _notes(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], task: Ta
         )
         yield f"dense is {kernels}, timed on {facts['timed_on']}; threads: {facts['environment']['threads']}"
     yield from facts["lacking"]
-    yield from weight_and_class_notes(facts, task, "agree still says")
+    yield from facts["doubts"]
+    yield from matched(facts, task)
 
 
 def in_words(rows: Sequence[Mapping[str, Any]], metric: str) -> Iterator[str]:

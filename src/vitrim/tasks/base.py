@@ -13,8 +13,8 @@ from torch.utils.data import default_collate
 from vitrim.core.registry import ask
 from vitrim.core.tables import enter
 from vitrim.core.versions import require
-from vitrim.data.paths import listed
 from vitrim.errors import DataError, VitrimError, check_known
+from vitrim.tasks.classes import places_of
 from vitrim.tasks.options import Protocol
 from vitrim.tasks.transforms_dense import DenseEvalTransform, DenseTrainTransform
 
@@ -55,7 +55,6 @@ class Task(ABC):
         unpadded: after `meet`, a model sees each image in its own size and shape.
         columns: places of the logits that are read, in the order of the classes; None: all.
         places: after `meet`, the model's class of each of the data's; None: they have the same numbers.
-        by_number: data and model both have class names, but without a match.
     """
 
     name: ClassVar[str]
@@ -77,7 +76,6 @@ class Task(ABC):
         self.num_classes = num_classes
         self.places: list[int] | None = None
         self.columns: list[int] | None = None
-        self.by_number = False
         self.protocol = Protocol()
         self.unpadded = False
 
@@ -142,21 +140,18 @@ class Task(ABC):
             raise VitrimError(f"task {self.name} sees whole images, once: leave the protocol out")
         self.protocol = protocol
 
-    def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
+    def meet(self, model: nn.Module, class_names: Sequence[str] | None, *, by_number: bool | str = False) -> None:
         """Adapt the reading of predictions to a model that may come from elsewhere, for data with these classes.
 
-        Classes match by name where both sides have names: the data's classes become the first ones, and the model's
-        others follow or are dropped. Without a common name they match by number.
+        Where classes match by name, the data's become the first ones, and the model's others follow or are dropped.
+
+        Args:
+            by_number: see `vitrim.tasks.classes.places_of`.
 
         Raises:
-            VitrimError: only some names of the data are the model's, or a name belongs to several classes.
+            VitrimError: which classes of the model the data's are is not certain.
         """
-        library = ask(model)
-        known = library.class_names(model)
-        if known is not None and len(known) != (library.num_classes(model) or len(known)):
-            known = None  # of an earlier head
-        self.places = places_of(class_names, known, numbered=self.reads is not None)
-        self.by_number = bool(class_names and known) and self.places is None
+        self.places = places_of(class_names, model, by_number=by_number, numbered=self.reads is not None)
         if self.places is not None and self.other_classes:
             self.columns = [*self.places, *sorted(set(range(self.num_classes)).difference(self.places))]
         elif self.places is not None:
@@ -215,67 +210,6 @@ class Task(ABC):
     def check_loss(self, loss: Loss) -> None:
         """Raise `VitrimError` if the task cannot learn the loss of a recipe."""
         check_known(f"loss of {self.name}", loss.name, self.losses)
-
-
-def places_of(names: Sequence[str] | None, known: Sequence[str] | None, *, numbered: bool = False) -> list[int] | None:
-    """Places of the data's classes among the model's, by name, ignoring case, spaces, - and _.
-
-    Args:
-        names, known: of the data's classes, and of the model's.
-        numbered: the data has the numbers of a published list with several spellings: names that the model does not
-            have match by number, if all others are the model's in the same order.
-
-    Returns:
-        One place per name; None if one side has no names, or no name matches.
-
-    Raises:
-        VitrimError: a name does not match although others do, or matches several classes.
-
-    Example:
-        >>> places_of(["cat", "Dog"], ["N/A", "dog", "cat", "N/A"]), places_of(["cat"], ["n02123045"])
-        ([2, 1], None)
-    """
-    if not names or not known:
-        return None
-    if list(names) == list(known):  # ImageNet has two cranes
-        return list(range(len(known)))
-    exact: dict[str, list[int]] = {}
-    spelt: dict[str, list[int]] = {}
-    for place, name in enumerate(known):
-        exact.setdefault(name, []).append(place)
-        spelt.setdefault(spelling(name), []).append(place)
-    found = [exact.get(name) or spelt.get(spelling(name)) or [] for name in names]
-    if not any(found):
-        return None
-    own_places = len(names) == len(known) and all(place in each for place, each in enumerate(found) if each)
-    if own_places and all(found):
-        return list(range(len(known)))
-    missing = next((name for name, places in zip(names, found, strict=True) if not places), None)
-    if missing is not None:
-        if numbered and own_places:
-            return None
-        raise VitrimError(
-            f"class '{missing}' of the data is not among the {len(known)} classes of the model ({listed(known)}), "
-            "though others are: name the classes as the model does"
-        )
-    places = [each[0] for each in found]
-    doubled = next((n for n, each in enumerate(found) if len(each) > 1 or places.index(places[n]) < n), None)
-    if doubled is not None:
-        raise VitrimError(
-            f"class '{names[doubled]}' of the data cannot be told by its name, which is not that of one class of the "
-            f"model ({listed(known)}): name the classes as the model does"
-        )
-    return places
-
-
-def spelling(name: str) -> str:
-    """Normalise the spelling of a name.
-
-    Example:
-        >>> spelling("Traffic_Light "), spelling("traffic light")
-        ('traffic light', 'traffic light')
-    """
-    return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())
 
 
 def register_task(task: type[T]) -> type[T]:

@@ -96,13 +96,12 @@ class Detection(Task):
         self.check_loss(loss)
         return classes_present
 
-    def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
-        library = ask(model)
-        self.unpadded = library.sees_unpadded
-        super().meet(model, class_names)
+    def meet(self, model: nn.Module, class_names: Sequence[str] | None, *, by_number: bool | str = False) -> None:
+        self.unpadded = ask(model).sees_unpadded
+        count = self.num_classes
+        super().meet(model, class_names, by_number=by_number)
         if self.places is not None:
-            known = library.class_names(model)
-            self.labels = torch.full((len(known or ()),), -1)
+            self.labels = torch.full((count,), -1)
             self.labels[self.places] = torch.arange(self.num_classes)
 
     def collate(self, items: list[tuple[Tensor, Objects]]) -> tuple[Tensor, Boxes]:

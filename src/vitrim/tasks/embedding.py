@@ -52,7 +52,7 @@ class Embedding(Task):
     def metrics(self) -> MetricCollection:
         return MetricCollection({})
 
-    def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
+    def meet(self, model: nn.Module, class_names: Sequence[str] | None, *, by_number: bool | str = False) -> None:
         """Do nothing: classes only group the images, and the model need not know them."""
 
     def check_targets(self, targets: Any, count: int) -> None:

@@ -72,9 +72,9 @@ class Segmentation(Task):
         self.check_loss(loss)
         return partial(patch_cross_entropy, smoothing=loss.smoothing)
 
-    def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
+    def meet(self, model: nn.Module, class_names: Sequence[str] | None, *, by_number: bool | str = False) -> None:
         """Adapt to the model (`Task.meet`); by default, a model of one image size sees windows of that size."""
-        super().meet(model, class_names)
+        super().meet(model, class_names, by_number=by_number)
         library = ask(model)
         size = library.input_size(model)
         if library.takes_one_size and size is not None and self.protocol.plain:

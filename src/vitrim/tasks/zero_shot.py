@@ -11,6 +11,7 @@ from torch.nn.functional import normalize
 from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
 from vitrim.tasks.base import register_task
+from vitrim.tasks.classes import told_apart
 from vitrim.tasks.classification import Classification
 
 
@@ -35,15 +36,19 @@ class ZeroShot(Classification):
         self.template = "a photo of a {}"
         self.texts: tuple[Tensor, float, float] | None = None
 
-    def meet(self, model: nn.Module, class_names: Sequence[str] | None) -> None:
-        """Embed the data's classes; `VitrimError` without names (numbers are none), or without a text tower."""
+    def meet(self, model: nn.Module, class_names: Sequence[str] | None, *, by_number: bool | str = False) -> None:
+        """Embed the data's classes, whatever their numbers.
+
+        Raises:
+            VitrimError: no names (numbers are none), two classes that come to the same words, or no text tower.
+        """
         if not class_names or all(name.strip().isdecimal() for name in class_names):
             found = "none" if not class_names else f"numbers: {', '.join(class_names[:3])}"
             raise VitrimError(
                 f"zero-shot classification asks for the classes by their names, and the data has {found}; give them in "
                 "a file, one per line in the order of the labels: --data-option class_names=FILE"
             )
-        sentences = [self.template.format(name.replace("_", " ")) for name in class_names]
+        sentences = [self.template.format(name.replace("_", " ")) for name in told_apart(class_names)]
         vectors, scale, bias = ask(model).text_embeddings(model, sentences)
         self.texts = normalize(vectors.float(), dim=1), scale, bias
         self.num_classes, self.places = len(class_names), list(range(len(class_names)))

@@ -36,7 +36,7 @@ from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.copies import reduced_copy
 from vitrim.measure.earlier import earlier
-from vitrim.measure.evaluation_report import weight_and_class_notes
+from vitrim.measure.evaluation_report import doubts
 from vitrim.measure.inputs import EMBEDDING, WHERE, DataSpec, open_images, task_name
 from vitrim.measure.machine import drawing, environment
 from vitrim.measure.neighbours import NeighbourLoss
@@ -159,7 +159,8 @@ def optimize(
             "engines": [str(one) for one in engines],
         }
         shown = can_show(inputs.thirds.count("check"))
-        notes = [*_doubts(inputs, facts), *lacking, shown]
+        facts["doubts"] = _doubts(inputs, facts)
+        notes = [*facts["doubts"], *_embedding_note(inputs, facts), *lacking, shown]
         tell(shown)
         if speedup is None:
             _check_count(bound, inputs.thirds.count("check"), few=source.few)
@@ -304,15 +305,19 @@ def _check_tower(model: nn.Module, task: Task, images: DatasetImages) -> None:
 
 def _doubts(inputs: Inputs, facts: Mapping[str, Any]) -> list[str]:
     """Reasons to doubt the numbers; warn of them before hours of work."""
-    doubts: list[str] = []
-    if inputs.source.labels:
-        given = {**facts, "untrained": [], "data": {"classes": inputs.dataset.num_classes}}
-        doubts = list(weight_and_class_notes(given, inputs.task, "only agreement says"))
-    for doubt in doubts:
+    if not inputs.source.labels:
+        return []
+    given = {**facts, "untrained": [], "data": {"classes": inputs.dataset.num_classes}}
+    found = doubts(given, inputs.task, "only agreement says")
+    for doubt in found:
         warnings.warn(f"{doubt}; --no-labels compares with the dense model alone", stacklevel=3)
-    if inputs.task.name == EMBEDDING:
-        doubts.append(f"the embedding: {facts['embedding']}; neighbours are looked for within each third")
-    return doubts
+    return found
+
+
+def _embedding_note(inputs: Inputs, facts: Mapping[str, Any]) -> list[str]:
+    if inputs.task.name != EMBEDDING:
+        return []
+    return [f"the embedding: {facts['embedding']}; neighbours are looked for within each third"]
 
 
 def can_show(count: int) -> str:

@@ -24,10 +24,11 @@ from vitrim.errors import VitrimError
 from vitrim.exporting.writing import FileSpec, export
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.copies import reduced_copy, shared_copy
+from vitrim.measure.evaluation_report import at_chance
 from vitrim.measure.in_files import FileModel
 from vitrim.measure.latency import Budget, in_turn, paired_speedup, summarise, time_interleaved
 from vitrim.measure.neighbours import NeighbourLoss
-from vitrim.measure.probes import PairedLoss
+from vitrim.measure.probes import PairedLoss, TaskMetrics
 from vitrim.measure.records import DENSE, read
 from vitrim.measure.run import Measurement
 from vitrim.report import Pace
@@ -173,6 +174,7 @@ class Race:
 
         ``wanted`` None means all methods that need no training.
         """
+        self._check_dense()
         configs = wanted
         if configs is None:
             configs = training_free(self.model, counted=self.batch_size > 1)
@@ -189,6 +191,28 @@ class Race:
         for (one, config), share, score in zip(settings, shares, scores, strict=True):
             self.known.setdefault(one.name, []).append(Rung(share, config, score))
         self._fit_slope(scores)
+
+    def _check_dense(self) -> None:
+        """Refuse a dense model that guesses: every setting would lose nothing against it."""
+        if not getattr(self.loss, "labels", False) or self.task.selects_by != "top1":
+            return
+        count = self.images.count("search")
+
+        def scored() -> float:
+            measurement = Measurement(
+                [Contestant(shared_copy(self.model).eval(), self.task)], [TaskMetrics(self.task)], self.task
+            )
+            measurement.follow(self.images.batches("search", 0, count))
+            return float(measurement.rows()[0]["top1"])
+
+        chance = at_chance(
+            self.study.value("top-1 of the dense model", scored, kind=float), count, self.task.num_classes
+        )
+        if chance is not None:
+            raise VitrimError(
+                f"{chance}. Every setting would lose nothing against it: give labels of its classes, or compare with "
+                "the dense model alone (--no-labels, labels=False)"
+            )
 
     def ladders(self, configs: Sequence[MethodConfig]) -> list[Ladder]:
         """Every method with every schedule that it supports: its default blocks, and few blocks."""
