@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from vitrim.hosts.shared.classes import class_names
 
 import vitrim
 from app_files import EXAMPLES as FOLDER
@@ -25,7 +26,6 @@ from vitrim.core.reduce import HANDLE
 from vitrim.core.registry import methods
 from vitrim.data.transforms import eval_transform
 from vitrim.errors import VitrimError
-from vitrim.hosts.shared.classes import class_names
 from vitrim.loading import create_model
 from vitrim.measure.macs import profile_of
 

@@ -76,43 +76,6 @@ def test_an_unknown_task_is_one_line() -> None:
 # ---- classes by name
 
 
-@pytest.mark.parametrize(
-    ("names", "known", "places"),
-    [
-        (["cat", "dog", "eel"], ["eel", "dog", "cat"], [2, 1, 0]),
-        (["cat", "eel"], ["eel", "dog", "cat"], [2, 0]),
-        (["Traffic_Light", "stop-sign"], ["stop sign", "traffic light"], [1, 0]),
-        (["Cat", "cat"], ["cat", "Cat"], [1, 0]),  # as they are written, before spelling is left aside
-        (["crane", "dog", "crane"], ["crane", "dog", "crane"], [0, 1, 2]),  # ImageNet has two of them
-        (["Crane", "dog", "Crane"], ["crane", "dog", "crane"], [0, 1, 2]),
-        (["n02123045", "n02086240"], ["cat", "dog"], None),  # nothing in common: by number
-        (["cat"], None, None),
-        (None, ["cat"], None),
-    ],
-)
-def test_places_of_classes_by_name(names: list[str] | None, known: list[str] | None, places: list[int] | None) -> None:
-    assert base.places_of(names, known) == places
-
-
-def test_a_class_that_the_model_does_not_have_is_refused() -> None:
-    told = (
-        r"^class 'yak' of the data is not among the 3 classes of the model \(ant, bee, cow\), though others are: name"
-    )
-    with pytest.raises(VitrimError, match=told):
-        base.places_of(["ant", "yak"], ["ant", "bee", "cow"])
-    with pytest.raises(VitrimError, match="class 'crane' of the data cannot be told by its name"):
-        base.places_of(["crane", "dog"], ["crane", "dog", "crane"])
-    with pytest.raises(VitrimError, match="class 'cat' of the data cannot be told by its name"):
-        base.places_of(["Cat", "cat"], ["cat", "dog"])
-
-
-def test_a_published_list_may_be_spelt_in_another_way_if_the_order_is_the_same() -> None:
-    assert base.places_of(["sky", "ashcan", "road"], ["sky", "trash can", "road"], numbered=True) is None
-    for known in (["road", "trash can", "sky"], ["sky", "trash can", "road", "car"]):
-        with pytest.raises(VitrimError, match="class 'ashcan' of the data is not among"):
-            base.places_of(["sky", "ashcan", "road"], known, numbered=True)
-
-
 def _named(logits: torch.Tensor, *names: str) -> torch.nn.Module:
     """A model of timm's conventions that says the same of every image, of classes with names."""
     model: Any = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(1, len(names)))
@@ -129,7 +92,7 @@ def test_classification_counts_labels_by_name() -> None:
     task.meet(model, ["dog", "zebra"])
     prediction = task.predict(model, torch.zeros(3, 1, 1, 1))
     assert prediction.tolist() == [[2.0, 4.0, 3.0, 1.0]] * 3  # dog, zebra, and what the data does not have
-    assert (task.num_classes, task.by_number) == (4, False)
+    assert task.num_classes == 4
     metrics = task.metrics()
     task.update(metrics, prediction, torch.tensor([1, 0, 1]))
     assert metrics.compute()["top1"].item() == pytest.approx(2 / 3)
@@ -147,7 +110,7 @@ def test_names_of_another_head_say_nothing() -> None:
     model = _named(torch.tensor([4.0, 3.0, 2.0]), "zebra", "cat", "dog")
     model.class_names = ["cat", "zebra"]
     task = make_task("classification", 3)
-    task.meet(model, ["cat", "zebra"])
+    task.meet(model, ["cat", "dog", "zebra"])
     assert task.predict(model, torch.zeros(1, 1, 1, 1)).tolist() == [[4.0, 3.0, 2.0]]
 
 

@@ -256,3 +256,23 @@ def test_models_and_data_without_names_are_refused(tmp_path: Path) -> None:
         evaluate(HEADLESS, None, DataSpec(batches, task="zero_shot"))
     with pytest.raises(VitrimError, match="asks for the classes by their names, and the data has none"):
         make_task("zero_shot", 0).meet(torch.nn.Identity(), None)
+
+
+def test_two_classes_of_the_same_words_are_refused_before_they_are_embedded() -> None:
+    task = make_task("zero_shot", 0)
+    with pytest.raises(VitrimError, match="classes 'crane' and 'Crane' of the data come to the same words, 'crane'"):
+        task.meet(torch.nn.Identity(), ["crane", "cat", "Crane"])
+
+
+def test_sentences_of_wordnet_ids_tell_two_cranes_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def embedded(self: Library, model: object, texts: list[str]) -> tuple[torch.Tensor, float, float]:
+        said.extend(texts)
+        return torch.eye(len(texts)), 1.0, 0.0
+
+    monkeypatch.setattr(Library, "text_embeddings", embedded)
+    make_task("zero_shot", 0).meet(torch.nn.Identity(), ["n02012849", "n03126707", "traffic_light"])
+    assert said[0].startswith("a photo of a crane, large long-necked wading bird")
+    assert said[1].startswith("a photo of a crane, lifts and moves heavy objects")
+    assert said[2] == "a photo of a traffic light"

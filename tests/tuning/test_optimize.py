@@ -267,7 +267,7 @@ def test_a_race_that_is_stopped_keeps_the_settings_that_it_scored(
 
     def stopping(self: Measurement, *given: Any) -> None:
         passes.append(self)
-        if len(passes) == 3:
+        if len(passes) == 4:  # the first is the dense model's
             raise Stop
         follow(self, *given)
 
@@ -538,3 +538,22 @@ def test_a_limit_is_that_of_all_three_thirds(source: str, tmp_path: Path, limit:
     images = vitrim.DataSpec(source, limit=limit)
     with pytest.raises(VitrimError, match=f"a loss of 1 point cannot be seen on {third} images"):
         optimize(model(), images, out=tmp_path / "out", methods="topk", engine="torch.export", precision="fp32")
+
+
+def test_a_dense_model_that_guesses_ends_the_search(tmp_path: Path, watch: Watch) -> None:
+    """Its head says class 0 to everything, and all labels are 1: no setting could lose anything against it."""
+    write_noise(tmp_path / "images", 48)
+    host = create_model("test_vit", options=OPTIONS)
+    torch.nn.init.zeros_(host.head.weight)
+    host.head.bias.data = torch.tensor([1.0, 0.0])
+    data = load_images(str(tmp_path / "images"))
+    data.labels[:] = 1
+    given = {**GIVEN, "out": tmp_path / "out"}
+    with pytest.raises(
+        VitrimError, match=r"right on 0\.0 % of 32 images, as if by chance .* \(--no-labels, labels=Fal"
+    ):
+        optimize(host, data, **given)
+    assert measured(tmp_path / "out") == ["top-1 of the dense model"]
+    assert watch.timed == []
+    without = vitrim.DataSpec(data, labels=False)
+    assert optimize(host, without, **{**given, "out": tmp_path / "agreement"}).facts["doubts"] == []

@@ -90,9 +90,14 @@ TIERS: tuple[tuple[Keys, Keys], ...] = (
     # 'Cardigan' is a dog of ImageNet, 'cardigan' a garment
     (lambda name: map(written, name.whole), lambda name: map(written, name.first)),
     (lambda name: map(spelling, name.whole), lambda name: map(spelling, name.first)),
-    (lambda name: map(spelling, name.parts), lambda name: map(spelling, name.parts)),
 )
 """How the data's names, and the model's, are compared: the first that finds a class decides."""
+
+SYNONYMS: tuple[Keys, Keys] = (
+    lambda name: map(spelling, name.parts),
+    lambda name: map(spelling, name.parts),
+)
+"""The last comparison."""
 
 
 def written(name: str) -> str:
@@ -283,10 +288,11 @@ def _matched(data: Sequence[Name], known: Sequence[Name], *, numbered: bool) -> 
             f"take a model of these, or {_ways()}"
         )
     if missing:
-        some = [f"{one.given} ({known[each[0]].words})" for one, each in zip(data, found, strict=True) if each]
+        pairs = ((one.given, known[each[0]].words) for one, each in zip(data, found, strict=True) if each)
+        some = [one if one == other else f"{one} ({other})" for one, other in pairs]
         raise VitrimError(
-            f"{len(missing)} of the data's {len(data)} classes are not among the model's {len(known)}: "
-            f"{listed(missing)}; {len(some)} are: {listed(some)}. Take a model of these, or {_ways()}"
+            f"the model does not have {len(missing)} of the data's {len(data)} classes: {listed(missing)}; found among "
+            f"its {len(known)}: {listed(some)}. Take a model of these, or {_ways()}"
         )
     found = _told_apart(found)
     several = next((place for place, each in enumerate(found) if len(each) > 1), None)
@@ -312,24 +318,38 @@ def _matched(data: Sequence[Name], known: Sequence[Name], *, numbered: bool) -> 
 def _found(data: Sequence[Name], known: Sequence[Name], *, synonyms: bool = True) -> list[list[int]]:
     """All places in ``known`` that fit each name of ``data`` equally well; without ``synonyms`` by whole names."""
     found: list[list[int]] = [[] for _ in data]
-    for of_data, of_model in TIERS if synonyms else [(keys, keys) for keys, _ in TIERS[:-1]]:
-        left = [number for number, places in enumerate(found) if not places]
-        if not left:
-            break
-        places_by: Mapping[str, dict[int, None]] = defaultdict(dict)
-        for place, name in enumerate(known):
-            for key in of_model(name):
-                if key:
-                    places_by[key][place] = None
-        for number in left:
-            keys = [key for key in of_data(data[number]) if key in places_by]
-            found[number] = sorted({place for key in keys if key for place in places_by[key]})
-    for number, places in enumerate(found):
-        if not places and (counted := NUMBERED.fullmatch(data[number].given)) is not None:
-            place, text = int(counted[1] or counted[4]), spelling(counted[2] or counted[3])
-            if place < len(known) and text in map(spelling, known[place].parts):
-                found[number] = [place]
+    for of_data, of_model in TIERS if synonyms else [(keys, keys) for keys, _ in TIERS]:
+        _find(found, data, known, of_data, of_model)
+    if synonyms:
+        for number, name in enumerate(data):
+            if not found[number]:
+                found[number] = _counted(name, known)
+        _find(found, data, known, *SYNONYMS)
     return found
+
+
+def _find(found: list[list[int]], data: Sequence[Name], known: Sequence[Name], of_data: Keys, of_model: Keys) -> None:
+    """Fill in the places of names that have none yet and share a key with a class of the model."""
+    left = [number for number, places in enumerate(found) if not places]
+    if not left:
+        return
+    places_by: Mapping[str, dict[int, None]] = defaultdict(dict)
+    for place, name in enumerate(known):
+        for key in of_model(name):
+            if key:
+                places_by[key][place] = None
+    for number in left:
+        keys = [key for key in of_data(data[number]) if key in places_by]
+        found[number] = sorted({place for key in keys if key for place in places_by[key]})
+
+
+def _counted(name: Name, known: Sequence[Name]) -> list[int]:
+    """The place of a name that says it itself, beside a name of the class there."""
+    found = NUMBERED.fullmatch(name.given)
+    if found is None:
+        return []
+    place, text = int(found[1] or found[4]), spelling(found[2] or found[3])
+    return [place] if place < len(known) and text in map(spelling, known[place].parts) else []
 
 
 def _told_apart(found: Sequence[Sequence[int]]) -> list[list[int]]:
