@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from vitrim.hosts.shared.classes import class_names
 
 import vitrim
 from app_files import EXAMPLES as FOLDER
@@ -28,6 +27,7 @@ from vitrim.data.transforms import eval_transform
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
 from vitrim.measure.macs import profile_of
+from vitrim.tasks.classes import class_names
 
 FREE = [name for name, kind in methods().items() if kind.training_free and kind.tunable is not None]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,6 +161,9 @@ def test_names_that_do_not_fit_are_refused(names: list[str], known: list[str], w
 def test_a_published_list_may_be_spelt_in_another_way_if_the_order_is_the_same() -> None:
     names = ["sky", "ashcan", "road"]
     assert places_of(names, model_of("sky", "trash can", "road"), numbered=True) is None
+    # a synonym of one class may be the name of another
+    screens = ["screen, monitor", "road", "telly"]
+    assert places_of(screens, model_of("crt screen", "road", "monitor"), numbered=True) is None
     for known in (["road", "trash can", "sky"], ["sky", "trash can", "road", "car"]):
         with pytest.raises(VitrimError, match="does not have 1 of the data's 3 classes: ashcan"):
             places_of(names, model_of(*known), numbered=True)
@@ -288,3 +292,36 @@ def test_few_images_show_no_chance() -> None:
     assert at_chance(0.0, 29, 1000) is None
     assert at_chance(0.0, 30, 1000) is not None
     assert at_chance(0.31, 1000, 1000) is None
+
+
+# ---- in commands
+
+
+def test_numbers_of_folders_are_the_models_classes_where_that_is_said(tmp_path: Path) -> None:
+    """Folders 0, 1, 10 and 2 are labels 0 to 3 in text order; the model says class 10 of 12 to everything."""
+    model = timm.create_model("test_vit", img_size=32, patch_size=8, depth=1, num_classes=12).eval()
+    torch.nn.init.zeros_(model.head.weight)
+    model.head.bias.data = torch.eye(12)[10]
+    for name in ("0", "1", "10", "2"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (32, 32)).save(tmp_path / name / "0.png")
+    for by_number, top1 in (("names", 0.25), (True, 0.0)):
+        data = vitrim.DataSpec(str(tmp_path), options={"by_number": by_number})
+        with pytest.warns(UserWarning, match="numbered in the order of text"):
+            assert vitrim.evaluate(model, None, data).rows[0]["top1"] == top1
+    with pytest.raises(VitrimError, match="by_number='label' must be true, false or names"):
+        vitrim.evaluate(model, None, vitrim.DataSpec(str(tmp_path), options={"by_number": "label"}))
+
+
+@pytest.mark.parametrize("count", [2, 1000])
+def test_a_file_has_the_classes_of_its_model_not_of_its_images(tmp_path: Path, count: int) -> None:
+    """Images of as many classes name those of a model without names, and no others."""
+    for name in ("toilet tissue", "goldfish"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        Image.new("RGB", (16, 16)).save(tmp_path / "images" / name / "0.png")
+    options = {"img_size": 16, "patch_size": 8, "depth": 1, "num_heads": 1, "embed_dim": 8, "num_classes": count}
+    file = vitrim.export(timm.create_model("test_vit", **options).eval(), None, tmp_path / "m.pt2",
+                         images=str(tmp_path / "images"), check=0)  # fmt: skip
+    wanted = ["goldfish", "toilet tissue"] if count == 2 else [INFO.index_to_description(k) for k in (0, 1)]
+    assert [name.partition(",")[0] for name in wanted] == file.metadata["classes"][:2]
+    assert len(file.metadata["classes"]) == count
