@@ -118,7 +118,7 @@ def change_cell(change: float, error: float | None, images: int) -> str:
 
 
 def doubts(facts: Mapping[str, Any], task: Task, still: str, dense: Mapping[str, Any] | None = None) -> list[str]:
-    """Why the accuracies may be meaningless, one line each, for a report's notes and its record.
+    """Reasons why the accuracies may be meaningless, one line each, for a report's notes and its record.
 
     Args:
         still: text on what the other columns still show.

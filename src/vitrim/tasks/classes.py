@@ -36,7 +36,7 @@ list has 999 of 1,000."""
 
 @dataclass(frozen=True)
 class Name:
-    """What a class is called.
+    """The names of a class.
 
     Attributes:
         given: as the library or the data gives it.
@@ -66,7 +66,7 @@ class Name:
 
     @property
     def words(self) -> str:
-        """What people call it: without its id and without further synonyms of ImageNet's."""
+        """The words for people: without its id and without further synonyms of ImageNet's."""
         if self.id is None or not self.whole:
             return self.given
         return self.whole[0].partition(",")[0]
@@ -91,7 +91,7 @@ TIERS: tuple[tuple[Keys, Keys], ...] = (
     (lambda name: map(written, name.whole), lambda name: map(written, name.first)),
     (lambda name: map(spelling, name.whole), lambda name: map(spelling, name.first)),
 )
-"""How the data's names, and the model's, are compared: the first that finds a class decides."""
+"""Keys that compare the data's names with the model's: the first pair that finds a class decides."""
 
 SYNONYMS: tuple[Keys, Keys] = (
     lambda name: map(spelling, name.parts),
@@ -402,7 +402,7 @@ def _numbers_in_names(names: Sequence[str], count: int | None) -> list[int]:
 
 
 def _ways() -> str:
-    """What to do about classes that do not match."""
+    """Advice on classes that do not match."""
     return (
         "name them as the model does, one per line in the order of the labels, with --data-option class_names=FILE; "
         "score without them (--task embedding; `vitrim optimize`: --no-labels); or say that every label is the number "
@@ -414,7 +414,7 @@ def _ways() -> str:
 
 
 def told_apart(names: Sequence[str]) -> list[str]:
-    """What people call classes, each in its own words: with synonyms, or the definition of its id, where two are alike.
+    """Words for classes, each its own: with synonyms, or the definition of its id, where two are alike.
 
     Raises:
         VitrimError: two classes come to the same words, so only the first could ever be predicted.

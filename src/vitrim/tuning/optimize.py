@@ -168,6 +168,7 @@ def optimize(
         race = Race(
             inputs.model, inputs.task, inputs.loss, inputs.thirds, engines, batch_size, study, folder / "files", tell
         )
+        race.check_dense()
         race.score(wanted)
         dense = race.dense(bound / 100)
         chosen = race.reduced(dense, bound / 100, speedup)

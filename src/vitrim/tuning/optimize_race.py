@@ -1,7 +1,7 @@
 """The race of `vitrim.optimize`: which methods and schedules are measured, how, and which file wins.
 
-`Race.score`, `dense`, `reduced` and `check` run in this order. Below them are the measurements, whose numbers a study
-keeps, and the files.
+`Race.check_dense`, `score`, `dense`, `reduced` and `check` run in this order. Below them are the measurements, whose
+numbers a study keeps, and the files.
 """
 
 from __future__ import annotations
@@ -169,30 +169,7 @@ class Race:
 
     # ---- on the first third: methods and schedules -------------------------------------------------------------------
 
-    def score(self, wanted: Sequence[MethodConfig] | None) -> None:
-        """Race methods and schedules at one share of the MACs, and measure the losses of the best at all shares.
-
-        ``wanted`` None means all methods that need no training.
-        """
-        self._check_dense()
-        configs = wanted
-        if configs is None:
-            configs = training_free(self.model, counted=self.batch_size > 1)
-            configs = [one for one in configs if self.engines[0].obstacle(one, self.batch_size) is None]
-        self.step = 1
-        self.say(f"counting MACs of {len(configs)} methods")
-        kept = self._best_of(self.ladders(configs))
-        settings = [(one, config) for one in kept for share in SHARES if (config := one.at(share)) is not None]
-        # levelling may make settings of two shares equal
-        settings = list({(one.name, config.describe()): (one, config) for one, config in settings}.values())
-        shares = [one.cost.share(config) for one, config in settings]
-        self.step = 2
-        scores = self.losses([config for _, config in settings], self.images.count("search"))
-        for (one, config), share, score in zip(settings, shares, scores, strict=True):
-            self.known.setdefault(one.name, []).append(Rung(share, config, score))
-        self._fit_slope(scores)
-
-    def _check_dense(self) -> None:
+    def check_dense(self) -> None:
         """Refuse a dense model that guesses: every setting would lose nothing against it."""
         if not getattr(self.loss, "labels", False) or self.task.selects_by != "top1":
             return
@@ -213,6 +190,28 @@ class Race:
                 f"{chance}. Every setting would lose nothing against it: give labels of its classes, or compare with "
                 "the dense model alone (--no-labels, labels=False)"
             )
+
+    def score(self, wanted: Sequence[MethodConfig] | None) -> None:
+        """Race methods and schedules at one share of the MACs, and measure the losses of the best at all shares.
+
+        ``wanted`` None means all methods that need no training.
+        """
+        configs = wanted
+        if configs is None:
+            configs = training_free(self.model, counted=self.batch_size > 1)
+            configs = [one for one in configs if self.engines[0].obstacle(one, self.batch_size) is None]
+        self.step = 1
+        self.say(f"counting MACs of {len(configs)} methods")
+        kept = self._best_of(self.ladders(configs))
+        settings = [(one, config) for one in kept for share in SHARES if (config := one.at(share)) is not None]
+        # levelling may make settings of two shares equal
+        settings = list({(one.name, config.describe()): (one, config) for one, config in settings}.values())
+        shares = [one.cost.share(config) for one, config in settings]
+        self.step = 2
+        scores = self.losses([config for _, config in settings], self.images.count("search"))
+        for (one, config), share, score in zip(settings, shares, scores, strict=True):
+            self.known.setdefault(one.name, []).append(Rung(share, config, score))
+        self._fit_slope(scores)
 
     def ladders(self, configs: Sequence[MethodConfig]) -> list[Ladder]:
         """Every method with every schedule that it supports: its default blocks, and few blocks."""
