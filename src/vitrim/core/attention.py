@@ -18,11 +18,20 @@ from torch import Tensor
 from vitrim.core import compiled
 from vitrim.core.tokens import changed, decision_dtype, is_traced, take
 from vitrim.core.versions import cpu_capabilities
+from vitrim.errors import UnsupportedModelError
 
 # read once: torch.compile cannot trace the query
 _CAPABILITIES = cpu_capabilities()
 CPU_HAS_AMX = bool(_CAPABILITIES.get("amx_bf16"))
 CPU_HAS_BFLOAT16 = CPU_HAS_AMX or bool(_CAPABILITIES.get("avx512_bf16"))
+
+
+OwnAttention = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+HIDDEN = (
+    "a function of your own computes the attention of this model, which shows none: let the library compute it, e.g. "
+    'model.set_attn_implementation("sdpa"), or take a method that reads none, such as tome'
+)
+"""What is said where probabilities are asked for of `Attention.own`, and how to get them."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,8 @@ class Attention:
         k_raw: keys before rotary embedding, which matching compares; None if they are ``k``.
         queries: (B, M) token index of each query row; None for all tokens in order.
         fused: the host allows a fused kernel.
+        own: a function of the user's that the host calls in place of its kernels: q, k, v and bias to (B, H, M, d). It
+            shows no probabilities, so whatever reads them is refused.
     """
 
     q: Tensor
@@ -51,6 +62,7 @@ class Attention:
     queries: Tensor | None = None
     fused: bool = True
     drop: Callable[[Tensor], Tensor] | None = None
+    own: OwnAttention | None = None
 
     def parts(self) -> dict[str, Any]:
         """The fields by name, to make another kind of attention. (torch.compile of 2.11 cannot read `vars`.)"""
@@ -73,7 +85,9 @@ class Attention:
         return self.keys.mean(dim=1, dtype=decision_dtype(self.k.dtype))
 
     def output(self) -> Tensor:
-        """(B, H, M, d), softmax(q k^T scale + bias) v, by the faster kernel."""
+        """(B, H, M, d), softmax(q k^T scale + bias) v, by the faster kernel; or what the user's function returns."""
+        if self.own is not None:
+            return self.own(self.q, self.k, self.values, self.bias)
         if self.fused and not unfused_is_faster(self.q.device, self.q.dtype, *self.q.shape[:3], self.k.shape[2]):
             return F.scaled_dot_product_attention(
                 self.q, self.k, self.values, attn_mask=self.bias, dropout_p=self.dropout, scale=self.scale
@@ -92,6 +106,8 @@ class Attention:
 
     def logits(self) -> Tensor:
         """(B, H, M, N), q k^T scale + bias in the dtype of q. Materialised."""
+        if self.own is not None:
+            raise UnsupportedModelError(f"attention probabilities are read here, and {HIDDEN}")
         logits = (self.q * self.scale) @ self.k.transpose(-2, -1)
         return logits if self.bias is None else logits + self.bias
 
@@ -140,7 +156,7 @@ class Attention:
     def class_mean(self) -> Tensor:
         """(B, N) attention from the class token to each token, averaged over heads, in at least float32."""
         k = self.k
-        plain = type(self) is Attention and k.stride(3) == 1 and self.q.shape[:2] == k.shape[:2]
+        plain = type(self) is Attention and self.own is None and k.stride(3) == 1 and self.q.shape[:2] == k.shape[:2]
         if plain and compiled.suit(self.q, k, *(() if self.bias is None else (self.bias,))):
             batch, heads, n, _ = k.shape
             mean = k.new_empty(batch, n)

@@ -6,6 +6,7 @@ file handles what a module carries besides its class: hooks and adapters (`is_ba
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -530,6 +531,38 @@ def is_altered(module: nn.Module, library: str | None = None) -> bool:
         for hooks in found
         for hook in hooks.values()
     )
+
+
+DECORATORS = (sys.stdlib_module_names | {"torch"}) - {"__main__"}
+"""Packages whose code around a function leaves it what it is."""
+
+
+def replaced(kind: type, call: str = "forward") -> str | None:
+    """The name of the function that someone put in place of a method of the class ``kind``; None if it is its own.
+
+    Its own is code of the package that the class is from, under decorators of that package, of torch or of Python.
+
+    Example:
+        >>> class Head(nn.Linear):
+        ...     def forward(self, input):
+        ...         return super().forward(input)
+        >>> replaced(Head) is None, replaced(nn.Linear) is None
+        (True, True)
+    """
+    owner = next(base for base in kind.__mro__ if call in vars(base))
+    return foreign(vars(owner)[call], owner.__module__.partition(".")[0])
+
+
+def foreign(function: Any, library: str) -> str | None:
+    """The name of ``function``, or of what it wraps or is wrapped in, if code of it is not the ``library``'s."""
+    while function is not None:
+        function = getattr(function, "__func__", getattr(function, "func", function))  # a method, a partial
+        module = str(getattr(function, "__globals__", {}).get("__name__") or getattr(function, "__module__", ""))
+        package = module.partition(".")[0]
+        if package != library and package not in DECORATORS:
+            return f"{module}.{getattr(function, '__qualname__', type(function).__name__)}"
+        function = getattr(function, "__wrapped__", None)
+    return None
 
 
 def draw_linear_(module: nn.Module) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vitrim.core.attention import HIDDEN
 from vitrim.core.block import Reducer, sharded
 from vitrim.core.cells import build_reducer
 from vitrim.core.host import Host, VisionLanguage
@@ -197,6 +198,8 @@ def check_head(config: MethodConfig, facts: HostFacts, within: bool = False) -> 
             problem += "; use score=column_mean"
     if facts.across_windows and needs.attention_map:
         problem = "reads the attention map of a window, and some blocks of this model attend across windows"
+    if problem is None and facts.own_attention and needs.reads_attention:
+        problem = f"reads attention probabilities, and {HIDDEN}"
     if problem is not None:
         raise UnsupportedModelError(f"{config.name} {problem}")
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from vitrim.core.block import ReducedBlock, class_of, is_altered, reduced_in
+from vitrim.core.block import ReducedBlock, class_of, is_altered, reduced_in, replaced
 from vitrim.core.plan import Head, HostFacts, Purpose
 from vitrim.core.selection import Choosing, Selector
 from vitrim.core.tokens import Trace
@@ -305,6 +305,8 @@ class FormOfModel:
         self.form = host.form(model)
         bypassed = [kind.bypassed(block) for block, kind in zip(host.blocks(model), reduced, strict=True)]
         self.kinds: list[list[type[nn.Module]]] | None = [[type(part) for part in parts] for parts in bypassed]
+        skipped = {kind.host_class for kind in reduced}.union(*(map(class_of, parts) for parts in bypassed))
+        self.skipped = tuple(skipped)
 
     def __call__(self) -> None:
         """Raise `UnsupportedModelError` if any of it has changed."""
@@ -319,6 +321,9 @@ class FormOfModel:
         """The message about changed blocks; None if nothing changed."""
         if self.kinds is None:
             return None
+        for kind in self.skipped:
+            if (problem := class_alteration(kind)) is not None:
+                return problem
         blocks = self.host.blocks(self.model)
         if len(blocks) != len(self.kinds):
             return self._changed("the number of blocks")
@@ -358,6 +363,16 @@ def alteration(part: nn.Module) -> str | None:
     return (
         f"the module {type(part).__name__} has hooks or a forward of its own, and a reduced block calls what "
         "is in it, not the module; put them on the block or its projections instead"
+    )
+
+
+def class_alteration(kind: type[nn.Module]) -> str | None:
+    """The refusal of a class of blocks, or of what they bypass, whose forward someone replaced; else None."""
+    if (name := replaced(kind)) is None:
+        return None
+    return (
+        f"the forward of the class {kind.__name__} was replaced by {name}, and a reduced block calls what is in a "
+        f"{kind.__name__}, not its forward: put the one of {kind.__module__} back"
     )
 
 

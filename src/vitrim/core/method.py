@@ -119,12 +119,19 @@ class Needs(NamedTuple):
         prefix: any tokens in front of the patches.
         attention_map: attention between all patches, not only column means or rows of prefix tokens.
         grid: rows and columns of the patches in every forward (`TokenState.grid`).
+        probabilities: attention probabilities of any kind, so also column means, rows, or a softmax of its own.
     """
 
     class_token: bool = False
     prefix: bool = False
     attention_map: bool = False
     grid: bool = False
+    probabilities: bool = False
+
+    @property
+    def reads_attention(self) -> bool:
+        """True if attention probabilities are read, which a user's own attention function does not show."""
+        return self.class_token or self.attention_map or self.probabilities
 
 
 class Flow(NamedTuple):

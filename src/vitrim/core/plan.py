@@ -51,6 +51,7 @@ class HostFacts:
         across_windows: there are several windows, and some blocks attend across them.
         cell: side in patches of the squares that stay together, because the connector joins them (`vitrim.core.cells`).
         cell_by_cell: the patches of a cell are consecutive; otherwise in raster order of a square image.
+        own_attention: a function of the user's computes attention, and shows no probabilities (`Attention.own`).
     """
 
     dim: int
@@ -67,6 +68,7 @@ class HostFacts:
     across_windows: bool = False
     cell: int = 1
     cell_by_cell: bool = False
+    own_attention: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a class token that ``num_prefix`` does not count."""

@@ -9,8 +9,8 @@ from typing import Any, TypeVar, cast, get_args
 
 from torch import nn
 
-from vitrim.core.block import Idle, Reducer, access
-from vitrim.core.host import Host, VisionLanguage, alteration, refuse_own_forward
+from vitrim.core.block import Idle, Reducer, access, class_of
+from vitrim.core.host import Host, VisionLanguage, alteration, class_alteration, refuse_own_forward
 from vitrim.core.library import Library
 from vitrim.core.method import Kind, MethodConfig
 from vitrim.core.options import read_options
@@ -411,11 +411,17 @@ def check_model(host: type[Host], model: nn.Module) -> None:
     """Raise `UnsupportedModelError` if ``model`` of the family ``host`` cannot be reduced faithfully."""
     host.check(model)
     trunk = host.trunk_host(model)
+    kinds = set[type[nn.Module]]()
     for depth, block in enumerate(host.blocks(model)):
         refuse_own_forward(block, depth, "call vitrim.reduce_ again")
-        for part in trunk.reduced_class(block).bypassed(block):
+        bypassed = trunk.reduced_class(block).bypassed(block)
+        kinds.update(map(class_of, (block, *bypassed)))
+        for part in bypassed:
             if (problem := alteration(part)) is not None:
                 raise UnsupportedModelError(f"{host.name}: {problem}")
+    for kind in kinds:
+        if (problem := class_alteration(kind)) is not None:
+            raise UnsupportedModelError(f"{host.name}: {problem}")
 
 
 def refusal(part: nn.Module) -> str | None:

@@ -36,7 +36,7 @@ class ScoredPruning(StagedConfig):
 
 
 def needs_of(score: Score) -> Needs:
-    return Needs(class_token=score == "class_token", prefix=score == "prefix_mean")
+    return Needs(class_token=score == "class_token", prefix=score == "prefix_mean", probabilities=True)
 
 
 class ScorerReducer(Reducer[C]):

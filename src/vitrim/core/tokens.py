@@ -561,6 +561,7 @@ class Call:
         maps: forwards return attention maps.
         map: the map of the running block.
         table: a table that a module of the host made for all blocks of a forward.
+        passed: arguments of the model's call that its library passes on to a user's attention function.
         images: indices of the images of a call that the next forward has; None for all.
         watched: depths of the blocks whose attention is kept (`Trace.watching`).
         attentions: the kept ones: depth, `Attention`, state of its tokens, and ``images``.
@@ -580,6 +581,7 @@ class Call:
     maps: bool = False
     map: Tensor | None = None
     table: Tensor | None = None
+    passed: Mapping[str, Any] = field(default_factory=dict)
     images: tuple[int, ...] | None = None
     watched: frozenset[int] = frozenset()
     attentions: list[tuple[int, Any, TokenState, tuple[int, ...] | None]] = field(default_factory=list)

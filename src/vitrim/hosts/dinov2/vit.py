@@ -14,6 +14,7 @@ from vitrim.core.attention import Attention
 from vitrim.core.block import is_bare
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.dinov2.common import DinoHost, ReducedDinoBlock
+from vitrim.hosts.shared.blocks import scale_of
 
 
 class ReducedDinov2Block(ReducedDinoBlock):
@@ -39,7 +40,8 @@ class ReducedDinov2Block(ReducedDinoBlock):
             way = {"dropout": drop.p if attn.training else 0.0}
         else:
             way = {"fused": False, "drop": drop}
-        return Attention(q, k, v, attn.scale, state.key_bias(q.dtype, self.proportional), **way)
+        scale = scale_of(isinstance(drop, float), attn, q)
+        return Attention(q, k, v, scale, state.key_bias(q.dtype, self.proportional), **way)
 
     def dropped(self, update: Tensor) -> Tensor:
         """The update of either branch under stochastic depth."""

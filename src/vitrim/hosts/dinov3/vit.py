@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vitrim.core.attention import Attention
 from vitrim.core.tokens import TokenState
 from vitrim.hosts.dinov2.common import DinoHost, ReducedDinoBlock
+from vitrim.hosts.shared.blocks import scale_of
 
 
 class ReducedSelfAttentionBlock(ReducedDinoBlock, SelfAttentionBlock):
@@ -35,7 +36,7 @@ class ReducedSelfAttentionBlock(ReducedDinoBlock, SelfAttentionBlock):
             sin, cos = (table if table.dim() == 2 else table.unsqueeze(1) for table in tables)
             q, k, k_raw = _rotated(q, sin, cos, state.num_prefix), _rotated(k, sin, cos, state.num_prefix), k
         # the library's attention has no dropout
-        return Attention(q, k, v, attn.scale, state.key_bias(q.dtype, self.proportional), k_raw=k_raw)
+        return Attention(q, k, v, scale_of(True, attn, q), state.key_bias(q.dtype, self.proportional), k_raw=k_raw)
 
 
 def _rotated(x: Tensor, sin: Tensor, cos: Tensor, num_prefix: int) -> Tensor:

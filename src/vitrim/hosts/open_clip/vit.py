@@ -15,7 +15,7 @@ from vitrim.core.host import Host, Installed
 from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState, Trace, take
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.blocks import NamedBlock, check_attentions, check_calls
+from vitrim.hosts.shared.blocks import NamedBlock, check_attentions, check_calls, scale_of
 from vitrim.hosts.shared.multihead import MultiheadBlock, check_options, packed_part
 
 CALLS = ("forward", "forward_intermediates", "_embeds", "_pool", "_global_pool")
@@ -59,7 +59,7 @@ class ReducedCustomBlock(NamedBlock, CustomResidualAttentionBlock):
         q, k, v = project_parts(partial(packed_part, attn), self.pre_norm(x), rows, self.reducer.fresh_values)
         q, k = attn.ln_q(q), attn.ln_k(k)
         bias, dropout = state.key_bias(q.dtype, self.proportional), attn.attn_drop.p if attn.training else 0.0
-        return Attention(q, k, v, attn.scale, bias, dropout, fused=attn.use_fsdpa)
+        return Attention(q, k, v, scale_of(attn.use_fsdpa, attn, q), bias, dropout, fused=attn.use_fsdpa)
 
     def values(self, x: Tensor) -> Tensor:
         return packed_part(self.attn, self.pre_norm(x), 2, 3)[0]

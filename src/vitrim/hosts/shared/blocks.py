@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitrim.core.attention import project_parts, split_heads
 from vitrim.core.block import ReducedBlock, class_of, is_bare, reduced_in
 from vitrim.core.host import Host
-from vitrim.core.tokens import STAMP
+from vitrim.core.tokens import STAMP, whole
 from vitrim.errors import UnsupportedModelError
 
 FACTORS = (Tensor, float)
@@ -94,6 +94,11 @@ def through(owner: nn.Module, names: tuple[str, ...], x: Tensor) -> Tensor:
         if part is not None:
             x = part * x if isinstance(part, FACTORS) else part(x)
     return x
+
+
+def scale_of(fused: bool, attn: Any, q: Tensor) -> float:
+    """The factor of the logits in ``attn``: where the library's kernel is ``fused``, its own, not ``attn.scale``."""
+    return whole(q.shape[-1]) ** -0.5 if fused else attn.scale  # type: ignore[no-any-return]
 
 
 def with_form(host: type[Host], block: nn.Module) -> tuple[nn.Module, Any]:

@@ -206,7 +206,7 @@ class AcrossWindows(Attention):
             bias = bias[:: self.windows.number] if bias.shape[2] == 1 else self.windows.together(bias)
         q, k = self.windows.together(self.q), self.windows.together(self.k)
         v = None if self.v is None else self.windows.together(self.v)
-        return Attention(q, k, v, self.scale, bias, self.dropout, fused=self.fused, drop=self.drop)
+        return Attention(q, k, v, self.scale, bias, self.dropout, fused=self.fused, drop=self.drop, own=self.own)
 
     def logits(self) -> Tensor:
         raise UnsupportedModelError(
@@ -304,6 +304,7 @@ class WindowBlock(NamedBlock):
         q: Tensor,
         k: Tensor,
         v: Tensor | None,
+        scale: float,
         *,
         relative: Callable[[int, int, Tensor], Tensor] | None = None,
         **more: Any,
@@ -325,8 +326,8 @@ class WindowBlock(NamedBlock):
             own = relative_bias(windows.together(q) if crosses else q, tables, state.lines(crosses))
             bias = add_bias(windows.apart(own) if crosses else own, bias)
         if crosses:
-            return AcrossWindows(q, k, v, attn.scale, bias, windows=windows, **more)
-        return Attention(q, k, v, attn.scale, bias, **more)
+            return AcrossWindows(q, k, v, scale, bias, windows=windows, **more)
+        return Attention(q, k, v, scale, bias, **more)
 
 
 def relative_bias(q: Tensor, tables: tuple[Tensor, Tensor], lines: Lines) -> Tensor:

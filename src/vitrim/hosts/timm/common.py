@@ -13,7 +13,7 @@ from vitrim.core.host import Host
 from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.blocks import JointBlock, check_attentions, check_calls, with_form
+from vitrim.hosts.shared.blocks import JointBlock, check_attentions, check_calls, scale_of, with_form
 from vitrim.hosts.timm.versions import in_chans, refuse_shifted_bias
 
 
@@ -62,7 +62,7 @@ class TimmBlock(JointBlock):
         bias = state.key_bias(q.dtype, self.proportional)
         if table is not None:
             bias = add_bias(bias, state.pair_bias(table, rows).to(q.dtype))
-        return Attention(q, k, v, attn.scale, bias, k_raw=k_raw, **kernel(attn))
+        return Attention(q, k, v, scale_of(attn.fused_attn, attn, q), bias, k_raw=k_raw, **kernel(attn))
 
 
 class PreNorm(TimmBlock):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitrim.core.attention import Attention
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.blocks import project_qkv
+from vitrim.hosts.shared.blocks import project_qkv, scale_of
 from vitrim.hosts.shared.windows import WindowBlock, WindowedHost
 from vitrim.hosts.timm.common import PreNorm, TimmBlock, TimmHost, kernel
 from vitrim.hosts.timm.library import TimmMapLibrary
@@ -32,7 +32,10 @@ class TimmWindowBlock(WindowBlock, TimmBlock):
             angles, k_raw = self.rows_of_table(table, state, x.shape[0]), k
             half = getattr(attn, "rotate_half", False)
             q, k = (apply_rot_embed_cat(each, angles, half=half).to(x.dtype) for each in (q, k))
-        return self.window_attention(state, attn, q, k, v, relative=self.relative, k_raw=k_raw, **kernel(attn))
+        scale = scale_of(attn.fused_attn, attn, q)
+        return self.window_attention(
+            state, attn, q, k, v, scale, relative=self.relative, k_raw=k_raw, **kernel(attn)
+        )
 
 
 class ReducedSamBlock(PreNorm, TimmWindowBlock, Block):

@@ -6,8 +6,10 @@ A family's file names the norms, attention and MLP of a layer, and the model cla
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -15,16 +17,19 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from vitrim.core.attention import Attention, KnownMap, split_heads
-from vitrim.core.block import Reducer
+from vitrim.core.block import Reducer, foreign
 from vitrim.core.host import Host, Installed
 from vitrim.core.plan import Head, HostFacts
 from vitrim.core.tokens import TokenState, Trace, unmerge
-from vitrim.core.versions import require
+from vitrim.core.versions import constant, require
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.blocks import JointBlock, NamedBlock, check_attentions, project_qkv
+from vitrim.hosts.shared.blocks import JointBlock, NamedBlock, check_attentions, project_qkv, with_form
 
 USUAL_SIDE = 32
 """Side in patches, 448 pixels, of images for models that have no size of their own."""
+
+READ = ("output_attentions", "output_hidden_states", "return_dict")
+"""Arguments that the library reads in the decorators of a forward; it passes those that it does not know on to attention."""
 
 CLASSIFIERS = ("classifier", "cls_classifier", "distillation_classifier")
 """Names of the last layers of image classifiers."""
@@ -102,11 +107,15 @@ class ReducedLayer(NamedBlock):
         return self.split_heads(attn, q), self.split_heads(attn, k), v
 
     def kernel(self, attn: Any) -> dict[str, Any]:
-        """The kernel of attention: its dropout, and whether fused."""
-        return {
-            "dropout": getattr(attn, self.dropout_name) if attn.training else 0.0,
-            "fused": attn.config._attn_implementation != "eager",
-        }
+        """The kernel of attention: its dropout, and whether fused; or the user's own function."""
+        name = attn.config._attn_implementation
+        dropout = getattr(attn, self.dropout_name) if attn.training else 0.0
+        if not calls_own(type(attn), name):
+            return {"dropout": dropout, "fused": name != "eager"}
+        given = {**self.trace.call.passed, "scaling": getattr(attn, self.scale_name), "dropout": dropout}
+        if hasattr(attn, "is_causal"):
+            given["is_causal"] = attn.is_causal
+        return {"dropout": dropout, "own": partial(_call_own, _function(type(attn), name), attn, given)}
 
     def values(self, x: Tensor) -> Tensor:
         (attn,) = self.attentions(self)
@@ -114,6 +123,35 @@ class ReducedLayer(NamedBlock):
 
     def split_heads(self, attn: Any, projected: Tensor) -> Tensor:
         return split_heads(projected, projected.shape[-1] // getattr(attn, self.head_dim_name))
+
+
+def _function(kind: type, name: str | None) -> Any:
+    """The function that attention of class ``kind`` calls under the ``name`` of an implementation, as the library does.
+
+    It is from the library's ``AttentionInterface`` or, for "eager", from the module of the class.
+    """
+    module = sys.modules[kind.__module__]
+    functions = getattr(module, "ALL_ATTENTION_FUNCTIONS", None)
+    return None if functions is None else functions.get(name, getattr(module, "eager_attention_forward", None))
+
+
+@constant  # a compiler evaluates it once
+def calls_own(kind: type, name: str | None) -> bool:
+    """True if that function is a user's: registered with ``AttentionInterface``, or put in place of the library's.
+
+    Kernels from the library's hub, "owner/kernel", are not: their attention is the same for all.
+    """
+    function = None if name is not None and "/" in name else _function(kind, name)
+    return function is not None and foreign(function, "transformers") is not None
+
+
+def _call_own(
+    function: Callable[..., Any], attn: nn.Module, given: dict[str, Any], q: Tensor, k: Tensor, v: Tensor, bias: Any
+) -> Tensor:
+    """The output (B, H, M, d) of a user's ``function``, called as the library does; the bias is its mask."""
+    mask = None if bias is None else bias.expand(-1, -1, q.shape[2], -1)
+    out: Tensor = function(attn, q, k, v, mask, **given)[0]
+    return out.reshape(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
 
 
 class ReducedJointLayer(JointBlock, ReducedLayer):
@@ -214,7 +252,7 @@ class TrunkHook(Installed):
     def __call__(self, trunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {**dict(zip(self.positional, args)), **kwargs}  # noqa: B905 - torch.compile of 2.9 takes strict for true
         maps = _wanted("output_attentions", trunk, given)
-        if maps and trunk.config._attn_implementation != "eager":
+        if maps and trunk.config._attn_implementation != "eager" and not self.host.own_attention(trunk):
             logger.warning_once(  # the library's own warning, whose attention does not run here
                 f"`{trunk.config._attn_implementation}` attention does not support `output_attentions=True`. Please "
                 "set your attention to `eager` if you want any of these features."
@@ -222,6 +260,7 @@ class TrunkHook(Installed):
             maps = False
         call = self.trace.call
         call.maps = maps
+        call.passed = {name: value for name, value in given.items() if name not in (*self.positional, *READ)}
         for name in ("attention_mask", "bool_masked_pos"):
             if given.get(name) is not None:
                 raise UnsupportedModelError(f"a reduced model takes no {name}; vitrim.restore_(model) first")
@@ -364,7 +403,17 @@ class TransformersHost(Host):
             head_rows=cls.head_rows(model) if type(model).forward.__module__.startswith("transformers.") else None,
             input_size=(getattr(config, cls.channels_name, 3), height, width),
             dense=cls.heads == ("grid",) or isinstance(model, cls.grid_readers),
+            own_attention=cls.own_attention(model),
         )
+
+    @classmethod
+    def own_attention(cls, model: nn.Module) -> bool:
+        """True if a function of the user's computes the attention of ``model``."""
+        block, form = with_form(cls, cls.blocks(model)[0])
+        if not issubclass(form, ReducedLayer):
+            return False
+        (attn,) = form.attentions(block)
+        return calls_own(type(attn), getattr(getattr(attn, "config", None), "_attn_implementation", None))
 
     @classmethod
     def patch_maker(cls, model: nn.Module) -> nn.Module | None:

@@ -15,7 +15,7 @@ from vitrim.core.attention import Attention
 from vitrim.core.plan import Part
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError
-from vitrim.hosts.shared.blocks import JointBlock
+from vitrim.hosts.shared.blocks import JointBlock, scale_of
 from vitrim.hosts.shared.windows import AcrossWindows, WindowBlock, WindowedHost, WindowState
 from vitrim.hosts.transformers.common import DenseBackbone, ReducedLayer
 from vitrim.hosts.transformers.library import TransformersLibrary
@@ -31,7 +31,8 @@ class _ReducedWindowLayer(WindowBlock, JointBlock):
         # only written-out attention may have dropout
         dropout = attn.dropout if self.training and type(attn) is sam.SamVisionAttention else 0.0
         fused = isinstance(attn, sam.SamVisionSdpaAttention)
-        return self.window_attention(state, attn, q, k, v, relative=relative, dropout=dropout, fused=fused)
+        scale = scale_of(fused, attn, q)
+        return self.window_attention(state, attn, q, k, v, scale, relative=relative, dropout=dropout, fused=fused)
 
 
 class ReducedSamVisionLayer(_ReducedWindowLayer, sam.SamVisionLayer):
