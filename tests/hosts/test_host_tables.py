@@ -132,7 +132,7 @@ def test_a_library_answers_for_the_models_of_a_user() -> None:
 
     assert ask(Mine()).preprocessing(Mine()).size == (8, 8)
     with pytest.raises(vitrim.VitrimError, match=f"library '{KEY}' is registered twice"):
-        register_library(KEY)(MyLibrary)
+        register_library(KEY)(TimmLibrary)
     for key in ("timm", "timm.models.vision_transformer_sam.VisionTransformerSAM"):
         with pytest.raises(vitrim.VitrimError, match=f"library '{key}' is registered twice"):
             register_library(key)(MyLibrary)

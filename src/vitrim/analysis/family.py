@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,7 +95,8 @@ def draws(family: str, table: str, title: str) -> Callable[[Draw], Draw]:
 
     def entered(draw: Draw) -> Draw:
         name, caption = draw.__name__.removeprefix("draw_"), " ".join((draw.__doc__ or title).split())
-        enter(_DRAWINGS, name, Drawing(name, family, table, title, caption, draw), f"figure '{name}'")
+        entry = Drawing(name, family, table, title, caption, draw)
+        enter(_DRAWINGS, name, entry, f"figure '{name}'", attrgetter("draw"))
         return draw
 
     return entered

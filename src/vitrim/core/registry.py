@@ -47,7 +47,11 @@ _SELECTORS: dict[str, type[Selector]] = {}
 
 
 def register_method(config: type[C]) -> type[C]:
-    """Class decorator: register a method's config under its ``name``, which must be free, and check its ``kind``."""
+    """Class decorator: register a method's config under its ``name``, and check its ``kind``.
+
+    The name must be free, or registered by a class of the same module and qualified name, which is replaced: a cell of
+    a notebook may run twice. The same holds for whatever else can be registered.
+    """
     if not config.name:
         raise VitrimError(f'{config.__name__} has no name: write name = "..." in the class')
     if config.kind not in get_args(Kind):

@@ -33,17 +33,41 @@ def discover(package: str) -> None:
         importlib.import_module(f"{package}.{module.name}")
 
 
-def enter(table: dict[K, Any], key: K, value: object, what: str) -> None:
-    """Register ``value`` under ``key``, which must be free; the message calls the entry ``what``.
+def itself(value: Any) -> Any:
+    """``value``."""
+    return value
+
+
+def enter(table: dict[K, Any], key: K, value: object, what: str, code: Callable[[Any], Any] = itself) -> None:
+    """Register ``value`` under ``key``; the message calls the entry ``what``.
+
+    The key must be free, or have an entry from the same place: a cell of a notebook that runs again, or a module that
+    is loaded again, replaces its own.
+
+    Args:
+        table: gets the entry.
+        key: of the entry.
+        value: the entry.
+        what: it is, for the message.
+        code: the class or function that an entry is made from; by default the entry itself.
+
+    Raises:
+        VitrimError: the key has an entry from elsewhere.
 
     Example:
         >>> enter({"tome": 1}, "tome", 2, "method 'tome'")
         Traceback (most recent call last):
         vitrim.errors.VitrimError: method 'tome' is registered twice, by 1 and 2
     """
-    if key in table:
+    if key in table and not _same_place(code(table[key]), code(value)):
         raise VitrimError(f"{what} is registered twice, by {table[key]} and {value}")
     table[key] = value
+
+
+def _same_place(one: object, other: object) -> bool:
+    """True if two classes or functions have one module and one qualified name; lambdas have no name of their own."""
+    places = [(getattr(each, "__module__", None), getattr(each, "__qualname__", "")) for each in (one, other)]
+    return places[0] == places[1] and places[0][1] != "" and "<lambda>" not in places[0][1]
 
 
 def entry_of(table: Mapping[Any, Value], kind: type) -> Value | None:

@@ -213,6 +213,6 @@ class Task(ABC):
 
 
 def register_task(task: type[T]) -> type[T]:
-    """Class decorator: register a task under its ``name``. A name can be registered only once."""
+    """Class decorator: register a task under its ``name``, which must be free, or the same class's."""
     enter(TASKS, task.name, task, f"task '{task.name}'")
     return task

@@ -33,9 +33,7 @@ class TimmWindowBlock(WindowBlock, TimmBlock):
             half = getattr(attn, "rotate_half", False)
             q, k = (apply_rot_embed_cat(each, angles, half=half).to(x.dtype) for each in (q, k))
         scale = scale_of(attn.fused_attn, attn, q)
-        return self.window_attention(
-            state, attn, q, k, v, scale, relative=self.relative, k_raw=k_raw, **kernel(attn)
-        )
+        return self.window_attention(state, attn, q, k, v, scale, relative=self.relative, k_raw=k_raw, **kernel(attn))
 
 
 class ReducedSamBlock(PreNorm, TimmWindowBlock, Block):

@@ -29,7 +29,7 @@ USUAL_SIDE = 32
 """Side in patches, 448 pixels, of images for models that have no size of their own."""
 
 READ = ("output_attentions", "output_hidden_states", "return_dict")
-"""Arguments that the library reads in the decorators of a forward; it passes those that it does not know on to attention."""
+"""Arguments that decorators of the library read; a forward passes on to attention what neither it nor they know."""
 
 CLASSIFIERS = ("classifier", "cls_classifier", "distillation_classifier")
 """Names of the last layers of image classifiers."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from vitrim.core.attention import HIDDEN
 from vitrim.core.host import VisionLanguage
 from vitrim.core.plan import HostFacts
 from vitrim.core.selection import Selector
@@ -133,6 +134,14 @@ class PromptFamily(VisionLanguage):
                 f"{selector.name} needs the attention of a class token, and the tower of {type(model).__name__} has "
                 "none: take divprune, dart or cdpruner, or visionzip, which takes means there"
             )
+        if facts is not None and facts.own_attention:
+            cls.refuse_own_attention(selector)
+
+    @classmethod
+    def refuse_own_attention(cls, selector: Selector) -> None:
+        """Refuse a ``selector`` that needs attention, beside a tower whose attention a user's function computes."""
+        if selector.needs().attention != "none":
+            raise UnsupportedModelError(f"{selector.name} reads attention probabilities, and {HIDDEN}")
 
     @classmethod
     def layers(cls, model: Any, given: Mapping[str, Any]) -> list[int]:

@@ -14,7 +14,7 @@ from vitrim.core.registry import host_of
 from vitrim.core.selection import Selector
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.compact import Survivors
-from vitrim.hosts.transformers.common import USUAL_SIDE
+from vitrim.hosts.transformers.common import USUAL_SIDE, calls_own
 from vitrim.hosts.transformers.vlm import HuggingFaceVLM
 
 WINDOWED = (
@@ -224,6 +224,8 @@ class Qwen25VL(_Qwen):
         super().check_selector(model, selector, facts)
         if selector.needs().attention != "none" and not model.base_model.visual.fullatt_block_indexes:
             raise UnsupportedModelError(f"{selector.name} needs a block without windows, and this tower has none")
+        if calls_own(type(model.base_model.visual.blocks[0].attn), model.base_model.visual.config._attn_implementation):
+            cls.refuse_own_attention(selector)
 
     @classmethod
     def check(cls, model: nn.Module) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor
@@ -47,7 +48,7 @@ def learns(config: type[MethodConfig], *options: str, finds: Finds | None = None
     """Function decorator that registers the loss of a method. A config can have only one."""
 
     def register(losses: Losses) -> Losses:
-        enter(_LEARNED, config, Learned(losses, options, finds), f"the loss of '{config.name}'")
+        enter(_LEARNED, config, Learned(losses, options, finds), f"the loss of '{config.name}'", attrgetter("losses"))
         return losses
 
     return register
