@@ -450,6 +450,12 @@ class ReducedBlock(nn.Module):
             setattr(x, STAMP, state)
         return x
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "forward" and not any(isinstance(hook, ForwardWatch) for hook in self._forward_hooks.values()):
+            self.register_forward_pre_hook(ForwardWatch())
+            self.register_forward_hook(ForwardWatch())
+
     # ---- in and out of a model -------------------------------------------------------------------------------------
 
     OWN: ClassVar[tuple[str, ...]] = (
@@ -471,6 +477,33 @@ class ReducedBlock(nn.Module):
         for name in self.OWN:
             delattr(self, name)
         change_class(self, self.host_class)
+
+
+class Installed:
+    """Base class of hooks and method replacements that a reduction puts on modules.
+
+    Objects rather than functions: the model can still be copied and pickled, and `vitrim.core.host.take_off` finds them
+    in a copy.
+    """
+
+
+class ForwardWatch(Installed):
+    """Runs before and after a reduced block on which a forward was put since, and sees whether the reduced one ran.
+
+    A wrapper that calls the forward that it replaced goes on as it is: accelerate's, autocast, checkpointing.
+    """
+
+    def __call__(self, block: ReducedBlock, args: tuple[Any, ...], *output: Any) -> None:
+        call = block.trace.call
+        if not output:
+            if block.depth == 0:
+                call.latest = None  # of the forward before
+        elif call.latest is None or call.latest[0] != block.depth:
+            raise UnsupportedModelError(
+                f"block {block.depth} has a forward of its own, put on the instance after vitrim.reduce_, which does "
+                "not call the one that it replaced, so nothing is reduced there: take it off (del block.forward), or "
+                "call vitrim.restore_ before you put it on"
+            )
 
 
 def reduced_in(block: nn.Module) -> ReducedBlock | None:

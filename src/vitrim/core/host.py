@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from vitrim.core.block import ReducedBlock, class_of, is_altered, reduced_in, replaced
+from vitrim.core.block import Installed, ReducedBlock, class_of, is_altered, reduced_in, replaced
 from vitrim.core.plan import Head, HostFacts, Purpose
 from vitrim.core.selection import Choosing, Selector
 from vitrim.core.tokens import Trace
@@ -203,13 +203,6 @@ class VisionLanguage:
         raise NotImplementedError
 
 
-class Installed:
-    """Base class of hooks and method replacements that a reduction puts on modules.
-
-    Objects rather than functions: the model can still be copied and pickled, and `take_off` finds them in a copy.
-    """
-
-
 def take_off(module: nn.Module) -> None:
     """Remove `Installed` objects from ``module``, but not from its children."""
     before = module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs
@@ -371,8 +364,8 @@ def class_alteration(kind: type[nn.Module]) -> str | None:
     if (name := replaced(kind)) is None:
         return None
     return (
-        f"the forward of the class {kind.__name__} was replaced by {name}, and a reduced block calls what is in a "
-        f"{kind.__name__}, not its forward: put the one of {kind.__module__} back"
+        f"the forward of the class {kind.__name__} was replaced by {name}, and a reduced block calls what is in it "
+        f"instead: put that of {kind.__module__} back, or the change into a module that the block calls"
     )
 
 

@@ -612,6 +612,8 @@ class Reduction:
     def _check_alive(self) -> None:
         if not self._is_alive():
             raise VitrimError("this reduction was undone: call vitrim.reduce_(model, method) again")
+        if self._trace.form is not None:  # all blocks may have been replaced, so that none could see it
+            self._trace.form()
 
     def _blocks(self) -> list[ReducedBlock]:
         inner = [reduced_in(block) for block in host_of(self.model).blocks(self.model)]

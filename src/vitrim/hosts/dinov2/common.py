@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from vitrim.core.block import replaced
 from vitrim.core.host import Host
 from vitrim.core.library import input_channels
 from vitrim.core.plan import Head, HostFacts
@@ -56,7 +57,8 @@ class DinoHost(Host):
     @classmethod
     def check(cls, model: nn.Module) -> None:
         for call in ("forward", "forward_features"):
-            if getattr(type(model), call) is not getattr(cls.model_class, call):
+            overridden = getattr(type(model), call) is not getattr(cls.model_class, call)
+            if overridden or replaced(type(model), call) is not None:
                 raise UnsupportedModelError(
                     f"{type(model).__name__} overrides {call} of {cls.model_class.__name__}, so vitrim cannot know "
                     "what it does with its tokens"

@@ -11,7 +11,8 @@ from open_clip.transformer import CustomResidualAttentionBlock, ResidualAttentio
 from torch import Tensor, nn
 
 from vitrim.core.attention import Attention, project_parts
-from vitrim.core.host import Host, Installed
+from vitrim.core.block import Installed
+from vitrim.core.host import Host
 from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState, Trace, take
 from vitrim.errors import UnsupportedModelError

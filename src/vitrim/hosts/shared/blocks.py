@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrim.core.attention import project_parts, split_heads
-from vitrim.core.block import ReducedBlock, class_of, is_bare, reduced_in
+from vitrim.core.block import ReducedBlock, class_of, is_bare, reduced_in, replaced
 from vitrim.core.host import Host
 from vitrim.core.tokens import STAMP, whole
 from vitrim.errors import UnsupportedModelError
@@ -108,9 +108,10 @@ def with_form(host: type[Host], block: nn.Module) -> tuple[nn.Module, Any]:
 
 
 def check_calls(model: nn.Module, library: str, known: tuple[type[nn.Module], ...], calls: tuple[str, ...]) -> None:
-    """Refuse a ``model`` whose class overrides one of the ``calls`` that its forward consists of."""
+    """Refuse a ``model`` whose class overrides one of the ``calls`` of its forward, or on whose class it was replaced."""
     for call in calls:
-        if all(getattr(type(model), call) is not getattr(kind, call) for kind in known):
+        overridden = all(getattr(type(model), call) is not getattr(kind, call) for kind in known)
+        if overridden or replaced(type(model), call) is not None:
             raise UnsupportedModelError(
                 f"{type(model).__name__} overrides {call} of {library}'s {known[0].__name__}, so vitrim cannot know "
                 f"what its head reads; supported: {', '.join(kind.__name__ for kind in known)}"

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from timm.models.naflexvit import NaFlexVit
 from torch import Tensor, nn
 
-from vitrim.core.host import DenseCall, Installed
+from vitrim.core.block import Installed
+from vitrim.core.host import DenseCall
 from vitrim.core.tokens import Trace
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.padding import Group, groups_of, run_groups

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from vitrim.core.attention import Attention, KnownMap, split_heads
-from vitrim.core.block import Reducer, foreign
-from vitrim.core.host import Host, Installed
+from vitrim.core.block import Installed, Reducer, foreign, replaced
+from vitrim.core.host import Host
 from vitrim.core.plan import Head, HostFacts
 from vitrim.core.tokens import TokenState, Trace, unmerge
 from vitrim.core.versions import constant, require
@@ -370,7 +370,8 @@ class TransformersHost(Host):
     @classmethod
     def check(cls, model: nn.Module) -> None:
         trunk = cls.trunk(model)
-        if all(type(trunk).forward is not known.forward for known in cls.trunk_classes):
+        overridden = all(type(trunk).forward is not known.forward for known in cls.trunk_classes)
+        if overridden or replaced(type(trunk)) is not None:
             raise UnsupportedModelError(
                 f"{type(trunk).__name__} overrides the forward of {cls.trunk_classes[0].__name__}, so vitrim cannot "
                 "know what it does with its tokens"

@@ -22,7 +22,7 @@ from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2_vl
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 
 from vitrim.core.attention import Attention
-from vitrim.core.host import Installed
+from vitrim.core.block import Installed
 from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import TokenState, Trace
 from vitrim.errors import VitrimError

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.siglip2 import modeling_siglip2 as siglip2
 
-from vitrim.core.host import Installed
+from vitrim.core.block import Installed
 from vitrim.core.tokens import Trace
 from vitrim.hosts.shared.padding import Group, groups_of, run_groups
 from vitrim.hosts.transformers.common import PatchTower, ReducedClipLayer

@@ -16,7 +16,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from vitrim.core.host import Installed, take_off
+from vitrim.core.block import Installed
+from vitrim.core.host import take_off
 from vitrim.core.reduce import handle_of
 from vitrim.core.selection import Choosing
 from vitrim.core.tokens import Trace

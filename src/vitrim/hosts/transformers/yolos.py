@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchvision.ops import box_convert
 from transformers.models.yolos import modeling_yolos as yolos
 
-from vitrim.core.host import Installed
+from vitrim.core.block import Installed
 from vitrim.core.library import Size
 from vitrim.core.plan import HostFacts, Part
 from vitrim.core.tokens import TokenState, Trace
