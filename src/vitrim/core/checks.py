@@ -61,7 +61,7 @@ def fit(
     check_proportional(config, model)
     check_head(config, facts, within=facts.dense and not own.dense)
     head_rows, restore = at_the_end(config, facts, len(blocks))
-    patch_maker(config, host, model)
+    check_grid(config, host, model)
 
     layers = plan(config, facts, len(blocks))
     check_amounts(config, layers, stacklevel=5)
@@ -237,17 +237,13 @@ def at_the_end(config: MethodConfig, facts: HostFacts, num_layers: int) -> tuple
     return rows, restore
 
 
-def patch_maker(config: MethodConfig, host: type[Host], model: nn.Module) -> nn.Module | None:
-    """The module that shows the grid of every forward, if ``config`` needs it; models without one are refused."""
-    if not config.needs().grid:
-        return None
-    maker = host.patch_maker(model)
-    if maker is None:
+def check_grid(config: MethodConfig, host: type[Host], model: nn.Module) -> None:
+    """Refuse models without a module that shows the grid of every forward, if ``config`` needs it."""
+    if config.needs().grid and host.patch_maker(model) is None:
         raise UnsupportedModelError(
             f"{config.name} needs the rows and columns of the patches, and this {type(model).__name__} has no patch "
             "embedding that shows them"
         )
-    return maker
 
 
 def check_amounts(config: MethodConfig, layers: Sequence[Layer], stacklevel: int = 4) -> None:

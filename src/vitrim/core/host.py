@@ -81,6 +81,15 @@ class Host:
         return output.shape[2], output.shape[3]
 
     @classmethod
+    def patches_of(cls, maker: nn.Module, args: tuple[Any, ...], output: Any) -> int | None:
+        """Patches of an image, or at least as many, from a call of the `patch_maker`; None if it does not show them.
+
+        By default those of the grid. Further tokens in block 0, prefix aside, are no patches.
+        """
+        grid = cls.grid_of(maker, args, output)
+        return None if grid is None else grid[0] * grid[1]
+
+    @classmethod
     def hands_out_tokens(cls, model: nn.Module) -> bool:
         """True if ``model`` has no head and returns its tokens, such as the tower of another model."""
         return False
@@ -216,16 +225,20 @@ def take_off(module: nn.Module) -> None:
 
 @dataclass(eq=False, repr=False)
 class GridHook(Installed):
-    """Passes the grid of the patches to the blocks after every call of the module that makes them.
+    """Passes the number of patches to block 0 after every call of the module that makes them; if ``asked``, their grid.
 
-    Installed only where the method asks for it.
+    A method that reads no grid gets none.
     """
 
     host: type[Host]
     trace: Trace
+    asked: bool = False
 
     def __call__(self, maker: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self.trace.call.grid = self.host.grid_of(maker, args, output)
+        call = self.trace.call
+        call.patches = self.host.patches_of(maker, args, output)
+        if self.asked:
+            call.grid = self.host.grid_of(maker, args, output)
 
 
 @dataclass(eq=False, repr=False)
@@ -301,8 +314,15 @@ class FormOfModel:
         skipped = {kind.host_class for kind in reduced}.union(*(map(class_of, parts) for parts in bypassed))
         self.skipped = tuple(skipped)
 
-    def __call__(self) -> None:
-        """Raise `UnsupportedModelError` if any of it has changed."""
+    def __call__(self, more: int = 0) -> None:
+        """Raise `UnsupportedModelError` if any of it has changed, or ``more`` tokens than patches entered block 0."""
+        if more > 0:
+            raise UnsupportedModelError(
+                f"{more} tokens of this {type(self.model).__name__} are neither patches nor known to stand in front of "
+                "them (prompts, perhaps), so they would be reduced like patches: before vitrim.reduce_ raise the "
+                "number in front, model.num_prefix_tokens or model.config.num_register_tokens, by as many, where the "
+                "model has it and they stand there; otherwise run it unreduced, after vitrim.restore_(model)"
+            )
         if (problem := self._changed_blocks()) is not None:
             raise UnsupportedModelError(problem)
         if self.host.form(self.model) != self.form:

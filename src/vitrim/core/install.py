@@ -11,7 +11,7 @@ from typing import Any, cast
 from torch import nn
 
 from vitrim.core.block import ReducedBlock, Reducer, class_of
-from vitrim.core.checks import FittedMethod, patch_maker
+from vitrim.core.checks import FittedMethod
 from vitrim.core.host import GridHook, Host, ZeroHook, norms_behind, take_off
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import check_model, host_of
@@ -88,9 +88,9 @@ def install_hooks(model: nn.Module, config: MethodConfig, trace: Trace, last: Re
     """Install what a ``model`` needs besides reduced blocks, of which ``last`` is the last one."""
     host = host_of(model)
     host.install(model, trace)
-    maker = patch_maker(config, host, model)
+    maker = host.patch_maker(model)
     if maker is not None:
-        maker.register_forward_hook(GridHook(host.trunk_host(model), trace))
+        maker.register_forward_hook(GridHook(host.trunk_host(model), trace, asked=config.needs().grid))
     if config.kind in ("prune", "mixed"):
         for norm in norms_behind(model, host.blocks(model)[-1]):
             norm.register_forward_hook(ZeroHook(trace, always=last.restore == "zeros"))

@@ -557,7 +557,8 @@ class Call:
         spares_last: the last block returns what it would without full grids (survivors, soft tokens) to its head.
         compact: forwards return fewer tokens (`Trace.returning`).
         image_places: tokens of each image that last went to the language model; None before.
-        grid: rows and columns of the latest patches (`vitrim.core.host.GridHook`).
+        grid: rows and columns of the latest patches (`vitrim.core.host.GridHook`), if the method asks for them.
+        patches: the number of the latest patches, at most; None if unknown.
         maps: forwards return attention maps.
         map: the map of the running block.
         table: a table that a module of the host made for all blocks of a forward.
@@ -578,6 +579,7 @@ class Call:
     compact: bool = False
     image_places: list[ImagePlaces] | None = None
     grid: tuple[int, int] | None = None
+    patches: int | None = None
     maps: bool = False
     map: Tensor | None = None
     table: Tensor | None = None
@@ -603,12 +605,12 @@ class Trace:
 
     Attributes:
         recording: keep the state after every block.
-        form: raises `UnsupportedModelError` if the reduced model was modified in a way it does not support
-            (`vitrim.core.host.FormOfModel`); None for no check.
+        form: raises `UnsupportedModelError` if the reduced model was modified in a way it does not support, or given
+            more tokens than it has patches (`vitrim.core.host.FormOfModel`); None for no check.
         changing: the reduction is being changed; forwards that start now are refused.
     """
 
-    def __init__(self, recording: bool = False, form: Callable[[], None] | None = None) -> None:
+    def __init__(self, recording: bool = False, form: Callable[..., None] | None = None) -> None:
         self.recording = recording
         self.form = form
         self.changing = False
@@ -625,9 +627,11 @@ class Trace:
 
     def start(self, state: TokenState, config: Any = None) -> None:
         """Begin a forward under ``config``: discard this thread's previous states, and check `form`."""
-        if self.form is not None:
-            self.form()
         call = self.call
+        more = 0 if call.patches is None else state.initial_patches - whole(call.patches)
+        call.patches = None  # used once, as the grid
+        if self.form is not None:
+            self.form(more)
         call.next_full_grid = False
         call.entered = (Entered(config, whole(state.size.shape[0]), state.initial_patches, state.grid),)
         call.latest = call.final = None
@@ -676,5 +680,5 @@ class Trace:
         finally:
             call.watched, call.attentions = before
 
-    def __reduce__(self) -> tuple[type[Trace], tuple[bool, Callable[[], None] | None]]:
+    def __reduce__(self) -> tuple[type[Trace], tuple[bool, Callable[..., None] | None]]:
         return Trace, (self.recording, self.form)

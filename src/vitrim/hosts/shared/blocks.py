@@ -108,7 +108,7 @@ def with_form(host: type[Host], block: nn.Module) -> tuple[nn.Module, Any]:
 
 
 def check_calls(model: nn.Module, library: str, known: tuple[type[nn.Module], ...], calls: tuple[str, ...]) -> None:
-    """Refuse a ``model`` whose class overrides one of the ``calls`` of its forward, or on whose class it was replaced."""
+    """Refuse a ``model`` whose class overrides one of the ``calls`` of its forward, or has another in its place."""
     for call in calls:
         overridden = all(getattr(type(model), call) is not getattr(kind, call) for kind in known)
         if overridden or replaced(type(model), call) is not None:

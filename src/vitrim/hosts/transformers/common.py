@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +19,7 @@ from transformers.utils import logging
 
 from vitrim.core.attention import Attention, KnownMap, split_heads
 from vitrim.core.block import Installed, Reducer, foreign, replaced
-from vitrim.core.host import Host
+from vitrim.core.host import GridHook, Host
 from vitrim.core.plan import Head, HostFacts
 from vitrim.core.tokens import TokenState, Trace, unmerge
 from vitrim.core.versions import constant, require
@@ -326,6 +327,8 @@ class TransformersHost(Host):
     """Dotted name of the layers in a trunk."""
     maker_name: ClassVar[str | None] = ""
     """Dotted name of the `patch_maker` in a trunk; "": the convolution in its embeddings; None: there is none."""
+    counter_name: ClassVar[str | None] = None
+    """Dotted name of the convolution whose output counts the patches where there is no `patch_maker`."""
     size_names: ClassVar[tuple[str, ...]] = ("image_size",)
     """The config's names of an image's height and width; one name for both."""
     width_name: ClassVar[str] = "hidden_size"
@@ -423,10 +426,16 @@ class TransformersHost(Host):
         trunk = cls.trunk(model)
         if cls.maker_name:
             return trunk.get_submodule(cls.maker_name)  # type: ignore[no-any-return]
-        embeddings = trunk.embeddings
-        name = "patch_embeddings" if hasattr(embeddings, "patch_embeddings") else "patch_embedding"
-        maker = getattr(embeddings, name, None)
-        return getattr(maker, "projection", maker)
+        for name, maker in trunk.embeddings.named_modules():  # a user's embeddings may hold the library's
+            if name.rpartition(".")[2] in ("patch_embeddings", "patch_embedding"):
+                return getattr(maker, "projection", maker)
+        return None
+
+    @classmethod
+    def patches_of(cls, maker: nn.Module, args: tuple[Any, ...], output: Any) -> int | None:
+        if isinstance(output, Tensor) and output.dim() > 4:  # frames, rows, columns
+            return prod(output.shape[2:])
+        return super().patches_of(maker, args, output)
 
     @classmethod
     def image_size(cls, config: Any) -> tuple[int, int]:
@@ -456,6 +465,8 @@ class TransformersHost(Host):
         hook = TrunkHook(cls, trace, positional, cls.pools and facts.averages_patches and not facts.dense)
         trunk.register_forward_pre_hook(hook, with_kwargs=True)
         trunk.register_forward_hook(HiddenHook(trace))
+        if cls.counter_name is not None:
+            trunk.get_submodule(cls.counter_name).register_forward_hook(GridHook(cls, trace))
         if cls.forward_class is not None:
             trunk.forward = cls.forward_class(trunk, trace)
 

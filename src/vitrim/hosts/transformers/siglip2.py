@@ -110,6 +110,10 @@ class HFSiglip2(PatchTower):
         return tuple(shapes[0]) if shapes and all(shape == shapes[0] for shape in shapes) else None
 
     @classmethod
+    def patches_of(cls, maker: nn.Module, args: tuple[Any, ...], output: Any) -> int | None:
+        return args[0].shape[1]  # type: ignore[no-any-return] # padding included; the grid reads values
+
+    @classmethod
     def install(cls, model: Any, trace: Trace) -> None:
         super().install(model, trace)
         trunk = cls.trunk(model)

@@ -72,6 +72,7 @@ class HFVideoMAE(_Video):
 
     name = "transformers VideoMAE"
     reduced_blocks = (ReducedVideoMAELayer,)
+    counter_name = "embeddings.patch_embeddings.projection"
     trunk_classes = (videomae.VideoMAEModel,)
 
     @classmethod
@@ -90,6 +91,7 @@ class HFVJEPA2(_Video):
     name = "transformers V-JEPA 2"
     heads = ("no class token", "grid")
     reduced_blocks = (ReducedVJEPA2Layer,)
+    counter_name = "encoder.embeddings.patch_embeddings.proj"
     trunk_classes = (vjepa2.VJEPA2Model,)
     size_names = ("crop_size",)
     grid_readers = (vjepa2.VJEPA2Model,)  # for its predictor

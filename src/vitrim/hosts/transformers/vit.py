@@ -73,6 +73,7 @@ class HFViTMAE(TransformersHost):
     trunk_classes = (vit_mae.ViTMAEModel,)
     layers_name = VIT_LAYERS
     maker_name = None  # patches are shuffled behind it
+    counter_name = "embeddings.patch_embeddings.projection"
 
     @classmethod
     def check(cls, model: nn.Module) -> None:
