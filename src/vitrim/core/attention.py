@@ -31,7 +31,7 @@ HIDDEN = (
     "a function of your own computes the attention of this model, which shows none: let the library compute it, e.g. "
     'model.set_attn_implementation("sdpa"), or take a method that reads none, such as tome'
 )
-"""What is said where probabilities are asked for of `Attention.own`, and how to get them."""
+"""The reason why `Attention.own` is refused where probabilities are read, and the way out."""
 
 
 @dataclass(frozen=True)

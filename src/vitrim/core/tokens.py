@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -589,6 +589,13 @@ class Call:
     attentions: list[tuple[int, Any, TokenState, tuple[int, ...] | None]] = field(default_factory=list)
 
 
+class Form(Protocol):
+    """Checks of a model that is about to run, see `Trace`."""
+
+    def __call__(self, more: int = 0) -> None:
+        """Raise `UnsupportedModelError` if the model changed, or if ``more`` tokens than patches entered block 0."""
+
+
 class _Calls(threading.local):
     """This thread's `Call`, in an object of its own because torch.compile loses writes to a thread-local."""
 
@@ -610,7 +617,7 @@ class Trace:
         changing: the reduction is being changed; forwards that start now are refused.
     """
 
-    def __init__(self, recording: bool = False, form: Callable[..., None] | None = None) -> None:
+    def __init__(self, recording: bool = False, form: Form | None = None) -> None:
         self.recording = recording
         self.form = form
         self.changing = False
@@ -680,5 +687,5 @@ class Trace:
         finally:
             call.watched, call.attentions = before
 
-    def __reduce__(self) -> tuple[type[Trace], tuple[bool, Callable[..., None] | None]]:
+    def __reduce__(self) -> tuple[type[Trace], tuple[bool, Form | None]]:
         return Trace, (self.recording, self.form)

@@ -426,6 +426,7 @@ class TransformersHost(Host):
         trunk = cls.trunk(model)
         if cls.maker_name:
             return trunk.get_submodule(cls.maker_name)  # type: ignore[no-any-return]
+        maker: nn.Module
         for name, maker in trunk.embeddings.named_modules():  # a user's embeddings may hold the library's
             if name.rpartition(".")[2] in ("patch_embeddings", "patch_embedding"):
                 return getattr(maker, "projection", maker)
