@@ -93,6 +93,10 @@ def test_shapes_that_come_beside_the_patches() -> None:
     vitrim.reduce_(model, "gtp:graph=semantic")  # needs no grid
     with torch.no_grad():
         model(**given, spatial_shapes=torch.tensor([[4, 9], [9, 4]]))
+        first = host_of(model).blocks(model)[0]
+        first.register_forward_pre_hook(lambda block, args: (torch.cat([args[0], args[0][:, -1:]], dim=1), *args[1:]))
+        with pytest.raises(vitrim.UnsupportedModelError, match=r"^1 tokens of this \w+ are neither patches"):
+            model(**given, spatial_shapes=torch.tensor([[4, 9], [9, 4]]))
 
 
 @pytest.mark.parametrize("method", ["gtp:num_prop=4", "l1", "l2", "linf"])

@@ -374,6 +374,15 @@ def test_fewer_tokens_than_patches_are_patch_dropout() -> None:
     assert reduction.state.initial_patches == 18
 
 
+def test_tokens_that_no_patch_embedding_made_are_not_counted() -> None:
+    model = tiny.HOSTS["vit"]()
+    reduction = vitrim.reduce_(model, "tome:r=0,last_block=full")
+    output(model)
+    with torch.no_grad():
+        model.blocks(torch.zeros(1, 50, 32))
+    assert reduction.state.initial_patches == 49
+
+
 @pytest.mark.slow
 def test_prompts_are_seen_in_a_graph_too() -> None:
     torch.compiler.reset()
