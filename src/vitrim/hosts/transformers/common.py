@@ -446,12 +446,8 @@ class TransformersHost(Host):
 
     @classmethod
     def prefix_of(cls, trunk: Any) -> int:
-        """Tokens in front of the patches, with the config's registers and detection tokens.
-
-        Detection tokens are behind the patches in the library.
-        """
-        more = ("num_register_tokens", "num_detection_tokens")
-        return cls.num_prefix + sum(int(getattr(trunk.config, name, 0)) for name in more)
+        """Tokens in front of the patches, with the config's registers; also a user's prompts, if counted there."""
+        return cls.num_prefix + int(getattr(trunk.config, "num_register_tokens", 0))
 
     @classmethod
     def hands_out_tokens(cls, model: nn.Module) -> bool:

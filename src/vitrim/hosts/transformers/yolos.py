@@ -124,6 +124,10 @@ class HFYolos(TransformersHost):
     pools = False
 
     @classmethod
+    def prefix_of(cls, trunk: Any) -> int:
+        return 1 + int(trunk.config.num_detection_tokens)  # which are behind the patches in the library
+
+    @classmethod
     def facts(cls, model: Any) -> HostFacts:
         detects = isinstance(model, yolos.YolosForObjectDetection)
         return replace(super().facts(model), num_classes=model.config.num_labels if detects else 0)
