@@ -232,6 +232,82 @@ def handed(model: Any, given: dict[str, Tensor]) -> list[Tensor]:
     return seen
 
 
+def lfm2_vl() -> nn.Module:
+    text = transformers.Lfm2Config(
+        **{key: value for key, value in TEXT.items() if key != "head_dim"}, layer_types=["conv", "full_attention"]
+    )
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    vision = transformers.Siglip2VisionConfig(**size, patch_size=4, num_patches=36, vision_use_head=False)
+    made = transformers.Lfm2VlForConditionalGeneration(
+        transformers.Lfm2VlConfig(text_config=text, vision_config=vision, image_token_id=IMAGE, downsample_factor=2)
+    )
+    return made.eval()
+
+
+def wide(name: str) -> dict[str, Tensor]:
+    """An image of 4 x 6 patches, and a square one beside it, in the form of each model."""
+    patches = torch.randn(2, 36, 48, generator=torch.Generator().manual_seed(5))
+    if name in ("pixtral", "mistral3"):
+        return {"pixel_values": tiny.images(2), "image_sizes": torch.tensor([[16, 24], [24, 24]])}
+    if name == "qwen2_vl":
+        pixels = torch.randn(24 + 36, 96, generator=torch.Generator().manual_seed(5))
+        return {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 6], [1, 6, 6]])}
+    rows = torch.tensor([[4, 6], [6, 6]])
+    real = torch.arange(36) < rows.prod(dim=1)[:, None]
+    if name == "lfm2_vl":
+        return {"pixel_values": patches, "pixel_attention_mask": real.long(), "spatial_shapes": rows}
+    places = torch.stack([torch.arange(36) % 6, torch.arange(36) // 6], dim=-1)  # gemma4: columns, then rows
+    return {"pixel_values": patches.sigmoid(), "image_position_ids": places.where(real[..., None], -1)}
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "columns", "few"),
+    [("pixtral", 4, 6, (2, 3)), *((name, 2, 3, (1, 2)) for name in ("mistral3", "qwen2_vl", "lfm2_vl", "gemma4"))],
+)
+def test_pool_knows_the_rows_of_an_image_that_is_not_square(
+    name: str, rows: int, columns: int, few: tuple[int, int]
+) -> None:
+    """The means that ten plain lines take of the library's own features; positions of the middles of the cells."""
+    model: Any = lfm2_vl() if name == "lfm2_vl" else ALL[name].create()
+    images = wide(name)
+    with torch.no_grad():
+        output = model.base_model.get_image_features(**images, return_dict=True)
+    pooled = output.pooler_output
+    first = rows * columns
+    whole = list(pooled.split([first, len(pooled) - first]) if isinstance(pooled, Tensor) else pooled)
+    assert [len(image) for image in whole] == [first, first * 3 // 2]
+    ids = torch.tensor([[7, *[IMAGE] * len(whole[0]), 9, *[IMAGE] * len(whole[1]), 11]])
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **images}
+    if ALL.get(name) is not None and ALL[name].types is not None:
+        given[str(ALL[name].types)] = (ids == IMAGE).long()
+    reduction = vitrim.reduce_(model, select=f"pool:tokens={few[0] * few[1]}")
+    found = handed(model, given)[0]
+    places = reduction.image_places[0]
+    expected = []
+    for row in range(few[0]):
+        for column in range(few[1]):
+            own = [
+                whole[0][r * columns + c]
+                for r in range(rows)
+                for c in range(columns)
+                if r * few[0] // rows == row and c * few[1] // columns == column
+            ]
+            expected.append(torch.stack(own).mean(dim=0))
+    torch.testing.assert_close(found, torch.stack(expected), atol=1e-6, rtol=1e-6)
+    middles = {(4, 6): [0, 2, 4, 12, 14, 16], (2, 3): [0, 2]}[(rows, columns)]
+    assert places.kept.nonzero().squeeze(1).tolist() == middles
+
+
+def test_sizes_of_whole_images_are_no_grids_of_their_tiles() -> None:
+    """LLaVA-NeXT's tokens are of tiles, with one that ends every row: image_sizes, of the image, do not say where."""
+    from vitrim.hosts.transformers.vlm_prompt import ImagePrompt
+
+    model = ALL["llava_next"].create()
+    given = prompt("llava_next")
+    assert "image_sizes" in given
+    assert ImagePrompt(None, model, given, None).patches("image") == []  # type: ignore[arg-type]
+
+
 def test_visionzip_is_the_attention_of_the_block_that_the_projector_reads(eyes: dict[str, Any]) -> None:
     """Class token in front, most attended patches as they are, means added to anchors; then the projector."""
     model, given, out = eyes["model"], eyes["given"], eyes["out"]
