@@ -230,6 +230,7 @@ class PackedHost(ConnectedTower):
     """A tower without a class token."""
 
     num_prefix = 0
+    any_size = True
     has_maps = False
     tokens_of_images = False  # it returns one sequence of all images
 

@@ -97,6 +97,7 @@ class HFSiglip2(PatchTower):
     reduced_blocks = (ReducedSiglip2EncoderLayer,)
     trunk_classes = (tower(siglip2, "Siglip2"),)
     tokens_of_images = False  # of patches
+    any_size = True
     maker_name = "embeddings"
 
     @classmethod
