@@ -1071,6 +1071,70 @@ def test_what_speaks_without_taking_features_is_refused(options: dict[str, Any])
     vitrim.reduce_(model, **options)
 
 
+def around(name: str) -> nn.Module:
+    """A class of the library around a tiny vision-language model."""
+    inner = {"ColQwen2": "qwen2_vl", "ColPali": "paligemma"}.get(name.removesuffix("ForRetrieval"), "gemma3")
+    config: Any = VLMS[inner].create().config
+    if name == "ColModernVBertForRetrieval":
+        text = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+        text |= {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1}
+        vision = {"image_size": 24, "patch_size": 4, "num_hidden_layers": 2, "hidden_size": 32}
+        vision |= {"num_attention_heads": 2, "intermediate_size": 64}
+        config = transformers.ModernVBertConfig(
+            text_config=transformers.ModernBertConfig(**text, sep_token_id=2),
+            vision_config=vision,
+            image_token_id=IMAGE,
+            pixel_shuffle_factor=2,
+        )
+    if name.endswith("ForRetrieval"):
+        short = name.removesuffix("ForRetrieval")
+        config = getattr(transformers, f"{short}Config")(vlm_config=config, embedding_dim=8)
+    if name == "ShieldGemma2ForImageClassification":
+        parts = {key: getattr(config, key) for key in ("text_config", "vision_config", "image_token_id")}
+        config = transformers.ShieldGemma2Config(**parts, mm_tokens_per_image=config.mm_tokens_per_image)
+        config.yes_token_index, config.no_token_index = 3, 4
+    config.pad_token_id = 0
+    return getattr(transformers, name)(config).eval()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("options", [{"method": "tome:r=1", "compact": True}, {"select": "divprune:tokens=3"}])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ColQwen2ForRetrieval",  # which embeds the image itself, past the model's forward: nothing would happen
+        *("ColPaliForRetrieval", "ColModernVBertForRetrieval"),  # masks of the whole prompt
+        "Gemma3ForSequenceClassification",  # reads the last token by the whole prompt
+    ],
+)
+def test_what_reads_the_prompt_around_a_model_is_refused(name: str, options: dict[str, Any]) -> None:
+    """Before the first edit, in one line; with the whole prompt they work as ever."""
+    model = around(name)
+    before = {key: dict(vars(part)) for key, part in model.named_modules()}
+    with pytest.raises(vitrim.UnsupportedModelError) as error:
+        vitrim.reduce_(model, **options)
+    message = str(error.value)
+    assert "\n" not in message
+    if name == "ColModernVBertForRetrieval":  # whose inner model is of no family
+        assert f"is for vision-language models, and {name} is none that is known" in message
+    else:
+        assert message.startswith(f"{name} takes no features in place of images")
+        assert message.endswith("leave the selector out" if "select" in options else "which reduces the tower")
+    assert {key: dict(vars(part)) for key, part in model.named_modules()} == before
+    vitrim.reduce_(model, "tome:r=1")
+    assert vitrim.get_reduction(model) is not None
+    vitrim.restore_(model)
+
+
+def test_what_reads_the_last_logits_alone_may_be_around_a_model() -> None:
+    """ShieldGemma 2's two answers are those of the last logits that its model gives for the shorter prompt."""
+    model: Any = around("ShieldGemma2ForImageClassification")
+    given = prompt("gemma3")
+    reduction = vitrim.reduce_(model, select="divprune:tokens=3")
+    found = logits(model, given)
+    assert reduction.image_tokens == [3, 3, 3]
+    torch.testing.assert_close(found, logits(model.model, given)[:, -1, [3, 4]])
+
+
 def test_a_family_that_a_new_release_adds_is_refused_by_name() -> None:
     """Positions with axes of a form that no table knows; and the Llama 4 that fails by itself, on that version."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -250,20 +251,21 @@ def vision_language(model: nn.Module, selecting: bool = False) -> tuple[nn.Modul
     ``selecting``: also accept models of no listed family behind whose tower a selector can act.
 
     Raises:
-        UnsupportedModelError: there is none, or the model around it generates text and cannot follow it.
+        UnsupportedModelError: there is none, or the library's model around it cannot follow a shorter prompt.
     """
-    speakers: list[nn.Module] = []
+    around: list[nn.Module] = []
     for part in model.modules() if isinstance(model, nn.Module) else ():
         _refuse_older(type(part), "SELECTED" if selecting else "VISION_LANGUAGE")  # or a wider entry would stand in
         if (family := (find_prompted if selecting else find_vision_language)(part)) is not None:
-            speaks = next((outer for outer in speakers if part in outer.modules()), None)
-            if speaks is not None and not hasattr(part, "generate"):
-                raise UnsupportedModelError(
-                    f"{type(speaks).__name__} takes no features in place of images, as the {type(part).__name__} in it "
-                    "does, so its prompts cannot follow those"
-                )
+            for outer in around:
+                if part in outer.modules() and (_reads_prompt(outer) or _speaks_for(outer, part)):
+                    raise UnsupportedModelError(
+                        f"{type(outer).__name__} takes no features in place of images, as the {type(part).__name__} in "
+                        "it does, so its prompts cannot follow those: "
+                        + ("leave the selector out" if selecting else "use compact=False, which reduces the tower")
+                    )
             return part, family
-        speakers += [part] if hasattr(part, "generate") and library_of(type(part).__module__) in libraries() else []
+        around += [part] if library_of(type(part).__module__) in libraries() else []
     if selecting:
         raise UnsupportedModelError(
             f"select is for vision-language models, and {type(model).__name__} is none that is known: see "
@@ -273,6 +275,20 @@ def vision_language(model: nn.Module, selecting: bool = False) -> tuple[nn.Modul
         f"compact=True is for vision-language models, and {type(model).__name__} is none that is known: see 'Fewer "
         "image tokens for a language model' in docs/hosts.md"
     )
+
+
+def _reads_prompt(outer: nn.Module) -> bool:
+    """True if the forward of ``outer``, around a vision-language model, takes whole prompts and may read every token.
+
+    One that hands ``logits_to_keep`` on reads the last logits only.
+    """
+    arguments = inspect.signature(type(outer).forward).parameters
+    return "input_ids" in arguments and "logits_to_keep" not in arguments
+
+
+def _speaks_for(outer: nn.Module, part: nn.Module) -> bool:
+    """True if ``outer`` generates text with ``part``, which does not by itself."""
+    return hasattr(outer, "generate") and not hasattr(part, "generate")
 
 
 def has_trunk(model: nn.Module) -> bool:
