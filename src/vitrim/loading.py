@@ -71,7 +71,8 @@ def create_model(
             ``vitrim:NAME`` (a reference checkpoint), ``run:FOLDER`` (a finished run of ``vitrim train``), or a
             backbone of these after ``segmenter:`` or ``vitdet:``.
         pretrained: load the library's weights.
-        checkpoint: load this file of weights instead, or the file in this folder of a run.
+        checkpoint: load this file of weights instead, or the file in this folder of a run. Weights of another image
+            size get the positions that the library resamples for ``options``, and a warning says so.
         options: keyword arguments of the library's model.
         device: of the new model.
 
@@ -327,7 +328,14 @@ def torchvision_model(name: str, pretrained: bool, options: Options) -> nn.Modul
     if name not in models.list_models():
         raise unknown("model of torchvision", name, models.list_models(include="vit*"))
     weights = models.get_model_weights(name).DEFAULT
-    model: Any = models.get_model(name, weights=weights if pretrained else None, **options)
+    resampled = pretrained and options.get("image_size") not in (None, *weights.meta.get("min_size", ()))
+    if resampled:  # the library refuses another image size, and has a function for it
+        from vitrim.weights import load_weights
+
+        model: Any = models.get_model(name, **options)
+        load_weights(model, weights.get_state_dict(check_hash=True), Path(str(weights)))
+    else:
+        model = models.get_model(name, weights=weights if pretrained else None, **options)
     transform = weights.transforms()
     side = getattr(model, "image_size", None)
     if side is not None and transform.crop_size != [side]:  # keep the crop ratio at a different size
@@ -360,9 +368,21 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     kind = class_for(config)
     config = config_for(kind, config)
     transformers.utils.logging.disable_progress_bar()
-    if torch.get_default_device().type != "meta" and (pretrained or has_weights(folder)):
+
+    def made() -> nn.Module:
+        return kind.from_config(config, **trust) if kind.__name__.startswith("AutoModel") else kind(config)  # type: ignore[no-any-return]
+
+    if torch.get_default_device().type == "meta" or not (pretrained or has_weights(folder)):
+        return made()
+    others = {key: value for key, value in options.items() if key != "image_size"}
+    own = config_for(kind, transformers.AutoConfig.from_pretrained(source, **trust, **others))
+    if getattr(own, "image_size", None) == getattr(config, "image_size", None):
         return kind.from_pretrained(source, config=config, **trust)  # type: ignore[no-any-return]
-    return kind.from_config(config, **trust) if kind.__name__.startswith("AutoModel") else kind(config)  # type: ignore[no-any-return]
+    from vitrim.weights import load_weights
+
+    model = made()
+    load_weights(model, kind.from_pretrained(source, config=own, **trust).state_dict(), folder)
+    return model
 
 
 def open_clip_model(name: str, pretrained: bool, options: Options) -> nn.Module:
@@ -459,8 +479,8 @@ def load_run(folder: str | Path, **options: Any) -> nn.Module:
 
     Args:
         folder: of the run, with weights and recipe.
-        options: of the model; they override the recipe's and must not change the shapes of its weights. Drop rates of
-            the recipe are not used.
+        options: of the model; they override the recipe's and must not change the shapes of its weights, other than for
+            another image size (see `create_model`). Drop rates of the recipe are not used.
 
     Raises:
         VitrimError: the run is not finished, or the options change names or shapes of its weights.

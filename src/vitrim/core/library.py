@@ -16,6 +16,9 @@ from vitrim.errors import UnsupportedModelError, VitrimError
 Size = tuple[int, int]
 """Height and width in pixels."""
 
+RELATIVE = ("*relative_position_bias_table", "*rel_pos_h", "*rel_pos_w")
+"""Name patterns of tables of relative positions, the same in all libraries."""
+
 METHOD = "reducer"
 """The name in dotted parameter names under which a reduced block stores what the method learns."""
 
@@ -227,8 +230,20 @@ class Library:
         """The attention weights and learned positions of ``model``, to be initialised; None without them."""
         return None
 
+    def are_positions(self, name: str) -> bool:
+        """True if the parameter ``name`` is a table of positions, whose size is that of the images."""
+        return any(
+            fnmatchcase(word, pattern)
+            for word in name.split(".")
+            for pattern in (*self.parts.get("positions", ()), *RELATIVE)
+        )
+
     def resampled(self, model: nn.Module, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """``weights`` with patch kernels and position tables resampled to the sizes of ``model``."""
+        """``weights`` with patch kernels and position tables resampled to the sizes of ``model``, as its library does.
+
+        A library that has no way of its own returns them as they are. Functions of libraries raise errors of many kinds
+        for tables that they cannot resample.
+        """
         return weights
 
     def has_idle_parameters(self, model: nn.Module) -> bool:
