@@ -182,7 +182,7 @@ def test_what_is_skipped_is_counted_in_a_line(tmp_path):
     for name in ("a/1.heic", "a/sub/2.HEIC", "b/3.eps", "b/notes", "b/.hidden.heic"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match="^skipped in") as warned:
         assert len(load_images(tmp_path)) == 2
     (line,) = (str(one.message) for one in warned)
     assert line.startswith(f"skipped in {tmp_path}: 4 files (2 .heic, 1 without suffix, 1 .eps); images are read by")
