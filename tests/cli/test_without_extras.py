@@ -119,6 +119,7 @@ def commands(root: Path) -> list[tuple[list[str], str | None]]:
     ]
 
 
+@pytest.mark.slow
 def test_no_command_ends_in_a_traceback_without_extras(tmp_path: Path) -> None:
     """In a process whose interpreter finds none of the packages that extras install, nor what comes with them."""
     for name in "ab":
