@@ -681,6 +681,8 @@ class ModelSpec:
     def load(self, device: str | torch.device | None = None) -> Loaded:
         """Create a named model; a module is used unchanged, without the wrapper of `torch.compile`.
 
+        A model whose inputs are no images is a copy that takes them, see `vitrim.core.registry.taking_images`.
+
         A module from `create_model` keeps its description if its weights have not changed since.
 
         Args:
@@ -699,7 +701,7 @@ class ModelSpec:
         import torch
         from torch import nn
 
-        from vitrim.core.registry import ask
+        from vitrim.core.registry import ask, taking_images
 
         if self.named:
             how: dict[str, Any] = {"pretrained": self.pretrained, "checkpoint": self.checkpoint}
@@ -708,7 +710,7 @@ class ModelSpec:
                     torch.default_generator.manual_seed(self.seed)
                 place = device or self.device or "cpu"
                 made: Any = create_model(self.model, **how, options=dict(self.options or {}), device=place)
-            return Loaded(made, *made.vitrim_origin[:4])
+            return Loaded(taking_images(made), *made.vitrim_origin[:4])
         model = getattr(self.model, "_orig_mod", self.model)
         if not isinstance(model, nn.Module):
             raise VitrimError(f"expected a model or its name, e.g. deit_small_patch16_224, got {type(model).__name__}")
@@ -716,11 +718,11 @@ class ModelSpec:
             raise VitrimError("pretrained, checkpoint and model_options say how to create a model: give its name, too")
         origin: Origin | None = getattr(model, "vitrim_origin", None)
         if origin is None:
-            return Loaded(model, ask(model).architecture(model), "given", {}, None)
+            return Loaded(taking_images(model), ask(model).architecture(model), "given", {}, None)
         # random weights of a module may be intended: reports call them "given"
         same = origin.weights != "random" and origin.edits == _edits(model)
         weights, learned = (origin.weights, origin.learned) if same else ("given", None)
-        return Loaded(model, origin.name, weights, origin.options, learned)
+        return Loaded(taking_images(model), origin.name, weights, origin.options, learned)
 
 
 class Loaded(NamedTuple):

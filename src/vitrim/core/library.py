@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
@@ -279,6 +280,13 @@ class Library:
         """A copy of ``model`` for square images of ``size`` pixels; None if its library cannot make one."""
         return None
 
+    def inputs_of(self, model: nn.Module, images: Tensor) -> dict[str, Any] | None:
+        """The inputs of ``model`` by name, for ``images`` (B, C, H, W) as `preprocessing` makes them.
+
+        None if the model takes images themselves, as most do. Measuring hands every model images: see `taking_images`.
+        """
+        return None
+
     # ---- segmentation and detection; the defaults are of a model for labels of images
 
     def tasks(self, model: nn.Module) -> tuple[str, ...]:
@@ -327,6 +335,22 @@ class Library:
     def architecture(self, model: nn.Module) -> str:
         """The library's name of the model, or else its class."""
         return type(model).__name__
+
+
+class ImageHook:
+    """Runs before a model's forward, and makes its own inputs of the images that it is given alone."""
+
+    def __init__(self, library: Library, model: nn.Module) -> None:
+        self.library = library
+        self.positional = tuple(inspect.signature(type(model).forward).parameters)[1:]
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = {**dict(zip(self.positional, args)), **kwargs}  # noqa: B905 - a model may have optional inputs
+        images = given.get(self.positional[0])
+        if len(given) != 1 or not isinstance(images, Tensor) or images.ndim != 4:
+            return None
+        inputs = self.library.inputs_of(model, images)
+        return None if inputs is None else ((), inputs)
 
 
 def no_tokens(model: nn.Module) -> UnsupportedModelError:

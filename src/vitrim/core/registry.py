@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
@@ -12,7 +14,7 @@ from torch import nn
 
 from vitrim.core.block import Idle, Reducer, access
 from vitrim.core.host import Host, VisionLanguage, alteration, refuse_own_forward
-from vitrim.core.library import Library
+from vitrim.core.library import ImageHook, Library
 from vitrim.core.method import Kind, MethodConfig
 from vitrim.core.options import read_options
 from vitrim.core.plan import Layer
@@ -217,6 +219,21 @@ def ask(model: nn.Module) -> Library:
     adapter = _LIBRARIES.find(type(model), library_of) or _LIBRARIES.entry(OWN)
     assert adapter is not None
     return adapter(find_host(model))
+
+
+def taking_images(model: nn.Module) -> nn.Module:
+    """``model``, or, if its inputs are of another form, a copy that shares its weights and takes images (B, C, H, W).
+
+    The copy's own inputs work as before. See `Library.inputs_of`.
+    """
+    library = ask(model)
+    if type(library).inputs_of is Library.inputs_of or any(
+        isinstance(hook, ImageHook) for hook in model._forward_pre_hooks.values()
+    ):
+        return model
+    copied = copy.deepcopy(model, {id(weight): weight for weight in chain(model.parameters(), model.buffers())})
+    copied.register_forward_pre_hook(ImageHook(library, copied), prepend=True, with_kwargs=True)
+    return copied
 
 
 def refused_module(name: str) -> str:

@@ -116,6 +116,7 @@ LIBRARIES: dict[str, str] = {"transformers": "library:TransformersLibrary"} | of
         "eomt": "eomt:EomtLibrary EomtForUniversalSegmentation",
         "eomt_dinov3": "eomt:EomtLibrary EomtDinov3ForUniversalSegmentation",
         "sam": "sam:HFSamLibrary SamVisionEncoder SamVisionModel",
+        "siglip2": "siglip2:Siglip2Library Siglip2VisionModel Siglip2Model Siglip2ForImageClassification",
         "yolos": "yolos:YolosLibrary YolosModel YolosForObjectDetection",
     }
 )
