@@ -287,6 +287,10 @@ class Library:
         """
         return None
 
+    def padding(self, model: nn.Module, images: Tensor) -> int:
+        """The tokens of padding among those of ``images``, as `inputs_of` takes them, in all."""
+        return 0
+
     # ---- segmentation and detection; the defaults are of a model for labels of images
 
     def tasks(self, model: nn.Module) -> tuple[str, ...]:

@@ -195,7 +195,7 @@ def _classified(
     names = class_names or names_of(dense, images.class_names)
     facts = host_of(dense).facts(dense)
     grid = (facts.grid_size[0], facts.grid_size[1])
-    for name, title, image in images.each(partial(eval_transform, dense), tuple(facts.input_size)):
+    for name, title, image in images.each(partial(eval_transform, dense, in_patches=False), tuple(facts.input_size)):
         drawn, predicted = rows_of(models, image, names, seed=pictures.seed)
         figure = draw_show(pixels_of(dense, image), drawn, grid, dense=predicted, blocks=blocks, title=title)
         pictures.add(name, title, figure, {"dense": predicted, **{row.name: row.prediction for row in drawn}})
