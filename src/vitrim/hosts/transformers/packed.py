@@ -228,7 +228,7 @@ def _check_grids(grid_thw: Tensor, patches: int, cell: int) -> None:
 
 
 def patches_in_cells(config: Any, images: Tensor) -> tuple[Tensor, Tensor]:
-    """The patches (sum, values) of ``images`` (B, C, H, W), cell by cell, and grids (B, 3) on the CPU, for Qwen's towers.
+    """The patches (sum, values) of ``images`` (B, C, H, W) for Qwen's towers, by cells, and grids (B, 3) on the CPU.
 
     An image is a clip of equal frames.
     """

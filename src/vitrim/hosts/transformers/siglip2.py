@@ -174,7 +174,7 @@ class Siglip2Library(TransformersLibrary):
             return replace(own, size=own.size or size)
         patches = ProcessedPatches(source)
         resample = Image.Resampling(int(patches.processor.resample)).name.lower()
-        squashed = {"interpolation": resample, "crop_share": 1.0, "crop_mode": "squash"}
+        squashed: dict[str, Any] = {"interpolation": resample, "crop_share": 1.0, "crop_mode": "squash"}
         return replace(own, size=size, **squashed, transform=patches, in_patches=True)
 
 
