@@ -16,6 +16,9 @@ from vitrim.errors import DataError
 
 _SUFFIXES = "jpg png webp bmp tif gif avif ppm, and whatever else Pillow reads"
 
+NOTES = frozenset({".txt", ".md", ".rst", ".csv", ".json", ".xml", ".yaml", ".yml", ".html", ".log"})
+"""Suffixes of texts beside images, which nobody takes for images."""
+
 MOST_OTHERS = 100_000
 """Entries without an image after which a folder is refused."""
 
@@ -137,7 +140,7 @@ def loose_images(paths: Iterable[Path]) -> list[Path]:
             if not inside:
                 raise DataError(f"no images directly in {path}: name the files, or a folder that they lie in")
             found += inside
-            _say_skipped(Counter(file.suffix.lower() for file in files if not is_readable(file.name)), path)
+            _say_skipped(Counter(_not_read(file.name for file in files)), path)
         elif not is_readable(path.name):
             raise DataError(f"{path} is no image by its name; valid: {_SUFFIXES}")
         else:
@@ -159,7 +162,7 @@ def files_by_stem(folder: Path, source: str, suffixes: Iterable[str] | None = No
 
 
 def _walk(folder: Path, skipped: Counter[str] | None = None) -> Iterator[Path]:
-    """Find all images below a folder, in no order, and count the suffixes of other files in ``skipped``.
+    """Find all images below a folder, in no order, and count in ``skipped`` the suffixes of what may be others.
 
     Follows links, which are common in subsets of datasets; hidden files and folders are neither read nor counted.
     Refuses a link to a folder above it, and very many files without an image among them.
@@ -174,12 +177,18 @@ def _walk(folder: Path, skipped: Counter[str] | None = None) -> Iterator[Path]:
         names = [name for name in names if not is_hidden(name)]
         images = [Path(base) / name for name in names if is_readable(name)]
         if skipped is not None:
-            skipped.update(Path(name).suffix.lower() for name in names if not is_readable(name))
+            skipped.update(_not_read(names))
         yield from images
         found = found or bool(images)
         others += len(names) + len(folders)
         if not found and others > MOST_OTHERS:
             raise DataError(f"no images among the first {MOST_OTHERS} files and folders of {folder}")
+
+
+def _not_read(names: Iterable[str]) -> Iterator[str]:
+    """The suffixes of files that may be images and cannot be read."""
+    suffixes = (Path(name).suffix.lower() for name in names if not is_readable(name))
+    return (suffix for suffix in suffixes if suffix not in NOTES)
 
 
 def _say_skipped(skipped: Counter[str], place: Path) -> None:
@@ -193,8 +202,8 @@ def _counted(suffixes: Counter[str]) -> str:
     """Numbers of files, by their suffixes.
 
     Example:
-        >>> _counted(Counter([".heic", ".txt", ".heic", ""]))
-        '4 files (2 .heic, 1 without suffix, 1 .txt)'
+        >>> _counted(Counter([".heic", ".raw", ".heic", ""]))
+        '4 files (2 .heic, 1 without suffix, 1 .raw)'
     """
     total = suffixes.total()
     most = sorted(suffixes.items(), key=lambda entry: (-entry[1], entry[0]))
