@@ -169,6 +169,7 @@ def test_spectrograms_and_clips_of_images(host: str) -> None:
     assert sum(reduced["gmacs"].values()) < sum(dense["gmacs"].values())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl", "idefics3", "smolvlm"])
 def test_towers_alone_are_profiled(name: str) -> None:
     """Their inputs are patches, or their class has the library's default name of its inputs, that of a text."""
