@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import numpy as np
+import open_clip
 import pytest
 import timm
 import torch
+import torchvision
+import transformers
 from PIL import Image
-from safetensors.torch import save_file
-from torchvision.models import VisionTransformer
+from safetensors.torch import load_file, save_file
+from timm.models import vision_transformer
+from torch import nn
+from torchvision.models import VisionTransformer, ViT_B_32_Weights
+from torchvision.models.vision_transformer import interpolate_embeddings
 from transformers import (
     CLIPConfig,
     CLIPModel,
@@ -28,7 +36,7 @@ from vitrim import loading
 from vitrim.data import DataError, eval_transform
 from vitrim.errors import MissingPackageError, VitrimError
 from vitrim.loading import create_model
-from vitrim.weights import holds_encoder, load_encoder, load_host
+from vitrim.weights import holds_encoder, load_checkpoint, load_encoder, load_host
 
 TINY = {
     "image_size": 16,
@@ -131,6 +139,170 @@ def test_a_head_is_replaced_only_for_weights_that_fit(tmp_path: Path) -> None:
         load_host(model, tmp_path / "three.safetensors")
     assert model.num_classes == 5
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+# ---- checkpoints of another image size: each library's own result, bit for bit
+
+
+def shaken(model: nn.Module, seed: int = 0) -> nn.Module:
+    """All weights drawn, so that no table is zero."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.1)
+    return model.eval()
+
+
+BLOCKS = {"depth": 2, "embed_dim": 16, "num_heads": 2, "num_classes": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "options"),
+    [
+        ("vit_tiny_patch16_224", "pos_embed", BLOCKS),
+        ("vit_medium_patch16_reg4_gap_256", "pos_embed", {**BLOCKS, "class_token": False}),  # positions of patches only
+        ("deit_tiny_distilled_patch16_224", "pos_embed", BLOCKS),
+        ("eva02_tiny_patch14_224", "pos_embed", {**BLOCKS, "patch_size": 16}),
+        ("beit_base_patch16_224", "blocks.0.attn.relative_position_bias_table", BLOCKS),
+    ],
+)
+def test_positions_of_another_image_size_are_resampled_as_timm_does(
+    name: str, key: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file(shaken(timm.create_model(name, img_size=64, **options)).state_dict(), file)
+    theirs = timm.create_model(name, img_size=96, **options).eval()
+    convert = sys.modules[type(theirs).__module__].checkpoint_filter_fn
+    theirs.load_state_dict(convert(load_file(file), theirs))
+    with pytest.warns(UserWarning, match=f"is of another image size: {key} .* is resampled .* 96 x 96 px$") as said:
+        ours = create_model(name, checkpoint=file, options={"img_size": 96, **options})
+    assert "\n" not in str(said[0].message)
+    assert load_file(file)[key].shape != theirs.state_dict()[key].shape
+    assert all(torch.equal(value, ours.state_dict()[name]) for name, value in theirs.state_dict().items())
+
+
+def test_positions_of_another_image_size_are_resampled_as_torchvision_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def small(name: str = "", *, image_size: int, weights: None = None, **options: Any) -> VisionTransformer:
+        size = {"patch_size": 32, "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32}
+        return VisionTransformer(image_size, **size)
+
+    source = shaken(small(image_size=64))
+    save_file(source.state_dict(), tmp_path / "model.safetensors")
+    theirs = small(image_size=96)
+    theirs.load_state_dict(interpolate_embeddings(96, 32, OrderedDict(source.state_dict())))
+    monkeypatch.setattr(torchvision.models, "get_model", small)
+    monkeypatch.setattr(ViT_B_32_Weights, "get_state_dict", lambda self, **options: source.state_dict())
+    found = []
+    for how in ({"checkpoint": tmp_path / "model.safetensors"}, {"pretrained": True}):
+        said = r"encoder.pos_embedding of shape \(1, 5, 16\) is resampled to \(1, 10, 16\), as torchvision does"
+        with pytest.warns(UserWarning, match=said):
+            found.append(create_model("torchvision:vit_b_32", options={"image_size": 96}, **how))
+    for ours in found:
+        assert all(torch.equal(value, ours.state_dict()[name]) for name, value in theirs.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("ViTForImageClassification", "DeiTForImageClassification", "Dinov2ForImageClassification"),
+        *("CLIPVisionModel", "SiglipVisionModel", "BlipVisionModel", "IJepaModel"),
+    ],
+)
+@pytest.mark.parametrize("how", ["checkpoint", "folder"])
+def test_positions_of_another_image_size_are_resampled_as_transformers_does(
+    kind: str, how: str, tmp_path: Path
+) -> None:
+    """What the library computes of a larger image with the saved model, interpolating in its forward."""
+    model = getattr(transformers, kind)
+    whole = model.config_class(**TINY, num_labels=4)
+    theirs = shaken(model(whole))
+    theirs.save_pretrained(tmp_path)
+    ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(tmp_path)
+    image = torch.randn(1, 3, 24, 24)
+    with torch.no_grad():
+        expected = theirs(image, interpolate_pos_encoding=True)[0]
+    options, name = {"image_size": 24}, f"hf:{tmp_path}"
+    if how == "checkpoint":
+        save_file(theirs.state_dict(), tmp_path / "weights.safetensors")
+        bare = tmp_path / "bare"
+        theirs.config.save_pretrained(bare)
+        options, name = {"image_size": 24}, f"hf:{bare}"
+    file = tmp_path / "weights.safetensors" if how == "checkpoint" else None
+    with pytest.warns(UserWarning, match=r"is of another image size: .*position.* as transformers does, .* 24 x 24 px"):
+        ours = create_model(name, checkpoint=file, options=options)
+    with torch.no_grad():
+        assert torch.equal(ours(image)[0], expected)
+    assert not ours.training
+    if how == "folder":
+        assert eval_transform(ours)(Image.new("RGB", (40, 30))).shape == (3, 24, 24)
+
+
+def test_positions_of_another_image_size_are_resampled_as_open_clip_does(tmp_path: Path) -> None:
+    def made(side: int) -> nn.Module:
+        vision = {"image_size": side, "layers": 2, "width": 64, "patch_size": 8}
+        text = {"context_length": 8, "vocab_size": 50, "width": 16, "heads": 2, "layers": 1}
+        return open_clip.CLIP(embed_dim=8, vision_cfg=vision, text_cfg=text)
+
+    source, theirs, ours = shaken(made(32)), made(48), made(48)
+    save_file(source.state_dict(), tmp_path / "model.safetensors")
+    state = load_file(tmp_path / "model.safetensors")
+    open_clip.model.resize_pos_embed(state, theirs)
+    theirs.load_state_dict(state)
+    with pytest.warns(UserWarning, match=r"visual.positional_embedding of shape \(17, 64\) is resampled to \(37, 64\)"):
+        load_checkpoint(ours, tmp_path / "model.safetensors")
+    assert all(torch.equal(value, ours.state_dict()[name]) for name, value in theirs.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("vit_tiny_patch16_224", {"patch_size": 8}),  # the kernel differs, too: it is another model
+        ("vit_tiny_patch16_224", {"embed_dim": 32}),
+        ("vit_tiny_patch16_224", {"num_classes": 5}),
+        (
+            "vit_tiny_patch16_224",
+            {"no_embed_class": True},
+        ),  # the class token has a position in the file
+        ("samvit_base_patch16", {"img_size": 96}),  # timm has no way
+    ],
+)
+def test_weights_that_differ_in_more_than_the_image_size_are_refused(
+    name: str, other: dict[str, Any], tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    size = {"img_size": 64, **BLOCKS}
+    if name.startswith("sam"):
+        size |= {"global_attn_indexes": (1,), "window_size": 2}
+    save_file(timm.create_model(name, **size).state_dict(), tmp_path / "model.safetensors")
+    options = {**size, "img_size": 64 if other.keys() & {"patch_size", "no_embed_class"} else 96, **other}
+    with pytest.raises(VitrimError, match=r"has shape .*, this model needs \([0-9, ]+\)$"):
+        create_model(name, checkpoint=tmp_path / "model.safetensors", options=options)
+    assert not [one for one in recwarn.list if "another image size" in str(one.message)]
+
+
+def test_positions_that_the_library_cannot_resample_are_refused(tmp_path: Path) -> None:
+    """Six are no square of patches; the model stays as it was."""
+    model = VisionTransformer(32, 8, num_layers=1, num_heads=2, hidden_dim=16, mlp_dim=32)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    save_file({**before, "encoder.pos_embedding": torch.zeros(1, 7, 16)}, tmp_path / "model.safetensors")
+    with pytest.raises(VitrimError, match=r"needs \(1, 17, 16\), and torchvision cannot resample it: seq_"):
+        load_checkpoint(model, tmp_path / "model.safetensors")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_run_goes_on_at_another_image_size(tmp_path: Path) -> None:
+    """Of the model that a recipe names; the head of other classes is replaced, too."""
+    weights = shaken(timm.create_model("test_vit", img_size=32, num_classes=3)).state_dict()
+    save_file(weights, tmp_path / "model.safetensors")
+    model = timm.create_model("test_vit", img_size=48, num_classes=5).eval()
+    with pytest.warns(UserWarning, match="is of another image size"):
+        load_host(model, tmp_path / "model.safetensors")
+    assert model.num_classes == 3
+    theirs = timm.create_model("test_vit", img_size=48, num_classes=3).eval()
+    theirs.load_state_dict(vision_transformer.checkpoint_filter_fn(weights, theirs))
+    image = torch.randn(1, 3, 48, 48)
+    assert torch.equal(model(image), theirs(image))
 
 
 def test_torchvision() -> None:

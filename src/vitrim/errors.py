@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,46 @@ class UnsupportedModelError(VitrimError):
 
 class MissingPackageError(VitrimError, ModuleNotFoundError):
     """An optional package is missing; the message contains the command to install it."""
+
+
+EXTRAS = {
+    **dict.fromkeys(("scipy", "ot", "threadpoolctl", "matplotlib", "jinja2", "sklearn"), "analysis"),
+    **dict.fromkeys(("accelerate", "tensorboard"), "train"),
+    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "export"),
+    **dict.fromkeys(("fastapi", "uvicorn"), "serve"),
+    **dict.fromkeys(("optuna", "greenlet"), "tune"),
+    **dict.fromkeys(("datasets", "PIL"), "data"),
+    **dict.fromkeys(("torchvision", "pycocotools"), "dense"),
+    "transformers": "hf",
+    "open_clip": "clip",
+    "openvino": "openvino",
+    "nncf": "int8",
+    "numba": "fast",
+    "gradio": "app",
+    "vllm": "vllm",
+    "ray": "ray",
+}
+"""The extra of `pyproject.toml` that installs a package, by the name that is imported."""
+
+
+def check_installed(what: str, *packages: str, extra: str | None = None) -> None:
+    """Refuse to begin without the ``packages`` that are needed.
+
+    Args:
+        what: the beginning of the message: what needs them.
+        packages: names of modules in `EXTRAS`.
+        extra: to install, if it is another one.
+
+    Raises:
+        MissingPackageError: names the first that is not installed, and its extra.
+
+    Example:
+        >>> check_installed("a figure", "errno", extra="analysis")
+    """
+    missing = next((package for package in packages if find_spec(package) is None), None)
+    if missing is not None:
+        install = f"pip install 'vitrim[{extra or EXTRAS[missing]}]'"
+        raise MissingPackageError(f"{what} needs the package '{missing}': {install}")
 
 
 class DataError(VitrimError):

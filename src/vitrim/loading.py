@@ -71,7 +71,8 @@ def create_model(
             ``vitrim:NAME`` (a reference checkpoint), ``run:FOLDER`` (a finished run of ``vitrim train``), or a
             backbone of these after ``segmenter:`` or ``vitdet:``.
         pretrained: load the library's weights.
-        checkpoint: load this file of weights instead, or the file in this folder of a run.
+        checkpoint: load this file of weights instead, or the file in this folder of a run. Weights of another image
+            size get the positions that the library resamples for ``options``, and a warning says so.
         options: keyword arguments of the library's model.
         device: of the new model.
 
@@ -327,7 +328,14 @@ def torchvision_model(name: str, pretrained: bool, options: Options) -> nn.Modul
     if name not in models.list_models():
         raise unknown("model of torchvision", name, models.list_models(include="vit*"))
     weights = models.get_model_weights(name).DEFAULT
-    model: Any = models.get_model(name, weights=weights if pretrained else None, **options)
+    resampled = pretrained and options.get("image_size") not in (None, *weights.meta.get("min_size", ()))
+    if resampled:  # the library refuses another image size, and has a function for it
+        from vitrim.weights import load_weights
+
+        model: Any = models.get_model(name, **options)
+        load_weights(model, weights.get_state_dict(check_hash=True), Path(str(weights)))
+    else:
+        model = models.get_model(name, weights=weights if pretrained else None, **options)
     transform = weights.transforms()
     side = getattr(model, "image_size", None)
     if side is not None and transform.crop_size != [side]:  # keep the crop ratio at a different size
@@ -360,9 +368,21 @@ def hf_model(name: str, pretrained: bool, options: Options) -> nn.Module:
     kind = class_for(config)
     config = config_for(kind, config)
     transformers.utils.logging.disable_progress_bar()
-    if torch.get_default_device().type != "meta" and (pretrained or has_weights(folder)):
+
+    def made() -> nn.Module:
+        return kind.from_config(config, **trust) if kind.__name__.startswith("AutoModel") else kind(config)  # type: ignore[no-any-return]
+
+    if torch.get_default_device().type == "meta" or not (pretrained or has_weights(folder)):
+        return made()
+    others = {key: value for key, value in options.items() if key != "image_size"}
+    own = config_for(kind, transformers.AutoConfig.from_pretrained(source, **trust, **others))
+    if getattr(own, "image_size", None) == getattr(config, "image_size", None):
         return kind.from_pretrained(source, config=config, **trust)  # type: ignore[no-any-return]
-    return kind.from_config(config, **trust) if kind.__name__.startswith("AutoModel") else kind(config)  # type: ignore[no-any-return]
+    from vitrim.weights import load_weights
+
+    model = made()
+    load_weights(model, kind.from_pretrained(source, config=own, **trust).state_dict(), folder)
+    return model
 
 
 def open_clip_model(name: str, pretrained: bool, options: Options) -> nn.Module:
@@ -459,8 +479,8 @@ def load_run(folder: str | Path, **options: Any) -> nn.Module:
 
     Args:
         folder: of the run, with weights and recipe.
-        options: of the model; they override the recipe's and must not change the shapes of its weights. Drop rates of
-            the recipe are not used.
+        options: of the model; they override the recipe's and must not change the shapes of its weights, other than for
+            another image size (see `create_model`). Drop rates of the recipe are not used.
 
     Raises:
         VitrimError: the run is not finished, or the options change names or shapes of its weights.
@@ -661,6 +681,8 @@ class ModelSpec:
     def load(self, device: str | torch.device | None = None) -> Loaded:
         """Create a named model; a module is used unchanged, without the wrapper of `torch.compile`.
 
+        A model whose inputs are no images is a copy that takes them, see `vitrim.core.registry.taking_images`.
+
         A module from `create_model` keeps its description if its weights have not changed since.
 
         Args:
@@ -679,7 +701,7 @@ class ModelSpec:
         import torch
         from torch import nn
 
-        from vitrim.core.registry import ask
+        from vitrim.core.registry import ask, taking_images
 
         if self.named:
             how: dict[str, Any] = {"pretrained": self.pretrained, "checkpoint": self.checkpoint}
@@ -688,7 +710,7 @@ class ModelSpec:
                     torch.default_generator.manual_seed(self.seed)
                 place = device or self.device or "cpu"
                 made: Any = create_model(self.model, **how, options=dict(self.options or {}), device=place)
-            return Loaded(made, *made.vitrim_origin[:4])
+            return Loaded(taking_images(made), *made.vitrim_origin[:4])
         model = getattr(self.model, "_orig_mod", self.model)
         if not isinstance(model, nn.Module):
             raise VitrimError(f"expected a model or its name, e.g. deit_small_patch16_224, got {type(model).__name__}")
@@ -696,11 +718,11 @@ class ModelSpec:
             raise VitrimError("pretrained, checkpoint and model_options say how to create a model: give its name, too")
         origin: Origin | None = getattr(model, "vitrim_origin", None)
         if origin is None:
-            return Loaded(model, ask(model).architecture(model), "given", {}, None)
+            return Loaded(taking_images(model), ask(model).architecture(model), "given", {}, None)
         # random weights of a module may be intended: reports call them "given"
         same = origin.weights != "random" and origin.edits == _edits(model)
         weights, learned = (origin.weights, origin.learned) if same else ("given", None)
-        return Loaded(model, origin.name, weights, origin.options, learned)
+        return Loaded(taking_images(model), origin.name, weights, origin.options, learned)
 
 
 class Loaded(NamedTuple):

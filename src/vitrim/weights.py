@@ -84,6 +84,11 @@ def load_checkpoint(model: nn.Module, path: Path) -> None:
     _load(model, _read(path), path)
 
 
+def load_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
+    """`load_checkpoint` with the content of a file, or of a folder, that its library has read; ``path`` names it."""
+    _load(model, weights, path)
+
+
 def load_host(model: nn.Module, path: Path) -> None:
     """Load a file of weights as `load_checkpoint` does, with a classifier of any number of classes.
 
@@ -111,6 +116,7 @@ def load_host(model: nn.Module, path: Path) -> None:
     if found not in (None, library.num_classes(model)):
         trial = _without_memory(model)
         library.reset_head(trial, found)
+        weights = at_size_of(trial, weights, path)
         _check_fit(trial.state_dict(), weights, path)  # before the head is replaced
         library.reset_head(model, found)
     _load(model, weights, path)
@@ -223,10 +229,45 @@ def _without_memory(model: nn.Module) -> nn.Module:
 
 def _load(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
     """Check all weights, then load; a model on the meta device is only checked."""
-    expected = model.state_dict()
+    weights, expected = at_size_of(model, weights, path), model.state_dict()
     _check_fit(expected, weights, path)
     if not any(value.is_meta for value in expected.values()):
         model.load_state_dict(weights)
+
+
+def at_size_of(model: nn.Module, weights: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """``weights`` of a file, with positions resampled by the model's library if they are of another image size.
+
+    Warns of this. Weights that differ in anything else are returned as they are.
+
+    Raises:
+        VitrimError: the library cannot resample them.
+    """
+    expected, library = model.state_dict(), ask(model)
+    if weights.keys() != expected.keys():
+        return weights
+    other = [key for key, value in weights.items() if value.shape != expected[key].shape]
+    if not other or not all(library.are_positions(key) for key in other):
+        return weights
+    first, more = other[0], f" and {len(other) - 1} others" if len(other) > 1 else ""
+    old, new = tuple(weights[first].shape), tuple(expected[first].shape)
+    try:
+        found = dict(library.resampled(model, weights))
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise VitrimError(
+            f"{path}: {first} has shape {old}, this model needs {new}, and {library.name} cannot resample it: "
+            f"{first_line(error)}"
+        ) from error
+    if any(found[key].shape != expected[key].shape for key in other if key in found):
+        return weights  # the library has no way
+    size = library.input_size(model)
+    images = "" if size is None else f", for images of {size[1]} x {size[2]} px"
+    warnings.warn(
+        f"{path} is of another image size: {first} of shape {old}{more} is resampled to {new}, as {library.name} does"
+        f"{images}",
+        stacklevel=2,
+    )
+    return found
 
 
 def _check_fit(expected: dict[str, Tensor], weights: dict[str, Tensor], path: Path) -> None:

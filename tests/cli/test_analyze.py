@@ -13,7 +13,8 @@ from PIL import Image
 from scipy.stats import spearmanr
 
 from cli_runs import exit_code
-from vitrim.analysis import analyze, output
+from vitrim import errors
+from vitrim.analysis import output
 from vitrim.analysis.families import DEFAULT, FAMILIES, Family
 from vitrim.analysis.families.features import procrustes
 from vitrim.analysis.families.patterns import iou
@@ -370,7 +371,7 @@ def test_bad_input_is_one_line(
 def test_a_package_that_is_not_installed(
     report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(analyze, "find_spec", lambda package: None if package == "ot" else package)
+    monkeypatch.setattr(errors, "find_spec", lambda package: None if package == "ot" else package)
     assert run("--from", next(report.glob("record_tome*")), "--out", tmp_path / "new") == 2
     assert "needs the package 'ot': pip install 'vitrim[analysis]'" in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli_runs import Run, runner
-from vitrim.app import serving
+from vitrim import errors
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def taken() -> Iterator[int]:
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here gets as far as to need gradio."""
     find = importlib.util.find_spec
-    monkeypatch.setattr(serving, "find_spec", lambda name: name if name == "gradio" else find(name))
+    monkeypatch.setattr(errors, "find_spec", lambda name: name if name == "gradio" else find(name))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_port_that_is_taken(taken: int, run: Run) -> None:
 
 
 def test_without_gradio(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    monkeypatch.setattr(serving, "find_spec", lambda name: None)
+    monkeypatch.setattr(errors, "find_spec", lambda name: None)
     code, _, error = run()
     assert code == 2
     assert "the page needs the package 'gradio': pip install 'vitrim[app]'" in error

@@ -1,11 +1,16 @@
 """Trees of images."""
 
+import numpy as np
 import pytest
+from PIL import Image
 from timm.data.readers import reader_image_folder
 from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from image_files import labels, write_tree
 from vitrim.data import DataError, folders, load_images
+from vitrim.data.decoding import is_readable
+from vitrim.data.folders import loose_images
 
 
 def test_reads_a_tree(tmp_path):
@@ -48,13 +53,14 @@ def test_links_are_followed(tmp_path):
 @pytest.mark.parametrize(
     ("files", "split", "message"),
     [
-        (["a/0.txt"], None, r"no images \(or parquet files\) in .*; expected one folder per class with images \(bmp"),
+        (["a/0.txt"], None, r"no images \(or parquet files\) in .*; expected one folder per class with images \(jpg"),
         (
             ["0.png"],
             None,
             r"lie outside of class folders in .*; where labels do not count, one for all will do: .*/all$",
         ),
-        (["a/0.png", "b/0.txt"], None, r"class folder .*b holds no images"),
+        (["a/0.png", "b/0.txt"], None, r"class folder .*b holds no images: remove it"),
+        (["a/0.png", "b/0.heic"], None, r"class folder .*b holds no images but 1 file \(1 .heic\): remove it"),
         (["a/0.png", "b/c/0.png"], None, r"mixes folders of images \(a\) and folders of folders of images \(b\)"),
         (["a/0.png"], "test", r"no split 'test' in .*: its folders are classes \(a\); leave split out"),
         (["a.csv/x"], None, r"no images"),
@@ -115,6 +121,78 @@ def test_very_many_files_without_an_image_are_not_searched_to_the_end(tmp_path, 
         load_images(tmp_path)
     write_tree(tmp_path, "a/0.png")
     assert len(load_images(tmp_path)) == 1
+
+
+HIDDEN = (".ipynb_checkpoints", ".thumbnails", "__MACOSX", "@eaDir")
+
+
+@pytest.mark.parametrize("hidden", HIDDEN)
+@pytest.mark.parametrize("place", ["{}/0.png", "a/{}/0.png", "a/sub/{}/0.png", "a/{}/sub/0.png"])
+def test_hidden_folders_are_not_read_at_any_depth(tmp_path, recwarn, place, hidden):
+    write_tree(tmp_path, "a/0.png", "a/sub/1.png", "b/1.png", place.format(hidden))
+    dataset = load_images(tmp_path)
+    assert [path.relative_to(tmp_path).as_posix() for path in dataset.images] == ["a/0.png", "a/sub/1.png", "b/1.png"]
+    assert dataset.class_names == ["a", "b"]
+    assert not recwarn.list
+
+
+def test_files_that_systems_leave_are_neither_read_nor_counted(tmp_path, recwarn):
+    write_tree(tmp_path, "a/1.png", "a/._1.png")
+    for name in ("Thumbs.db", "desktop.ini", ".DS_Store"):
+        (tmp_path / "a" / name).touch()
+    assert len(load_images(tmp_path)) == 1
+    assert not recwarn.list
+
+
+def test_a_folder_in_a_hidden_one_is_read(tmp_path):
+    assert len(load_images(write_tree(tmp_path / ".cache" / "set", "a/0.png"))) == 1
+
+
+def formats():
+    """Suffix and name of every format that Pillow both writes and reads by itself, which opens it in this test."""
+    stubs = {"BUFR", "GRIB", "HDF5", "WMF"}
+    Image.init()
+    return {
+        suffix: name
+        for suffix, name in Image.registered_extensions().items()
+        if name in Image.SAVE and name in Image.OPEN and name not in stubs | {"EPS"}
+    }
+
+
+@pytest.mark.parametrize("suffix", sorted(formats()))
+def test_every_format_of_pillow_is_read(tmp_path, recwarn, suffix):
+    mode = {"MSP": "1", "XBM": "1", "BLP": "P"}.get(formats()[suffix], "RGB")
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (32, 32), (200, 30, 60)).convert(mode).save(tmp_path / "a" / f"0{suffix}", formats()[suffix])
+    with Image.open(tmp_path / "a" / f"0{suffix}") as image:
+        expected = np.asarray(image.convert("RGB"))
+    found, label = load_images(tmp_path)[0]
+    assert label == 0
+    assert np.array_equal(found.permute(1, 2, 0).mul(255).round().numpy(), expected)
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("suffix", sorted({*IMG_EXTENSIONS, *reader_image_folder.get_img_extensions()}))
+def test_what_torchvision_and_timm_read_is_read(suffix):
+    assert is_readable(f"0{suffix}")
+
+
+def test_what_is_skipped_is_counted_in_a_line(tmp_path):
+    write_tree(tmp_path, "a/0.png", "b/0.png")
+    for name in ("a/1.heic", "a/sub/2.HEIC", "b/3.eps", "b/notes", "b/notes.txt", "b/.hidden.heic"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.warns(UserWarning, match="^skipped in") as warned:
+        assert len(load_images(tmp_path)) == 2
+    (line,) = (str(one.message) for one in warned)
+    assert line.startswith(f"skipped in {tmp_path}: 4 files (2 .heic, 1 without suffix, 1 .eps); images are read by")
+
+
+def test_what_is_skipped_of_several_pictures_is_counted(tmp_path):
+    write_tree(tmp_path, "0.png", ".1.png")
+    (tmp_path / "2.heic").touch()
+    with pytest.warns(UserWarning, match=r"skipped in .*: 1 file \(1 .heic\);"):
+        assert loose_images([tmp_path]) == [tmp_path / "0.png"]
 
 
 @pytest.mark.parametrize("source", ["~no-such-user/x", "imagenet:~no-such-user/x", "coco:~no-such-user/x"])

@@ -232,6 +232,82 @@ def handed(model: Any, given: dict[str, Tensor]) -> list[Tensor]:
     return seen
 
 
+def lfm2_vl() -> nn.Module:
+    text = transformers.Lfm2Config(
+        **{key: value for key, value in TEXT.items() if key != "head_dim"}, layer_types=["conv", "full_attention"]
+    )
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    vision = transformers.Siglip2VisionConfig(**size, patch_size=4, num_patches=36, vision_use_head=False)
+    made = transformers.Lfm2VlForConditionalGeneration(
+        transformers.Lfm2VlConfig(text_config=text, vision_config=vision, image_token_id=IMAGE, downsample_factor=2)
+    )
+    return made.eval()
+
+
+def wide(name: str) -> dict[str, Tensor]:
+    """An image of 4 x 6 patches, and a square one beside it, in the form of each model."""
+    patches = torch.randn(2, 36, 48, generator=torch.Generator().manual_seed(5))
+    if name in ("pixtral", "mistral3"):
+        return {"pixel_values": tiny.images(2), "image_sizes": torch.tensor([[16, 24], [24, 24]])}
+    if name == "qwen2_vl":
+        pixels = torch.randn(24 + 36, 96, generator=torch.Generator().manual_seed(5))
+        return {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 6], [1, 6, 6]])}
+    rows = torch.tensor([[4, 6], [6, 6]])
+    real = torch.arange(36) < rows.prod(dim=1)[:, None]
+    if name == "lfm2_vl":
+        return {"pixel_values": patches, "pixel_attention_mask": real.long(), "spatial_shapes": rows}
+    places = torch.stack([torch.arange(36) % 6, torch.arange(36) // 6], dim=-1)  # gemma4: columns, then rows
+    return {"pixel_values": patches.sigmoid(), "image_position_ids": places.where(real[..., None], -1)}
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "columns", "few"),
+    [("pixtral", 4, 6, (2, 3)), *((name, 2, 3, (1, 2)) for name in ("mistral3", "qwen2_vl", "lfm2_vl", "gemma4"))],
+)
+def test_pool_knows_the_rows_of_an_image_that_is_not_square(
+    name: str, rows: int, columns: int, few: tuple[int, int]
+) -> None:
+    """The means that ten plain lines take of the library's own features; positions of the middles of the cells."""
+    model: Any = lfm2_vl() if name == "lfm2_vl" else ALL[name].create()
+    images = wide(name)
+    with torch.no_grad():
+        output = model.base_model.get_image_features(**images, return_dict=True)
+    pooled = output.pooler_output
+    first = rows * columns
+    whole = list(pooled.split([first, len(pooled) - first]) if isinstance(pooled, Tensor) else pooled)
+    assert [len(image) for image in whole] == [first, first * 3 // 2]
+    ids = torch.tensor([[7, *[IMAGE] * len(whole[0]), 9, *[IMAGE] * len(whole[1]), 11]])
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **images}
+    if ALL.get(name) is not None and ALL[name].types is not None:
+        given[str(ALL[name].types)] = (ids == IMAGE).long()
+    reduction = vitrim.reduce_(model, select=f"pool:tokens={few[0] * few[1]}")
+    found = handed(model, given)[0]
+    places = reduction.image_places[0]
+    expected = []
+    for row in range(few[0]):
+        for column in range(few[1]):
+            own = [
+                whole[0][r * columns + c]
+                for r in range(rows)
+                for c in range(columns)
+                if r * few[0] // rows == row and c * few[1] // columns == column
+            ]
+            expected.append(torch.stack(own).mean(dim=0))
+    torch.testing.assert_close(found, torch.stack(expected), atol=1e-6, rtol=1e-6)
+    middles = {(4, 6): [0, 2, 4, 12, 14, 16], (2, 3): [0, 2]}[(rows, columns)]
+    assert places.kept.nonzero().squeeze(1).tolist() == middles
+
+
+def test_sizes_of_whole_images_are_no_grids_of_their_tiles() -> None:
+    """LLaVA-NeXT's tokens are of tiles, with one that ends every row: image_sizes, of the image, do not say where."""
+    from vitrim.hosts.transformers.vlm_prompt import ImagePrompt
+
+    model = ALL["llava_next"].create()
+    given = prompt("llava_next")
+    assert "image_sizes" in given
+    assert ImagePrompt(None, model, given, None).patches("image") == []  # type: ignore[arg-type]
+
+
 def test_visionzip_is_the_attention_of_the_block_that_the_projector_reads(eyes: dict[str, Any]) -> None:
     """Class token in front, most attended patches as they are, means added to anchors; then the projector."""
     model, given, out = eyes["model"], eyes["given"], eyes["out"]
@@ -993,6 +1069,70 @@ def test_what_speaks_without_taking_features_is_refused(options: dict[str, Any])
     vitrim.restore_(model)
     Deaf.__module__ = __name__  # a user's own may do as it likes
     vitrim.reduce_(model, **options)
+
+
+def around(name: str) -> nn.Module:
+    """A class of the library around a tiny vision-language model."""
+    inner = {"ColQwen2": "qwen2_vl", "ColPali": "paligemma"}.get(name.removesuffix("ForRetrieval"), "gemma3")
+    config: Any = VLMS[inner].create().config
+    if name == "ColModernVBertForRetrieval":
+        text = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+        text |= {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1}
+        vision = {"image_size": 24, "patch_size": 4, "num_hidden_layers": 2, "hidden_size": 32}
+        vision |= {"num_attention_heads": 2, "intermediate_size": 64}
+        config = transformers.ModernVBertConfig(
+            text_config=transformers.ModernBertConfig(**text, sep_token_id=2),
+            vision_config=vision,
+            image_token_id=IMAGE,
+            pixel_shuffle_factor=2,
+        )
+    if name.endswith("ForRetrieval"):
+        short = name.removesuffix("ForRetrieval")
+        config = getattr(transformers, f"{short}Config")(vlm_config=config, embedding_dim=8)
+    if name == "ShieldGemma2ForImageClassification":
+        parts = {key: getattr(config, key) for key in ("text_config", "vision_config", "image_token_id")}
+        config = transformers.ShieldGemma2Config(**parts, mm_tokens_per_image=config.mm_tokens_per_image)
+        config.yes_token_index, config.no_token_index = 3, 4
+    config.pad_token_id = 0
+    return getattr(transformers, name)(config).eval()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("options", [{"method": "tome:r=1", "compact": True}, {"select": "divprune:tokens=3"}])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ColQwen2ForRetrieval",  # which embeds the image itself, past the model's forward: nothing would happen
+        *("ColPaliForRetrieval", "ColModernVBertForRetrieval"),  # masks of the whole prompt
+        "Gemma3ForSequenceClassification",  # reads the last token by the whole prompt
+    ],
+)
+def test_what_reads_the_prompt_around_a_model_is_refused(name: str, options: dict[str, Any]) -> None:
+    """Before the first edit, in one line; with the whole prompt they work as ever."""
+    model = around(name)
+    before = {key: dict(vars(part)) for key, part in model.named_modules()}
+    with pytest.raises(vitrim.UnsupportedModelError) as error:
+        vitrim.reduce_(model, **options)
+    message = str(error.value)
+    assert "\n" not in message
+    if name == "ColModernVBertForRetrieval":  # whose inner model is of no family
+        assert f"is for vision-language models, and {name} is none that is known" in message
+    else:
+        assert message.startswith(f"{name} takes no features in place of images")
+        assert message.endswith("leave the selector out" if "select" in options else "which reduces the tower")
+    assert {key: dict(vars(part)) for key, part in model.named_modules()} == before
+    vitrim.reduce_(model, "tome:r=1")
+    assert vitrim.get_reduction(model) is not None
+    vitrim.restore_(model)
+
+
+def test_what_reads_the_last_logits_alone_may_be_around_a_model() -> None:
+    """ShieldGemma 2's two answers are those of the last logits that its model gives for the shorter prompt."""
+    model: Any = around("ShieldGemma2ForImageClassification")
+    given = prompt("gemma3")
+    reduction = vitrim.reduce_(model, select="divprune:tokens=3")
+    found = logits(model, given)
+    assert reduction.image_tokens == [3, 3, 3]
+    torch.testing.assert_close(found, logits(model.model, given)[:, -1, [3, 4]])
 
 
 def test_a_family_that_a_new_release_adds_is_refused_by_name() -> None:

@@ -403,6 +403,18 @@ def test_pool_averages_a_grid_of_four_by_six_to_two_by_three() -> None:
     assert choice.merged.all()
 
 
+def test_means_of_unequal_cells_are_each_of_their_own_tokens() -> None:
+    """By hand: five tokens in cells of three and two; what a cell's sum is divided by is its own size."""
+    what = Seen(torch.tensor([[[1.0], [2.0], [6.0], [10.0], [20.0]]]), (1, 1, 5))
+    (choice,) = vitrim.parse_selector("pool:tokens=2").select(what)
+    assert choice.of(what.features[0]).squeeze(1).tolist() == [3.0, 15.0]
+    alone = Seen(torch.tensor([[[1.0], [2.0], [6.0]]]), (1, 1, 3))
+    (choice,) = vitrim.parse_selector("pool:tokens=2").select(alone)
+    assert choice.of(alone.features[0]).squeeze(1).tolist() == [1.5, 6.0]
+    assert choice.merged is not None
+    assert choice.merged.tolist() == [True, False]
+
+
 def test_pool_cells_are_disjoint_and_nearly_equal() -> None:
     """By hand: five columns in two cells are 3 and 2, a row of three frames in two cells is 2 and 1 frames."""
     own, middle = pool.cells((1, 1, 5), (1, 1, 2))

@@ -8,7 +8,6 @@ compare_analyses(["report", "other_report"], out="compared")
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from vitrim.analysis.record import Record, distinct
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
 from vitrim.data import DataError
-from vitrim.errors import MissingPackageError, VitrimError, check_kinds, check_known, check_read, one_line_errors
+from vitrim.errors import VitrimError, check_installed, check_kinds, check_known, check_read, one_line_errors
 from vitrim.files import check_folder
 from vitrim.loading import MADE, ModelSpec
 from vitrim.measure.earlier import earlier
@@ -273,9 +272,7 @@ def _checked(
     kinds = list(dict.fromkeys(formats.split(",") if isinstance(formats, str) else formats))
     for kind in kinds or ("",):
         check_known("format", kind, FORMATS)
-    missing = next((package for package in PACKAGES if find_spec(package) is None), None)
-    if missing is not None:
-        raise MissingPackageError(f"an analysis needs the package '{missing}': pip install 'vitrim[analysis]'")
+    check_installed("an analysis", *PACKAGES, extra="analysis")
     folder = Path(out)
     check_folder(folder)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / SUMMARY).is_file():

@@ -114,7 +114,7 @@ class Service:
         beside = _beside(choice, loaded.methods)
         config = config_of(choice.method, choice.value, choice.more)
         upload = read_image(content, self.limits)
-        image = eval_transform(loaded.model)(upload.image)
+        image = eval_transform(loaded.model, in_patches=False)(upload.image)
         images, notes = image[None], [*upload.notes]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ReductionWarning)
@@ -206,7 +206,7 @@ def _shown(
 
 def _of_examples(model: nn.Module) -> Tensor:
     """(E, D) logits or embeddings of the examples."""
-    dense, transform, found = Contestant(shared_copy(model), _task(model)), eval_transform(model), []
+    dense, transform, found = Contestant(shared_copy(model), _task(model)), eval_transform(model, in_patches=False), []
     for one in EXAMPLES:
         with Image.open(one.path) as image, torch.no_grad():
             found.append(dense.run(transform(image.convert("RGB"))[None]).prediction)

@@ -7,14 +7,13 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from vitrim.app.messages import Limits, ModelSource
 from vitrim.app.worker import Worker, service
-from vitrim.errors import MissingPackageError, VitrimError
+from vitrim.errors import VitrimError, check_installed
 from vitrim.loading import check_name, weights_of
 
 QUIET = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "GRADIO_SSR_MODE": "False"}
@@ -65,9 +64,7 @@ def serve(
     names = list(dict.fromkeys(models))
     if checkpoint is not None and len(names) > 1:
         raise VitrimError("a checkpoint has the weights of one model, and several are given")
-    for package in ("gradio", "matplotlib"):
-        if find_spec(package) is None:
-            raise MissingPackageError(f"the page needs the package '{package}': pip install 'vitrim[app]'")
+    check_installed("the page", "gradio", "matplotlib", "PIL", "jinja2", extra="app")
     for name in names:
         check_name(name)
     check_port(host, port)

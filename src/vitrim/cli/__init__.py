@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -38,7 +39,7 @@ from vitrim.cli import (
 )
 from vitrim.cli.help import Command, CommandGroup
 from vitrim.cli.options import flat
-from vitrim.errors import VitrimError, one_line, plain
+from vitrim.errors import EXTRAS, VitrimError, one_line, plain
 
 INTERRUPTED = 130
 TERMINATED = 143
@@ -121,6 +122,11 @@ def main() -> None:
     except ERRORS as error:
         # without a subcommand typer prints the help and raises an empty error
         sys.exit(_fail(_usage_error(error)) if error.format_message() else 2)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS or find_spec(package) is not None:
+            raise  # a bug, or a package that is installed and lacks another one
+        sys.exit(_fail(f"this needs the package '{package}': pip install 'vitrim[{EXTRAS[package]}]'"))
     except OSError as error:
         if error.errno not in OF_THE_SYSTEM:
             raise  # a bug: show the traceback

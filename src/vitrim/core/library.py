@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
@@ -15,6 +16,9 @@ from vitrim.errors import UnsupportedModelError, VitrimError
 
 Size = tuple[int, int]
 """Height and width in pixels."""
+
+RELATIVE = ("*relative_position_bias_table", "*rel_pos_h", "*rel_pos_w")
+"""Name patterns of tables of relative positions, the same in all libraries."""
 
 METHOD = "reducer"
 """The name in dotted parameter names under which a reduced block stores what the method learns."""
@@ -227,8 +231,20 @@ class Library:
         """The attention weights and learned positions of ``model``, to be initialised; None without them."""
         return None
 
+    def are_positions(self, name: str) -> bool:
+        """True if the parameter ``name`` is a table of positions, whose size is that of the images."""
+        return any(
+            fnmatchcase(word, pattern)
+            for word in name.split(".")
+            for pattern in (*self.parts.get("positions", ()), *RELATIVE)
+        )
+
     def resampled(self, model: nn.Module, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """``weights`` with patch kernels and position tables resampled to the sizes of ``model``."""
+        """``weights`` with patch kernels and position tables resampled to the sizes of ``model``, as its library does.
+
+        A library that has no way of its own returns them as they are. Functions of libraries raise errors of many kinds
+        for tables that they cannot resample.
+        """
         return weights
 
     def has_idle_parameters(self, model: nn.Module) -> bool:
@@ -263,6 +279,17 @@ class Library:
     def resized(self, model: nn.Module, size: int) -> nn.Module | None:
         """A copy of ``model`` for square images of ``size`` pixels; None if its library cannot make one."""
         return None
+
+    def inputs_of(self, model: nn.Module, images: Tensor) -> dict[str, Any] | None:
+        """The inputs of ``model`` by name, for ``images`` (B, C, H, W) as `preprocessing` makes them.
+
+        None if the model takes images themselves, as most do. Measuring hands every model images: see `taking_images`.
+        """
+        return None
+
+    def padding(self, model: nn.Module, images: Tensor) -> int:
+        """The tokens of padding among those of ``images``, as `inputs_of` takes them, in all."""
+        return 0
 
     # ---- segmentation and detection; the defaults are of a model for labels of images
 
@@ -312,6 +339,22 @@ class Library:
     def architecture(self, model: nn.Module) -> str:
         """The library's name of the model, or else its class."""
         return type(model).__name__
+
+
+class ImageHook:
+    """Runs before a model's forward, and makes its own inputs of the images that it is given alone."""
+
+    def __init__(self, library: Library, model: nn.Module) -> None:
+        self.library = library
+        self.positional = tuple(inspect.signature(type(model).forward).parameters)[1:]
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = {**dict(zip(self.positional, args)), **kwargs}  # noqa: B905 - a model may have optional inputs
+        images = given.get(self.positional[0])
+        if len(given) != 1 or not isinstance(images, Tensor) or images.ndim != 4:
+            return None
+        inputs = self.library.inputs_of(model, images)
+        return None if inputs is None else ((), inputs)
 
 
 def no_tokens(model: nn.Module) -> UnsupportedModelError:

@@ -149,6 +149,8 @@ class Preprocessing:
         crop_mode: center, border or squash.
         transform: the model's own, from a PIL image in RGB to (C, H, W), in place of resizing and cropping by these
             numbers.
+        in_patches: the transform makes patches (1, N, ...) of an image in its own shape. Where an image of ``size`` is
+            needed, as in files and pictures, the numbers make one.
     """
 
     channels: int
@@ -159,6 +161,7 @@ class Preprocessing:
     crop_share: float | None = None
     crop_mode: str = "center"
     transform: Callable[[Any], Tensor] | None = None
+    in_patches: bool = False
 
     @property
     def resize(self) -> tuple[int, int] | None:

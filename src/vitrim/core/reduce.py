@@ -415,7 +415,15 @@ class Reduction:
         if runs is not None:
             share = saved_share(runs, self._blocks(), self._facts.dim, self.config.kind)
             lines.append(f"about {100 * share:.0f} % of the MACs of its blocks are saved")
+            lines += self._of_which_images()
         return [*lines, *(["the language model gets only the tokens that are left"] if self.compact else [])]
+
+    def _of_which_images(self) -> list[str]:
+        """A line with the size that a plan made before any images is for, if they come in sizes of their own."""
+        if self._trace.call.entered or not host_of(self.model).any_size:
+            return []
+        _, height, width = self._facts.input_size
+        return [f"as planned for images of {height} x {width} px; print again after a forward of yours"]
 
     @property
     def image_tokens(self) -> list[int]:

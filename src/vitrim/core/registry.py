@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import sys
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
@@ -11,7 +14,7 @@ from torch import nn
 
 from vitrim.core.block import Idle, Reducer, access, class_of
 from vitrim.core.host import Host, VisionLanguage, alteration, class_alteration, refuse_own_forward
-from vitrim.core.library import Library
+from vitrim.core.library import ImageHook, Library
 from vitrim.core.method import Kind, MethodConfig
 from vitrim.core.options import read_options
 from vitrim.core.plan import Layer
@@ -222,6 +225,21 @@ def ask(model: nn.Module) -> Library:
     return adapter(find_host(model))
 
 
+def taking_images(model: nn.Module) -> nn.Module:
+    """``model``, or, if its inputs are of another form, a copy that shares its weights and takes images (B, C, H, W).
+
+    The copy's own inputs work as before. See `Library.inputs_of`.
+    """
+    library = ask(model)
+    if type(library).inputs_of is Library.inputs_of or any(
+        isinstance(hook, ImageHook) for hook in model._forward_pre_hooks.values()
+    ):
+        return model
+    copied = copy.deepcopy(model, {id(weight): weight for weight in chain(model.parameters(), model.buffers())})
+    copied.register_forward_pre_hook(ImageHook(library, copied), prepend=True, with_kwargs=True)
+    return copied
+
+
 def refused_module(name: str) -> str:
     """The reason why models of a module, such as timm.models.resnet, are refused; "" without one."""
     return _REFUSED.entry(name) or ""
@@ -254,20 +272,21 @@ def vision_language(model: nn.Module, selecting: bool = False) -> tuple[nn.Modul
     ``selecting``: also accept models of no listed family behind whose tower a selector can act.
 
     Raises:
-        UnsupportedModelError: there is none, or the model around it generates text and cannot follow it.
+        UnsupportedModelError: there is none, or the library's model around it cannot follow a shorter prompt.
     """
-    speakers: list[nn.Module] = []
+    around: list[nn.Module] = []
     for part in model.modules() if isinstance(model, nn.Module) else ():
         _refuse_older(type(part), "SELECTED" if selecting else "VISION_LANGUAGE")  # or a wider entry would stand in
         if (family := (find_prompted if selecting else find_vision_language)(part)) is not None:
-            speaks = next((outer for outer in speakers if part in outer.modules()), None)
-            if speaks is not None and not hasattr(part, "generate"):
-                raise UnsupportedModelError(
-                    f"{type(speaks).__name__} takes no features in place of images, as the {type(part).__name__} in it "
-                    "does, so its prompts cannot follow those"
-                )
+            for outer in around:
+                if part in outer.modules() and (_reads_prompt(outer) or _speaks_for(outer, part)):
+                    raise UnsupportedModelError(
+                        f"{type(outer).__name__} takes no features in place of images, as the {type(part).__name__} in "
+                        "it does, so its prompts cannot follow those: "
+                        + ("leave the selector out" if selecting else "use compact=False, which reduces the tower")
+                    )
             return part, family
-        speakers += [part] if hasattr(part, "generate") and library_of(type(part).__module__) in libraries() else []
+        around += [part] if library_of(type(part).__module__) in libraries() else []
     if selecting:
         raise UnsupportedModelError(
             f"select is for vision-language models, and {type(model).__name__} is none that is known: see "
@@ -277,6 +296,20 @@ def vision_language(model: nn.Module, selecting: bool = False) -> tuple[nn.Modul
         f"compact=True is for vision-language models, and {type(model).__name__} is none that is known: see 'Fewer "
         "image tokens for a language model' in docs/hosts.md"
     )
+
+
+def _reads_prompt(outer: nn.Module) -> bool:
+    """True if the forward of ``outer``, around a vision-language model, takes whole prompts and may read every token.
+
+    One that hands ``logits_to_keep`` on reads the last logits only.
+    """
+    arguments = inspect.signature(type(outer).forward).parameters
+    return "input_ids" in arguments and "logits_to_keep" not in arguments
+
+
+def _speaks_for(outer: nn.Module, part: nn.Module) -> bool:
+    """True if ``outer`` generates text with ``part``, which does not by itself."""
+    return hasattr(outer, "generate") and not hasattr(part, "generate")
 
 
 def has_trunk(model: nn.Module) -> bool:

@@ -32,6 +32,8 @@ DAMAGED = (
     struct.error,
 )
 """Errors of PIL's formats on damaged files."""
+_UNREAD = frozenset({"EPS", "BUFR", "GRIB", "HDF5", "MPEG", "WMF"})
+"""Formats that Pillow knows by name and does not decode itself; EPS is a program, which it would run."""
 _LABEL_MODES = ("1", "L", "P", "I;16", "I;16L", "I;16B", "I;16N", "I")
 
 
@@ -41,6 +43,20 @@ class EncodedImages(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> bytes | Path | None: ...
+
+
+def is_readable(name: str) -> bool:
+    """True if a file of this name has the suffix of a format that Pillow decodes here.
+
+    Example:
+        >>> [is_readable(name) for name in ("a.JPEG", "a.gif", "a.jfif", "a.eps", "a.txt")]
+        [True, True, True, False, False]
+    """
+    from PIL import Image
+
+    form = Image.registered_extensions().get(Path(name).suffix.lower())
+    # photos of several views (MPO) are opened as JPEG
+    return form is not None and form not in _UNREAD and (form in Image.OPEN or form == "MPO")
 
 
 def to_tensor(image: Image.Image) -> Tensor:
@@ -92,9 +108,9 @@ def _opened(file: bytes | Path | None, where: str) -> Image.Image:
         raise DataError(f"{where} is missing")
     if isinstance(file, Path):
         check_regular(file, where)
-    # every format except PostScript, a program that Pillow would run, whatever the file's name
+    # whatever the file's name
     Image.init()
-    formats = [name for name in Image.ID if name != "EPS"]
+    formats = [name for name in Image.ID if name not in _UNREAD]
     try:
         with Image.open(BytesIO(file) if isinstance(file, bytes) else file, formats=formats) as image:
             image.load()

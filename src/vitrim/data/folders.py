@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from vitrim.data.dataset import ImageDataset
-from vitrim.data.paths import existing, listed, pick_split
+from vitrim.data.decoding import is_readable
+from vitrim.data.paths import existing, is_hidden, listed, pick_split, visible
 from vitrim.errors import DataError
 
-_IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
-_SUFFIXES = " ".join(sorted(suffix[1:] for suffix in _IMAGE_SUFFIXES))
+_SUFFIXES = "jpg png webp bmp tif gif avif ppm, and whatever else Pillow reads"
+
+NOTES = frozenset({".txt", ".md", ".rst", ".csv", ".json", ".xml", ".yaml", ".yml", ".html", ".log"})
+"""Suffixes of texts beside images, which nobody takes for images."""
 
 MOST_OTHERS = 100_000
 """Entries without an image after which a folder is refused."""
@@ -61,17 +64,21 @@ def read_classes(base: Path, splits: list[Path], source: str, split: str | None)
         for folder in class_folders(each):
             folders[folder.name].append(folder)
     for same in folders.values():  # an empty class is usually a stray folder, and would shift all labels after it
-        if not any(next(_walk(folder), None) for folder in same):
-            raise DataError(f"class folder {same[0]} holds no images: remove it or fill it")
+        other = Counter[str]()
+        if not any(next(_walk(folder, other), None) for folder in same):
+            but = f" but {_counted(other)}" if other else ""
+            raise DataError(f"class folder {same[0]} holds no images{but}: remove it or fill it")
     class_names = numbered(folders)
     images: list[Path] = []
     labels: list[int] = []
+    skipped = Counter[str]()
     for folder in class_folders(base):
         if folder.name not in class_names:
             raise DataError(f"class {folder.name!r} of {base} is not among the {len(class_names)} of the train split")
-        found = sorted(_walk(folder))
+        found = sorted(_walk(folder, skipped))
         images += found
         labels += [class_names.index(folder.name)] * len(found)
+    _say_skipped(skipped, base)
     return ImageDataset(images, labels, class_names=class_names, source=source, split=split)
 
 
@@ -107,7 +114,7 @@ def _numbers(name: str) -> list[tuple[int, str]]:
 
 def class_folders(path: Path) -> list[Path]:
     """The folders directly in ``path``, sorted, without hidden ones."""
-    return sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+    return [folder for folder in visible(path) if folder.is_dir()]
 
 
 def subfolders(path: Path, source: str) -> list[str]:
@@ -120,7 +127,7 @@ def subfolders(path: Path, source: str) -> list[str]:
 
 def has_images(folder: Path) -> bool:
     """True if images are directly in ``folder``."""
-    return any(_is_image_file(file.name) for file in folder.iterdir())
+    return any(is_readable(file.name) for file in visible(folder))
 
 
 def loose_images(paths: Iterable[Path]) -> list[Path]:
@@ -128,42 +135,49 @@ def loose_images(paths: Iterable[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         if existing(path).is_dir():
-            inside = sorted(file for file in path.iterdir() if file.is_file() and _is_image_file(file.name))
+            files = [file for file in visible(path) if file.is_file()]
+            inside = [file for file in files if is_readable(file.name)]
             if not inside:
                 raise DataError(f"no images directly in {path}: name the files, or a folder that they lie in")
             found += inside
-        elif path.suffix.lower() not in _IMAGE_SUFFIXES:
+            _say_skipped(Counter(_not_read(file.name for file in files)), path)
+        elif not is_readable(path.name):
             raise DataError(f"{path} is no image by its name; valid: {_SUFFIXES}")
         else:
             found.append(path)
     return found
 
 
-def files_by_stem(folder: Path, source: str, suffixes: Iterable[str] = _IMAGE_SUFFIXES) -> dict[str, Path]:
-    """The images directly in a folder by their names without suffix, sorted."""
+def files_by_stem(folder: Path, source: str, suffixes: Iterable[str] | None = None) -> dict[str, Path]:
+    """The images directly in a folder, of these ``suffixes`` or any, by their names without suffix, sorted."""
     if not folder.is_dir():
         raise DataError(f"{source} has no folder {folder}")
     found: dict[str, Path] = {}
-    for file in sorted(folder.iterdir()):
-        if _is_image_file(file.name) and file.suffix.lower() in suffixes:
+    for file in visible(folder):
+        if is_readable(file.name) if suffixes is None else file.suffix.lower() in suffixes:
             if file.stem in found:
                 raise DataError(f"{found[file.stem]} and {file.name} have one name: whose the mask is cannot be known")
             found[file.stem] = file
     return found
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    """Find all images below a folder, in no order. Follows links, which are common in subsets of datasets.
+def _walk(folder: Path, skipped: Counter[str] | None = None) -> Iterator[Path]:
+    """Find all images below a folder, in no order, and count in ``skipped`` the suffixes of what may be others.
 
+    Follows links, which are common in subsets of datasets; hidden files and folders are neither read nor counted.
     Refuses a link to a folder above it, and very many files without an image among them.
     """
     others, found = 0, False
     for base, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not is_hidden(name)]  # `os.walk` enters those that are left
         for name in folders:
             below = Path(base) / name
             if below.is_symlink() and Path(base).resolve().is_relative_to(below.resolve()):
                 raise DataError(f"{below} is a link to a folder that it lies in: the images would be read without end")
-        images = [Path(base) / name for name in names if _is_image_file(name)]
+        names = [name for name in names if not is_hidden(name)]
+        images = [Path(base) / name for name in names if is_readable(name)]
+        if skipped is not None:
+            skipped.update(_not_read(names))
         yield from images
         found = found or bool(images)
         others += len(names) + len(folders)
@@ -171,6 +185,27 @@ def _walk(folder: Path) -> Iterator[Path]:
             raise DataError(f"no images among the first {MOST_OTHERS} files and folders of {folder}")
 
 
-def _is_image_file(name: str) -> bool:
-    # some systems write hidden files beside the real ones
-    return not name.startswith(".") and Path(name).suffix.lower() in _IMAGE_SUFFIXES
+def _not_read(names: Iterable[str]) -> Iterator[str]:
+    """The suffixes of files that may be images and cannot be read."""
+    suffixes = (Path(name).suffix.lower() for name in names if not is_readable(name))
+    return (suffix for suffix in suffixes if suffix not in NOTES)
+
+
+def _say_skipped(skipped: Counter[str], place: Path) -> None:
+    if skipped:
+        warnings.warn(
+            f"skipped in {place}: {_counted(skipped)}; images are read by their suffix: {_SUFFIXES}", stacklevel=3
+        )
+
+
+def _counted(suffixes: Counter[str]) -> str:
+    """Numbers of files, by their suffixes.
+
+    Example:
+        >>> _counted(Counter([".heic", ".raw", ".heic", ""]))
+        '4 files (2 .heic, 1 without suffix, 1 .raw)'
+    """
+    total = suffixes.total()
+    most = sorted(suffixes.items(), key=lambda entry: (-entry[1], entry[0]))
+    each = listed(f"{number} {suffix or 'without suffix'}" for suffix, number in most)
+    return f"{total} file{'s' * (total > 1)} ({each})"

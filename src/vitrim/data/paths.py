@@ -113,10 +113,29 @@ def existing(source: str | Path) -> Path:
     if missing.is_symlink():
         raise DataError(f"{path} does not exist: {missing} is a link to {os.readlink(missing)}, which is not there")
     entries = missing.parent.iterdir() if missing.parent.is_dir() else ()
-    names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
+    names = sorted(entry.name for entry in entries if not is_hidden(entry.name))
     close = difflib.get_close_matches(missing.name, names, n=1)
     hint = f"did you mean {missing.parent / close[0]}?" if close else f"valid: a path, or {HUB_PREFIX}owner/name"
     raise DataError(f"{path} does not exist: there is no {missing.name!r} in {missing.parent}; {hint}")
+
+
+SYSTEM = frozenset({"__MACOSX", "@eaDir", "Thumbs.db", "ehthumbs.db", "desktop.ini"})
+"""Files and folders without a leading dot that systems put beside others: of archives, thumbnails and settings."""
+
+
+def is_hidden(name: str) -> bool:
+    """True for a file or folder that its user does not see, such as copies that a notebook or a viewer keeps.
+
+    Example:
+        >>> [is_hidden(name) for name in (".ipynb_checkpoints", "._cat.png", "__MACOSX", "cat")]
+        [True, True, True, False]
+    """
+    return name.startswith(".") or name in SYSTEM
+
+
+def visible(folder: Path) -> list[Path]:
+    """The files and folders directly in ``folder`` that are not hidden, sorted."""
+    return sorted(entry for entry in folder.iterdir() if not is_hidden(entry.name))
 
 
 def listed(names: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ from vitrim.data.dataset import ImageDataset
 from vitrim.data.dense import IGNORED, DetectionDataset, SegmentationDataset
 from vitrim.data.folders import numbered
 from vitrim.data.objects import from_corner_and_size
-from vitrim.data.paths import HUB_PREFIX, check_regular, choose_files, listed, pick_split, train_files
+from vitrim.data.paths import HUB_PREFIX, check_regular, choose_files, listed, pick_split, train_files, visible
 from vitrim.errors import DataError, MissingPackageError, first_line
 
 _BYTES, _PATHS = ("binary", "null"), ("string", "null")
@@ -172,7 +172,7 @@ def from_table(
 def parquet_files(path: Path) -> list[Path]:
     """The file itself, or the parquet files directly in a folder; empty without any."""
     if path.is_dir():
-        return sorted(file for file in path.iterdir() if file.suffix.lower() == ".parquet")
+        return [file for file in visible(path) if file.suffix.lower() == ".parquet"]
     if path.suffix.lower() != ".parquet":
         raise DataError(
             f"{path} is neither a parquet file nor a folder; valid: a .parquet file, a folder of them, a folder with "

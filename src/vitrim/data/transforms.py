@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vitrim.data.decoding import Transform
 
 
-def eval_transform(model: nn.Module) -> Transform:
+def eval_transform(model: nn.Module, *, in_patches: bool = True) -> Transform:
     """The preprocessing a model was evaluated with (`Library.preprocessing`), at its current input size.
 
     A model with one input channel gets grey images, normalised by its mean and standard deviation averaged over
@@ -26,6 +26,8 @@ def eval_transform(model: nn.Module) -> Transform:
 
     Args:
         model: the model, reduced or not.
+        in_patches: accept patches (1, N, ...) from a model that takes images of every shape; False: an image of the
+            model's own size.
 
     Returns:
         A function from a PIL image of any mode and size to (C, H, W) float32, normalised; picklable.
@@ -44,7 +46,7 @@ def eval_transform(model: nn.Module) -> Transform:
         preprocessing = ask(model).preprocessing(model)
     except VitrimError as error:
         raise DataError(str(error)) from error
-    if preprocessing.transform is not None:
+    if preprocessing.transform is not None and (in_patches or not preprocessing.in_patches):
         return _Converted("RGB", preprocessing.transform)
     if not (
         preprocessing.size

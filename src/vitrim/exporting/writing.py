@@ -183,7 +183,7 @@ def export(
         own = Apart(plain) if config is None else kept.enter_context(apart(plain))  # a method replaces the model's own
         plain, learned = own.model, own.learned or loaded.learned
         config = next(iter(fitting(plain, [] if config is None else [config])), None)
-        dataset = open_images(plain, source)
+        dataset = open_images(plain, source, in_patches=False)
         if dataset is not None and (freeze is not False or not isinstance(check, int) or check):
             _check_images(dataset, plain, wanted.size, check, wanted.batch)
         if freeze is not False and config is not None:

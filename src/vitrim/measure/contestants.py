@@ -88,7 +88,8 @@ class Contestant:
         macs: Mapping[str, int] | None = None
         counted: tuple[int, int] | None = None
         self.forward.targets = targets
-        if count and self.adaptive:
+        padding = ask(self.forward.model).padding(self.forward.model, images)
+        if count and (self.adaptive or padding):  # images with different padding take different passes
             macs = count_parts(self.forward, images)
         else:
             if count:
@@ -104,7 +105,7 @@ class Contestant:
         tokens: tuple[int, ...] = ()
         left = 0
         if self.watched and self.reduction is None and self.forward.num_blocks:
-            left = len(images) * self.forward.num_tokens
+            left = len(images) * self.forward.num_tokens - padding
             tokens = (left,) * self.forward.num_blocks
         elif self.watched and self.reduction is not None:
             self._check_amounts(self.reduction)

@@ -165,13 +165,14 @@ def task_name(model: nn.Module, wanted: str | None = None) -> str | None:
     raise unknown(f"task of {type(model).__name__}", wanted, own)
 
 
-def open_images(model: nn.Module, images: Any) -> Any:
+def open_images(model: nn.Module, images: Any, *, in_patches: bool = True) -> Any:
     """Images with the transform of ``model``; None without a source.
 
     Args:
         model: model whose preprocessing is used.
         images: a `DataSpec`, a source (see `vitrim.data.load_images`), or a dataset, which is not changed and keeps a
             transform that was set.
+        in_patches: see `vitrim.data.eval_transform`.
 
     Raises:
         VitrimError: the images cannot be read, or columns are set without a source.
@@ -196,7 +197,7 @@ def open_images(model: nn.Module, images: Any) -> Any:
     else:
         raise VitrimError(f"expected a source of images or a dataset of vitrim.data, got {type(spec.source).__name__}")
     if dataset.transform is to_tensor:
-        dataset.transform = eval_transform(model)
+        dataset.transform = eval_transform(model, in_patches=in_patches)
     return dataset
 
 

@@ -208,11 +208,11 @@ def _counted(
 
 def _check_host(host: nn.Module, content: _Content) -> None:
     """Refuse a model that reads text beside the images, and images for a prompt."""
-    if has_trunk(host) and getattr(host, "main_input_name", "pixel_values") == "input_ids":
-        towers = (name for name, part in host.named_children() if has_trunk(part))
+    towers = [name for name, part in host.named_children() if has_trunk(part)]
+    # a bare tower has the library's default of this name
+    if towers and has_trunk(host) and getattr(host, "main_input_name", "pixel_values") == "input_ids":
         raise VitrimError(
-            f"this {type(host).__name__} reads text beside the images: give its tower of images, "
-            f"model.{next(towers, 'vision_model')}"
+            f"this {type(host).__name__} reads text beside the images: give its tower of images, model.{towers[0]}"
         )
     if content.source is not None and isinstance(host, Prefill):
         raise VitrimError("images are for models of images alone: prompts are made of random images and text")

@@ -7,7 +7,6 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from vitrim.core.registry import host_of, parse_method, parse_methods
 from vitrim.core.selection import Selector
 from vitrim.data import eval_transform, spread
 from vitrim.data.transforms import geometry_of
-from vitrim.errors import MissingPackageError, VitrimError, check_kinds, check_known, check_read, check_whole
+from vitrim.errors import VitrimError, check_installed, check_kinds, check_known, check_read, check_whole
 from vitrim.files import check_folder
 from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.contestants import contestants
@@ -124,8 +123,7 @@ def show(
     check_kinds(blocks=blocks, class_names=class_names, on_progress=on_progress)
     for block in blocks or ():
         check_whole(block=(block, 0))
-    if find_spec("matplotlib") is None:
-        raise MissingPackageError("pictures need the package 'matplotlib': pip install 'vitrim[analysis]'")
+    check_installed("a picture", "matplotlib")
     if results.path is not None:
         check_folder(results.path)
     # a source is opened after the model, on which its reading depends
@@ -197,7 +195,7 @@ def _classified(
     names = class_names or names_of(dense, images.class_names)
     facts = host_of(dense).facts(dense)
     grid = (facts.grid_size[0], facts.grid_size[1])
-    for name, title, image in images.each(partial(eval_transform, dense), tuple(facts.input_size)):
+    for name, title, image in images.each(partial(eval_transform, dense, in_patches=False), tuple(facts.input_size)):
         drawn, predicted = rows_of(models, image, names, seed=pictures.seed)
         figure = draw_show(pixels_of(dense, image), drawn, grid, dense=predicted, blocks=blocks, title=title)
         pictures.add(name, title, figure, {"dense": predicted, **{row.name: row.prediction for row in drawn}})

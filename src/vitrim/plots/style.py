@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrim.core.registry import methods as registered
-from vitrim.errors import check_known
+from vitrim.errors import check_installed, check_known
 from vitrim.files import check_file, written
 
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
@@ -111,6 +111,7 @@ def markers(names: Iterable[str]) -> dict[str, str]:
 
 def sheet(width: float, height: float) -> Any:
     """An empty figure, size in inches: a `vitrim.plots.plain.Sheet`, without global state or a screen."""
+    check_installed("a figure", "matplotlib")
     from vitrim.plots.plain import Sheet
 
     return Sheet(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
@@ -176,7 +177,8 @@ def encoded(figure: Any, kind: str = "png") -> bytes:
 
 
 def check(path: Path) -> None:
-    """Check that a figure could be written to ``path``, before the work behind it."""
+    """Check that a figure could be drawn and written to ``path``, before the work behind it."""
+    check_installed("a figure", "matplotlib")
     check_known("format", path.suffix.removeprefix("."), FORMATS)
     check_file(path)
 

@@ -151,7 +151,8 @@ def check_trackers(trackers: Iterable[str | GeneralTracker]) -> None:
             continue
         check_known("tracker", name, LOGGER_TYPE_TO_CLASS)
         if name in missing:
-            raise MissingPackageError(f"logging with {name} needs its package: pip install {name}")
+            own = "'vitrim[train]'" if name == TENSORBOARD else name
+            raise MissingPackageError(f"logging with {name} needs its package: pip install {own}")
 
 
 def start_trackers(

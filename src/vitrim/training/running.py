@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrim.errors import VitrimError, check_whole
+from vitrim.errors import VitrimError, check_installed, check_whole
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
@@ -31,7 +31,7 @@ class Running:
 
     Raises:
         VitrimError: a number that is too small, or a tracker that accelerate does not know.
-        MissingPackageError: the tracker's package is not installed.
+        MissingPackageError: the packages of ``vitrim[train]``, or a tracker's package, are not installed.
     """
 
     out: Path
@@ -48,13 +48,14 @@ class Running:
     def __post_init__(self) -> None:
         check_whole(workers=(self.workers, 0), eval_batch=(self.eval_batch, 1), log_every=(self.log_every, 1))
         check_whole(max_updates=(self.max_updates, 1))
-        from vitrim.training.log import check_trackers  # imports accelerate
-
         if isinstance(self.log_with, str) or not isinstance(self.log_with, Sequence):
             raise VitrimError(f"log_with is a list of trackers, not {self.log_with!r:.60}")
         minutes = self.save_minutes
         if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not minutes >= 0:
             raise VitrimError(f"save_minutes is a number of at least 0, not {minutes!r:.60}")
+        check_installed("training", "accelerate")
+        from vitrim.training.log import check_trackers
+
         check_trackers(self.trackers)
 
     @classmethod

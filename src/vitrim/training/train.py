@@ -15,11 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from html import escape
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrim.errors import MissingPackageError, VitrimError
+from vitrim.errors import VitrimError, check_installed
 from vitrim.measure.earlier import earlier
 from vitrim.progress import progress
 from vitrim.report import Report
@@ -129,9 +128,7 @@ def train(
         >>> report.result["updates"], report.result["classes"]
         (3, 2)
     """
-    for package in ("accelerate", "torchmetrics"):
-        if find_spec(package) is None:
-            raise MissingPackageError(f"training needs the package '{package}': pip install 'vitrim[train]'")
+    check_installed("training", "accelerate")
     from vitrim.training.build import build_trainer
 
     if not isinstance(checkpoint, str | Path | None):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitrim.data.dense import IGNORED, SegmentationDataset, paired
-from vitrim.data.folders import subfolders
-from vitrim.data.paths import existing, pick_split
+from vitrim.data.folders import class_folders, subfolders
+from vitrim.data.paths import existing, pick_split, visible
 from vitrim.data.readers import register_reader
 from vitrim.errors import DataError
 
@@ -42,5 +42,6 @@ def read_cityscapes(path: str, *, split: str | None = None) -> SegmentationDatas
 
 def _files(folder: Path, ending: str) -> dict[str, Path]:
     """The files of all cities, by city and name without its ending."""
-    found = sorted(folder.glob(f"*/*{ending}"))
+    cities = class_folders(folder) if folder.is_dir() else []
+    found = [file for city in cities for file in visible(city) if file.name.endswith(ending)]
     return {f"{file.parent.name}/{file.name.removesuffix(ending)}": file for file in found}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vitrim.data.dense import SegmentationDataset
-from vitrim.data.paths import check_files, existing, pick_split, read_text
+from vitrim.data.paths import check_files, existing, pick_split, read_text, visible
 from vitrim.data.readers import register_reader
 from vitrim.errors import DataError
 
@@ -22,11 +22,12 @@ def read_voc(path: str, *, split: str | None = None) -> SegmentationDataset:
     `train`, `val` or `trainval`.
     """
     root, source = existing(path), f"voc:{path}"
-    lists = sorted((root / "ImageSets" / "Segmentation").glob("*.txt"))
+    folder = root / "ImageSets" / "Segmentation"
+    lists = [file for file in visible(folder) if file.suffix == ".txt"] if folder.is_dir() else []
     if not lists:
         raise DataError(f"{source} has no lists ImageSets/Segmentation/*.txt: expected the folder of one year")
     name = pick_split(split, [file.stem for file in lists], source)
-    stems = read_text(root / "ImageSets" / "Segmentation" / f"{name}.txt", source).split()
+    stems = read_text(folder / f"{name}.txt", source).split()
     images = [root / "JPEGImages" / f"{stem}.jpg" for stem in stems]
     masks = [root / "SegmentationClass" / f"{stem}.png" for stem in stems]
     check_files(images, source)

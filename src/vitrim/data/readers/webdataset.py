@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrim.data.dataset import ImageDataset
-from vitrim.data.paths import check_files, check_regular, choose_files, existing, train_files
+from vitrim.data.paths import check_files, check_regular, choose_files, existing, train_files, visible
 from vitrim.data.readers import register_reader
 from vitrim.data.tables import (
     Rows,
@@ -95,7 +95,7 @@ def _archives(path: str, source: str) -> list[Path]:
     if len(names) == 1 and "*" in names[0]:
         files = sorted(map(Path, glob.iglob(names[0])))
     elif len(names) == 1 and existing(Path(names[0])).is_dir():
-        files = sorted(file for file in Path(names[0]).iterdir() if file.suffix == ".tar")
+        files = [file for file in visible(Path(names[0])) if file.suffix == ".tar"]
     else:
         files = [Path(name) for name in names]
         check_files(files, source, "archives")

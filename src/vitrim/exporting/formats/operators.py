@@ -27,6 +27,7 @@ def translations(graph: Graph) -> dict[Callable[..., Any], Callable[..., Any]]:
         aten.sort.stable: sort_stable,
         aten.searchsorted.Tensor: searchsorted,
         aten._cdist_forward.default: cdist,
+        aten._is_all_true.default: is_all_true,
     }
     attends = aten.scaled_dot_product_attention.default
     calls = [node for node in graph.program.graph.nodes if node.target is attends]
@@ -86,6 +87,11 @@ def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: int | None = None) -> 
     product = op.MatMul(x1, op.Transpose(x2, perm=[0, 2, 1]))
     twice = op.Add(product, product)
     return op.Sqrt(op.Relu(op.Sub(op.Add(first_square, second_square), twice)))
+
+
+def is_all_true(self: Any) -> Any:
+    """True if all entries are: a check that a library makes in its forward, of a value that the file then ignores."""
+    return op.Cast(op.ReduceMin(op.Cast(self, to=6), keepdims=0), to=9)
 
 
 def maximum(self: Any, dim: int, keepdim: bool = False) -> Any:

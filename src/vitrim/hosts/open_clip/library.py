@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from open_clip import SimpleTokenizer, get_tokenizer
+from open_clip.model import resize_pos_embed
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from torch import Tensor, nn
 
@@ -31,6 +32,11 @@ class OpenClipLibrary(Library):
 
     def num_classes(self, model: nn.Module) -> int:
         return 0
+
+    def resampled(self, model: nn.Module, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        found = dict(weights)
+        resize_pos_embed(found, model)
+        return found
 
     def embedding(self, model: Any, images: Tensor) -> Tensor:
         if not hasattr(model, "encode_image"):  # two towers, whose forward runs both

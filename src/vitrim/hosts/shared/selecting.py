@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -200,6 +201,19 @@ def by_image(pooled: Any, prompt_runs: Sequence[int], together: bool) -> list[Te
             "prepare prompts as for the model without a selection"
         )
     return list(whole.split(list(prompt_runs)))
+
+
+def grid_of(tokens: int, frames: int, rows: int, columns: int) -> Grid | None:
+    """The grid of ``tokens`` that are made of ``frames`` of ``rows`` x ``columns`` patches; None if it is unknown.
+
+    Each token is made of a square of patches, and those at an edge that fill no square are left out.
+
+    Example:
+        >>> grid_of(24, 1, 4, 6), grid_of(6, 1, 5, 6), grid_of(7, 1, 4, 6)
+        ((1, 4, 6), (1, 2, 3), None)
+    """
+    grids = ((frames, rows // side, columns // side) for side in range(1, min(rows, columns) + 1))
+    return next((grid for grid in grids if prod(grid) == tokens), None)
 
 
 def texts(ids: Tensor, mask: Tensor | None, placeholders: Sequence[int], embed: Any) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from typing import Any, ClassVar, cast
@@ -11,7 +12,7 @@ import numpy as np
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from torch import Tensor, nn
 
-from vitrim.core.library import Library, input_channels, no_tokens, pair
+from vitrim.core.library import RELATIVE, Library, input_channels, no_tokens, pair
 from vitrim.core.plan import Part, Preprocessing, Starting
 from vitrim.errors import VitrimError
 from vitrim.hosts.timm.common import TimmHost
@@ -20,9 +21,6 @@ INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming",
 
 POOLED = {"token": "class token", "avg": "mean of patches", "map": "attention pooling"}
 """timm's names of poolings, and ours."""
-
-RELATIVE = ("*relative_position_bias_table", "*rel_pos_h", "*rel_pos_w")
-"""Names of tables of relative positions, which timm's own list contains for BEiT only."""
 
 
 class TimmLibrary(Library):
@@ -101,7 +99,7 @@ class TimmLibrary(Library):
         return {name: found[name] for name in parts}
 
     def undecayed(self, model: Any) -> Collection[str]:
-        # defaults for a model that names none: tokens, and tables of relative positions
+        # defaults for a model that names none: tokens, and tables of relative positions, which timm lists for BEiT only
         own = model.no_weight_decay() if hasattr(model, "no_weight_decay") else self.parts["tokens"]
         return (*own, *RELATIVE)
 
@@ -121,6 +119,10 @@ class TimmLibrary(Library):
 
     def resampled(self, model: Any, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         found = dict(weights)
+        modules = [sys.modules[kind.__module__] for kind in type(model).__mro__ if kind.__module__.startswith("timm.")]
+        convert = next((one.checkpoint_filter_fn for one in modules if hasattr(one, "checkpoint_filter_fn")), None)
+        if convert is not None:  # the family's own, with which timm loads weights
+            return cast("dict[str, Tensor]", convert(found, model))
         kernel, own = found.get("patch_embed.proj.weight"), getattr(getattr(model, "patch_embed", None), "proj", None)
         if kernel is not None and own is not None and kernel.shape[2:] != own.weight.shape[2:]:
             found["patch_embed.proj.weight"] = resample_patch_embed(kernel, list(own.weight.shape[2:]))

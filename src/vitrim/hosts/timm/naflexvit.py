@@ -94,6 +94,7 @@ class TimmNaFlexViT(TimmHost):
     name = "timm NaFlexVit"
     reduced_blocks = (*TimmViT.reduced_blocks, ReducedEvaBlock)
     model_classes = (NaFlexVit,)
+    any_size = True
     calls = (*TimmHost.calls, "_forward_embeds", "_pool")
 
     @classmethod

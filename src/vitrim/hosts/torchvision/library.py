@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torchvision.models.vision_transformer import interpolate_embeddings
 
 from vitrim.core.library import Library
 from vitrim.core.plan import Part
@@ -53,6 +55,9 @@ class TorchvisionViTLibrary(TorchvisionLibrary):
             nn.init.zeros_(new.bias)
             model.set_submodule(name, new)
         model.num_classes = num_classes
+
+    def resampled(self, model: Any, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return interpolate_embeddings(model.image_size, model.patch_size, OrderedDict(weights))  # type: ignore[no-any-return]
 
     def features_and_logits(self, model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
         self.readers(model)  # refuses a model without

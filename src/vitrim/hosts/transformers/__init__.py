@@ -115,7 +115,12 @@ LIBRARIES: dict[str, str] = {"transformers": "library:TransformersLibrary"} | of
         "audio_spectrogram_transformer": "audio:ASTLibrary ASTModel ASTForAudioClassification",
         "eomt": "eomt:EomtLibrary EomtForUniversalSegmentation",
         "eomt_dinov3": "eomt:EomtLibrary EomtDinov3ForUniversalSegmentation",
+        "qwen2_vl": "packed:QwenLibrary Qwen2VisionTransformerPretrainedModel",
+        "qwen3_vl": "packed:QwenLibrary Qwen3VLVisionModel",
         "sam": "sam:HFSamLibrary SamVisionEncoder SamVisionModel",
+        "siglip2": "siglip2:Siglip2Library Siglip2VisionModel Siglip2Model Siglip2ForImageClassification",
+        "videomae": "video:VideoLibrary VideoMAEModel VideoMAEForVideoClassification",
+        "vjepa2": "video:VideoLibrary VJEPA2Model VJEPA2ForVideoClassification",
         "yolos": "yolos:YolosLibrary YolosModel YolosForObjectDetection",
     }
 )

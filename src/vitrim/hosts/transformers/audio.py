@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers.models.audio_spectrogram_transformer import modeling_audio_spectrogram_transformer as spectrogram
 
 from vitrim.core.plan import HostFacts
@@ -49,6 +49,10 @@ class HFAST(TransformersHost):
 
 class ASTLibrary(TransformersLibrary):
     """A library whose classifier has a norm in front."""
+
+    def inputs_of(self, model: nn.Module, images: Tensor) -> dict[str, Any]:
+        """Spectrograms (B, time, frequency) of images with one channel, (B, 1, time, frequency)."""
+        return {"input_values": images[:, 0]}
 
     def classifiers(self, model: Any) -> list[nn.Module]:
         return [model.classifier.dense] if hasattr(model, "classifier") else []

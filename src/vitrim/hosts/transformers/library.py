@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
@@ -11,9 +12,9 @@ import torch
 import transformers
 from PIL import Image
 from torch import Tensor, nn
-from transformers import AutoImageProcessor
+from transformers import AutoConfig, AutoImageProcessor
 
-from vitrim.core.library import Library, input_channels, no_embedding, no_tokens, pair
+from vitrim.core.library import RELATIVE, Library, input_channels, no_embedding, no_tokens, pair
 from vitrim.core.plan import Part, Preprocessing
 from vitrim.core.registry import reads_prompts
 from vitrim.errors import VitrimError, first_line
@@ -24,9 +25,12 @@ POOLERS = ("pooler", "head")
 
 
 class Processed:
-    """The image processor saved in a folder, or on the Hub, beside a Hugging Face model. Picklable."""
+    """The image processor saved in a folder, or on the Hub, beside a Hugging Face model. Picklable.
 
-    def __init__(self, source: str) -> None:
+    ``scale``: how many times larger the images of the model are than those of the model that was saved.
+    """
+
+    def __init__(self, source: str, scale: float = 1.0) -> None:
         try:
             self.processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
         except (OSError, ValueError) as error:
@@ -34,8 +38,15 @@ class Processed:
                 f"cannot read how images are prepared from '{source}' (preprocessor_config.json): {first_line(error)}"
             ) from error
 
+        given = {name: getattr(self.processor, name, None) for name in ("size", "crop_size")} if scale != 1.0 else {}
+        self.sizes = {
+            name: {side: round(number * scale) for side, number in dict(sides).items() if number is not None}
+            for name, sides in given.items()
+            if sides
+        }
+
     def __call__(self, image: Any) -> Tensor:
-        pixels: Tensor = self.processor(images=image, return_tensors="pt")["pixel_values"][0]
+        pixels: Tensor = self.processor(images=image, return_tensors="pt", **self.sizes)["pixel_values"][0]
         return pixels
 
 
@@ -158,7 +169,18 @@ class TransformersLibrary(Library):
 
     def undecayed(self, model: nn.Module) -> Collection[str]:
         # tokens and tables of relative positions; the library does not list any
-        return (*self.parts["tokens"], "*relative_position_bias_table", "*rel_pos_h", "*rel_pos_w")
+        return (*self.parts["tokens"], *RELATIVE)
+
+    def resampled(self, model: nn.Module, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        found, expected = dict(weights), model.state_dict()
+        for name, embeddings in model.named_modules():
+            if not hasattr(embeddings, "interpolate_pos_encoding"):
+                continue
+            for place in ("position_embeddings", "position_embedding", "position_embedding.weight"):
+                key = f"{name}.{place}" if name else place
+                if key in found and key in expected and found[key].shape != expected[key].shape:
+                    found[key] = interpolated(embeddings, place, found[key], expected[key], image_size(model))
+        return found
 
     def has_idle_parameters(self, model: nn.Module) -> bool:
         return True  # some classifiers have poolers and second towers that classification does not reach
@@ -172,7 +194,7 @@ class TransformersLibrary(Library):
         source = model.config._name_or_path
         if not isinstance(source, str) or not source:  # made from a config
             return Preprocessing(input_channels(model), size)
-        processed = Processed(source)
+        processed = Processed(source, scale_of(config, source))
         mean, std = tuple(processed.processor.image_mean), tuple(processed.processor.image_std)
         return Preprocessing(own.channels, size, mean, std, **resizing(processed.processor), transform=processed)
 
@@ -193,6 +215,37 @@ class TransformersLibrary(Library):
             return False
         family.trunk(model).config._attn_implementation = "sdpa" if fused else "eager"
         return True
+
+
+def image_size(model: Any) -> tuple[int, int]:
+    """Height and width of the images in the config of ``model``."""
+    size = pair(getattr(model.config, "vision_config", model.config).image_size)
+    assert size is not None
+    return size
+
+
+def interpolated(embeddings: Any, place: str, table: Tensor, own: Tensor, image: tuple[int, int]) -> Tensor:
+    """The position ``table`` at the size of the model's ``own``, by its module's ``interpolate_pos_encoding``.
+
+    ``place`` is the table's name in the module ``embeddings``, which stays as it is; ``image`` is the image's size.
+    """
+    source, table = copy.deepcopy(embeddings), table.to(own.dtype)
+    number = max(table.shape[:-1])
+    if place.endswith(".weight"):
+        source.position_embedding = nn.Embedding.from_pretrained(table)
+        source.position_ids = torch.arange(number).expand(1, -1)
+    else:
+        setattr(source, place, nn.Parameter(table))
+    tokens = torch.zeros(1, max(own.shape[:-1]), own.shape[-1], dtype=own.dtype)
+    with torch.no_grad():
+        return source.interpolate_pos_encoding(tokens, *image).reshape(own.shape)  # type: ignore[no-any-return]
+
+
+def scale_of(config: Any, source: str) -> float:
+    """The image size of a model of ``config`` over that of the model saved in ``source``: 1 unless it was changed."""
+    saved = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    old, new = (pair(getattr(one, "image_size", None)) for one in (getattr(saved, "vision_config", saved), config))
+    return 1.0 if old is None or new is None else new[0] / old[0]
 
 
 def resizing(processor: Any) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from vitrim.errors import VitrimError
 from vitrim.hosts.shared.blocks import hand_stamp
 from vitrim.hosts.shared.padding import Group, run_groups
 from vitrim.hosts.transformers.common import USUAL_SIDE, ConnectedTower, ReducedJointLayer, ReducedLayer
+from vitrim.hosts.transformers.library import TransformersLibrary
 
 Grid = tuple[int, int]
 
@@ -226,10 +227,32 @@ def _check_grids(grid_thw: Tensor, patches: int, cell: int) -> None:
         )
 
 
+def patches_in_cells(config: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+    """The patches (sum, values) of ``images`` (B, C, H, W) for Qwen's towers, by cells, and grids (B, 3) on the CPU.
+
+    An image is a clip of equal frames.
+    """
+    side, cell = config.patch_size, config.spatial_merge_size
+    rows, columns = images.shape[-2] // side, images.shape[-1] // side
+    shape = (-1, images.shape[-3], rows // cell, cell, side, columns // cell, cell, side)
+    patches = images.reshape(shape).permute(0, 2, 5, 3, 6, 1, 4, 7).flatten(0, 4)  # (patches, C, side, side)
+    clips = patches.unsqueeze(2).expand(-1, -1, config.temporal_patch_size, -1, -1)
+    return clips.flatten(1), torch.tensor([[1, rows, columns]]).repeat(len(images), 1)
+
+
+class QwenLibrary(TransformersLibrary):
+    """A library of towers whose input is patches, with the frames, rows and columns of every image."""
+
+    def inputs_of(self, model: Any, images: Tensor) -> dict[str, Any]:
+        patches, grid = patches_in_cells(model.config, images)
+        return {"hidden_states": patches, "grid_thw": grid}
+
+
 class PackedHost(ConnectedTower):
     """A tower without a class token."""
 
     num_prefix = 0
+    any_size = True
     has_maps = False
     tokens_of_images = False  # it returns one sequence of all images
 

@@ -6,17 +6,23 @@ Its input is patches with a mask.
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from math import isqrt
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from transformers.models.siglip2 import modeling_siglip2 as siglip2
 
 from vitrim.core.block import Installed
+from vitrim.core.library import no_embedding
+from vitrim.core.plan import Preprocessing
 from vitrim.core.tokens import Trace
+from vitrim.errors import VitrimError
 from vitrim.hosts.shared.padding import Group, groups_of, run_groups
 from vitrim.hosts.transformers.common import PatchTower, ReducedClipLayer
+from vitrim.hosts.transformers.library import Processed, TransformersLibrary
 from vitrim.hosts.transformers.versions import tower
 
 
@@ -90,6 +96,88 @@ def fill(output: Any, num_patches: int) -> Any:
     return output
 
 
+GRID = "vitrim_grid"
+"""Attribute of ``spatial_shapes`` whose images all have this grid; a traced tensor has no values to read."""
+
+
+def vision_of(model: Any) -> Any:
+    """The config of the vision tower."""
+    return getattr(model.config, "vision_config", model.config)
+
+
+def in_sheets(config: Any, images: Tensor) -> bool:
+    """True for tensors of `ProcessedPatches`; no image has that width, which is not of whole patches."""
+    return images.shape[1] == 1 and images.shape[3] == config.num_channels * config.patch_size**2 + 2
+
+
+class ProcessedPatches(Processed):
+    """The processor of patches, with what it makes of an image in one tensor, (1, N, values + 2).
+
+    Each of N rows has the values of a patch, then its row and column, counted from 1; rows of padding are 0.
+    """
+
+    def __call__(self, image: Any) -> Tensor:
+        found = self.processor(images=image, return_tensors="pt")
+        patches, real = found["pixel_values"][0], found["pixel_attention_mask"][0].bool()
+        columns = int(found["spatial_shapes"][0][1])
+        place = torch.arange(len(patches))
+        places = torch.stack([place // columns, place % columns], dim=1) + 1
+        sheet = torch.cat([patches, places.to(patches.dtype)], dim=1) * real[:, None]
+        return sheet[None]  # type: ignore[no-any-return]
+
+
+class Siglip2Library(TransformersLibrary):
+    """A library of models whose inputs are patches, with a mask and the rows and columns of every image."""
+
+    def inputs_of(self, model: Any, images: Tensor) -> dict[str, Any]:
+        """The inputs for ``images``: whole patches (B, C, H, W), or (B, 1, N, values + 2) of `ProcessedPatches`."""
+        config = vision_of(model)
+        side = config.patch_size
+        if in_sheets(config, images):
+            patches, places = images[:, 0, :, :-2], images[:, 0, :, -2:]
+            if images.is_meta:  # only counted: all patches, on one row
+                return self.of_one_grid(patches, 1, patches.shape[1])
+            shapes, real = places.amax(dim=1).round().long(), (places[..., 0] > 0).long()
+            return {"pixel_values": patches, "pixel_attention_mask": real, "spatial_shapes": shapes}
+        height, width = images.shape[2:]
+        if images.shape[1] != config.num_channels or height % side or width % side:
+            raise VitrimError(
+                f"{type(model).__name__} takes images of {config.num_channels} channels and whole patches of {side} x "
+                f"{side} px, not {tuple(images.shape[1:])}"
+            )
+        cut = images.unflatten(3, (width // side, side)).unflatten(2, (height // side, side))
+        patches = cut.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+        return self.of_one_grid(patches, height // side, width // side)
+
+    def of_one_grid(self, patches: Tensor, rows: int, columns: int) -> dict[str, Any]:
+        """The inputs for ``patches`` (B, N, values) without padding."""
+        shapes: Any = torch.tensor([[rows, columns]]).expand(patches.shape[0], 2)  # on the CPU, where it is read
+        setattr(shapes, GRID, (rows, columns))
+        return {"pixel_values": patches, "pixel_attention_mask": None, "spatial_shapes": shapes}
+
+    def padding(self, model: Any, images: Tensor) -> int:
+        return int((images[..., -1] == 0).sum()) if in_sheets(vision_of(model), images) else 0
+
+    def embedding(self, model: Any, images: Tensor) -> Tensor:
+        if not hasattr(model, "get_image_features"):
+            return super().embedding(model, images)
+        vectors = self.vector(model, model.get_image_features(**self.inputs_of(model, images)))
+        if vectors is None:
+            raise no_embedding(model)
+        return vectors
+
+    def preprocessing(self, model: Any) -> Preprocessing:
+        """The processor of patches, and, where images have the size of the position table, its resizing to that."""
+        own, source = super().preprocessing(model), model.config._name_or_path
+        size = HFSiglip2.image_size(vision_of(model))
+        if not isinstance(own.transform, Processed):
+            return replace(own, size=own.size or size)
+        patches = ProcessedPatches(source)
+        resample = Image.Resampling(int(patches.processor.resample)).name.lower()
+        squashed: dict[str, Any] = {"interpolation": resample, "crop_share": 1.0, "crop_mode": "squash"}
+        return replace(own, size=size, **squashed, transform=patches, in_patches=True)
+
+
 class HFSiglip2(PatchTower):
     """No class token; the head attends to patches with a probe, or averages them: [padded batches](#padded-batches)."""
 
@@ -97,6 +185,7 @@ class HFSiglip2(PatchTower):
     reduced_blocks = (ReducedSiglip2EncoderLayer,)
     trunk_classes = (tower(siglip2, "Siglip2"),)
     tokens_of_images = False  # of patches
+    any_size = True
     maker_name = "embeddings"
 
     @classmethod
@@ -106,6 +195,8 @@ class HFSiglip2(PatchTower):
 
     @classmethod
     def grid_of(cls, maker: nn.Module, args: tuple[Any, ...], output: Any) -> tuple[int, int] | None:
+        if hasattr(args[1], GRID):
+            return getattr(args[1], GRID)  # type: ignore[no-any-return]
         shapes = args[1].tolist()  # rows and columns of every image; the embedding reads them, too
         return tuple(shapes[0]) if shapes and all(shape == shapes[0] for shape in shapes) else None
 

@@ -5,6 +5,7 @@ The grid has three axes: frames, rows and columns. Methods that read rows and co
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from vitrim.core.plan import Head, HostFacts
 from vitrim.core.tokens import TokenState
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.transformers.common import ReducedLayer, ReducedOlderLayer, TransformersHost
+from vitrim.hosts.transformers.library import TransformersLibrary
 
 
 class ReducedVideoMAELayer(ReducedOlderLayer, videomae.VideoMAELayer):
@@ -65,6 +67,16 @@ class _Video(TransformersHost):
         config, facts = cls.trunk(model).config, super().facts(model)
         rows, columns = facts.grid_size
         return replace(facts, grid_size=(getattr(config, cls.frames_name) // config.tubelet_size * rows, columns))
+
+
+class VideoLibrary(TransformersLibrary):
+    """A library of models that take clips (B, T, C, H, W): an image is a clip of equal frames."""
+
+    def inputs_of(self, model: Any, images: Tensor) -> dict[str, Any]:
+        config = model.config
+        frames = getattr(config, "num_frames", None) or config.frames_per_clip
+        first = tuple(inspect.signature(type(model).forward).parameters)[1]
+        return {first: images.unsqueeze(1).expand(-1, frames, -1, -1, -1)}
 
 
 class HFVideoMAE(_Video):

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter
-from math import prod
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from vitrim.hosts.shared.selecting import (
     attended,
     by_image,
     choose,
+    grid_of,
     rows_of_images,
     runs,
     texts,
@@ -365,12 +365,34 @@ class ImagePrompt:
     def grids(self, kind: str, images: Sequence[Tensor]) -> list[Grid | None]:
         """Frames, rows and columns of the tokens of every image or video; None if the inputs do not tell."""
         unknown: list[Grid | None] = [(1, 1, len(image)) if kind == "image" else None for image in images]
-        table = self.given.get(f"{kind}_grid_thw")
-        if table is None:
+        patches = self.patches(kind)
+        if len(patches) != len(images):
             return unknown
-        merge = getattr(getattr(self.model.config, "vision_config", None), "spatial_merge_size", 1)
-        found = [(frames, rows // merge, columns // merge) for frames, rows, columns in table.tolist()]
-        return [*found] if [prod(grid) for grid in found] == [len(image) for image in images] else unknown
+        found = [grid_of(len(image), *grid) for image, grid in zip(images, patches, strict=True)]
+        return [own or other for own, other in zip(found, unknown, strict=True)]
+
+    def patches(self, kind: str) -> list[Grid]:
+        """Frames, rows and columns of the patches of every image or video, from the inputs; empty if they do not say.
+
+        Models have them under different names; tokens are in raster order in all of them.
+        """
+        given = self.given
+        if given.get(f"{kind}_grid_thw") is not None:
+            return [(frames, rows, columns) for frames, rows, columns in given[f"{kind}_grid_thw"].tolist()]
+        if kind == "video":
+            return []
+        for name in ("spatial_shapes", "target_sizes", "image_grid_hw"):
+            if given.get(name) is not None:
+                return [(1, rows, columns) for rows, columns in torch.as_tensor(given[name]).tolist()]
+        if given.get("image_position_ids") is not None:  # column and row of every patch, -1 for padding
+            return [(1, rows, columns) for columns, rows in (given["image_position_ids"].amax(dim=1) + 1).tolist()]
+        side = getattr(getattr(self.model.config, "vision_config", None), "patch_size", None)
+        # with tokens that end rows, sizes are of whole images, and features of their tiles
+        tiled = hasattr(self.model.base_model, "image_newline")
+        if given.get("image_sizes") is None or not isinstance(side, int) or tiled:
+            return []
+        sizes = torch.as_tensor(given["image_sizes"]) // side
+        return [(1, rows, columns) for rows, columns in sizes.tolist()]
 
     def positioned(self, kept: Tensor) -> Mapping[str, Any]:
         """The inputs with the positions of all tokens, if the language model must not count its tokens itself.

@@ -45,6 +45,7 @@ class _Padded(ConnectedTower):
 
     layers_name = "encoder.layers"
     num_prefix = 0
+    any_size = True
 
     @classmethod
     def check_inputs(cls, trunk: Any, given: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from vitrim.core.selection import Selector
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.compact import Survivors
 from vitrim.hosts.transformers.common import USUAL_SIDE, calls_own
+from vitrim.hosts.transformers.packed import patches_in_cells
 from vitrim.hosts.transformers.vlm import HuggingFaceVLM
 
 WINDOWED = (
@@ -170,15 +171,8 @@ class _Qwen(HuggingFaceVLM):
 
     @classmethod
     def image_inputs(cls, model: Any, images: Tensor) -> dict[str, Tensor]:
-        # an image is a clip of equal frames; patches are in order of cells
-        config = model.base_model.visual.config
-        side, cell = config.patch_size, config.spatial_merge_size
-        rows, columns = images.shape[-2] // side, images.shape[-1] // side
-        shape = (-1, images.shape[-3], rows // cell, cell, side, columns // cell, cell, side)
-        patches = images.reshape(shape).permute(0, 2, 5, 3, 6, 1, 4, 7).flatten(0, 4)  # (patches, C, side, side)
-        clips = patches.unsqueeze(2).expand(-1, -1, config.temporal_patch_size, -1, -1)
-        grid = torch.tensor([1, rows, columns], device=images.device)
-        return {"pixel_values": clips.flatten(1), "image_grid_thw": grid.repeat(images.shape[:2].numel(), 1)}
+        patches, grid = patches_in_cells(model.base_model.visual.config, images.flatten(0, 1))
+        return {"pixel_values": patches, "image_grid_thw": grid.to(images.device)}
 
 
 class Qwen2VL(_Qwen):
