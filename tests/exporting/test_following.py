@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,15 @@ from torch import Tensor, nn
 import tiny
 import vitrim
 from full_matrix import cells
+from vitrim.core.attention import Attention
+from vitrim.core.plan import Layer
 from vitrim.core.registry import methods
 from vitrim.exporting import Exported
 from vitrim.exporting.formats.base import Format, Graph
 from vitrim.exporting.formats.onnx import ONNX
 from vitrim.exporting.formats.openvino import OpenVINO
 from vitrim.exporting.program import Program, trace
+from vitrim.methods import atm, saint
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 SETTINGS = {
@@ -45,6 +49,53 @@ def reduced(name: str) -> tuple[nn.Module, Any]:
     tiny.drop_last_block(model)
     torch.manual_seed(0)
     return model, vitrim.reduce_(model, SETTINGS[name], record=True)
+
+
+GRAPHS: dict[str, vitrim.MethodConfig] = {
+    "atm": vitrim.ATM(theta=(0.999, 0.1, 0.1, 0.1)),
+    "atm by size": vitrim.ATM(theta=(0.999, 0.1, 0.1, 0.1), splitting_layer=0),
+    "saint": vitrim.SAINT(threshold=(0.999, 0.3), neighbours=2, blocks=(0, 1)),
+}
+"""Settings whose first block finds no pair that is alike enough, and whose second one does."""
+
+
+def decided(config: vitrim.MethodConfig, x: Tensor, state: vitrim.TokenState) -> list[tuple[Tensor, Tensor]]:
+    """Tokens and sources after each of two blocks, which compare the tokens themselves."""
+    found = []
+    for depth in (0, 1):
+        reducer = tiny.reducer(config, Layer(depth, 4, x.shape[2], 1, 0, state.num_prefix, True, (6, 6)))
+        hard = reducer(x, Attention(x[:, None], x[:, None], None, 1.0), state)
+        if hard is not None:
+            x, state = hard.apply(x, state)
+        found.append((x, state.source))
+    return found
+
+
+@pytest.mark.parametrize("num_prefix", [0, 1, 2, 5])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_graph_decides_as_the_model_does_also_behind_a_block_that_merges_nothing(
+    name: str, num_prefix: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an export: the decisions of a graph are computed image by image, beside those of the model.
+
+    A block that merges nothing has to leave the order alone, since the next one splits by place; and prefix tokens
+    count where the smaller half of the tokens is taken.
+    """
+    for patches in (36, 35, 9, 2, 1):
+        x = torch.randn(1, num_prefix + patches, 6, dtype=torch.float64)
+        state = vitrim.TokenState.start(x, num_prefix=num_prefix)
+        if name == "atm by size":
+            state = replace(state, size=torch.randint(1, 4, (1, x.shape[1])).double(), uniform=False)
+        expected = decided(GRAPHS[name], x, state)
+        with monkeypatch.context() as patch:
+            for module in (atm, saint):
+                patch.setattr(module, "sizes_follow", lambda _: True)
+            found = decided(GRAPHS[name], x, state)
+        torch.testing.assert_close(expected[0][0], x)  # nothing was alike enough
+        assert patches < 35 or expected[1][0].shape[1] < x.shape[1] - 5
+        for (tokens, source), (own, other) in zip(found, expected, strict=True):
+            torch.testing.assert_close(tokens, own)
+            assert torch.equal(source, other)
 
 
 class Counting(Program):
