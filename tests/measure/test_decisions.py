@@ -1,4 +1,7 @@
-"""Files of arrays that are damaged or hostile: refused by what they say of themselves, before an array is read."""
+"""Files of arrays that are damaged or hostile: refused by what they say of themselves, before an array is read.
+
+And the order of what is recorded.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import tiny
 from vitrim.errors import VitrimError
-from vitrim.measure.decisions import narrowed, read_arrays, widened, write_arrays
+from vitrim.measure.contestants import contestants
+from vitrim.measure.decisions import DecisionsProbe, narrowed, read_arrays, widened, write_arrays
+from vitrim.measure.probes import Predictions
+from vitrim.measure.records import Batch
+from vitrim.measure.run import Measurement
+from vitrim.tasks import make_task
 
 HEADER = {"format": 1, "method": "tome"}
 
@@ -176,3 +186,34 @@ def test_what_is_narrowed_is_widened_again(tokens: int) -> None:
     narrow = narrowed(source)
     assert np.array_equal(widened(narrow, int(np.iinfo(narrow.dtype).max)), source)
     assert narrow.itemsize == (1 if tokens < 256 else 2 if tokens < 65536 else 4) or tokens in (255, 65535)
+
+
+# ---- the order of records --------------------------------------------------------------------------------------------
+
+
+def seen(order: list[list[int]]) -> Measurement:
+    """Records of a tiny model on six images, in batches of these."""
+    task = make_task("classification", 5)
+    models = contestants(tiny.HOSTS["vit"](), ["tome:r=4"], task)
+    measurement = Measurement(models, [DecisionsProbe(), Predictions()], task)
+    images, labels = tiny.images(6), torch.arange(6) % 5
+    for index, places in enumerate(order):
+        ids = torch.tensor(places)
+        measurement.update(Batch(images[ids], labels[ids], 10 * ids, index))
+    return measurement
+
+
+def test_records_are_in_the_order_of_the_dataset_whatever_that_of_the_batches() -> None:
+    """Processes read batches in turn, so what they gather is not in order."""
+    given, ordered = ([[4, 1], [5, 3], [0, 2]], [[0, 1], [2, 3], [4, 5]])
+    (one, other) = (seen(order).findings().gauges[1] for order in (given, ordered))
+    found, expected = one[0].decisions(), other[0].decisions()
+    assert found.ids.tolist() == [0, 10, 20, 30, 40, 50]
+    assert len(np.unique(found.source, axis=0)) == 6  # every image has its own
+    assert np.array_equal(found.source, expected.source)
+    assert np.array_equal(found.num_tokens, expected.num_tokens)
+    table, like = one[1].table(), other[1].table()
+    assert table["ids"] == found.ids.tolist()
+    assert table["labels"] == [0, 1, 2, 3, 4, 0]
+    assert table["classes"] == like["classes"]
+    assert table["probabilities"] == pytest.approx(like["probabilities"])
