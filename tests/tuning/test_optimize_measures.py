@@ -1,0 +1,138 @@
+"""The measurements of `vitrim optimize` on tensors: which images each one reads, against plain loops."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import tiny
+import vitrim
+from vitrim.core.registry import parse_method
+from vitrim.measure.probes import PairedLoss
+from vitrim.speed.engines import Engine, Run
+from vitrim.tasks import make_task
+from vitrim.tuning import optimize_race as racing
+from vitrim.tuning.optimize_race import Candidate, Race
+from vitrim.tuning.proxy import DatasetImages, Part
+from vitrim.tuning.study import Study
+
+COUNT = 33
+METHOD = "topk:keep_rate=0.4,blocks=[0]"
+
+
+class Doubling(Engine):
+    """An engine that computes on twice the image, as one that rounds would change it; and keeps what it is given."""
+
+    label = "doubling"
+
+    def __init__(self) -> None:
+        super().__init__("fp32")
+        self.prepared: list[tuple[Tensor, Tensor | None]] = []
+
+    def check(self, device: torch.device) -> None:
+        pass
+
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
+        self.prepared.append((images, calibration))
+        return lambda given: model(2 * given)
+
+
+def model() -> Any:
+    found: Any = tiny.HOSTS["vit"]()
+    tiny.drop_last_block(found)
+    tiny.drop_last_block(found)
+    return found
+
+
+@pytest.fixture
+def dataset() -> TensorDataset:
+    labels = torch.randint(5, (COUNT,), generator=torch.Generator().manual_seed(2))
+    return TensorDataset(tiny.images(COUNT), labels)
+
+
+@pytest.fixture
+def race(dataset: TensorDataset, tmp_path: Path) -> Race:
+    task = make_task("classification", 5)
+    images = DatasetImages(dataset, COUNT // 3, racing.SEARCHED_AT)
+    loss = PairedLoss(task, labels=True)
+    return Race(model(), task, loss, images, [Doubling()], 4, Study(None, {}), tmp_path, lambda text: None)
+
+
+def expected(dataset: TensorDataset, places: list[int], run: Any) -> dict[str, Any]:
+    """Loss and divergence of a model against the dense one on these images, written down."""
+    images, labels = (each[places] for each in dataset.tensors)
+    with torch.no_grad():
+        dense, found = model()(images), run(images)
+    lost = (dense.argmax(1) == labels).double() - (found.argmax(1) == labels).double()
+    kl = F.kl_div(found.double().log_softmax(1), dense.double().log_softmax(1), log_target=True, reduction="batchmean")
+    error = max(float(lost.std(unbiased=False)) / len(places) ** 0.5, 1 / len(places))
+    return {
+        "loss": pytest.approx(float(lost.mean())),
+        "loss_error": pytest.approx(error),
+        "kl": pytest.approx(float(kl)),
+    }
+
+
+def reduced() -> Any:
+    found = model()
+    vitrim.reduce_(found, METHOD)
+    return found
+
+
+def test_methods_race_on_the_first_third_alone(dataset: TensorDataset, race: Race) -> None:
+    """Those of the second third choose, and those of the last one check: neither may be seen here."""
+    search = list(range(0, COUNT, 3))
+    for count in (len(search), 5):
+        (found,) = race.losses([parse_method(METHOD)], count)
+        assert found == expected(dataset, search[:count], reduced())
+
+
+@pytest.mark.parametrize(("part", "first"), [("search", 0), ("selection", 1), ("check", 2)])
+def test_files_are_scored_on_the_third_that_is_asked_for(
+    part: Part, first: int, dataset: TensorDataset, race: Race
+) -> None:
+    places = list(range(first, COUNT, 3))
+    engine = race.engines[0]
+    one, other = (Candidate(config, engine, {}) for config in (parse_method(METHOD), None))
+    scores = race.file_losses([one, other], part)
+    assert [score.pop("images") for score in scores] == [len(places)] * 2
+    for score, run in zip(scores, (reduced(), model()), strict=True):
+        assert score == expected(dataset, places, lambda images, run=run: run(2 * images))
+
+
+def test_files_are_made_with_images_of_the_first_third(dataset: TensorDataset, race: Race) -> None:
+    race.ready(None, race.engines[0])
+    ((images, calibration),) = race.engines[0].prepared  # type: ignore[attr-defined]
+    assert torch.equal(calibration, dataset.tensors[0][::3])
+    assert torch.equal(images, dataset.tensors[0][[0, 3, 6, 9]])
+
+
+def test_speedups_are_of_the_first_file_over_each(race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which the second file takes half as long, and the third twice."""
+    ms = {"0": [4.0] * 15, "1": [2.0] * 15, "2": [8.0] * 15}
+    monkeypatch.setattr(racing, "time_interleaved", lambda calls, **_: {name: ms[name] for name in calls})
+    pairs = [(None, Doubling()), (parse_method(METHOD), Doubling()), (parse_method("topk:keep_rate=0.9"), Doubling())]
+    rows = race.times(pairs, "files")
+    assert [(row["p50_ms"], row["speedup"]) for row in rows] == [(4.0, 1.0), (2.0, 2.0), (8.0, 0.5)]
+
+
+def test_an_adaptive_method_is_timed_on_every_image_as_often(race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets: list[Any] = []
+
+    def timed(calls: Any, budget: Any) -> Any:
+        budgets.append(budget)
+        return {name: [1.0, 1.0] for name in calls}
+
+    monkeypatch.setattr(racing, "time_interleaved", timed)
+    monkeypatch.setattr(racing, "in_turn", lambda run, ring: partial(run, ring[0]))
+    race.times([(None, Doubling()), (parse_method("tome:r=2"), Doubling())], "fixed")
+    race.times([(None, Doubling()), (parse_method("atm"), Doubling())], "adaptive")
+    assert budgets[0].min_rounds == 15
+    assert (budgets[1].min_rounds, budgets[1].max_rounds) == (22, 22)  # 11 images, each once in both halves
