@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +18,8 @@ from torch import Tensor, nn
 
 import tiny
 import vitrim
-from vitrim.exporting import Exported, check, writing
+from vitrim.exporting import Exported, check, timing, writing
+from vitrim.exporting.exported import size_of, staged
 from vitrim.exporting.formats.onnx import ONNX
 from vitrim.exporting.program import Parity, trace
 from vitrim.exporting.writing import FileSpec
@@ -274,3 +277,53 @@ def test_preprocessing_of_a_model_is_that_of_its_file() -> None:
         torch.testing.assert_close(eval_transform(FileModel(told))(Image.fromarray(pixels)), expected, atol=0, rtol=0)
         shown.add(round(float(expected.sum()), 3))
     assert len(shown) == 3  # modes differ here
+
+
+# ---- files beside files ----------------------------------------------------------------------------------------------
+
+
+def test_the_dense_file_is_made_as_the_reduced_one_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[FileSpec] = []
+
+    def export(model: nn.Module, method: None, path: Path, spec: FileSpec, **how: Any) -> Exported:
+        asked.append(spec)
+        return file(lambda images: images, (4, 48, 64, 3), path)
+
+    monkeypatch.setattr(writing, "export", export)
+    given = {"dtype": "uint8", "shape": [4, 48, 64, 3]}
+    reduced = file(lambda images: images, (4, 48, 64, 3), input=given, weights="fp16", opset=19)
+    with writing.dense_file(nn.Linear(1, 1), replace(reduced, threads=3)) as dense:
+        assert dense.threads == 3
+    wanted = FileSpec("onnx", batch=4, opset=19, precision="fp16", preprocess=True, size=(48, 64))
+    assert asked == [wanted]
+    plain = file(lambda images: images, ("batch", 3, 48, 64), input={"dtype": "float32", "shape": ["batch", 3, 48, 64]})
+    plain.metadata["opset"] = 20  # type: ignore[index]
+    with writing.dense_file(nn.Linear(1, 1), plain):
+        pass
+    assert asked[1] == FileSpec("onnx", opset=20, precision="fp32", size=(48, 64))
+
+
+def test_rows_of_a_file_have_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "time_interleaved", lambda runs, *_: {name: np.full(3, 4.0) for name in runs})
+    known = {"gmacs": 1.0, "dense_gmacs": 2.0, "method": "tome:r=2", "input": {"dtype": "float32"}}
+    made = replace(file(lambda images: images, ("batch", 3, 24, 24), **known), threads=3)
+    rows = timing.time_exported(tiny.HOSTS["vit"](), tiny.HOSTS["vit"](), made, made, torch.zeros(2, 3, 24, 24))
+    assert [row["threads"] for row in rows if row["engine"] == "onnxruntime"] == [3, 3]
+
+
+def test_weights_beside_a_file_are_part_of_its_size(tmp_path: Path) -> None:
+    for name, size in {"m.xml": 3, "m.bin": 40, "m.xml.data": 500, "m.onnx": 7, "m.onnx.data": 60, "n.bin": 9}.items():
+        (tmp_path / name).write_bytes(bytes(size))
+    assert [size_of(tmp_path / name) for name in ("m.xml", "m.onnx")] == [543, 67]
+
+
+def test_a_file_comes_after_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever stops in between has weights without a file, and no file without weights."""
+    moved: list[str] = []
+    move = os.replace
+    monkeypatch.setattr(os, "replace", lambda one, other: moved.append(Path(other).name) or move(one, other))
+    with staged(tmp_path / "m.xml") as place:
+        for name in ("m.xml", "m.bin", "a.json", "z.json"):
+            place.with_name(name).write_text("text")
+    assert sorted(moved) == ["a.json", "m.bin", "m.xml", "z.json"]
+    assert moved[-1] == "m.xml"
