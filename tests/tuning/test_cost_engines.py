@@ -110,3 +110,23 @@ def test_eager_alone_is_the_timer_that_was() -> None:
 def test_wrong_engines_of_a_search(model: VisionTransformer, options: dict[str, Any], message: str) -> None:
     with pytest.raises(VitrimError, match=message):
         search(model, "tome", list(torch.zeros(6, 4, 3, 32, 32)), **{"target": "speedup=1.2", **options})
+
+
+def test_every_model_is_timed_in_the_precision_of_the_engine(
+    model: VisionTransformer, together: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reduced models as dense ones: their ratio would be that of two precisions."""
+    dtypes: list[tuple[bool, torch.dtype, torch.dtype]] = []
+
+    class Half(Graph):
+        def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
+            reduced = hasattr(model, "vitrim_reduction")
+            dtypes.append((reduced, next(model.parameters()).dtype, images.dtype))
+            return super().prepare(model, images, folder, calibration)
+
+    engine = Half("half", 1.0, together)
+    engine.precision = "bf16"
+    timer_on([engine])(model, [vitrim.ToMe(r=2), vitrim.ToMe(r=4)], [IMAGES], None)
+    assert {reduced for reduced, *_ in dtypes} == {False, True}
+    assert {tuple(each) for _, *each in dtypes} == {(torch.bfloat16, torch.bfloat16)}
+    assert next(model.parameters()).dtype == torch.float32
