@@ -16,7 +16,9 @@ import vitrim
 from vitrim.core.registry import parse_method
 from vitrim.measure.records import as_batches
 from vitrim.speed import scoring
+from vitrim.speed.comparison import dominates
 from vitrim.speed.scoring import score_on_engines
+from vitrim.speed.words import ms_per_image
 from vitrim.tasks import make_task
 
 LEARNED = "dynamicvit:keep_rate=0.5,blocks=[0]"
@@ -90,3 +92,32 @@ def test_int8_is_calibrated_on_the_first_images_and_a_method_of_single_images_ru
         dense = model()(images)
         alone = torch.cat([reduced((image[None] / 2.0).round() * 2.0) for image in images])
     assert rows[1]["kl"] == kl(alone, dense)
+
+
+# ---- which of two is better ------------------------------------------------------------------------------------------
+
+
+def timed(loss: float, error: float | None, speed: float, spread: float = 0.1) -> dict[str, Any]:
+    quartiles = {"speedup": speed, "speedup_q1": speed - spread, "speedup_q3": speed + spread}
+    return {"loss": loss, "loss_error": error, "speeds": [quartiles]}
+
+
+@pytest.mark.parametrize(
+    ("other", "row", "expected"),
+    [
+        (timed(0.0, 0.003, 1.5), timed(0.006, 0.004, 1.45), True),  # beyond 0.005, the error of the difference
+        (timed(0.0, 0.003, 1.5), timed(0.0045, 0.004, 1.45), False),  # beyond the error of either one
+        (timed(0.0, 0.003, 1.5), timed(0.0001, 0.004, 1.29), True),  # quartiles apart: 1.4 and 1.39
+        (timed(0.0, 0.003, 1.5), timed(0.0001, 0.004, 1.31), False),
+        (timed(0.001, 0.0, 9.0), timed(0.0, 0.0, 1.0), False),  # it loses more
+        (timed(0.0, 0.0, 1.0), timed(0.5, 0.0, 1.1), False),  # it is slower
+        (timed(0.0, None, 1.0), timed(0.1, None, 1.0), True),
+    ],
+)
+def test_a_method_is_dominated_by_what_is_clearly_better(other: Any, row: Any, expected: bool) -> None:
+    assert dominates(other, row, 0) is expected
+    assert not dominates(row, row, 0)
+
+
+def test_times_of_an_image_are_those_of_its_batch_over_its_size() -> None:
+    assert ms_per_image({"latency_ms": {"p50": 12.0}, "batch_size": 8}) == 1.5

@@ -11,9 +11,10 @@ from timm.models import VisionTransformer
 from torch.utils.data import TensorDataset
 
 import vitrim
-from vitrim.measure.records import Processes
+from vitrim.measure.contestants import ModelOutput
+from vitrim.measure.records import Batch, Processes
 from vitrim.tasks import make_task
-from vitrim.tuning.proxy import PARTS, BatchImages, DatasetImages, ModelScorer, _in_order
+from vitrim.tuning.proxy import PARTS, BatchImages, Damage, DatasetImages, ModelScorer, _in_order
 
 IMAGES = torch.randn(48, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 DATASET = TensorDataset(IMAGES, torch.zeros(48, dtype=torch.int64))
@@ -120,3 +121,19 @@ def test_neighbours_go_to_different_parts() -> None:
     together = sorted(place for part in PARTS for place in few.places[part])
     assert [few.places[part] for part in PARTS] == [together[start::3] for start in range(3)]
     assert len(set(together)) == 9
+
+
+def test_damage_is_relative_to_the_dense_model() -> None:
+    """A feature twice as long is off by one length of the dense one, and one of half the length by half of it."""
+    task = make_task("classification", 3)
+    gauge, dense = Damage(task), torch.tensor([[3.0, 4.0], [3.0, 4.0], [1.0, 0.0]])
+    feature = torch.tensor([[6.0, 8.0], [1.5, 2.0], [0.0, 1.0]])
+    logits, like = torch.tensor([[1.0, 2.0, 0.0]] * 3), torch.tensor([[1.0, 2.0, 0.0], [3.0, 2.0, 0.0], [0.0] * 3])
+    batch = Batch(torch.zeros(3, 3, 2, 2), torch.zeros(3, dtype=torch.int64), torch.arange(3), 0)
+    gauge.see(batch, ModelOutput(logits, feature), ModelOutput(like, dense))
+    assert gauge.values["feature"].each().tolist() == pytest.approx([1.0, 0.5, 2**0.5])
+    assert gauge.values["cosine"].each().tolist() == pytest.approx([0.0, 0.0, 1.0])
+    assert gauge.values["agree"].each().tolist() == [0.0, 1.0, 1.0]
+    own, other = logits.double().softmax(1), like.double().softmax(1)
+    expected = (other * (other / own).log()).sum(1)
+    assert gauge.values["kl"].each().tolist() == pytest.approx(expected.tolist(), abs=1e-12)
