@@ -104,3 +104,11 @@ def test_products_of_a_predictor_are_layers_and_of_a_decision_matching() -> None
         found = count_macs(model, tiny.images(1))
     left = [36, 32, 28, 24]
     assert found.matching == sum((patches // 2) * (patches - patches // 2) * width for patches in left)
+
+
+@pytest.mark.parametrize("iterations", [1, 5])
+def test_products_of_what_scores_early_are_matching(iterations: int) -> None:
+    """Zero-TPrune's, of two heads of width 16 and 37 tokens: the map once more, and a row by it for each iteration."""
+    model = tiny.HOSTS["vit"]()
+    with vitrim.reduced(model, f"zero_tprune:blocks=[1],num_similar=0,keep_rate=0.5,iterations={iterations}"):
+        assert count_macs(model, tiny.images(1)).matching == 2 * 37 * 37 * (16 + iterations)
