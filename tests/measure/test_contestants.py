@@ -14,7 +14,7 @@ from vitrim.measure.contestants import ModelOutput, contestants
 from vitrim.measure.decisions import DecisionsProbe
 from vitrim.measure.inputs import open_images
 from vitrim.measure.macs import count_macs
-from vitrim.measure.probes import Agreement, MacsProbe
+from vitrim.measure.probes import Agreement, MacsProbe, PairedLoss
 from vitrim.measure.records import Batch
 from vitrim.measure.run import Measurement
 from vitrim.tasks import make_task
@@ -112,3 +112,20 @@ def test_products_of_what_scores_early_are_matching(iterations: int) -> None:
     model = tiny.HOSTS["vit"]()
     with vitrim.reduced(model, f"zero_tprune:blocks=[1],num_similar=0,keep_rate=0.5,iterations={iterations}"):
         assert count_macs(model, tiny.images(1)).matching == 2 * 37 * 37 * (16 + iterations)
+
+
+def test_the_loss_is_what_the_dense_model_got_right_and_this_one_did_not() -> None:
+    """Of five images the dense model has three right, and the other one two, of which one is new: 1, 1, -1, 0, 0."""
+    labels = torch.tensor([0, 1, 2, 0, 1])
+    dense = torch.eye(3)[torch.tensor([0, 1, 0, 1, 1])] * 2
+    found = torch.eye(3)[torch.tensor([1, 2, 2, 2, 1])] * 3
+    gauge = PairedLoss(make_task("classification", 3), labels=True)
+    gauge.see(Batch(torch.zeros(5, 3, 2, 2), labels, torch.arange(5), 0), ModelOutput(found), ModelOutput(dense))
+    result = gauge.result()
+    assert result["loss"] == pytest.approx(0.2)
+    assert result["loss_error"] == pytest.approx((3 / 5 - 0.04) ** 0.5 / 5**0.5)
+    own, other = (each.double().softmax(1) for each in (found, dense))
+    assert result["kl"] == pytest.approx(float((other * (other / own).log()).sum(1).mean()))
+    agreement = PairedLoss(make_task("classification", 3), labels=False)
+    agreement.see(Batch(torch.zeros(5, 3, 2, 2), labels, torch.arange(5), 0), ModelOutput(found), ModelOutput(dense))
+    assert agreement.result()["loss"] == pytest.approx(0.8)
