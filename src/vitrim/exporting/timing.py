@@ -63,7 +63,8 @@ def time_exported(
         (exported.engine, DENSE, "exported dense", "exported dense", 1.0),
         (exported.engine, known["method"], "exported reduced", "exported dense", promise),
     ):
-        facts = {"engine": engine, "batch_size": len(images), "threads": exported.threads or torch.get_num_threads()}
+        threads = torch.get_num_threads() if engine == EAGER else exported.threads or torch.get_num_threads()
+        facts = {"engine": engine, "batch_size": len(images), "threads": threads}
         numbers = speed_row(times[run], times[against], len(images), promised)
         over = {"over_eager": paired_speedup(times[base], times[run]).median}
         rows.append(Row(name, {**facts, **numbers, **over}))
