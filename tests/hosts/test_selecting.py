@@ -376,8 +376,8 @@ def positions_of(name: str, given: dict[str, Tensor], side: str) -> list[Tensor]
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl"])
 def test_padding_has_no_part_in_positions(name: str, side: str) -> None:
-    """Rotary angles do not show it: they see distances alone. The first real token of a row is at 0, and the last at the
-    number of those before it in the whole prompt. No position is negative, of padding neither."""
+    """Rotary angles do not show it: they see distances alone. The first real token of a row is at 0, and the last one
+    at the number of those before it in the whole prompt. No position is negative, of padding neither."""
     given = prompt(name)
     positions, mask = positions_of(name, given, side)
     assert not mask.all()
