@@ -358,14 +358,14 @@ def test_original_positions_are_those_of_the_whole_prompt(name: str) -> None:
     assert torch.equal(greedy(model, hand.inputs(), 5), new)
 
 
-def positions_of(name: str, given: dict[str, Tensor], side: str) -> list[Tensor]:
-    """The positions (B, M), and four or three rows of them, that the language model gets, padded on a ``side``."""
+def positions_of(name: str, given: dict[str, Tensor], side: str, selector: str) -> list[Tensor]:
+    """The positions that the language model gets, (B, M) or four rows of them, and its mask, padded on a ``side``."""
     model, seen = ALL[name].create(), []
     if side == "right":
         order = given["attention_mask"].argsort(dim=1, descending=True, stable=True)
         per_token = {key: given[key].gather(1, order) for key in PER_TOKEN if key in given}
         given = {**given, **per_token}
-    vitrim.reduce_(model, select="divprune:tokens=4,positions=original" if name == "llava" else "divprune:tokens=4")
+    vitrim.reduce_(model, select=f"{selector},positions=original" if name == "llava" else selector)
     model.get_decoder().register_forward_pre_hook(
         lambda module, args, kwargs: seen.extend([kwargs["position_ids"], kwargs["attention_mask"]]), with_kwargs=True
     )
@@ -374,12 +374,13 @@ def positions_of(name: str, given: dict[str, Tensor], side: str) -> list[Tensor]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("selector", ["divprune:tokens=4", "divprune:keep=1"])
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl"])
-def test_padding_has_no_part_in_positions(name: str, side: str) -> None:
+def test_padding_has_no_part_in_positions(name: str, selector: str, side: str) -> None:
     """Rotary angles do not show it: they see distances alone. The first real token of a row is at 0, and the last one
     at the number of those before it in the whole prompt. No position is negative, of padding neither."""
     given = prompt(name)
-    positions, mask = positions_of(name, given, side)
+    positions, mask = positions_of(name, given, side, selector)
     assert not mask.all()
     whole = given["attention_mask"].sum(dim=1).tolist()
     first = positions if name == "llava" else positions[0]

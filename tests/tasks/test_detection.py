@@ -126,6 +126,17 @@ def test_areas_are_by_default_those_of_outlines_or_boxes() -> None:
         assert not scores.true_iscrowd[0].any()
 
 
+@pytest.mark.parametrize(("area", "size"), [(None, "medium"), (500.0, "small"), (1600.0, "medium"), (9500.0, "large")])
+def test_an_object_is_as_large_as_the_data_say(area: float | None, size: str) -> None:
+    """COCO's areas are of outlines: one that fills little of its box of 40 x 40 is small, below 32 x 32."""
+    target = {"boxes": torch.tensor([[0.0, 0, 40, 40]]), "labels": torch.tensor([0])}
+    prediction = {**target, "scores": torch.ones(1)}
+    scores = DetectionScores()
+    scores.update([prediction], [target if area is None else {**target, "area": torch.tensor([area])}])
+    found = {name: scores.compute()[f"box_AP_{name}"].item() for name in ("small", "medium", "large")}
+    assert found == pytest.approx({name: 1.0 if name == size else nan for name in found}, nan_ok=True)
+
+
 def test_what_two_saw_adds_up() -> None:
     predictions, targets = scenes(masks=True)
     whole, parts = DetectionScores(masks=True), [DetectionScores(masks=True) for _ in range(2)]
