@@ -54,3 +54,12 @@ def test_a_new_head_is_built_like_the_old_one(bias: bool, dtype: torch.dtype) ->
     assert ask(model).num_classes(model) == model.num_labels == model.config.num_labels == 7
     assert all(torch.equal(model.state_dict()[key], value) for key, value in others.items())
     assert model(tiny.images().to(dtype), labels=torch.tensor([6, 0])).logits.shape == (2, 7)
+
+
+@pytest.mark.parametrize("size", [(24, 24), (32, 32), (16, 40)])
+def test_tokens_of_images_of_another_size_are_those_of_interpolated_positions(size: tuple[int, int]) -> None:
+    model, images = tiny.HOSTS["hf_vit_model"](), torch.randn(2, 3, *size)
+    with torch.no_grad():
+        expected = model(images, interpolate_pos_encoding=True).last_hidden_state
+        assert torch.equal(ask(model).tokens(model, images), expected)
+    assert expected.shape[1] == 1 + size[0] * size[1] // 16
