@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections import OrderedDict
@@ -33,9 +34,12 @@ from transformers import (
 
 from cli_runs import Run, runner
 from vitrim import loading
+from vitrim.core.saving import REDUCERS_FILE
 from vitrim.data import DataError, eval_transform
 from vitrim.errors import MissingPackageError, VitrimError
-from vitrim.loading import create_model
+from vitrim.loading import ModelSpec, create_model, load_run
+from vitrim.measure.inputs import DataSpec, open_data
+from vitrim.measure.task_data import open_task
 from vitrim.weights import holds_encoder, load_checkpoint, load_encoder, load_host
 
 TINY = {
@@ -532,6 +536,126 @@ def test_what_is_no_regular_file_is_no_checkpoint(name: str) -> None:
 def test_what_is_no_name_is_one_line(name: str, options: dict[str, int]) -> None:
     with pytest.raises(VitrimError, match="a model is a name"):
         create_model(name, options=options)
+
+
+# ---- what a run says of its model
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a training leaves of a tiny model: weights, a result, and a recipe with options of all kinds."""
+    run = tmp_path_factory.mktemp("runs") / "a"
+    run.mkdir()
+    options = {"img_size": 16, "patch_size": 4, "depth": 2, "num_classes": 4}
+    save_file(create_model("test_vit", options=options).state_dict(), run / "model.safetensors")
+    recipe = {
+        "model": "test_vit",
+        "model_options": {**options, "drop_path_rate": 0.5, "dynamic_img_size": False},
+        "data_options": {"class_names": ["a", "b", "c", "d"]},
+        "protocol": {"size": 48, "flip": True},
+    }
+    (run / "recipe.yaml").write_text(json.dumps(recipe))
+    (run / "result.json").write_text("{}")
+    return run
+
+
+def test_options_that_are_given_beat_those_of_a_recipe(finished: Path, images: Path) -> None:
+    """Of the protocol, of the data, and of the model; what is not given stays the recipe's."""
+    name, given = f"run:{finished}", {"class_names": ["w", "x", "y", "z"]}
+    protocol, options = loading.as_trained(name, {"flip": False, "side": "long"})
+    assert (protocol.size, protocol.flip, protocol.side) == (48, False, "long")
+    assert options == {"class_names": ["a", "b", "c", "d"]}
+    loaded = ModelSpec(name).load()
+    for more, wanted in ((None, ["a", "b", "c", "d"]), (given, ["w", "x", "y", "z"])):
+        assert open_data(images, options=more, model=name).class_names == wanted
+        assert (
+            open_task(loaded, DataSpec(images, options=more, protocol={"flip": False, "size": None}))[1].class_names
+            == wanted
+        )
+    assert not load_run(finished).dynamic_img_size
+    assert load_run(finished, dynamic_img_size=True).dynamic_img_size
+
+
+def test_a_model_of_a_run_drops_nothing_unless_it_is_asked_to(finished: Path) -> None:
+    assert isinstance(load_run(finished).blocks[1].drop_path1, torch.nn.Identity)
+    assert load_run(finished, drop_path_rate=0.25).blocks[1].drop_path1.drop_prob == 0.25
+
+
+def test_learned_parameters_are_those_of_the_weights(tmp_path: Path) -> None:
+    """Of the checkpoint, if there is one, and otherwise of the run of the model."""
+    for name in ("learned", "other", "dense"):
+        (tmp_path / name).mkdir()
+    for name in ("learned", "other"):
+        (tmp_path / name / REDUCERS_FILE).touch()
+    learned, other, dense = (tmp_path / name for name in ("learned", "other", "dense"))
+    assert loading.learned_reduction(f"run:{learned}", None) == learned
+    assert loading.learned_reduction(f"run:{dense}", None) is None
+    assert loading.learned_reduction("test_vit", None) is None
+    for model in ("test_vit", f"run:{learned}"):
+        assert loading.learned_reduction(model, other) == other
+        assert loading.learned_reduction(model, dense) is None
+
+
+# ---- descriptions of models
+
+
+def test_a_seed_says_what_random_weights_are_and_leaves_the_user_s_generator_alone() -> None:
+    spec = ModelSpec("test_vit", options={"img_size": 16, "depth": 1})
+    found = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(len(found))
+        expected = torch.Generator().manual_seed(len(found))
+        found.append(dataclasses.replace(spec, seed=seed).load().model.state_dict()["pos_embed"])
+        assert torch.equal(torch.rand(3), torch.rand(3, generator=expected))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+    torch.manual_seed(0)  # without a seed it is the user's
+    assert torch.equal(spec.load().model.state_dict()["pos_embed"], found[0])
+
+
+def test_the_device_that_is_asked_for_comes_before_that_of_the_description() -> None:
+    spec = ModelSpec("test_vit", options={"img_size": 16, "depth": 1}, device="meta")
+    assert next(spec.load().model.parameters()).is_meta
+    model = spec.load("cpu").model
+    assert not next(model.parameters()).is_meta
+    assert not model.training
+
+
+def test_options_of_a_list_are_those_of_its_names() -> None:
+    """A module in it is there already: only device and precision are for it, too."""
+    module = torch.nn.Linear(2, 2)
+    own = ModelSpec("other", pretrained=True)
+    spec = ModelSpec(
+        ["test_vit", module, own], options={"depth": 1}, seed=3, device="meta", dtype="bf16", pretrained=True
+    )
+    named, given, described = ModelSpec.each(spec)
+    assert named == dataclasses.replace(spec, model="test_vit")
+    assert given == ModelSpec(module, device="meta", dtype="bf16")
+    assert described is own
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".bin", ".pth", ".json"])
+def test_a_folder_of_open_clip_has_weights_in_any_of_its_forms(suffix: str, tmp_path: Path) -> None:
+    (tmp_path / "open_clip_config.json").touch()
+    assert not loading.has_weights(tmp_path)
+    (tmp_path / f"open_clip_model{suffix}").touch()
+    assert loading.has_weights(tmp_path) == (suffix != ".json")
+    assert loading.weights_of(f"open_clip:{tmp_path}") == (str(tmp_path) if suffix != ".json" else "random")
+
+
+@pytest.mark.parametrize("name", ["drop_rate", "attention_dropout", "hidden_dropout_prob"])
+@pytest.mark.parametrize("value", [-0.1, 1.5, True])
+def test_rates_are_shares(name: str, value: float) -> None:
+    with pytest.raises(VitrimError, match=rf"{name}={value} must be a number from 0 to 1$"):
+        create_model("test_vit", options={name: value})
+
+
+def test_torchvision_crops_the_same_share_at_the_size_of_the_model() -> None:
+    """Its own transform makes 256 pixels of the short side, and crops 224 of them."""
+    for options, crop, resize in (({}, 224, 256), ({"image_size": 112}, 112, 128), ({"image_size": 448}, 448, 512)):
+        with torch.device("meta"):
+            model: Any = loading.torchvision_model("vit_b_16", False, options)
+        assert (model.eval_transform.crop_size, model.eval_transform.resize_size) == ([crop], [resize])
 
 
 def test_a_checkpoint_may_be_text(tmp_path: Path) -> None:

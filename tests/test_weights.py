@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from cli_runs import exit_code
 from vitrim.errors import VitrimError
+from vitrim.loading import create_model
 from vitrim.weights import convert_weights, holds_encoder, load_checkpoint, load_encoder, load_host, weights_file
 
 OPTIONS = {"img_size": 16, "patch_size": 4}
@@ -96,6 +97,32 @@ def test_weights_of_another_precision_are_taken(dtype: torch.dtype, tmp_path: Pa
     assert all(torch.equal(value, weights[key].to(dtype).float()) for key, value in model.state_dict().items())
 
 
+def test_weights_that_are_too_large_for_the_model_s_precision_are_refused(tmp_path: Path) -> None:
+    """Half precision ends at 65,504: torch would load infinity."""
+    model = tiny().half()
+    weights = {key: value.float() for key, value in copies(model).items()}
+    weights["blocks.1.mlp.fc1.bias"][3] = 1e5
+    save_file(weights, tmp_path / "large.safetensors")
+    before = copies(model)
+    said = refusal(load_checkpoint, model, tmp_path / "large.safetensors")
+    assert "blocks.1.mlp.fc1.bias has values that are not finite numbers in float16" in said
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    load_checkpoint(tiny().bfloat16(), tmp_path / "large.safetensors")  # whose range is that of float32
+
+
+def test_a_detector_of_other_classes_brings_its_heads(tmp_path: Path) -> None:
+    """They have a row more than classes, for the background."""
+    options: dict[str, Any] = {"img_size": 64, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
+    options |= {"channels": 8, "hidden": 8, "rpn_layers": 1, "box_layers": 1, "samples": 16}
+    three, five = (
+        create_model("vitdet:vit_tiny_patch16_224", options={**options, "num_classes": classes}) for classes in (3, 5)
+    )
+    save_file(three.state_dict(), tmp_path / "three.safetensors")
+    load_host(five, tmp_path / "three.safetensors")
+    assert five.num_classes == 3
+    assert all(torch.equal(value, three.state_dict()[key]) for key, value in five.state_dict().items())
+
+
 def test_integers_are_taken_where_the_model_has_integers_only(tmp_path: Path) -> None:
     norm = nn.BatchNorm1d(2)
     save_file(norm.state_dict(), tmp_path / "norm.safetensors")
@@ -153,6 +180,26 @@ def test_pickled_weights_are_those_that_were_saved(kind: str, zipped: bool, tmp_
             assert all(torch.equal(value, expected[key]) for key, value in model.state_dict().items())
     if zipped:  # whatever it is called
         load_checkpoint(tiny(), file.rename(tmp_path / "weights.dat"))
+
+
+def test_a_prefix_of_some_names_is_part_of_them(tmp_path: Path) -> None:
+    """DataParallel puts it in front of all."""
+    model = nn.ModuleDict({"module": nn.Linear(3, 2), "other": nn.Linear(2, 1)})
+    weights = copies(model)
+    torch.save({key: value + 1 for key, value in weights.items()}, tmp_path / "weights.pth")
+    load_checkpoint(model, tmp_path / "weights.pth")
+    assert all(torch.equal(value, weights[key] + 1) for key, value in model.state_dict().items())
+
+
+def test_tensors_that_share_memory_or_lie_across_are_converted(tmp_path: Path) -> None:
+    """As tied weights do, and transposed ones: safetensors has neither."""
+    table = torch.arange(12.0).view(3, 4)
+    torch.save({"in": table, "out": table, "across": table.T, "part": table[1:]}, tmp_path / "tied.pth")
+    assert convert_weights(tmp_path / "tied.pth", tmp_path / "tied.safetensors") == (4, 44)
+    found = load_file(tmp_path / "tied.safetensors")
+    assert all(torch.equal(found[name], table) for name in ("in", "out"))
+    assert torch.equal(found["across"], table.T)
+    assert torch.equal(found["part"], table[1:])
 
 
 def test_a_pickled_encoder_is_found(tmp_path: Path) -> None:
@@ -269,3 +316,12 @@ def test_weights_of_a_run_with_other_classes_name_the_run(tmp_path: Path) -> Non
     (tmp_path / "recipe.yaml").touch()
     said = refusal(load_checkpoint, nn.Linear(4, 5), tmp_path / "model.safetensors")
     assert said.endswith(f"; run:{tmp_path} is the model of that run")
+
+
+def test_the_classifier_stays_where_an_encoder_has_one_of_its_own(tmp_path: Path) -> None:
+    model = timm.create_model("test_vit", num_classes=3)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    save_file({f"encoder.{name}": value + 1.0 for name, value in before.items()}, tmp_path / "model.safetensors")
+    load_encoder(model, tmp_path / "model.safetensors")
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, before[name] + (not name.startswith("head.")), rtol=0, atol=0)

@@ -147,8 +147,8 @@ def load_encoder(model: nn.Module, path: Path) -> None:
     if not weights:
         raise VitrimError(f"{path} has no weights of an encoder, none called {ENCODER}*")
     heads = ask(model).class_layers(model)
-    new = {key: value for key, value in model.state_dict().items() if key.rpartition(".")[0] in heads}
-    _load(model, {**new, **weights}, path)
+    own = {key: value for key, value in model.state_dict().items() if key.rpartition(".")[0] in heads}
+    _load(model, {**weights, **own}, path)
 
 
 def load_backbone(model: nn.Module, path: Path) -> None:

@@ -434,6 +434,41 @@ def test_original_positions_are_those_of_the_whole_prompt(name: str) -> None:
     assert torch.equal(greedy(model, hand.inputs(), 5), new)
 
 
+def positions_of(name: str, given: dict[str, Tensor], side: str, selector: str) -> list[Tensor]:
+    """The positions that the language model gets, (B, M) or four rows of them, and its mask, padded on a ``side``."""
+    model, seen = ALL[name].create(), []
+    if side == "right":
+        order = given["attention_mask"].argsort(dim=1, descending=True, stable=True)
+        per_token = {key: given[key].gather(1, order) for key in PER_TOKEN if key in given}
+        given = {**given, **per_token}
+    vitrim.reduce_(model, select=f"{selector},positions=original" if name == "llava" else selector)
+    model.get_decoder().register_forward_pre_hook(
+        lambda module, args, kwargs: seen.extend([kwargs["position_ids"], kwargs["attention_mask"]]), with_kwargs=True
+    )
+    logits(model, given)
+    return seen
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("selector", ["divprune:tokens=4", "divprune:keep=1"])
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl"])
+def test_padding_has_no_part_in_positions(name: str, selector: str, side: str) -> None:
+    """Rotary angles do not show it: they see distances alone. The first real token of a row is at 0, and the last one
+    at the number of those before it in the whole prompt. No position is negative, of padding neither."""
+    given = prompt(name)
+    positions, mask = positions_of(name, given, side, selector)
+    assert not mask.all()
+    whole = given["attention_mask"].sum(dim=1).tolist()
+    first = positions if name == "llava" else positions[0]
+    for row, (own, real) in enumerate(zip(first, mask.bool(), strict=True)):
+        found = own[real].tolist()
+        assert found[0] == 0
+        assert found == sorted(set(found))
+        # of three axes, the first of four rows numbers the tokens that are left
+        assert found[-1] == (whole[row] if name == "llava" else int(real.sum())) - 1
+    assert int(positions.min()) >= 0
+
+
 @pytest.mark.parametrize("name", [name for name in ALL if name != "molmo2"])  # which refuses them
 def test_kept_positions_cut_no_prompt_in_pieces(name: str) -> None:
     """Without a mask and a cache the library takes a gap in positions for the start of another prompt in the row: in a

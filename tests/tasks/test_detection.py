@@ -19,9 +19,9 @@ from dense_files import photo
 from image_files import encoded
 from vitrim.data import Boxes, DataError, DetectionDataset, ImageDataset
 from vitrim.errors import MissingPackageError, VitrimError
-from vitrim.tasks import detection, make_task
+from vitrim.tasks import detection, make_task, tasks
 from vitrim.tasks.detection import Detection, DetectionScores, Instances, in_stored_pixels
-from vitrim.tasks.options import DenseAugment, Loss, Mix
+from vitrim.tasks.options import DenseAugment, Loss, Mix, Protocol
 
 LOSS = Loss(name="rcnn")
 OUTLINE = b"[[4, 6, 20, 6, 20, 26, 4, 26]]"
@@ -124,6 +124,17 @@ def test_areas_are_by_default_those_of_outlines_or_boxes() -> None:
             expected = targets[0]["masks"].flatten(1).sum(1).float()
         torch.testing.assert_close(scores.true_area[0], expected)
         assert not scores.true_iscrowd[0].any()
+
+
+@pytest.mark.parametrize(("area", "size"), [(None, "medium"), (500.0, "small"), (1600.0, "medium"), (9500.0, "large")])
+def test_an_object_is_as_large_as_the_data_say(area: float | None, size: str) -> None:
+    """COCO's areas are of outlines: one that fills little of its box of 40 x 40 is small, below 32 x 32."""
+    target = {"boxes": torch.tensor([[0.0, 0, 40, 40]]), "labels": torch.tensor([0])}
+    prediction = {**target, "scores": torch.ones(1)}
+    scores = DetectionScores()
+    scores.update([prediction], [target if area is None else {**target, "area": torch.tensor([area])}])
+    found = {name: scores.compute()[f"box_AP_{name}"].item() for name in ("small", "medium", "large")}
+    assert found == pytest.approx({name: 1.0 if name == size else nan for name in found}, nan_ok=True)
 
 
 def test_what_two_saw_adds_up() -> None:
@@ -237,6 +248,36 @@ def test_predictions_are_scored_in_the_stored_pixels() -> None:
     moved = in_stored_pixels(prediction[0], objects[0])
     torch.testing.assert_close(moved["boxes"], objects[0]["boxes"])
     assert (moved["masks"] != objects[0]["masks"]).sum() < 30
+
+
+def test_objects_of_the_data_s_classes_stay_with_its_labels() -> None:
+    """The model knows five classes, and the data two of them: 4 is its 0, 1 is its 1."""
+    found = {
+        "boxes": torch.arange(24.0).view(6, 4),
+        "labels": torch.tensor([4, 0, 1, 2, 4, 3]),
+        "scores": torch.arange(6) / 10,
+    }
+
+    class Known(nn.Module):
+        def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
+            return [found]
+
+    task = Detection(2)
+    task.labels = torch.tensor([-1, 1, -1, -1, 0])
+    (own,) = task.predict(Known(), torch.zeros(1, 3, 8, 8))
+    assert own["labels"].tolist() == [0, 1, 0]
+    assert torch.equal(own["boxes"], found["boxes"][[0, 2, 4]])
+    assert torch.equal(own["scores"], found["scores"][[0, 2, 4]])
+
+
+@pytest.mark.parametrize("name", sorted(tasks()))
+def test_images_of_their_own_sizes_and_protocols_come_one_by_one(name: str) -> None:
+    task = make_task(name, 3)
+    assert task.eval_batch(8) == 8
+    task.unpadded = True
+    assert task.eval_batch(8) == 1
+    task.unpadded, task.protocol = False, Protocol(flip=True)
+    assert task.eval_batch(8) == 1
 
 
 def test_each_side_is_scaled_by_its_own_factor() -> None:

@@ -67,6 +67,28 @@ def test_a_batch_of_logits_between_0_and_1_is_of_logits_too() -> None:
     assert metric.compute()["mAP"].item() == 0.5
 
 
+@pytest.mark.parametrize(
+    ("found", "dense", "share"),
+    [
+        ("ab", "ab", 1),
+        ("", "", 1),  # both see nothing
+        ("a", "", 0),
+        ("", "a", 0),
+        ("abc", "a", 1 / 3),  # what was not there before counts, too
+        ("a", "abc", 1 / 3),
+        ("ab", "bc", 1 / 3),
+        ("abcd", "cd", 1 / 2),
+        ("a", "d", 0),
+    ],
+)
+def test_agreement_is_the_intersection_over_the_union(found: str, dense: str, share: float) -> None:
+    """A logit of 0 is a probability of 1/2, which is not above it."""
+    letters = "abcd"
+    logits = [torch.tensor([[2.0 if letter in each else 0.0 for letter in letters]]) for each in (found, dense)]
+    (agreement,) = make_task("multilabel", 4).agreement(*logits, None).tolist()
+    assert agreement == pytest.approx(share)
+
+
 def test_no_class_occurs() -> None:
     metrics = make_task("multilabel", 2).metrics()
     metrics.update(torch.zeros(3, 2), torch.zeros(3, 2))

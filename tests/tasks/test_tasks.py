@@ -17,6 +17,7 @@ from vitrim.core.registry import ask
 from vitrim.errors import VitrimError
 from vitrim.tasks import Task, base, make_task, register_task, tasks
 from vitrim.tasks.classification import Classification
+from vitrim.tasks.options import Mix, Protocol
 
 NEW = """
 from vitrim.tasks.base import register_task
@@ -71,6 +72,39 @@ def test_every_task_says_what_it_is(name: str) -> None:
 def test_an_unknown_task_is_one_line() -> None:
     with pytest.raises(VitrimError, match=r"^unknown task 'multilable'; did you mean 'multilabel'\? valid: "):
         make_task("multilable", 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "once"),
+    [
+        ({}, True),
+        ({"side": "long", "stride": 8}, True),  # of no window, to no size
+        ({"average": "probabilities"}, False),  # what comes back is no longer the logits
+        ({"flip": True}, False),
+        ({"scales": (1.0, 2.0)}, False),
+        ({"scales": (0.5,)}, False),
+        ({"size": 32}, False),
+        ({"window": 32}, False),
+        ({"mode": "slide", "window": 32}, False),
+    ],
+)
+def test_a_plain_protocol_is_one_forward_on_the_image_as_it_is(given: dict[str, Any], once: bool) -> None:
+    assert Protocol(**given).plain == once
+
+
+@pytest.mark.parametrize(
+    ("given", "on"),
+    [
+        ({}, False),
+        ({"mixup": 0.8}, True),
+        ({"cutmix": 1.0}, True),
+        ({"mixup": 0.8, "cutmix": 1.0}, True),
+        ({"cutmix": 1.0, "probability": 0.0}, False),
+        ({"probability": 0.5}, False),
+    ],
+)
+def test_images_are_mixed_by_either_kind(given: dict[str, float], on: bool) -> None:
+    assert Mix(**given).on == on
 
 
 # ---- classes by name

@@ -137,6 +137,64 @@ def test_a_side_is_drawn_from_the_range(side: str) -> None:
     assert 35 < max(drawn) <= 40
 
 
+@pytest.mark.parametrize(
+    ("side", "size", "expected"),
+    [
+        ("short", (10, 40), (20, 80)),  # four times the short side, as far as it may be
+        ("short", (10, 90), (9, 80)),
+        ("short", (90, 10), (80, 9)),
+        ("long", (10, 90), (2, 20)),
+    ],
+)
+def test_the_long_side_is_at_most_four_times_what_is_drawn_for_the_short_one(
+    side: Any, size: tuple[int, int], expected: tuple[int, int]
+) -> None:
+    """By hand: 2,048 of 512 pixels in the published recipes."""
+    assert ResizeRange(side, 20, 20)(tv_tensors.Mask(torch.zeros(size))).shape == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "drawn"),
+    [
+        ({"side": "long"}, (24, 96)),  # from half of the model's long side to twice
+        ({"side": "short"}, (16, 64)),
+        ({"side": "long", "range": (0.25, 1.0)}, (12, 48)),
+        ({"side": "short", "range": (0.25, 1.0)}, (8, 32)),
+    ],
+)
+def test_sizes_are_drawn_as_shares_of_the_model_s_own_side(given: dict[str, Any], drawn: tuple[int, int]) -> None:
+    """By hand, for a model of 32 x 48 pixels."""
+    transform = DenseTrainTransform(Geometry((32, 48)), DenseAugment(**given))
+    resize = transform.change.transforms[0]
+    assert (resize.side, resize.low, resize.high) == (given["side"], *drawn)
+
+
+def test_jitter_begins_at_a_tenth_unless_a_recipe_says_otherwise() -> None:
+    for given, factors in (({}, (0.1, 2.0)), ({"range": (0.5, 1.5)}, (0.5, 1.5))):
+        jitter = DenseTrainTransform(Geometry((32, 48)), DenseAugment(crop="jitter", **given)).change.transforms[0]
+        assert (jitter.size, jitter.low, jitter.high) == ((32, 48), *factors)
+
+
+@pytest.mark.parametrize("share", [0.75, 0.5, 1.0])
+def test_the_share_of_one_class_is_the_recipe_s(share: float) -> None:
+    """Two thirds of the pixels of every window are of one class: too much for a half, and not for three quarters."""
+    transform = DenseTrainTransform(Geometry((8, 6)), DenseAugment(cat_max_share=share, range=(1.0, 1.0), hflip=0.0))
+    windows = 0
+
+    def counted(*given: Any) -> Any:
+        nonlocal windows
+        windows += 1
+        return randint(*given)
+
+    randint = torch.randint
+    labels = torch.zeros(8, 6, dtype=torch.uint8)
+    labels[:, 4:] = 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "randint", counted)
+        transform(Image.new("RGB", (6, 8)), tv_tensors.Mask(labels))
+    assert windows == 2 * (1 + (10 if share == 0.5 else 0))  # of each window top and left
+
+
 def test_factors_are_of_the_size_that_fits() -> None:
     shapes = set()
     for seed in range(20):
@@ -208,6 +266,26 @@ def test_boxes_are_evaluated_in_the_stored_pixels() -> None:
     found = {name: target[name].tolist() for name in ("boxes", "iscrowd", "size", "original")}
     assert found == {"boxes": [[4, 6, 30, 40]], "iscrowd": [1], "size": [32, 43], "original": [60, 80]}
     assert target["masks"].shape == (1, 60, 80)
+
+
+@pytest.mark.parametrize(
+    ("model", "image", "expected"),
+    [
+        ((32, 48), (60, 80), (32, 43)),
+        ((32, 48), (80, 60), (43, 32)),  # upright: within 48 x 32
+        ((48, 32), (60, 80), (32, 43)),
+        ((48, 32), (80, 60), (43, 32)),
+        ((32, 32), (80, 60), (32, 24)),
+    ],
+)
+def test_a_model_without_padding_sees_upright_images_upright(
+    model: tuple[int, int], image: tuple[int, int], expected: tuple[int, int]
+) -> None:
+    """By hand: the largest size of the same ratio within the model's, turned as the image is."""
+    transform = DenseEvalTransform(Geometry(model), padded=False)
+    pixels, target = transform(photo(0, image), objects(image, [[4, 6, 30, 40]]))
+    assert pixels.shape == (3, *expected)
+    assert (target["size"].tolist(), target["original"].tolist()) == (list(expected), list(image))
 
 
 @pytest.mark.parametrize("kind", ["masks", "boxes"])

@@ -247,6 +247,21 @@ def test_classes_are_asked_for_by_the_names_of_a_file_or_of_wordnet(
         evaluate(HEADLESS, None, DataSpec(tmp_path / "0-1", task="zero_shot"))
 
 
+def test_names_are_put_into_sentences_as_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name of a folder has _ where a sentence has spaces."""
+    asked: list[str] = []
+
+    def told(self: object, model: object, texts: list[str]) -> tuple[torch.Tensor, float, float]:
+        asked[:] = texts
+        return torch.eye(len(texts), 64), 1.0, 0.0
+
+    monkeypatch.setattr(Library, "text_embeddings", told)
+    task = make_task("zero_shot", 0)
+    task.meet(torch.nn.Identity(), ["golden_retriever", "black_and_gold_garden_spider", "sea lion"])
+    names = ["golden retriever", "black and gold garden spider", "sea lion"]
+    assert asked == [f"a photo of a {name}" for name in names]
+
+
 def test_models_and_data_without_names_are_refused(tmp_path: Path) -> None:
     write_noise(tmp_path / "images", 4)
     with pytest.raises(VitrimError, match="VisionTransformer has no text tower"):

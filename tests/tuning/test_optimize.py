@@ -517,6 +517,23 @@ def test_a_study_of_another_search_is_refused(source: str, watch: Watch, tmp_pat
     assert (tmp_path / "out" / "study.jsonl").read_text() == before
 
 
+def test_measurements_of_other_weights_are_not_taken_over(
+    source: str, whole: Whole, watch: Watch, tmp_path: Path
+) -> None:
+    """The same model, images and search, but one weight is another. Those of the same weights are."""
+    (tmp_path / "out").mkdir()
+    study, before = tmp_path / "out" / "study.jsonl", (whole.out / "study.jsonl").read_bytes()
+    study.write_bytes(before)
+    again, other = vitrim.Results(tmp_path / "out", resume=True), model()
+    with torch.no_grad():
+        other.get_submodule("blocks.1.mlp.fc1").weight[3, 5] += 1e-3
+    with pytest.raises(VitrimError):
+        optimize(other, source, out=again, **GIVEN)
+    assert study.read_bytes() == before
+    assert optimize(model(), source, out=again, **GIVEN).best == whole.report.best
+    assert (watch.timed, watch.scored) == ([], 0)
+
+
 @pytest.mark.filterwarnings("ignore:the model has random weights:UserWarning")
 def test_the_command(
     source: str, watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

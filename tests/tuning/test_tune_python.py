@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -135,6 +136,19 @@ def test_progress_counts_settings_and_names_those_that_are_better(model: nn.Modu
     assert [bool(line) for _, _, line in seen] == better
     saved, method = f"{100 * (1 - trials[0].share):.1f} % saved", trials[0].config.describe()
     assert seen[0][2] == f"feature {scores[0]:.4g} at {saved}: {method} (constant)"
+
+
+def test_points_of_other_weights_are_not_taken_over(model: nn.Module, images: Path) -> None:
+    vitrim.tune_grid(model, "tome:r=0|2", data(), out="grid")
+    before, again = files("grid"), vitrim.Results("grid", resume=True)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.blocks[1].mlp.fc1.weight[3, 5] += 1e-3
+    with pytest.raises(VitrimError):
+        vitrim.tune_grid(other, "tome:r=0|2", data(), out=again)
+    assert files("grid") == before
+    vitrim.tune_grid(model, "tome:r=0|2", data(), out=again)
+    assert files("grid") == before
 
 
 def test_several_settings_are_no_best_one(model: nn.Module, images: Path) -> None:

@@ -117,6 +117,21 @@ def test_a_resumed_search_gives_the_same_study_bit_for_bit(
         find(model, study=cut, resume=True, target="macs=0.6")
 
 
+def test_measurements_of_other_weights_are_not_taken_over(
+    model: VisionTransformer, found: Found, tmp_path: Path
+) -> None:
+    """The same model, images and search, but one weight is another: its scores would be those of the first."""
+    cut, before = tmp_path / "cut.jsonl", found.study.read_bytes()
+    cut.write_bytes(before)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.blocks[1].mlp.fc1.weight[3, 5] += 1e-3
+    with pytest.raises(VitrimError):
+        find(other, about={"data": "noise"}, study=cut, resume=True)
+    assert cut.read_bytes() == before
+    assert find(copy.deepcopy(model), about={"data": "noise"}, study=cut, resume=True).record() == found.result.record()
+
+
 @pytest.mark.slow
 def test_a_speedup_is_predicted_from_times_that_a_study_keeps(model: VisionTransformer, tmp_path: Path) -> None:
     asked: list[int] = []

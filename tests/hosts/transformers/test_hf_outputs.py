@@ -22,7 +22,7 @@ from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 import tiny
 import vitrim
 from tiny_hosts.transformers_vit import GEOMETRY
-from vitrim.core.registry import host_of
+from vitrim.core.registry import host_of, parse_method
 from vitrim.core.tokens import take
 from vitrim.core.versions import is_older
 from vitrim.hosts.transformers import common
@@ -139,6 +139,31 @@ def test_an_attention_map_is_what_the_layer_attends_by(config: vitrim.MethodConf
         if values[depth].shape[1] == columns and outputs[depth].shape[1] == rows:
             expected = attention_map @ values[depth].unflatten(-1, (2, 16)).transpose(1, 2)
             torch.testing.assert_close(outputs[depth], expected.transpose(1, 2).flatten(2), atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["ats", "dynamicvit", "gtp"])
+def test_a_method_that_changes_attention_attends_the_same_with_maps(method: str) -> None:
+    """In training, where some attend by a mask of their own: nothing depends on who looks."""
+    model, images = tiny.HOSTS["hf_vit_eager"]().double().train(), tiny.images().double()
+    reduction = vitrim.reduce_(model, tiny.fits(parse_method(method), model))
+    values: list[Tensor] = []
+    outputs: list[Tensor] = []
+    for layer in tiny.blocks(model):
+        layer.attention.v_proj.register_forward_hook(lambda m, i, o: values.append(o))
+        layer.attention.o_proj.register_forward_pre_hook(lambda m, i: outputs.append(i[0]))
+    torch.manual_seed(5)
+    plain = model(images).logits
+    kept = reduction.state.position
+    values.clear()
+    outputs.clear()
+    found = maps_of(model, images)
+    torch.manual_seed(5)
+    torch.testing.assert_close(model(images, output_attentions=True).logits, plain)
+    assert torch.equal(reduction.state.position, kept)
+    for own, value, output in zip(found, values, outputs, strict=False):
+        if own.shape[2:] == (output.shape[1], value.shape[1]):
+            expected = own @ value.unflatten(-1, (2, 16)).transpose(1, 2)
+            torch.testing.assert_close(output, expected.transpose(1, 2).flatten(2), atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["eager", "sdpa"])

@@ -40,6 +40,8 @@ def test_methods_that_read_rows_and_columns_see_those_of_the_image() -> None:
     reduction = vitrim.reduce_(model, "l2:keep_rate=0.5", record=True)
     model(tiny.images(size=32).double())
     assert reduction.states[0].grid == (8, 8)
+    model(tiny.images(size=32)[:, :, :16].double())
+    assert reduction.states[0].grid == (4, 8)
 
 
 def test_packed_images_are_refused() -> None:

@@ -181,6 +181,19 @@ def test_folders_without_the_name_of_a_part_are_of_the_whole_model(tmp_path: Pat
         vitrim.Reduction.load(tiny.HOSTS["hf_vit"](), tmp_path)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_the_first_process_alone_writes_the_reduction(method: str, tmp_path: Path) -> None:
+    """As the library's own files: several processes that write one folder would be in each other's way."""
+    model, reduction = reduced("hf_vit", method)
+    model.save_pretrained(tmp_path / "second", is_main_process=False)
+    beside = {"reduction.json", "reducers.safetensors"}
+    assert not beside & {file.name for file in (tmp_path / "second").iterdir()}
+    model.save_pretrained(tmp_path / "first", is_main_process=True)
+    reduction.save(tmp_path / "own")
+    written = {file.name for file in (tmp_path / "own").iterdir()}
+    assert written == beside & {file.name for file in (tmp_path / "first").iterdir()}
+
+
 def test_of_two_reduced_parts_neither_is_saved(tmp_path: Path) -> None:
     model = llava()
     vitrim.reduce_(model.model.vision_tower, "tome:r=4")
