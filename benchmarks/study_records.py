@@ -23,7 +23,7 @@ from vitrim.data import ImageDataset, batches, eval_transform, load_data
 from vitrim.data.readers import TASKS
 from vitrim.errors import VitrimError
 from vitrim.files import json_text, write_text
-from vitrim.measure.run import weights_fingerprint
+from vitrim.measure.identity import weights_fingerprint
 
 RATES = (0.25, 0.5, 0.7, 0.9)
 SCHEDULED = {"keep_rate", "blocks", "rule"}

@@ -418,7 +418,7 @@ def test_an_evaluation_goes_on_where_it_was_stopped(folder, tmp_path, monkeypatc
     assert "holds an evaluation with data.images=12, this one has 6: resume with the same" in the_error(capsys)
     picture(99).save(folder / "ant" / "0.png")
     assert run(monkeypatch, *resume) == 2
-    assert "holds an evaluation with images=" in the_error(capsys)
+    assert "holds an evaluation with content.images=" in the_error(capsys)
 
 
 def test_decisions_are_written_for_every_method(folder, tmp_path, monkeypatch, capsys):

@@ -23,7 +23,8 @@ from vitrim.errors import VitrimError
 from vitrim.exporting import Exported
 from vitrim.exporting.exported import sidecar
 from vitrim.loading import ModelSpec, create_model
-from vitrim.measure.run import Measurement, weights_fingerprint
+from vitrim.measure.identity import weights_fingerprint
+from vitrim.measure.run import Measurement
 from vitrim.measure.task_data import open_task
 from vitrim.speed.engines import FileEngine, FileRun
 from vitrim.tuning import optimize_race as racing

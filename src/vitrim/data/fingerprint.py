@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import Subset
 
 from vitrim.data.dataset import spread
@@ -32,7 +33,7 @@ NAMES = 2
 def fingerprint(data: Any) -> str:
     """The fingerprint of a dataset: 64 hexadecimal digits.
 
-    Of a dataset with neither ``images`` nor ``labels`` or ``targets``, only the length counts.
+    Of a dataset with neither ``images`` nor ``labels``, ``targets`` or ``tensors``, only the length counts.
 
     Example:
         >>> from vitrim.data import ImageDataset
@@ -69,6 +70,8 @@ def _parts(data: Any) -> Iterator[bytes]:
             values = getattr(data, name, None)
             if values is not None:
                 yield np.ascontiguousarray(values).tobytes()
+    for tensor in getattr(data, "tensors", ()):  # torch's TensorDataset
+        yield tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
     if isinstance(data, SegmentationDataset):
         yield data.table.tobytes()
         yield from _images(data.masks)

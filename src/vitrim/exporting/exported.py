@@ -121,6 +121,11 @@ class Exported:
         return formats()[self.format]
 
     @property
+    def files(self) -> list[Path]:
+        """The file, and those with its weights."""
+        return [file for file in (self.path, *weights_beside(self.path)) if file.is_file()]
+
+    @property
     def engine(self) -> str:
         """The engine of the file: onnxruntime, torch.export, aoti or openvino."""
         return self.kind.engine

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from torch import nn
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask
 from vitrim.data import DataError
-from vitrim.data.fingerprint import fingerprint
 from vitrim.errors import VitrimError, check_kinds, check_known, check_read, one_line_errors
 from vitrim.files import check_folder
 from vitrim.loading import MADE, Loaded, ModelSpec
@@ -28,6 +26,7 @@ from vitrim.measure.copies import apart
 from vitrim.measure.decisions import DecisionsProbe, save_decisions
 from vitrim.measure.earlier import earlier
 from vitrim.measure.evaluation_report import evaluation_report
+from vitrim.measure.identity import identity
 from vitrim.measure.in_files import AnyModel, FileModel, MethodsAndFiles, OnFile, check_alike, file_words, parted
 from vitrim.measure.inputs import EMBEDDING, SCORED, DataSpec, task_name, untrained_methods
 from vitrim.measure.machine import drawing, environment, select_device
@@ -45,7 +44,7 @@ from vitrim.measure.probes import (
     Tokens,
 )
 from vitrim.measure.records import Processes, read
-from vitrim.measure.run import Measurement, Partial, weights_fingerprint
+from vitrim.measure.run import Measurement, Partial
 from vitrim.measure.task_data import DATASETS, data_facts, open_task, task_of
 from vitrim.report import Report, Results
 from vitrim.tasks import Task
@@ -181,6 +180,7 @@ class _Opened:
         models: the dense model first; files too.
         methods: of the models, without files.
         untrained: learned methods with random parameters.
+        content: the `identity` of all these, if intermediate results are stored.
     """
 
     loaded: Loaded
@@ -190,6 +190,7 @@ class _Opened:
     models: list[Contestant]
     methods: list[str]
     untrained: list[str]
+    content: dict[str, str]
 
     @property
     def files(self) -> list[FileModel]:
@@ -238,8 +239,12 @@ def _open(
             assert not isinstance(spec.dtype, str)  # it is torch's after `_placed`
             models = contestants(own.model, configs, task, device=device, dtype=spec.dtype, learned=learned)
         untrained = untrained_methods(configs, learned)
+        content: dict[str, str] = {}
+        if results.path is not None:
+            paths = [path for one in files for path in one.file.files]
+            content = identity(loaded.model, task, dataset, learned=learned, files=paths)
     models += [OnFile(file, task) for file in files]
-    return _Opened(loaded, task, dataset, data, models, [config.describe() for config in configs], untrained)
+    return _Opened(loaded, task, dataset, data, models, [config.describe() for config in configs], untrained, content)
 
 
 def _task_and_images(loaded: Loaded, images: DataSpec, results: Results) -> tuple[Task, Any, dict[str, Any]]:
@@ -306,9 +311,7 @@ def _facts(opened: _Opened, measurement: Measurement, device: torch.device) -> d
 
 def _settings(opened: _Opened, facts: dict[str, Any]) -> dict[str, Any]:
     """Everything that the numbers depend on, for `Partial`."""
-    files = {f"file {one.file.path}": sha256(one.file.path.read_bytes()).hexdigest() for one in opened.files}
-    contents = {"parameters": weights_fingerprint(opened.loaded.model), "images": fingerprint(opened.dataset), **files}
-    return {"model": opened.loaded.name, "methods": opened.methods, **facts, **contents}
+    return {"model": opened.loaded.name, "methods": opened.methods, **facts, "content": opened.content}
 
 
 def _follow(

@@ -7,10 +7,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -25,11 +24,11 @@ from vitrim.data import DataError
 from vitrim.errors import VitrimError, first_line
 from vitrim.files import check_folder, replaced, save_file
 from vitrim.measure.contestants import Contestant, contestants
+from vitrim.measure.identity import digest_of, first_difference
 from vitrim.measure.machine import drawing
 from vitrim.measure.probes import Gauge, Probe, State, joined, moved
 from vitrim.measure.records import Batch, Processes, Row, as_batches
 from vitrim.tasks.base import Task
-from vitrim.tasks.options import flat
 
 
 class Findings(NamedTuple):
@@ -242,15 +241,13 @@ class Partial:
             self._check_settings(_header(folder / "part-0.safetensors"))
 
     def _check_settings(self, header: dict[str, Any]) -> None:
-        old, new = dict(flat(header["settings"])), dict(flat(self.settings))
-        for name in [*new, *old]:
-            if old.get(name) != new.get(name):
-                values = (str(one.get(name)) for one in (old, new))
-                theirs, ours = (text if len(text) <= 60 else text[:57] + "..." for text in values)
-                raise VitrimError(
-                    f"{self.folder} holds an evaluation with {name}={theirs}, this one has {ours}: "
-                    "resume with the same settings, or name another folder"
-                )
+        other = first_difference(header["settings"], self.settings)
+        if other is not None:
+            name, theirs, ours = other
+            raise VitrimError(
+                f"{self.folder} holds an evaluation with {name}={theirs}, this one has {ours}: "
+                "resume with the same settings, or name another folder"
+            )
 
     def restore(self, measurement: Measurement) -> int:
         """Load the stored results of this process, and return its number of finished batches."""
@@ -306,26 +303,6 @@ class Partial:
         except (OSError, SafetensorError) as error:
             raise VitrimError(f"cannot write {self.file}: {first_line(error)}") from error
         self.written = time.monotonic()
-
-
-def weights_fingerprint(model: nn.Module) -> str:
-    """A hash of all parameters and buffers, as 64 hexadecimal digits.
-
-    Example:
-        >>> layer = nn.Linear(2, 2)
-        >>> weights_fingerprint(layer) == weights_fingerprint(layer), len(weights_fingerprint(layer))
-        (True, 64)
-    """
-    return digest_of(model.state_dict())
-
-
-def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """A hash of tensors and their names, in their order, as 64 hexadecimal digits."""
-    digest = hashlib.sha256()
-    for name, value in tensors.items():
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _header(file: Path) -> dict[str, Any]:

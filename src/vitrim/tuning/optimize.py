@@ -37,11 +37,11 @@ from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.copies import reduced_copy
 from vitrim.measure.earlier import earlier
 from vitrim.measure.evaluation_report import doubts
+from vitrim.measure.identity import identity, weights_fingerprint
 from vitrim.measure.inputs import EMBEDDING, WHERE, DataSpec, open_images, task_name
 from vitrim.measure.machine import drawing, environment
 from vitrim.measure.neighbours import NeighbourLoss
 from vitrim.measure.probes import PairedLoss
-from vitrim.measure.run import weights_fingerprint
 from vitrim.measure.task_data import num_classes, open_task
 from vitrim.plots import style
 from vitrim.report import Report, Results
@@ -164,7 +164,7 @@ def optimize(
         tell(shown)
         if speedup is None:
             _check_count(bound, inputs.thirds.count("check"), few=source.few)
-        study = _study(folder, facts, inputs, wanted, seed, results)
+        study = _study(folder, facts, inputs, wanted, results)
         race = Race(
             inputs.model, inputs.task, inputs.loss, inputs.thirds, engines, batch_size, study, folder / "files", tell
         )
@@ -371,16 +371,13 @@ def _study(
     facts: Mapping[str, Any],
     inputs: Inputs,
     wanted: Sequence[MethodConfig] | None,
-    seed: int,
     results: Results,
 ) -> Study:
     """The study of the search, the first file that is written."""
     settings = {
-        **{key: value for key, value in facts.items() if key != "environment"},
-        "parameters": weights_fingerprint(inputs.model),
+        **facts,
+        "content": identity(inputs.model, inputs.task, inputs.dataset),
         "methods": None if wanted is None else [one.describe() for one in wanted],
-        "threads": torch.get_num_threads(),
-        "seed": seed,
         **({"preprocess": True} if results.preprocess else {}),
     }
     return Study(folder / "study.jsonl", settings, resume=results.resume)

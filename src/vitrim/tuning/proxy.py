@@ -84,6 +84,7 @@ class BatchImages:
         pairs = [(one, torch.zeros(len(one), dtype=torch.int64)) if isinstance(one, Tensor) else one for one in batches]
         if len(pairs) < len(PARTS):
             raise VitrimError(f"{len(pairs)} batches are too few: searching, selecting and checking need one each")
+        self.dataset = pairs
         self.parts = {part: pairs[number :: len(PARTS)] for number, part in enumerate(PARTS)}
         self.batch_size = len(pairs[0][0])
 

@@ -26,9 +26,9 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
 from vitrim.errors import VitrimError, check_kinds, check_known
 from vitrim.measure.copies import shared_copy
+from vitrim.measure.identity import identity, weights_fingerprint
 from vitrim.measure.latency import Budget
 from vitrim.measure.records import Processes
-from vitrim.measure.run import weights_fingerprint
 from vitrim.measure.task_data import num_classes
 from vitrim.speed.bench import check_engines
 from vitrim.speed.engines import engines_named, listed
@@ -618,7 +618,10 @@ class Searches:
         task = options.get("task") or make_task("classification", num_classes(model))
         processes = options.get("processes")
         self.about = self._about(spec)
-        self.study = Study(options.get("study"), self.about, resume=options.get("resume", False), processes=processes)
+        file = options.get("study")
+        content = {} if file is None else {"content": identity(model, task, self.images.dataset)}
+        settings = {**self.about, **content}
+        self.study = Study(file, settings, resume=options.get("resume", False), processes=processes)
         scorer = ModelScorer(model, task, self.images, seed=self.seed, processes=processes)
         self.evaluator = Evaluator(scorer, self.study, spec.proxy)
         self._costs: list[Cost] = []

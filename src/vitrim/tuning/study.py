@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from vitrim.core.method import MethodConfig
 from vitrim.errors import VitrimError, os_errors, plain
 from vitrim.files import check_file, whole_lines
+from vitrim.measure.identity import first_difference
 from vitrim.measure.records import Processes
 from vitrim.tuning.proxy import ModelScorer, Part, Proxy, Scores
 
@@ -79,11 +80,10 @@ class Study:
             raise VitrimError(f"{file} is there already: resume it, or name another place")
         old = _read(file) if file.exists() else []
         if old:
-            for key in (*head, *old[0]):
-                if old[0].get(key) != head.get(key):
-                    raise VitrimError(
-                        f"{file} is of another search: its {key} is {old[0].get(key)}, and this one's {head.get(key)}"
-                    )
+            other = first_difference(old[0], head)
+            if other is not None:
+                name, theirs, ours = other
+                raise VitrimError(f"{file} is of another search: its {name} is {theirs}, and this one's {ours}")
         else:  # written with the first measurement: a search that is refused before leaves nothing
             self._head = [head]
         return old

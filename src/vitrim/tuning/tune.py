@@ -26,10 +26,11 @@ from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.earlier import earlier
 from vitrim.measure.evaluation import standard_probes
+from vitrim.measure.identity import identity
 from vitrim.measure.inputs import SCORED, DataSpec
 from vitrim.measure.machine import environment, select_device
 from vitrim.measure.records import Processes, read
-from vitrim.measure.run import run, weights_fingerprint
+from vitrim.measure.run import run
 from vitrim.measure.task_data import open_task
 from vitrim.plots.tuning import plot_front, plot_heat, plot_schedule
 from vitrim.report import Report, Results, Table
@@ -242,7 +243,7 @@ def tune_grid(
     begun = _begin(model, source, results, seed)
     settings = {
         "grid": {"method": points.method, "axes": points.axes, "points": len(chosen), "seed": seed},
-        "parameters": weights_fingerprint(begun.loaded.model),
+        "content": identity(begun.loaded.model, begun.task, begun.dataset),
         "images": min(source.limit or len(begun.dataset), len(begun.dataset)),
         "batch_size": begun.size,
         **begun.about,
