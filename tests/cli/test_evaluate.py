@@ -112,7 +112,7 @@ def test_record_and_table(folder, tmp_path, monkeypatch, capsys):
     for row in record["rows"]:
         assert set(row) == {
             *("model", "method", "images", "top1", "top5", "agreement", "cosine"),
-            *("gmacs", "gmacs_images", "tokens_per_block", "tokens_at_end", "loss", "loss_error", "kl"),
+            *("gmacs", "gmacs_images", "tokens_per_block", "tokens_at_end", "loss", "loss_error", "kl", "saved"),
         }
         assert set(row["gmacs"]) == {"linear", "attention", "matching", "norm"}
         assert all(0 <= row[key] <= 1 for key in ("top1", "top5", "agreement"))

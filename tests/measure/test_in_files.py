@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from cli_runs import exit_code
 from vitrim.data import ImageDataset
 from vitrim.errors import VitrimError
 from vitrim.measure.in_files import FileModel
+from vitrim.speed.bench import _file_entries
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 3}
@@ -132,7 +134,8 @@ def test_bench_times_files_beside_their_model_and_alone(model: Any, file: vitrim
     assert [(row["method"], row["engine"]) for row in report.rows] == [("dense", "onnxruntime")]
     assert (
         report.notes[0]
-        == f"{file.path} is tome:r=3 of test_vit on onnxruntime in fp32; the row dense is the first of them"
+        == f"{file.path} is tome:r=3 of test_vit on onnxruntime in fp32; the row dense is the first of them, though "
+        "it is reduced"
     )
 
 
@@ -206,6 +209,111 @@ def test_the_file_of_a_tower_gives_its_embedding_and_scores_alike(data: ImageDat
     square = Image.open(io.BytesIO(photograph(0))).resize((48, 48))  # others are cropped up to a pixel beside
     difference = vitrim.data.eval_transform(FileModel(file))(square) - transform(square)
     assert difference.abs().mean() < 0.02
+
+
+@dataclass
+class Made:
+    """A file that was not written: a linear classifier of the first three pixels."""
+
+    name: str
+    method: str = "none"
+    precision: str = "fp32"
+    gmacs: float = 4.0
+    dense_gmacs: float | None = 4.0
+    weights: float = 1.0
+    batch: None = None
+    engine: str = "onnxruntime"
+    shape: tuple[str | int, ...] = ("batch", 3, 32, 32)
+
+    @property
+    def path(self) -> Path:
+        return Path(self.name)
+
+    @property
+    def files(self) -> list[Path]:
+        return []
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        prepared = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "crop_share": 1.0}
+        known = {"input": {"dtype": "float32"}, "method": self.method, "gmacs": self.gmacs, "preprocessing": prepared}
+        return {**known, **({} if self.dense_gmacs is None else {"dense_gmacs": self.dense_gmacs})}
+
+    def run(self, images: Any) -> Any:
+        return images[:, 0, 0, :3] * [1.0, self.weights, 1.0]
+
+
+COMPARED = {"agreement", "cosine", "loss", "loss_error", "kl"}
+
+
+@pytest.mark.parametrize(
+    ("file", "saved"),
+    [
+        (Made("r.onnx", "tome:r=3", gmacs=1.0), 0.75),
+        (Made("i.onnx", precision="int8"), 0.0),  # other numbers than those of its model, which is in fp32
+        (Made("old.onnx", "tome:r=3", dense_gmacs=None), None),
+    ],
+)
+def test_a_file_alone_tells_what_it_saves_and_not_what_it_changes(
+    file: Made, saved: float | None, data: ImageDataset
+) -> None:
+    report = vitrim.evaluate(file, None, data)
+    (row,) = report.rows
+    assert row["saved"] == saved
+    assert not COMPARED & set(row)
+    assert 0.0 <= row["top1"] <= 1.0
+    (table,) = report.tables
+    assert table.columns == ("method", "top-1", "GMACs", "MACs saved", "tokens")
+    assert table.column("MACs saved") == ["-" if saved is None else f"{100 * saved:.1f}"]
+    assert "What a file changes is not known without its dense model" in report.notes[0]
+    # beside a file that is reduced, too
+    rows = vitrim.evaluate(file, Made("s.onnx", "topk", gmacs=3.0), data).rows
+    assert [row["saved"] for row in rows] == [saved, 0.25]
+    assert not COMPARED & (set(rows[0]) | set(rows[1]))
+
+
+def test_a_file_beside_its_dense_file_is_compared_with_it(data: ImageDataset) -> None:
+    dense, other = Made("d.onnx"), Made("r.onnx", "tome:r=3", gmacs=1.0, weights=-1.0)
+    first, second = vitrim.evaluate(dense, other, data).rows
+    transform = vitrim.data.eval_transform(FileModel(dense))
+    images = np.stack([transform(Image.open(io.BytesIO(png))).numpy() for png in map(photograph, range(13))])
+    found, own = dense.run(images).argmax(1), other.run(images).argmax(1)
+    assert (first["agreement"], second["agreement"]) == (1.0, (found == own).mean())
+    assert 0.0 < second["agreement"] < 1.0
+    assert (first["saved"], second["saved"]) == (0.0, 0.75)
+    assert vitrim.evaluate(dense, other, data).tables[0].column("cosine") == ["-", "-"]  # files hand out no features
+
+
+def test_neighbours_of_files_without_their_dense_model_are_left_out(data: ImageDataset) -> None:
+    tower = Made("t.onnx", "tome:r=3", gmacs=1.0)
+    known = {**tower.metadata, "output": {"name": "features"}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Made, "metadata", property(lambda self: known))
+        report = vitrim.evaluate(tower, None, data)
+    (row,) = report.rows
+    assert {"recall1", "knn", "recall5", "saved"} <= set(row)
+    assert not {"neighbours", "recall1_dense", *COMPARED} & set(row)
+    assert "recall@1" in report.tables[0].columns
+
+
+def test_what_a_file_saves_is_what_its_tokens_do(model: Any, file: vitrim.Exported, data: ImageDataset) -> None:
+    """Products of a block by hand: n tokens in attention, and n - 3 in the MLP behind the merge."""
+    width, hidden, patches = model.embed_dim, model.blocks[0].mlp.fc1.out_features, 16
+
+    def products(tokens: list[tuple[int, int]]) -> int:
+        blocks = sum(4 * n * width**2 + 2 * n**2 * width + 2 * m * width * hidden for n, m in tokens)
+        return blocks + patches * 3 * 8 * 8 * width + 3 * width
+
+    dense, reduced = products([(17, 17), (17, 17)]), products([(17, 14), (14, 11)])
+    (row,) = vitrim.evaluate(file, None, data).rows
+    assert row["saved"] == pytest.approx(1 - reduced / dense, abs=0.01)  # norms and the matching besides
+
+
+def test_a_files_promise_is_over_the_baseline() -> None:
+    """A dense file beside a reduced one, which is the baseline, promises to be slower."""
+    baseline, dense = (FileModel(one) for one in (Made("r.onnx", "tome:r=3", gmacs=1.0), Made("d.onnx")))
+    assert [one.promised for one in _file_entries({"d.onnx": dense}, baseline)] == [0.25]
+    assert [one.promised for one in _file_entries({"r.onnx": baseline}, torch.nn.Linear(1, 1))] == [4.0]
 
 
 def test_logits_are_no_embedding(file: vitrim.Exported, data: ImageDataset) -> None:

@@ -43,8 +43,8 @@ from vitrim.measure.probes import (
     TaskMetrics,
     Tokens,
 )
-from vitrim.measure.records import Processes, read
-from vitrim.measure.run import Measurement, Partial
+from vitrim.measure.records import Processes, Row, read
+from vitrim.measure.run import Findings, Measurement, Partial
 from vitrim.measure.task_data import DATASETS, data_facts, open_task, task_of
 from vitrim.report import Report, Results
 from vitrim.tasks import Task
@@ -121,7 +121,9 @@ def evaluate(
     Returns:
         A report with a row per model, the dense model first: ``model, method, images``; the metrics of the task, shares
         in [0, 1], such as ``top1``; ``agreement``, ``cosine``, ``gmacs``, ``gmacs_images``, ``tokens_per_block``,
-        ``tokens_at_end`` (see `vitrim.measure.probes`) and, for tasks with scores by class, ``classes``. Rows also have
+        ``tokens_at_end`` (see `vitrim.measure.probes`), ``saved`` (share of the dense MACs) and, for tasks with scores
+        by class, ``classes``. Of files alone, without the dense model in fp32 first, rows lack what compares with it:
+        agreement, cosine, loss and its error; what they save is in their metadata. Otherwise rows have
         ``loss_error``, the standard error of the change against dense on the same images (for boxes only with
         pycocotools), and rows with top-1 have the ``loss`` and ``kl``, the divergence from the dense model. Its
         ``record`` is the output of ``vitrim eval --json``.
@@ -195,6 +197,23 @@ class _Opened:
     @property
     def files(self) -> list[FileModel]:
         return [one.model for one in self.models if isinstance(one, OnFile)]
+
+    @property
+    def without_dense(self) -> bool:
+        """True for files alone, the first of which is not the dense model: nothing tells what they change."""
+        first = self.models[0]
+        return isinstance(first, OnFile) and not first.is_dense
+
+    def rows(self, measurement: Measurement, findings: Findings) -> list[Row]:
+        """The rows of all models, with the share of MACs that each saves, and without what is not known."""
+        unknown = {name for gauge in measurement.gauges[0] for name in gauge.against_dense if self.without_dense}
+        rows = []
+        for model, row in zip(self.models, findings.rows, strict=False):
+            own = model.dense_gmacs if isinstance(model, OnFile) else None
+            base = own if self.without_dense else sum(findings.rows[0]["gmacs"].values())
+            saved = 1 - sum(row["gmacs"].values()) / base if base else None
+            rows.append(Row(row.method, {key: row[key] for key in row if key not in unknown} | {"saved": saved}))
+        return rows
 
 
 def _placed(spec: ModelSpec) -> ModelSpec:
@@ -355,7 +374,8 @@ def _publish(
         partial.keep(measurement, now=True)
     # after an error, other processes may never reach the point where results are joined
     findings = measurement.findings(together=problem is None)
-    report = evaluation_report(opened.loaded.name, opened.task, facts, findings, opened.dataset, problem)
+    shown = findings._replace(rows=opened.rows(measurement, findings))
+    report = evaluation_report(opened.loaded.name, opened.task, facts, shown, opened.dataset, problem)
     if findings.rows and measurement.processes.index == 0:
         if results.decisions is not None:
             report.files += save_decisions(findings, Path(results.decisions))

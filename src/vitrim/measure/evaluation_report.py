@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import sqrt
+from math import isnan, sqrt
 from typing import Any
 
 from vitrim.measure.inputs import EMBEDDING
@@ -39,12 +39,18 @@ def evaluation_report(
     facts = {**facts, "data": data, **ended, "doubts": doubtful}
     # notes needed to read the table
     error = f" ± its standard error on the same images{NONE_CHANGED}" if "loss_error" in rows[0] else ""
-    notes = [
-        f"metrics, agree ({task.agreement_means}) and MACs saved in %; change of {spelled(task.selects_by)} in "
-        f"points{error}; cosine of what the head reads; tokens left at the end, class token included",
-        *doubtful,
-        *matched(facts, task),
-    ]
+    tokens = "tokens left at the end, class token included"
+    if "agreement" in rows[0]:
+        meaning = (
+            f"metrics, agree ({task.agreement_means}) and MACs saved in %; change of {spelled(task.selects_by)} in "
+            f"points{error}; cosine of what the head reads; {tokens}"
+        )
+    else:
+        meaning = (
+            f"metrics and MACs saved in %; {tokens}. What a file changes is not known without its dense model: give "
+            "that first, by its name or as a file in fp32"
+        )
+    notes = [meaning, *doubtful, *matched(facts, task)]
     if "files" in facts:
         notes.append(facts["files"])
     if task.name == EMBEDDING:
@@ -65,26 +71,25 @@ def matched(facts: Mapping[str, Any], task: Task) -> Iterator[str]:
 
 def _table(title: str, rows: Sequence[Row], task: Task) -> Table:
     dense = rows[0]
-    names = list(dense)
-    metrics = task.shown or names[names.index("images") + 1 : names.index("agreement")]
-    columns = ("method", *map(spelled, metrics), "change", "agree", "cosine", "GMACs", "MACs saved", "tokens")
+    names, compared = list(dense), "agreement" in dense
+    own = names[names.index("images") + 1 : names.index("agreement" if compared else "gmacs")]
+    metrics = [name for name in task.shown or own if name in dense]
     full, main = sum(dense["gmacs"].values()), task.selects_by
-    cells: list[tuple[str, ...]] = []
+    cells: list[dict[str, str]] = []
     for row in rows:
         total = sum(row["gmacs"].values())
-        cells.append(
-            (
-                row.method,
-                *(f"{100 * row[metric]:.2f}" for metric in metrics),
-                change_cell(row[main] - dense[main], None if row is dense else row.get("loss_error"), row["images"]),
-                f"{100 * row['agreement']:.1f}",
-                f"{row['cosine']:.4f}",
-                f"{total:.2f}" if full >= 1 else f"{total:.4f}",
-                f"{100 * (1 - total / full):.1f}",
-                "-" if row["tokens_at_end"] is None else f"{row['tokens_at_end']:.1f}".removesuffix(".0"),
-            )
-        )
-    return Table("eval", title, columns, cells)
+        cell = {"method": row.method, **{spelled(metric): f"{100 * row[metric]:.2f}" for metric in metrics}}
+        if compared:
+            error = None if row is dense else row.get("loss_error")
+            cell["change"] = change_cell(row[main] - dense[main], error, row["images"])
+            cell["agree"] = f"{100 * row['agreement']:.1f}"
+            cell["cosine"] = "-" if isnan(row["cosine"]) else f"{row['cosine']:.4f}"
+        cell["GMACs"] = f"{total:.2f}" if full >= 1 else f"{total:.4f}"
+        cell["MACs saved"] = "-" if row["saved"] is None else f"{100 * row['saved']:.1f}"
+        left = row["tokens_at_end"]
+        cell["tokens"] = "-" if left is None else f"{left:.1f}".removesuffix(".0")
+        cells.append(cell)
+    return Table("eval", title, tuple(cells[0]), [tuple(each.values()) for each in cells])
 
 
 def unseen(change: float, error: float | None, images: int) -> float | None:

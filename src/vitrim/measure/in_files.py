@@ -143,6 +143,10 @@ def parted(methods: MethodsAndFiles) -> tuple[list[MethodConfig], dict[str, File
 class OnFile(Contestant):
     """A contestant whose predictions a file computes; MACs and tokens come from its metadata.
 
+    Attributes:
+        dense_gmacs: 10^9 MACs of its dense model; None if the metadata lack them.
+        is_dense: the file is the dense model, in fp32.
+
     Raises:
         VitrimError: the task needs embeddings, and the file returns logits.
     """
@@ -155,8 +159,13 @@ class OnFile(Contestant):
         self.name = str(model.file.path)
         self.tokens = [float(count) for count in known.get("tokens_per_block") or ()]
         self.forward.num_blocks = len(self.tokens)
+        self.dense_gmacs: float | None = known.get("dense_gmacs")
         # older files only have the sum
         self.counts = dict.fromkeys(PARTS, 0.0) | (known.get("gmacs_parts") or {"linear": known.get("gmacs") or 0})
+
+    @property
+    def is_dense(self) -> bool:
+        return self.model.file.metadata.get("method") == "none" and self.model.file.precision == "fp32"
 
     def run(self, images: Tensor, targets: Any = None, *, count: bool = False) -> ModelOutput:
         found = super().run(images, targets)

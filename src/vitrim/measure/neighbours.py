@@ -110,6 +110,10 @@ class Neighbours(Gauge):
         labelled: targets are classes (B,).
     """
 
+    against_dense = (
+        "neighbours", "cosine", "knn_dense", "recall1_dense", "recall5_dense", "neighbours_dense", "loss", "loss_error",
+    )  # fmt: skip
+
     def __init__(self, *, labelled: bool = True) -> None:
         self.labelled = labelled
         self.found = Lists("own", "dense", "labels")

@@ -11,7 +11,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from math import fsum, isnan, nan, sqrt
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -43,9 +43,11 @@ class Gauge(ABC):
 
     Attributes:
         counts_macs: forwards must count MACs.
+        against_dense: columns that compare the model with the dense one.
     """
 
     counts_macs = False
+    against_dense: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, metrics: Mapping[str, Metric]) -> None:
         self.metrics = dict(metrics)
@@ -163,6 +165,8 @@ class Agreement(Gauge):
       mean of class and distillation token; or the pooled patches. For a dense head the mean over the patches; nan if it
       reads merged tokens, whose number differs.
     """
+
+    against_dense = ("agreement", "cosine")
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -326,6 +330,8 @@ class PairedLoss(Gauge):
         labels: the loss is of top-1; False: of agreement with the dense model.
     """
 
+    against_dense = ("loss", "loss_error", "kl")
+
     def __init__(self, task: Task, *, labels: bool) -> None:
         self.task, self.labels = task, labels
         self.loss, self.kl = Values(), Values()
@@ -360,6 +366,8 @@ class PairedIoU(Gauge):
         >>> round(gauge.result()["loss_error"], 4)
         0.2553
     """
+
+    against_dense = ("loss_error",)
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -399,6 +407,7 @@ class PairedAP(Gauge):
     """
 
     GROUPS = 20
+    against_dense = ("loss_error",)
 
     def __init__(self, task: Task) -> None:
         self.task = task

@@ -308,7 +308,8 @@ def _notes(speeds: Speeds, on_file: FileModel | None, sizes: Sequence[int], imag
     """Yield what is needed to interpret the times; ``images`` is the name of their source."""
     host, methods, engines = speeds.model, speeds.methods, speeds.engines
     if on_file is not None:
-        yield f"{file_words([on_file, *speeds.files.values()])}; the row dense is the first of them"
+        reduced = "" if on_file.file.metadata.get("method") == "none" else ", though it is reduced"
+        yield f"{file_words([on_file, *speeds.files.values()])}; the row dense is the first of them{reduced}"
     elif speeds.files:
         yield file_words(list(speeds.files.values()))
     if cost_varies(host):
@@ -457,7 +458,9 @@ def _file_entries(files: Mapping[str, FileModel], model: nn.Module) -> Iterator[
     part = None if ask(model).front(model) is None else WHOLE
     for name, file in files.items():
         known = file.file.metadata
-        promise = known["dense_gmacs"] / known["gmacs"] if known.get("gmacs") else 1.0
+        # a file that is the baseline may be reduced itself
+        base = model.file.metadata.get("gmacs") if isinstance(model, FileModel) else known.get("dense_gmacs")
+        promise = base / known["gmacs"] if base and known.get("gmacs") else 1.0
         yield Entry(name, "", Opened(file), part, file, promise)
 
 
