@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
 import shutil
@@ -20,7 +21,8 @@ from vitrim.core.plan import Preprocessing
 from vitrim.core.registry import methods
 from vitrim.exporting import Exported, check
 from vitrim.exporting.formats import formats
-from vitrim.exporting.program import as_read
+from vitrim.exporting.formats.base import DTYPES
+from vitrim.exporting.program import _of_torch, as_read, highest_share
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 FIXED = [
@@ -198,9 +200,11 @@ def blank(logits: Any) -> Any:
         ("fp32", {3: lambda logits: np.where(np.arange(len(logits)) == 1, np.nan, logits)}, False, 1),
         ("fp32", {3: lambda logits: np.where(np.arange(len(logits)) == 1, np.inf, logits)}, False, 1),
         ("fp16", {0: nudged(1e-2)}, True, 0),
-        ("fp16", {0: nudged(3e-2), 19: flipped}, True, 2),  # two of 20
-        ("fp16", {0: nudged(3e-2), 9: nudged(3e-2), 19: flipped}, False, 3),
-        ("fp16", dict.fromkeys(range(3), blank), False, 3),
+        ("fp16", dict.fromkeys(range(5), nudged(3e-2)), True, 5),
+        ("fp16", dict.fromkeys(range(14, 20), flipped), False, 6),  # none of torch's are off: that 6 are is no chance
+        ("fp16", {9: blank}, False, 1),
+        ("bf16", dict.fromkeys(range(5), nudged(0.2)), True, 5),
+        ("bf16", dict.fromkeys(range(6), nudged(0.2)), False, 6),
     ],
 )
 def test_as_many_images_may_differ_as_rounding_explains(
@@ -239,10 +243,10 @@ def running(model: nn.Module, images: torch.Tensor) -> Any:
         return torch.cat([model(image[None]) for image in images]).numpy()
 
 
-def giving(logits: Any, images: torch.Tensor) -> Exported:
+def giving(logits: Any, images: torch.Tensor, weights: str = "fp32") -> Exported:
     """A file for any batch that gives these logits, in order."""
     rest = iter(logits)
-    metadata = {"weights": "fp32", "output": {"name": "logits"}, "input": {"dtype": "float32"}}
+    metadata = {"weights": weights, "output": {"name": "logits"}, "input": {"dtype": "float32"}}
     file = Exported(Path("m.onnx"), "onnx", {"image": ("batch", *images.shape[1:])}, 0, 0, metadata)
     vars(file)["_run"] = lambda given: np.stack([next(rest) for _ in given])
     return file
@@ -296,6 +300,43 @@ def test_near_ties_in_many_images_are_a_fault() -> None:
         logits[place] = running(model, pair[1][None])[0]
     found = check(giving(logits, images), model, images)
     assert (found.beyond, found.holds) == (6, False)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("method", ["none", "tome:r=4", "topk:keep_rate=0.5"])
+def test_half_precision_is_held_to_what_torch_gives_in_it(method: str, precision: str) -> None:
+    """The file is the model in torch, in half precision and with attention written out, which rounds otherwise."""
+    model, images = reduced(method), tiny.images(64)
+    half = copy.deepcopy(model).to(DTYPES[precision])
+    for block in half.blocks:
+        block.attn.fused_attn = False
+    with torch.no_grad():
+        found = torch.cat([half(image[None].to(DTYPES[precision])) for image in images]).float().numpy()
+    right = running(model, images)
+    assert np.abs(found - right).max() > 1e-4  # what a file in fp32 is held to
+    assert check(giving(found, images, precision), model, images).holds
+    # wrong in every image
+    wrong = running(reduced("tome:r=[8,4,2,1]" if method != "none" else "topk:keep_rate=0.3"), images)
+    parity = check(giving(np.roll(wrong, 1, axis=1), images, precision), model, images)
+    assert not parity.holds
+
+
+def test_half_precision_allows_what_torch_needs_in_the_median_image() -> None:
+    off = np.array([0.01] * 5 + [0.02] * 5 + [9.0])
+    assert _of_torch(off, None)[0] == pytest.approx(0.08)
+    assert _of_torch(off / 100, None)[0] == 0.02
+    assert _of_torch(np.full(4, np.nan), None)[0] == 0.02  # torch overflows: no file may
+    assert _of_torch(np.full(4, np.inf), None)[0] == 0.02
+    assert _of_torch(off, 1.0)[0] == 1.0
+    assert [_of_torch(np.zeros(count), None)[1] for count in (1, 2, 4, 20)] == [0, 1, 2, 5]  # at most half
+    assert _of_torch(np.array([0.0] * 40 + [9.0] * 20), None)[1] == 30
+
+
+@pytest.mark.parametrize(("found", "count"), [(0, 1), (0, 59), (12, 16), (3, 64), (64, 64), (50, 64), (799, 1000)])
+def test_a_bound_is_that_of_clopper_and_pearson(found: int, count: int) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    expected = 1.0 if found == count else stats.beta.ppf(0.95, found + 1, count - found)
+    assert highest_share(found, count) == pytest.approx(expected, abs=1e-9)
 
 
 WRONGS = ("shifted indices", "swapped halves", "wrong sizes", "another schedule", "decisions in fp16")

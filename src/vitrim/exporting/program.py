@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from dataclasses import dataclass
 from itertools import product
+from math import lgamma, log, log1p
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from vitrim.core.reduce import HANDLE
 from vitrim.core.registry import ask
 from vitrim.errors import VitrimError, first_line
 from vitrim.exporting.exported import Exported
-from vitrim.exporting.formats.base import Array, as_array
+from vitrim.exporting.formats.base import DTYPES, Array, as_array
 
 MAX_BATCH = 2**16
 """Largest dynamic batch of a program."""
@@ -109,10 +111,17 @@ def trace(module: Program, images: Tensor, dynamic: bool) -> ExportedProgram:
 
 
 ATOL = 1e-4
-ATOL_HALF = 2e-2
 FLIPS = 0.1
-"""Share of images that may differ by more: in half precision, where nearly equal tokens change places; in float32 only
-near ties (`_near_ties`)."""
+"""Share of images that may be near ties (`_near_ties`)."""
+
+ATOL_HALF, SPAN = 2e-2, 4.0
+"""Logits in half precision may be as far from the model's as four times what torch's are, in the median image, or this.
+On 64 images, those of `vitrim:cifar10_vit` in bf16 are 0.01 (dense) to 0.1 (`mctf`) off in the median image, and up to
+1.9 where nearly equal tokens change places, as they do in 3 (dense) to 40 % of the images; in fp16 0.001 to 0.003, and
+up to 0.8."""
+
+CONFIDENCE = 0.95
+"""Of a share that is shown to be above or below a bound."""
 
 NUDGES = (1e-6, 3e-6, 1e-5)
 """Perturbations of an image, relative to its standard deviation, no larger than the effect of float32 rounding: engines
@@ -152,7 +161,7 @@ class Parity:
 
     @property
     def holds(self) -> bool:
-        """True if the file computes the model's outputs."""
+        """True if the file computes the model's outputs, as far as its precision can."""
         return self.differing - self.near_ties <= self.tolerated and self.near_ties <= max(1, FLIPS * self.images)
 
     def __str__(self) -> str:
@@ -161,7 +170,7 @@ class Parity:
         ties = f", {self.near_ties} of them near ties, which rounding decides" if self.near_ties else ""
         return (
             f"{self.images} images in batches of {sizes}: largest difference {self.largest:.1e} "
-            f"({self.beyond} beyond {self.atol:g}{ties}){top1}"
+            f"({self.beyond} beyond {self.atol:.2g}{ties}){top1}"
         )
 
 
@@ -173,20 +182,25 @@ def check(exported: Exported, model: nn.Module, images: Tensor | Array, *, atol:
     perturbed no more than by rounding (`NUDGES`). Other differences are errors, and so are near ties in more than one
     image of ten.
 
+    In half precision nearly equal tokens change places in many images, so a file is held to what torch gives in its
+    precision on the same images: it is wrong if more of its images are off than of torch's, by more than chance, or
+    more than half, or if an output is not finite.
+
     Args:
         exported: the file.
         model: reduced as exported, in eval mode.
         images: as the file takes them. A file for one batch size gets batches of that size.
-        atol: largest difference of two logits; by default 1e-4, for fp16 weights 2e-2 in 9 images of 10.
+        atol: largest difference of two logits; by default 1e-4, and in half precision `SPAN` times torch's median one,
+            at least 2e-2.
 
     Raises:
         VitrimError: fewer images than a batch.
     """
     given, known = np.ascontiguousarray(as_array(images)), exported.metadata
-    half = known.get("weights") == "fp16"
-    in_graph = known.get("input", {}).get("dtype") == "uint8"
-    module = Program(model, ask(model).preprocessing(model) if in_graph else None).eval()
-    allowed = (ATOL_HALF if half else ATOL) if atol is None else atol
+    precision = known.get("weights", "fp32")
+    half = precision != "fp32"
+    preprocessing = ask(model).preprocessing(model) if known.get("input", {}).get("dtype") == "uint8" else None
+    module = Program(model, preprocessing).eval()
     classified = known.get("output", {}).get("name") == "logits"
     sizes = _batches(len(given), exported.batch)
     count, ends = sum(sizes), np.cumsum(sizes)[:-1]
@@ -194,8 +208,14 @@ def check(exported: Exported, model: nn.Module, images: Tensor | Array, *, atol:
     wanted, found = zip(*(_outputs(exported, module, batch) for batch in batches), strict=True)
     compared = (_compared(file, own, classified) for file, own in zip(found, wanted, strict=True))
     largest, alike = (np.concatenate(each) for each in zip(*compared, strict=True))
+    allowed, tolerated = ATOL if atol is None else atol, 0
+    if half:
+        cast = Program(copy.deepcopy(model).to(DTYPES[precision]), preprocessing).eval()
+        own = [_compared(_output(cast, batch), own, classified)[0] for batch, own in zip(batches, wanted, strict=True)]
+        allowed, tolerated = _of_torch(np.concatenate(own), atol)
+        tolerated = tolerated if np.isfinite(largest).all() else 0
     beyond = ~(largest <= allowed)  # includes nan
-    differs = beyond | ~alike
+    differs = beyond if half else beyond | ~alike
     near_ties = 0
     if not half and differs.sum() <= max(1, FLIPS * count):  # more are an error in any case
         every = zip(batches, wanted, found, np.split(differs, ends), strict=True)
@@ -208,19 +228,55 @@ def check(exported: Exported, model: nn.Module, images: Tensor | Array, *, atol:
         same_top1=int(alike.sum()) if classified and found[0].ndim == 2 else None,
         atol=allowed,
         differing=int(differs.sum()),
-        tolerated=int(FLIPS * count) if half else 0,
+        tolerated=tolerated,
         near_ties=near_ties,
     )
 
 
 def _outputs(exported: Exported, module: Program, batch: Array) -> tuple[Array, Array]:
     """The outputs of the model and of its file."""
-    with torch.inference_mode():
-        wanted = as_array(module(torch.from_numpy(batch)))
-    found = exported.run(batch)
+    wanted, found = _output(module, batch), exported.run(batch)
     if found.shape != wanted.shape:
         raise VitrimError(f"{exported.path} gives {found.shape} where the model gives {wanted.shape}")
     return wanted, found
+
+
+def _output(module: Program, batch: Array) -> Array:
+    with torch.inference_mode():
+        return as_array(module(torch.from_numpy(batch)))
+
+
+def _of_torch(off: Array, atol: float | None) -> tuple[float, int]:
+    """The allowed difference in half precision, and the most images that may be off by more, from torch's own
+    differences (I,)."""
+    middle = float(np.median(off))
+    allowed = max(ATOL_HALF, SPAN * middle if np.isfinite(middle) else 0.0) if atol is None else atol
+    count, theirs = len(off), int((~(off <= allowed)).sum())
+    most = highest_share(theirs, count)
+    chance = (number for number in range(count // 2, -1, -1) if 1.0 - highest_share(count - number, count) <= most)
+    return allowed, next(chance, 0)
+
+
+def highest_share(found: int, count: int) -> float:
+    """The highest share that ``found`` of ``count`` images are compatible with, at `CONFIDENCE` (Clopper-Pearson).
+
+    A share is shown to be below a bound if this is. By symmetry, the lowest one is ``1 - highest_share(count - found,
+    count)``.
+
+    Example:
+        >>> round(highest_share(0, 59), 4), round(highest_share(12, 16), 3), highest_share(16, 16)
+        (0.0495, 0.91, 1.0)
+    """
+    if found >= count:
+        return 1.0
+    those = np.arange(found + 1)
+    ways = np.array([lgamma(count + 1) - lgamma(k + 1) - lgamma(count - k + 1) for k in those])
+    low, high = found / count, 1.0
+    for _ in range(50):  # bisection: the chance of so few falls with the share
+        middle = (low + high) / 2
+        chance = np.exp(ways + those * log(middle) + (count - those) * log1p(-middle)).sum()
+        low, high = (middle, high) if chance > 1.0 - CONFIDENCE else (low, middle)
+    return high
 
 
 def _compared(ones: Array, others: Array, classified: bool) -> tuple[Array, Array]:
