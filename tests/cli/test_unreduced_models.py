@@ -5,6 +5,8 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from timm.layers import DiffAttention
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
 import image_files
@@ -20,6 +22,15 @@ from vitrim.measure.task_data import num_classes
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 CLASSES = 3
+
+
+class OwnBlock(Block):
+    """A user's block."""
+
+    def forward(self, x, **given):
+        return super().forward(x, **given) * 0.5
+
+
 SMALL = {"img_size": 32, "depth": 1, "embed_dim": 16, "num_heads": 2}
 STAGES = {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 1]}
 BRANCHES = {"embed_dim": [8, 16], "depth": [[1, 1, 0]], "num_heads": [2, 2]}
@@ -32,6 +43,9 @@ MODELS = {
     "crossvit": ("crossvit_9_240", {"img_size": 48, "img_scale": [1.0, 1.0], **BRANCHES}),
 }
 """Of timm and of vitrim, small: by name on the command line, and options."""
+OWN = {"own blocks": {"block_fn": OwnBlock}, "own attention": {"attn_layer": DiffAttention}}
+"""Of a supported class, with parts that no family knows."""
+ALONE = [*MODELS, *OWN]
 LABELS = [0, 1, 2, 0]
 QUICK = {"repeats": 1, "min_seconds": 0.0}
 
@@ -40,7 +54,11 @@ QUICK = {"repeats": 1, "min_seconds": 0.0}
 def made(name: str) -> nn.Module:
     """The model with shaken heads: some start at zero, and then predict nothing."""
     torch.manual_seed(0)
-    model = create_model(MODELS[name][0], options={**MODELS[name][1], "num_classes": CLASSES})
+    if name in OWN:
+        small = {"img_size": 32, "patch_size": 8, "depth": 1, "embed_dim": 32, "num_heads": 2}
+        model = VisionTransformer(**small, num_classes=CLASSES, **OWN[name]).eval()
+    else:
+        model = create_model(MODELS[name][0], options={**MODELS[name][1], "num_classes": CLASSES})
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -65,7 +83,7 @@ def classes_of(model, pictures):
         return [model(transform(picture)[None]).argmax(1).item() for picture in pictures]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ALONE)
 @pytest.mark.parametrize("methods", ["none", None])
 def test_evaluate_counts_what_the_model_predicts(name, methods, data, pictures):
     model = made(name)
@@ -76,21 +94,22 @@ def test_evaluate_counts_what_the_model_predicts(name, methods, data, pictures):
     assert row["top1"] == expected
     assert row["agreement"] == 1.0
     assert row["cosine"] == pytest.approx(1.0)
-    assert row["tokens_at_end"] is None
+    assert row["tokens_at_end"] == (None if name in MODELS else 17)
     assert sum(row["gmacs"].values()) > 0
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ALONE)
 def test_bench_and_compare_time_it(name, data):
     model = made(name)
-    (row,) = vitrim.bench(model, "none", batch_size=2, **QUICK).rows
+    methods = "none" if name in MODELS else None
+    (row,) = vitrim.bench(model, methods, batch_size=2, **QUICK).rows
     assert (row["method"], row["speedup"], row["promised_speedup"]) == ("dense", 1.0, 1.0)
-    (row,) = vitrim.compare(model, "none", data, at=2, **QUICK).rows
+    (row,) = vitrim.compare(model, methods, data, at=2, **QUICK).rows
     assert (row["method"], row["loss"], len(row["speeds"])) == ("dense", 0.0, 1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", cells(MODELS, ["swin", "vittm"]))
+@pytest.mark.parametrize("name", cells(ALONE, ["swin", "vittm", "own blocks"]))
 def test_export_writes_what_it_computes(name, tmp_path):
     model = made(name)
     file = vitrim.export(model, "none", tmp_path / "model.pt2", check=3)
@@ -100,7 +119,7 @@ def test_export_writes_what_it_computes(name, tmp_path):
     assert (file.metadata["method"], file.metadata["tokens_per_block"]) == ("none", None)
 
 
-@pytest.mark.parametrize("name", ["vittm", "swin"])
+@pytest.mark.parametrize("name", ["vittm", "swin", "own attention"])
 def test_analyze_writes_a_summary(name, data, pictures, tmp_path):
     model = made(name)
     report = vitrim.analyze(model, "none", data, out=tmp_path / "report")
@@ -125,7 +144,7 @@ def test_a_segmenter_around_it_is_scored():
     assert row["mIoU"] == pytest.approx(np.mean(ious))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ALONE)
 def test_every_other_method_is_refused_in_a_line(name, data, tmp_path):
     model, kind = made(name), type(made(name)).__name__
     for call in (
@@ -138,14 +157,32 @@ def test_every_other_method_is_refused_in_a_line(name, data, tmp_path):
         with pytest.raises(UnsupportedModelError, match=kind) as refusal:
             call()
         assert "\n" not in str(refusal.value)
+    if name in OWN:  # a family knows their class, and refuses them itself
+        return
     with pytest.raises(UnsupportedModelError, match=r"tome:r=1: .*; none measures this model as it is"):
         fitting(model, [parse_method("none"), parse_method("tome:r=1")])
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_it_takes_the_images_that_its_library_knows_of(name):
+    model = made(name)
+    assert input_size_of(model) == (3, 32, 32)
+    (row,) = vitrim.profile(model).rows
+    fc = sum(one.weight.numel() for one in model.modules() if isinstance(one, nn.Linear) and one is not model.head)
+    patches = model.patch_embed.proj.weight.numel() * 16
+    assert row["gmacs"]["linear"] * 1e9 == pytest.approx(17 * fc + patches + model.head.weight.numel())
+
+
+def test_a_model_that_takes_methods_asks_for_one():
+    model = create_model("test_vit", options={"img_size": 32, "depth": 1})
+    with pytest.raises(vitrim.VitrimError, match=r"name at least one method, e.g. -m tome:keep_rate=0.7; `vitrim list"):
+        vitrim.bench(model, batch_size=1)
 
 
 def test_commands_take_its_name(monkeypatch, capsys):
     name, options = MODELS["rev_vit"]
     given = [f"--model-option={key}={value}" for key, value in options.items()]
-    assert exit_code(monkeypatch, "bench", name, *given, "-m", "none", "-b", "1", "--repeats=1", "--min-seconds=0") == 0
+    assert exit_code(monkeypatch, "bench", name, *given, "-b", "1", "--repeats=1", "--min-seconds=0") == 0
     assert "dense" in capsys.readouterr().out
 
 

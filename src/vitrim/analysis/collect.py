@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitrim.analysis.record import FEATURES, MOST_FEATURES, Record, unfinished
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import has_trunk, host_of
+from vitrim.core.registry import able_host
 from vitrim.core.schedule import quarter_blocks
 from vitrim.core.tokens import TokenState
 from vitrim.data import DataError, spread
@@ -73,8 +73,9 @@ class _Tap:
 
     def __init__(self, contestant: Contestant) -> None:
         model = contestant.forward.model
-        self.facts = host_of(model).facts(model) if has_trunk(model) else None  # None: the model cannot be reduced
-        blocks = host_of(model).blocks(model) if has_trunk(model) else []
+        host = able_host(model)
+        self.facts = None if host is None else host.facts(model)  # None: the model cannot be reduced
+        blocks = [] if host is None else host.blocks(model)
         self.num_layers = len(blocks)
         self.tokens: dict[int, Tensor] = {}
         if self.facts is not None and self.facts.has_class_token:

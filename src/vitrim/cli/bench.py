@@ -82,11 +82,6 @@ def bench(
         raise VitrimError("--compile is torch.compile and nothing else: leave it out, and give --engine compile")
     counts = sizes(batch_size, "--batch-size")
     given_model = files.model(model.name)
-    if not method and not files.file and run_on.select is None and isinstance(given_model, str):
-        raise VitrimError(
-            "-m METHOD is missing: say what to time next to the dense model, e.g. -m tome:keep_rate=0.7; "
-            "`vitrim list methods` names all"
-        )
     out = output.console()
     found: list[SpeedReport] = []
 

@@ -272,7 +272,10 @@ class Library:
     def input_size(self, model: nn.Module) -> tuple[int, int, int] | None:
         """Channels, height and width of the images ``model`` was made for; None if unknown."""
         if self.host is not None and self.host.blocks(model):
-            return self.host.facts(model).input_size
+            try:
+                return self.host.facts(model).input_size
+            except UnsupportedModelError:
+                pass  # of blocks that cannot be reduced: the library knows what images the dense model takes
         how = self.preprocessing(model)
         return None if how.size is None else (how.channels, *how.size)
 

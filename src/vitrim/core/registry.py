@@ -318,8 +318,25 @@ def has_trunk(model: nn.Module) -> bool:
     return host is not None and (host.trunk_host(model) is host or bool(host.blocks(model)))
 
 
+def reducible(model: nn.Module) -> bool:
+    """True if a method can reduce ``model``, or a part of it.
+
+    Example:
+        >>> import timm
+        >>> reducible(timm.create_model("test_vit")), reducible(timm.create_model("test_resnet"))
+        (True, False)
+    """
+    return able_host(model) is not None or bool(supported_parts(model))
+
+
+def able_host(model: nn.Module) -> type[Host] | None:
+    """The host family of ``model`` if it can reduce it; None for a family unknown, or a form that is refused."""
+    return find_host(model) if has_trunk(model) and refusal(model) is None else None
+
+
 def fitting(model: nn.Module, methods: Sequence[MethodConfig]) -> list[MethodConfig]:
-    """The ``methods`` to run beside the dense ``model``: all, or none where nothing reduces it (Swin, ViTTM).
+    """The ``methods`` to run beside the dense ``model``: all, or none where nothing reduces it (Swin, ViTTM, a ViT with
+    blocks of another class).
 
     For such a model ``none`` means the dense model itself.
 
@@ -331,11 +348,11 @@ def fitting(model: nn.Module, methods: Sequence[MethodConfig]) -> list[MethodCon
         >>> fitting(timm.create_model("test_resnet"), [parse_method("none")])
         []
     """
-    if has_trunk(model) or supported_parts(model):
-        return list(methods)
     other = next((method for method in methods if method.kind != "none"), None)
     if other is None:
-        return []
+        return list(methods) if reducible(model) else []
+    if has_trunk(model) or supported_parts(model):
+        return list(methods)
     try:
         host_of(model)
     except UnsupportedModelError as error:

@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitrim.core.block import Exchange, Reducer
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, Selection, reduce_, refuse_reduced, restore_
-from vitrim.core.registry import ask, has_trunk, parse_method
+from vitrim.core.registry import ask, parse_method, reducible
 from vitrim.core.scoring import EarlyScorer
 from vitrim.core.selection import Choosing
 from vitrim.errors import VitrimError
@@ -416,7 +416,7 @@ def profile_of(
     whole = model.model if isinstance(model, Prefill) else model
     name = name or ask(whole).architecture(whole)
     select = model.select if isinstance(model, Prefill) and not dense else None
-    if config.describe() == "none" and select is None and (isinstance(model, Prefill) or not has_trunk(model)):
+    if config.describe() == "none" and select is None and (isinstance(model, Prefill) or not reducible(model)):
         params = sum(parameter.numel() for parameter in model.parameters())
         macs, tokens, cost = _measure(model, None, batches)
         return Profile(name, DENSE, params, macs, tokens, unused, cost)

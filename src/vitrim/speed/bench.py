@@ -19,7 +19,7 @@ from torch.utils.data import Subset
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import handle_of
-from vitrim.core.registry import ask, fitting, parse_method
+from vitrim.core.registry import ask, fitting, parse_method, reducible
 from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, batches, spread
 from vitrim.errors import VitrimError, check_read, one_line_errors
@@ -106,8 +106,8 @@ def bench(
             `vitrim.ModelSpec`; a reduced module is timed beside its dense self. Or a `vitrim.Exported` file, which is
             then the baseline.
         methods: one or several, configs or text; added to those of a reduced model. A model that cannot be reduced,
-            such as Swin, is timed alone under ``none``. Exported files among them are timed in the same rounds, each on
-            its own engine.
+            such as Swin, is timed alone, without methods or under ``none``. Exported files among them are timed in the
+            same rounds, each on its own engine.
         images: a source, as for ``--images``, a dataset, or a `vitrim.DataSpec`; None for random images. With images,
             int8 is calibrated on some of them, and the dense model of every engine and precision is compared with
             PyTorch in fp32 on others, at most 256. For a vision-language model, a `vitrim.Prompt`.
@@ -153,7 +153,7 @@ def bench(
         prompt = replace(prompt, select=prompt.select or own.select)
         given = own.with_own(given) or ([] if prompt.select is None else [parse_method("none")])
         if on_file is None and not given and not beside:
-            raise VitrimError("there is nothing to compare with dense: name at least one method")
+            check_alone(own.model)
         host, configs = _contestants(own.model, given, prompt, source)
         check_methods(host, configs, engines, sizes, own.learned, on_random=source.source is None)
         dataset = open_images(host, source)
@@ -176,6 +176,15 @@ def bench(
             report.add([Row(row.method, {"model": loaded.name, **row}) for row in rows])
             tell(report)
     return report
+
+
+def check_alone(model: nn.Module) -> None:
+    """Refuse a model without methods to compare it with, unless it takes none."""
+    if reducible(model):
+        raise VitrimError(
+            "there is nothing to compare with dense: name at least one method, e.g. -m tome:keep_rate=0.7; "
+            "`vitrim list methods` names all"
+        )
 
 
 def _contestants(

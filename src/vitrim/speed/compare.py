@@ -24,7 +24,7 @@ from vitrim.measure.machine import drawing, environment
 from vitrim.measure.records import Batch, Row, read
 from vitrim.measure.run import Measurement
 from vitrim.measure.task_data import data_facts, open_task
-from vitrim.speed.bench import Speeds, Tell, batch_sizes, check_enough, check_methods, place_of
+from vitrim.speed.bench import Speeds, Tell, batch_sizes, check_alone, check_enough, check_methods, place_of
 from vitrim.speed.comparison import Comparison
 from vitrim.speed.engines import Engine, engines_named, listed
 from vitrim.speed.scoring import SCORED_ON_ENGINES, score_on_engines
@@ -57,8 +57,8 @@ def compare(
         model: an unreduced module, which is not changed and runs on its device, a name as on the command line, or a
             `vitrim.ModelSpec`.
         methods: one or several, configs or text; the picture joins the settings of one method. For a model that cannot
-            be reduced, such as Swin, only ``none``. Exported files among them have a row each and are scored and timed
-            on their own engine.
+            be reduced, such as Swin, none at all, or ``none``. Exported files among them have a row each and are scored
+            and timed on their own engine.
         data: labelled images: a source, as for ``--data``, a dataset, or a `vitrim.DataSpec`.
         at: batch sizes to time.
         engine, budget, seed, on_progress: see `vitrim.bench`.
@@ -94,12 +94,12 @@ def compare(
     check_read(spec, (*MADE, "device"))
     check_read(images, SCORED)
     given, beside = parted(methods)
-    if not given and not beside:
-        raise VitrimError("there is nothing to compare with dense: name at least one method")
     place = place_of(spec)
     engines, lacking = engines_named(listed(engine), list(dict.fromkeys(listed(precision))), place)
     with drawing(place, seed), warnings.catch_warnings():
         loaded = spec.load(place)
+        if not given and not beside:
+            check_alone(loaded.model)
         configs = {config.describe(): config for config in fitting(loaded.model, given)}
         check_methods(loaded.model, configs, engines, sizes)
         warnings.simplefilter("ignore", ReductionWarning)  # the check has issued it

@@ -16,7 +16,7 @@ from vitrim.analysis.family import FamilyResult, Tables, draws, names_of, styles
 from vitrim.analysis.subject import Subject, reduced_blocks
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, handle_of
-from vitrim.core.registry import ask, has_trunk, host_of, input_size_of
+from vitrim.core.registry import able_host, ask, host_of, input_size_of
 from vitrim.core.schedule import Amount, BringBack, Keep, Remove
 from vitrim.errors import VitrimError, one_line_errors
 from vitrim.exporting.formats.base import DTYPES
@@ -92,8 +92,8 @@ def _variants(model: nn.Module, methods: Sequence[MethodConfig], notes: list[str
     for number, (kernel, dense) in enumerate(dense_copies(model).items()):
         left_out = notes if number == 0 else []
         fewer: dict[str, int] = {}
-        if has_trunk(model):
-            prefix = host_of(dense).facts(dense).num_prefix
+        if (host := able_host(model)) is not None:
+            prefix = host.facts(dense).num_prefix
             fewer = {"M": prefix, "M-1": prefix + 1} if prefix else {"M-1": 1}
         yield _Variant(DENSE, kernel, OWN, dense)
         for tokens, number in fewer.items():
