@@ -397,7 +397,7 @@ def _publish(
 ) -> OptimizeReport:
     """Write the file to the folder, ``best.json``, the report and its figure."""
     best = chosen or dense
-    sentence = in_words(race, dense, chosen, score)
+    sentence = in_words(race, dense, chosen, score, facts["bound"].get("speedup"))
     rows = [*race.rows, {**best.row, **score, "scored_on": "check"}]
     path = _copy_file(race.ready(best.config, best.engine).file.path, folder)
     report = OptimizeReport(

@@ -278,9 +278,12 @@ class Race:
         """
         room = max(bound - max(self.expected(dense.row), 0.0), 0.0)
         promising = [rung for rungs in self.known.values() for rung in self._promising(rungs, room, speedup)]
-        if not promising:
-            return None
-        timed = self._timed(sorted(promising, key=lambda rung: rung.share)[:TIMED], dense)
+        timed = self._timed(promising, dense, "reduced")
+        if speedup is not None and all(one.row["speedup"] < speedup for one in timed):
+            # an engine gains less than MACs promise: only the strongest settings tell what can be reached
+            done = {one.name for one in timed}
+            strongest = [rungs[-1] for rungs in self.known.values() if rungs[-1].config.describe() not in done]
+            timed += self._timed(strongest, dense, "strongest")
         # score the fastest, or those with the least loss at the requested speed, as files on other images
         faster = [one for one in timed if one.row["speedup_q1"] > 1.0]
         if speedup is None:
@@ -302,18 +305,27 @@ class Race:
         """The settings of one ladder that are worth timing.
 
         Without a speed-up, the two strongest that fit: on the engine, or on other images, the strongest may fail. With
-        one, the two mildest whose MACs promise it.
+        one, the two mildest whose MACs promise it; if none has it, the strongest of all are timed, too.
         """
         if speedup is not None:
             return [rung for rung in rungs if 1.0 / rung.share >= speedup][:2]
         return list(takewhile(lambda rung: self.fits(rung.score, room), rungs))[-2:]
 
-    def _timed(self, rungs: Sequence[Rung], dense: Candidate) -> list[Candidate]:
-        """Time settings and the dense file in one run."""
+    @property
+    def fastest(self) -> Mapping[str, Any] | None:
+        """The row of the fastest setting over its dense file; None if none was timed."""
+        rows = (row for row in self.rows if row["method"] != DENSE)
+        return max(rows, key=lambda row: row["speedup"], default=None)
+
+    def _timed(self, rungs: Sequence[Rung], dense: Candidate, what: str) -> list[Candidate]:
+        """Time the settings with the fewest MACs, and the dense file, in one run."""
+        if not rungs:
+            return []
+        rungs = sorted(rungs, key=lambda rung: rung.share)[:TIMED]
         self.step, engine = 4, dense.engine
         pairs: list[tuple[MethodConfig | None, Engine]] = [(None, engine), *((rung.config, engine) for rung in rungs)]
         found = []
-        for (share, config, score), row in zip(rungs, self.times(pairs, "reduced")[1:], strict=True):
+        for (share, config, score), row in zip(rungs, self.times(pairs, what)[1:], strict=True):
             facts = {"method": config.describe(), "engine": engine.label, "precision": engine.precision}
             own = {"loss": score["loss"], "loss_error": score["loss_error"], "images": self.images.count("search")}
             # a machine may be faster in one run than in another: only ratios within a run are comparable

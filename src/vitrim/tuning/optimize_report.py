@@ -23,10 +23,12 @@ THIRDS = {"search": "1st", "selection": "2nd", "check": "3rd"}
 # ---- the sentence ----------------------------------------------------------------------------------------------------
 
 
-def in_words(race: Race, dense: Candidate, chosen: Candidate | None, score: Mapping[str, float]) -> str:
+def in_words(
+    race: Race, dense: Candidate, chosen: Candidate | None, score: Mapping[str, float], speedup: float | None = None
+) -> str:
     """The sentence of the report: times, the speed-up over PyTorch, and the loss on the last third, ``score``.
 
-    ``chosen`` is the reduced file; None if reducing does not pay.
+    ``chosen`` is the reduced file; None if reducing does not pay, or if ``speedup`` is not reached.
     """
     spoken = SPOKEN.get(dense.engine.label, dense.engine.label)
     times = (
@@ -35,15 +37,22 @@ def in_words(race: Race, dense: Candidate, chosen: Candidate | None, score: Mapp
     )
     loss = f"{_change_in_words(race, score)} on {_images_in_words(score)}"
     if chosen is None:
-        return (
-            f"{times}, {dense.row['speedup']:.1f} times as fast, {loss}; reducing tokens does not pay here within the "
-            "bound, so the file is of the dense model"
-        )
+        why = "reducing tokens does not pay here within the bound" if speedup is None else _reached(race, speedup)
+        return f"{times}, {dense.row['speedup']:.1f} times as fast, {loss}; {why}, so the file is of the dense model"
     ratio = chosen.row["speedup"] * dense.row["speedup"]  # over the dense file, times its speed-up over PyTorch
     return (
         f"{times}; {chosen.row['p50_ms']:.1f} with {chosen.name} ({100 * chosen.row['saved']:.0f} % of the MACs "
         f"saved): {ratio:.1f} times as fast, {loss}"
     )
+
+
+def _reached(race: Race, speedup: float) -> str:
+    """The speed over the dense file that was reached instead of ``speedup``."""
+    asked = f"{speedup:g} times the speed of the dense file"
+    row = race.fastest
+    if row is None or row["speedup"] <= 1.0:
+        return f"{asked} is not reached: no setting here is faster than it"
+    return f"{asked} is not reached: the fastest setting here, {row['method']}, has {row['speedup']:.2f} times"
 
 
 def _change_in_words(race: Race, score: Mapping[str, float]) -> str:
