@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import vitrim
-from image_files import write_noise
+from image_files import encoded, write_noise
 from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import reduced
 from vitrim.core.registry import parse_method
-from vitrim.data import batches, eval_transform, load_images
+from vitrim.data import ImageDataset, batches, eval_transform, load_images
 from vitrim.errors import MissingPackageError, VitrimError
 from vitrim.exporting.formats import formats
 from vitrim.loading import create_model
@@ -32,11 +33,13 @@ from vitrim.speed.compare import compare
 from vitrim.speed.comparison import in_words
 from vitrim.speed.engines import Eager, Engine, FileEngine, Run, engines_named
 from vitrim.speed.picture import draw
-from vitrim.speed.scoring import OnEngine, score_on_engines
+from vitrim.speed.scoring import OnEngine
 from vitrim.tasks import make_task
 
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 2}
 METHODS = {"tome:r=2": parse_method("tome:r=2")}
+THIRD = {round(59 * place / 19) for place in range(20)}
+"""Of 60 images, those that calibrate int8: every third, from the first to the last."""
 
 
 class Rounding(Engine):
@@ -47,7 +50,7 @@ class Rounding(Engine):
 
     def __init__(self, precision: str = "fp32") -> None:
         super().__init__(precision)
-        self.calibrated: list[int | None] = []
+        self.seen: list[list[int]] = []
 
     @property
     def dtype(self) -> torch.dtype:
@@ -57,7 +60,8 @@ class Rounding(Engine):
         pass
 
     def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
-        self.calibrated.append(None if calibration is None else len(calibration))
+        if calibration is not None:
+            self.seen.append([round(each) for each in calibration[:, 0, 0, 0].tolist()])
         step = {"fp32": 0.0, "bf16": 0.25, "int8": 2.0}[self.precision]
 
         def run(given: Tensor) -> Any:
@@ -68,6 +72,14 @@ class Rounding(Engine):
 
     def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
         return None
+
+
+class Grey:
+    """The value of an image's pixels, 0 to 255."""
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        value = float(np.asarray(image)[0, 0, 0])
+        return torch.full((3, 32, 32), value)
 
 
 def model() -> nn.Module:
@@ -167,10 +179,10 @@ def test_a_dense_model_in_a_precision_is_compared_with_fp32(source: Path, times:
     int8 = Rounding("int8")
     report = bench(host, "tome:r=2", batch_size=5, engine=[int8, Rounding()], images=str(source))
     first, second, *others = report.rows
-    assert int8.calibrated[:2] == [20, 20]
+    assert [len(each) for each in int8.seen[:2]] == [20, 20]
     dataset = load_images(source)
     dataset.transform = eval_transform(host)
-    every = [dataset[place] for place in range(60) if place % 3]
+    every = [dataset[place] for place in range(60) if place not in THIRD]
     images = torch.stack([image for image, _ in every])
     labels = torch.tensor([label for _, label in every])
     with torch.inference_mode():
@@ -195,7 +207,7 @@ def test_the_measure_of_agreement_is_not_rounded_itself(source: Path, times: dic
     report = bench(host, "tome:r=2", batch_size=5, precision="bf16", images=str(source))
     dataset = load_images(source)
     dataset.transform = eval_transform(host)
-    images = torch.stack([dataset[place][0] for place in range(60) if place % 3])
+    images = torch.stack([dataset[place][0] for place in range(60) if place not in THIRD])
     with torch.inference_mode():
         exact = host(images).argmax(1)
         rounded = model().bfloat16()
@@ -407,15 +419,20 @@ def test_paired_loss_against_plain_numpy(labels: bool) -> None:
         assert found["kl"] == pytest.approx(kl, abs=1e-6)
 
 
-def test_scores_of_an_engine_read_int8_ranges_from_the_first_images(source: Path) -> None:
-    host, task = model(), make_task("classification", 2)
-    dataset = load_images(source)
-    dataset.transform = eval_transform(host)
+@pytest.mark.parametrize("limit", [None, 80])
+def test_int8_is_calibrated_on_images_of_all_classes(limit: int | None, times: dict[str, float]) -> None:
+    """Of 240 images, sorted by class, the ranges are those of 64 from the first to the last; or of 80 of them."""
+    pixels = [np.full((8, 8, 3), number, np.uint8) for number in range(240)]
+    data = ImageDataset([encoded(Image.fromarray(each)) for each in pixels], [number // 120 for number in range(240)])
+    data.transform = Grey()
     engine = Rounding("int8")
-    rows = score_on_engines(host, METHODS, [engine], lambda: as_batches(batches(dataset, 8)), task)
-    assert [(row.method, one) for row, one in rows] == [("dense", engine), ("tome:r=2", engine)]
-    assert engine.calibrated == [60, 60]
-    assert not hasattr(host, "vitrim_reduction")
+    compare(model(), "tome:r=2", vitrim.DataSpec(data, limit=limit), at=1, engine=engine)
+    compared = engine.seen[0]  # later ones are those of bench, which times
+    assert compared == engine.seen[1]
+    read = [round(239 * place / 79) for place in range(80)] if limit else list(range(240))
+    wanted = [read[round((len(read) - 1) * place / 63)] for place in range(64)]
+    assert np.abs(np.array(compared) - wanted).max() <= (4 if limit else 1)  # rounding of halves
+    assert (len(compared), compared[0], compared[-1]) == (64, 0, 239)
 
 
 def test_embeddings_are_compared_in_lower_precisions(source: Path) -> None:

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from vitrim.core.registry import parse_method
 from vitrim.errors import VitrimError
 from vitrim.tuning import optimize_race as racing
 from vitrim.tuning.optimize_race import Candidate, Race, Rung
 from vitrim.tuning.optimize_report import in_words
+from vitrim.tuning.proxy import DatasetImages
 
 IMAGES = 200
 
@@ -344,3 +346,17 @@ def test_the_sentence() -> None:
         "0.4 points of agreement more on 200 images not searched on (standard error 0.0); reducing tokens does not pay "
         "here within the bound, so the file is of the dense model"
     )
+
+
+# ---- calibration -----------------------------------------------------------------------------------------------------
+
+
+def test_int8_is_calibrated_on_images_of_the_whole_first_third() -> None:
+    """Of 600 sorted images the first third is every third; 64 of it, from the first to the last."""
+    images = torch.arange(600.0)[:, None, None, None].expand(600, 1, 2, 2)
+    parts = DatasetImages(TensorDataset(images, torch.arange(600)), 200, 32)
+    made = Race(None, None, SimpleNamespace(labels=True), parts, (FAST,), 1, None, None, lambda text: None)
+    found = made.calibration[:, 0, 0, 0]
+    assert (len(found), found[0], found[-1]) == (64, 0.0, 597.0)
+    assert {6.0, 9.0, 12.0} >= set(found.diff().tolist())
+    assert made._some(4)[:, 0, 0, 0].tolist() == [0.0, found[21], found[42], 597.0]

@@ -137,3 +137,15 @@ def test_damage_is_relative_to_the_dense_model() -> None:
     own, other = logits.double().softmax(1), like.double().softmax(1)
     expected = (other * (other / own).log()).sum(1)
     assert gauge.values["kl"].each().tolist() == pytest.approx(expected.tolist(), abs=1e-12)
+
+
+def test_a_sample_of_sorted_images_is_spread_over_its_part() -> None:
+    """Of 90 images, the search reads every third; of these a sample has the first, the last and those between."""
+    images = torch.arange(90.0)[:, None, None, None].expand(90, 3, 2, 2)
+    parts = DatasetImages(TensorDataset(images, torch.arange(90)), 30, 4)
+    found = torch.cat([batch.images for batch in parts.sample("search", 4)])[:, 0, 0, 0].tolist()
+    assert found == [0.0, 30.0, 57.0, 87.0]
+    assert sum(len(batch) for batch in parts.sample("search", 99)) == 30
+    batches = BatchImages(list(images.split(5)))  # 18 batches, 6 of each part
+    found = torch.cat([batch.images for batch in batches.sample("search", 8)])[:, 0, 0, 0].tolist()
+    assert found == [*range(5), *range(75, 80)]

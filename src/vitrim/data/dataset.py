@@ -260,6 +260,23 @@ def batches(
     return DataLoader(dataset, batch_size, shuffle=False, num_workers=workers, generator=generator)
 
 
+CALIBRATED = 64
+"""Images to calibrate int8 on."""
+
+
+def calibrating(
+    places: np.ndarray[Any, np.dtype[np.int64]], most: int = CALIBRATED
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Of the ``places`` of images those to calibrate int8 on, at most ``most``: spread evenly, because a file may be
+    sorted by class.
+
+    Example:
+        >>> calibrating(np.arange(0, 90, 10), 3).tolist()
+        [0, 40, 80]
+    """
+    return places[spread(len(places), most)]
+
+
 def spread(count: int, limit: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
     """At most ``limit`` of ``count`` indices, spread evenly and in order; all if ``limit`` is None.
 

@@ -24,6 +24,7 @@ from vitrim.core.plan import Preprocessing
 from vitrim.core.reduce import get_reduction, reduce_, restore_
 from vitrim.core.registry import ask, fitting, input_size_of, parse_method
 from vitrim.data import ImageDataset, batches
+from vitrim.data.dataset import CALIBRATED, calibrating
 from vitrim.errors import ReductionWarning, VitrimError, check_kinds, check_known, check_read, check_whole, first_line
 from vitrim.exporting import static
 from vitrim.exporting.exported import Exported, ExportReport, sidecar, size_of, staged, weights_beside
@@ -58,9 +59,6 @@ MAX_SIDE = 4096
 
 MOST_TOLD = 2**16
 """Most images that a note asks for."""
-
-CALIBRATED = 64
-"""Images to calibrate int8 on."""
 
 ALIKE = 0.98
 """Cosine above which embeddings count as equal; equivalent to a relative change of a fifth."""
@@ -502,14 +500,15 @@ def _of_dataset(
     wanted = subject.wanted
     if dataset is None or not isinstance(check, int) or (check <= 0 and wanted.precision != "int8"):
         return check, None
-    own = CALIBRATED if wanted.precision == "int8" else 0
-    count = min(max(check, wanted.batch or 1) + own, len(dataset))
+    own, compared = CALIBRATED if wanted.precision == "int8" else 0, max(check, wanted.batch or 1)
+    count = min(compared + own, len(dataset))
     every: Tensor = next(iter(batches(dataset, count, limit=count)))[0]  # spread over the dataset
     if wanted.preprocess:
         every = as_read(every, subject.preprocessing)
-    parts = torch.arange(len(every)) * own // len(every)  # calibration images are spread evenly, too
-    calibrating = torch.diff(parts, prepend=torch.tensor([-1])) > 0 if own else parts < 0
-    return (every[~calibrating] if check else 0), every[calibrating]
+    chosen = np.zeros(len(every), dtype=bool)
+    if own:  # of few images, as large a share
+        chosen[calibrating(np.arange(len(every)), max(len(every) * own // (own + compared), 1))] = True
+    return (every[~torch.from_numpy(chosen)] if check else 0), every[torch.from_numpy(chosen)]
 
 
 def _compared_on(subject: _Subject, check: int | Tensor) -> Tensor | None:

@@ -22,6 +22,7 @@ from vitrim.core.reduce import handle_of
 from vitrim.core.registry import ask, fitting, parse_method, reducible
 from vitrim.core.selection import Selector
 from vitrim.data import ImageDataset, batches, spread
+from vitrim.data.dataset import CALIBRATED, calibrating
 from vitrim.errors import VitrimError, check_read, one_line_errors
 from vitrim.exporting.formats.base import PRECISIONS
 from vitrim.exporting.program import Program
@@ -50,8 +51,8 @@ from vitrim.speed.engines import Eager, Engine, Opened, Run, compilation, engine
 from vitrim.speed.words import SpeedReport
 from vitrim.tasks import tasks
 
-CALIBRATED, SCORED = 64, 256
-"""Images to calibrate int8 on, and to compare dense models on."""
+SCORED = 256
+"""Images to compare dense models on."""
 
 RING = 32
 """Fewest images to time on, in turn, if token counts depend on the images."""
@@ -271,12 +272,12 @@ class Speeds:
 
 
 def _parted_images(dataset: ImageDataset, size: int) -> tuple[Tensor, list[tuple[Tensor, Any]]]:
-    """Every third image for calibration, and batches of the others for the comparison."""
-    places = spread(len(dataset), min(len(dataset), SCORED + CALIBRATED))
-    calibrating = batches(Subset(dataset, places[::3].tolist()), max(size, 16))
-    others = np.delete(places, np.s_[::3])
+    """At most a third of the images for calibration, and batches of the others for the comparison."""
+    places = spread(len(dataset), SCORED + CALIBRATED)
+    chosen = calibrating(places, min(CALIBRATED, -(-len(places) // 3)))
+    others = np.setdiff1d(places, chosen)
     held_out = list(batches(Subset(dataset, others[: len(others) // size * size].tolist()), size))
-    return torch.cat([images for images, _ in calibrating]), held_out
+    return torch.cat([images for images, _ in batches(Subset(dataset, chosen.tolist()), max(size, 16))]), held_out
 
 
 def _tell(tell: Tell, which: str, text: str) -> None:

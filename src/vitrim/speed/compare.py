@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import Subset
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import ask, fitting
+from vitrim.data import spread
+from vitrim.data.dataset import calibrating
 from vitrim.errors import ReductionWarning, VitrimError, check_read, one_line_errors
 from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.contestants import contestants
@@ -175,6 +178,15 @@ class _Contest:
         return read(self.dataset, self.batch_size, limit=given.limit, workers=given.workers, collate=self.task.collate)
 
     @property
+    def calibration(self) -> Tensor | None:
+        """Images (N, C, H, W) for int8, spread over those that are scored; None without int8."""
+        if all(engine.precision != "int8" for engine in self.lower):
+            return None
+        chosen = calibrating(spread(len(self.dataset), self.images.limit)).tolist()
+        few = read(Subset(self.dataset, chosen), self.batch_size, collate=self.task.collate)
+        return torch.cat([batch.images for batch in few])
+
+    @property
     def data(self) -> dict[str, Any]:
         """The facts about the images."""
         images = self.images
@@ -208,7 +220,7 @@ class _Contest:
             if self.lower:
                 scores += score_on_engines(
                     model, self.methods, self.lower, self.batches, task,
-                    learned=learned, seed=seed, on_progress=progress,
+                    calibration=self.calibration, learned=learned, seed=seed, on_progress=progress,
                 )  # fmt: skip
         return scores
 

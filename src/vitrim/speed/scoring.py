@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,7 +20,7 @@ from vitrim.measure.inputs import EMBEDDING, ZERO_SHOT
 from vitrim.measure.probes import MacsProbe, Tokens
 from vitrim.measure.records import Batch, Row
 from vitrim.measure.run import Measurement
-from vitrim.speed.bench import CALIBRATED, in_dtype
+from vitrim.speed.bench import in_dtype
 from vitrim.speed.engines import Engine, Run, compilation
 from vitrim.tasks import Task
 
@@ -57,6 +56,7 @@ def score_on_engines(
     batches: Callable[[], Iterable[Batch]],
     task: Task,
     *,
+    calibration: Tensor | None = None,
     learned: Path | None = None,
     seed: int = 0,
     on_progress: Callable[[int], None] | None = None,
@@ -66,19 +66,17 @@ def score_on_engines(
     Args:
         model: the dense model; not changed.
         methods: configs by name; those that an engine cannot run are left out.
-        engines: each in its precision. int8 is calibrated on the first 64 images.
-        batches: makes an iterator over the batches; called twice for int8.
+        engines: each in its precision.
+        batches: makes an iterator over the batches.
         task: one of `SCORED_ON_ENGINES`.
+        calibration: (N, C, H, W) for int8; None for the first batch.
         learned: folder of a saved reduction, whose parameters the methods of that name load.
 
     Returns:
         A row per model and engine, engine by engine, the dense model first.
     """
     first = next(iter(batches())).images
-    size, calibration = len(first), None
-    if any(engine.precision == "int8" for engine in engines):
-        few = islice(batches(), -(-CALIBRATED // size))
-        calibration = torch.cat([batch.images for batch in few])[:CALIBRATED]
+    size = len(first)
     exact = Contestant(in_dtype(model, torch.float32), task)
     device = next(exact.forward.parameters()).device
     found: list[tuple[OnEngine, Engine]] = []

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from vitrim.core.method import MethodConfig
+from vitrim.data import spread
+from vitrim.data.dataset import CALIBRATED
 from vitrim.errors import VitrimError
 from vitrim.exporting.writing import FileSpec, export
 from vitrim.measure.contestants import Contestant, contestants
@@ -32,7 +34,7 @@ from vitrim.measure.probes import PairedLoss, TaskMetrics
 from vitrim.measure.records import DENSE, read
 from vitrim.measure.run import Measurement
 from vitrim.report import Pace
-from vitrim.speed.bench import CALIBRATED, RING
+from vitrim.speed.bench import RING
 from vitrim.speed.engines import Eager, Engine, FileEngine
 from vitrim.speed.scoring import OnEngine
 from vitrim.tasks import Task
@@ -218,7 +220,7 @@ class Race:
         found: list[Ladder] = []
         for config in configs:
             space = Space.of(self.model, config)
-            cost = MacsCost(self.model, space, [self.calibration[: COUNTED if space.adaptive else 1]])
+            cost = MacsCost(self.model, space, [self._some(COUNTED if space.adaptive else 1)])
             found.append(Ladder(space, cost, None, "every block" if space.placing is None else "its own stages"))
             if space.size > 3:
                 for words, depths in FEW.items():
@@ -387,7 +389,7 @@ class Race:
 
         def timed() -> list[dict[str, Any]]:
             adaptive = any(config is not None and config.is_adaptive() for config, _ in pairs)
-            ring = self.calibration[:RING].split(1) if adaptive else [self.batch]
+            ring = self._some(RING).split(1) if adaptive else [self.batch]
             with torch.inference_mode():
                 calls: dict[str, Callable[[], object]] = {}
                 for place, pair in enumerate(pairs):
@@ -434,15 +436,16 @@ class Race:
         return self._ready[key]
 
     def take_bytes(self, one: Candidate, dataset: Any) -> None:
-        """Export a candidate with its preprocessing in the graph, and use this file from now on; ``dataset``, with the
-        model's transform, calibrates int8."""
+        """Export a candidate with its preprocessing in the graph, and use this file from now on; the first third of
+        ``dataset``, with the model's transform, calibrates int8."""
         self.step = STEPS
         self.say("making the file that takes images as they are read")
         assert isinstance(one.engine, FileEngine)
         kind = one.engine.kind
         wanted = FileSpec(kind.name, self.batch_size, precision=one.engine.precision, preprocess=True)
         path = self._place(one.config) / f"bytes{kind.suffix}"
-        file = export(self.model, one.config, path, wanted, images=dataset, check=0)
+        searched = dataset.part(self.images.places["search"])
+        file = export(self.model, one.config, path, wanted, images=searched, check=0)
         self._ready[one.name, str(one.engine)] = FileModel(file)
 
     def _place(self, config: MethodConfig | None) -> Path:
@@ -458,6 +461,9 @@ class Race:
 
     @cached_property
     def calibration(self) -> Tensor:
-        """The first images of the first third, (N, C, H, W)."""
-        few = self.images.batches("search", 0, min(CALIBRATED, self.images.count("search")))
-        return torch.cat([batch.images for batch in few])
+        """Images to calibrate int8 on, (N, C, H, W), spread over the first third."""
+        return torch.cat([batch.images for batch in self.images.sample("search", CALIBRATED)])
+
+    def _some(self, count: int) -> Tensor:
+        """At most ``count`` of these, spread evenly."""
+        return self.calibration[torch.from_numpy(spread(len(self.calibration), count))]

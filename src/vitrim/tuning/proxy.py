@@ -69,6 +69,12 @@ class DatasetImages:
         some = Subset(self.dataset, self.places[part][start:stop])
         return read(some, self.batch_size, workers=self.workers, processes=processes, collate=self.collate)
 
+    def sample(self, part: Part, count: int) -> Iterator[Batch]:
+        """Read at most ``count`` images of a part, spread evenly over it: data may be sorted by class."""
+        places = self.places[part]
+        some = Subset(self.dataset, [places[each] for each in spread(len(places), count)])
+        return read(some, self.batch_size, workers=self.workers, collate=self.collate)
+
 
 class BatchImages:
     """Batches in memory: the first, fourth, seventh, ... for searching, the next ones for selecting and checking.
@@ -96,6 +102,12 @@ class BatchImages:
         first, last = start // self.batch_size, -(-stop // self.batch_size)
         among = processes or Processes()
         return islice(as_batches(self.parts[part][first:last]), among.index, None, among.count)
+
+    def sample(self, part: Part, count: int) -> Iterator[Batch]:
+        """See `DatasetImages.sample`; whole batches."""
+        batches = self.parts[part]
+        chosen = spread(len(batches), -(-count // self.batch_size))
+        return as_batches([batches[each] for each in chosen])
 
 
 ImageParts = DatasetImages | BatchImages

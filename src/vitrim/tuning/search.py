@@ -687,7 +687,7 @@ class Searches:
         like = next(self.model.parameters())
         least = COUNTED if space.adaptive else 0
         stop = min(max(COUNTED_BATCHES * self.images.batch_size, least), self.images.count("search"))
-        few = [one.images.to(like.device, like.dtype) for one in self.images.batches("search", 0, stop)]
+        few = [one.images.to(like.device, like.dtype) for one in self.images.sample("search", stop)]
         if target.kind != "speedup":
             return MacsCost(self.model, space, few, seed=self.seed)
         budget, model = self.options.get("budget"), shared_copy(self.model).eval()
