@@ -3,7 +3,7 @@
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +13,17 @@ import torch
 from safetensors.torch import load_file
 
 from vitrim.errors import VitrimError
-from vitrim.files import check_file, check_folder, json_text, safe_name, save_file, whole_lines, write_text
+from vitrim.files import (
+    cache_folder,
+    check_file,
+    check_folder,
+    json_text,
+    remembered,
+    safe_name,
+    save_file,
+    whole_lines,
+    write_text,
+)
 from vitrim.measure.records import Row
 
 NOBODY = 65534
@@ -196,3 +206,60 @@ def test_long_names_are_cut_and_stay_different() -> None:
     first, second = (safe_name("a" * 121 + end, "") for end in "xy")
     assert first != second
     assert len(first) == len(second) == 109
+
+
+# ---- choices that are kept
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "vitrim" / "choice.json"
+
+
+def test_a_choice_is_made_once_on_a_machine(cache: Path) -> None:
+    asked: list[str] = []
+
+    def measure(answer: str) -> Callable[[], str]:
+        def measured() -> str:
+            asked.append(answer)
+            return answer
+
+        return measured
+
+    valid = ("a", "b")
+    assert remembered("choice.json", "one", measure("a"), valid) == "a"
+    assert remembered("choice.json", "one", measure("b"), valid) == "a"  # as another process would
+    assert remembered("choice.json", "other", measure("b"), valid) == "b"
+    assert asked == ["a", "b"]
+    assert json.loads(cache.read_text()) == {"one": "a", "other": "b"}
+    assert [path.name for path in cache.parent.iterdir()] == ["choice.json"]
+
+
+@pytest.mark.parametrize("content", [b"{broken", b"[]", b"\xff", b'{"one": "c"}', b'{"one": ["a"]}', b"[" * 100_000])
+def test_a_damaged_choice_is_made_anew(cache: Path, content: bytes) -> None:
+    cache.parent.mkdir(parents=True)
+    cache.write_bytes(content)
+    assert remembered("choice.json", "one", lambda: "b", ("a", "b")) == "b"
+    assert json.loads(cache.read_text())["one"] == "b"
+
+
+def test_without_a_cache_every_process_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert remembered("choice.json", "one", lambda: "b", ("a", "b")) == "b"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert remembered("choice.json", "one", lambda: "a", ("a", "b")) == "a"
+
+
+def test_the_cache_is_where_the_user_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # does not count, by the specification
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/someone"))
+    assert cache_folder() == Path("/home/someone/.cache/vitrim")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert cache_folder() == Path("/caches/vitrim")

@@ -10,8 +10,8 @@ import math
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -153,6 +153,42 @@ def written(file: Path) -> Iterator[Path]:
         place.parent.mkdir(parents=True, exist_ok=True)
         with replaced(place) as beside:
             yield beside
+
+
+def cache_folder() -> Path:
+    """The folder in which vitrim keeps what it measured on this machine: ``vitrim`` in the user's cache.
+
+    Raises:
+        OSError: the user has no home.
+    """
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    if Path(given).is_absolute():
+        return Path(given) / "vitrim"
+    try:
+        return Path.home() / ".cache" / "vitrim"
+    except RuntimeError as error:
+        raise OSError(errno.ENOENT, first_line(error)) from error
+
+
+def remembered(name: str, key: str, measure: Callable[[], str], valid: Collection[str]) -> str:
+    """A choice that is made once on this machine: what the file ``name`` of `cache_folder` has for ``key`` or, at
+    first, ``measure()``.
+
+    Where the user's cache cannot be read or written, every process measures.
+
+    Args:
+        valid: possible choices; another one in the file does not count.
+    """
+    known: dict[str, str] = {}
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads((cache_folder() / name).read_text(encoding="utf-8"))
+        known = found if isinstance(found, dict) else {}
+    if known.get(key) in list(valid):  # a list: the value may be unhashable
+        return known[key]
+    chosen = measure()
+    with suppress(OSError, VitrimError):
+        write_text(cache_folder() / name, json_text({**known, key: chosen}, indent=2) + "\n")
+    return chosen
 
 
 def whole_lines(file: Path, parse: Callable[[bytes], T]) -> tuple[list[T], int]:

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,21 @@ from vitrim.exporting.formats import base
 from vitrim.exporting.formats import onnx as onnx_format
 from vitrim.exporting.formats import openvino as openvino_format
 from vitrim.exporting.formats.base import DECISIONS, Array, unreported
+from vitrim.exporting.writing import _check_agreement, _made
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cifar10-test.parquet"
 SIZE = 32
 needs_nncf = pytest.mark.skipif(importlib.util.find_spec("nncf") is None, reason="int8 is made by nncf")
 needs_openvino = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="no OpenVINO")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is chosen here is not kept in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 def model(**options: Any) -> nn.Module:
@@ -273,8 +282,9 @@ def test_bf16_is_recorded_and_asked_for_when_the_file_is_opened(
     ],
 )
 def test_beside_products_in_int8_the_rest_is_in_what_is_faster(
-    precision: str, able: bool, times: tuple[float, float], hint: str, monkeypatch: pytest.MonkeyPatch
+    precision: str, able: bool, times: tuple[float, float], hint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     core = MagicMock()
     monkeypatch.setattr(openvino_format, "_has_bf16", lambda: able)
     monkeypatch.setattr(openvino_format, "_product_ms", dict(zip(("fp32", "bf16"), times, strict=True)).__getitem__)
@@ -285,6 +295,28 @@ def test_beside_products_in_int8_the_rest_is_in_what_is_faster(
     facts = openvino_format.OpenVINO.facts(precision)
     spoken = {"f32": "fp32", "bf16": "bf16"}[hint]
     assert facts == ({"processors": "any", "beside_int8": spoken} if precision == "int8" else {})
+    openvino_format.beside_int8.cache_clear()
+
+
+@needs_openvino
+def test_what_is_faster_is_decided_once_per_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where both take about as long, the next process would choose otherwise, and measure other files."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(openvino_format, "_has_bf16", lambda: True)
+    timed: list[str] = []
+
+    def chosen(processor: str, faster: str) -> str:
+        def took(precision: str) -> float:
+            timed.append(precision)
+            return 1.0 if precision == faster else 1.01
+
+        monkeypatch.setattr(openvino_format, "_product_ms", took)
+        monkeypatch.setattr(openvino_format, "processor", lambda: processor)
+        openvino_format.beside_int8.cache_clear()  # as in another process
+        return openvino_format.beside_int8()
+
+    assert [chosen("one", "bf16"), chosen("one", "fp32"), chosen("other", "fp32")] == ["bf16", "bf16", "fp32"]
+    assert timed == ["fp32", "bf16"] * 2
     openvino_format.beside_int8.cache_clear()
 
 
@@ -463,6 +495,89 @@ def test_embeddings_are_compared_by_their_cosine(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(writing, "ALIKE", 1.01)
     with pytest.raises(vitrim.VitrimError, match="int8 is too coarse for it; embeddings with a cosine of"):
         vitrim.export(model(depth=1, num_classes=0), None, tmp_path / "n.onnx", **given)
+
+
+REFUSED, KEPT = r"m\.onnx is not written: int8 is too coarse for it; ", "do not show whether it is below 80 %: "
+
+
+@pytest.mark.parametrize(
+    ("same", "count", "kept"),
+    [
+        (16, 16, ""),
+        (13, 16, ""),
+        (12, 16, KEPT),  # 75 %: of a file that agrees in 92.8 %, one time in twenty
+        (9, 16, None),
+        (50, 64, KEPT),
+        (45, 64, None),
+        (0, 1, KEPT),
+        (52, 64, ""),
+        (7990, 10000, KEPT),
+        (7900, 10000, None),
+    ],
+)
+def test_a_file_is_refused_where_it_is_shown_to_agree_too_seldom(same: int, count: int, kept: str | None) -> None:
+    """By scipy's exact test: of files that agree in 80 %, fewer than one in twenty would agree so seldom."""
+    stats = pytest.importorskip("scipy.stats")
+    shown = stats.binomtest(same, count, 0.8, alternative="less").pvalue < 0.05
+    assert shown == (kept is None)
+    given: Any = (Path("m.onnx"), "int8", same, count, "same top-1 as fp32 in so many %")
+    if kept is None:
+        with pytest.raises(VitrimError, match=rf"{REFUSED}same top-1 as fp32 in so many % of {count} images"):
+            _check_agreement(*given, real=True)
+    else:
+        clause = _check_agreement(*given, real=True)
+        assert kept in clause
+        assert ("only many more would tell" in clause) == (same == 7990)
+        if kept and same != 7990:  # as many would tell, at this share, and half of them would not
+            told = int(clause.split()[-3])
+            found = [stats.binomtest(round(same / count * n), n, 0.8, alternative="less") for n in (told, told // 2)]
+            assert found[0].pvalue < 0.05 <= found[1].pvalue
+    assert _check_agreement(*given, real=False) == ""
+
+
+def test_a_method_that_agrees_well_enough_is_hardly_ever_refused_by_chance() -> None:
+    """Of the default 64 images, one that agrees in 84.8 % of many: once in 300 times, and not once in six."""
+    stats = pytest.importorskip("scipy.stats")
+
+    def refused(same: int) -> bool:
+        try:
+            _check_agreement(Path("m.onnx"), "int8", same, 64, "", real=True)
+        except VitrimError:
+            return True
+        return False
+
+    assert sum(stats.binom.pmf(same, 64, 0.848) for same in range(65) if refused(same)) < 1 / 300
+    assert sum(stats.binom.pmf(same, 64, 0.5) for same in range(65) if refused(same)) > 0.99
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_a_file_that_few_images_cannot_judge_is_kept_and_says_so(
+    finite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 16 images a file in int8 has another class in 4."""
+    exact = np.eye(16, 3, dtype=np.float32)
+    coarse = exact.copy()
+    coarse[3:7] = [0.0, 0.0, 2.0] if finite else np.nan
+    known: dict[str, Any] = {"input": {"dtype": "float32"}, "output": {"name": "logits"}}
+    names, logits = ("m.onnx", "m.made.onnx"), (exact, coarse)
+    files = [Exported(tmp_path / name, "onnx", {"image": ("batch", 3)}, 0, 0, known) for name in names]
+    for file, found in zip(files, logits, strict=True):
+        file.path.write_bytes(b"")
+        vars(file)["_run"] = lambda given, found=found: found[: len(given)]
+    written, made = files
+    monkeypatch.setattr(Exported, "in_precision", lambda *_: made)
+    given: Any = (written, tmp_path / "m.onnx", "int8", None, torch.zeros(16, 3))
+    if not finite:
+        with pytest.raises(VitrimError, match=f"{REFUSED}its outputs are not finite"):
+            _made(*given, real=True)
+        return
+    file = _made(*given, real=True)
+    assert file.metadata["agreement"] == 0.75
+    assert file.metadata["parity"] == (
+        "same top-1 as fp32 in 75.0 % of 16 images; 16 images do not show whether it is below 80 %: --check 256 would "
+        "tell"
+    )
+    assert _made(*given, real=False).metadata["parity"] == "same top-1 as fp32 in 75.0 % of 16 random images"
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
@@ -24,6 +25,11 @@ from vitrim.exporting.formats import format_named, formats
 from vitrim.exporting.formats.base import ANY, PRECISIONS, Array, Format, Run, as_array, without_vnni
 from vitrim.files import as_path, json_text
 from vitrim.report import Report
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 Shape = tuple[int | str, ...]
 
@@ -225,7 +231,8 @@ def staged(path: Path) -> Iterator[Path]:
     """Yield a path of the same name in a new folder beside ``path``; at the end, all files in it are moved beside it.
 
     After an error, such as a target that is a folder or cannot be written, nothing is moved, and existing files are
-    unchanged.
+    unchanged. The folder is locked while it is used, and folders of the same name that a killed process left are
+    removed.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -237,7 +244,11 @@ def staged(path: Path) -> Iterator[Path]:
     """
     with os_errors(f"cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.stem}.", suffix=".partial", dir=path.parent))
+        for left in path.parent.glob(f".{glob.escape(path.stem)}.*.partial"):
+            if left.is_dir() and (lock := _locked(left)) is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(lock)
+        folder, lock = _own_folder(path)
     try:
         yield folder / path.name
         files = sorted(folder.iterdir(), key=lambda file: file.name == path.name)  # the file itself last
@@ -250,6 +261,38 @@ def staged(path: Path) -> Iterator[Path]:
                 os.replace(file, place)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _own_folder(path: Path) -> tuple[Path, int | None]:
+    """A new folder beside ``path``, and its lock; None where there are no locks."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.stem}.", suffix=".partial", dir=path.parent))
+        lock = _locked(folder)
+        if folder.is_dir():  # another process may remove it before it is locked
+            return folder, lock
+        if lock is not None:
+            os.close(lock)
+
+
+def _locked(folder: Path) -> int | None:
+    """The lock of a folder, to be closed; None if a process has it, or where folders cannot be locked.
+
+    The system releases the locks of a process that is killed.
+    """
+    if fcntl is None:
+        return None
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:  # it is gone, a link, or another user's
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
 
 
 def sidecar(path: Path) -> Path:

@@ -313,10 +313,10 @@ def _check_agreement(path: Path, precision: str, same: int, images: int, what: s
         return ""
     if highest_share(same, images) < AGREES:
         raise VitrimError(f"{path} is not written: {precision} is too coarse for it; {what} of {images} images")
-    enough = images
-    while enough < MOST_TOLD and highest_share(round(same / images * enough), enough) >= AGREES:
-        enough *= 2
-    return f"; {images} images do not show whether it is below {100 * AGREES:g} %: --check {enough} would tell"
+    more = (images * 2**power for power in range(1, 20) if images * 2**power <= MOST_TOLD)
+    enough = next((many for many in more if highest_share(round(same / images * many), many) < AGREES), None)
+    told = "only many more" if enough is None else f"--check {enough}"
+    return f"; {images} images do not show whether it is below {100 * AGREES:g} %: {told} would tell"
 
 
 def _made(

@@ -17,6 +17,8 @@ import torch
 
 from vitrim.exporting.formats.base import DECISIONS, KEY, Array, Format, Graph, Run, as_array, quantised, unreported
 from vitrim.exporting.formats.onnx import ONNX
+from vitrim.files import remembered
+from vitrim.measure.machine import processor
 
 SECTION = "vitrim"
 
@@ -145,9 +147,19 @@ def _settings(precision: str, threads: int) -> dict[str, Any]:
 
 @cache
 def beside_int8() -> str:
-    """The faster precision here for operations outside int8, fp32 or bf16: timed once, on a product of a DeiT-S block.
-    Support for bf16 does not make it fast: without AMX it took 478 ms for what fp32 computes in 276."""
-    return min(("fp32", "bf16"), key=_product_ms) if _has_bf16() else "fp32"
+    """The faster precision here for operations outside int8, fp32 or bf16: timed on a product of a DeiT-S block.
+    Support for bf16 does not make it fast: without AMX it took 478 ms for what fp32 computes in 276.
+
+    Timed once per processor and version of OpenVINO, and kept (`remembered`): where both are nearly as fast, processes
+    would choose by chance, and a dense file run otherwise than a reduced one.
+    """
+    if not _has_bf16():
+        return "fp32"
+    import openvino
+
+    both = ("fp32", "bf16")
+    key = f"{processor()}, openvino {openvino.__version__}"
+    return remembered("beside_int8.json", key, lambda: min(both, key=_product_ms), both)
 
 
 def _product_ms(precision: str) -> float:
