@@ -23,12 +23,13 @@ import vitrim
 from full_matrix import cells
 from image_files import write_noise
 from vitrim.errors import MissingPackageError, VitrimError
-from vitrim.exporting import Exported
+from vitrim.exporting import Exported, writing
 from vitrim.exporting.formats import base
 from vitrim.exporting.formats import onnx as onnx_format
 from vitrim.exporting.formats import openvino as openvino_format
 from vitrim.exporting.formats.base import DECISIONS, Array, unreported
-from vitrim.exporting.writing import _check_agreement, _made
+from vitrim.exporting.program import Parity
+from vitrim.exporting.writing import _agreeing, _check_agreement, _made
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cifar10-test.parquet"
@@ -384,7 +385,7 @@ SIGNALS = """
 import gc, os, signal, sys
 forks = []
 sys.addaudithook(lambda event, _: forks.append(1) if event == "os.fork" else None)
-from vitrim.exporting import Exported
+from vitrim.exporting import Exported, writing
 seen = []
 signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
 first, second = (Exported.open(sys.argv[1]) for _ in range(2))
@@ -456,8 +457,6 @@ def not_quantised(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_int8_is_calibrated_on_other_images_than_it_is_compared_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vitrim.exporting import writing
-
     write_noise(tmp_path / "images", 20)
     seen: list[tuple[int, int]] = []
     made = writing._made
@@ -483,8 +482,6 @@ def test_int8_is_calibrated_on_other_images_than_it_is_compared_on(
 @needs_nncf
 @pytest.mark.usefixtures("not_quantised")
 def test_embeddings_are_compared_by_their_cosine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitrim.exporting import writing
-
     write_noise(tmp_path / "images", 10)
     monkeypatch.setattr(writing, "CALIBRATED", 8)
     given = {"precision": "int8", "images": str(tmp_path / "images"), "check": 4}
@@ -550,6 +547,25 @@ def test_a_method_that_agrees_well_enough_is_hardly_ever_refused_by_chance() -> 
     assert sum(stats.binom.pmf(same, 64, 0.5) for same in range(65) if refused(same)) > 0.99
 
 
+@pytest.mark.parametrize(("same", "kept"), [(64, True), (52, True), (45, False)])
+def test_a_file_in_half_precision_must_agree_as_one_in_int8(
+    same: int, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its logits are as near as torch's in that precision; then its classes count, of real images."""
+    found = Parity(64, (1, 2, 61), 0.3, 3, same, 0.4, 3, 20)
+    monkeypatch.setattr(writing, "compare", lambda *_: found)
+    file = Exported(Path("m.pt2"), "pt2", {"image": ("batch", 3)}, 0, 0, {"weights": "bf16", "precision": "bf16"})
+    given: Any = (file, Path("m.pt2"), None, torch.zeros(1))
+    assert _agreeing(*given, real=False).metadata["agreement"] == same / 64
+    if kept:
+        assert _agreeing(*given, real=True).metadata["parity"] == str(found)
+        return
+    with pytest.raises(
+        VitrimError, match=r"m.pt2 is not written: bf16 is too coarse for it; same top-1 as fp32 in 70.3 %"
+    ):
+        _agreeing(*given, real=True)
+
+
 @pytest.mark.parametrize("finite", [True, False])
 def test_a_file_that_few_images_cannot_judge_is_kept_and_says_so(
     finite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -584,8 +600,6 @@ def test_a_file_that_few_images_cannot_judge_is_kept_and_says_so(
 @needs_nncf
 @pytest.mark.usefixtures("not_quantised")
 def test_a_file_that_is_too_coarse_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitrim.exporting import writing
-
     write_noise(tmp_path / "images", 10)
     monkeypatch.setattr(writing, "CALIBRATED", 10)
     monkeypatch.setattr(writing, "AGREES", 1.01)

@@ -131,8 +131,10 @@ def export(
     The file maps ``image`` (batch, C, H, W) float32 to float32 logits (batch, K); for a model without a head, to the
     library's embedding (batch, D), or to its first output. The file is kept only if it agrees with the model: the same
     top-1 and logits within 1e-4, at batch 1, 2 and all other images of ``check``, except near ties
-    (`vitrim.exporting.check`), which the metadata count. A file in bf16 or int8 is derived from such a file, and its
-    metadata give the share of images with the same top-1. A JSON file beside it repeats its metadata.
+    (`vitrim.exporting.check`), which the metadata count. A file in int8, and in bf16 for OpenVINO, is derived from such
+    a file; weights in half precision are held to what torch gives in it. The metadata give the share of images with
+    the same top-1, and real images that show it to be below 80 % are a reason to refuse the file. A JSON file beside it
+    repeats its metadata.
 
     Args:
         model: a dense or reduced module, its name as on the command line, or a `vitrim.ModelSpec`. A reduced module,
