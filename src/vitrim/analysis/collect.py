@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitrim.analysis.record import FEATURES, MOST_FEATURES, Record, unfinished
 from vitrim.core.method import MethodConfig
-from vitrim.core.registry import able_host
+from vitrim.core.registry import able_host, find_host, has_trunk
 from vitrim.core.schedule import quarter_blocks
 from vitrim.core.tokens import TokenState
 from vitrim.data import DataError, spread
@@ -73,7 +73,8 @@ class _Tap:
 
     def __init__(self, contestant: Contestant) -> None:
         model = contestant.forward.model
-        host = able_host(model)
+        trunk = find_host(model) if has_trunk(model) else None
+        host = able_host(model) if contestant.reduction is None else trunk
         self.facts = None if host is None else host.facts(model)  # None: the model cannot be reduced
         blocks = [] if host is None else host.blocks(model)
         self.num_layers = len(blocks)

@@ -267,14 +267,15 @@ CALIBRATED = 64
 def calibrating(
     places: np.ndarray[Any, np.dtype[np.int64]], most: int = CALIBRATED
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Of the ``places`` of images those to calibrate int8 on, at most ``most``: spread evenly, because a file may be
-    sorted by class.
+    """The places of images to calibrate int8 on, among ``places``, at most ``most``: spread evenly, because a file may
+    be sorted by class.
 
     Example:
         >>> calibrating(np.arange(0, 90, 10), 3).tolist()
         [0, 40, 80]
     """
-    return places[spread(len(places), most)]
+    chosen: np.ndarray[Any, np.dtype[np.int64]] = places[spread(len(places), most)]
+    return chosen
 
 
 def spread(count: int, limit: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -121,7 +121,7 @@ On 64 images, those of `vitrim:cifar10_vit` in bf16 are 0.01 (dense) to 0.1 (`mc
 up to 0.8."""
 
 CONFIDENCE = 0.95
-"""Of a share that is shown to be above or below a bound."""
+"""Confidence at which a share is shown to be above or below a bound."""
 
 NUDGES = (1e-6, 3e-6, 1e-5)
 """Perturbations of an image, relative to its standard deviation, no larger than the effect of float32 rounding: engines

@@ -1,4 +1,4 @@
-"""What decides a number besides the settings that a user names, as digests.
+"""Digests of all that decides a number besides the settings that a user names.
 
 Every command that resumes stores them with its measurements, and refuses those of other weights, labels or images.
 """
@@ -106,7 +106,7 @@ def _digest(texts: Iterable[str]) -> str:
 
 
 def _form(model: nn.Module) -> Iterable[str]:
-    """What a model computes, besides its weights: its modules, and their plain attributes."""
+    """The operations of a model, besides its weights: its modules, and their plain attributes."""
     for name, module in model.named_modules():
         kind = type(module)
         own = {key: value for key, value in vars(module).items() if not key.startswith("_") and key != "training"}
