@@ -109,8 +109,10 @@ def _form(model: nn.Module) -> Iterable[str]:
     """The operations of a model, besides its weights: its modules, and their plain attributes."""
     for name, module in model.named_modules():
         kind = type(module)
-        own = {key: value for key, value in vars(module).items() if not key.startswith("_") and key != "training"}
+        # neither what torch keeps, nor where vitrim has the model from
+        own = {key: value for key, value in vars(module).items() if not key.startswith(("_", "vitrim_"))}
         yield f"{name} {kind.__module__}.{kind.__qualname__} {module.extra_repr()}"
+        own.pop("training", None)
         yield from (f"{key} {_text(value)}" for key, value in sorted(own.items()) if isinstance(value, PLAIN))
 
 
