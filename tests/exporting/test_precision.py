@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import vitrim
 from full_matrix import cells
@@ -29,7 +31,7 @@ from vitrim.exporting.formats import onnx as onnx_format
 from vitrim.exporting.formats import openvino as openvino_format
 from vitrim.exporting.formats.base import DECISIONS, Array, unreported
 from vitrim.exporting.program import Parity
-from vitrim.exporting.writing import _agreeing, _check_agreement, _made
+from vitrim.exporting.writing import _agreeing, _check_agreement, _made, _of_dataset
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cifar10-test.parquet"
@@ -477,6 +479,23 @@ def test_int8_is_calibrated_on_other_images_than_it_is_compared_on(
     assert (file.precision, file.batch) == ("int8", None)
     assert "of 12 random images" in file.metadata["parity"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "m.onnx", "m.onnx.json"]
+
+
+@pytest.mark.parametrize(("images", "calibrated", "compared"), [(20, 10, 10), (128, 64, 64), (1000, 64, 64)])
+def test_images_to_calibrate_and_to_compare_on_are_spread_over_sorted_data(
+    images: int, calibrated: int, compared: int
+) -> None:
+    """Of too few images both get their share."""
+    values = torch.arange(float(images))
+    data = TensorDataset(values[:, None, None, None], torch.zeros(images))
+    subject: Any = SimpleNamespace(wanted=vitrim.FileSpec(precision="int8"))
+    check, calibration = (found.flatten() for found in _of_dataset(subject, data, 64))  # type: ignore[union-attr,arg-type]
+    assert (len(calibration), len(check)) == (calibrated, compared)
+    assert not set(calibration.tolist()) & set(check.tolist())
+    for found in (calibration, check):
+        assert found.diff().max() <= 3 * images / len(found)
+        assert found[0] <= images / 10
+        assert found[-1] >= images - images / 10
 
 
 @needs_nncf

@@ -6,6 +6,7 @@ A `Race` here has no model: its three measurements (`times`, `losses`, `file_los
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 from vitrim.core.registry import parse_method
+from vitrim.data import ImageDataset
 from vitrim.errors import VitrimError
+from vitrim.exporting.formats.pt2 import PT2
+from vitrim.speed.engines import FileEngine
 from vitrim.tuning import optimize_race as racing
 from vitrim.tuning.optimize_race import Candidate, Race, Rung
 from vitrim.tuning.optimize_report import in_words
@@ -360,3 +364,17 @@ def test_int8_is_calibrated_on_images_of_the_whole_first_third() -> None:
     assert (len(found), found[0], found[-1]) == (64, 0.0, 597.0)
     assert {6.0, 9.0, 12.0} >= set(found.diff().tolist())
     assert made._some(4)[:, 0, 0, 0].tolist() == [0.0, found[21], found[42], 597.0]
+
+
+def test_a_file_of_bytes_is_calibrated_on_the_first_third_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The last third is for checking: nothing may be chosen by it, and no range of int8 either."""
+    data = ImageDataset([bytes([number]) for number in range(90)], [0] * 90)
+    given: list[Any] = []
+    monkeypatch.setattr(racing, "export", lambda *_, images, **__: given.append(images))
+    monkeypatch.setattr(racing, "FileModel", lambda file: file)
+    parts = DatasetImages(data, 30, 32)
+    made = Race(None, None, SimpleNamespace(), parts, (FAST,), 1, None, tmp_path, lambda text: None)
+    made.take_bytes(Candidate(None, FileEngine(PT2), {}), data)
+    assert [given[0].images[place][0] for place in range(len(given[0]))] == list(range(0, 90, 3))
