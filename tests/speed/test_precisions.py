@@ -60,8 +60,7 @@ class Rounding(Engine):
         pass
 
     def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
-        if calibration is not None:
-            self.seen.append([round(each) for each in calibration[:, 0, 0, 0].tolist()])
+        self.seen.append([] if calibration is None else [round(each) for each in calibration[:, 0, 0, 0].tolist()])
         step = {"fp32": 0.0, "bf16": 0.25, "int8": 2.0}[self.precision]
 
         def run(given: Tensor) -> Any:
