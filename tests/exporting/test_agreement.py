@@ -86,16 +86,16 @@ def test_features_are_compared_image_by_image() -> None:
     """Three of four maps change by less than a fifth of their length, though the fourth outweighs them."""
     like = np.ones((4, 2, 3), np.float32) * np.array([1, 1, 1, 100], np.float32)[:, None, None]
     ones = like * np.array([1.19, 0.81, 1.0, 1.5], np.float32)[:, None, None]
-    assert writing._same(ones, like, False) == (0.75, "within 20 %")
-    assert writing._same(ones[:3], like[:3], False)[0] == 1.0
-    assert writing._same(like[:3] * 1.3, like[:3], False)[0] == 0.0
+    alike, words = writing._same(ones, like, False)
+    assert (alike.tolist(), words) == ([True, True, True, False], "within 20 %")
+    assert writing._same(like[:3] * 1.3, like[:3], False)[0].tolist() == [False] * 3
 
 
 def test_embeddings_that_point_elsewhere_do_not_agree() -> None:
     like = np.array([[1, 0], [1, 0], [1, 0], [1, 0]], np.float32)
     ones = np.array([[9, 0], [1, 0.9], [0, 1], [1, 0.1]], np.float32)
-    assert writing._same(ones, like, False)[0] == 0.5
-    assert writing._same(ones, like, True)[0] == 0.75
+    assert writing._same(ones, like, False)[0].tolist() == [True, False, False, True]
+    assert writing._same(ones, like, True)[0].tolist() == [True, True, False, True]
 
 
 @pytest.mark.parametrize("batch", [None, 3])

@@ -399,7 +399,10 @@ def test_the_protocol_can_be_changed(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--data-option", 'class_names=["a","b"]'], "has 2 classes and the model 3: use a model of these classes"),
+        (
+            ["--data-option", 'class_names=["a","b"]'],
+            r"classes \(a, b\) are none of the model's \(ground, red, blue",
+        ),
         (["--data-option", "num_classes=4", "--data-option", "class_names=null"], "has 4 classes and the model 3"),
         (
             ["--data-option", "class_names=[a,b]"],

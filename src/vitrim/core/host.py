@@ -38,8 +38,6 @@ class Host:
     """Squares of patches are reduced as wholes (`HostFacts.cell`); shown in the list."""
     reduced_blocks: ClassVar[tuple[type[ReducedBlock], ...]] = ()
     """The reduced form of every block class of the family."""
-    any_size: ClassVar[bool] = False
-    """Images come in sizes of their own, and that of `facts` is only the usual or the largest one."""
     dense_calls: ClassVar[tuple[str, ...]] = ()
     """Methods of the model that return full grids of patches after every block; a reduced model's must, too."""
 

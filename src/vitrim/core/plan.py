@@ -44,6 +44,7 @@ class HostFacts:
         grid_size: rows and columns of patches at the model's own image size.
         head_rows: leading tokens that the head reads (1: class token, 2: also distillation); None: patches too.
         input_size: channels, height and width of the images.
+        any_size: images come in sizes of their own, and ``input_size`` is only the usual or the largest one.
         takes_maximum: the head takes a maximum over the patches it gets, which merging does not change.
         dense: the head reads every patch at its place (segmentation, detection).
         windows: number of windows per image, which are reduced separately (`vitrim.hosts.shared.windows`);
@@ -69,6 +70,7 @@ class HostFacts:
     cell: int = 1
     cell_by_cell: bool = False
     own_attention: bool = False
+    any_size: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a class token that ``num_prefix`` does not count."""

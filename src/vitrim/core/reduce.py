@@ -420,7 +420,7 @@ class Reduction:
 
     def _of_which_images(self) -> list[str]:
         """A line with the size that a plan made before any images is for, if they come in sizes of their own."""
-        if self._trace.call.entered or not host_of(self.model).any_size:
+        if self._trace.call.entered or not self._facts.any_size:
             return []
         _, height, width = self._facts.input_size
         return [f"as planned for images of {height} x {width} px; print again after a forward of yours"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitrim.core.block import Installed
 from vitrim.core.host import DenseCall
+from vitrim.core.plan import HostFacts
 from vitrim.core.tokens import Trace
 from vitrim.errors import UnsupportedModelError
 from vitrim.hosts.shared.padding import Group, groups_of, run_groups
@@ -94,7 +95,6 @@ class TimmNaFlexViT(TimmHost):
     name = "timm NaFlexVit"
     reduced_blocks = (*TimmViT.reduced_blocks, ReducedEvaBlock)
     model_classes = (NaFlexVit,)
-    any_size = True
     calls = (*TimmHost.calls, "_forward_embeds", "_pool")
 
     @classmethod
@@ -110,6 +110,10 @@ class TimmNaFlexViT(TimmHost):
         rows, columns = model.embeds.pos_embed_grid_size
         height, width = model.embeds.patch_size
         return (rows, columns), (rows * height, columns * width)
+
+    @classmethod
+    def facts(cls, model: nn.Module) -> HostFacts:
+        return replace(super().facts(model), any_size=True)
 
     @classmethod
     def patch_maker(cls, model: Any) -> nn.Module | None:

@@ -337,6 +337,8 @@ class TransformersHost(Host):
     """The config's name of H."""
     channels_name: ClassVar[str] = "num_channels"
     """The config's name of an image's channels; 3 without."""
+    any_size: ClassVar[bool] = False
+    """`HostFacts.any_size`."""
     num_prefix: ClassVar[int] = 1
     """Tokens in front of the patches, without registers; the first is a class token."""
     prefix_readers: ClassVar[tuple[type[nn.Module], ...]] = ()
@@ -408,6 +410,7 @@ class TransformersHost(Host):
             input_size=(getattr(config, cls.channels_name, 3), height, width),
             dense=cls.heads == ("grid",) or isinstance(model, cls.grid_readers),
             own_attention=cls.own_attention(model),
+            any_size=cls.any_size,
         )
 
     @classmethod

@@ -15,7 +15,6 @@ import tiny
 import vitrim
 from vitrim.core.registry import parse_method
 from vitrim.measure.records import as_batches
-from vitrim.speed import scoring
 from vitrim.speed.comparison import dominates
 from vitrim.speed.scoring import score_on_engines
 from vitrim.speed.words import ms_per_image
@@ -67,11 +66,11 @@ def test_a_learned_method_is_scored_with_what_it_has_learned(tmp_path: Path) -> 
     assert other["kl"] != kl(expected, dense)  # random parameters do show
 
 
-def test_int8_is_calibrated_on_the_first_images_and_a_method_of_single_images_runs_on_those(
+def test_int8_is_calibrated_on_the_images_for_that_and_a_method_of_single_images_runs_on_those(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scoring, "CALIBRATED", 6)
     images, _ = data()
+    chosen = images[::3]
     engine = Single("int8")
     given: list[Any] = []
     prepare = engine.prepare
@@ -82,10 +81,10 @@ def test_int8_is_calibrated_on_the_first_images_and_a_method_of_single_images_ru
 
     monkeypatch.setattr(engine, "prepare", watched)
     method = "atm:alpha=0.9,beta=0.2,theta_min=0.1"
-    rows = [row for row, _ in scored([method], [engine])]
+    rows = [row for row, _ in scored([method], [engine], calibration=chosen)]
     assert [size for size, _ in given] == [4, 1]
     for _, calibration in given:
-        assert torch.equal(calibration, images[:6])
+        assert torch.equal(calibration, chosen)
     reduced = model()
     vitrim.reduce_(reduced, method)
     with torch.no_grad():
