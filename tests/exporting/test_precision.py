@@ -473,7 +473,7 @@ def test_int8_is_calibrated_on_other_images_than_it_is_compared_on(
 
     monkeypatch.setattr(writing, "_made", watched)
     monkeypatch.setattr(writing, "CALIBRATED", 16)
-    given = {"precision": "int8", "images": str(tmp_path / "images"), "check": 12}
+    given = {"file": vitrim.FileSpec(precision="int8"), "images": str(tmp_path / "images"), "check": 12}
     file = vitrim.export(model(depth=1), None, tmp_path / "m.onnx", **given)
     assert seen == [(16, 12)]
     assert (file.precision, file.batch) == ("int8", None)
@@ -503,7 +503,7 @@ def test_images_to_calibrate_and_to_compare_on_are_spread_over_sorted_data(
 def test_embeddings_are_compared_by_their_cosine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_noise(tmp_path / "images", 10)
     monkeypatch.setattr(writing, "CALIBRATED", 8)
-    given = {"precision": "int8", "images": str(tmp_path / "images"), "check": 4}
+    given = {"file": vitrim.FileSpec(precision="int8"), "images": str(tmp_path / "images"), "check": 4}
     file = vitrim.export(model(depth=1, num_classes=0), None, tmp_path / "m.onnx", **given)
     assert file.metadata["parity"] == (
         "embeddings with a cosine of 1.0000, and 0.98 or more as fp32 in 100.0 % of 4 images"
@@ -622,7 +622,7 @@ def test_a_file_that_is_too_coarse_is_not_written(tmp_path: Path, monkeypatch: p
     write_noise(tmp_path / "images", 10)
     monkeypatch.setattr(writing, "CALIBRATED", 10)
     monkeypatch.setattr(writing, "AGREES", 1.01)
-    given = {"precision": "int8", "images": str(tmp_path / "images"), "check": 4}
+    given = {"file": vitrim.FileSpec(precision="int8"), "images": str(tmp_path / "images"), "check": 4}
     with pytest.raises(vitrim.VitrimError, match=r"m.onnx is not written: int8 is too coarse for it; same top-1 as"):
         vitrim.export(model(depth=1), None, tmp_path / "m.onnx", **given)
     assert [path.name for path in tmp_path.iterdir()] == ["images"]

@@ -124,7 +124,7 @@ def test_code_is_not_run_without_trust(model: Any, data: ImageDataset, tmp_path:
 
 
 def test_bench_times_files_beside_their_model_and_alone(model: Any, file: vitrim.Exported) -> None:
-    short: dict[str, Any] = {"batch_size": 2, "repeats": 1, "min_seconds": 0}
+    short: dict[str, Any] = {"batch_size": 2, "budget": vitrim.Budget(1, min_seconds=0)}
     rows = vitrim.bench(model, ["tome:r=3", file], **short).rows
     assert [(row["method"], row["engine"]) for row in rows] == [
         ("dense", "eager"), ("tome:r=3", "eager"), (str(file.path), "onnxruntime"),

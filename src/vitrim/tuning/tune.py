@@ -24,7 +24,6 @@ from vitrim.core.registry import parse_methods
 from vitrim.errors import VitrimError, check_read, check_whole
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import MADE, Loaded, ModelSpec
-from vitrim.measure.earlier import earlier
 from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.identity import identity
 from vitrim.measure.inputs import SCORED, DataSpec
@@ -109,7 +108,6 @@ def _with_grids(function: Callable[..., TuneReport]) -> Callable[..., TuneReport
 
 
 @_with_grids
-@earlier(model=ModelSpec, data=DataSpec, search=SearchSpec, out=Results)
 def tune(
     model: nn.Module | str | ModelSpec,
     methods: Methods,
@@ -207,7 +205,6 @@ def tune(
     return report
 
 
-@earlier(model=ModelSpec, data=DataSpec, out=Results)
 def tune_grid(
     model: nn.Module | str | ModelSpec,
     grid: str | Sequence[str],
