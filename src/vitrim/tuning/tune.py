@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,32 +81,6 @@ class TuneReport(Report):
         return found
 
 
-def _with_grids(function: Callable[..., TuneReport]) -> Callable[..., TuneReport]:
-    """Accept the keywords of grids, which now have functions of their own, for one more release."""
-
-    @wraps(function)
-    def run(*given: Any, **named: Any) -> TuneReport:
-        if named.get("grid") is None:
-            if named.pop("train", None) is not None:
-                raise VitrimError("--train RECIPE trains the points of a grid: give --grid with it")
-            named.pop("grid", None)
-            return function(*given, **named)
-        grid, train, number = named.pop("grid"), named.pop("train", None), named.pop("evaluations", None)
-        own = "tune_grid" if train is None else "train_grid"
-        warnings.warn(f"grids are those of vitrim.{own} from the next release on", DeprecationWarning, stacklevel=2)
-        model, methods, data = (*given, *(named.pop(name) for name in ("model", "methods", "data")[len(given) :]))
-        if methods is not None:
-            raise VitrimError("name the method in --grid")
-        if train is None:
-            return tune_grid(model, grid, data, number=number, **named)
-        if model is not None:
-            raise VitrimError(f"the recipe names the model: leave out '{model}'")
-        return train_grid(train, grid, data, number=number, **named)
-
-    return run
-
-
-@_with_grids
 def tune(
     model: nn.Module | str | ModelSpec,
     methods: Methods,
