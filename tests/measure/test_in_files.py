@@ -236,7 +236,8 @@ class Made:
     @property
     def metadata(self) -> dict[str, Any]:
         prepared = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "crop_share": 1.0}
-        known = {"input": {"dtype": "float32"}, "method": self.method, "gmacs": self.gmacs, "preprocessing": prepared}
+        counted = {"gmacs": self.gmacs, "gmacs_parts": {"linear": self.gmacs}}
+        known = {"input": {"dtype": "float32"}, "method": self.method, **counted, "preprocessing": prepared}
         return {**known, **({} if self.dense_gmacs is None else {"dense_gmacs": self.dense_gmacs})}
 
     def run(self, images: Any) -> Any:
