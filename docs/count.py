@@ -20,13 +20,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("core", "cli", "tuning", "analysis")
-OLD_NAMES = {"tuning": "tune"}
 MANY = 10
 """Parameters that a function may have."""
 LONG = 40
 """Lines of code in a body, above which a function should be several."""
-CONTRACTS = (("Host", ("core/host.py", "core/answers.py")), ("MethodConfig", ("core/method.py", "core/config.py")))
-"""Classes that others subclass, and where they are or were."""
+CONTRACTS = (("Host", "core/host.py"), ("MethodConfig", "core/method.py"))
+"""Classes that others subclass, and where they are."""
 
 FOLLOW = """
 import json, sys
@@ -166,15 +165,13 @@ def functions(text: str) -> int:
     return sum(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in ast.walk(parsed(text)))
 
 
-def members(package: Path, name: str, places: tuple[str, ...]) -> tuple[int, int]:
-    """Class attributes and methods of a class, with those of the bases that stand in the same files.
+def members(package: Path, name: str, place: str) -> tuple[int, int]:
+    """Class attributes and methods of a class, with those of the bases that stand in the same file.
 
     Fields of a config, validators and names with an underscore are left out.
     """
     classes = {
         node.name: node
-        for place in places
-        if (package / place).is_file()
         for node in ast.parse((package / place).read_text(encoding="utf-8")).body
         if isinstance(node, ast.ClassDef)
     }
@@ -263,11 +260,11 @@ def rows(package: Path, *, walks: bool = True, show: bool = False) -> Iterator[t
     yield "functions per 1,000 lines of code", f"{1000 * sum(map(functions, texts.values())) / code:.0f}"
     yield f"functions with more than {LONG} lines in their body", str(sum(map(long_functions, texts.values())))
     for room in ROOMS:
-        folder = next(package / name for name in (room, OLD_NAMES.get(room, room)) if (package / name).is_dir())
+        folder = package / room
         count = sum(1 for path in folder.rglob("*.py") if path.name != "__init__.py" or path.parent == folder)
         yield f"files of `{room}/`", str(count)
-    for name, places in CONTRACTS:
-        attributes, methods = members(package, name, places)
+    for name, place in CONTRACTS:
+        attributes, methods = members(package, name, place)
         yield f"class attributes and methods of `{name}`", f"{attributes} and {methods}"
     yield "circles of modules, imports for types and by string too", str(circles(imports(package)))
     if walks:

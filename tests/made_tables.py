@@ -122,5 +122,6 @@ def made_record(method: str, kind: str, seed: int, groups: int, right: float) ->
         "num_tokens": 1 + np.concatenate([np.full((IMAGES, 1), PATCHES), draw.integers(2, 9, (IMAGES, 3))], 1),
         "head": draw.normal(size=(IMAGES, 4)),
         "logits": np.eye(CLASSES)[shown],
+        "first": shown,
     }
     return Record({**HEADER, "method": method, "kind": kind, "soft": False}, arrays)

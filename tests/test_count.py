@@ -67,7 +67,7 @@ def test_lines_functions_and_members_are_counted(tmp_path: Path) -> None:
     wide += "\ndef _g(a): ...\ndef f(): ..."
     assert count.parameters(wide) == {"A": 2, "f": 3}
     (tmp_path / "kind.py").write_text(SOURCE)
-    assert count.members(tmp_path, "Kind", ("kind.py", "old.py")) == (1, 2)
+    assert count.members(tmp_path, "Kind", "kind.py") == (1, 2)
 
 
 def test_imports_by_a_string_make_a_circle(tmp_path: Path) -> None:

@@ -13,8 +13,6 @@ NAMED = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|pyi|yaml|toml|css|js|html))`")
 PLACEHOLDERS = re.compile(r"NAME|LIBRARY|MODEL|RECIPE")
 OTHERS = {"tests/test_modeling_common.py", "tests/test_models.py", "mine.py"}
 """Files of the host libraries, and of a reader."""
-EARLIER = {"CHANGELOG.md", "changelog.md"}
-"""Documents that name files of earlier versions: the changelog, and its copy in the site."""
 
 
 def files() -> list[str]:
@@ -34,5 +32,4 @@ def test_files_that_a_document_names_exist(document: Path) -> None:
         for name in sorted(named)
         if name not in OTHERS and not PLACEHOLDERS.search(name) and not any(file.endswith(f"/{name}") for file in FILES)
     ]
-    if document.name not in EARLIER:
-        assert not missing
+    assert not missing

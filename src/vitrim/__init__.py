@@ -170,12 +170,9 @@ _NAMES = {
 }
 """The public names, by the module that defines them."""
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
-_EARLIER = {"register_backbone": "register_host"}
-"""Names of 0.1.0 that still work."""
 
 
 def __getattr__(name: str) -> Any:
-    name = _EARLIER.get(name, name)
     if name in _MODULE_OF:
         return getattr(import_module(_MODULE_OF[name]), name)
     if not name.startswith("_"):

@@ -20,8 +20,9 @@ from vitrim.analysis.analyze import analyze, analyze_records, compare_analyses
 from vitrim.analysis.record import Record
 from vitrim.data import ImageDataset
 from vitrim.errors import VitrimError
+from vitrim.loading import ModelSpec
 from vitrim.measure.run import Measurement
-from vitrim.report import Report
+from vitrim.report import Report, Results
 
 IMAGES = 10
 
@@ -163,7 +164,7 @@ def test_what_was_gathered_is_kept(
     [
         ({"methods": ["tome:r=2", "tome:r=2"]}, "method tome:r=2 is given twice"),
         ({"methods": "tome:r=x"}, "r"),
-        ({"dtype": "fp8"}, "unknown dtype 'fp8'"),
+        ({"model": ModelSpec("test_vit", dtype="fp8")}, "unknown dtype 'fp8'"),
         ({"only": "depths"}, "unknown family 'depths'"),
         (
             {"only": ["counts"], "sizes": (64,)},
@@ -176,10 +177,10 @@ def test_what_was_gathered_is_kept(
         ({"only": "router", "blocks": (0, 6)}, "there is no block 6 to draw; valid: 0 to 5"),
         ({"formats": "jpg"}, "unknown format 'jpg'"),
         ({"formats": ()}, "unknown format"),
-        ({"device": "nowhere"}, "unknown device 'nowhere'"),
+        ({"model": ModelSpec("test_vit", device="nowhere")}, "unknown device 'nowhere'"),
         ({"model": 3}, "expected a model or its name"),
         ({"model": ["test_vit", "test_vit"]}, "model test_vit is given twice"),
-        ({"model": ["test_vit", "vit_tiny_patch16_224"], "checkpoint": "x"}, "weights of one model; 2 models"),
+        ({"model": ModelSpec(["test_vit", "vit_tiny_patch16_224"], checkpoint="x")}, "weights of one model; 2 models"),
         ({"model": []}, "name at least one model"),
         ({"data": "none"}, "none"),
         ({"data": 5}, "expected a source of images or a dataset of vitrim.data, got int"),
@@ -192,28 +193,21 @@ def test_what_was_gathered_is_kept(
         ({"only": "throughput", "sizes": "64"}, "sizes is a list of whole numbers of pixels, not '64'"),
         ({"only": "throughput", "sizes": 64}, "sizes is a list of whole numbers of pixels, not 64"),
         ({"only": "throughput", "sizes": ["a"]}, "sizes is a list of whole numbers of pixels, not"),
-        ({"split": 5}, "split is a text, not 5"),
-        ({"image_column": 5}, "image_column is a text, not 5"),
-        ({"label_column": 5}, "label_column is a text, not 5"),
-        ({"data_options": 5}, "data_options is a dict of options by name, not 5"),
-        ({"model_options": 5}, "model_options is a dict of options by name, not 5"),
-        ({"checkpoint": 5}, "checkpoint is a path, not 5"),
-        ({"limit": "x"}, "limit is a whole number of at least 1, not 'x'"),
-        ({"batch_size": 2.5}, "batch_size is a whole number of at least 1, not 2.5"),
-        ({"workers": "x"}, "workers is a whole number of at least 0, not 'x'"),
         ({"seed": "x"}, "seed is a whole number, not 'x'"),
-        ({"dtype": []}, "dtype is a text, not"),
-        ({"device": 5}, "unknown device '5'"),
+        ({"model": ModelSpec("test_vit", dtype=[])}, "dtype is a text, not"),
+        ({"model": ModelSpec("test_vit", device=5)}, "unknown device '5'"),
         ({"on_progress": 5}, "on_progress is a function, not 5"),
     ],
 )
 def test_bad_input_writes_nothing(
     model: nn.Module, images: ImageDataset, tmp_path: Path, arguments: dict[str, Any], message: str
 ) -> None:
-    given: dict[str, Any] = {"model": model, "methods": (), "data": images, **arguments}
+    given: dict[str, Any] = {"model": model, "methods": (), "data": images, "out": tmp_path / "new", **arguments}
+    if "formats" in given:
+        given["out"] = Results(tmp_path / "new", formats=given.pop("formats"))
     positional: Sequence[Any] = [given.pop(name) for name in ("model", "methods", "data")]
     with pytest.raises(VitrimError, match=message) as caught:
-        analyze(*positional, **{"out": tmp_path / "new", **given})
+        analyze(*positional, **given)
     assert "\n" not in str(caught.value)
     assert "--" not in str(caught.value)  # arguments have no dashes
     assert not (tmp_path / "new").exists()

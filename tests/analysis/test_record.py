@@ -39,6 +39,7 @@ def record(images: int = 5, **header: Any) -> Record:
         "features": generator.normal(size=(images, 2, 4)).astype(np.float16),
         "logits": generator.normal(size=(images, 10)).astype(np.float16),
     }
+    arrays["first"] = arrays["logits"].argmax(1)
     return Record({**HEADER, **header}, arrays)
 
 

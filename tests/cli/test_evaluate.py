@@ -28,7 +28,6 @@ from vitrim.measure.evaluation import evaluate
 from vitrim.measure.inputs import DataSpec
 from vitrim.measure.records import Batch
 from vitrim.measure.run import Measurement
-from vitrim.measure.task_data import open_task
 from vitrim.report import Report
 
 MODEL = "test_vit"
@@ -624,42 +623,29 @@ def test_what_was_gathered_is_handed_over_when_something_stops_the_pass(folder):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": "fp31"}, "unknown dtype 'fp31'"),
-        ({"pretrained": True}, "say how to create a model: give its name"),
-        ({"data_options": 5}, "data_options is a dict of options by name, not 5"),
-        ({"protocol": "x"}, "protocol is a dict of options by name, not 'x'"),
-        ({"model_options": 5}, "model_options is a dict of options by name, not 5"),
-        ({"split": 5}, "split is a text, not 5"),
-        ({"learned": 5}, "learned is a path, not 5"),
-        ({"decisions": 5}, "decisions is a path, not 5"),
-        ({"limit": "x"}, "limit is a whole number of at least 1, not 'x'"),
+        ({"model": {"dtype": "fp31"}}, "unknown dtype 'fp31'"),
+        ({"model": {"pretrained": True}}, "say how to create a model: give its name"),
         ({"seed": -1}, "seed is a whole number of at least 0, not -1"),
         ({"seed": 2**63}, r"seed is a whole number from 0 to 2\*\*63 - 1"),
         ({"on_progress": 5}, "on_progress is a function, not 5"),
-        ({"resume": True}, "resume goes on from what a folder holds"),
-        ({"split": "test"}, "split, columns and data_options say how to read a source, and a dataset is given"),
-        ({"task": "classification"}, "predicts labels of whole images: leave task classification out"),
+        (
+            {"data": {"split": "test"}},
+            "split, columns and data_options say how to read a source, and a dataset is given",
+        ),
+        ({"data": {"task": "classification"}}, "predicts labels of whole images: leave task classification out"),
     ],
 )
 def test_arguments_that_say_nothing_are_refused(folder, options, message):
-    model = timm.create_model(MODEL, img_size=64, num_classes=6)
+    given = dict(options)
+    model = ModelSpec(timm.create_model(MODEL, img_size=64, num_classes=6), **given.pop("model", {}))
+    data = DataSpec(load_images(folder), **given.pop("data", {}))
     with pytest.raises(VitrimError, match=message):
-        evaluate(model, "none", load_images(folder), **options)
+        evaluate(model, "none", data, **given)
+
+
+def test_a_limit_of_batches_is_refused():
     with pytest.raises(VitrimError, match="limit is for a source of images or a dataset, and batches are given"):
-        evaluate(model, "none", vitrim.DataSpec([], limit=3))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"options": 5}, "data_options is a dict of options by name, not 5"),
-        ({"protocol": 5}, "protocol is a dict of options by name, not 5"),
-        ({"image_column": 5}, "image_column is a text, not 5"),
-    ],
-)
-def test_a_task_is_opened_with_options_of_their_kind(folder, options, message):
-    with pytest.raises(VitrimError, match=message):
-        open_task(ModelSpec(MODEL).load(), DataSpec(folder, **options))
+        evaluate(timm.create_model(MODEL, img_size=64, num_classes=6), "none", DataSpec([], limit=3))
 
 
 @pytest.mark.slow

@@ -245,7 +245,7 @@ def test_the_function_gives_the_record_and_the_table_of_the_command(
 ) -> None:
     arguments = ("test_vit", "-m", ATM, "-m", "ia_red2", "--images", str(folder), "--model-option", "img_size=96")
     before = torch.get_rng_state()
-    report = profile.profile("test_vit", [ATM, "ia_red2"], images=folder, model_options={"img_size": 96})
+    report = profile.profile(vitrim.ModelSpec("test_vit", options={"img_size": 96}), [ATM, "ia_red2"], images=folder)
     assert torch.equal(torch.get_rng_state(), before)
     assert json.loads(json.dumps(report.record)) == record(*arguments)
     assert run(*arguments)[1] == f"{report}\n"
@@ -258,7 +258,7 @@ def test_models_that_are_there_are_counted_as_by_name_and_stay_as_they_were() ->
     weights = [value.clone() for model in models for value in model.state_dict().values()]
     methods = ["tome:r=3", vitrim.parse_method("topk:keep_rate=0.5,score=column_mean")]
     found = profile.profile(models, methods)
-    named = profile.profile(["test_vit", "test_vit2"], methods, model_options={"img_size": 96})
+    named = profile.profile(vitrim.ModelSpec(["test_vit", "test_vit2"], options={"img_size": 96}), methods)
     assert found.rows == named.rows
     assert (found.facts["weights"], named.facts["weights"]) == ("given", "random")
     assert (found.facts["environment"]["device"], named.facts["environment"]["device"]) == ("cpu", "meta")
@@ -270,9 +270,9 @@ def test_models_that_are_there_are_counted_as_by_name_and_stay_as_they_were() ->
 def test_a_dataset_keeps_its_transform(folder: Path) -> None:
     data = load_images(folder)
     transform = data.transform
-    options = {"model_options": {"img_size": 96}, "limit": 2}
-    assert profile.profile("test_vit", ATM, images=data, **options).record == (
-        profile.profile("test_vit", ATM, images=str(folder), **options).record
+    model = vitrim.ModelSpec("test_vit", options={"img_size": 96})
+    assert profile.profile(model, ATM, images=vitrim.DataSpec(data, limit=2)).record == (
+        profile.profile(model, ATM, images=vitrim.DataSpec(str(folder), limit=2)).record
     )
     assert data.transform is transform
 
@@ -286,13 +286,17 @@ def test_a_dataset_keeps_its_transform(folder: Path) -> None:
         (5, {}, "expected a model or its name, or a list of them, got 5"),
         (["test_vit", 5], {}, "expected a model or its name"),
         ("test_vit", {"images": 5}, "expected a source of images or a dataset"),
-        ("test_vit", {"split": 5}, "split is a text, not 5"),
-        ("test_vit", {"limit": "x"}, "limit is a whole number of at least 1, not 'x'"),
-        ("test_vit", {"model_options": 5}, "model_options is a dict of options by name, not 5"),
-        ("test_vit", {"checkpoint": 5}, "checkpoint is a path, not 5"),
         ("test_vit", {"seed": None}, "seed is a whole number from 0"),
-        ("test_vit", {"split": "val"}, "say how to read a source of images, and none is given"),
-        (timm.create_model("test_vit"), {"pretrained": True}, "say how to create a model: give its name"),
+        (
+            "test_vit",
+            {"images": vitrim.DataSpec(None, split="val")},
+            "say how to read a source of images, and none is given",
+        ),
+        (
+            vitrim.ModelSpec(timm.create_model("test_vit"), pretrained=True),
+            {},
+            "say how to create a model: give its name",
+        ),
     ],
 )
 def test_arguments_that_say_nothing_are_refused(models: Any, options: dict[str, Any], message: str) -> None:

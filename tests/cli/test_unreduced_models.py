@@ -47,7 +47,7 @@ OWN = {"own blocks": {"block_fn": OwnBlock}, "own attention": {"attn_layer": Dif
 """Of a supported class, with parts that no family knows."""
 ALONE = [*MODELS, *OWN]
 LABELS = [0, 1, 2, 0]
-QUICK = {"repeats": 1, "min_seconds": 0.0}
+QUICK = {"budget": vitrim.Budget(1, min_seconds=0.0)}
 
 
 @cache

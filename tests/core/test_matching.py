@@ -6,8 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import golden_models as golden
-import vitrim
 from vitrim.core import compiled
 from vitrim.core.attention import Attention
 from vitrim.core.matching import (
@@ -15,16 +13,14 @@ from vitrim.core.matching import (
     alternate_similarity,
     alternate_split,
     best_partners,
-    kth_matching,
     merge_alternate,
     merge_most_similar,
     most_similar,
     pair_most_similar,
     split_alternately,
     unit,
-    window_matching,
 )
-from vitrim.core.tokens import TokenState, unmerge
+from vitrim.core.tokens import TokenState
 
 
 def draw(seed: int, *shape: int) -> Tensor:
@@ -160,79 +156,6 @@ def test_merge_puts_kept_sources_first_and_then_every_destination(
             assert after.source[image, own_sources[i] + prefix] == after.source[image, joined + prefix]
     assert (after.size.sum(1) == prefix + patches).all()
     assert after.num_patches == patches - r
-
-
-# ---- relatives of ToMe -----------------------------------------------------------------------------------------------
-
-
-def operands(ref: golden.Reference, case: str) -> tuple[Tensor, Tensor, TokenState]:
-    """Metric and tokens of one case, and the state of these tokens; no prefix, as published."""
-    data = {key: torch.from_numpy(value).double() for key, value in golden.weights.tensors(ref).items()}
-    x = data[f"{case}/x"]
-    return data[f"{case}/metric"], x, TokenState.start(x, num_prefix=0)
-
-
-@golden.cases(["merging/ops_tome"], arrays=("kth2_n18/*",))
-def test_every_kth_token_receives_as_in_the_reference(ref: golden.Reference) -> None:
-    metric, x, state = operands(ref, "kth2_n18")
-    merged, state = kth_matching(state, metric, 2).apply(x, state)
-    ref.check("kth2_n18/merged_mean", merged)
-    ref.check("kth2_n18/unmerged", unmerge(merged, state))
-
-
-def test_every_third_token_receives_and_the_rest_of_the_division_is_dropped() -> None:
-    metric, x = draw(0, 2, 11, 4), draw(1, 2, 12, 5)
-    state = TokenState.start(x, num_prefix=1)  # the prefix takes no part
-    merged, after = kth_matching(state, metric, 3).apply(x, state)
-    assert merged.shape == (2, 4, 5)
-    assert after.position.tolist() == [[0, 3, 6, 9]] * 2
-    assert after.lost
-    assert (after.source[:, 10:] == -1).all()
-    cosine = torch.nn.functional.cosine_similarity(metric[:, :, None], metric[:, None], dim=-1)
-    for image in range(2):
-        groups = {2: [2], 5: [5], 8: [8]}
-        for source in (0, 1, 3, 4, 6, 7):
-            groups[max(groups, key=lambda one: float(cosine[image, source, one]))].append(source)
-        expected = torch.stack([x[image, [patch + 1 for patch in group]].mean(0) for group in groups.values()])
-        torch.testing.assert_close(merged[image, 1:], expected)
-        assert torch.equal(merged[image, 0], x[image, 0])
-    for k in (1, 12):
-        with pytest.raises(vitrim.VitrimError, match=f"k={k} must be from 2 to the number of patches, 11"):
-            kth_matching(state, metric, k)
-
-
-WINDOWS = ("w8h8_r24_norand", "w8h8_r60clamp_norand", "w8h8_r24_rand")
-
-
-@golden.cases([(golden.Part("merging/ops_tomesd", (f"{case}/*",)), case) for case in WINDOWS], "case")
-def test_one_token_of_each_window_receives_as_in_the_reference(ref: golden.Reference, case: str) -> None:
-    metric, x, state = operands(ref, case)
-    args = ref["config"]["args"][case]
-    offset = golden.tensor(ref, f"{case}/rand_idx").long() if args["random"] else None
-    hard = window_matching(
-        state, metric, (args["h"], args["w"]), args["r"], window=(args["sy"], args["sx"]), offset=offset
-    )
-    merged, state = hard.apply(x, state)
-    ref.check(f"{case}/tokens_after", merged.shape[1])
-    ref.check(f"{case}/unmerged_x", unmerge(merged, state))
-    ref.check(f"{case}/merged_sorted", merged.sort(1).values)  # their order is unspecified
-
-
-def test_windows_on_a_grid_they_do_not_divide() -> None:
-    """5 x 7 patches in windows of 2 x 3: two windows a row, two rows of them; the last row and column only merge."""
-    metric = draw(0, 1, 35, 4)
-    state = TokenState.start(metric, num_prefix=0)
-    offset = torch.tensor([[0, 5], [4, 2]])
-    hard = window_matching(state, metric, (5, 7), 100, window=(2, 3), offset=offset)
-    assert hard.anchor.tolist() == [[0, 7 + 5, 2 * 7 + 3 + 2, 3 * 7 + 1]]
-    assert (hard.advance(metric, state).size.sum(1) == 35).all()
-    for grid, options, message in (
-        ((6, 6), {}, "a grid of 6 x 6 does not hold 35 patches"),
-        ((5, 7), {"window": (6, 2)}, "has no whole window of 6 x 2"),
-        ((5, 7), {"offset": offset}, r"offset must have the shape \(2, 3\) of the windows, not \(2, 2\)"),
-    ):
-        with pytest.raises(vitrim.VitrimError, match=message):
-            window_matching(state, metric, grid, 4, **options)
 
 
 # ---- graphs that are exported ----------------------------------------------------------------------------------------

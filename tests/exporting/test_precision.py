@@ -26,7 +26,6 @@ from full_matrix import cells
 from image_files import write_noise
 from vitrim.errors import MissingPackageError, VitrimError
 from vitrim.exporting import Exported, writing
-from vitrim.exporting.formats import base
 from vitrim.exporting.formats import onnx as onnx_format
 from vitrim.exporting.formats import openvino as openvino_format
 from vitrim.exporting.formats.base import DECISIONS, Array, unreported
@@ -297,7 +296,7 @@ def test_beside_products_in_int8_the_rest_is_in_what_is_faster(
     assert core.compile_model.call_args.args[2]["INFERENCE_PRECISION_HINT"] == hint
     facts = openvino_format.OpenVINO.facts(precision)
     spoken = {"f32": "fp32", "bf16": "bf16"}[hint]
-    assert facts == ({"processors": "any", "beside_int8": spoken} if precision == "int8" else {})
+    assert facts == ({"beside_int8": spoken} if precision == "int8" else {})
     openvino_format.beside_int8.cache_clear()
 
 
@@ -340,47 +339,10 @@ def test_weights_keep_to_seven_bits(tmp_path: Path) -> None:
 
     file = vitrim.export(model(depth=1), None, tmp_path / "m.onnx", check=0, file=vitrim.FileSpec(batch=2))
     made = file.in_precision("int8", tmp_path / "i.onnx", images(4, 2))
-    assert made.metadata["processors"] == "any"
     weights = [to_array(each) for each in onnx.load(str(made.path)).graph.initializer]
     rounded = [each for each in weights if each.dtype == np.int8 and each.ndim > 1]
     assert len(rounded) == 6  # an embedding, four products of a block, the head
     assert max(int(np.abs(each.astype(int)).max()) for each in rounded) <= 64
-
-
-@pytest.mark.parametrize(
-    ("flags", "machine", "lacks"),
-    [
-        ("fpu avx2 fma", "x86_64", True),
-        ("fpu avx2 avx512f avx512_vnni", "x86_64", False),
-        ("fpu avx2 avx_vnni", "x86_64", False),
-        ("asimd", "aarch64", False),
-    ],
-)
-def test_processors_without_vnni_are_known(
-    flags: str, machine: str, lacks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    facts = tmp_path / "cpuinfo"
-    facts.write_text(f"model name : a processor\nflags : {flags}\n")
-    monkeypatch.setattr(base, "CPU_FACTS", facts)
-    monkeypatch.setattr("platform.machine", lambda: machine)
-    assert base.without_vnni() == lacks
-
-
-@pytest.mark.slow
-def test_a_file_for_processors_with_vnni_does_not_run_on_others(
-    written: Exported, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One of an earlier version, whose metadata do not say that it is for any."""
-    rewritten(written.path, {"precision": "int8"})
-    monkeypatch.setattr("vitrim.exporting.exported.without_vnni", lambda: True)
-    with pytest.raises(vitrim.VitrimError, match=r"m.onnx is not run: it was made in int8 for processors with VNNI"):
-        Exported.open(written.path).run(images(2, 2)[0])
-    rewritten(written.path, {"processors": "any"})
-    assert Exported.open(written.path).run(images(2, 2)[0]).shape == (2, 3)
-    rewritten(written.path, {"processors": None})
-    monkeypatch.setattr("vitrim.exporting.exported.without_vnni", lambda: False)
-    assert Exported.open(written.path).run(images(2, 2)[0]).shape == (2, 3)
-    rewritten(written.path, {"precision": "fp32"})
 
 
 SIGNALS = """
@@ -426,17 +388,6 @@ def rewritten(path: Path, change: dict[str, Any]) -> None:
     onnx.save(file, str(path))
 
 
-@pytest.mark.slow
-def test_files_of_earlier_versions_open_in_the_precision_of_their_weights(written: Exported) -> None:
-    rewritten(written.path, {"precision": None})
-    assert Exported.open(written.path).precision == "fp32"
-    rewritten(written.path, {"weights": "fp16"})
-    assert Exported.open(written.path).precision == "fp16"
-    rewritten(written.path, {"weights": None})
-    assert Exported.open(written.path).precision == "fp32"
-    rewritten(written.path, {"weights": "fp32", "precision": "fp32"})
-
-
 @pytest.mark.parametrize("precision", ["fp8", 8, ["int8"], {}])
 def test_a_precision_that_there_is_not_is_refused(written: Exported, precision: Any) -> None:
     rewritten(written.path, {"precision": precision})
@@ -473,7 +424,7 @@ def test_int8_is_calibrated_on_other_images_than_it_is_compared_on(
 
     monkeypatch.setattr(writing, "_made", watched)
     monkeypatch.setattr(writing, "CALIBRATED", 16)
-    given = {"precision": "int8", "images": str(tmp_path / "images"), "check": 12}
+    given = {"file": vitrim.FileSpec(precision="int8"), "images": str(tmp_path / "images"), "check": 12}
     file = vitrim.export(model(depth=1), None, tmp_path / "m.onnx", **given)
     assert seen == [(16, 12)]
     assert (file.precision, file.batch) == ("int8", None)
@@ -503,7 +454,7 @@ def test_images_to_calibrate_and_to_compare_on_are_spread_over_sorted_data(
 def test_embeddings_are_compared_by_their_cosine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_noise(tmp_path / "images", 10)
     monkeypatch.setattr(writing, "CALIBRATED", 8)
-    given = {"precision": "int8", "images": str(tmp_path / "images"), "check": 4}
+    given = {"file": vitrim.FileSpec(precision="int8"), "images": str(tmp_path / "images"), "check": 4}
     file = vitrim.export(model(depth=1, num_classes=0), None, tmp_path / "m.onnx", **given)
     assert file.metadata["parity"] == (
         "embeddings with a cosine of 1.0000, and 0.98 or more as fp32 in 100.0 % of 4 images"
@@ -622,7 +573,7 @@ def test_a_file_that_is_too_coarse_is_not_written(tmp_path: Path, monkeypatch: p
     write_noise(tmp_path / "images", 10)
     monkeypatch.setattr(writing, "CALIBRATED", 10)
     monkeypatch.setattr(writing, "AGREES", 1.01)
-    given = {"precision": "int8", "images": str(tmp_path / "images"), "check": 4}
+    given = {"file": vitrim.FileSpec(precision="int8"), "images": str(tmp_path / "images"), "check": 4}
     with pytest.raises(vitrim.VitrimError, match=r"m.onnx is not written: int8 is too coarse for it; same top-1 as"):
         vitrim.export(model(depth=1), None, tmp_path / "m.onnx", **given)
     assert [path.name for path in tmp_path.iterdir()] == ["images"]

@@ -23,7 +23,7 @@ from vitrim.exporting.exported import staged
 from vitrim.exporting.formats import format_named, formats, register_format
 from vitrim.exporting.formats.base import Array, Format, Graph, Run
 from vitrim.exporting.timing import time_exported
-from vitrim.exporting.writing import dense_file
+from vitrim.exporting.writing import FileSpec, dense_file
 from vitrim.loading import load_run
 from vitrim.measure.latency import Budget
 from vitrim.speed.engines import FileEngine
@@ -309,37 +309,33 @@ def test_a_path_that_is_none(wrong: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch": 0}, "batch=0 must be a whole number from 1"),
-        ({"opset": 9}, "opset=9 must be a whole number from 18 to 23"),
-        ({"precision": "bf16"}, "unknown precision of onnx files 'bf16'.* valid: fp16, fp32, int8"),
+        ({"file": FileSpec(batch=0)}, "batch=0 must be a whole number from 1"),
+        ({"file": FileSpec(opset=9)}, "opset=9 must be a whole number from 18 to 23"),
+        ({"file": FileSpec(precision="bf16")}, "unknown precision of onnx files 'bf16'.* valid: fp16, fp32, int8"),
         ({"check": -1}, "check is a whole number of at least 0, not -1"),
         ({"check": 2.5}, "check is a whole number of at least 0, not 2.5"),
-        ({"batch": True}, "batch=True must be a whole number from 1"),
-        ({"batch": "x"}, "batch=x must be a whole number from 1"),
-        ({"size": "a"}, "size is a whole number, or height and width, not 'a'"),
-        ({"size": (32, 32, 3)}, r"size is a whole number, or height and width, not \(32, 32, 3\)"),
-        ({"classes": "abc"}, "classes are texts, the name of every class, not 'abc'"),
-        ({"classes": [0, 1, 2]}, r"classes are texts, the name of every class, not \[0, 1, 2\]"),
-        ({"size": (32,)}, r"size is a whole number, or height and width, not \(32,\)"),
-        ({"classes": 3}, "classes are texts, the name of every class, not 3"),
-        ({"classes": ["a"]}, "classes are 1 names, and the model has 3 classes"),
-        ({"name": 3}, "name is a text, not 3"),
+        ({"file": FileSpec(batch=True)}, "batch=True must be a whole number from 1"),
+        ({"file": FileSpec(batch="x")}, "batch=x must be a whole number from 1"),
+        ({"file": FileSpec(classes=["a"])}, "classes are 1 names, and the model has 3 classes"),
         ({"file": 3}, "file is a vitrim.FileSpec, not 3"),
         ({"freeze": "x"}, "--capacity x must be above 0 and at most 1"),
-        ({"to": "tensorrt"}, "unknown format 'tensorrt'; .*valid: aoti, onnx, openvino, pt2"),
-        ({"to": "openvino"}, r"a file of format openvino ends in .xml, and .*m.onnx does not"),
-        ({"size": 0}, "size=0 must be from 1 to 4096"),
-        ({"size": 16384}, "size=16384 must be from 1 to 4096"),
-        ({"size": (32, 4097)}, r"size=\(32, 4097\) must be from 1 to 4096"),
+        ({"file": FileSpec(to="tensorrt")}, "unknown format 'tensorrt'; .*valid: aoti, onnx, openvino, pt2"),
+        ({"file": FileSpec(to="openvino")}, r"a file of format openvino ends in .xml, and .*m.onnx does not"),
+        ({"file": FileSpec(size=0)}, "size=0 must be from 1 to 4096"),
+        ({"file": FileSpec(size=16384)}, "size=16384 must be from 1 to 4096"),
+        ({"file": FileSpec(size=(32, 4097))}, r"size=\(32, 4097\) must be from 1 to 4096"),
         (
             {"check": torch.zeros(4, 3, 48, 48)},
             r"check holds images \(4, 3, 48, 48\) float32, and the file takes \(n, 3, 32, 32\) float32",
         ),
         (
-            {"check": torch.zeros(4, 3, 32, 32), "preprocess": True},
+            {"check": torch.zeros(4, 3, 32, 32), "file": FileSpec(preprocess=True)},
             r"check holds images \(4, 3, 32, 32\) float32, and the file takes \(n, 32, 32, 3\) uint8",
         ),
-        ({"check": torch.zeros(4, 3, 32, 32), "batch": 5}, "check holds 4 images, too few for a file for batches of 5"),
+        (
+            {"check": torch.zeros(4, 3, 32, 32), "file": FileSpec(batch=5)},
+            "check holds 4 images, too few for a file for batches of 5",
+        ),
     ],
 )
 def test_options_that_are_not_valid(tmp_path: Path, options: dict[str, Any], message: str) -> None:

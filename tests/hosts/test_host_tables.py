@@ -99,24 +99,6 @@ def _own_tables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(getattr(registry, name), "entries", dict(getattr(registry, name).entries))
 
 
-@pytest.mark.parametrize("mixed_in", [False, True])
-@pytest.mark.parametrize("name", ["preprocessing", "roles", "parts"])
-def test_a_host_of_before_says_what_moved_where(name: str, mixed_in: bool) -> None:
-    own: dict[str, Any] = {name: None}
-    old = type("OldHost", (type("Mixin", (), own), Host) if mixed_in else (Host,), {} if mixed_in else own)
-    with pytest.raises(
-        vitrim.VitrimError, match=f"^the host OldHost has {name}, which a subclass of .*Library"
-    ) as said:
-        vitrim.register_host(KEY)(old)
-    assert "\n" not in str(said.value)
-    assert registry.find_host(Mine()) is None
-
-
-def test_no_host_of_ours_has_what_moved() -> None:
-    for host in set(hosts().values()):
-        assert not {name for base in host.__mro__ if base is not Host for name in vars(base)} & registry.MOVED, host
-
-
 def test_a_host_is_small() -> None:
     """What is asked for one caller's sake belongs to that caller; six class attributes and twelve methods are many."""
     assert len([name for name in vars(Host) if not name.startswith("_")]) <= 18

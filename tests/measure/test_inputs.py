@@ -41,8 +41,8 @@ def test_data_in_hand_is_the_source_that_it_was_opened_from(source: Path) -> Non
 
 @pytest.mark.slow
 def test_objects_give_the_record_of_names(source: Path, checkpoint: Path) -> None:
-    how = {"checkpoint": checkpoint, "model_options": OPTIONS}
-    by_name = vitrim.evaluate("test_vit", "tome:r=2", vitrim.DataSpec(source, limit=6), **how)
+    named = vitrim.ModelSpec("test_vit", checkpoint=checkpoint, options=OPTIONS)
+    by_name = vitrim.evaluate(named, "tome:r=2", vitrim.DataSpec(source, limit=6))
     model = vitrim.create_model("test_vit", checkpoint=checkpoint, options=OPTIONS)
     in_hand = vitrim.evaluate(model, "tome:r=2", vitrim.open_data(source, limit=6))
     assert in_hand.rows == by_name.rows

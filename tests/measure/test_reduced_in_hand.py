@@ -38,7 +38,7 @@ def test_profile_counts_it_as_under_the_method_as_text() -> None:
 def test_bench_times_it_beside_its_dense_self() -> None:
     given = model()
     reduction = vitrim.reduce_(given, "tome:r=3")
-    short: dict[str, Any] = {"batch_size": 2, "repeats": 1, "min_seconds": 0}
+    short: dict[str, Any] = {"batch_size": 2, "budget": vitrim.Budget(1, min_seconds=0)}
     rows = vitrim.bench(given, **short).rows
     assert [row["method"] for row in rows] == ["dense", "tome:r=3"]
     expected = vitrim.bench(model(), "tome:r=3", **short).rows

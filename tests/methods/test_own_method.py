@@ -1,4 +1,4 @@
-"""A method is one short file that imports vitrim alone; one written for an earlier version is told what changed."""
+"""A method is one short file that imports vitrim alone."""
 
 from __future__ import annotations
 

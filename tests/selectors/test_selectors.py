@@ -118,34 +118,20 @@ def test_divprune(ref: Reference) -> None:
     ref.check("kept", torch.stack([choice.kept for choice in config.select(Seen(features))]))
 
 
-@golden.cases(["vlm/dart_01", "vlm/dart_02"])
-def test_dart_in_a_language_model(ref: Reference) -> None:
-    """In the order of the pivots of the file, which is that of a Python set and decides."""
-    given, own = operands(ref), args(ref)
-    start, number = own["image_start"], own["image_tokens"]
-    image = (start, start + number)
-    order = [int(position) for position in ref["pivots"]]
-    kept, _ = dart.in_language_model(given["states"], given["keys"], image, own["per_pivot"], order=order)
-    ref.check("kept", kept)
-    _, acting = dart.in_language_model(given["states"], given["keys"], image, own["per_pivot"])
-    ref.check("pivots", list(set(acting)), lambda stored: stored.tolist())
-
-
 @golden.cases(["vlm/dart_embeddings_01", "vlm/dart_embeddings_02"])
 def test_dart_on_embeddings(ref: Reference) -> None:
     own, embeds = args(ref), operands(ref)["embeds"]
-    spans = [(start, stop) for start, stop in own["spans"]]
-    kept = dart.shortened_prompt(embeds, spans, own["reduction_ratio"], own["pivot_image"], own["pivot_text"])
-    ref.check("kept", kept)
     is_text = torch.ones(len(embeds), dtype=torch.bool)
-    for start, stop in spans:
+    for start, stop in own["spans"]:
         is_text[start:stop] = False
-    config = vitrim.parse_selector(f"dart:keep={1 - own['reduction_ratio']}")
-    for start, stop in spans:  # the selector, image by image
-        mask = config.mask(embeds[start:stop], text=embeds[is_text])
-        own_kept = [place for place in kept.tolist() if start <= place < stop]
-        assert (mask.nonzero().squeeze(1) + start).tolist() == own_kept
-        assert int(mask.sum()) == config.count(stop - start)
+    config = vitrim.parse_selector(
+        f"dart:keep={1 - own['reduction_ratio']},pivots={own['pivot_image']},text_pivots={own['pivot_text']}"
+    )
+    stays = is_text.clone()
+    for start, stop in own["spans"]:
+        stays[start:stop] = config.mask(embeds[start:stop], text=embeds[is_text])
+        assert int(stays[start:stop].sum()) == config.count(stop - start)
+    ref.check("kept", stays.nonzero().squeeze(1))
 
 
 @golden.cases(["vlm/cdpruner_01", "vlm/cdpruner_03"])

@@ -29,7 +29,7 @@ from vitrim.speed.words import SpeedReport
 
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 3}
 MODEL = ["test_vit", *(f"--model-option={key}={value}" for key, value in OPTIONS.items())]
-QUICK: dict[str, Any] = {"repeats": 1, "min_seconds": 0}
+QUICK: dict[str, Any] = {"budget": Budget(1, min_seconds=0)}
 
 
 @pytest.fixture
@@ -140,15 +140,21 @@ def test_images_of_a_dataset_are_taken_as_they_are(tmp_path: Path) -> None:
         ({"batch_size": ()}, "unexpected batch size ''"),
         ({"batch_size": True}, "unexpected batch size 'True'"),
         ({"precision": ()}, "unknown precision ''"),
-        ({"split": "test"}, "split says which images of a source to read, and there is no source"),
+        (
+            {"images": vitrim.DataSpec(None, split="test")},
+            "split says which images of a source to read, and there is no source",
+        ),
         ({"images": [1, 2]}, "expected a source of images or a dataset of vitrim.data, got list"),
-        ({"checkpoint": "folder"}, "pretrained, checkpoint and model_options say how to create a model"),
-        ({"text_tokens": 3}, "a prompt is described, and VisionTransformer reads none"),
+        (
+            {"model": vitrim.ModelSpec(model(), checkpoint="folder")},
+            "pretrained, checkpoint and model_options say how to create a model",
+        ),
+        ({"images": vitrim.Prompt(text=3)}, "a prompt is described, and VisionTransformer reads none"),
     ],
 )
 def test_bad_input(given: dict[str, Any], message: str) -> None:
     with pytest.raises(VitrimError, match=message):
-        bench(model(), "tome:r=2", **given)
+        bench(**{"model": model(), "methods": "tome:r=2", **given})
 
 
 def test_a_report_is_shown_in_the_order_of_its_parts() -> None:

@@ -313,14 +313,6 @@ def test_bars_are_quartiles_of_the_time_and_the_standard_error_of_the_loss() -> 
     assert list(across[:, 1]) == pytest.approx([2.0, 2.0])
 
 
-@pytest.mark.slow  # `plots/test_comparison.py` draws it
-def test_the_picture_is_written(source: Path, tmp_path: Path) -> None:
-    path = tmp_path / "new" / "loss.svg"
-    report = compare(model(), METHODS, str(source), at=1, figure=path)
-    assert report.files == [path]
-    assert all(name in path.read_text() for name in METHODS)
-
-
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -331,13 +323,14 @@ def test_the_picture_is_written(source: Path, tmp_path: Path) -> None:
         ({"at": ()}, "unexpected batch size ''"),
         ({"at": 11}, "has 10 images, too few for a batch of 11"),
         ({"precision": "fp8"}, "unknown precision 'fp8'.* valid: bf16, fp16, fp32, int8"),
-        ({"figure": "loss.pdf"}, "unknown format 'pdf'; .*valid: png, svg"),
         ({"engine": "tensorrt"}, "unknown engine 'tensorrt'"),
         ({"methods": ["tome:r=1", "tome:r=1"]}, "method tome:r=1 is given twice"),
         ({"methods": "tomme"}, "unknown method 'tomme'"),
         ({"methods": "atm", "at": 2, "engine": "torch.export"}, "atm runs on none of these engines"),
-        ({"pretrained": True}, "pretrained, checkpoint and model_options say how to create a model"),
-        ({"repeats": 0}, "min_rounds must be at least 1, got 0"),
+        (
+            {"model": vitrim.ModelSpec(model(), pretrained=True)},
+            "pretrained, checkpoint and model_options say how to create a model",
+        ),
         ({"task": "segmentation"}, "leave task segmentation out"),
     ],
 )
@@ -346,7 +339,8 @@ def test_bad_input_is_refused_before_anything_runs(
 ) -> None:
     for name in ("Measurement", "Speeds"):
         monkeypatch.setattr(comparing, name, lambda *_, **__: pytest.fail("ran"))
-    options = {"methods": METHODS, **given}
+    options = {"model": model(), "methods": METHODS, **given}
+    data = vitrim.DataSpec(str(source), task=options.pop("task", None))
     with pytest.raises(VitrimError, match=message) as error:
-        compare(model(), options.pop("methods"), str(source), **options)
+        compare(data=data, **options)
     assert "\n" not in str(error.value)

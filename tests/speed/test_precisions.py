@@ -245,12 +245,6 @@ def test_a_picture_has_a_bar_for_every_row(times: dict[str, float], tmp_path: Pa
     assert labels == ["rounding", "rounding int8"]
 
 
-@pytest.mark.parametrize("path", ["bench.pdf", "bench"])
-def test_a_picture_that_cannot_be_written_is_refused_first(path: str, times: dict[str, float]) -> None:
-    with pytest.raises(VitrimError, match="unknown format"):
-        bench(model(), "tome:r=2", figure=path)
-
-
 # ---- compare ---------------------------------------------------------------------------------------------------------
 
 

@@ -173,8 +173,11 @@ def whole(source: str, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return Whole(out, host, report, seen, told)
 
 
-def run(source: str, out: Path, **changes: Any) -> OptimizeReport:
-    return optimize(model(), source, out=out, **{**GIVEN, **changes})
+def run(
+    source: str, out: Path, images: Mapping[str, Any] = {}, results: Mapping[str, Any] = {}, **changes: Any
+) -> OptimizeReport:
+    data, place = vitrim.DataSpec(source, **images), vitrim.Results(out, **results)
+    return optimize(model(), data, out=place, **{**GIVEN, **changes})
 
 
 def measured(out: Path) -> list[str]:
@@ -244,14 +247,14 @@ def test_killed_and_resumed_ends_the_same(source: str, whole: Whole, watch: Watc
     assert (tmp_path / "out" / "study.jsonl").exists()
     assert not (tmp_path / "out" / "model.pt2").exists()
     watch.fails_at = 99
-    resumed = run(source, tmp_path / "out", resume=True)
+    resumed = run(source, tmp_path / "out", results={"resume": True})
     expected = whole.report
     assert (resumed.sentence, resumed.rows, resumed.best) == (expected.sentence, expected.rows, expected.best)
     assert (len(watch.timed), watch.scored) == (len(whole.watch.timed), whole.watch.scored)
     # once more, of a study that is complete
     watch.timed.clear()
     watch.scored = 0
-    again = run(source, tmp_path / "out", resume=True)
+    again = run(source, tmp_path / "out", results={"resume": True})
     assert (again.sentence, again.rows) == (expected.sentence, expected.rows)
     assert (watch.timed, watch.scored) == ([], 0)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == FILES
@@ -355,7 +358,7 @@ def test_a_bound_that_few_images_cannot_show_is_refused_unless_told(source: str,
     assert not (tmp_path / "out").exists()
     watch.fails_at = 0
     with pytest.warns(UserWarning, match=said), pytest.raises(Stop):
-        run(source, tmp_path / "out", max_loss=2.0, few_images=True)
+        run(source, tmp_path / "out", max_loss=2.0, images={"few": True})
     with pytest.raises(Stop):  # nothing is bounded
         run(source, tmp_path / "fast", max_loss=None, speedup=1.5)
 
@@ -427,7 +430,7 @@ def test_both_towers_of_clip_are_refused_before_anything_is_written(source: str,
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the model has random weights:UserWarning")
 def test_the_file_may_take_images_as_they_are_read(whole: Whole, source: str, watch: Watch, tmp_path: Path) -> None:
-    report = run(source, tmp_path / "out", preprocess=True)
+    report = run(source, tmp_path / "out", results={"preprocess": True})
     file = report.file
     assert (file.metadata["input"]["dtype"], file.shape[1:]) == ("uint8", (32, 32, 3))
     assert report.best is not None
@@ -452,7 +455,7 @@ def test_the_file_may_take_images_as_they_are_read(whole: Whole, source: str, wa
         ({"max_loss": float("nan")}, "max_loss=nan must be from 0 to 100 points"),
         ({"max_loss": None, "speedup": 1.0}, r"speedup=1.0 must be above 1, over the fastest dense model"),
         ({"batch_size": 0}, "batch_size is a whole number of at least 1, not 0"),
-        ({"limit": 29}, "limit is a whole number of at least 30, not 29"),
+        ({"images": {"limit": 29}}, "limit is a whole number of at least 30, not 29"),
         ({"engine": "eager"}, "engine eager runs no files; valid: aoti, onnxruntime, openvino, torch.export"),
         ({"engine": "tensorrt"}, "engine tensorrt runs no files"),
         ({"precision": "fp8"}, "unknown precision 'fp8'"),
@@ -463,7 +466,7 @@ def test_the_file_may_take_images_as_they_are_read(whole: Whole, source: str, wa
         ({"methods": "none"}, "there is nothing to tune"),
         ({"methods": "dynamicvit"}, "dynamicvit learns parameters, which would be random here"),
         ({"methods": "topk:keep_rate=0.5,blocks=[7]"}, "block"),
-        ({"split": "nowhere"}, "nowhere"),
+        ({"images": {"split": "nowhere"}}, "nowhere"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_the_folder_as_it_was(
@@ -514,7 +517,7 @@ def test_a_study_of_another_search_is_refused(source: str, watch: Watch, tmp_pat
     with pytest.raises(VitrimError, match="is there already: resume it, or name another place"):
         run(source, tmp_path / "out")
     with pytest.raises(VitrimError, match="is of another search: its batch_size is 1, and this one's 2"):
-        run(source, tmp_path / "out", resume=True, batch_size=2)
+        run(source, tmp_path / "out", results={"resume": True}, batch_size=2)
     assert (tmp_path / "out" / "study.jsonl").read_text() == before
 
 

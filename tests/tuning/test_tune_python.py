@@ -17,7 +17,7 @@ from cli_runs import Run, runner
 from image_files import write_noise
 from vitrim.data import load_data
 from vitrim.errors import VitrimError
-from vitrim.loading import Loaded, create_model
+from vitrim.loading import Loaded, ModelSpec, create_model
 from vitrim.tuning import Target
 from vitrim.tuning import tune as tuning
 from vitrim.tuning.tune import tune
@@ -169,22 +169,15 @@ def test_several_settings_are_no_best_one(model: nn.Module, images: Path) -> Non
         (["tome", "tome"], {"target": "macs=0.5"}, "method tome is given twice"),
         (["tome", "all"], {"target": "macs=0.5"}, "-m all has the other methods already"),
         ("tome", {"target": "macs=2"}, "a share is above 0 and below 1"),
-        ("tome", {"target": "macs=0.5", "proxy": "loss"}, "unknown proxy 'loss'"),
         ("tome", {"target": "macs=0.5", "search": "grid"}, "unknown search 'grid'"),
-        ("tome", {"target": "macs=0.5", "shape": "bend"}, "unknown shape 'bend'"),
-        ("tome", {"target": "speedup=2", "engine": "tensorrt"}, "unknown engine 'tensorrt'"),
+        ("tome", {"target": "speedup=2", "search": vitrim.SearchSpec(engine="tensorrt")}, "unknown engine 'tensorrt'"),
         ("tome", {"target": [Target("macs", 0.5), "macs=0.5"]}, "--front macs=0.5, macs=0.5 has a target twice"),
-        ("tome", {"front": 3}, "cannot read the target 3: write e.g. macs=0.5"),
-        ("tome", {"front": []}, r"cannot read the target \[\]: write e.g. macs=0.5"),
-        ("tome", {"front": ["macs=0.5", "speedup=2"]}, "a front is over targets of one kind"),
-        ("tome", {"target": "macs=0.5", "device": "gpu"}, "unknown device 'gpu'"),
-        ("tome", {"target": "macs=0.5", "train": "cifar10_vit"}, "--train RECIPE trains the points of a grid"),
-        (None, {"grid": ["atmm"]}, "unknown grid 'atmm'"),
-        ("tome", {"grid": "tome:r=0|2"}, "name the method in --grid"),
-        (None, {"grid": "epochs=1", "train": "cifar10_vit"}, "the recipe names the model: leave out 'Never"),
+        ("tome", {"target": 3}, "cannot read the target 3: write e.g. macs=0.5"),
+        ("tome", {"target": []}, r"cannot read the target \[\]: write e.g. macs=0.5"),
+        ("tome", {"target": ["macs=0.5", "speedup=2"]}, "a front is over targets of one kind"),
+        ("tome", {"target": "macs=0.5", "model": ModelSpec("test_vit", device="gpu")}, "unknown device 'gpu'"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*release:DeprecationWarning")
 def test_what_cannot_be_is_said_before_any_work(
     images: Path, methods: Any, options: dict[str, Any], message: str
 ) -> None:
@@ -193,14 +186,8 @@ def test_what_cannot_be_is_said_before_any_work(
             raise AssertionError("the model is looked at")
 
     with pytest.raises(VitrimError, match=message):
-        tune(Never(), methods, "nowhere", **options)
+        tune(**{"model": Never(), "methods": methods, "data": "nowhere", **options})
     assert not Path("tuned").exists()
-
-
-def test_a_grid_is_still_a_keyword_of_tune(model: nn.Module, images: Path) -> None:
-    with pytest.warns(DeprecationWarning, match="grids are those of vitrim.tune_grid"):
-        former = tune(model, None, data(), grid="tome:r=0|2", evaluations=1, out=None)
-    assert former.rows == vitrim.tune_grid(model, "tome:r=0|2", data(), number=1, out=None).rows
 
 
 def test_a_recipe_at_the_points_of_a_grid_needs_a_folder_and_a_source(images: Path) -> None:

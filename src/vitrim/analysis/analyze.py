@@ -23,7 +23,6 @@ from vitrim.data import DataError
 from vitrim.errors import VitrimError, check_installed, check_kinds, check_known, check_read, one_line_errors
 from vitrim.files import check_folder
 from vitrim.loading import MADE, ModelSpec
-from vitrim.measure.earlier import earlier
 from vitrim.measure.evaluation import DTYPES
 from vitrim.measure.inputs import SCORED, DataSpec
 from vitrim.plots.style import FORMATS
@@ -33,7 +32,6 @@ PACKAGES = ("scipy", "sklearn", "ot", "matplotlib", "jinja2")
 """Import names of the packages that the metrics and the report need."""
 
 
-@earlier(models=ModelSpec, data=DataSpec, out=Results)
 def analyze(
     models: nn.Module | str | ModelSpec | Sequence[nn.Module | str | ModelSpec],
     methods: MethodConfig | str | Sequence[MethodConfig | str],

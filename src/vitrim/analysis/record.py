@@ -158,11 +158,7 @@ class Record:
 
     def first(self) -> NDArray[np.int64] | None:
         """(I,), the class with the largest logit; None without logits."""
-        if "first" in self.arrays:
-            return self.arrays["first"].astype(np.int64)
-        if "top_classes" in self.arrays:  # records of earlier versions, as below
-            return self.arrays["top_classes"][:, 0].astype(np.int64)
-        return self.arrays["logits"].argmax(1) if "logits" in self.arrays else None
+        return self.arrays["first"].astype(np.int64) if "first" in self.arrays else None
 
     def save(self, path: str | Path) -> None:
         """Write a compressed .npz without pickles, integers in the narrowest type that holds them."""

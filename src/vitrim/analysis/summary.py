@@ -65,7 +65,7 @@ def summary(records: Sequence[Record]) -> FamilyResult:
         dense = next((one for one in records if one.method == DENSE and _same(one, record)), None)
         rows.append(_row(record, dense))
     headers = (record.header for record in records)
-    metrics = {str(one.get("metric", "score" if "score" in one else "top1")) for one in headers}
+    metrics = {str(one.get("metric", "top1")) for one in headers}
     metric = metrics.pop() if len(metrics) == 1 else "score"
     columns = (*COLUMNS[:SCORE], f"{metric} %", *COLUMNS[SCORE + 1 :])
     names = [name for place, name in enumerate(columns) if any(row[place] is not None for row in rows)]

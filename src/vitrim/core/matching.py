@@ -12,7 +12,6 @@ from vitrim.core import compiled
 from vitrim.core.assignment import Hard, merge, merge_of
 from vitrim.core.attention import Attention
 from vitrim.core.tokens import TokenState, decision_dtype, flagged, take
-from vitrim.errors import VitrimError
 
 SHORTEST = 1e-12  # the least length that a vector is divided by
 
@@ -175,85 +174,6 @@ def _lookup(table: Tensor, index: Tensor) -> Tensor:
     """Entries ``index`` (B, M) of a ``table`` (S,) or (B, S)."""
     # torch.take checks for an empty table, which an export cannot tell of a data-dependent size
     return table[index] if table.dim() == 1 else table.gather(1, index)
-
-
-def kth_matching(state: TokenState, metric: Tensor, k: int) -> Hard:
-    """Merge all but every k-th patch into the most similar of those: the fixed ratio of ToMe's appendix.
-
-    The destination is the last of every k consecutive patches. Patches after the last complete group are dropped, as in
-    the published code. That code counts the class token as a patch, which a state without prefix reproduces.
-
-    Args:
-        metric: (B, P, d) vectors, compared by cosine.
-        k: from 2 to P.
-
-    Example:
-        >>> state = TokenState.start(torch.zeros(1, 6, 8), num_prefix=0)
-        >>> kth_matching(state, torch.eye(6)[None], 3).anchor
-        tensor([[2, 5]])
-    """
-    patches = metric.shape[1]
-    if not 2 <= k <= patches:
-        raise VitrimError(f"k={k} must be from 2 to the number of patches, {patches}")
-    rows = torch.arange(patches - patches % k, device=metric.device).unflatten(0, (-1, k))
-    sources, destinations = rows[:, :-1].flatten(), rows[:, -1]
-    keys = unit(metric)
-    _, partner = best_partners(keys[:, sources], keys[:, destinations])
-    batch = metric.shape[0]
-    return merge(state, destinations.expand(batch, -1), sources.expand(batch, -1), partner)
-
-
-def window_matching(
-    state: TokenState,
-    metric: Tensor,
-    grid: tuple[int, int],
-    r: int,
-    *,
-    window: tuple[int, int] = (2, 2),
-    offset: Tensor | None = None,
-) -> Hard:
-    """Merge the ``r`` patches most similar to one of the destinations, of which each window has one.
-
-    Bolya and Hoffman, *Token Merging for Fast Stable Diffusion*, 2023: for networks that un-merge after every layer
-    (`vitrim.unmerge`), so that all sizes are 1 and means are plain. Here means are weighted by size. Patches outside
-    whole windows only merge.
-
-    Args:
-        metric: (B, P, d) vectors, compared by cosine.
-        grid: rows and columns of the P patches.
-        r: patches that merge, limited to those that are no destination.
-        window: rows and columns of a window.
-        offset: (rows // window rows, columns // window columns) int64, the destination of each window, counted row by
-            row; by default the first patch. The published code draws one set for all images of a batch:
-            ``torch.randint(4, (rows // 2, columns // 2))``.
-
-    Raises:
-        VitrimError: ``grid`` does not hold the patches or has no whole window, or ``offset`` has another shape.
-
-    Example:
-        >>> state = TokenState.start(torch.zeros(1, 8, 3), num_prefix=0)
-        >>> window_matching(state, torch.randn(1, 8, 3), (2, 4), r=6).anchor
-        tensor([[0, 2]])
-    """
-    (height, width), (rows, columns) = grid, window
-    if height * width != metric.shape[1]:
-        raise VitrimError(f"a grid of {height} x {width} does not hold {metric.shape[1]} patches")
-    cells = (height // rows, width // columns)
-    if min(cells) == 0:
-        raise VitrimError(f"a grid of {height} x {width} has no whole window of {rows} x {columns}")
-    if offset is None:
-        offset = torch.zeros(cells, dtype=torch.int64, device=metric.device)
-    if tuple(offset.shape) != cells:
-        raise VitrimError(f"offset must have the shape {cells} of the windows, not {tuple(offset.shape)}")
-    top = torch.arange(cells[0], device=metric.device)[:, None] * rows + offset // columns
-    left = torch.arange(cells[1], device=metric.device) * columns + offset % columns
-    receives = torch.zeros(metric.shape[1], dtype=torch.int8, device=metric.device)
-    receives = receives.scatter(0, (top * width + left).flatten(), 1)
-    order = receives.sort(stable=True).indices
-    sources, destinations = order[: -cells[0] * cells[1]], order[-cells[0] * cells[1] :]
-    keys = unit(metric)
-    best, partner = best_partners(keys[:, sources], keys[:, destinations])
-    return merge_most_similar(state, sources, destinations, best, partner, min(r, len(sources)))
 
 
 def distances(patches: Tensor) -> Tensor:

@@ -150,9 +150,6 @@ _LIBRARIES: Registry[type[Library]] = Registry("LIBRARIES", "library")
 OWN = "vitrim"
 """The hosts folder that answers for models of no known library: users' models are treated like vitrim's own."""
 
-MOVED = {name for name in vars(Library) if not name.startswith("_")} - {"name"}
-"""Members of `Library` that a `Host` must not define."""
-
 
 def register_host(*model_classes: str) -> Callable[[type[H]], type[H]]:
     """Class decorator: register your own host family for models of the given classes, ``module.ClassName`` each.
@@ -161,23 +158,9 @@ def register_host(*model_classes: str) -> Callable[[type[H]], type[H]]:
     both have a ``VisionTransformer``.
 
     Raises:
-        VitrimError: a class has a host already, or the host defines members of a `Library`.
+        VitrimError: a class has a host already.
     """
-
-    def register(host: type[H]) -> type[H]:
-        own = {name for base in host.__mro__ if base not in Host.__mro__ for name in vars(base)}
-        if moved := sorted(own & MOVED):
-            raise VitrimError(
-                f"the host {host.__name__} has {', '.join(moved)}, which a subclass of vitrim.core.library.Library "
-                "answers now: move them there and register it with vitrim.core.registry.register_library, as "
-                "docs/deprecation.md says"
-            )
-        return _HOSTS.register(model_classes)(host)
-
-    return register
-
-
-register_backbone = register_host  # the name in 0.1.0
+    return _HOSTS.register(model_classes)
 
 
 def register_vision_language(*model_classes: str) -> Callable[[type[V]], type[V]]:

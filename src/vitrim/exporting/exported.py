@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vitrim.errors import VitrimError, check_known, check_whole, first_line, os_errors
 from vitrim.exporting.formats import format_named, formats
-from vitrim.exporting.formats.base import ANY, PRECISIONS, Array, Format, Run, as_array, without_vnni
+from vitrim.exporting.formats.base import PRECISIONS, Array, Format, Run, as_array
 from vitrim.files import as_path, json_text
 from vitrim.report import Report
 
@@ -139,7 +139,7 @@ class Exported:
     @property
     def precision(self) -> str:
         """The precision of the computation: fp32, fp16, bf16 or int8."""
-        return str(self.metadata.get("precision", self.metadata.get("weights", "fp32")))
+        return str(self.metadata.get("precision", "fp32"))
 
     def in_precision(self, precision: str, path: str | Path, images: Iterable[Array] = ()) -> Exported:
         """Write a copy of this fp32 file that computes in ``precision``.
@@ -181,11 +181,6 @@ class Exported:
             raise VitrimError(
                 f"{self.path} is not run: {self.format} files are code, and can do what you can do; if you know who "
                 "wrote it, open it with trust=True (--trust)"
-            )
-        if self.precision == "int8" and self.metadata.get("processors") != ANY and without_vnni():
-            raise VitrimError(
-                f"{self.path} is not run: it was made in int8 for processors with VNNI, and on this one its sums would "
-                "saturate; export it again, and it runs on any"
             )
         with _reading(self.path, self.format):
             return self.kind.open(self.path, self.threads or torch.get_num_threads(), self.precision)

@@ -36,7 +36,6 @@ from vitrim.exporting.timing import noise, table, time_exported
 from vitrim.files import as_path, check_file, json_text
 from vitrim.loading import MADE, ModelSpec
 from vitrim.measure.copies import Apart, apart, shared_copy, take_learned
-from vitrim.measure.earlier import earlier
 from vitrim.measure.inputs import WHERE, DataSpec, open_images
 from vitrim.measure.machine import drawing, environment
 from vitrim.measure.macs import count_macs
@@ -112,7 +111,6 @@ class FileSpec:
         return file or cls()
 
 
-@earlier(model=ModelSpec, file=FileSpec, images=DataSpec)
 def export(
     model: nn.Module | str | ModelSpec,
     method: MethodConfig | str | None,

@@ -24,7 +24,6 @@ from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.copies import apart
 from vitrim.measure.decisions import DecisionsProbe, save_decisions
-from vitrim.measure.earlier import earlier
 from vitrim.measure.evaluation_report import evaluation_report
 from vitrim.measure.identity import identity
 from vitrim.measure.in_files import AnyModel, FileModel, MethodsAndFiles, OnFile, check_alike, file_words, parted
@@ -86,7 +85,6 @@ def paired_probes(task: Task) -> list[Probe]:
     return [PairedAP(task)] if task.several or importlib.util.find_spec("pycocotools") is not None else []
 
 
-@earlier(model=ModelSpec, data=DataSpec, out=Results)
 def evaluate(
     model: AnyModel,
     methods: MethodsAndFiles,

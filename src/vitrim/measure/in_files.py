@@ -160,8 +160,7 @@ class OnFile(Contestant):
         self.tokens = [float(count) for count in known.get("tokens_per_block") or ()]
         self.forward.num_blocks = len(self.tokens)
         self.dense_gmacs: float | None = known.get("dense_gmacs")
-        # older files only have the sum
-        self.counts = dict.fromkeys(PARTS, 0.0) | (known.get("gmacs_parts") or {"linear": known.get("gmacs") or 0})
+        self.counts = dict.fromkeys(PARTS, 0.0) | (known.get("gmacs_parts") or {})
 
     @property
     def is_dense(self) -> bool:

@@ -18,7 +18,6 @@ from vitrim.data import ImageDataset, batches, load_images
 from vitrim.errors import VitrimError, check_known, check_read, check_whole, one_line_errors
 from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.copies import apart
-from vitrim.measure.earlier import earlier
 from vitrim.measure.inputs import (
     WHERE,
     DataSpec,
@@ -39,7 +38,6 @@ IMAGES = 32
 GROUPS_SHOWN = 6
 
 
-@earlier(models=ModelSpec, images=DataSpec, prompt=Prompt)
 def profile(
     models: nn.Module | str | ModelSpec | Sequence[nn.Module | str | ModelSpec],
     methods: MethodConfig | str | Sequence[MethodConfig | str] | None = None,

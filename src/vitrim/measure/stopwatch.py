@@ -15,17 +15,14 @@ from torch import Tensor, nn
 from vitrim.core.selection import Choosing
 from vitrim.measure.prefill import Prefill
 
-PARTS = ("tower", "selection", "language model", "rest", "decoding")
-"""The timed parts: the tower without the connector's modules in it; everything spent on selection; the language model
-on the prompt, with head; connector, embeddings and changes to the prompt; everything after the prefill."""
-
 
 class Stopwatch:
     """A call of a `Prefill` whose parts are timed by hooks, which cost microseconds. On an accelerator, it synchronises
     the device at both ends of every part but decoding.
 
     Attributes:
-        rounds: milliseconds of every part, per call.
+        rounds: milliseconds of every part, per call: the tower without the connector's modules in it; everything spent
+            on selection; the language model on the prompt, with head; the rest; everything after the prefill.
 
     Example:
         >>> from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 SCALES = (4.0, 2.0, 1.0, 0.5)
 """Scales of the pyramid's maps relative to the patches: strides 4, 8, 16, 32 px at patches of 16 px."""
-LEVELS = ("p2", "p3", "p4", "p5", "p6")
 RATIOS = (0.5, 1.0, 2.0)
 ANCHOR = 8
 """Side of an anchor over the stride of its level: 32 to 512 px at patches of 16 px."""

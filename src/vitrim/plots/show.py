@@ -22,7 +22,6 @@ from vitrim.errors import VitrimError, check_installed, check_kinds, check_known
 from vitrim.files import check_folder
 from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.contestants import contestants
-from vitrim.measure.earlier import earlier
 from vitrim.measure.inputs import EMBEDDING, WHERE, DataSpec, task_name
 from vitrim.measure.machine import drawing, environment, select_device
 from vitrim.measure.prefill import Prefill, Prompt, as_measured
@@ -64,7 +63,6 @@ class Shown(Report):
         return "".join(f'<img src="data:image/png;base64,{one}">' for one in pictures) + super()._repr_html_()
 
 
-@earlier(model=ModelSpec, images=DataSpec, out=Results)
 def show(
     model: nn.Module | str | ModelSpec,
     methods: MethodConfig | str | Sequence[MethodConfig | str],

@@ -28,7 +28,6 @@ from vitrim.exporting.formats.base import PRECISIONS
 from vitrim.exporting.program import Program
 from vitrim.loading import MADE, ModelSpec
 from vitrim.measure.copies import apart, dense_copies, reduced_copy, shared_copy
-from vitrim.measure.earlier import earlier
 from vitrim.measure.in_files import AnyModel, FileModel, MethodsAndFiles, file_words, parted
 from vitrim.measure.inputs import WHERE, DataSpec, open_images, random_images, untrained_counts, untrained_notes
 from vitrim.measure.latency import (
@@ -80,7 +79,6 @@ def place_of(spec: ModelSpec) -> torch.device:
     return place
 
 
-@earlier(model=ModelSpec, images=(DataSpec, Prompt), budget=Budget)
 def bench(
     model: AnyModel,
     methods: MethodsAndFiles = None,

@@ -18,7 +18,6 @@ from vitrim.data.dataset import calibrating
 from vitrim.errors import ReductionWarning, VitrimError, check_read, one_line_errors
 from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.contestants import contestants
-from vitrim.measure.earlier import earlier
 from vitrim.measure.evaluation import paired_probes, standard_probes
 from vitrim.measure.in_files import FileModel, MethodsAndFiles, OnFile, check_alike, file_words, parted
 from vitrim.measure.inputs import SCORED, DataSpec, untrained_methods
@@ -34,7 +33,6 @@ from vitrim.speed.scoring import SCORED_ON_ENGINES, score_on_engines
 from vitrim.tasks import Task
 
 
-@earlier(model=ModelSpec, data=DataSpec, budget=Budget)
 def compare(
     model: nn.Module | str | ModelSpec,
     methods: MethodsAndFiles,

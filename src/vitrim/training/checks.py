@@ -16,7 +16,7 @@ from vitrim.errors import VitrimError
 from vitrim.tasks.base import Task
 from vitrim.training.objectives import learned
 from vitrim.training.optim import ramp_value
-from vitrim.training.recipe import PATCH_DROP, Recipe, resolve
+from vitrim.training.recipe import PATCH_DROP, Recipe
 
 MAY_CHANGE = ("eval_every", "notes", "paper", "dataset")
 """Recipe keys that may change when a run is resumed, because they do not affect its numbers."""
@@ -148,9 +148,7 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) ->
         before: facts in the checkpoint.
         now: facts of this run: ``recipe``, ``data`` (images, classes, fingerprints) and ``start``.
     """
-    # fill in the defaults of keys that are newer than the checkpoint
-    filled = resolve(before["recipe"], name=str(path)).recipe.model_dump(mode="json")
-    other = [key for key in now["recipe"] if key not in MAY_CHANGE and filled[key] != now["recipe"][key]]
+    other = [key for key in now["recipe"] if key not in MAY_CHANGE and before["recipe"].get(key) != now["recipe"][key]]
     if other:
         raise VitrimError(
             f"{path} is of another recipe, which differs in {', '.join(other)}: resume with the values in recipe.yaml"

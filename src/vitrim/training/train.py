@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrim.errors import VitrimError, check_installed
-from vitrim.measure.earlier import earlier
 from vitrim.progress import progress
 from vitrim.report import Report
 from vitrim.training.recipe import load_recipe
@@ -75,7 +74,6 @@ class TrainReport(Report):
         return f"<pre>{escape(str(self))}</pre>"
 
 
-@earlier(out=Running)
 def train(
     recipe: str | Path | Mapping[str, Any],
     data: str | Path | Data | Mapping[str, Data],

@@ -35,7 +35,6 @@ from vitrim.exporting.formats import formats
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import MADE, Loaded, ModelSpec
 from vitrim.measure.copies import reduced_copy
-from vitrim.measure.earlier import earlier
 from vitrim.measure.evaluation_report import doubts
 from vitrim.measure.identity import identity, weights_fingerprint
 from vitrim.measure.inputs import EMBEDDING, WHERE, DataSpec, open_images, task_name
@@ -85,7 +84,6 @@ class OptimizeReport(Report):
         yield self.sentence
 
 
-@earlier(model=ModelSpec, images=DataSpec, out=Results)
 def optimize(
     model: nn.Module | str | ModelSpec,
     images: Any,

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from vitrim.core.registry import parse_methods
 from vitrim.errors import VitrimError, check_read, check_whole
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import MADE, Loaded, ModelSpec
-from vitrim.measure.earlier import earlier
 from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.identity import identity
 from vitrim.measure.inputs import SCORED, DataSpec
@@ -83,33 +81,6 @@ class TuneReport(Report):
         return found
 
 
-def _with_grids(function: Callable[..., TuneReport]) -> Callable[..., TuneReport]:
-    """Accept the keywords of grids, which now have functions of their own, for one more release."""
-
-    @wraps(function)
-    def run(*given: Any, **named: Any) -> TuneReport:
-        if named.get("grid") is None:
-            if named.pop("train", None) is not None:
-                raise VitrimError("--train RECIPE trains the points of a grid: give --grid with it")
-            named.pop("grid", None)
-            return function(*given, **named)
-        grid, train, number = named.pop("grid"), named.pop("train", None), named.pop("evaluations", None)
-        own = "tune_grid" if train is None else "train_grid"
-        warnings.warn(f"grids are those of vitrim.{own} from the next release on", DeprecationWarning, stacklevel=2)
-        model, methods, data = (*given, *(named.pop(name) for name in ("model", "methods", "data")[len(given) :]))
-        if methods is not None:
-            raise VitrimError("name the method in --grid")
-        if train is None:
-            return tune_grid(model, grid, data, number=number, **named)
-        if model is not None:
-            raise VitrimError(f"the recipe names the model: leave out '{model}'")
-        return train_grid(train, grid, data, number=number, **named)
-
-    return run
-
-
-@_with_grids
-@earlier(model=ModelSpec, data=DataSpec, search=SearchSpec, out=Results)
 def tune(
     model: nn.Module | str | ModelSpec,
     methods: Methods,
@@ -207,7 +178,6 @@ def tune(
     return report
 
 
-@earlier(model=ModelSpec, data=DataSpec, out=Results)
 def tune_grid(
     model: nn.Module | str | ModelSpec,
     grid: str | Sequence[str],

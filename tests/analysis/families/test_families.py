@@ -59,6 +59,7 @@ def analysis(data: str, images: int, seed: int) -> list[Record]:
             "logits": draw.normal(size=(images, 2)),
             "targets": draw.integers(0, 2, images),
         }
+        arrays["first"] = arrays["logits"].argmax(1)
         if method != "dense":
             arrays["kept"] = np.packbits(draw.random((images, 1, 4)) < 0.5, axis=-1)
         found.append(Record(header, arrays))

@@ -6,7 +6,6 @@ import importlib.util
 import io
 import logging
 import os
-import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -33,12 +32,6 @@ OPSETS = range(18, 24)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PRECISIONS = {**DTYPES, "int8": torch.float32}
 """Precisions with the dtype of torch's weights: engines derive int8 from float32."""
-
-ANY = "any"
-"""Value of ``processors`` in the metadata of an int8 file. Files of earlier versions lack the entry and need VNNI: on
-other processors their sums saturate."""
-
-CPU_FACTS = Path("/proc/cpuinfo")
 
 DECISIONS = "reducer"
 """Name prefix of operations that decide about tokens, which are never quantised."""
@@ -118,7 +111,7 @@ class Format:
     @classmethod
     def facts(cls, precision: str) -> Mapping[str, str]:
         """Additional metadata of a file made on this machine in ``precision``, one of `makes`."""
-        return {"processors": ANY} if precision == "int8" else {}
+        return {}
 
     @classmethod
     def in_precision(cls, path: Path, precision: str, metadata: str, images: Iterable[Array], made: Path) -> int:
@@ -155,16 +148,6 @@ def check_quantiser() -> None:
     """Raise `MissingPackageError` if the package for quantisation is missing."""
     if importlib.util.find_spec("nncf") is None:
         raise MissingPackageError("int8 needs nncf: pip install 'vitrim[int8]'")
-
-
-def without_vnni() -> bool:
-    """True if this processor is known to add int8 products in 16 bits, as x86 without VNNI does.
-
-    Sums of two products then saturate, unless weights use only 7 bits.
-    """
-    if platform.machine() not in ("x86_64", "AMD64") or not CPU_FACTS.is_file():
-        return False
-    return not {"avx512_vnni", "avx_vnni"} & set(CPU_FACTS.read_text(encoding="utf-8", errors="replace").split())
 
 
 def quantised(model: Any, images: Iterable[Array], name: str, kept: Iterable[str]) -> Any:

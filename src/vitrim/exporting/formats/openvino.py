@@ -61,7 +61,7 @@ class OpenVINO(Format):
 
     @classmethod
     def facts(cls, precision: str) -> Mapping[str, str]:
-        return {**super().facts(precision), **({"beside_int8": beside_int8()} if precision == "int8" else {})}
+        return {"beside_int8": beside_int8()} if precision == "int8" else {}
 
     @classmethod
     def in_precision(cls, path: Path, precision: str, metadata: str, images: Iterable[Array], made: Path) -> int:
