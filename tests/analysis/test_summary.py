@@ -67,3 +67,16 @@ def test_scores_by_data_name_the_best_and_worst_of_each_rate() -> None:
     with pytest.raises(VitrimError, match="two records of topk"):
         by_data([*records, of(high, 0.1, 8, data="a.parquet")])
     assert np.isfinite([row["a"] for row in found.values()]).all()
+
+
+@pytest.mark.parametrize(
+    ("right", "weights", "doubted"), [(20, "given", True), (27, "given", False), (20, "random", False)]
+)
+def test_a_dense_model_that_guesses_is_named_below_the_table(right: int, weights: str, doubted: bool) -> None:
+    """Half of 40 images of two classes, and two standard errors more, are 26.3 images."""
+    first = np.zeros(40, np.int32)
+    targets = np.where(np.arange(40) < right, 0, 1)
+    header = {"method": "dense", "blocks": [], "num_layers": 0, "grid": [0, 0], "model": "vit", "weights": weights}
+    arrays = {"ids": np.arange(40), "first": first, "targets": targets, "logits": np.zeros((40, 2), np.float32)}
+    words = summary(titled([Record(header, arrays)])).notes
+    assert any("right on 50.0 % of 40 images, as if by chance" in line for line in words) == doubted
