@@ -35,8 +35,21 @@ EVAL_BATCH = 5
 
 def evaluation(images: Path, out: Path) -> list[str]:
     """The command line of an evaluation that takes four batches, with what it writes in ``out``."""
-    command = ["vitrim", "eval", "test_vit", "--model-option", "img_size=64", "--data", str(images), "--split", "test"]
-    command += ["--batch-size", "3", "--device", "cpu", "--threads", "1", "--seed", "3"]
+    command = ["vitrim", "eval", "test_vit", "--model-option", "img_size=64", "--model-option", "num_classes=3"]
+    command += [
+        "--data",
+        str(images),
+        "--split",
+        "test",
+        "--batch-size",
+        "3",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        "--seed",
+        "3",
+    ]
     for method in ("tome:r=2", "random:keep_rate=0.5", "atm:alpha=0.99,beta=0.2,theta_min=0.5"):
         command += ["-m", method]
     return [*command, "--json", str(out / "eval.json"), "--decisions", str(out / "decisions")]

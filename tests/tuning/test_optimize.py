@@ -499,7 +499,7 @@ def test_labels_that_may_be_of_other_classes_are_doubted_at_once(source: str, wa
         pytest.warns(UserWarning, match="the data has 2 classes and the model 5: .*; --no-labels compares"),
         pytest.raises(Stop),
     ):
-        optimize(host, source, out=tmp_path / "out", **GIVEN)
+        optimize(host, vitrim.DataSpec(source, options={"by_number": True}), out=tmp_path / "out", **GIVEN)
 
 
 def test_a_model_in_another_dtype_is_refused(source: str, watch: Watch, tmp_path: Path) -> None:
