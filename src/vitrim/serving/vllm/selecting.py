@@ -118,10 +118,22 @@ def _same(mask: Tensor, full: list[int]) -> Tensor:
     return mask
 
 
-class Profiled:
-    """Mixin before vLLM's processing info: None makes vLLM process the largest item, and so count its cut length."""
+class Limited:
+    """Mixin before vLLM's processing info: images are all that a prompt may contain besides text."""
+
+    def get_supported_mm_limits(self) -> dict[str, int | None]:
+        found = super().get_supported_mm_limits()  # type: ignore[misc]
+        return {modality: limit for modality, limit in found.items() if modality == "image"}
+
+    def parse_mm_data(self: Any, mm_data: Any, *, validate: bool = True) -> Any:
+        found = super().parse_mm_data(mm_data, validate=validate)  # type: ignore[misc]
+        for modality, items in found.items():
+            if modality != "image":  # vLLM counts no embeddings of a modality whose limit is 0
+                self.validate_num_items(modality, len(items))
+        return found
 
     def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> None:
+        """None makes vLLM process the largest item, and so count its cut length."""
         return None
 
 
@@ -135,7 +147,7 @@ def selecting(kind: Any) -> Any:
 
     # vLLM's factories may be functions that return objects of several classes
     def info(ctx: Any) -> Any:
-        return _behind(Profiled, type(own.info(ctx)))(ctx)
+        return _behind(Limited, type(own.info(ctx)))(ctx)
 
     def processor(info: Any, dummy_inputs: Any) -> Any:
         made = _behind(Cutting, type(own.processor(info, dummy_inputs)))(info, dummy_inputs)
