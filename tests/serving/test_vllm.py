@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 
 import served
 from vitrim.errors import VitrimError
@@ -54,8 +55,7 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         steps.cached = 0
         same(served.by_vllm(llm, prompts), expected)
         assert steps.cached
-        taken = llm.llm_engine.input_processor.renderer.get_mm_processor().info.get_supported_mm_limits()
-        assert ("video" in taken) == (video is not None)
+        assert [*llm.llm_engine.input_processor.renderer.get_mm_processor().info.supported_mm_limits] == ["image"]
         if video is not None:
             from vllm.exceptions import VLLMValidationError
 
@@ -70,6 +70,41 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         limits = {"limit_mm_per_prompt": {"video": 1}}
         with pytest.raises(VitrimError, match="cannot be selected in vLLM"), served.engine(tmp_path, SELECT, **limits):
             pass
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
+def test_images_at_the_end_or_side_by_side(name: str, tmp_path: Path) -> None:
+    """Also of a server that takes embeddings, which vLLM makes of servers that only answer."""
+    from transformers import AutoProcessor
+    from vllm.exceptions import VLLMValidationError
+
+    model = served.folder(name, tmp_path)
+    pictures = [served.photograph(number, *size) for number, size in enumerate(served.WIDE)]
+    image = "<|image_pad|>"
+    texts = {
+        f"w5 w6 {image}": pictures[1:2],
+        f"w5 {image} w6 {image}": pictures[1:3],
+        f"w5 {image} {image} w6 w7": pictures[1:3],
+        f"{image} {image} {image}": pictures[:3],
+    }
+    prompts = [*texts.items()]
+    processor = AutoProcessor.from_pretrained(tmp_path)
+    expected = served.by_hand(model, processor, prompts, SELECT)
+    given = processor.image_processor(pictures[3:], return_tensors="pt")
+    with torch.no_grad():
+        features = model.model.get_image_features(**given).pooler_output
+    with served.engine(tmp_path, SELECT, enable_mm_embeds=True) as (llm, steps):
+        same(served.by_vllm(llm, prompts), expected)
+        assert steps.cut
+        same(served.by_vllm(llm, prompts), expected)
+        assert steps.cached
+        video = {"video_embeds": torch.zeros(8, 64), "video_grid_thw": torch.tensor([[1, 4, 8]])}
+        movie = {"prompt": "w5 <|video_pad|> w6", "multi_modal_data": {"video": video}}
+        with pytest.raises(VLLMValidationError, match=r"At most 0 video\(s\)"):
+            llm.generate([movie], use_tqdm=False)
+        by_pixels = served.by_vllm(llm, [(f"w5 {image} w6", pictures[3:])])
+        embeddings = {"image_embeds": torch.cat(features), "image_grid_thw": given["image_grid_thw"]}
+        same(served.by_vllm(llm, [(f"w5 {image} w6", embeddings)]), by_pixels)
 
 
 def test_settings_share_no_caches(llava: tuple[Path, Any]) -> None:
