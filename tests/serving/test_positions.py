@@ -133,7 +133,7 @@ def test_what_is_left_stands_where_it_stood(prompt: str, cuts: list[int]) -> Non
 @pytest.mark.parametrize("cuts", CUTS)
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_the_other_runner_finds_the_same(prompt: str, cuts: list[int]) -> None:
-    """vLLM's second runner, on GPUs, keeps numbers instead of the tensor: its own code, beside a plain table of them."""
+    """vLLM's second runner, on GPUs, keeps numbers, not the tensor: its own code, beside a plain table of numbers."""
     from vllm.v1.worker.gpu.model_states.mm_pruning import MultiModalPruner
 
     asked = Asked(prompt)

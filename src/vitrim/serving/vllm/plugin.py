@@ -31,10 +31,10 @@ class Pruned(MultiModalConfig):
 
 @dataclass(frozen=True)
 class SelectingModel(_LazyRegisteredModel):
-    """A family in vLLM's registry, with the traits of vLLM's model of the architecture ``base``: selection changes none.
+    """A family in vLLM's registry, with the traits of vLLM's own model of the architecture ``base``.
 
-    vLLM would start a process that looks for them, and keep them until one file of ours changes; but most of them come
-    from its own.
+    Selection changes none. vLLM would start a process to find them, and keep them until the family's file changes; but
+    they come from other files.
     """
 
     base: str

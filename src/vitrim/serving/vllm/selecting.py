@@ -132,8 +132,8 @@ class Limited:
                 self.validate_num_items(modality, len(items))
         return found
 
+    # None makes vLLM process the largest item, and so count its cut length
     def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> None:
-        """None makes vLLM process the largest item, and so count its cut length."""
         return None
 
 
