@@ -118,8 +118,8 @@ def _same(mask: Tensor, full: list[int]) -> Tensor:
     return mask
 
 
-class Limited:
-    """Mixin before vLLM's processing info: images are all that a prompt may contain besides text."""
+class ImagesOnly:
+    """Mixin before vLLM's processing info: images are all that a prompt may have besides text."""
 
     def get_supported_mm_limits(self) -> dict[str, int | None]:
         found = super().get_supported_mm_limits()  # type: ignore[misc]
@@ -147,7 +147,7 @@ def selecting(kind: Any) -> Any:
 
     # vLLM's factories may be functions that return objects of several classes
     def info(ctx: Any) -> Any:
-        return _behind(Limited, type(own.info(ctx)))(ctx)
+        return _behind(ImagesOnly, type(own.info(ctx)))(ctx)
 
     def processor(info: Any, dummy_inputs: Any) -> Any:
         made = _behind(Cutting, type(own.processor(info, dummy_inputs)))(info, dummy_inputs)
