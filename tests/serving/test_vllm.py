@@ -99,18 +99,21 @@ def test_images_at_the_end_or_side_by_side(name: str, tmp_path: Path) -> None:
         expected = served.by_hand(model, processor, prompts, SELECT)
     given = processor.image_processor(pictures[3:], return_tensors="pt")
     with torch.no_grad():
-        features = model.model.get_image_features(**given).pooler_output
+        output = model.model.get_image_features(**given)
+    layers = [output.pooler_output, *(getattr(output, "deepstack_features", None) or [])]
+    features = torch.cat([torch.cat([*layer]) for layer in layers], dim=1)
     with served.engine(tmp_path, SELECT, enable_mm_embeds=True) as (llm, steps):
         same(served.by_vllm(llm, prompts), expected)
         assert steps.cut
         same(served.by_vllm(llm, prompts), expected)
         assert steps.cached
         video = {"video_embeds": torch.zeros(8, 64), "video_grid_thw": torch.tensor([[1, 4, 8]])}
+        video |= {"timestamps": torch.zeros(1, 1)} if name == "qwen3_vl" else {}
         movie = {"prompt": "w5 <|video_pad|> w6", "multi_modal_data": {"video": video}}
         with pytest.raises(VLLMValidationError, match=r"At most 0 video\(s\)"):
             llm.generate([movie], use_tqdm=False)
         by_pixels = served.by_vllm(llm, [(f"w5 {image} w6", pictures[3:])])
-        embeddings = {"image_embeds": torch.cat(features), "image_grid_thw": given["image_grid_thw"]}
+        embeddings = {"image_embeds": features, "image_grid_thw": given["image_grid_thw"]}
         same(served.by_vllm(llm, [(f"w5 {image} w6", embeddings)]), by_pixels)
 
 
