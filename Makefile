@@ -45,11 +45,11 @@ test-pins:
 	VITRIM_EVERY=3 $(MAKE) --no-print-directory pytest VENV=.venv-pins CONSTRAINTS=constraints-vllm.txt TESTS="tests/hosts tests/selectors"
 
 # Selectors inside vLLM, in an environment of its own. Its CPU build asks for a torch that no registry of Python packages
-# has, so the pins go before what it asks for.
+# has, so the pins go before what it asks for. Bytecode is kept, as in `pytest`: every server is several processes.
 VLLM := .venv-vllm
 
 test-vllm: $(VLLM)/.installed
-	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest $(or $(TESTS),tests/serving)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest $(or $(TESTS),tests/serving)
 
 $(VLLM)/.installed: pyproject.toml constraints-vllm.txt
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)

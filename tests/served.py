@@ -344,6 +344,42 @@ def by_transformers(model: Any, processor: Any, asked: Sequence[Prompt], select:
     return found
 
 
+@torch.no_grad()
+def by_hand(model: Any, processor: Any, asked: Sequence[Prompt], select: str) -> list[Answer]:
+    """The same of a Qwen-VL without features for further layers, from transformers' parts alone, but for the choice.
+
+    Every token keeps its position in the whole prompt, and answers continue behind the largest of these. Transformers
+    takes images that touch for a single one, so every other image is called a video of one frame.
+    """
+    base, selector, found = model.model, vitrim.parse_selector(select), []
+    for text, images in asked:
+        given = processor(text=text, images=images, return_tensors="pt")
+        ids, tables = given["input_ids"], given["image_grid_thw"]
+        grids = [(frames, rows // 2, columns // 2) for frames, rows, columns in tables.tolist()]
+        features = base.get_image_features(given["pixel_values"], tables).pooler_output
+        embeddings, left, types = base.get_input_embeddings()(ids), torch.ones_like(ids, dtype=torch.bool), []
+        places = (ids[0] == model.config.image_token_id).nonzero().squeeze(1).split([len(own) for own in features])
+        for number, (own, here, grid) in enumerate(zip(features, places, grids, strict=True)):
+            embeddings[0, here], left[0, here] = own, selector.mask(own, grid)
+            types.append((here, 1 + number % 2))
+        kinds = torch.zeros_like(ids)
+        for here, kind in types:
+            kinds[0, here] = kind
+        videos = tables[1::2] if len(tables) > 1 else None
+        positions, _ = base.get_rope_index(ids, kinds, tables[::2], videos)
+        embeddings, positions, behind = embeddings[:, left[0]], positions[:, :, left[0]], int(positions.max()) + 1
+        new, logs = [], []
+        for step in range(NEW):
+            output = base.language_model(inputs_embeds=embeddings, position_ids=positions, use_cache=False)
+            log = model.lm_head(output.last_hidden_state[0, -1]).log_softmax(dim=-1)
+            new.append(int(log.argmax()))
+            logs.append(log.max().item())
+            embeddings = torch.cat([embeddings, base.get_input_embeddings()(torch.tensor([new[-1:]]))], dim=1)
+            positions = torch.cat([positions, torch.full((3, 1, 1), behind + step)], dim=2)
+        found.append((new, logs))
+    return found
+
+
 class Steps:
     """What a scheduler of vLLM does, from now on.
 

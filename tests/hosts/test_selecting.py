@@ -507,6 +507,69 @@ def test_kept_positions_cut_no_prompt_in_pieces(name: str) -> None:
             near(step.logits[:, -1], spoken[:, place + 1])
 
 
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("keep", ["divprune:keep=1", "divprune:tokens=3"])
+def test_answers_continue_behind_the_whole_image_where_a_prompt_ends_in_one(name: str, keep: str) -> None:
+    """However they are made. Each step is a forward of the library on all tokens, at the positions that they have.
+
+    In generation, transformers itself continues rows and columns of the last token, but not in a forward.
+    """
+    model, given = ALL[name].create(), prompt(name, [[7, 11, 5]])
+    given = {key: value[:, :-2] if key in PER_TOKEN else value for key, value in given.items()}
+    own = {key: given[key] for key in ("mm_token_type_ids", "image_grid_thw") if key in given}
+    ids, mask, new = given["input_ids"], given["attention_mask"], 4
+    assert ids[0, -1] == IMAGE
+    axes = hasattr(model.base_model, "get_rope_index")
+    behind = (
+        int(model.base_model.get_rope_index(ids, attention_mask=mask, **own)[0].max()) + 1 if axes else ids.shape[1]
+    )
+    hand = ByHand(name, model, given, masks(name, model, given, keep), original=True)
+    assert keep == "divprune:keep=1" or hand.short["position_ids"][-1].flatten()[-1] + 1 < behind
+    inputs, words, expected = hand.inputs() | {"use_cache": False}, torch.zeros(1, 0, dtype=torch.long), []
+    for step in range(new):
+        expected.append(logits(model, {**inputs, "mm_encoder_outputs": {"image": copy.copy(hand.output)}})[:, -1])
+        words = torch.cat([words, expected[-1].argmax(dim=-1, keepdim=True)], dim=1)
+        inputs["input_ids"] = torch.cat([inputs["input_ids"], words[:, -1:]], dim=1)
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        for types in inputs.keys() & {"mm_token_type_ids"}:
+            inputs[types] = torch.nn.functional.pad(inputs[types], (0, 1))
+        place = inputs["position_ids"][..., -1:] * 0 + behind + step
+        if axes:
+            place[0] = inputs["position_ids"][0, :, -1:] + 1
+        inputs["position_ids"] = torch.cat([inputs["position_ids"], place], dim=-1)
+
+    near = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)
+    vitrim.reduce_(model, select=keep if axes else f"{keep},positions=original")
+    options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "output_logits": True}
+    for cached in (True, False):
+        out = model.generate(**given, **options, return_dict_in_generate=True, use_cache=cached)
+        assert torch.equal(out.sequences[:, -new:], words)
+        near(torch.stack(out.logits, dim=1), torch.stack(expected, dim=1))
+    one = options | {"max_new_tokens": 1, "min_new_tokens": 1}
+    first = model.generate(**given, **one, return_dict_in_generate=True)
+    with torch.no_grad():
+        for step in (model(**given, use_cache=True), first):
+            for place in range(new - 1):
+                token = words[:, place, None]
+                step = model(input_ids=token, past_key_values=step.past_key_values, use_cache=True)
+                near(step.logits[:, -1], expected[place + 1])
+    likeliest = options | {"do_sample": True, "top_k": 1, "num_return_sequences": 2, "output_logits": False}
+    twice = {key: torch.cat([value, value]) for key, value in given.items()}
+    assert torch.equal(model.generate(**twice, **likeliest)[:, -new:], words.expand(4, -1))
+
+
+def test_images_that_touch_are_refused_where_the_library_takes_them_for_one() -> None:
+    model, given = ALL["qwen2_vl"].create(), prompt("qwen2_vl", [[7, 11, 5]])
+    first = int((given["input_ids"][0] == 11).nonzero())
+    given = {
+        key: torch.cat([value[:, :first], value[:, first + 2 :]], dim=1) if key in PER_TOKEN else value
+        for key, value in given.items()
+    }
+    vitrim.reduce_(model, select="divprune:tokens=3")
+    with pytest.raises(vitrim.VitrimError, match=r"^images touch in the prompt, .* put a token between them"):
+        logits(model, given)
+
+
 def packed_row(name: str) -> dict[str, Tensor]:
     """Two prompts of one image each, packed in one row: positions begin again."""
     tokens = VLMS[name].tokens

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+import guarded
 import served
 
 pytest.importorskip("vllm", reason="vLLM is not installed: `make test-vllm` makes an environment that has it")
@@ -30,6 +31,7 @@ REQUESTS = 200
 AT_ONCE = 32
 START = 550
 """Seconds that a server may take to start."""
+pytestmark = pytest.mark.timeout(START + 400)  # of a test, which starts at most one
 CHUNKS = ("--max-num-batched-tokens", "24", "--max-num-seqs", "8")
 """Prompts are cut into pieces of 24 tokens, so most images are, too; multiprocessing and prefix caching are usual."""
 TWO = ("--tensor-parallel-size", "2")
@@ -64,9 +66,7 @@ def running(place: Path, *options: str) -> Iterator[tuple[Any, subprocess.Popen[
         port = free.getsockname()[1]
     log = place / f"{port}.log"
     usual = ("--port", str(port), "--served-model-name", "tiny", "--chat-template", str(place / "template.jinja"))
-    with log.open("w") as out:
-        run = subprocess.Popen(command(place, *usual, *options), env=environment(SELECT), stdout=out, stderr=out)
-    try:
+    with log.open("w") as out, guarded.started(command(place, *usual, *options), environment(SELECT), out) as run:
         end = time.monotonic() + START
         while True:
             if run.poll() is not None or time.monotonic() > end:
@@ -77,9 +77,6 @@ def running(place: Path, *options: str) -> Iterator[tuple[Any, subprocess.Popen[
             except OSError:
                 time.sleep(1)
         yield openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=600, max_retries=0), run
-    finally:
-        run.terminate()
-        run.wait(timeout=60)
 
 
 def asked() -> list[served.Prompt]:
@@ -128,10 +125,9 @@ def right(client: Any, number: int, expected: list[list[int]]) -> None:
 
 
 def test_no_answer_is_wrong_or_lost(model: tuple[Path, Any], expected: list[list[int]]) -> None:
-    """Many requests at once, of prompts that share images; then a worker is killed, and a server started anew.
+    """Many requests at once, of prompts that share images; then a worker is killed.
 
-    The first server ends by itself: until then, requests are answered right or with an error. The second has two
-    workers, each with a half of every layer.
+    The server ends by itself: until then, requests are answered right or with an error.
     """
     import openai
 
@@ -142,18 +138,39 @@ def test_no_answer_is_wrong_or_lost(model: tuple[Path, Any], expected: list[list
             return False
         return True
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        with running(model[0], *CHUNKS) as (client, server):
-            assert all(pool.map(attempt, range(REQUESTS)))
-            under = psutil.Process(server.pid).children(recursive=True)
-            (worker,) = [process for process in under if process.name().startswith("VLLM::Worker")]
-            late = [pool.submit(attempt, number) for number in range(AT_ONCE)]
-            worker.kill()
-            assert not all(answered.result() for answered in late)
-            server.wait(timeout=100)  # with code 0, in vLLM 0.32
-            assert not psutil.wait_procs(under, timeout=30)[1]
-        with running(model[0], *TWO) as (client, _):
-            assert all(pool.map(attempt, range(len(expected))))
+    with ThreadPoolExecutor(AT_ONCE) as pool, running(model[0], *CHUNKS) as (client, server):
+        assert all(pool.map(attempt, range(REQUESTS)))
+        under = psutil.Process(server.pid).children(recursive=True)
+        (worker,) = [process for process in under if process.name().startswith("VLLM::Worker")]
+        late = [pool.submit(attempt, number) for number in range(AT_ONCE)]
+        worker.kill()
+        assert not all(answered.result() for answered in late)
+        server.wait(timeout=100)  # with code 0, in vLLM 0.32
+        assert not psutil.wait_procs(under, timeout=30)[1]
+
+
+def test_two_workers_answer_as_one_does(model: tuple[Path, Any], expected: list[list[int]]) -> None:
+    """Each has a half of every layer."""
+    with running(model[0], *TWO) as (client, _), ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(lambda number: right(client, number, expected), range(len(expected))))
+
+
+def test_a_killed_run_leaves_no_server() -> None:
+    """Not even one that has children, and does not end when it is asked to."""
+    server = "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    server += "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print(flush=True);"
+    server += "time.sleep(600)"
+    run = "import os, subprocess, sys, time, guarded\n"
+    run += f"with guarded.started([sys.executable, '-c', {server!r}], os.environ, subprocess.PIPE) as found:\n"
+    run += "    print(found.stdout.readline(), flush=True)\n    time.sleep(600)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(guarded.__file__).parent)}
+    with subprocess.Popen([sys.executable, "-c", run], stdout=subprocess.PIPE, env=environment) as outer:
+        assert outer.stdout is not None
+        outer.stdout.readline()
+        under = psutil.Process(outer.pid).children(recursive=True)
+        outer.kill()
+    assert len(under) == 3  # with the guard
+    assert not psutil.wait_procs(under, timeout=60)[1]
 
 
 @pytest.mark.full  # vLLM gives both replicas two minutes to start, which a busy machine exceeds

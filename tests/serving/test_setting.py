@@ -23,6 +23,12 @@ def test_nothing_is_asked_for_without_a_setting() -> None:
     assert asked({"other": 1}, {"VITRIM_SELECT": ""}) is None
 
 
+@pytest.mark.parametrize("word", ["none", "off"])
+def test_a_word_switches_selection_off(word: str) -> None:
+    assert asked({}, {"VITRIM_SELECT": word}) is None
+    assert asked({"vitrim": {"select": word}}, {"VITRIM_SELECT": "pool"}) is None
+
+
 def test_options_of_the_server_go_before_the_environment() -> None:
     given = {"vitrim": {"select": "random:tokens=9"}}
     assert asked(given, {"VITRIM_SELECT": "pool"}).describe() == "random:tokens=9"

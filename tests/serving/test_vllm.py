@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 
 import served
 from vitrim.errors import VitrimError
@@ -54,8 +55,8 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         steps.cached = 0
         same(served.by_vllm(llm, prompts), expected)
         assert steps.cached
-        taken = llm.llm_engine.input_processor.renderer.get_mm_processor().info.get_supported_mm_limits()
-        assert ("video" in taken) == (video is not None)
+        limits = llm.llm_engine.input_processor.renderer.get_mm_processor().info.allowed_mm_limits
+        assert {modality for modality, limit in limits.items() if limit} == {"image"}
         if video is not None:
             from vllm.exceptions import VLLMValidationError
 
@@ -70,6 +71,50 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         limits = {"limit_mm_per_prompt": {"video": 1}}
         with pytest.raises(VitrimError, match="cannot be selected in vLLM"), served.engine(tmp_path, SELECT, **limits):
             pass
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_images_at_the_end_or_side_by_side(name: str, tmp_path: Path) -> None:
+    """Also in a server that takes embeddings, as vLLM makes those that only answer.
+
+    Transformers refuses images that touch, and a forward by hand knows no features for further layers.
+    """
+    from transformers import AutoProcessor
+    from vllm.exceptions import VLLMValidationError
+
+    model = served.folder(name, tmp_path)
+    pictures = [served.photograph(number, *size) for number, size in enumerate(served.WIDE)]
+    image = "<|image_pad|>"
+    texts = {
+        f"w5 w6 {image}": pictures[1:2],
+        f"w5 {image} w6 {image}": pictures[1:3],
+        f"w5 {image} {image} w6 w7": pictures[1:3],
+        f"{image} {image} {image}": pictures[:3],
+    }
+    prompts, processor = [*texts.items()], AutoProcessor.from_pretrained(tmp_path)
+    if name == "qwen3_vl":
+        prompts = prompts[:2]
+        expected = served.by_transformers(model, processor, prompts, SELECT)
+    else:
+        expected = served.by_hand(model, processor, prompts, SELECT)
+    given = processor.image_processor(pictures[3:], return_tensors="pt")
+    with torch.no_grad():
+        output = model.model.get_image_features(**given)
+    layers = [output.pooler_output, *(getattr(output, "deepstack_features", None) or [])]
+    features = torch.cat([torch.cat([*layer]) for layer in layers], dim=1)
+    with served.engine(tmp_path, SELECT, enable_mm_embeds=True) as (llm, steps):
+        same(served.by_vllm(llm, prompts), expected)
+        assert steps.cut
+        same(served.by_vllm(llm, prompts), expected)
+        assert steps.cached
+        video = {"video_embeds": torch.zeros(8, 64), "video_grid_thw": torch.tensor([[1, 4, 8]])}
+        video |= {"timestamps": torch.zeros(1, 1)} if name == "qwen3_vl" else {}
+        movie = {"prompt": "w5 <|video_pad|> w6", "multi_modal_data": {"video": video}}
+        with pytest.raises(VLLMValidationError, match=r"At most 0 video\(s\)"):
+            llm.generate([movie], use_tqdm=False)
+        by_pixels = served.by_vllm(llm, [(f"w5 {image} w6", pictures[3:])])
+        embeddings = {"image_embeds": features, "image_grid_thw": given["image_grid_thw"]}
+        same(served.by_vllm(llm, [(f"w5 {image} w6", embeddings)]), by_pixels)
 
 
 def test_settings_share_no_caches(llava: tuple[Path, Any]) -> None:

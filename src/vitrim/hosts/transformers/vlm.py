@@ -25,7 +25,7 @@ from vitrim.errors import VitrimError
 from vitrim.hosts.shared.compact import cache_of, holders
 from vitrim.hosts.shared.hooks import Hook, ThreadHooks
 from vitrim.hosts.transformers.vlm_family import PromptFamily
-from vitrim.hosts.transformers.vlm_prompt import ImagePrompt, selects_behind
+from vitrim.hosts.transformers.vlm_prompt import NEXT, ImagePrompt, selects_behind
 
 
 @dataclass(eq=False, repr=False)
@@ -76,7 +76,9 @@ class CacheHook(Installed):
             return
         cache, positions = cache_of(vars(output) if hasattr(output, "__dict__") else {}), kwargs.get("position_ids")
         if cache is not None and isinstance(positions, Tensor) and positions.dim() == 2:
-            setattr(cache, BEHIND, positions.amax(dim=1, keepdim=True) + 1 - cache.get_seq_length())
+            behind = getattr(positions, NEXT, None)
+            behind = positions.amax(dim=1, keepdim=True) + 1 if behind is None else behind
+            setattr(cache, BEHIND, behind - cache.get_seq_length())
 
 
 class OnePromptARow(ThreadHooks):
@@ -96,6 +98,41 @@ class OnePromptARow(ThreadHooks):
         if positioned or kwargs.get("input_ids") is None:
             return None
         return args, {**kwargs, "attention_mask": torch.ones_like(kwargs["input_ids"])}
+
+
+class Behind(ThreadHooks):
+    """Context in which tokens behind a shortened prompt, at ``positions``, continue those of the whole.
+
+    ``generate`` continues those of the last token that stays.
+    """
+
+    gap: Tensor
+    """(B, 1), or for every row of positions: from behind the last token that stays to behind the whole prompt."""
+
+    def __init__(self, model: nn.Module, positions: Any) -> None:
+        self.model = model
+        self.behind: Tensor | None = getattr(positions, NEXT, None)
+        if self.behind is not None:
+            self.length, self.gap = positions.shape[-1], self.behind - 1 - positions[..., -1:]
+            if positions.dim() == 3 and len(positions) == 4:
+                self.gap[0] = 0  # numbers the tokens
+
+    def hooks(self) -> list[Hook]:
+        called = partial(self.model.register_forward_pre_hook, with_kwargs=True)
+        return [] if self.behind is None else [(called, self.shift)]
+
+    def shift(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        positions, cache = kwargs.get("position_ids"), cache_of(kwargs)
+        if positions is None or self.behind is None:
+            return None
+        first = 0 if cache is None else cache.get_seq_length()
+        numbers = torch.arange(first, first + positions.shape[-1], device=positions.device)
+        copies = positions.shape[-2] // len(self.behind)  # of every prompt, such as beams
+        gap, behind = (own.to(positions.device).repeat_interleave(copies, dim=-2) for own in (self.gap, self.behind))
+        shifted = positions + gap * (numbers >= self.length)
+        if first + len(numbers) == self.length:
+            setattr(shifted, NEXT, behind)  # for `CacheHook`
+        return args, {**kwargs, "position_ids": shifted}
 
 
 @dataclass(eq=False, repr=False)
@@ -130,7 +167,8 @@ class CompactGenerate(Installed):
         ids: Tensor = given["input_ids"]
         gone = ids.shape[1] - shorter["input_ids"].shape[1]
         shorter |= self.lengths(shorter, gone)
-        with OnePromptARow(self.model) if prompt.keeps_positions else nullcontext():
+        behind = Behind(self.model, shorter.get("position_ids"))
+        with behind, OnePromptARow(self.model) if prompt.keeps_positions else nullcontext():
             out = self.family.generate(self.model, shorter, *args)
         return out if gone <= 0 else with_whole_prompt(out, ids, gone)
 

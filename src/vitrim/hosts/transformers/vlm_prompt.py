@@ -79,6 +79,13 @@ class Early(ThreadHooks):
         return (torch.cat([image.features for image in self.chosen])[None], *args[1:])
 
 
+NEXT = "vitrim_next"
+"""Attribute of the positions of shortened prompts, (B, 1): those behind the whole prompts, if any ends in an image.
+
+Behind the last token that stays, there may be others that went.
+"""
+
+
 @dataclass(frozen=True)
 class Encoded:
     """The images of a prompt, or its videos, behind their encoder.
@@ -219,7 +226,15 @@ class ImagePrompt:
         filler = next(number for number in range(3) if number not in self.placeholders())
         left = {name: value for name, value in self.positioned(kept).items() if name not in read}
         needed = {name for name in read & arguments.keys() if arguments[name].default is Parameter.empty}
-        return trimmed(left, PER_TOKEN, kept, filler, close=not self.keeps_positions) | dict.fromkeys(needed)
+        out = trimmed(left, PER_TOKEN, kept, filler, close=not self.keeps_positions) | dict.fromkeys(needed)
+        ends = torch.isin(self.given["input_ids"][:, -1:], torch.tensor(self.placeholders(), device=kept.device))
+        whole = left.get("position_ids")
+        if whole is not None and (whole.dim() == 3 or self.keeps_positions) and bool(ends.any()):
+            shorter = out["position_ids"].clone()  # the caller's own get no attribute
+            most, last = _largest(whole).amax(dim=1, keepdim=True), _largest(shorter[..., -1:])
+            setattr(shorter, NEXT, torch.where(ends, most, last) + 1)
+            out["position_ids"] = shorter
+        return out
 
     def of_whole(self, own: Mapping[str, Any], kind: str) -> tuple[Any, list[ChosenTokens]]:
         """Select among all tokens of the connector's output behind an unreduced tower, and keep only those in it.
@@ -413,6 +428,7 @@ class ImagePrompt:
                     "positions of images need mm_token_type_ids, which the processor gives beside input_ids"
                 )
             own = {name: given[name] for name in arguments if given.get(name) is not None}
+            self.check_apart(own)
             places, deltas = base.get_rope_index(ids, attention_mask=mask, **own)
             base.rope_deltas = deltas + (~kept).sum(dim=1, keepdim=True)
             order = real.long().cumsum(dim=1) - 1
@@ -423,3 +439,19 @@ class ImagePrompt:
         if cache is not None and cache.get_seq_length() > 0:
             raise VitrimError("positions=original on a cache: give position_ids, which go on from those of the prompt")
         return {**given, "position_ids": (real.long().cumsum(dim=1) - 1).clamp_min(0)}
+
+    def check_apart(self, own: Mapping[str, Any]) -> None:
+        """Refuse images, or videos, that touch: the library, given ``own``, takes them for one, and fails."""
+        types = own.get("mm_token_type_ids")
+        for number, kind in enumerate(PIXELS, 1):
+            grids = own.get(f"{kind}_grid_thw")
+            if types is not None and grids is not None and len(runs(types, number)) < len(grids):
+                raise VitrimError(
+                    f"{kind}s touch in the prompt, and transformers takes them for one: put a token between them, as "
+                    "chat templates do"
+                )
+
+
+def _largest(positions: Tensor) -> Tensor:
+    """(B, L): the largest of three axes, behind a row that numbers the tokens if there are four; (B, L) as they are."""
+    return positions[-3:].amax(dim=0) if positions.dim() == 3 else positions

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import copy
 import os
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from vllm import ModelRegistry
 from vllm.config.multimodal import MultiModalConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.models.registry import _LazyRegisteredModel, _ModelInfo
 
 from vitrim.errors import VitrimError
 from vitrim.serving.vllm.setting import FAMILIES, PREFIX, asked, family_of
 
 LIBRARY = EngineArgs.create_model_config
 """vLLM's own function."""
+IMPLEMENTATIONS = ("auto", "vllm")
+"""Values of ``model_impl`` for which vLLM takes its own model."""
 
 
 class Pruned(MultiModalConfig):
@@ -23,6 +27,20 @@ class Pruned(MultiModalConfig):
 
     def is_multimodal_pruning_enabled(self) -> bool:
         return True
+
+
+@dataclass(frozen=True)
+class SelectingModel(_LazyRegisteredModel):
+    """A family in vLLM's registry, with the traits of vLLM's own model of the architecture ``base``.
+
+    Selection changes none. vLLM would start a process to find them, and keep them until the family's file changes; but
+    they come from other files.
+    """
+
+    base: str
+
+    def inspect_model_cls(self) -> _ModelInfo:
+        return replace(ModelRegistry.models[self.base].inspect_model_cls(), architecture=self.class_name)
 
 
 def changed(given: Any, changes: dict[str, Any], config: Any) -> Any:
@@ -39,13 +57,18 @@ def create_model_config(self: Any) -> Any:
     if selector is None:
         return plain
     architecture, family = family_of(plain.architectures, plain.hf_config, selector)
+    if plain.model_impl not in IMPLEMENTATIONS:
+        raise VitrimError(
+            f"model_impl={plain.model_impl}: image tokens are selected in vLLM's own models: leave it out, or take "
+            f"{' or '.join(IMPLEMENTATIONS)}"
+        )
     args = copy.copy(self)
     changes = {"architectures": [PREFIX + architecture], "vitrim_select": selector.describe()}
     given = self.hf_overrides
     args.hf_overrides = partial(changed, given, changes) if callable(given) else {**(given or {}), **changes}
     if family.videos:
-        limits = dict(self.limit_mm_per_prompt or {})
-        if limits.get("video"):
+        limits = self.limit_mm_per_prompt or {}
+        if "video" in limits and plain.multimodal_config.get_limit_per_prompt("video"):
             raise VitrimError(f"videos of {family.name} cannot be selected in vLLM: leave their limit out")
         args.limit_mm_per_prompt = {**limits, "video": 0}
     config = LIBRARY(args)
@@ -62,5 +85,7 @@ def register() -> None:
     known = ModelRegistry.get_supported_archs()
     for architecture, family in FAMILIES.items():
         if PREFIX + architecture not in known:
-            ModelRegistry.register_model(PREFIX + architecture, f"vitrim.serving.vllm.{family.target}")
+            module, name = family.target.split(":")
+            model = SelectingModel(f"vitrim.serving.vllm.{module}", name, architecture)
+            ModelRegistry.models[PREFIX + architecture] = model
     EngineArgs.create_model_config = create_model_config

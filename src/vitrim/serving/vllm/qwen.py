@@ -21,19 +21,21 @@ from vitrim.serving.vllm.selecting import Selecting, selecting
 
 DIGIT = 128
 """Base of the digits that encode places: bfloat16 and float16 represent smaller integers exactly."""
+CHANNELS = 6
+"""Number of channels that carry a place."""
 
 
-def written(kept: Tensor, columns: int) -> Tensor:
-    """(n, 4) rows and columns of the places ``kept`` (n,) of a grid, two digits each."""
-    places = [kept // columns, kept % columns]
+def written(kept: Tensor, rows: int, columns: int) -> Tensor:
+    """(n, 6) rows and columns of the places ``kept`` (n,) of a grid, and how far the grid extends, two digits each."""
+    places = [kept // columns, kept % columns, torch.full_like(kept, max(rows, columns))]
     return torch.stack([digit for place in places for digit in (place // DIGIT, place % DIGIT)], dim=1)
 
 
-def read(channels: Tensor) -> Tensor:
-    """(3, n) frame, row and column, decoded from `written`."""
+def read(channels: Tensor) -> tuple[Tensor, Tensor]:
+    """(3, n) frame, row and column, and (n,) how far the grid extends, decoded from `written`."""
     digits = channels.long().T
-    rows, columns = digits[0] * DIGIT + digits[1], digits[2] * DIGIT + digits[3]
-    return torch.stack([torch.zeros_like(rows), rows, columns])
+    rows, columns, extent = digits[::2] * DIGIT + digits[1::2]
+    return torch.stack([torch.zeros_like(rows), rows, columns]), extent
 
 
 def positions_follow(runner: Any) -> bool:
@@ -64,7 +66,7 @@ class Axes(Selecting):
 
     def left(self, part: Tensor, choice: Choice, grid: Grid) -> Tensor:
         own = super().left(part, choice, grid)
-        return torch.cat([own, written(choice.kept, grid[2]).to(own.dtype)], dim=1)
+        return torch.cat([own, written(choice.kept, *grid[1:]).to(own.dtype)], dim=1)
 
     def get_mrope_input_positions(
         self: Any, input_tokens: Sequence[int], mm_features: Sequence[Any]
@@ -80,7 +82,9 @@ class Axes(Selecting):
             position, done = position + max(rows, columns), start + length
         parts.append(torch.arange(position, position + len(input_tokens) - done))
         position += len(input_tokens) - done
-        return torch.cat(parts).expand(3, -1).clone(), position - len(input_tokens)
+        positions: Any = torch.cat(parts).expand(3, -1).clone()
+        positions.offset = position - len(input_tokens)
+        return positions, positions.offset
 
     def recompute_mrope_positions(
         self: Any,
@@ -92,17 +96,20 @@ class Axes(Selecting):
         """The embeddings without their places, and with these the positions (3, L) of the tokens to come."""
         positions = mrope_positions.clone()
         ids = torch.as_tensor(input_ids, device=positions.device)
-        text = ids != self.config.image_token_id
-        # the text before every token determines where its image begins
-        begins = torch.where(text, positions[0] + 1, 0).cummax(dim=0).values
-        coming = (~text).nonzero().squeeze(1)
+        coming = (ids == self.config.image_token_id).nonzero().squeeze(1)
         coming = coming[coming >= num_computed_tokens]
-        embeddings = []
+        embeddings, behind = [], positions[0, -1] + 1
         for own in multimodal_embeddings:
             here, coming = coming[: len(own)], coming[len(own) :]
-            positions[:, here] = begins[here] + read(own[:, -4:]).to(positions.device)
-            embeddings.append(own[:, :-4])
-        return embeddings, positions, int(positions.max()) + 1 - len(ids)
+            places, extent = read(own[:, -CHANNELS:].to(positions.device))
+            positions[:, here] = positions[0, here] + places  # the first axis is where an image begins, also afterwards
+            if len(here) and here[-1] == len(ids) - 1:
+                behind = positions[0, -1] + extent[-1]
+            embeddings.append(own[:, :-CHANNELS])
+        # One runner of vLLM calls this in every step, also after the prompt, on the tensor that it was given at first.
+        # The other calls it on copies, but only in steps with embeddings: the step of the last token counts.
+        offset = getattr(mrope_positions, "offset", None)
+        return embeddings, positions, int(behind) - len(ids) if offset is None else offset
 
 
 @selecting

@@ -87,6 +87,11 @@ class Cutting:
 
     kind: type[Selecting]
 
+    # a server that takes embeddings asks for those of modalities whose limit is 0, too
+    def get_dummy_inputs(self: Any, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any) -> Any:
+        counts = {modality: count for modality, count in mm_counts.items() if modality == "image"}
+        return super().get_dummy_inputs(seq_len, counts, mm_options)  # type: ignore[misc]
+
     def _get_mm_prompt_updates(self: Any, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any) -> Any:
         found = super()._get_mm_prompt_updates(mm_items, hf_processor_mm_kwargs, out_mm_kwargs)  # type: ignore[misc]
         return {
@@ -118,9 +123,21 @@ def _same(mask: Tensor, full: list[int]) -> Tensor:
     return mask
 
 
-class Profiled:
-    """Mixin before vLLM's processing info: None makes vLLM process the largest item, and so count its cut length."""
+class ImagesOnly:
+    """Mixin before vLLM's processing info: images are all that a prompt may have besides text."""
 
+    def get_supported_mm_limits(self) -> dict[str, int | None]:
+        found = super().get_supported_mm_limits()  # type: ignore[misc]
+        return {modality: limit if modality == "image" else 0 for modality, limit in found.items()}
+
+    def parse_mm_data(self: Any, mm_data: Any, *, validate: bool = True) -> Any:
+        found = super().parse_mm_data(mm_data, validate=validate)  # type: ignore[misc]
+        for modality, items in found.items():
+            if validate and modality != "image":  # vLLM does not count embeddings of a modality whose limit is 0
+                self.validate_num_items(modality, len(items))
+        return found
+
+    # None makes vLLM process the largest item, and so count its cut length
     def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> None:
         return None
 
@@ -135,7 +152,7 @@ def selecting(kind: Any) -> Any:
 
     # vLLM's factories may be functions that return objects of several classes
     def info(ctx: Any) -> Any:
-        return _behind(Profiled, type(own.info(ctx)))(ctx)
+        return _behind(ImagesOnly, type(own.info(ctx)))(ctx)
 
     def processor(info: Any, dummy_inputs: Any) -> Any:
         made = _behind(Cutting, type(own.processor(info, dummy_inputs)))(info, dummy_inputs)

@@ -15,6 +15,8 @@ from vitrim.errors import UnsupportedModelError, VitrimError
 from vitrim.version import __version__
 
 VARIABLE = "VITRIM_SELECT"
+OFF = ("none", "off")
+"""Settings that switch selection off, also if the environment has another one."""
 PREFIX = "Vitrim"
 """Prefix of the names of architectures with selection."""
 
@@ -55,10 +57,14 @@ FAMILIES = {
 def asked(additional: Mapping[str, Any] | None, environment: Mapping[str, str]) -> Selector | None:
     """The selector of ``--additional-config``, or else of the environment, valid in a server; None without a setting.
 
+    "none" and "off" are no setting.
+
     Example:
         >>> asked({"vitrim": {"select": "divprune:keep=0.25"}}, {}).count(64)
         16
         >>> asked({}, {}) is None
+        True
+        >>> asked({"vitrim": {"select": "none"}}, {"VITRIM_SELECT": "pool"}) is None
         True
     """
     given = (additional or {}).get("vitrim")
@@ -68,7 +74,7 @@ def asked(additional: Mapping[str, Any] | None, environment: Mapping[str, str]) 
         if not isinstance(given, Mapping) or set(given) != {"select"}:
             raise VitrimError(f'expected {{"vitrim": {{"select": "divprune:keep=0.25"}}}}, got {{"vitrim": {given!r}}}')
         text = given["select"]
-    if text is None:
+    if text is None or text in OFF:
         return None
     selector = parse_selector(text)
     needs = selector.needs()
