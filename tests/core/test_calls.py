@@ -280,6 +280,10 @@ def test_a_bare_layer_is_its_weights_and_nothing_more() -> None:
     assert is_bare(nn.Dropout(0.1), nn.Dropout)
     assert not is_bare(nn.Dropout(0.1))
     assert not is_bare(type("Adapter", (nn.Linear,), {})(3, 2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.Linear, "forward", lambda self, x: 2 * x)
+        assert not is_bare(layer)
+    assert is_bare(layer)
     changes: list[Callable[[nn.Linear], object]] = [
         lambda it: setattr(it, "forward", it.forward),
         lambda it: it.register_forward_hook(lambda *_: None),

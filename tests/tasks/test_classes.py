@@ -47,7 +47,8 @@ def imagenet() -> Any:
         (["tench, Tinca tinca"], [0]),
         (["Tinca tinca", "goldfish"], [0, 1]),  # a synonym
         (["GOLDEN-RETRIEVER"], [207]),
-        (["Cardigan", "cardigan"], [264, 474]),  # a dog, and a garment
+        (["Cardigan", "cardigan"], [264, 474]),  # a dog and a garment, beside each other
+        (["Cardigan", "Cardigan Welsh corgi"], [474, 264]),
         (["missile", "projectile"], [657, 744]),  # "missile" is a synonym of both
         (["crane", "n03126707"], [134, 517]),  # two classes are a crane, and one of them is taken
         (["207_golden_retriever", "crane 517"], [207, 517]),
@@ -83,6 +84,8 @@ def test_all_of_imagenet_by_ids_and_by_words_is_found_in_any_order(imagenet: Any
             r"'crane' of the data may be several of the model's: crane \(n02012849\), crane \(n03126707",
         ),
         (["maillot"], "may be several of the model's: maillot"),
+        (["Cardigan", "Sweatshirt"], "'Cardigan' of the data may be several"),  # all are capitals
+        (["cardigan", "pug"], "'cardigan' of the data may be several"),
         (["tench", "n01440764"], "classes 'tench' and 'n01440764' of the data are one of the model's, tench"),
         (
             ["n02099601", "n99999999"],
@@ -103,7 +106,7 @@ def test_names_of_other_libraries_are_imagenets_if_they_stand_in_its_order() -> 
     from torchvision.models._meta import _IMAGENET_CATEGORIES as torchvisions
 
     for names in (INFO.label_descriptions(), torchvisions):
-        assert places_of(["n02099601", "Tinca tinca", "Cardigan"], model_of(*names)) == [207, 0, 264]
+        assert places_of(["n02099601", "Tinca tinca", "Cardigan_Welsh_corgi"], model_of(*names)) == [207, 0, 264]
     assert places_of(["crane bird", "n03710721"], model_of(*torchvisions)) == [134, 639]
     other = model_of(*reversed(torchvisions))  # as many, but in another order
     assert places_of(["golden retriever"], other) == [999 - 207]
@@ -129,6 +132,8 @@ def test_ids_and_words_meet_in_models_of_a_few_classes() -> None:
         (["crane", "dog", "crane"], ["crane", "dog", "crane"], [0, 1, 2]),
         (["Crane", "dog", "Crane"], ["crane", "dog", "crane"], [0, 1, 2]),
         (["10", "2"], ["2", "10"], [1, 0]),  # numbers are names, too
+        (["-5", "5"], ["5", "-5"], [1, 0]),
+        (["caf\u00e9", "tea"], ["tea", "cafe\u0301"], [1, 0]),  # as a file system may decompose it
         (None, ["cat"], None),
     ],
 )
@@ -150,6 +155,7 @@ def test_places_of_classes_by_name(names: list[str] | None, known: list[str], pl
             "'crane' of the data may be several of the model's: crane, crane",
         ),
         (["Cat", "cat"], ["cat", "dog"], "classes 'Cat' and 'cat' of the data are one of the model's, cat"),
+        (["-5"], ["5", "10"], r"the data's classes \(-5\) are none"),
         (["car"], ["cat", "dog"], r"the data's classes \(car\) are none of the model's \(cat, dog\)"),
     ],
 )
@@ -172,6 +178,12 @@ def test_a_published_list_may_be_spelt_in_another_way_if_the_order_is_the_same()
 
 
 # ---- numbers, and models without names
+
+
+def test_placeholders_of_transformers_are_numbers() -> None:
+    names = sorted(f"LABEL_{number}" for number in range(12))
+    assert places_of(names, model_of(count=12)) == [int(name.removeprefix("LABEL_")) for name in names]
+    assert places_of(["LABEL_3"], model_of(count=12)) == [3]
 
 
 def test_a_model_without_names_has_the_order_of_as_many_classes_and_of_no_part() -> None:
@@ -309,8 +321,9 @@ def test_numbers_of_folders_are_the_models_classes_where_that_is_said(tmp_path: 
         data = vitrim.DataSpec(str(tmp_path), options={"by_number": by_number})
         with pytest.warns(UserWarning, match="numbered in the order of text"):
             assert vitrim.evaluate(model, None, data).rows[0]["top1"] == top1
-    with pytest.raises(VitrimError, match="by_number='label' must be true, false or names"):
-        vitrim.evaluate(model, None, vitrim.DataSpec(str(tmp_path), options={"by_number": "label"}))
+    for wrong in ("label", 1):
+        with pytest.raises(VitrimError, match=f"by_number={wrong!r} must be true, false or names"):
+            vitrim.evaluate(model, None, vitrim.DataSpec(str(tmp_path), options={"by_number": wrong}))
 
 
 @pytest.mark.parametrize("count", [2, 1000])

@@ -578,3 +578,17 @@ def test_a_dense_model_that_guesses_ends_the_search(tmp_path: Path, watch: Watch
     assert watch.timed == []
     without = vitrim.DataSpec(data, labels=False)
     assert optimize(host, without, **{**given, "out": tmp_path / "agreement"}).facts["doubts"] == []
+
+
+def test_the_command_says_what_labels_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Folders named by numbers are asked about, and the answer is an option of the command, too."""
+    given: list[Any] = []
+
+    def taken(model: object, images: object, **how: object) -> object:
+        given.append(images)
+        raise VitrimError("enough")
+
+    monkeypatch.setattr("vitrim.tuning.optimize.optimize", taken)
+    command = ("optimize", "test_vit", "--images", tmp_path, "--data-option", "by_number=names")
+    assert exit_code(monkeypatch, *command) == 2
+    assert given[0].options == {"by_number": "names"}

@@ -8,10 +8,17 @@ from typing import Annotated
 
 import typer
 
-from vitrim.cli.options import Compute, Images, Limit, MethodsBesideDense, Model, Preprocess, Setup
+from vitrim.cli.options import Compute, DataOptions, Images, Limit, MethodsBesideDense, Model, Preprocess, Setup
 from vitrim.cli.output import Output, resumable
 from vitrim.errors import VitrimError
 from vitrim.progress import progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledImages(Images):
+    """Images, with labels unless --no-labels."""
+
+    data_option: DataOptions = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +56,7 @@ class Aim(Setup):
 def optimize(
     *,
     model: Model,
-    images: Images,
+    images: LabelledImages,
     aim: Aim,
     limit: Limit = None,
     compute: Compute,

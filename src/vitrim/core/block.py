@@ -520,8 +520,8 @@ def is_bare(module: nn.Module, kind: type[M] = nn.Linear) -> TypeGuard[M]:  # ty
     """True if reading the weights of ``module`` equals calling it: it is a ``kind`` and nothing more.
 
     This function alone knows what makes a module more than its weights: a subclass (adapter, quantised layer,
-    parametrisation), a forward or hooks on the instance (LoRA, offloading), hooks on all modules, or weights of another
-    class (quantised, sharded).
+    parametrisation), a forward or hooks on the instance (LoRA, offloading), a forward put on its class, hooks on all
+    modules, or weights of another class (quantised, sharded).
 
     Example:
         >>> layer = nn.Linear(2, 2)
@@ -532,6 +532,8 @@ def is_bare(module: nn.Module, kind: type[M] = nn.Linear) -> TypeGuard[M]:  # ty
         False
     """
     if type(module) is not kind or is_altered(module):
+        return False
+    if kind.forward.__module__.partition(".")[0] != kind.__module__.partition(".")[0]:
         return False
     # hooks on all modules, except those of PyTorch's module tracker
     of_all = (

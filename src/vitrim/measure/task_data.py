@@ -106,7 +106,7 @@ def open_task(loaded: Loaded, data: Any, *, embeddings: bool = False) -> tuple[T
     rules, trained = as_trained(loaded.name, spec.protocol)
     options = dict(spec.options or {})
     by_number = options.pop(BY_NUMBER, False)
-    if by_number not in (True, False, "names"):
+    if not isinstance(by_number, bool) and by_number != "names":
         raise VitrimError(f"data option {BY_NUMBER}={by_number!r} must be true, false or names")
     name = task_name(model, spec.task)
     if name == EMBEDDING and not embeddings:

@@ -333,7 +333,7 @@ def _notes(speeds: Speeds, on_file: FileModel | None, sizes: Sequence[int], imag
     if adaptive:
         given = f"{RING} images of {images}, or one batch if that is more, in turn" if images else "random images"
         yield f"{', '.join(adaptive)}: token counts depend on the images; speed and promise are those of {given}"
-    if images is None and any(engine.precision == "int8" for engine in engines):
+    if images is None and on_file is None and any(engine.precision == "int8" for engine in engines):
         yield "int8: ranges of activations are those of random images, so only its times mean something"
     for name, config in methods.items():
         refused = {f"{one.label} at batch {size}": one.obstacle(config, size) for one in engines for size in sizes}

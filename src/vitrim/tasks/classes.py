@@ -8,6 +8,7 @@ the data's, or refuses: a label that counts for another class makes every score 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ WORDNET = re.compile(r"(n\d{8})(?!\d)[\s_,.:-]*(.*)")
 
 NUMBERED = re.compile(r"(\d+)[\s_.:-]+(.+)|(.+?)[\s_.:,-]+(\d+)")
 """A name with the number of its class, such as 207_golden_retriever; it counts where that class has the name, too."""
+
+PLACEHOLDER = re.compile(r"LABEL_\d+")
+"""The name of a class that transformers writes into a config where it is told none."""
 
 BY_NUMBER = "by_number"
 """Data option: true if labels are the numbers of the model's classes, whatever the names; "names" if the data's names
@@ -85,10 +89,9 @@ class Name:
 Keys = Callable[[Name], Iterable[str | None]]
 
 TIERS: tuple[tuple[Keys, Keys], ...] = (
-    (lambda name: (name.given,), lambda name: (name.given,)),
+    # 'Cardigan' is a dog of ImageNet and 'cardigan' a garment, but folders may be written as one likes
+    (lambda name: (name.given,), lambda name: () if name.id else (name.given,)),
     (lambda name: (name.id,), lambda name: (name.id,)),
-    # 'Cardigan' is a dog of ImageNet, 'cardigan' a garment
-    (lambda name: map(written, name.whole), lambda name: map(written, name.first)),
     (lambda name: map(spelling, name.whole), lambda name: map(spelling, name.first)),
 )
 """Keys that compare the data's names with the model's: the first pair that finds a class decides."""
@@ -101,13 +104,13 @@ SYNONYMS: tuple[Keys, Keys] = (
 
 
 def written(name: str) -> str:
-    """A name with single spaces for spaces, commas, - and _.
+    """A name with single spaces for spaces, commas, _, and - between words; in the one form that Unicode composes.
 
     Example:
-        >>> written("Cardigan_Welsh-corgi, n")
-        'Cardigan Welsh corgi n'
+        >>> written("Cardigan_Welsh-corgi, n"), written("at_-5")
+        ('Cardigan Welsh corgi n', 'at -5')
     """
-    return " ".join(re.sub(r"[\s,_-]+", " ", name).split())
+    return " ".join(re.sub(r"(?<=[^\W_])-+(?=[^\W_])|[\s,_]+", " ", unicodedata.normalize("NFC", name)).split())
 
 
 def spelling(name: str) -> str:
@@ -258,6 +261,8 @@ def places_of(
             return list(range(len(known)))
         return _matched(data, known, numbered=numbered)
     count = ask(model).num_classes(model) or len(names)
+    if known is None and all(PLACEHOLDER.fullmatch(name) for name in names):
+        return _matched(data, [Name.of(f"LABEL_{number}") for number in range(count)], numbered=numbered)
     if numbered or _in_order(names, count, alone=known is None):
         return None
     if _numbers(data):
@@ -294,7 +299,7 @@ def _matched(data: Sequence[Name], known: Sequence[Name], *, numbered: bool) -> 
             f"the model does not have {len(missing)} of the data's {len(data)} classes: {listed(missing)}; found among "
             f"its {len(known)}: {listed(some)}. Take a model of these, or {_ways()}"
         )
-    found = _told_apart(found)
+    found = _told_apart(_by_case(found, data, known))
     several = next((place for place, each in enumerate(found) if len(each) > 1), None)
     if several is not None:
         both = ", ".join(
@@ -350,6 +355,14 @@ def _counted(name: Name, known: Sequence[Name]) -> list[int]:
         return []
     place, text = int(found[1] or found[4]), spelling(found[2] or found[3])
     return [place] if place < len(known) and text in map(spelling, known[place].parts) else []
+
+
+def _by_case(found: Sequence[list[int]], data: Sequence[Name], known: Sequence[Name]) -> list[list[int]]:
+    """Places of names that differ from another of the data's in case alone, which are told by it."""
+    alike = set(_alike([one.given for one in data]))
+    cased: list[list[int]] = [[] for _ in data]
+    _find(cased, data, known, lambda name: map(written, name.whole), lambda name: map(written, name.first))
+    return [own if place in alike and own else each for place, (each, own) in enumerate(zip(found, cased, strict=True))]
 
 
 def _told_apart(found: Sequence[Sequence[int]]) -> list[list[int]]:
