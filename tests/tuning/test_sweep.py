@@ -26,6 +26,12 @@ def test_ranges_lists_and_words() -> None:
     assert grid.config(parse_grid(["tome:r=[1,2]"]).points()[0]) == vitrim.ToMe(r=[1, 2])
 
 
+@pytest.mark.parametrize("text", ["1..0", "0..4/0", "0..4/-1", "0..1/nan"])
+def test_a_range_that_does_not_rise_is_refused(text: str) -> None:
+    with pytest.raises(VitrimError, match=f"the range '{text}' does not rise: .* with a step above 0"):
+        parse_grid([f"tome:r={text}"])
+
+
 def test_some_points_of_a_large_grid_are_drawn_by_the_seed() -> None:
     grid = parse_grid(["atm"])
     some = grid.points(50, seed=1)
