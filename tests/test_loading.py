@@ -664,3 +664,11 @@ def test_a_checkpoint_may_be_text(tmp_path: Path) -> None:
     save_file(weights, tmp_path / "weights.safetensors")
     found = create_model("test_vit", options=options, checkpoint=str(tmp_path / "weights.safetensors"))
     assert torch.equal(found.state_dict()["cls_token"], weights["cls_token"])
+
+
+def test_a_model_of_torchvision_without_an_image_size_is_prepared_as_its_weights_say() -> None:
+    from torchvision.models import SqueezeNet1_1_Weights
+
+    model = create_model("torchvision:squeezenet1_1")
+    image = Image.effect_noise((300, 260), 90).convert("RGB")
+    torch.testing.assert_close(eval_transform(model)(image), SqueezeNet1_1_Weights.DEFAULT.transforms()(image))
