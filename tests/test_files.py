@@ -257,9 +257,9 @@ def test_without_a_cache_every_process_chooses(tmp_path: Path, monkeypatch: pyte
     assert remembered("choice.json", "one", lambda: "a", ("a", "b")) == "a"
 
 
-def test_the_cache_is_where_the_user_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_where_the_user_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # does not count, by the specification
-    monkeypatch.setattr(Path, "home", lambda: Path("/home/someone"))
-    assert cache_folder() == Path("/home/someone/.cache/vitrim")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert cache_folder() == Path("/caches/vitrim")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "someone")
+    assert cache_folder() == tmp_path / "someone" / ".cache" / "vitrim"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    assert cache_folder() == tmp_path / "caches" / "vitrim"
