@@ -35,7 +35,7 @@ test-full: lint
 
 # The lower bounds of pyproject.toml, in an environment of their own: all tests, and every third of the cases of each, but
 # all reference vectors. `tests/older.py` says what else is left out and why.
-OLDEST := tests/core tests/methods tests/selectors tests/hosts tests/tasks tests/cli tests/demo tests/test_bounds.py
+OLDEST := tests/core tests/methods tests/selectors tests/hosts tests/tasks tests/cli tests/test_bounds.py
 
 test-oldest:
 	VITRIM_EVERY=3 $(MAKE) --no-print-directory pytest VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt TESTS="$(OLDEST)"

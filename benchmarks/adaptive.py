@@ -5,7 +5,7 @@
 
 Time depends on the image, so every image is timed, dense and reduced in turn. Engines make kernels for every new shape,
 so images are run three times: the first pass stands by itself, and ratios are of the medians of the others. Every image
-of a file is compared with PyTorch's: logits and top-1. A near tie may differ (`vitrim.exporting.check`).
+of a file is compared with PyTorch's: logits and top-1. A near tie may differ (`vitrim.engines.check`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import vitrim
 from script import from_shell, write_json
 from vitrim.core.registry import host_of
 from vitrim.data import batches, eval_transform, load_images
-from vitrim.exporting import Exported, engines
-from vitrim.exporting.formats.base import Array
+from vitrim.engines import Exported, engines
+from vitrim.engines.formats.base import Array
 from vitrim.loading import ModelSpec
 from vitrim.measure.copies import reduced_copy, shared_copy
 from vitrim.measure.machine import environment

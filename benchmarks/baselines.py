@@ -35,20 +35,20 @@ from torch import Tensor, nn
 from methods import at_share
 from plain_loops import LOOPS, Cut, Forward, Plain, slicing
 from script import from_shell, write_json
+from vitrim.app.demo import atm_at_the_macs_of
 from vitrim.core import compiled
 from vitrim.core.block import ReducedBlock
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, parse_method
-from vitrim.demo.run import atm_at_the_macs_of
+from vitrim.engines.formats.base import DTYPES
 from vitrim.errors import ReductionWarning, VitrimError, one_line_errors
-from vitrim.exporting.formats.base import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
+from vitrim.measure.bench import promised_speedups
 from vitrim.measure.copies import dense_copies, reduced_copy
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget, FloatArray, fastest, paired_speedup, summarise, time_interleaved
 from vitrim.measure.macs import count_macs
-from vitrim.speed.bench import promised_speedups
 
 Row = dict[str, Any]
 

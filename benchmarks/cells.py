@@ -28,7 +28,9 @@ from methods import at_share
 from vitrim.core.block import Reducer
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, methods
+from vitrim.engines.engine import Engine, Run, compilation
 from vitrim.errors import VitrimError, first_line
+from vitrim.measure.bench import promised_speedups
 from vitrim.measure.copies import dense_copies, reduced_copy
 from vitrim.measure.latency import (
     Budget,
@@ -40,8 +42,6 @@ from vitrim.measure.latency import (
     time_interleaved,
 )
 from vitrim.measure.macs import profile_of
-from vitrim.speed.bench import promised_speedups
-from vitrim.speed.engines import Engine, Run, compilation
 
 T = TypeVar("T")
 

@@ -47,13 +47,13 @@ from vitrim.data import batches, eval_transform, load_images
 from vitrim.errors import ReductionWarning, VitrimError
 from vitrim.loading import load_reference, load_run
 from vitrim.measure import machine
+from vitrim.measure.bench import measure
 from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile_of
 from vitrim.measure.records import Row
 from vitrim.measure.run import run
 from vitrim.measure.task_data import task_of
-from vitrim.speed.bench import measure
 from vitrim.training.checkpoint import latest
 from vitrim.training.recipe import Resolved, load_recipe, recipe_text
 from vitrim.weights import RECIPE, RESULT

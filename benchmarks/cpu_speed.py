@@ -20,18 +20,18 @@ import torch
 from torch import nn
 
 from script import from_shell, write_json
+from vitrim.app.demo import atm_at_the_macs_of
 from vitrim.cli.options import parse_methods
 from vitrim.core.method import MethodConfig
-from vitrim.demo.run import atm_at_the_macs_of
+from vitrim.engines.formats.base import DTYPES
 from vitrim.errors import one_line_errors
-from vitrim.exporting.formats.base import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
+from vitrim.measure.bench import measure
 from vitrim.measure.copies import reduced_copy
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
-from vitrim.speed.bench import measure
-from vitrim.speed.words import setting_text
+from vitrim.measure.speed_report import setting_text
 
 Row = dict[str, Any]
 
@@ -48,7 +48,7 @@ def settings(dtypes: Iterable[str], batch_sizes: Iterable[int]) -> list[tuple[st
 def run(
     model: nn.Module, name: str, methods: Mapping[str, MethodConfig], dtype: str, batch_size: int, budget: Budget
 ) -> list[Row]:
-    """Rows of `vitrim.speed.bench.measure` at one setting, with the setting."""
+    """Rows of `vitrim.measure.bench.measure` at one setting, with the setting."""
     setting = {"model": name, "batch_size": batch_size, "dtype": dtype, "compiled": False}
     with one_line_errors(setting_text(setting)):
         images = random_images(model, batch_size).to(DTYPES[dtype])

@@ -16,9 +16,9 @@ from itertools import product
 from torch import Tensor
 
 from script import from_shell
+from vitrim.app.digits import load_digits_vit, load_split
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import make_method
-from vitrim.demo.digits import load_digits_vit, load_split
 from vitrim.errors import ReductionWarning
 from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.records import Row

@@ -28,9 +28,9 @@ from script import from_shell, write_json
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import methods, parse_method
 from vitrim.data import batches, eval_transform, load_images
-from vitrim.exporting import bound, check, engines, export, freeze
-from vitrim.exporting.timing import time_exported
-from vitrim.exporting.writing import FileSpec, dense_file
+from vitrim.engines import bound, check, engines, export, freeze
+from vitrim.engines.timing import time_exported
+from vitrim.engines.writing import FileSpec, dense_file
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.copies import reduced_copy

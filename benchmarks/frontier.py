@@ -34,14 +34,14 @@ from torch import Tensor, nn
 from script import at_speed, from_shell, write_json
 from vitrim.core.registry import parse_method
 from vitrim.data import batches, eval_transform, load_images
+from vitrim.engines.engine import Engine, FileEngine, engines_named
 from vitrim.loading import ModelSpec
+from vitrim.measure.bench import in_dtype
 from vitrim.measure.copies import reduced_copy
 from vitrim.measure.latency import Budget, paired_speedup, summarise, time_interleaved
 from vitrim.measure.machine import environment, set_threads
 from vitrim.measure.records import DENSE
 from vitrim.plots import style
-from vitrim.speed.bench import in_dtype
-from vitrim.speed.engines import Engine, FileEngine, engines_named
 
 SIZES = (1, 8)
 SPEEDS = (1.1, 1.25, 1.5, 2.0)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from lines import Row
 from script import from_shell
 from vitrim.core.registry import host_of
-from vitrim.exporting.formats.base import DTYPES
+from vitrim.engines.formats.base import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.copies import dense_copies, reduced_copy

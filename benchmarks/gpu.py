@@ -44,14 +44,14 @@ from vitrim import reduce_
 from vitrim.cli.options import parse_methods
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import make_method, methods
+from vitrim.engines.engine import Compiled, Eager, Engine, Run
+from vitrim.engines.formats.base import DTYPES
 from vitrim.errors import ReductionWarning, VitrimError
-from vitrim.exporting.formats.base import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
 from vitrim.measure.memory import peak_memory_mib
-from vitrim.speed.engines import Compiled, Eager, Engine, Run
 
 MODELS = ("deit_small_patch16_224", "deit_base_patch16_224", "vit_large_patch16_224", "vit_small_patch14_dinov2")
 PARTS = ("bias", "determinism", "training", "speed")

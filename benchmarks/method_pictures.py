@@ -25,9 +25,9 @@ from torch import Tensor, nn
 import vitrim
 from hero import answer, as_input, photograph, vit_tiny, write
 from script import from_shell
+from vitrim.app.digits import PIXEL_MEAN, PIXEL_STD, Split, load_digits_vit, load_split
 from vitrim.core.registry import methods
 from vitrim.core.tokens import TokenState
-from vitrim.demo.digits import PIXEL_MEAN, PIXEL_STD, Split, load_digits_vit, load_split
 from vitrim.errors import unknown
 from vitrim.plots.patches import Image, draw_kept, gallery, plot_merged, sources_of
 from vitrim.training.objectives import cropr, dynamicvit

@@ -34,10 +34,10 @@ from vitrim.core.registry import host_of, make_method, methods, parse_method
 from vitrim.errors import ReductionWarning, one_line_errors
 from vitrim.loading import create_model
 from vitrim.measure import machine
+from vitrim.measure.bench import measure
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import profile_of
-from vitrim.speed.bench import measure
 from vitrim.tuning import match_macs
 
 Row = dict[str, Any]
@@ -113,7 +113,7 @@ def target_of(config: MethodConfig) -> Target | None:
 def run(
     model: nn.Module, configs: Iterable[MethodConfig], images: Tensor, setting: Mapping[str, Any], budget: Budget
 ) -> list[Row]:
-    """Rows of `vitrim.speed.bench.measure`, dense first, each with tokens kept, share of MACs, and target."""
+    """Rows of `vitrim.measure.bench.measure`, dense first, each with tokens kept, share of MACs, and target."""
     by_name = {config.describe(): config for config in configs}
     with one_line_errors(f"batch size {setting['batch_size']}, {setting['dtype']}"):
         rows = measure(model, by_name, images, budget=budget)

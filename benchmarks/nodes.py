@@ -20,9 +20,9 @@ import timm
 import torch
 
 import vitrim
-from vitrim.exporting.formats.openvino import beside_int8, core
+from vitrim.engines.engine import engines_named
+from vitrim.engines.formats.openvino import beside_int8, core
 from vitrim.measure.machine import environment
-from vitrim.speed.engines import engines_named
 
 METHODS = (
     *("tome:r=13", "tome:keep_rate=0.7", "topk:keep_rate=0.7", "evit:keep_rate=0.7", "mctf:r=16"),

@@ -50,10 +50,12 @@ from script import at_speed, from_shell, write_json
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of, make_method, methods
 from vitrim.data import batches, eval_transform, load_images
+from vitrim.engines.engine import engines_named
+from vitrim.engines.formats.base import PRECISIONS
 from vitrim.errors import ReductionWarning, VitrimError
-from vitrim.exporting.formats.base import PRECISIONS
 from vitrim.loading import create_model
 from vitrim.measure import machine
+from vitrim.measure.bench import measure
 from vitrim.measure.contestants import ModelOutput
 from vitrim.measure.evaluation import standard_probes
 from vitrim.measure.latency import Budget
@@ -62,8 +64,6 @@ from vitrim.measure.probes import Gauge, Values, divergence
 from vitrim.measure.records import Batch, Row
 from vitrim.measure.run import run
 from vitrim.measure.task_data import task_of
-from vitrim.speed.bench import measure
-from vitrim.speed.engines import engines_named
 from vitrim.weights import load_checkpoint
 
 MATCHING_IMAGES = 64

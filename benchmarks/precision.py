@@ -22,11 +22,11 @@ import torch
 from script import from_shell, write_json
 from vitrim.core.registry import methods
 from vitrim.data import batches, eval_transform, load_images
-from vitrim.exporting.exported import size_of
+from vitrim.engines.engine import FileEngine, engines_named
+from vitrim.engines.exported import size_of
 from vitrim.loading import ModelSpec
 from vitrim.measure.copies import reduced_copy, shared_copy
 from vitrim.measure.machine import environment
-from vitrim.speed.engines import FileEngine, engines_named
 
 FIRST = ("tome:r=13", "tome:keep_rate=0.7", "mctf:r=16", "pitome:keep_rate=0.9", "evit", "topk")
 

@@ -32,13 +32,13 @@ from lines import Lines, Row
 from script import from_shell
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import methods
+from vitrim.engines.engine import Eager
+from vitrim.engines.formats.base import DTYPES
 from vitrim.errors import ReductionWarning
-from vitrim.exporting.formats.base import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
-from vitrim.speed.engines import Eager
 
 MODELS = ("vit_small_patch16_224", "vit_base_patch16_224")
 SIZES = (224, 384, 448, 512, 768, 1024)

@@ -1,6 +1,6 @@
 """Train the demo's digits ViT and write its checkpoint.
 
-    python benchmarks/train_digits.py --out src/vitrim/demo/digits_vit.safetensors
+    python benchmarks/train_digits.py --out src/vitrim/app/digits_vit.safetensors
 
 It takes about eleven minutes of one CPU core. The number of epochs is fixed and the averaged weights of the last step
 are kept: the held-out split is looked at once, after training. To choose hyperparameters use --validate, which trains
@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from script import from_shell
-from vitrim.demo import digits
+from vitrim.app import digits
 
 BATCH_SIZE = 32
 LEARNING_RATE = 1.5e-3

@@ -29,9 +29,9 @@ from vitrim.core.method import MethodConfig
 from vitrim.errors import ReductionWarning
 from vitrim.loading import create_model
 from vitrim.measure import machine
+from vitrim.measure.bench import promised_speedups
 from vitrim.measure.copies import dense_copies
 from vitrim.measure.latency import Budget, fastest, paired_speedup, summarise, time_interleaved
-from vitrim.speed.bench import promised_speedups
 
 METHODS = ("tome:r=16", "evit:keep_rate=0.495", "topk:keep_rate=0.525", "atm:alpha=0.3905,beta=0.0,theta_min=0.0")
 METHODS += ("mctf:r=20", "sit:keep_rate=0.54", "patchmerger:keep_rate=0.54")

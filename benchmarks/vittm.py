@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from script import from_shell, write_json
 from vitrim.core.registry import input_size_of
+from vitrim.engines.formats.base import DTYPES
 from vitrim.errors import ReductionWarning, one_line_errors, unknown
-from vitrim.exporting.formats.base import DTYPES
 from vitrim.loading import create_model
 from vitrim.measure import machine
 from vitrim.measure.copies import dense_copies, reduced_copy

@@ -28,13 +28,13 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForCon
 from script import from_shell
 from vitrim.core.registry import parse_method, parse_selector, selectors
 from vitrim.core.selection import Seen
+from vitrim.measure.bench import measure
 from vitrim.measure.copies import reduced_copy
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget, paired_speedup, summarise, time_interleaved
 from vitrim.measure.macs import count_macs
 from vitrim.measure.prefill import Prefill
 from vitrim.measure.stopwatch import Stopwatch
-from vitrim.speed.bench import measure
 
 TEXT_TOKENS = 32
 FRAMES = 8

@@ -41,7 +41,7 @@ KINDS = {
     "soft": "mixes all tokens into every new one",
 }
 ROOMS = (
-    *("core", "methods", "hosts", "models", "data", "tasks", "measure", "plots", "training", "exporting", "speed"),
+    *("core", "methods", "hosts", "models", "data", "tasks", "measure", "plots", "training", "engines"),
     *("analysis", "tuning", "app"),
 )
 LOOSE = ("loading", "weights", "report", "errors")

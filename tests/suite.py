@@ -20,8 +20,8 @@ from full_matrix import EVERY, FULL_MATRIX
 from golden_files import Reference, using_up
 from older import left_out, refusal
 from vitrim import loading, progress
+from vitrim.measure import bench
 from vitrim.measure.latency import MachineWatch
-from vitrim.speed import bench
 
 # no test asserts a time, and a machine that is shared is slow now and then
 hypothesis.settings.register_profile("untimed", deadline=None, max_examples=100 if FULL_MATRIX else 20)

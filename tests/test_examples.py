@@ -117,7 +117,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModuleType, list[A
     return serve, serve.tiny(tmp_path_factory.mktemp("served"))
 
 
-@pytest.mark.slow  # exports and serves; `exporting/test_writing.py` runs its files
+@pytest.mark.slow  # exports and serves; `engines/test_writing.py` runs its files
 def test_answers_of_a_server(
     served: tuple[ModuleType, list[Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,7 +25,7 @@ ALLOWED = {
     "core/library.py": {"image_size"},  # what a user's own model may say, by our word: `Library.preprocessing`
     # creates models: options, prefixes, and where the weights of a name are
     "loading.py": {"hf:", "num_labels", "in_chans", "img_size", "image_size", "pretrained_cfg"},
-    "demo/digits.py": {
+    "app/digits.py": {
         "VisionTransformer",
         "in_chans",
         "img_size",
@@ -33,7 +33,7 @@ ALLOWED = {
     },  # makes the demo's own model
     "cli/options.py": {"hf:", "img_size"},  # help texts: how a model and its options are written
     "measure/in_files.py": {"img_size", "pretrained_cfg"},  # a file that is scored answers as models of timm do
-    "exporting/writing.py": {"img_size"},  # an example in an error
+    "engines/writing.py": {"img_size"},  # an example in an error
     "training/recipe.py": {"hf:", "patch_drop_rate"},  # descriptions of keys, likewise
     "training/checks.py": {"patch_drop_rate"},  # says which option a recipe needs
 }

@@ -28,7 +28,8 @@ MODULES = sorted(
 SHOWN = {
     "vitrim.data.dataset",
     *(f"vitrim.measure.{name}" for name in ("latency", "macs", "memory", "profile")),
-    *(f"vitrim.speed.{name}" for name in ("bench", "compare", "engines", "words")),
+    *(f"vitrim.measure.{name}" for name in ("bench", "compare", "speed_report")),
+    "vitrim.engines.engine",
 }
 """Modules whose docstrings have examples, besides those of the methods."""
 
@@ -74,8 +75,8 @@ def test_every_method_is_public_and_shows_an_example(name: str) -> None:
 SLOW = (
     "analysis.analyze",
     "app.service",
-    "exporting.exported",
-    "exporting.writing",
+    "engines.exported",
+    "engines.writing",
     "measure.in_files",
     "speed.engines",
     "tuning.search",
@@ -84,7 +85,7 @@ SLOW = (
 
 
 def with_examples() -> Iterator[Any]:
-    """The modules that have any, those that write ONNX in the process of the tests of that (`tests/exporting`).
+    """The modules that have any, those that write ONNX in the process of the tests of that (`tests/engines`).
 
     Examples of `SLOW` take seconds: those functions have a file of tests each.
     """
@@ -93,7 +94,7 @@ def with_examples() -> Iterator[Any]:
         assert found is not None
         assert found.origin is not None
         if ">>>" in Path(found.origin).read_text(encoding="utf-8"):
-            marks = [pytest.mark.xdist_group("onnx")] if name == "vitrim.exporting.exported" else []
+            marks = [pytest.mark.xdist_group("onnx")] if name == "vitrim.engines.exported" else []
             marks += [pytest.mark.slow] if name.removeprefix("vitrim.") in SLOW else []
             yield pytest.param(name, marks=marks)
 

@@ -16,7 +16,7 @@ from vitrim.data.transforms import geometry_of
 from vitrim.loading import create_model
 from vitrim.measure.evaluation import evaluate
 from vitrim.measure.records import read
-from vitrim.reference import FOLDER, reached, references
+from vitrim.models.references import FOLDER, reached, references
 from vitrim.tasks import make_task
 from vitrim.training.recipe import load_recipe
 

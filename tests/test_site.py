@@ -76,7 +76,7 @@ def test_the_drawing_is_what_its_script_draws() -> None:
 
 WITH_PYTHON = [page for page in PAGES if "```python" in (ROOT / page).read_text()]
 SLOW = ("docs/show.md", "docs/compare.md")
-"""Pages whose examples `plots/test_show.py` and `speed/test_compare.py` have, too."""
+"""Pages whose examples `plots/test_show.py` and `measure/test_compare.py` have, too."""
 
 
 @pytest.mark.parametrize("page", cells(WITH_PYTHON, set(WITH_PYTHON) - set(SLOW)))

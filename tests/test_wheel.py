@@ -60,7 +60,7 @@ def test_it_holds_every_file_of_the_package_and_nothing_else(wheel: Path) -> Non
         "py.typed",
         "training/recipes/deit_small.yaml",
         "training/recipes/study.csv",
-        "reference/cifar10_vit/model.safetensors",
+        "models/cifar10_vit/model.safetensors",
     ):
         assert f"vitrim/{name}" in found
 

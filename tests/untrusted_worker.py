@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from vitrim.engines import Exported
+from vitrim.engines.formats import formats
 from vitrim.errors import VitrimError
-from vitrim.exporting import Exported
-from vitrim.exporting.formats import formats
 
 IMAGES = np.ones((2, 3, 4, 4), np.float32)
 WATCHED = {

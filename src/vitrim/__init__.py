@@ -40,11 +40,13 @@ if TYPE_CHECKING:
     from vitrim.core.scoring import ScorerReducer
     from vitrim.core.selection import Selector
     from vitrim.core.tokens import TokenState, unmerge
+    from vitrim.engines.exported import Exported
+    from vitrim.engines.writing import FileSpec, export
     from vitrim.errors import ReductionWarning, UnsupportedModelError, VitrimError
-    from vitrim.exporting.exported import Exported
-    from vitrim.exporting.writing import FileSpec, export
     from vitrim.hosts.torch.own import OwnBlock, OwnHost
     from vitrim.loading import ModelSpec, create_model
+    from vitrim.measure.bench import bench
+    from vitrim.measure.compare import compare
     from vitrim.measure.evaluation import evaluate
     from vitrim.measure.inputs import DataSpec, open_data
     from vitrim.measure.latency import Budget
@@ -52,8 +54,6 @@ if TYPE_CHECKING:
     from vitrim.measure.profile import profile
     from vitrim.plots.show import show
     from vitrim.report import Report, Results
-    from vitrim.speed.bench import bench
-    from vitrim.speed.compare import compare
     from vitrim.training.running import Running
     from vitrim.training.train import train
     from vitrim.tuning.optimize import optimize
@@ -149,8 +149,8 @@ _NAMES = {
     "vitrim.core.selection": ("Selector",),
     "vitrim.core.tokens": ("TokenState", "unmerge"),
     "vitrim.errors": ("ReductionWarning", "UnsupportedModelError", "VitrimError"),
-    "vitrim.exporting.exported": ("Exported",),
-    "vitrim.exporting.writing": ("FileSpec", "export"),
+    "vitrim.engines.exported": ("Exported",),
+    "vitrim.engines.writing": ("FileSpec", "export"),
     "vitrim.hosts.torch.own": ("OwnBlock", "OwnHost"),
     "vitrim.loading": ("ModelSpec", "create_model"),
     "vitrim.measure.evaluation": ("evaluate",),
@@ -160,8 +160,8 @@ _NAMES = {
     "vitrim.measure.profile": ("profile",),
     "vitrim.plots.show": ("show",),
     "vitrim.report": ("Report", "Results"),
-    "vitrim.speed.bench": ("bench",),
-    "vitrim.speed.compare": ("compare",),
+    "vitrim.measure.bench": ("bench",),
+    "vitrim.measure.compare": ("compare",),
     "vitrim.training.running": ("Running",),
     "vitrim.training.train": ("train",),
     "vitrim.tuning.optimize": ("optimize",),

@@ -102,7 +102,7 @@ def create_model(
     model: Any = _created(name, create, own_name, pretrained, options, device)
     place = None if checkpoint is None else Path(checkpoint)
     if place is not None:
-        from vitrim.reference import class_names
+        from vitrim.models.references import class_names
         from vitrim.weights import load_checkpoint, weights_file
 
         load_checkpoint(model, weights_file(place))
@@ -455,7 +455,7 @@ def load_reference(name: str, **options: Any) -> nn.Module:
     """A reference model with its weights, float32, in eval mode.
 
     Args:
-        name: one of `vitrim.reference.references`.
+        name: one of `vitrim.models.references.references`.
         options: as of `load_run`.
 
     Raises:
@@ -467,7 +467,7 @@ def load_reference(name: str, **options: Any) -> nn.Module:
         >>> model(torch.zeros(1, 3, 32, 32)).shape
         torch.Size([1, 10])
     """
-    from vitrim.reference import folder
+    from vitrim.models.references import folder
 
     return load_run(folder(name), **options)
 
@@ -487,7 +487,7 @@ def load_run(folder: str | Path, **options: Any) -> nn.Module:
     """
     import torch
 
-    from vitrim.reference import class_names
+    from vitrim.models.references import class_names
     from vitrim.weights import RECIPE, RESULT, WEIGHTS_FILE, load_checkpoint, load_host
 
     folder = as_path(folder)
@@ -539,7 +539,7 @@ def as_trained(model: str, changes: Mapping[str, Any] | None = None) -> tuple[Pr
     """
     from pydantic import ValidationError
 
-    from vitrim.reference import folder
+    from vitrim.models.references import folder
     from vitrim.tasks.options import Protocol, invalid
     from vitrim.weights import RECIPE
 

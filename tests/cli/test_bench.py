@@ -14,17 +14,17 @@ from typer.testing import CliRunner
 
 from vitrim.cli import app
 from vitrim.core.registry import parse_method
+from vitrim.engines.engine import Compiled, compilation
 from vitrim.errors import MissingPackageError, VitrimError, one_line_errors
 from vitrim.loading import create_model
+from vitrim.measure import bench as profiling
+from vitrim.measure.bench import measure, promised_speedups
 from vitrim.measure.copies import reduced_copy
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import count_macs, profile_of
 from vitrim.measure.records import Row
-from vitrim.speed import bench as profiling
-from vitrim.speed.bench import measure, promised_speedups
-from vitrim.speed.engines import Compiled, compilation
-from vitrim.speed.words import advice, verdicts
+from vitrim.measure.speed_report import advice, verdicts
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 5}
 MODEL = ["vit_tiny_patch16_224", *(f"--model-option={key}={value}" for key, value in SMALL.items())]

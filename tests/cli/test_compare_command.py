@@ -9,7 +9,7 @@ import pytest
 
 from cli_runs import Run, runner
 from image_files import write_noise
-from vitrim.speed import bench as timing
+from vitrim.measure import bench as timing
 
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 2}
 MODEL = ["test_vit", *(f"--model-option={key}={value}" for key, value in OPTIONS.items())]

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from cli_runs import exit_code
-from vitrim.demo import run
+from vitrim.app import demo as run
 
 SPEED = [
     {"model": run.SPEED_MODEL, "batch_size": 8, "dtype": "fp32", "method": "dense", "images_per_second": 10.0}

@@ -18,7 +18,7 @@ from cli_runs import Run, runner
 from full_matrix import cells
 from image_files import write_noise
 from vitrim.data import ImageDataset
-from vitrim.exporting import writing
+from vitrim.engines import writing
 from vitrim.loading import create_model
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
@@ -198,7 +198,7 @@ def test_bad_input_is_one_line(run: Run, arguments: list[str], message: str) -> 
 
 
 def test_a_missing_package_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitrim.exporting.formats import formats
+    from vitrim.engines.formats import formats
 
     monkeypatch.setattr(formats()["onnx"], "needs", ("no_such_runtime",))
     code, _, err = run("-m", "tome:r=2", "--out", "m.onnx")

@@ -20,7 +20,7 @@ from vitrim.core import registry, tables
 from vitrim.core.plan import Purpose
 from vitrim.core.registry import find_vision_language, host_of, hosts, vision_languages
 from vitrim.core.registry import methods as registered
-from vitrim.reference import references
+from vitrim.models.references import references
 
 
 @pytest.fixture

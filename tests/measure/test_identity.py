@@ -133,7 +133,7 @@ def test_learned_parameters_and_files_are_their_contents(tmp_path: Path) -> None
 
 def test_the_weights_beside_a_file_are_part_of_it(tmp_path: Path) -> None:
     """An .xml file is a graph, and its numbers lie in the .bin file beside it."""
-    file = vitrim.exporting.Exported(tmp_path / "m.xml", "openvino", {}, 0, 0, {})
+    file = vitrim.engines.Exported(tmp_path / "m.xml", "openvino", {}, 0, 0, {})
     for name in ("m.xml", "m.bin", "n.bin"):
         (tmp_path / name).write_bytes(b"")
     assert [path.name for path in file.files] == ["m.xml", "m.bin"]

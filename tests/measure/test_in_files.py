@@ -19,8 +19,8 @@ import vitrim
 from cli_runs import exit_code
 from vitrim.data import ImageDataset
 from vitrim.errors import VitrimError
+from vitrim.measure.bench import _file_entries
 from vitrim.measure.in_files import FileModel
-from vitrim.speed.bench import _file_entries
 
 pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
 OPTIONS = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 3}

@@ -24,7 +24,7 @@ from vitrim.cli.listing import by_group
 from vitrim.core.reduce import Reduction
 from vitrim.core.registry import ask, parse_method
 from vitrim.loading import create_model
-from vitrim.reference import references
+from vitrim.models.references import references
 from vitrim.tasks import make_task, tasks
 from vitrim.training.checks import check_model
 from vitrim.training.objectives import learned

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 import vitrim
 from tiny_training import recipe, trainer
-from vitrim import reference
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model, load_run
+from vitrim.models import references as reference
 from vitrim.training.recipe import load_recipe
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import vitrim
 from vitrim.core.method import MethodConfig
+from vitrim.engines.engine import Eager, Run
 from vitrim.errors import VitrimError
-from vitrim.speed.engines import Eager, Run
 from vitrim.tuning import cost as costs
 from vitrim.tuning import search
 from vitrim.tuning.cost import LatencyCost, eager, latency_fit, timer_on

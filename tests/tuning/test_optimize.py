@@ -19,14 +19,14 @@ from cli_runs import exit_code
 from image_files import write_noise
 from vitrim.core.reduce import HANDLE, get_reduction, reduced
 from vitrim.data import eval_transform, load_images, spread
+from vitrim.engines import Exported
+from vitrim.engines.engine import FileEngine, FileRun
+from vitrim.engines.exported import sidecar
 from vitrim.errors import VitrimError
-from vitrim.exporting import Exported
-from vitrim.exporting.exported import sidecar
 from vitrim.loading import ModelSpec, create_model
 from vitrim.measure.identity import weights_fingerprint
 from vitrim.measure.run import Measurement
 from vitrim.measure.task_data import open_task
-from vitrim.speed.engines import FileEngine, FileRun
 from vitrim.tuning import optimize_race as racing
 from vitrim.tuning.optimize import IMAGES, OptimizeReport, cannot_show, optimize
 from vitrim.tuning.optimize_report import draw, loss_cell

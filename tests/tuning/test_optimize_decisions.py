@@ -16,9 +16,9 @@ from torch.utils.data import TensorDataset
 
 from vitrim.core.registry import parse_method
 from vitrim.data import ImageDataset
+from vitrim.engines.engine import FileEngine
+from vitrim.engines.formats.pt2 import PT2
 from vitrim.errors import VitrimError
-from vitrim.exporting.formats.pt2 import PT2
-from vitrim.speed.engines import FileEngine
 from vitrim.tuning import optimize_race as racing
 from vitrim.tuning.optimize_race import Candidate, Race, Rung
 from vitrim.tuning.optimize_report import in_words

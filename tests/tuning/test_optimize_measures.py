@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 import tiny
 import vitrim
 from vitrim.core.registry import parse_method
+from vitrim.engines.engine import Engine, Run
 from vitrim.measure.probes import PairedLoss
-from vitrim.speed.engines import Engine, Run
 from vitrim.tasks import make_task
 from vitrim.tuning import optimize_race as racing
 from vitrim.tuning.optimize_race import Candidate, Race

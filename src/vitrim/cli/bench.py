@@ -15,7 +15,7 @@ from vitrim.errors import VitrimError
 from vitrim.progress import progress
 
 if TYPE_CHECKING:
-    from vitrim.speed.words import SpeedReport
+    from vitrim.measure.speed_report import SpeedReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,8 @@ class TimingOptions(Setup):
 
     def arguments(self, *, compiled: bool = False) -> dict[str, Any]:
         """The arguments of the function; ``compiled``: only torch.compile in its default mode."""
+        from vitrim.engines.engine import Compiled
         from vitrim.measure.latency import Budget
-        from vitrim.speed.engines import Compiled
 
         lists = {"engine": words(self.engine, "--engine"), "precision": words(self.precision, "--precision")}
         budget = Budget(self.repeats, self.min_seconds, max_rounds=max(self.repeats, Budget.max_rounds))
@@ -95,8 +95,8 @@ def bench(
 
     try:
         with progress(f"loading {model.name}") as signs:
+            from vitrim.measure.bench import bench as time_
             from vitrim.plots import style
-            from vitrim.speed.bench import bench as time_
 
             given = timing.arguments(compiled=compiled) | ({"batch_size": counts} if counts else {})
             if figure is not None:

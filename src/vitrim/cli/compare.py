@@ -15,7 +15,7 @@ from vitrim.progress import progress
 from vitrim.report import show
 
 if TYPE_CHECKING:
-    from vitrim.speed.comparison import Comparison
+    from vitrim.measure.comparison import Comparison
 
 
 def compare(
@@ -50,8 +50,8 @@ def compare(
 
     try:
         with progress(f"loading {model.name}") as signs:
+            from vitrim.measure.compare import compare as measure
             from vitrim.plots import style
-            from vitrim.speed.compare import compare as measure
 
             given = timing.arguments() | ({"at": sizes} if sizes else {})
             if figure is not None:

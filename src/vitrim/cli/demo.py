@@ -29,7 +29,7 @@ def demo(
     """
     with progress("loading the models of the demo") as signs:
         try:
-            from vitrim.demo import run
+            from vitrim.app import demo as run
         except ModuleNotFoundError as error:
             raise VitrimError(f"the demo needs {error.name}: pip install 'vitrim[demo]'") from error
         report = run.demo(out, cifar10=cifar10, threads=compute.threads, seed=compute.seed, on_progress=signs.tell)

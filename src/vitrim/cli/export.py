@@ -14,7 +14,7 @@ from vitrim.errors import VitrimError
 from vitrim.progress import progress
 
 if TYPE_CHECKING:
-    from vitrim.exporting.writing import FileSpec
+    from vitrim.engines.writing import FileSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class File(Setup):
 
     def spec(self) -> FileSpec:
         """The description of the file."""
-        from vitrim.exporting.writing import FileSpec
+        from vitrim.engines.writing import FileSpec
 
         text = self.batch
         if text != "dynamic" and (not text.isdecimal() or len(text) > 10 or int(text) < 1):
@@ -86,8 +86,8 @@ def export(
     if method is not None and len(method) > 1:
         raise VitrimError(f"a file holds one method, got {len(method)}: {', '.join(method)}")
     with progress(f"loading {model.name}") as signs:
-        from vitrim.exporting.exported import sidecar
-        from vitrim.exporting.writing import export as write
+        from vitrim.engines.exported import sidecar
+        from vitrim.engines.writing import export as write
 
         output.spare(sidecar(out))
         compute.start()

@@ -249,7 +249,7 @@ def modules() -> list[dict[str, Any]]:
 def models() -> list[dict[str, Any]]:
     """Shipped models, and models of timm and vitrim of a supported class."""
     from vitrim.loading import supported_models
-    from vitrim.reference import references
+    from vitrim.models.references import references
 
     rows = [{"name": f"vitrim:{name}", "module": "trained, comes with vitrim"} for name in references()]
     rows += [{"name": name, "module": module} for name, module in supported_models().items()]

@@ -23,7 +23,7 @@ from vitrim.errors import VitrimError
 
 if TYPE_CHECKING:
     from vitrim.core.method import MethodConfig
-    from vitrim.exporting.exported import Exported
+    from vitrim.engines.exported import Exported
     from vitrim.loading import ModelSpec
     from vitrim.measure.inputs import DataSpec
     from vitrim.measure.prefill import Prompt
@@ -228,13 +228,13 @@ class Files(Setup):
         return [*(methods or ()), *map(self.opened, self.file or ())]
 
     def opened(self, path: str | Path) -> Exported:
-        from vitrim.exporting.exported import Exported
+        from vitrim.engines.exported import Exported
 
         return Exported.open(path, trust=self.trust)
 
     def model(self, name: str) -> Exported | str:
         """The model: a name, or an opened file."""
-        from vitrim.exporting.formats import formats
+        from vitrim.engines.formats import formats
 
         path = Path(name)
         suffixes = {kind.suffix for kind in formats().values()}

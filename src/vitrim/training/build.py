@@ -24,7 +24,7 @@ from vitrim.data.paths import spellings
 from vitrim.data.readers import Data
 from vitrim.errors import VitrimError
 from vitrim.loading import create_model
-from vitrim.reference import folder
+from vitrim.models.references import folder
 from vitrim.tasks import tasks
 from vitrim.training.images import seed_all
 from vitrim.training.loop import Trainer

@@ -29,7 +29,7 @@ from vitrim.core.registry import host_of
 from vitrim.core.saving import BEST_FILE, entries
 from vitrim.errors import VitrimError
 from vitrim.files import check_folder, json_text, save_file, write_text
-from vitrim.reference import CLASSES
+from vitrim.models.references import CLASSES
 from vitrim.training import checkpoint
 from vitrim.training.learner import MODEL, Learner
 from vitrim.training.objectives import found

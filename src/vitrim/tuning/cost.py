@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
+from vitrim.engines.engine import Eager, Engine, compilation, engines_named
 from vitrim.errors import VitrimError
+from vitrim.measure.bench import check_engines, in_dtype
 from vitrim.measure.copies import dense_copies, reduced_copy
 from vitrim.measure.latency import Budget, fastest, in_turn, time_interleaved
 from vitrim.measure.macs import Profile, profile_of
-from vitrim.speed.bench import check_engines, in_dtype
-from vitrim.speed.engines import Eager, Engine, compilation, engines_named
 from vitrim.tuning.space import Point, Space
 
 FloatArray = NDArray[np.float64]
@@ -232,7 +232,7 @@ def timer_on(names: Sequence[str | Engine], precisions: Sequence[str] = ("fp32",
     """The timer of several engines: settings are timed on the engine that is fastest for the dense model.
 
     Args:
-        names, precisions: see `vitrim.speed.engines.engines_named`.
+        names, precisions: see `vitrim.engines.engine.engines_named`.
 
     Raises:
         VitrimError: an unknown engine. The timer itself refuses an engine that cannot run here, or a method that cannot

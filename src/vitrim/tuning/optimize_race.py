@@ -22,8 +22,10 @@ from torch.utils.data import Subset
 from vitrim.core.method import MethodConfig
 from vitrim.data import spread
 from vitrim.data.dataset import CALIBRATED
+from vitrim.engines.engine import Eager, Engine, FileEngine
+from vitrim.engines.writing import FileSpec, export
 from vitrim.errors import VitrimError
-from vitrim.exporting.writing import FileSpec, export
+from vitrim.measure.bench import RING
 from vitrim.measure.contestants import Contestant, contestants
 from vitrim.measure.copies import reduced_copy, shared_copy
 from vitrim.measure.evaluation_report import at_chance
@@ -33,10 +35,8 @@ from vitrim.measure.neighbours import NeighbourLoss
 from vitrim.measure.probes import PairedLoss, TaskMetrics
 from vitrim.measure.records import DENSE, read
 from vitrim.measure.run import Measurement
+from vitrim.measure.scoring import OnEngine
 from vitrim.report import Pace
-from vitrim.speed.bench import RING
-from vitrim.speed.engines import Eager, Engine, FileEngine
-from vitrim.speed.scoring import OnEngine
 from vitrim.tasks import Task
 from vitrim.tuning.cost import MacsCost, within
 from vitrim.tuning.proxy import DatasetImages, Part

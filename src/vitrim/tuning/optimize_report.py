@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vitrim.engines.engine import Engine
 from vitrim.measure.evaluation_report import unseen
 from vitrim.measure.neighbours import NeighbourLoss
 from vitrim.measure.records import DENSE
+from vitrim.measure.speed_report import engine_of
 from vitrim.plots import style
 from vitrim.report import Table
-from vitrim.speed.engines import Engine
-from vitrim.speed.words import engine_of
 from vitrim.tuning.optimize_race import Candidate, Race
 
 SPOKEN = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "aoti": "AOTInductor"}

@@ -24,14 +24,14 @@ from torch import Tensor, nn
 from vitrim.core.checks import described
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import host_of
+from vitrim.engines.engine import engines_named, listed
 from vitrim.errors import VitrimError, check_kinds, check_known
+from vitrim.measure.bench import check_engines
 from vitrim.measure.copies import shared_copy
 from vitrim.measure.identity import identity, weights_fingerprint
 from vitrim.measure.latency import Budget
 from vitrim.measure.records import Processes
 from vitrim.measure.task_data import num_classes
-from vitrim.speed.bench import check_engines
-from vitrim.speed.engines import engines_named, listed
 from vitrim.tasks import Task, make_task
 from vitrim.tuning.cost import Cost, Fit, LatencyCost, MacsCost, Timer, latency_fit, timer_on, within
 from vitrim.tuning.proxy import PARTS, BatchImages, ImageParts, ModelScorer, Proxy, Scores

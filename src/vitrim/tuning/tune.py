@@ -20,6 +20,7 @@ from torch import nn
 
 from vitrim.core.method import MethodConfig
 from vitrim.core.registry import parse_methods
+from vitrim.engines.engine import engines_named
 from vitrim.errors import VitrimError, check_read, check_whole
 from vitrim.files import check_folder, json_text, write_text
 from vitrim.loading import MADE, Loaded, ModelSpec
@@ -32,7 +33,6 @@ from vitrim.measure.run import run
 from vitrim.measure.task_data import open_task
 from vitrim.plots.tuning import plot_front, plot_heat, plot_schedule
 from vitrim.report import Report, Results, Table
-from vitrim.speed.engines import engines_named
 from vitrim.tasks import Task
 from vitrim.tuning.proxy import DatasetImages
 from vitrim.tuning.result import ParetoFront, Result, Target, Trial, saving

@@ -129,7 +129,7 @@ def test_profile_and_bench_of_siglip_2(folder: Path) -> None:
 @pytest.mark.parametrize("method", ["none", "tome:r=1", "cubist_merge"])
 def test_a_program_of_siglip_2_takes_images(folder: Path, method: str) -> None:
     """What any file is made of, for every batch; a method that reads rows and columns, too."""
-    from vitrim.exporting.program import Program, trace
+    from vitrim.engines.program import Program, trace
 
     model = ModelSpec(f"hf:{folder}").load().model
     vitrim.reduce_(model, method)

@@ -18,11 +18,11 @@ from full_matrix import cells
 from vitrim.core.registry import ask, host_of
 from vitrim.hosts.vitrim.dense import DenseHost
 from vitrim.loading import create_model
+from vitrim.measure.bench import measure
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget
 from vitrim.measure.macs import count_macs, profile_of
 from vitrim.models.vitdet import Detector
-from vitrim.speed.bench import measure
 from vitrim.training.build import starting_model
 from vitrim.training.recipe import Recipe
 from vitrim.weights import load_host

@@ -18,8 +18,8 @@ from vitrim.core.method import MethodConfig
 from vitrim.core.reduce import Reduction, handle_of
 from vitrim.core.registry import able_host, ask, host_of, input_size_of
 from vitrim.core.schedule import Amount, BringBack, Keep, Remove
+from vitrim.engines.formats.base import DTYPES
 from vitrim.errors import VitrimError, one_line_errors
-from vitrim.exporting.formats.base import DTYPES
 from vitrim.measure.copies import dense_copies, reduced_copy, shared_copy
 from vitrim.measure.inputs import random_images
 from vitrim.measure.latency import Budget, images_per_second, paired_speedup, summarise, time_interleaved

@@ -1,0 +1,370 @@
+"""Engines to time a model on, each in a precision: eager PyTorch, torch.compile, and engines that run files.
+
+An engine prepares a model for batches of one size, which may take minutes, and returns a function that runs it. Every
+format of `vitrim.engines.formats` is an engine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from vitrim.core.method import MethodConfig
+from vitrim.core.reduce import get_reduction
+from vitrim.engines.exported import Exported
+from vitrim.engines.formats import formats
+from vitrim.engines.formats.base import PRECISIONS, Format, as_array, check_quantiser
+from vitrim.engines.formats.pt2 import compiler_lack
+from vitrim.engines.writing import FileSpec, export
+from vitrim.errors import MissingPackageError, VitrimError, check_known, unknown
+from vitrim.measure.copies import shared_copy
+from vitrim.measure.in_files import FileModel
+from vitrim.measure.memory import peak_memory_mib
+
+Run: TypeAlias = Callable[[Tensor], Any]
+"""Maps images (B, C, H, W) in the engine's dtype to the model's output; B is the batch size of the preparation."""
+
+COMPILED_VARIANTS = 1000
+
+
+class Engine(ABC):
+    """One way to run a model. A name can cover several: ``compile`` is compilation with and without frozen weights.
+
+    Attributes:
+        label: name in rows.
+        precisions: precisions that the engine supports, if the machine does.
+        compiled: True for torch.compile.
+        whole_models_only: parts of a model (`Library.front`) cannot run on it.
+        runs_prompts: the prefill of a vision-language model can run on it.
+    """
+
+    label: str
+    precision: str = "fp32"
+    precisions: Sequence[str] = ("fp32", "bf16", "fp16")
+    compiled: bool = False
+    whole_models_only: bool = False
+    runs_prompts: bool = False
+
+    def __init__(self, precision: str = "fp32") -> None:
+        self.precision = precision
+
+    def __str__(self) -> str:
+        return self.label if self.precision == "fp32" else f"{self.label} {self.precision}"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The parameter dtype of models for this engine."""
+        return PRECISIONS[self.precision]
+
+    @abstractmethod
+    def check(self, device: torch.device) -> None:
+        """Refuse an engine that cannot run here.
+
+        Raises:
+            MissingPackageError: a package is missing.
+            VitrimError: the engine does not support this device.
+        """
+
+    def lacks(self) -> str | None:
+        """The reason why this engine or machine does not support the precision; None if it does."""
+        if self.precision in self.precisions:
+            return None
+        return f"{self.label} runs {' and '.join(self.precisions)} here"
+
+    def obstacle(self, config: MethodConfig, batch: int) -> str | None:
+        """The reason why a model reduced by ``config`` cannot run batches of this size here; None if it can."""
+        return None
+
+    @abstractmethod
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
+        """Prepare ``model`` for batches like these images.
+
+        Args:
+            model: dense or reduced, in eval mode and in `dtype`; may be kept, is not changed.
+            images: (B, C, H, W) float32.
+            folder: for files, which must exist as long as the result is used. Engines with the same folder share the
+                files of a model.
+            calibration: (N, C, H, W) to calibrate int8 on; None for ``images``.
+        """
+
+    def remark(self) -> str | None:
+        """A sentence for the user on how the engine computes here; None if there is nothing to note."""
+        return None
+
+    def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
+        """Peak memory in MiB of ``run``, prepared from ``model``; None if it cannot be measured: it is not torch's."""
+        return None
+
+
+def engines() -> dict[str, Callable[[str], list[Engine]]]:
+    """Engine factories by name; each makes the engines for a precision.
+
+    Example:
+        >>> sorted(engines())
+        ['aoti', 'compile', 'eager', 'onnxruntime', 'openvino', 'torch.export']
+    """
+
+    def of(kind: type[Format]) -> Callable[[str], list[Engine]]:
+        return lambda precision: [FileEngine(kind, precision)]
+
+    return {
+        "eager": lambda precision: [Eager(precision)],
+        "compile": lambda precision: [Compiled(precision), Compiled(precision, freezing=True)],
+        **{kind.engine: of(kind) for kind in formats().values()},
+    }
+
+
+def listed(given: str | Engine | Sequence[str | Engine] | None) -> list[Any]:
+    """A list of engines or precisions from a list, a single value, or comma-separated text; empty for None.
+
+    Example:
+        >>> listed("eager,openvino"), listed(["eager"]), listed(None)
+        (['eager', 'openvino'], ['eager'], [])
+    """
+    if isinstance(given, str):
+        return given.replace(",", " ").split()
+    return list(given) if isinstance(given, Sequence) else [] if given is None else [given]
+
+
+def engines_named(
+    names: Sequence[str | Engine], precisions: Sequence[str] = ("fp32",), device: torch.device | None = None
+) -> tuple[list[Engine], list[str]]:
+    """The engines of names and precisions; `Engine` objects are used as they are.
+
+    Args:
+        names: names of `engines`, or engines.
+        precisions: keys of `vitrim.engines.formats.base.PRECISIONS`, for the names.
+        device: device of the models; default: the CPU.
+
+    Returns:
+        The engines, and a sentence for every precision that an engine lacks or supports in part.
+
+    Raises:
+        MissingPackageError: a package is missing.
+        VitrimError: a missing, unknown or duplicate name or precision; an engine that does not support the device or
+            any of the precisions.
+
+    Example:
+        >>> found, lacking = engines_named(["eager", "compile"], ["bf16"])
+        >>> [str(engine) for engine in found]
+        ['eager bf16', 'compile bf16', 'compile+freezing bf16']
+        >>> engines_named(["eager", "aoti"], ["fp32", "int8"])[1]
+        ['eager runs fp32 and bf16 and fp16 here: not timed in int8', 'aoti runs fp32 here: not timed in int8']
+    """
+    if not names:
+        raise VitrimError(f"no engine is given; valid: {', '.join(sorted(engines()))}")
+    for precision in precisions or ("",):
+        check_known("precision", precision, PRECISIONS)
+    found: list[Engine] = []
+    lacking: list[str] = []
+    for name in names:
+        if isinstance(name, Engine):
+            candidates = [name]
+        elif name in engines():
+            candidates = [engine for precision in precisions for engine in engines()[name](precision)]
+        else:
+            raise unknown("engine", name, engines())
+        candidates[0].check(device or torch.device("cpu"))
+        kept = [engine for engine in candidates if engine.lacks() is None]
+        if not kept:
+            wanted = ", ".join(dict.fromkeys(one.precision for one in candidates))
+            raise VitrimError(f"{candidates[0].lacks()}: {candidates[0].label} cannot run in {wanted}")
+        for engine in kept:
+            if engine.precision == "int8":
+                check_quantiser()
+        found += kept
+        left = (f"{one.lacks()}: not timed in {one.precision}" for one in candidates if one.lacks() is not None)
+        lacking += dict.fromkeys(left)
+        lacking += [remark for engine in kept if (remark := engine.remark()) is not None]
+    texts = [str(engine) for engine in found]
+    twice = next((text for place, text in enumerate(texts) if text in texts[:place]), None)
+    if twice is not None:
+        raise VitrimError(f"engine {twice} is given twice")
+    return found, lacking
+
+
+class Opened(Engine):
+    """The engine of an existing exported file."""
+
+    def __init__(self, file: FileModel) -> None:
+        self.label, self.precisions = file.file.engine, (file.file.precision,)
+        super().__init__(file.file.precision)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32  # dtype of the input
+
+    def check(self, device: torch.device) -> None:
+        if device.type != "cpu":
+            raise VitrimError(f"files run on the CPU, not on {device.type}")
+
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
+        model(images)  # the first run opens the file
+        return model
+
+
+# ---- of torch --------------------------------------------------------------------------------------------------------
+
+
+class Eager(Engine):
+    """Eager PyTorch."""
+
+    label = "eager"
+    runs_prompts = True
+
+    def check(self, device: torch.device) -> None:
+        """Never refuse."""
+
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
+        return model
+
+    def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
+        # of a copy, because this forward would release what the model still holds of its last one
+        copied = shared_copy(model)
+        return peak_memory_mib(lambda: copied(images), images.device)
+
+
+class Compiled(Engine):
+    """``torch.compile`` in its default mode.
+
+    Args:
+        freezing: treat weights as constants, which inductor folds and packs for the processor's matrix products: for
+            inference only, with a second copy of the weights in memory.
+    """
+
+    compiled = True
+
+    def __init__(self, precision: str = "fp32", *, freezing: bool = False) -> None:
+        super().__init__(precision)
+        self.freezing = freezing
+        self.label = "compile+freezing" if freezing else "compile"
+
+    def check(self, device: torch.device) -> None:
+        lack = compiler_lack() if device.type == "cpu" else None
+        if lack is not None:
+            raise MissingPackageError(f"engine compile needs a C++ compiler, and there is none here ({lack})")
+
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> Run:
+        import torch._inductor.config as inductor  # takes a second to load
+
+        # the option distinguishes compiled variants of one code; tracing reads the setting
+        run: Any = torch.compile(model, options={"freezing": True}) if self.freezing else torch.compile(model)
+        with torch.inference_mode(), inductor.patch(freezing=self.freezing):
+            run(images)
+        return run  # type: ignore[no-any-return]
+
+    def peak_mib(self, model: nn.Module, run: Run, images: Tensor) -> float | None:
+        return peak_memory_mib(lambda: run(images), images.device)
+
+
+@contextmanager
+def compilation(compiled: bool) -> Iterator[None]:
+    """Configure torch.compile for many variants of one model.
+
+    Its cache is per source line, so the dense and all reduced models share one: with the default limit of 8 entries,
+    the ninth would silently run uncompiled. The cache is also cleared, because otherwise a second batch size would be
+    compiled for dynamic sizes.
+    """
+    if not compiled:
+        yield
+        return
+    import torch._dynamo  # takes a second to load
+
+    torch.compiler.reset()
+    limits = {"recompile_limit": COMPILED_VARIANTS, "accumulated_recompile_limit": COMPILED_VARIANTS}
+    with torch._dynamo.config.patch(limits):
+        yield
+
+
+# ---- of exported files ----------------------------------------------------------------------------------------------
+
+
+class FileEngine(Engine):
+    """An engine that runs a file of one format on the CPU.
+
+    The file is for batches of one size only: engines are faster with static shapes, especially with many small
+    operations (OpenVINO at batch 1: dense by 2 %, ToMe by 7 %).
+
+    Args:
+        kind: the format.
+        precision: fp32, or a precision into which the engine converts fp32 weights.
+
+    Example:
+        >>> from vitrim.engines.formats import format_named
+        >>> str(FileEngine(format_named(None, Path("m.onnx")), "int8"))
+        'onnxruntime int8'
+    """
+
+    whole_models_only = True
+
+    def __init__(self, kind: type[Format], precision: str = "fp32") -> None:
+        super().__init__(precision)
+        self.kind = kind
+        self.label, self.precisions = kind.engine, ("fp32", *kind.makes)
+
+    def check(self, device: torch.device) -> None:
+        self.kind.check()
+        if device.type != "cpu":
+            where = f"and the model is on {device.type}"
+            raise VitrimError(f"engine {self.label} is timed on the CPU, {where}: leave it out")
+
+    def lacks(self) -> str | None:
+        return super().lacks() or self.kind.lacks(self.precision)
+
+    def remark(self) -> str | None:
+        beside = self.kind.facts(self.precision).get("beside_int8")
+        return None if beside is None else f"{self}: what is not in int8 runs in {beside}, which is the faster here"
+
+    def obstacle(self, config: MethodConfig, batch: int) -> str | None:
+        why = config.in_graph(batch)
+        if why is None or not config.single_images:
+            return why
+        return f"{why}; its file is for single images: --batch-size 1"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def prepare(self, model: nn.Module, images: Tensor, folder: Path, calibration: Tensor | None = None) -> FileRun:
+        """Export the model and run it once, which opens the engine.
+
+        The fp32 file is written first and then converted to another precision, unless the files are in ``folder``. A
+        model whose token counts depend on the image is compared with its file on ``calibration``, if given.
+        """
+        size = len(images)
+        place = folder / f"{self.label}-{size}{self.kind.suffix}"
+        if place.exists():
+            file = Exported.open(place, trust=True)
+        else:
+            height, width = images.shape[2:]
+            reduction = get_reduction(model)
+            follows = reduction is not None and reduction.config.is_adaptive()
+            check = calibration if follows and calibration is not None else 0
+            file = export(model, None, place, FileSpec(self.kind.name, size, size=(height, width)), check=check)
+        if self.precision != "fp32":
+            made = place.with_stem(f"{place.stem}-{self.precision}")
+            if made.exists():
+                file = Exported.open(made)
+            else:
+                given = images if calibration is None or len(calibration) < size else calibration
+                batches = [as_array(each) for each in given.split(size) if len(each) == size]
+                file = file.in_precision(self.precision, made, batches)
+        run = FileRun(file)
+        run(images)
+        return run
+
+
+class FileRun:
+    """Runs batches through an exported file."""
+
+    def __init__(self, file: Exported) -> None:
+        self.file = file
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return torch.from_numpy(self.file.run(as_array(images)))

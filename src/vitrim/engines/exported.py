@@ -1,0 +1,342 @@
+"""An exported model: its file, its metadata, and how to run it."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrim.engines.formats import format_named, formats
+from vitrim.engines.formats.base import PRECISIONS, Array, Format, Run, as_array
+from vitrim.errors import VitrimError, check_known, check_whole, first_line, os_errors
+from vitrim.files import as_path, json_text
+from vitrim.report import Report
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+Shape = tuple[int | str, ...]
+
+
+class ExportReport(Report):
+    """A description of the exported file, and its speed if it was timed."""
+
+    def parts(self) -> Iterator[Any]:
+        yield from self.notes
+        yield from self.tables
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One exported file, from `vitrim.export` or `open`.
+
+    Attributes:
+        path: path of the file.
+        format: onnx, pt2, aoti or openvino.
+        inputs: shapes by name; the text "batch" means any batch size.
+        nodes: operations in the graph; 0 if unknown.
+        bytes: size of the file and of the weights beside it.
+        metadata: version, method, model, preprocessing, classes, tokens per block, MACs, precision.
+        threads: threads of the engine, if it has its own (onnx, openvino); None for torch's number of threads when the
+            engine opens. pt2 and aoti run on torch's threads.
+        report: output and record of `vitrim.export`; None for an opened file.
+        trust: allow running the file even if it is code (pt2, aoti). True for results of `vitrim.export`.
+
+    Raises:
+        VitrimError: fewer than one thread, or threads for an engine that runs on torch's.
+
+    Example:
+        >>> import timm, torch, vitrim
+        >>> from tempfile import TemporaryDirectory
+        >>> model = timm.create_model("test_vit", img_size=32, patch_size=8, depth=2, num_classes=3).eval()
+        >>> with TemporaryDirectory() as folder:
+        ...     file = vitrim.export(model, None, f"{folder}/m.pt2", check=0)
+        ...     file.run(torch.zeros(2, 3, 32, 32).numpy()).shape, file.inputs
+        ((2, 3), {'image': ('batch', 3, 32, 32)})
+    """
+
+    path: Path
+    format: str
+    inputs: dict[str, Shape]
+    nodes: int
+    bytes: int
+    metadata: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    threads: int | None = None
+    trust: bool = False
+    report: ExportReport | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_whole(threads=(self.threads, 1))
+        if self.threads is not None and not self.kind.own_threads:
+            raise VitrimError(
+                f"threads of {self.format} files are torch's: leave threads out, and call "
+                f"torch.set_num_threads({self.threads})"
+            )
+
+    def __str__(self) -> str:
+        shape = ", ".join(map(str, self.shape))
+        made = " of ".join(str(self.metadata[key]) for key in ("method", "model") if self.metadata.get(key))
+        return f"{self.path}: {made or 'a model'} for {self.engine} in {self.precision}; takes ({shape})"
+
+    @classmethod
+    def open(cls, path: str | Path, *, threads: int | None = None, trust: bool = False) -> Exported:
+        """Open an exported file and read its metadata. This never runs code in the file.
+
+        Args:
+            threads: threads of the engine, see `Exported`.
+            trust: you know who wrote the file. Required to `run` pt2 and aoti files, which are code and can do anything
+                you can do. onnx and openvino files are graphs and need no trust.
+
+        Raises:
+            VitrimError: there is no such file, `vitrim.export` did not write it, it is damaged, its weights are in
+                another folder, its engine is not installed, or threads for an engine without its own.
+        """
+        path = as_path(path)
+        if not path.is_file():
+            raise VitrimError(f"no exported model at {path}")
+        format_named(None, path)  # refuses unknown suffixes
+        kind = _kind(path)
+        kind.check()
+        with _reading(path, kind.name):
+            text = kind.metadata(path)
+        if text is None:
+            raise VitrimError(f"{path} was not written by vitrim export: it holds no metadata of ours")
+        known = _known(text, path)
+        inputs = {known["input"]["name"]: tuple(known["input"]["shape"])}
+        return cls(path, kind.name, inputs, known.get("nodes", 0), size_of(path), known, threads, trust)
+
+    @property
+    def kind(self) -> type[Format]:
+        """The format, which knows the engine."""
+        return formats()[self.format]
+
+    @property
+    def files(self) -> list[Path]:
+        """The file, and those with its weights."""
+        return [file for file in (self.path, *weights_beside(self.path)) if file.is_file()]
+
+    @property
+    def engine(self) -> str:
+        """The engine of the file: onnxruntime, torch.export, aoti or openvino."""
+        return self.kind.engine
+
+    @property
+    def precision(self) -> str:
+        """The precision of the computation: fp32, fp16, bf16 or int8."""
+        return str(self.metadata.get("precision", "fp32"))
+
+    def in_precision(self, precision: str, path: str | Path, images: Iterable[Array] = ()) -> Exported:
+        """Write a copy of this fp32 file that computes in ``precision``.
+
+        Args:
+            precision: a precision that the engine derives from fp32 weights: bf16 (OpenVINO) or int8 (OpenVINO and
+                onnxruntime).
+            path: path of the new file.
+            images: batches as the file takes them, to calibrate int8 on; 100 images like those in use are enough.
+
+        Raises:
+            VitrimError: the format does not support the precision, the file is not fp32, or int8 without images.
+            MissingPackageError: the package for quantisation is not installed.
+
+        Example:
+            >>> import vitrim
+            >>> from tempfile import TemporaryDirectory
+            >>> options = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 3}
+            >>> with TemporaryDirectory() as folder:
+            ...     model = vitrim.create_model("test_vit", options=options)
+            ...     file = vitrim.export(model, None, f"{folder}/m.xml", check=0)
+            ...     file.in_precision("bf16", f"{folder}/half.xml").precision
+            'bf16'
+        """
+        path, images = Path(path), list(images)
+        check_known(f"precision of {self.format} files made of fp32", precision, self.kind.makes)
+        if self.precision != "fp32":
+            raise VitrimError(f"{self.path} is in {self.precision}: start from a file in fp32")
+        if precision == "int8" and not images:
+            raise VitrimError("int8 finds the ranges of activations on images: give some")
+        known = {**self.metadata, "precision": precision, **self.kind.facts(precision)}
+        with staged(path) as place:
+            known["nodes"] = self.kind.in_precision(self.path, precision, json_text(known), images, place)
+        return replace(self, path=path, nodes=known["nodes"], bytes=size_of(path), metadata=known, report=None)
+
+    @cached_property
+    def _run(self) -> Run:
+        if self.kind.code and not self.trust:
+            raise VitrimError(
+                f"{self.path} is not run: {self.format} files are code, and can do what you can do; if you know who "
+                "wrote it, open it with trust=True (--trust)"
+            )
+        with _reading(self.path, self.format):
+            return self.kind.open(self.path, self.threads or torch.get_num_threads(), self.precision)
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the input."""
+        return next(iter(self.inputs.values()))
+
+    @property
+    def batch(self) -> int | None:
+        """The batch size of the file; None for any."""
+        first = self.shape[0]
+        return first if isinstance(first, int) else None
+
+    def run(self, images: Array | Tensor) -> Array:
+        """Run the file on an array or tensor of its input's shape and dtype: float32 (B, C, H, W), or uint8
+        (B, H, W, C) if the graph includes preprocessing. The first call opens the engine.
+
+        Raises:
+            VitrimError: images of another type, shape or dtype, or a file that is code and not trusted.
+        """
+        wanted, dtype = self.shape, self.metadata.get("input", {}).get("dtype", "float32")
+        if isinstance(images, Tensor):
+            images = as_array(images)
+        if not isinstance(images, np.ndarray):
+            raise VitrimError(f"{self.path} takes an array or a tensor of images, not {type(images).__name__}")
+        fits = len(images.shape) == len(wanted) and all(
+            isinstance(want, str) or want == have for want, have in zip(wanted, images.shape, strict=True)
+        )
+        if not fits or str(images.dtype) != dtype:
+            shape = ", ".join(map(str, wanted))
+            raise VitrimError(f"{self.path} takes ({shape}) {dtype}, got {tuple(images.shape)} {images.dtype}")
+        return self._run(images)
+
+    def on(self, images: Array | Tensor) -> Callable[[], Array]:
+        """A callable that runs ``images``, e.g. for `vitrim.measure.latency.time_interleaved`."""
+        return partial(self.run, images)
+
+
+@contextmanager
+def staged(path: Path) -> Iterator[Path]:
+    """Yield a path of the same name in a new folder beside ``path``; at the end, all files in it are moved beside it.
+
+    After an error, such as a target that is a folder or cannot be written, nothing is moved, and existing files are
+    unchanged. The folder is locked while it is used, and folders of the same name that a killed process left are
+    removed.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     with staged(Path(folder) / "m.onnx") as place:
+        ...         _ = place.write_text("graph")
+        ...     [file.name for file in Path(folder).iterdir()]
+        ['m.onnx']
+    """
+    with os_errors(f"cannot write {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for left in path.parent.glob(f".{glob.escape(path.stem)}.*.partial"):
+            if left.is_dir() and (lock := _locked(left)) is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(lock)
+        folder, lock = _own_folder(path)
+    try:
+        yield folder / path.name
+        files = sorted(folder.iterdir(), key=lambda file: file.name == path.name)  # the file itself last
+        places = {file: path.with_name(file.name) for file in files}
+        taken = next((place for place in places.values() if place.is_dir()), None)
+        if taken is not None:
+            raise VitrimError(f"cannot write {taken}: it is a folder")
+        with os_errors(f"cannot write {path}"):
+            for file, place in places.items():
+                os.replace(file, place)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _own_folder(path: Path) -> tuple[Path, int | None]:
+    """A new folder beside ``path``, and its lock; None where there are no locks."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.stem}.", suffix=".partial", dir=path.parent))
+        lock = _locked(folder)
+        if folder.is_dir():  # another process may remove it before it is locked
+            return folder, lock
+        if lock is not None:
+            os.close(lock)
+
+
+def _locked(folder: Path) -> int | None:
+    """The lock of a folder, to be closed; None if a process has it, or where folders cannot be locked.
+
+    The system releases the locks of a process that is killed.
+    """
+    if fcntl is None:
+        return None
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:  # it is gone, a link, or another user's
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def sidecar(path: Path) -> Path:
+    """The JSON file with a copy of the metadata, beside an exported file: m.onnx.json of m.onnx."""
+    return path.with_name(f"{path.name}.json")
+
+
+def weights_beside(path: Path) -> list[Path]:
+    """The possible weight files of an exported file: m.onnx.data of m.onnx, m.xml.data and m.bin of m.xml."""
+    return [path.with_name(f"{path.name}.data"), *([path.with_suffix(".bin")] if path.suffix == ".xml" else [])]
+
+
+def size_of(path: Path) -> int:
+    """Bytes of an exported file and of the weights beside it."""
+    return sum(file.stat().st_size for file in (path, *weights_beside(path)) if file.is_file())
+
+
+def _kind(path: Path) -> type[Format]:
+    """The format that recognises a file."""
+    with _reading(path, path.suffix.removeprefix(".")):
+        kind = next((kind for kind in formats().values() if kind.recognises(path)), None)
+    if kind is None:
+        raise VitrimError(f"{path} is not an exported model: {path.suffix} files are packages of torch.export")
+    return kind
+
+
+@contextmanager
+def _reading(path: Path, what: str) -> Iterator[None]:
+    """Report errors of reading a damaged file in one line."""
+    try:
+        yield
+    except VitrimError:
+        raise
+    except (RuntimeError, OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise VitrimError(f"cannot read {path} as {what}: {first_line(error)}") from error
+
+
+def _known(text: str, path: Path) -> dict[str, Any]:
+    """The metadata of a file, with the entries needed to run it; raise `VitrimError` if they are damaged."""
+    with _reading(path, "an exported model"):
+        known = json.loads(text)
+        given = known.get("input") if isinstance(known, dict) else None
+        shape = given.get("shape") if isinstance(given, dict) else None
+        if not isinstance(given, dict) or not isinstance(shape, list) or len(shape) != 4:
+            raise ValueError("its metadata name no input of four dimensions")
+        if not all(type(side) is int and side > 0 for side in shape[1:]) or not isinstance(shape[0], int | str):
+            raise ValueError("its metadata name an input of no valid shape")
+        if not isinstance(given.get("name"), str) or not isinstance(known.get("nodes", 0), int):
+            raise ValueError("its metadata name no input, or no number of nodes")
+        if known.get("precision", "fp32") not in list(PRECISIONS):  # a list: the value may be unhashable
+            raise ValueError("its metadata name no precision that there is")
+    return dict(known)

@@ -1,0 +1,126 @@
+"""ONNX, run by onnxruntime."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrim.engines.formats.base import DECISIONS, KEY, Array, Format, Graph, Run, as_array, quantised, quiet
+from vitrim.errors import VitrimError, first_line
+
+LARGEST = 1_900_000_000
+"""Largest bytes of weights inside the file: protobuf is limited to 2 GiB."""
+
+
+class ONNX(Format):
+    """``torch.onnx.export``. Weights above 1.9 GB are in a second file, ``NAME.data``."""
+
+    name = "onnx"
+    engine = "onnxruntime"
+    suffix = ".onnx"
+    needs = ("onnx", "onnxscript", "onnxruntime")
+    extra = "export"
+    makes = ("int8",)
+
+    @classmethod
+    def write(cls, graph: Graph, path: Path) -> int:
+        written = to_onnx(graph)
+        weights = sum(value.const_value.nbytes for value in written.model.graph.initializers.values())
+        written.save(path, external_data=weights > LARGEST)
+        return len(written.model.graph)
+
+    @classmethod
+    def in_precision(cls, path: Path, precision: str, metadata: str, images: Iterable[Array], made: Path) -> int:
+        import onnx
+
+        model = onnx.load(str(path))
+        weights = {weight.name for weight in model.graph.initializer}
+        kept = [
+            node.name
+            for node in model.graph.node
+            if node.op_type not in ("MatMul", "Gemm", "Conv")
+            or not weights & set(node.input)
+            or node.name.startswith(DECISIONS)
+        ]
+        model = quantised(model, images, "image", kept)
+        onnx.helper.set_model_props(model, {**{one.key: one.value for one in model.metadata_props}, KEY: metadata})
+        large = sum(len(weight.raw_data) for weight in model.graph.initializer) > LARGEST
+        onnx.save(model, str(made), save_as_external_data=large, location=f"{made.name}.data")
+        return len(model.graph.node)
+
+    @classmethod
+    def open(cls, path: Path, threads: int, precision: str = "fp32") -> Run:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        # threads that spin after a run would slow down the next candidate that is timed
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        (name,) = (given.name for given in session.get_inputs())
+        return lambda images: as_array(session.run(None, {name: images})[0])
+
+    @classmethod
+    def metadata(cls, path: Path) -> str | None:
+        import onnx
+        from google.protobuf.message import DecodeError
+
+        try:
+            model = onnx.load(str(path), load_external_data=False)
+        except DecodeError as error:  # a direct subclass of Exception
+            raise VitrimError(f"cannot read {path} as onnx: {first_line(error)}") from error
+        for place in _places(model):
+            if not place or place != Path(place).name:
+                raise VitrimError(f"{path} takes weights from '{place}': they must lie beside the file")
+        return next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
+
+
+def _places(message: Any) -> Iterator[str]:
+    """Yield the locations outside the file that a model, or a part of it, names for tensors."""
+    if message.DESCRIPTOR.name == "TensorProto":
+        if message.data_location == message.EXTERNAL:
+            yield next((entry.value for entry in message.external_data if entry.key == "location"), "")
+        return
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in [value] if hasattr(value, "ListFields") else value:
+                yield from _places(part)
+
+
+def to_onnx(graph: Graph) -> Any:
+    """The program as torch's ``ONNXProgram`` with input ``image`` and named output; a dynamic batch is named ``batch``.
+    `VitrimError` if an operator of the model has no translation.
+    """
+    from torch.onnx import OnnxExporterError
+
+    from vitrim.engines.formats.operators import translations
+
+    # hide the exporter's notes about its own code; it raises its errors
+    with quiet("torch.onnx"), warnings.catch_warnings(action="ignore"):
+        try:
+            written: Any = torch.onnx.export(
+                graph.program,
+                dynamo=True,
+                verbose=False,
+                opset_version=graph.opset,
+                input_names=["image"],
+                output_names=[graph.output],
+                dynamic_shapes={"image": {0: "batch"}},  # its name, if it is dynamic
+                custom_translation_table=translations(graph),
+            )
+        except OnnxExporterError as error:
+            cause: BaseException = error
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            raise VitrimError(f"cannot write this model as ONNX: {first_line(cause)}") from error
+    written.model.metadata_props[KEY] = graph.metadata
+    for node in written.model.graph:
+        scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes", "")
+        if ".reducer" in scopes:  # decides about tokens; the module has this name in every host
+            node.name = f"{DECISIONS}/{node.name}"
+    return written

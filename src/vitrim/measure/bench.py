@@ -1,0 +1,690 @@
+"""`bench`: the measured speed-up of reduced models over the fastest dense model, and the speed-up that MACs promise."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Subset
+
+from vitrim.core.method import MethodConfig
+from vitrim.core.reduce import handle_of
+from vitrim.core.registry import ask, fitting, parse_method, reducible
+from vitrim.core.selection import Selector
+from vitrim.data import ImageDataset, batches, spread
+from vitrim.data.dataset import CALIBRATED, calibrating
+from vitrim.engines.engine import Eager, Engine, Opened, Run, compilation, engines_named, listed
+from vitrim.engines.formats.base import PRECISIONS
+from vitrim.engines.program import Program
+from vitrim.errors import VitrimError, check_read, one_line_errors
+from vitrim.loading import MADE, ModelSpec
+from vitrim.measure.copies import apart, dense_copies, reduced_copy, shared_copy
+from vitrim.measure.in_files import AnyModel, FileModel, MethodsAndFiles, file_words, parted
+from vitrim.measure.inputs import WHERE, DataSpec, open_images, random_images, untrained_counts, untrained_notes
+from vitrim.measure.latency import (
+    Budget,
+    FloatArray,
+    fastest,
+    in_turn,
+    paired_speedup,
+    speed_row,
+    summarise,
+    time_interleaved,
+    watched_machine,
+)
+from vitrim.measure.machine import drawing, environment, select_device
+from vitrim.measure.macs import count_macs
+from vitrim.measure.prefill import Prefill, Prompt, as_measured
+from vitrim.measure.records import DENSE, Row
+from vitrim.measure.speed_report import SpeedReport
+from vitrim.measure.stopwatch import Stopwatch
+from vitrim.tasks import tasks
+
+SCORED = 256
+"""Images to compare dense models on."""
+
+RING = 32
+"""Fewest images to time on, in turn, if token counts depend on the images."""
+
+MAX_BATCH = 2**20
+"""Far above any useful batch: a typing error is reported at once, not by a library that runs out of memory."""
+
+Tell: TypeAlias = Callable[[str], None]
+
+WHOLE = "whole model"
+"""The ``part`` of rows of an entire dense-prediction model."""
+
+
+def place_of(spec: ModelSpec) -> torch.device:
+    """The device of a model: of its spec if given by name, else of its parameters; `VitrimError` if they differ."""
+    selected = select_device(str(spec.device or "cpu"))
+    if spec.named:
+        return selected
+    if not isinstance(spec.model, nn.Module):
+        raise VitrimError(f"expected a model or its name, e.g. deit_small_patch16_224, got {type(spec.model).__name__}")
+    place = next(spec.model.parameters()).device
+    if spec.device not in (None, "cpu") and place.type != selected.type:
+        name = str(spec.device)
+        raise VitrimError(f"device={name}, and the model is on {place}: move it with model.to({name!r}) first")
+    return place
+
+
+def bench(
+    model: AnyModel,
+    methods: MethodsAndFiles = None,
+    images: Any = None,
+    *,
+    batch_size: int | Sequence[int] = (1, 8, 32),
+    engine: str | Engine | Sequence[str | Engine] = "eager",
+    precision: str | Sequence[str] = "fp32",
+    budget: Budget | None = None,
+    seed: int = 0,
+    on_report: Callable[[SpeedReport], None] | None = None,
+    on_progress: Tell | None = None,
+) -> SpeedReport:
+    """Time dense and reduced models in turn, in one run, and compare the speed-up with what the MACs promise.
+
+    The baseline is the fastest dense model of the run, over engines, precisions, and fused and unfused attention.
+    Speed-up is the median over rounds of the ratio within a round, with its quartiles; peak memory is what one forward
+    allocates. For a vision-language model, prefill is timed: vision tower, connector and language model on a batch of
+    prompts, which reduced models shorten by the removed image tokens. `vitrim.Prompt` can add an answer; speed-up and
+    promise then include it.
+
+    Args:
+        model: a module, which is not changed and runs on its device, a name as on the command line, or a
+            `vitrim.ModelSpec`; a reduced module is timed beside its dense self. Or a `vitrim.Exported` file, which is
+            then the baseline.
+        methods: one or several, configs or text; added to those of a reduced model. A model that cannot be reduced,
+            such as Swin, is timed alone, without methods or under ``none``. Exported files among them are timed in the
+            same rounds, each on its own engine.
+        images: a source, as for ``--images``, a dataset, or a `vitrim.DataSpec`; None for random images. With images,
+            int8 is calibrated on some of them, and the dense model of every engine and precision is compared with
+            PyTorch in fp32 on others, at most 256. For a vision-language model, a `vitrim.Prompt`.
+        batch_size: images per batch, one number or several.
+        engine: one or several, names or objects of `vitrim.engines.engine`: eager, compile (with and without frozen
+            weights), onnxruntime, openvino, aoti, torch.export.
+        precision: fp32, bf16, fp16, int8, or several; notes name the precisions that an engine lacks.
+        budget: rounds and seconds for every setting; default: 10 rounds and one second per model.
+        seed: seed of random weights, images and parameters.
+        on_report: called with the report so far, before the first setting and after every setting.
+        on_progress: called often with a short text on the current step.
+
+    Returns:
+        A row per batch size, model, engine and precision, as in `measure`, with ``model, batch_size`` and, for dense
+        rows with images, ``agreement`` (share of images with the top-1 of fp32), ``top1`` if there are labels, and
+        ``scored`` (number of images); a table per batch size, and advice in words.
+
+    Raises:
+        VitrimError: an invalid name, method or option, or an engine that cannot run here, before anything is timed. Or
+            the machine has too little memory for a setting.
+
+    Example:
+        >>> from vitrim.loading import create_model
+        >>> model = create_model("test_vit", options={"img_size": 32, "depth": 1})
+        >>> report = bench(model, "tome:r=1", batch_size=2, budget=Budget(min_rounds=1, min_seconds=0))
+        >>> [(row["method"], row["batch_size"], row["rounds"]) for row in report.rows]
+        [('dense', 2, 1), ('tome:r=1', 2, 1)]
+    """
+    spec, sizes, budget = ModelSpec.of(model), batch_sizes(batch_size), budget or Budget()
+    prompt = images if isinstance(images, Prompt) else Prompt()
+    source = DataSpec.of(None if isinstance(images, Prompt) else images)
+    check_read(spec, (*MADE, "device"))
+    check_read(source, WHERE)
+    given, beside = parted(methods)
+    on_file = None if isinstance(spec.model, str | nn.Module) else FileModel(spec.model)
+    if on_file is not None:
+        spec, engine = replace(spec, model=on_file), Opened(on_file)
+    place = place_of(spec)
+    engines, lacking = engines_named(listed(engine), list(dict.fromkeys(listed(precision))), place)
+    with drawing(place, seed), ExitStack() as kept:
+        loaded = spec.load(place)
+        own = kept.enter_context(apart(loaded.model))
+        prompt = replace(prompt, select=prompt.select or own.select)
+        given = own.with_own(given) or ([] if prompt.select is None else [parse_method("none")])
+        if on_file is None and not given and not beside:
+            check_alone(own.model)
+        host, configs = _contestants(own.model, given, prompt, source)
+        check_methods(host, configs, engines, sizes, own.learned, on_random=source.source is None)
+        dataset = open_images(host, source)
+        check_enough(dataset, max(sizes))
+        speeds = Speeds(host, configs, dataset, engines, budget, seed, own.learned, beside, scored=True)
+        shown = None if dataset is None else source.name(dataset)
+        untrained = untrained_counts(host, configs.values(), own.learned)
+        precisions = ",".join(dict.fromkeys(one.precision for one in engines))
+        facts = {
+            "environment": environment(device=str(place), dtype=precisions, seed=seed),
+            "weights": loaded.weights,
+            "untrained": untrained,
+            "images": shown or "random",
+            "split": None if dataset is None else dataset.split,
+        }
+        notes = [*_notes(speeds, on_file, sizes, shown), *lacking, *untrained_notes(untrained)]
+        report, tell = SpeedReport("bench", facts, notes=notes), on_report or (lambda _: None)
+        tell(report)
+        for rows in speeds.at(sizes, on_progress):
+            report.add([Row(row.method, {"model": loaded.name, **row}) for row in rows])
+            tell(report)
+    return report
+
+
+def check_alone(model: nn.Module) -> None:
+    """Refuse a model without methods to compare it with, unless it takes none."""
+    if reducible(model):
+        raise VitrimError(
+            "there is nothing to compare with dense: name at least one method, e.g. -m tome:keep_rate=0.7; "
+            "`vitrim list methods` names all"
+        )
+
+
+def _contestants(
+    model: nn.Module, methods: Sequence[MethodConfig], prompt: Prompt, source: DataSpec
+) -> tuple[nn.Module, dict[str, MethodConfig]]:
+    """The dense model as it is measured, and the methods by row name."""
+    host = as_measured(model, prompt)
+    if not isinstance(host, Prefill):
+        methods = fitting(host, methods)
+    elif source.source is not None:
+        raise VitrimError("images are for models of images alone: prompts are made of random images and text")
+    behind = f" + {prompt.select.describe()}" if isinstance(prompt.select, Selector) else ""
+    return host, {config.describe() + behind: config for config in methods}
+
+
+def check_methods(
+    model: nn.Module,
+    methods: Mapping[str, MethodConfig],
+    engines: Sequence[Engine],
+    sizes: Sequence[int],
+    learned: Path | None = None,
+    *,
+    on_random: bool = False,
+) -> None:
+    """Refuse methods that do not fit the engines, random images, or the model, which is reduced by each once."""
+    for size in sizes:
+        check_engines(engines, methods, model, size)
+    adaptive = None if isinstance(model, Prefill) else adaptive_one(methods)
+    if adaptive is not None and on_random:
+        raise VitrimError(
+            f"{adaptive} takes as long as the images ask for, and random ones are not like real ones: give --images"
+        )
+    for config in methods.values():
+        reduced_copy(model, config, learned)
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Models to time at several batch sizes, on images spread evenly over a dataset, or random images.
+
+    Attributes:
+        methods, engines, budget, learned, files: see `measure`.
+        dataset: with the model's transform; None for random images.
+        scored: compare dense models with fp32 on ``dataset``.
+    """
+
+    model: nn.Module
+    methods: Mapping[str, MethodConfig]
+    dataset: ImageDataset | None
+    engines: Sequence[Engine]
+    budget: Budget
+    seed: int
+    learned: Path | None
+    files: Mapping[str, FileModel]
+    scored: bool = False
+
+    def at(self, sizes: Sequence[int], on_progress: Tell | None = None) -> Iterator[list[Row]]:
+        """Yield the rows of `measure` for every batch size, with a column for the size.
+
+        Raises:
+            VitrimError: the machine has too little memory, or cannot compute in a precision.
+        """
+        for turn, size in enumerate(sizes):
+            which = f"{turn + 1} of {len(sizes)}, batch {size}" if len(sizes) > 1 else f"batch {size}"
+            with one_line_errors(f"batch {size}"):
+                rows = self._at(size, partial(_tell, on_progress or _silent, which))
+            yield [Row(row.method, {"batch_size": size, **row}) for row in rows]
+
+    def _at(self, size: int, tell: Tell) -> list[Row]:
+        calibration, held_out = None, None
+        if self.dataset is None:
+            ring = [random_images(self.model, size, self.seed)]
+        else:
+            many = size if adaptive_one(self.methods) is None else max(RING, size)
+            ring = [images for images, _ in batches(self.dataset, size, limit=many) if len(images) == size]
+            if len({str(engine) for engine in self.engines}) > 1 or self.engines[0].precision != "fp32":
+                calibration, held_out = _parted_images(self.dataset, size)
+        like = next(self.model.parameters())
+        return measure(
+            self.model, self.methods, [images.to(like.device) for images in ring],
+            engines=self.engines, budget=self.budget, learned=self.learned, files=self.files, calibration=calibration,
+            held_out=held_out if self.scored else None, on_progress=tell,
+        )  # fmt: skip
+
+
+def _parted_images(dataset: ImageDataset, size: int) -> tuple[Tensor, list[tuple[Tensor, Any]]]:
+    """At most a third of the images for calibration, and batches of the others for the comparison."""
+    places = spread(len(dataset), SCORED + CALIBRATED)
+    chosen = calibrating(places, min(CALIBRATED, -(-len(places) // 3)))
+    others = np.setdiff1d(places, chosen)
+    held_out = list(batches(Subset(dataset, others[: len(others) // size * size].tolist()), size))
+    return torch.cat([images for images, _ in batches(Subset(dataset, chosen.tolist()), max(size, 16))]), held_out
+
+
+def _tell(tell: Tell, which: str, text: str) -> None:
+    tell(f"{which}: {text}")
+
+
+def _silent(text: str) -> None:
+    """Report no progress."""
+
+
+def in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy of ``model`` in this dtype and eval mode; it shares parameters that already have the dtype."""
+    same = next(model.parameters()).dtype == dtype
+    return (shared_copy(model) if same else copy.deepcopy(model).to(dtype)).eval()
+
+
+def check_enough(dataset: ImageDataset | None, count: int) -> None:
+    if dataset is not None and len(dataset) < count:
+        raise VitrimError(f"{dataset.source} has {len(dataset)} images, too few for a batch of {count}")
+
+
+def batch_sizes(given: int | Sequence[int]) -> list[int]:
+    sizes = list(dict.fromkeys(given if isinstance(given, Sequence) and not isinstance(given, str) else [given]))
+    for size in sizes or ("",):
+        if type(size) is not int or not 1 <= size <= MAX_BATCH:
+            raise VitrimError(
+                f"unexpected batch size '{size}'; valid batch sizes: whole numbers from 1 to {MAX_BATCH}, as in 1,8"
+            )
+    return sizes
+
+
+def adaptive_one(methods: Mapping[str, MethodConfig]) -> str | None:
+    """The first method whose token counts depend on the images."""
+    return next((name for name, config in methods.items() if config.is_adaptive()), None)
+
+
+def _notes(speeds: Speeds, on_file: FileModel | None, sizes: Sequence[int], images: str | None) -> Iterator[str]:
+    """Yield what is needed to interpret the times; ``images`` is the name of their source."""
+    host, methods, engines = speeds.model, speeds.methods, speeds.engines
+    if on_file is not None:
+        reduced = "" if on_file.file.metadata.get("method") == "none" else ", though it is reduced"
+        yield f"{file_words([on_file, *speeds.files.values()])}; the row dense is the first of them{reduced}"
+    elif speeds.files:
+        yield file_words(list(speeds.files.values()))
+    if cost_varies(host):
+        yield (
+            "the work of RoI heads depends on their proposals; these are of the weights and images at hand, what is "
+            f"random of which is drawn from seed {speeds.seed}"
+        )
+    if isinstance(host, Prefill):
+        what = f"{host.text} tokens of text and {host.shape[0]} x {host.places} of images"
+        answer = f", and the {host.new_tokens} tokens of an answer" if host.new_tokens else ""
+        yield f"prefill: batches are prompts of {what}{answer}; methods leave out the image tokens that are gone"
+    adaptive = [name for name, config in methods.items() if config.is_adaptive()]
+    if adaptive:
+        given = f"{RING} images of {images}, or one batch if that is more, in turn" if images else "random images"
+        yield f"{', '.join(adaptive)}: token counts depend on the images; speed and promise are those of {given}"
+    if images is None and on_file is None and any(engine.precision == "int8" for engine in engines):
+        yield "int8: ranges of activations are those of random images, so only its times mean something"
+    for name, config in methods.items():
+        refused = {f"{one.label} at batch {size}": one.obstacle(config, size) for one in engines for size in sizes}
+        places = [place for place, obstacle in refused.items() if obstacle is not None]
+        if places:
+            yield f"{name} is not timed on {', '.join(places)}: {refused[places[0]]}"
+
+
+# ---- one setting -----------------------------------------------------------------------------------------------------
+
+
+def measure(
+    model: nn.Module,
+    methods: Mapping[str, MethodConfig],
+    images: Tensor | Sequence[Tensor],
+    *,
+    engines: Sequence[str | Engine] = ("eager",),
+    budget: Budget | None = None,
+    learned: Path | None = None,
+    files: Mapping[str, FileModel] | None = None,
+    calibration: Tensor | None = None,
+    held_out: Sequence[tuple[Tensor, Any]] | None = None,
+    on_progress: Tell | None = None,
+) -> list[Row]:
+    """Time a dense model and its reductions at one batch size, in one interleaved run, and measure peak memory.
+
+    The baseline is the fastest dense model over engines, precisions and attention kernels.
+
+    Args:
+        model: an unreduced host in eval mode, or the `Prefill` of a vision-language model; not changed.
+        methods: configs by row name.
+        images: (B, C, H, W) on the model's device, (B, n, C, H, W) for a `Prefill`; or several such batches, used round
+            by round, for methods whose token counts depend on the images.
+        engines: names (see `vitrim.engines.engine.engines`), with the precision of the model's parameters, or engines.
+            An engine that needs a fixed graph skips methods without one.
+        budget: see `bench`.
+        learned: folder of a saved reduction, whose parameters the methods of that name load.
+        files: exported files by row name, each on its own engine.
+        calibration: (N, C, H, W) for int8; None for ``images``.
+        held_out: batches of B images (B, C, H, W) with targets, to compare dense models on.
+        on_progress: called with a short text before a model is prepared, and between rounds.
+
+    Returns:
+        One row per engine and precision for the dense model with its faster attention kernel (method "dense"), then one
+        per method, engine and precision, each with ``method, engine, precision, compiled, images_per_second,
+        latency_ms`` (p50, p95, min, iqr), ``rounds, peak_memory_mib`` (None if it cannot be measured), ``speedup,
+        speedup_q1, speedup_q3`` over the baseline, ``promised_speedup`` (dense MACs over reduced MACs), ``ratio``
+        (speedup over promised_speedup), ``dense_engine, dense_precision, dense_kernel`` of the baseline,
+        ``engine_speedup`` over the dense model on the same engine and precision, its ``dense_p50_ms`` (by kernel), and
+        ``prepare_seconds`` (compiling or exporting, and the first run).
+
+        A dense-prediction model (`vitrim.models.segmenter`, `vitrim.models.vitdet`) has two rows each, with ``part``:
+        the layers before its heads, compared with the same part of the dense model, and the entire model.
+
+        For a `vitrim.measure.prefill.Prefill`, rows also have ``text_tokens, prompt_images, image_tokens, new_tokens``
+        of a prompt, ``kv_cache_bytes`` per prompt at the end, and ``parts_ms`` (`vitrim.measure.stopwatch.PARTS`,
+        medians); images per second count all images of the prompts.
+
+    Raises:
+        VitrimError: a method does not fit the model or runs on none of the engines, or an engine cannot run here.
+
+    Example:
+        >>> import timm
+        >>> from vitrim.core.registry import parse_method
+        >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1).eval()
+        >>> rows = measure(model, {"tome:r=1": parse_method("tome:r=1")}, torch.zeros(1, 3, 32, 32),
+        ...                budget=Budget(min_rounds=1, min_seconds=0.0))
+        >>> [(row["method"], row["engine"]) for row in rows]
+        [('dense', 'eager'), ('tome:r=1', 'eager')]
+    """
+    ring, tell = [images] if isinstance(images, Tensor) else list(images), on_progress or _silent
+    own, device, size = next(model.parameters()).dtype, ring[0].device, len(ring[0])
+    precision = next(name for name, dtype in PRECISIONS.items() if dtype == own)
+    chosen, _ = engines_named(listed(engines), [precision], device)
+    check_engines(chosen, methods, model, size)
+    entries = [*_entries(model, methods, chosen, ring, learned), *_file_entries(files or {}, model)]
+    with TemporaryDirectory() as folder, compilation(any(engine.compiled for engine in chosen)):
+        _prepare(entries, ring, Path(folder), calibration, tell)
+        watched = _Watched(**vars(_whole_turns(budget or Budget(), len(ring))), tell=tell)
+        with torch.inference_mode():
+            with ExitStack() as watching:
+                for entry in entries:
+                    entry.watch(watching, device)
+                calls = {entry.key: entry.call for entry in entries}
+                with watched_machine() as machine:
+                    times = time_interleaved(calls, device, watched)
+            rows = _rows(entries, times, [DENSE, *methods, *(files or {})], ring[0], model, held_out, tell)
+        disturbed = machine[0].disturbance()
+        return rows if disturbed is None else [Row(row.method, {**row, "disturbed": disturbed}) for row in rows]
+
+
+def _whole_turns(budget: Budget, batches: int) -> Budget:
+    """The budget with rounds that use each of several batches equally often, in both halves of the rounds."""
+    if batches == 1:
+        return budget
+    whole = -(-budget.min_rounds // (2 * batches)) * 2 * batches
+    return replace(budget, min_rounds=whole, max_rounds=whole)
+
+
+def _entries(
+    model: nn.Module,
+    methods: Mapping[str, MethodConfig],
+    engines: Sequence[Engine],
+    ring: Sequence[Tensor],
+    learned: Path | None,
+) -> Iterator[Entry]:
+    """Yield the dense model and its reductions, in parts, on every engine that can run them."""
+    front = ask(model).front(model)
+    # how to get each separately timed part from a model; None if there is only one
+    parts: dict[str | None, Callable[[nn.Module], nn.Module]]
+    parts = {None: lambda whole: whole} if front is None else {front[0]: Front, WHOLE: lambda whole: whole}
+    for dtype in dict.fromkeys(engine.dtype for engine in engines):
+        base = in_dtype(model, dtype)
+        copies = {(DENSE, kernel): dense for kernel, dense in dense_copies(base).items()}
+        for name, config in methods.items():
+            copies[name, ""] = reduced_copy(base, config, learned)
+        for part, take in parts.items():
+            # count the copies that are timed: learned reducers are initialised randomly in every copy
+            reduced = {name: take(copies[name, ""]) for name in methods}
+            promised = promised_speedups(take(base), reduced, [batch.to(dtype) for batch in ring])
+            for engine in engines:
+                for (name, kernel), copied in copies.items():
+                    runs = name == DENSE or engine.obstacle(methods[name], len(ring[0])) is None
+                    if engine.dtype == dtype and runs:
+                        yield Entry(name, kernel, engine, part, take(copied), promised.get(name, 1.0))
+
+
+def _file_entries(files: Mapping[str, FileModel], model: nn.Module) -> Iterator[Entry]:
+    """Yield exported files, each on its own engine."""
+    part = None if ask(model).front(model) is None else WHOLE
+    for name, file in files.items():
+        known = file.file.metadata
+        # a file that is the baseline may be reduced itself
+        base = model.file.metadata.get("gmacs") if isinstance(model, FileModel) else known.get("dense_gmacs")
+        promise = base / known["gmacs"] if base and known.get("gmacs") else 1.0
+        yield Entry(name, "", Opened(file), part, file, promise)
+
+
+def _prepare(
+    entries: Sequence[Entry], ring: Sequence[Tensor], folder: Path, calibration: Tensor | None, tell: Tell
+) -> None:
+    """Compile or export every model; the precisions of one engine share the folder of a model."""
+    models: dict[int, int] = {}
+    for number, entry in enumerate(entries, 1):
+        tell(f"making {entry.key} ready, {number} of {len(entries)}")
+        place = folder / str(models.setdefault(id(entry.model), len(models)))
+        entry.prepare(ring, place, calibration)
+
+
+@dataclass(frozen=True)
+class _Watched(Budget):
+    """A budget that reports its progress. `spent` is called between rounds, outside the timed sections."""
+
+    tell: Tell = _silent
+
+    def spent(self, rounds: int, seconds: float, candidates: int) -> bool:
+        share = min(rounds / self.min_rounds, seconds / (self.min_seconds * candidates) if self.min_seconds else 1.0)
+        self.tell(f"round {rounds + 1}, {100 * min(share, 1.0):.0f} %")
+        return super().spent(rounds, seconds, candidates)
+
+
+@dataclass
+class Entry:
+    """One model, or a part of it, on one engine.
+
+    Attributes:
+        kernel: attention kernel of a dense model.
+        part: part of the model; None if the model is timed as one.
+        promised: dense MACs over its MACs.
+        run: runs batches; set by `prepare`.
+        call: one forward of the images.
+        seconds: duration of `prepare`.
+        parts: timers of the parts of a `Prefill`.
+    """
+
+    name: str
+    kernel: str
+    engine: Engine
+    part: str | None
+    model: nn.Module
+    promised: float
+    run: Run = field(init=False)
+    call: Callable[[], object] = field(init=False)
+    seconds: float = field(init=False)
+    parts: Stopwatch | None = None
+
+    @property
+    def key(self) -> str:
+        """The unique name of the entry in a run."""
+        kernel = f" ({self.kernel})" if self.kernel else ""
+        on = "" if str(self.engine) == Eager.label else f" on {self.engine}"
+        return self.name + kernel + on + ("" if self.part is None else f" [{self.part}]")
+
+    def prepare(self, ring: Sequence[Tensor], folder: Path, calibration: Tensor | None) -> None:
+        """Compile or export the model for batches like those of ``ring``, with files in ``folder``."""
+        folder.mkdir(exist_ok=True)
+        start = time.perf_counter()
+        given = [images.to(self.engine.dtype) for images in ring]
+        self.run = self.engine.prepare(self.model, given[0], folder, calibration)
+        with torch.inference_mode():
+            self.call = in_turn(self.run, given)
+        self.seconds = time.perf_counter() - start
+
+    def watch(self, within: ExitStack, device: torch.device) -> None:
+        """Also time the parts of a `Prefill`."""
+        if isinstance(self.model, Prefill):
+            self.parts = within.enter_context(Stopwatch(self.model, self.call, device))
+            self.call = self.parts
+
+
+def check_engines(engines: Sequence[Engine], methods: Mapping[str, MethodConfig], model: nn.Module, batch: int) -> None:
+    """Refuse engines that cannot run this model, and methods that run on none of them, and suggest a remedy."""
+    part = (ask(model).front(model) or (None,))[0]
+    for engine in engines:
+        if isinstance(model, Prefill) and not engine.runs_prompts:
+            raise VitrimError(f"engine {engine.label} runs models of images, not prompts: time prefill on eager")
+        if part is not None and engine.whole_models_only:
+            raise VitrimError(f"engine {engine.label} runs whole models only, and the {part} is timed by itself here")
+    for name, config in methods.items():
+        obstacles = [engine.obstacle(config, batch) for engine in engines]
+        if None not in obstacles:
+            raise VitrimError(f"{name} runs on none of these engines: {obstacles[0]}; give eager too")
+
+
+def _rows(
+    entries: Sequence[Entry],
+    times: Mapping[str, FloatArray],
+    names: Sequence[str],
+    images: Tensor,
+    model: nn.Module,
+    held_out: Sequence[tuple[Tensor, Any]] | None,
+    tell: Tell,
+) -> list[Row]:
+    """A row per method, engine and part; for the dense model on an engine, that of its faster kernel."""
+
+    def quickest(among: Iterable[Entry]) -> Entry:
+        by_key = {entry.key: entry for entry in among}
+        return by_key[fastest(times, by_key)]
+
+    kernels: dict[tuple[str, str | None], list[Entry]] = {}
+    for entry in entries:
+        if entry.name == DENSE:
+            kernels.setdefault((str(entry.engine), entry.part), []).append(entry)
+    dense = {place: quickest(every) for place, every in kernels.items()}
+    baseline = {part: quickest(one for one in dense.values() if one.part == part) for _, part in dense}
+    kept = [*dense.values(), *(entry for entry in entries if entry.name != DENSE)]
+    exact = _exact(model, held_out) if held_out and None in baseline else None
+    rows = []
+    for entry in sorted(kept, key=lambda entry: names.index(entry.name)):
+        place, base = (str(entry.engine), entry.part), baseline[entry.part]
+        facts = _facts(entry, base, images, len(times[base.key]))
+        # a file may use an engine without dense entries
+        facts["dense_p50_ms"] = {one.kernel: summarise(times[one.key]).p50_ms for one in kernels.get(place, ())}
+        peak = entry.engine.peak_mib(entry.model, entry.run, images.to(entry.engine.dtype))
+        count = len(images) * facts.get("prompt_images", 1)
+        numbers = speed_row(times[entry.key], times[base.key], count, entry.promised)
+        own_dense = times[dense.get(place, base).key]
+        numbers["engine_speedup"] = paired_speedup(own_dense, times[entry.key]).median
+        numbers["prepare_seconds"] = entry.seconds
+        if exact is not None and held_out and entry.name == DENSE:
+            tell(f"comparing {entry.key} with fp32")
+            numbers |= _agreement(entry, held_out, exact)
+        rows.append(Row(entry.name, {**facts, **numbers, "peak_memory_mib": peak}))
+    return rows
+
+
+def _facts(entry: Entry, base: Entry, images: Tensor, rounds: int) -> dict[str, Any]:
+    """The columns of a row that are no speeds: its engine, the baseline, and the prompt of a `Prefill`."""
+    facts: dict[str, Any] = {} if entry.part is None else {"part": entry.part}
+    facts |= {"engine": entry.engine.label, "precision": entry.engine.precision, "compiled": entry.engine.compiled}
+    facts |= {"dense_engine": base.engine.label, "dense_precision": base.engine.precision, "dense_kernel": base.kernel}
+    prompt = entry.model
+    if isinstance(prompt, Prefill):
+        facts |= {"text_tokens": prompt.text, "prompt_images": prompt.shape[0]}
+        facts |= {"image_tokens": prompt.image_tokens(images), "new_tokens": prompt.new_tokens}
+        facts["kv_cache_bytes"] = prompt.cache_bytes
+        if entry.parts is not None:
+            facts["parts_ms"] = entry.parts.medians(rounds)
+        if prompt.select is not None and entry.name != DENSE:
+            facts["select"] = prompt.select.describe()
+    return facts
+
+
+def _exact(model: nn.Module, held_out: Sequence[tuple[Tensor, Any]]) -> Tensor | None:
+    """(N,) classes that the dense model gives the images in fp32; None for a model without classes."""
+    if not ask(model).num_classes(model):
+        return None
+    plain, device = in_dtype(model, torch.float32), next(model.parameters()).device
+    program = Program(plain)
+    found = [program.tensor(plain(images.to(device, torch.float32))).cpu() for images, _ in held_out]
+    return torch.cat(found).argmax(1) if found[0].ndim == 2 else None
+
+
+def _agreement(entry: Entry, held_out: Sequence[tuple[Tensor, Any]], exact: Tensor) -> dict[str, Any]:
+    """The share of images with the class ``exact`` (N,), and top-1 if there are labels."""
+    program, device = Program(entry.model), next(entry.model.parameters()).device
+    given = (images.to(device, entry.engine.dtype) for images, _ in held_out)
+    found = torch.cat([program.tensor(entry.run(images)).float().cpu() for images in given]).argmax(1)
+    numbers: dict[str, Any] = {"agreement": (found == exact).double().mean().item()}
+    labels = [labels for _, labels in held_out]
+    if all(isinstance(one, Tensor) and one.ndim == 1 and bool((one >= 0).all()) for one in labels):
+        numbers["top1"] = (found == torch.cat(labels)).double().mean().item()
+    return {**numbers, "scored": len(found)}
+
+
+class Front(nn.Module):
+    """The layers of a dense-prediction model before its heads (`Host.front`), as a module to count and compile.
+
+    Example:
+        >>> from vitrim.loading import create_model
+        >>> options = {"img_size": 32, "depth": 1, "num_classes": 3}
+        >>> model = create_model("segmenter:vit_tiny_patch16_224", options=options)
+        >>> Front(model)(torch.zeros(1, 3, 32, 32)).shape
+        torch.Size([1, 5, 192])
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.library = ask(model)
+
+    def forward(self, images: Tensor) -> Any:
+        """Compute the heads' input for ``images`` (B, C, H, W)."""
+        front = self.library.front(self.model)
+        assert front is not None
+        return front[1](images)
+
+
+def promised_speedups(dense: nn.Module, reduced: Mapping[str, nn.Module], ring: Sequence[Tensor]) -> dict[str, float]:
+    """Dense MACs over the MACs of every ``reduced`` model: the speed-up if time were proportional to MACs.
+
+    Counted on all batches (B, C, H, W) of ``ring`` if counts depend on the images, else on one image.
+    """
+    found: dict[str, float] = {}
+    of_dense: dict[bool, int] = {}  # by True if all batches are counted
+    for name, taken in reduced.items():
+        model = taken.model if isinstance(taken, Front) else taken
+        varies = handle_of(model).config.is_adaptive() or (taken is model and cost_varies(model))
+        sample = ring if varies else [ring[0][:1]]
+        if varies not in of_dense:
+            of_dense[varies] = sum(count_macs(dense, batch).total for batch in sample)
+        found[name] = of_dense[varies] / sum(count_macs(taken, batch).total for batch in sample)
+    return found
+
+
+def cost_varies(model: nn.Module) -> bool:
+    """True if the MACs of ``model`` depend on the image content, as those of RoI heads do on the proposals.
+
+    Example:
+        >>> cost_varies(nn.Linear(1, 1))
+        False
+    """
+    library = ask(model)
+    return library.front(model) is not None and tasks()[library.tasks(model)[0]].cost_varies

@@ -1,1 +1,0 @@
-"""Speed on this machine: engines, and dense and reduced models timed in turn on them."""

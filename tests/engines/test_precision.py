@@ -1,0 +1,628 @@
+"""Files in bf16 and int8: what is quantised and what is not, what their metadata say, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import vitrim
+from full_matrix import cells
+from image_files import write_noise
+from vitrim.engines import Exported, writing
+from vitrim.engines.formats import onnx as onnx_format
+from vitrim.engines.formats import openvino as openvino_format
+from vitrim.engines.formats.base import DECISIONS, Array, unreported
+from vitrim.engines.program import Parity
+from vitrim.engines.writing import _agreeing, _check_agreement, _made, _of_dataset
+from vitrim.errors import MissingPackageError, VitrimError
+
+pytestmark = pytest.mark.xdist_group("onnx")  # its libraries, which take seconds to import, in one process
+DATA = Path(__file__).parents[3] / "shared" / "data" / "cifar10-test.parquet"
+SIZE = 32
+needs_nncf = pytest.mark.skipif(importlib.util.find_spec("nncf") is None, reason="int8 is made by nncf")
+needs_openvino = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="no OpenVINO")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is chosen here is not kept in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def model(**options: Any) -> nn.Module:
+    import timm
+
+    torch.manual_seed(0)
+    small = {"img_size": SIZE, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 3}
+    made: nn.Module = timm.create_model("test_vit", **{**small, **options})
+    return made.eval()
+
+
+def images(count: int, batch: int) -> list[Array]:
+    every = np.random.default_rng(0).standard_normal((count // batch, batch, 3, SIZE, SIZE)).astype(np.float32)
+    return list(every)
+
+
+# ---- what int8 leaves alone ------------------------------------------------------------------------------------------
+
+
+METHODS = {
+    "tome": ("tome:r=2", 1),
+    "topk": ("topk:keep_rate=0.6,blocks=[0]", 1),
+    "evit": ("evit:keep_rate=0.6,blocks=[0]", 1),
+    "mctf": ("mctf:r=2", 2),
+    "dynamicvit": ("dynamicvit:keep_rate=0.6,blocks=[0]", 1),  # which learns the layers that decide
+}
+"""And the blocks of the model, as few as show it: MCTF has one that decides and one that does not."""
+
+
+def quantisable(name: str) -> int:
+    """Products with weights: four in each block, those that decisions read too, and the head. The embedding is a
+    convolution; what DynamicViT ranks by it learns, in layers of its own.
+
+    MCTF has one more: it computes the values of attention apart from queries and keys.
+    """
+    return 4 * METHODS[name][1] + 1 + (name == "mctf")
+
+
+def sources_of_onnx(path: Path) -> tuple[list[tuple[str, str, set[str]]], set[str]]:
+    """Every operation with its kind and the kinds of those in front of it; and the names of the weights."""
+    import onnx
+
+    graph = onnx.load(str(path)).graph
+    made_by = {output: node.op_type for node in graph.node for output in node.output}
+    nodes = [(node.name, node.op_type, {made_by.get(given, "") for given in node.input}) for node in graph.node]
+    return nodes, {weight.name for weight in graph.initializer}
+
+
+def sources_of_openvino(path: Path) -> list[tuple[str, str, set[str]]]:
+    return [
+        (
+            operation.get_friendly_name(),
+            operation.get_type_name(),
+            {given.get_source_output().get_node().get_type_name() for given in operation.inputs()},
+        )
+        for operation in openvino_format.core().read_model(path).get_ops()
+    ]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """A dense model as an ONNX file for any batch."""
+    return vitrim.export(model(depth=1), None, tmp_path_factory.mktemp("precision") / "m.onnx", check=0)
+
+
+@pytest.fixture(scope="module")
+def openvino_files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
+    """The OpenVINO file of a model reduced by one of the methods, made once."""
+    folder = tmp_path_factory.mktemp("openvino")
+
+    def made(name: str) -> Exported:
+        method, depth = METHODS[name]
+        return vitrim.export(model(depth=depth), method, folder / f"{name}.xml", check=0, file=vitrim.FileSpec(batch=2))
+
+    return cache(made)
+
+
+# the products that are left alone are found by code that both formats share, and OpenVINO's graph is made of the ONNX
+# one, which takes a quarter of the time: `make test` has one method as OpenVINO, two as ONNX, and Top-K and EViT, in
+# which the same product is ranked by as in MCTF, as neither
+@needs_nncf
+@needs_openvino
+@pytest.mark.parametrize("name", cells(METHODS, ("tome",)))
+def test_openvino_quantises_products_with_weights_and_no_decision(
+    name: str, openvino_files: Callable[[str], Exported], tmp_path: Path
+) -> None:
+    made = openvino_files(name).in_precision("int8", tmp_path / "i.xml", images(4, 2))
+    nodes = sources_of_openvino(made.path)
+    deciding = [node for node in nodes if node[0].startswith(f"{DECISIONS}/")]
+    assert deciding
+    assert [name for name, _, given in deciding if "FakeQuantize" in given] == []
+    quantised = [node for node in nodes if node[1] == "MatMul" and "FakeQuantize" in node[2]]
+    assert len(quantised) == quantisable(name)
+    assert any(kind == "Convolution" and "FakeQuantize" in given for _, kind, given in nodes)
+    assert {kind for _, kind, given in nodes if "FakeQuantize" in given} <= {"MatMul", "Convolution"}
+
+
+@pytest.mark.full  # OpenVINO's is compared below, and the choice of products is one function
+@needs_nncf
+@pytest.mark.parametrize("name", cells([name for name in METHODS if name != "evit"], ("mctf", "dynamicvit")))
+def test_onnx_quantises_products_with_weights_and_no_decision(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    method, depth = METHODS[name]
+    file = vitrim.export(model(depth=depth), method, tmp_path / "m.onnx", check=0, file=vitrim.FileSpec(batch=2))
+    capfd.readouterr()
+    made = file.in_precision("int8", tmp_path / "i.onnx", images(4, 2))
+    assert capfd.readouterr() == ("", "")  # nncf has much to say
+    nodes, _ = sources_of_onnx(made.path)
+    deciding = [node for node in nodes if node[0].startswith(f"{DECISIONS}/")]
+    assert deciding
+    assert [name for name, _, given in deciding if given & {"QuantizeLinear", "DequantizeLinear"}] == []
+    quantised = [node for node in nodes if node[1] in ("MatMul", "Gemm") and "DequantizeLinear" in node[2]]
+    assert len(quantised) == quantisable(name)
+    assert any(kind == "Conv" and "DequantizeLinear" in given for _, kind, given in nodes)
+    assert np.isfinite(Exported.open(made.path).run(images(2, 2)[0])).all()
+
+
+@pytest.mark.full  # quantises twice; what is quantised is checked above
+@needs_nncf
+@pytest.mark.skipif(not DATA.exists(), reason="no photographs here")
+def test_int8_agrees_on_photographs(tmp_path: Path) -> None:
+    """Of the model that comes with vitrim, reduced, in one block, as nncf takes its time for every operation; at least
+    97 % on 1,000 images is what a script shows."""
+    file = vitrim.export(
+        vitrim.ModelSpec("vitrim:cifar10_vit", pretrained=True),
+        "tome:r=[0,0,24]",
+        tmp_path / "i.onnx",
+        images=str(DATA),
+        check=100,
+        file=vitrim.FileSpec(precision="int8", batch=20),
+    )
+    assert file.precision == "int8"
+    assert file.metadata["agreement"] >= 0.95
+    again = Exported.open(file.path)
+    assert again.precision == "int8"
+    found = f"same top-1 as fp32 in {100 * file.metadata['agreement']:.1f} % of 100 images"
+    assert json.loads(Path(f"{file.path}.json").read_text())["parity"] == found
+
+
+# ---- metadata --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reports(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What OpenVINO would send to its makers, which is asked anew whether it may, as outside of a service for tests."""
+    telemetry = pytest.importorskip("openvino_telemetry")
+    from openvino_telemetry.utils.sender import TelemetrySender
+
+    openvino_format.core()
+    found: list[Any] = []
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr(telemetry.Telemetry().backend, "app_name", "another program")
+    monkeypatch.setattr(TelemetrySender, "send", lambda self, backend, message: found.append(message))
+    return found
+
+
+def test_the_environment_is_as_it_was_also_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "mine")
+    monkeypatch.delenv("NNCF_CI", raising=False)
+    before = dict(os.environ)
+    seen: list[str] = []
+
+    def failing() -> None:
+        with unreported():
+            seen.extend(os.environ[name] for name in ("CI", "NNCF_CI"))
+            raise ValueError("within")
+
+    with pytest.raises(ValueError, match="within"):
+        failing()
+    assert seen == ["true", "1"]
+    assert dict(os.environ) == before
+
+
+@needs_openvino
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda path: path.with_suffix(".bin").unlink(), "bin file cannot be found"),
+        (lambda path: path.with_suffix(".bin").write_bytes(b"12"), "Incorrect weights in bin file"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-40]), "tags|offset|document"),
+    ],
+)
+def test_a_damaged_file_says_what_is_wrong(
+    damage: Callable[[Path], Any], reason: str, openvino_files: Callable[[str], Exported], tmp_path: Path
+) -> None:
+    """OpenVINO's reason stands behind two lines on where in its source it failed."""
+    path = openvino_files("tome").path
+    for file in (path, path.with_suffix(".bin")):
+        shutil.copy(file, tmp_path / file.name)
+    damage(tmp_path / path.name)
+    with pytest.raises(VitrimError, match=f"as openvino: .*({reason})") as error:
+        Exported.open(tmp_path / path.name)
+    assert not any(word in str(error.value) for word in ("Exception from", ".cpp", "\n"))
+
+
+@pytest.mark.slow
+@needs_openvino
+def test_bf16_is_recorded_and_asked_for_when_the_file_is_opened(
+    openvino_files: Callable[[str], Exported], reports: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made of a file in fp32, for any batch, that computes what the model does; nobody is told of it."""
+    file = vitrim.export(
+        model(depth=1), "tome:r=2", tmp_path / "m.xml", check=8, file=vitrim.FileSpec(precision="bf16")
+    )
+    assert reports == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.bin", "m.xml", "m.xml.json"]
+    assert (file.precision, file.metadata["weights"]) == ("bf16", "fp32")
+    assert file.metadata["parity"].endswith("of 8 random images")
+    settings: list[str] = []
+    core = openvino_format.core()
+
+    class Watched:
+        read_model = core.read_model
+
+        def compile_model(self, path: Path, device: str, config: dict[str, Any]) -> Any:
+            settings.append(config["INFERENCE_PRECISION_HINT"])
+            return core.compile_model(path, device, config)
+
+    monkeypatch.setattr(openvino_format, "core", Watched)
+    again = Exported.open(file.path)
+    assert (again.precision, again.metadata["method"]) == ("bf16", "tome:r=2")
+    again.run(images(2, 2)[0])
+    Exported.open(openvino_files("tome").path).run(images(2, 2)[0])
+    assert settings == ["bf16", "f32"]
+
+
+@needs_openvino
+@pytest.mark.parametrize(
+    ("precision", "able", "times", "hint"),
+    [
+        ("fp32", True, (2.0, 1.0), "f32"),
+        ("bf16", True, (1.0, 2.0), "bf16"),
+        ("int8", True, (2.0, 1.0), "bf16"),
+        ("int8", True, (1.0, 2.0), "f32"),  # a capability is no promise of speed
+        ("int8", False, (2.0, 1.0), "f32"),
+    ],
+)
+def test_beside_products_in_int8_the_rest_is_in_what_is_faster(
+    precision: str, able: bool, times: tuple[float, float], hint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    core = MagicMock()
+    monkeypatch.setattr(openvino_format, "_has_bf16", lambda: able)
+    monkeypatch.setattr(openvino_format, "_product_ms", dict(zip(("fp32", "bf16"), times, strict=True)).__getitem__)
+    monkeypatch.setattr(openvino_format, "core", lambda: core)
+    openvino_format.beside_int8.cache_clear()
+    openvino_format.OpenVINO.open(Path("m.xml"), 2, precision)
+    assert core.compile_model.call_args.args[2]["INFERENCE_PRECISION_HINT"] == hint
+    facts = openvino_format.OpenVINO.facts(precision)
+    spoken = {"f32": "fp32", "bf16": "bf16"}[hint]
+    assert facts == ({"beside_int8": spoken} if precision == "int8" else {})
+    openvino_format.beside_int8.cache_clear()
+
+
+@needs_openvino
+def test_what_is_faster_is_decided_once_per_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where both take about as long, the next process would choose otherwise, and measure other files."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(openvino_format, "_has_bf16", lambda: True)
+    timed: list[str] = []
+
+    def chosen(processor: str, faster: str) -> str:
+        def took(precision: str) -> float:
+            timed.append(precision)
+            return 1.0 if precision == faster else 1.01
+
+        monkeypatch.setattr(openvino_format, "_product_ms", took)
+        monkeypatch.setattr(openvino_format, "processor", lambda: processor)
+        openvino_format.beside_int8.cache_clear()  # as in another process
+        return openvino_format.beside_int8()
+
+    assert [chosen("one", "bf16"), chosen("one", "fp32"), chosen("other", "fp32")] == ["bf16", "bf16", "fp32"]
+    assert timed == ["fp32", "bf16"] * 2
+    openvino_format.beside_int8.cache_clear()
+
+
+@needs_openvino
+def test_a_product_takes_time_in_fp32() -> None:
+    assert openvino_format._product_ms("fp32") > 0
+
+
+# ---- processors without VNNI -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@needs_nncf
+def test_weights_keep_to_seven_bits(tmp_path: Path) -> None:
+    """Products of two of them and of activations of 8 bits then fit into the 16 bits of processors without VNNI."""
+    import onnx
+    from onnx.numpy_helper import to_array
+
+    file = vitrim.export(model(depth=1), None, tmp_path / "m.onnx", check=0, file=vitrim.FileSpec(batch=2))
+    made = file.in_precision("int8", tmp_path / "i.onnx", images(4, 2))
+    weights = [to_array(each) for each in onnx.load(str(made.path)).graph.initializer]
+    rounded = [each for each in weights if each.dtype == np.int8 and each.ndim > 1]
+    assert len(rounded) == 6  # an embedding, four products of a block, the head
+    assert max(int(np.abs(each.astype(int)).max()) for each in rounded) <= 64
+
+
+SIGNALS = """
+import gc, os, signal, sys
+forks = []
+sys.addaudithook(lambda event, _: forks.append(1) if event == "os.fork" else None)
+from vitrim.engines import Exported, writing
+seen = []
+signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
+first, second = (Exported.open(sys.argv[1]) for _ in range(2))
+for file in (first, second):
+    file.run(__import__("numpy").zeros((2, 3, 32, 32), "float32"))
+first = file = None
+gc.collect()
+second = None
+gc.collect()
+os.kill(os.getpid(), signal.SIGUSR1)
+print(len(seen), len(forks))
+"""
+
+
+@pytest.mark.full  # starts a process that imports OpenVINO
+@needs_openvino
+def test_signals_are_handled_after_files_came_and_went(openvino_files: Any, tmp_path: Path) -> None:
+    """OpenVINO's plugin leaves a thread without a stack for signals where the lives of two cores overlap.
+
+    Nor does it fork the process, as it does for every message to its makers.
+    """
+    command = [sys.executable, "-c", SIGNALS, openvino_files("tome").path]
+    environment = {name: value for name, value in os.environ.items() if name != "CI"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (0, "1 0\n"), done.stderr
+
+
+def rewritten(path: Path, change: dict[str, Any]) -> None:
+    """Change the metadata inside an ONNX file; None leaves an entry out."""
+    import onnx
+
+    file = onnx.load(str(path))
+    (entry,) = (entry for entry in file.metadata_props if entry.key == "vitrim")
+    known = {**json.loads(entry.value), **change}
+    entry.value = json.dumps({key: value for key, value in known.items() if value is not None})
+    onnx.save(file, str(path))
+
+
+@pytest.mark.parametrize("precision", ["fp8", 8, ["int8"], {}])
+def test_a_precision_that_there_is_not_is_refused(written: Exported, precision: Any) -> None:
+    rewritten(written.path, {"precision": precision})
+    with pytest.raises(vitrim.VitrimError, match="as an exported model: its metadata name no precision that there is"):
+        Exported.open(written.path)
+    rewritten(written.path, {"precision": "fp32"})
+
+
+# ---- export ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def not_quantised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files in int8 compute in fp32: what is done around nncf, which takes seconds and is run above."""
+    monkeypatch.setattr(onnx_format, "quantised", lambda model, *_: model)
+
+
+@needs_nncf
+@pytest.mark.usefixtures("not_quantised")
+def test_int8_is_calibrated_on_other_images_than_it_is_compared_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_noise(tmp_path / "images", 20)
+    seen: list[tuple[int, int]] = []
+    made = writing._made
+
+    def watched(written: Exported, *given: Any, real: bool) -> Exported:
+        calibration, compared = given[-2:]
+        same = (calibration[:, None] == compared[None]).flatten(2).all(2)
+        assert not same.any()
+        assert real
+        seen.append((len(calibration), len(compared)))
+        return made(written, *given, real=False)  # noise may get any class
+
+    monkeypatch.setattr(writing, "_made", watched)
+    monkeypatch.setattr(writing, "CALIBRATED", 16)
+    given = {"file": vitrim.FileSpec(precision="int8"), "images": str(tmp_path / "images"), "check": 12}
+    file = vitrim.export(model(depth=1), None, tmp_path / "m.onnx", **given)
+    assert seen == [(16, 12)]
+    assert (file.precision, file.batch) == ("int8", None)
+    assert "of 12 random images" in file.metadata["parity"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "m.onnx", "m.onnx.json"]
+
+
+@pytest.mark.parametrize(("images", "calibrated", "compared"), [(20, 10, 10), (128, 64, 64), (1000, 64, 64)])
+def test_images_to_calibrate_and_to_compare_on_are_spread_over_sorted_data(
+    images: int, calibrated: int, compared: int
+) -> None:
+    """Of too few images both get their share."""
+    values = torch.arange(float(images))
+    data = TensorDataset(values[:, None, None, None], torch.zeros(images))
+    subject: Any = SimpleNamespace(wanted=vitrim.FileSpec(precision="int8"))
+    check, calibration = (found.flatten() for found in _of_dataset(subject, data, 64))  # type: ignore[union-attr,arg-type]
+    assert (len(calibration), len(check)) == (calibrated, compared)
+    assert not set(calibration.tolist()) & set(check.tolist())
+    for found in (calibration, check):
+        assert found.diff().max() <= 3 * images / len(found)
+        assert found[0] <= images / 10
+        assert found[-1] >= images - images / 10
+
+
+@needs_nncf
+@pytest.mark.usefixtures("not_quantised")
+def test_embeddings_are_compared_by_their_cosine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_noise(tmp_path / "images", 10)
+    monkeypatch.setattr(writing, "CALIBRATED", 8)
+    given = {"file": vitrim.FileSpec(precision="int8"), "images": str(tmp_path / "images"), "check": 4}
+    file = vitrim.export(model(depth=1, num_classes=0), None, tmp_path / "m.onnx", **given)
+    assert file.metadata["parity"] == (
+        "embeddings with a cosine of 1.0000, and 0.98 or more as fp32 in 100.0 % of 4 images"
+    )
+    monkeypatch.setattr(writing, "ALIKE", 1.01)
+    with pytest.raises(vitrim.VitrimError, match="int8 is too coarse for it; embeddings with a cosine of"):
+        vitrim.export(model(depth=1, num_classes=0), None, tmp_path / "n.onnx", **given)
+
+
+REFUSED, KEPT = r"m\.onnx is not written: int8 is too coarse for it; ", "do not show whether it is below 80 %: "
+
+
+@pytest.mark.parametrize(
+    ("same", "count", "kept"),
+    [
+        (16, 16, ""),
+        (13, 16, ""),
+        (12, 16, KEPT),  # 75 %: of a file that agrees in 92.8 %, one time in twenty
+        (9, 16, None),
+        (50, 64, KEPT),
+        (45, 64, None),
+        (0, 1, KEPT),
+        (52, 64, ""),
+        (7990, 10000, KEPT),
+        (7900, 10000, None),
+    ],
+)
+def test_a_file_is_refused_where_it_is_shown_to_agree_too_seldom(same: int, count: int, kept: str | None) -> None:
+    """By scipy's exact test: of files that agree in 80 %, fewer than one in twenty would agree so seldom."""
+    stats = pytest.importorskip("scipy.stats")
+    shown = stats.binomtest(same, count, 0.8, alternative="less").pvalue < 0.05
+    assert shown == (kept is None)
+    given: Any = (Path("m.onnx"), "int8", same, count, "same top-1 as fp32 in so many %")
+    if kept is None:
+        with pytest.raises(VitrimError, match=rf"{REFUSED}same top-1 as fp32 in so many % of {count} images"):
+            _check_agreement(*given, real=True)
+    else:
+        clause = _check_agreement(*given, real=True)
+        assert kept in clause
+        assert ("only many more would tell" in clause) == (same == 7990)
+        if kept and same != 7990:  # as many would tell, at this share, and half of them would not
+            told = int(clause.split()[-3])
+            found = [stats.binomtest(round(same / count * n), n, 0.8, alternative="less") for n in (told, told // 2)]
+            assert found[0].pvalue < 0.05 <= found[1].pvalue
+    assert _check_agreement(*given, real=False) == ""
+
+
+def test_a_method_that_agrees_well_enough_is_hardly_ever_refused_by_chance() -> None:
+    """Of the default 64 images, one that agrees in 84.8 % of many: once in 300 times, and not once in six."""
+    stats = pytest.importorskip("scipy.stats")
+
+    def refused(same: int) -> bool:
+        try:
+            _check_agreement(Path("m.onnx"), "int8", same, 64, "", real=True)
+        except VitrimError:
+            return True
+        return False
+
+    assert sum(stats.binom.pmf(same, 64, 0.848) for same in range(65) if refused(same)) < 1 / 300
+    assert sum(stats.binom.pmf(same, 64, 0.5) for same in range(65) if refused(same)) > 0.99
+
+
+@pytest.mark.parametrize(("same", "kept"), [(64, True), (52, True), (45, False)])
+def test_a_file_in_half_precision_must_agree_as_one_in_int8(
+    same: int, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its logits are as near as torch's in that precision; then its classes count, of real images."""
+    found = Parity(64, (1, 2, 61), 0.3, 3, same, 0.4, 3, 20)
+    monkeypatch.setattr(writing, "compare", lambda *_: found)
+    file = Exported(Path("m.pt2"), "pt2", {"image": ("batch", 3)}, 0, 0, {"weights": "bf16", "precision": "bf16"})
+    given: Any = (file, Path("m.pt2"), None, torch.zeros(1))
+    assert _agreeing(*given, real=False).metadata["agreement"] == same / 64
+    if kept:
+        assert _agreeing(*given, real=True).metadata["parity"] == str(found)
+        return
+    with pytest.raises(
+        VitrimError, match=r"m.pt2 is not written: bf16 is too coarse for it; same top-1 as fp32 in 70.3 %"
+    ):
+        _agreeing(*given, real=True)
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_a_file_that_few_images_cannot_judge_is_kept_and_says_so(
+    finite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 16 images a file in int8 has another class in 4."""
+    exact = np.eye(16, 3, dtype=np.float32)
+    coarse = exact.copy()
+    coarse[3:7] = [0.0, 0.0, 2.0] if finite else np.nan
+    known: dict[str, Any] = {"input": {"dtype": "float32"}, "output": {"name": "logits"}}
+    names, logits = ("m.onnx", "m.made.onnx"), (exact, coarse)
+    files = [Exported(tmp_path / name, "onnx", {"image": ("batch", 3)}, 0, 0, known) for name in names]
+    for file, found in zip(files, logits, strict=True):
+        file.path.write_bytes(b"")
+        vars(file)["_run"] = lambda given, found=found: found[: len(given)]
+    written, made = files
+    monkeypatch.setattr(Exported, "in_precision", lambda *_: made)
+    given: Any = (written, tmp_path / "m.onnx", "int8", None, torch.zeros(16, 3))
+    if not finite:
+        with pytest.raises(VitrimError, match=f"{REFUSED}its outputs are not finite"):
+            _made(*given, real=True)
+        return
+    file = _made(*given, real=True)
+    assert file.metadata["agreement"] == 0.75
+    assert file.metadata["parity"] == (
+        "same top-1 as fp32 in 75.0 % of 16 images; 16 images do not show whether it is below 80 %: --check 256 would "
+        "tell"
+    )
+    assert _made(*given, real=False).metadata["parity"] == "same top-1 as fp32 in 75.0 % of 16 random images"
+
+
+@pytest.mark.slow
+@needs_nncf
+@pytest.mark.usefixtures("not_quantised")
+def test_a_file_that_is_too_coarse_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_noise(tmp_path / "images", 10)
+    monkeypatch.setattr(writing, "CALIBRATED", 10)
+    monkeypatch.setattr(writing, "AGREES", 1.01)
+    given = {"file": vitrim.FileSpec(precision="int8"), "images": str(tmp_path / "images"), "check": 4}
+    with pytest.raises(vitrim.VitrimError, match=r"m.onnx is not written: int8 is too coarse for it; same top-1 as"):
+        vitrim.export(model(depth=1), None, tmp_path / "m.onnx", **given)
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]
+
+
+def test_int8_without_images_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(vitrim.VitrimError, match="activations on images: give them, with --images DATA"):
+        vitrim.export(model(), None, tmp_path / "m.onnx", file=vitrim.FileSpec(precision="int8"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_quantises_is_named_where_it_is_missing(
+    written: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_noise(tmp_path / "images", 2)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "nncf" else find(name))
+    before = sorted(tmp_path.rglob("*"))
+    message = r"^int8 needs nncf: pip install 'vitrim\[int8\]'$"
+    with pytest.raises(MissingPackageError, match=message):
+        vitrim.export(
+            model(depth=1),
+            None,
+            tmp_path / "i.onnx",
+            images=str(tmp_path / "images"),
+            file=vitrim.FileSpec(precision="int8"),
+        )
+    with pytest.raises(MissingPackageError, match=message):
+        written.in_precision("int8", tmp_path / "i.onnx", images(2, 2))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_a_file_is_made_of_one_in_fp32_that_its_format_makes(written: Exported, tmp_path: Path) -> None:
+    file = vitrim.export(model(depth=1), None, tmp_path / "m.pt2", check=0, file=vitrim.FileSpec(precision="bf16"))
+    assert file.precision == "bf16"
+    with pytest.raises(vitrim.VitrimError, match="unknown precision of pt2 files made of fp32 'int8'"):
+        file.in_precision("int8", tmp_path / "i.pt2", images(2, 2))
+    half = vitrim.export(model(depth=1), None, tmp_path / "m.onnx", check=0, file=vitrim.FileSpec(precision="fp16"))
+    with pytest.raises(vitrim.VitrimError, match=r"m.onnx is in fp16: start from a file in fp32"):
+        half.in_precision("int8", tmp_path / "i.onnx", images(2, 2))
+    with pytest.raises(vitrim.VitrimError, match="int8 finds the ranges of activations on images: give some"):
+        written.in_precision("int8", tmp_path / "i.onnx")
+    assert not (tmp_path / "i.onnx").exists()
+
+
+@needs_openvino
+def test_a_processor_without_bf16_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openvino_format, "_has_bf16", lambda: False)
+    lack = openvino_format.OpenVINO.lacks("bf16")
+    assert lack == "this processor has no instructions for bf16 (AMX or AVX-512 BF16)"
+    assert openvino_format.OpenVINO.lacks("int8") is None
