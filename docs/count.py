@@ -1,9 +1,10 @@
-"""Count what the design promises: lines of code, functions, files, members of contracts, circles, files on a walk.
+"""Count what the design promises: lines, raise statements, names with two meanings, members of contracts, walks.
 
     python docs/count.py            # a table in Markdown
     python docs/count.py --src DIR  # of another copy of the package, for a comparison
 
-A walk is what Python runs: the files of the package with a function that is entered while one thing is done.
+A walk is what Python runs while one thing is done: the functions of the package that are entered, and who calls whom.
+A climb on it is a call from a file to one on a higher floor (`ROOMS` in `tests/test_imports.py`).
 """
 
 from __future__ import annotations
@@ -11,35 +12,60 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("core", "cli", "tuning", "analysis")
 MANY = 10
 """Parameters that a function may have."""
-LONG = 40
-"""Lines of code in a body, above which a function should be several."""
 CONTRACTS = (("Host", "core/host.py"), ("MethodConfig", "core/method.py"))
 """Classes that others subclass, and where they are."""
 
 FOLLOW = """
 import json, sys
 from pathlib import Path
-entered = set()
+calls = set()
 package = Path({package!r})
 
 def enter(frame, event, argument):
     if event == "call" and frame.f_code.co_flags & 1:  # of a function: bodies of modules and classes are not
-        entered.add(frame.f_code.co_filename)
+        code, caller = frame.f_code, frame.f_back and frame.f_back.f_code
+        calls.add((caller and caller.co_filename, caller and caller.co_qualname, code.co_filename, code.co_qualname))
+
+def inside(name):
+    return name and Path(name).is_relative_to(package) and str(Path(name).relative_to(package))
 
 def walk():
-    names = (Path(name) for name in entered)
-    return sorted(str(name.relative_to(package)) for name in names if name.is_relative_to(package))
+    return sorted({{(inside(a) or "", b or "", inside(c), d) for a, b, c, d in calls if inside(c)}})
+"""
+"""``calls`` holds who called whom, as (file, function, file, function)."""
+
+IMAGES = """
+import os, tempfile
+from PIL import Image
+root = Path(tempfile.mkdtemp())
+for name in "abc":
+    (root / name).mkdir()
+    for number in range(12):
+        Image.new("RGB", (160, 160), (number * 20, ord(name), 0)).save(root / name / f"{number}.png")
+from vitrim.cli import main
+
+def command(*arguments):
+    sys.argv = ["vitrim", *arguments]
+    out = os.dup(1); os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.setprofile(enter)
+    try:
+        main()
+    except SystemExit as stop:
+        assert not stop.code, stop.code
+    finally:
+        sys.setprofile(None)
+        os.dup2(out, 1)
 """
 
 WALKS = {
@@ -69,24 +95,14 @@ with torch.no_grad():
     block.register_forward_hook(lambda *_: sys.setprofile(None))
     model(x)
 """,
-    "of `vitrim eval`, outside core, hosts, methods, data and models": """
-import os, tempfile, timm
-from PIL import Image
-root = Path(tempfile.mkdtemp())
-for name in "abc":
-    (root / name).mkdir()
-    Image.new("RGB", (160, 160)).save(root / name / "0.png")
-from vitrim.cli import main
-sys.argv = ["vitrim", "eval", "test_vit", "-m", "tome:r=8", "--data", str(root), "--model-option", "num_classes=3"]
-out = os.dup(1); os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-sys.setprofile(enter)
-try:
-    main()
-except SystemExit:
-    pass
-sys.setprofile(None)
-os.dup2(out, 1)
-entered = {name for name in entered if not any(f"/vitrim/{room}/" in name for room in ROOMS_LEFT_OUT)}
+    "of `vitrim eval`": IMAGES
+    + """
+command("eval", "test_vit", "-m", "tome:r=8", "--data", str(root), "--model-option", "num_classes=3")
+""",
+    "of `vitrim optimize`": IMAGES
+    + """
+command("optimize", "test_vit", "-m", "tome:r=8", "--images", str(root), "--model-option", "num_classes=3",
+        "--no-labels", "--max-loss", "100", "--few-images", "--engine", "openvino", "--precision", "fp32")
 """,
 }
 LEFT_OUT = ("core", "hosts", "methods", "data", "models")
@@ -150,21 +166,6 @@ def parameters(text: str) -> dict[str, int]:
     return found
 
 
-def long_functions(text: str) -> int:
-    """Functions whose body has more than `LONG` lines of code."""
-    bodies = (
-        range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1)
-        for node in ast.walk(parsed(text))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    )
-    return sum(len(code_of(text).intersection(body)) > LONG for body in bodies)
-
-
-def functions(text: str) -> int:
-    """Functions and methods, those within others too."""
-    return sum(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in ast.walk(parsed(text)))
-
-
 def members(package: Path, name: str, place: str) -> tuple[int, int]:
     """Class attributes and methods of a class, with those of the bases that stand in the same file.
 
@@ -191,89 +192,108 @@ def members(package: Path, name: str, place: str) -> tuple[int, int]:
     return len({name for name in attributes if not name.startswith("_")}), len(methods)
 
 
-def imports(package: Path) -> dict[str, set[str]]:
-    """The imports of every module of the package, in functions, for types alone and by a literal string too."""
-    modules = {}
-    for path in package.rglob("*.py"):
-        parts = path.relative_to(package.parent).with_suffix("").parts
-        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    graph: dict[str, set[str]] = {}
-    for module, path in modules.items():
-        found: set[str] = set()
-        for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                for alias in node.names:
-                    full = f"{node.module}.{alias.name}"
-                    found.add(full if full in modules else str(node.module))
-            elif (
-                isinstance(node, ast.Call)
-                and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module"
-                and node.args
-                and isinstance(node.args[0], ast.Constant)
-            ):
-                found.add(str(node.args[0].value))
-        graph[module] = {name for name in found if name in modules}
-    return graph
-
-
-def circles(graph: dict[str, set[str]]) -> int:
-    """Sets of modules that reach each other."""
-    reach = {}
-    for start in graph:
-        seen: set[str] = set()
-        todo = [start]
-        while todo:
-            new = graph.get(todo.pop(), set()) - seen
-            seen |= new
-            todo += new
-        reach[start] = seen
-    return len({frozenset(b for b in reach[a] if a in reach.get(b, ())) for a in reach if a in reach[a]})
-
-
-def walk(package: Path, code: str) -> list[str]:
-    """The files on a walk, in a process of its own."""
-    before = FOLLOW.format(package=str(package)) + f"ROOMS_LEFT_OUT = {LEFT_OUT!r}\n"
-    program = f"{before}{code}\nprint(json.dumps(walk()))"
+def walk(package: Path, code: str) -> list[tuple[str, str, str, str]]:
+    """The calls on a walk, in a process of its own: the caller's file and function, then those called."""
+    program = f"{FOLLOW.format(package=str(package))}{code}\nprint(json.dumps(walk()))"
     with tempfile.TemporaryDirectory() as folder:
         run = subprocess.run(
             [sys.executable, "-c", program],
             env={"PYTHONPATH": str(package.parent), "PATH": "/usr/bin:/bin", "HOME": folder, "OMP_NUM_THREADS": "1"},
-            capture_output=True, text=True, check=True, cwd=folder,
+            capture_output=True, text=True, check=False, cwd=folder,
         )  # fmt: skip
-    files: list[str] = json.loads(run.stdout.strip().splitlines()[-1])
-    return files
+    if run.returncode:
+        raise SystemExit(run.stderr)
+    return [tuple(call) for call in json.loads(run.stdout.strip().splitlines()[-1])]
 
 
-def rows(package: Path, *, walks: bool = True, show: bool = False) -> Iterator[tuple[str, str]]:
+def files(calls: list[tuple[str, str, str, str]]) -> list[str]:
+    """The files on a walk."""
+    return sorted({called for _, _, called, _ in calls})
+
+
+def floor(name: str, rooms: Sequence[str]) -> int:
+    """The place of a file's room, counted from the ground."""
+    parts = Path(name).with_suffix("").parts
+    return rooms.index("" if parts == ("__init__",) else parts[0])
+
+
+def steps(calls: list[tuple[str, str, str, str]], rooms: Sequence[str]) -> str:
+    """Functions on a walk outside `LEFT_OUT`; its climbs; functions that ask the registry there."""
+    outside = [call for call in calls if call[0].split("/")[0] not in LEFT_OUT]
+    functions = {call[2:] for call in outside if call[2].split("/")[0] not in LEFT_OUT}
+    climbs = {call for call in calls if call[0] and floor(call[0], rooms) < floor(call[2], rooms)}
+    visits = {call[:2] for call in outside if call[2] == "core/registry.py"}
+    return f"{len(functions)}; {len(climbs)}; {len(visits)}"
+
+
+def rooms_of(root: Path) -> list[str]:
+    """The rooms from the ground up, as the test of imports lists them."""
+    tree = ast.parse((root / "tests" / "test_imports.py").read_text(encoding="utf-8"))
+    values = [node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets) == "ROOMS"]
+    return list(ast.literal_eval(values[0]))
+
+
+def shared_names(texts: Mapping[Path, str]) -> dict[str, list[Path]]:
+    """Names of classes and aliases, without a leading underscore, that several files define."""
+    places: dict[str, list[Path]] = {}
+    for path, text in texts.items():
+        for name in {*classes(parsed(text)), *aliases(parsed(text).body)}:
+            places.setdefault(name.lstrip("_"), []).append(path)
+    return {name: paths for name, paths in places.items() if len(paths) > 1}
+
+
+def classes(tree: ast.Module) -> Iterator[str]:
+    """Names of classes, at any depth."""
+    return (node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+
+
+def aliases(body: Sequence[ast.stmt]) -> Iterator[str]:
+    """Names in CamelCase that a module gives to types."""
+    for node in body:
+        if isinstance(node, ast.If):
+            yield from aliases([*node.body, *node.orelse])
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value and "TypeVar" not in ast.unparse(node.value):
+            name = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+            if re.fullmatch(r"_?[A-Z]+[a-z]\w*", name):
+                yield name
+
+
+def comments(texts: Iterable[str]) -> int:
+    """Lines that hold a comment alone."""
+    return sum(line.lstrip().startswith("#") for text in texts for line in text.splitlines())
+
+
+def rows(package: Path, *, walks: bool = True) -> Iterator[tuple[str, str]]:
     """Every measure and its value."""
+    root = package.parents[1]
     texts = sources(package)
     code = sum(lines_of_code(text) for text in texts.values())
-    yield "lines of code (no docstring, comment, blank line)", f"{code:,}"
+    own_lines = comments(texts.values())
+    raises = sum(isinstance(node, ast.Raise) for text in texts.values() for node in ast.walk(parsed(text)))
+    yield "lines of code in `src` (no docstring, comment, blank line)", f"{code:,}"
     yield "lines of docstrings", f"{sum(map(docstrings, texts.values())):,}"
+    yield "comments that have a line of their own, for 100 lines of code", f"{100 * own_lines / code:.1f}"
+    yield "folders of `src/vitrim`", str(sum((package / name).is_dir() for name in rooms_of(root) if name))
+    yield "raise statements: one in so many lines of code", f"{code / raises:.0f}"
+    yield "names of classes and types that mean two things", str(len(shared_names(texts)))
     wide = {name: count for text in texts.values() for name, count in parameters(text).items() if count > MANY}
-    made = {name: count for name, count in wide.items() if name[0].isupper()}
-    most = max((count for name, count in wide.items() if name not in made), default=0)
-    yield f"functions with more than {MANY} parameters; most", f"{len(wide) - len(made)}; {most}"
-    yield f"constructors with more than {MANY}", str(len(made))
-    yield "functions per 1,000 lines of code", f"{1000 * sum(map(functions, texts.values())) / code:.0f}"
-    yield f"functions with more than {LONG} lines in their body", str(sum(map(long_functions, texts.values())))
-    for room in ROOMS:
-        folder = package / room
-        count = sum(1 for path in folder.rglob("*.py") if path.name != "__init__.py" or path.parent == folder)
-        yield f"files of `{room}/`", str(count)
+    yield f"functions and constructors with more than {MANY} parameters", str(len(wide))
     for name, place in CONTRACTS:
         attributes, methods = members(package, name, place)
         yield f"class attributes and methods of `{name}`", f"{attributes} and {methods}"
-    yield "circles of modules, imports for types and by string too", str(circles(imports(package)))
     if walks:
         for what, program in WALKS.items():
-            files = walk(package, program)
-            yield f"files on the walk {what}", str(len(files)) + (f" ({', '.join(files)})" if show else "")
-    page = package.parents[1] / "docs" / "architecture.md"
-    if page.is_file():
-        yield "lines of `docs/architecture.md`", str(len(page.read_text(encoding="utf-8").splitlines()))
+            calls = walk(package, program)
+            if "vitrim" in what:
+                yield f"walk {what}: functions; climbs; visits of the registry", steps(calls, rooms_of(root))
+            else:
+                yield f"files on the walk {what}", str(len(files(calls)))
+    for folder in ("tests", "benchmarks"):
+        scripts = [path.read_text(encoding="utf-8") for path in sorted((root / folder).rglob("*.py"))]
+        lines = sum(map(lines_of_code, scripts)), sum(text.count("\n") for text in scripts)
+        yield f"lines of code under `{folder}`; lines in all", f"{lines[0]:,}; {lines[1]:,}"
+    pages = [path for path in (root / "docs").rglob("*.md") if "api" not in path.parts]
+    yield "words in `docs`", f"{sum(len(path.read_text(encoding='utf-8').split()) for path in pages):,}"
 
 
 def table(found: Iterator[tuple[str, str]]) -> str:
@@ -284,6 +304,5 @@ def table(found: Iterator[tuple[str, str]]) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--src", type=Path, default=ROOT / "src", help="folder that holds the package")
-    parser.add_argument("--files", action="store_true", help="name the files on the walks")
     given = parser.parse_args()
-    print(table(rows((given.src / "vitrim").resolve(), show=given.files)), end="")
+    print(table(rows((given.src / "vitrim").resolve())), end="")

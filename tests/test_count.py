@@ -15,33 +15,6 @@ from vitrim.core.block import Site
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(vitrim.__file__).parent
-SOURCE = '''"""A module."""
-
-import os  # counted
-
-# not counted
-
-
-class Kind(Base):
-    """Nor this."""
-
-    name: ClassVar[str] = "a"
-    option: int = 3
-
-    @classmethod
-    def one(cls):
-        """Nor this,
-        on two lines."""
-        return os.name
-
-    def _own(self):
-        return lambda: 0
-
-
-class Base:
-    def one(self): ...
-    def two(self): ...
-'''
 
 
 def load() -> Any:
@@ -56,50 +29,41 @@ def load() -> Any:
 count = load()
 
 
-def test_lines_functions_and_members_are_counted(tmp_path: Path) -> None:
-    assert count.lines_of_code(SOURCE) == 12
-    assert count.functions(SOURCE) == 4
-    assert count.docstrings('def f():\n    """One.\n\n    Two.\n    """\n\nA = 1\n"""Of A."""\n') == 5
-    body = ["", "    # a comment", *(f"    a = {number}" for number in range(40))]
-    long = "\n".join(["def f():", '    """Of', '    two lines."""', *body])
-    assert (count.long_functions(long), count.long_functions(long + "\n    return a")) == (0, 1)
-    wide = "class A:\n    def __init__(self, a, *, b): ...\n    def f(self, a, /, b, *c, d=1): ..."
-    wide += "\ndef _g(a): ...\ndef f(): ..."
-    assert count.parameters(wide) == {"A": 2, "f": 3}
-    (tmp_path / "kind.py").write_text(SOURCE)
-    assert count.members(tmp_path, "Kind", "kind.py") == (1, 2)
-
-
-def test_imports_by_a_string_make_a_circle(tmp_path: Path) -> None:
-    package = tmp_path / "own"
-    package.mkdir()
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A package of three files: `b` calls up to `a`; `a` and `c` give one name two meanings."""
+    package = tmp_path / "src" / "own"
+    package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    (package / "a.py").write_text("from own import b")
-    (package / "b.py").write_text("import importlib\n\ndef late():\n    importlib.import_module('own.c')")
-    (package / "c.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from own.b import late")
-    assert count.imports(package) == {"own": set(), "own.a": {"own.b"}, "own.b": {"own.c"}, "own.c": {"own.b"}}
-    assert count.circles(count.imports(package)) == 1
-    assert count.circles({"a": {"a.x"}, "a.x": {"a.y"}, "a.y": set()}) == 0
-    assert count.circles({"x": {"y"}, "y": {"z"}, "z": {"y"}, "w": {"w"}}) == 2
+    (package / "a.py").write_text('"""A module."""\n\n# why\nGrid = tuple[int, int]\n\n\ndef one():\n    return 1\n')
+    (package / "b.py").write_text("def two():\n    from own.a import one\n    return one()\n")
+    (package / "c.py").write_text(
+        "class _Grid:\n    kind: ClassVar[str] = 'a'\n    option: int = 3\n    def f(self, a, *, b): ...\n"
+    )
+    return package
 
 
-def test_a_walk_is_the_files_whose_functions_are_entered(tmp_path: Path) -> None:
-    package = tmp_path / "own"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "a.py").write_text("from own.b import two\n\ndef one():\n    return two()")
-    (package / "b.py").write_text("class Body:\n    pass\n\ndef two():\n    return 2")
-    (package / "c.py").write_text("class Body:\n    pass")
-    code = "import own.a, own.c\nsys.setprofile(enter)\nown.a.one()\nsys.setprofile(None)"
-    assert count.walk(package, code) == ["a.py", "b.py"]
+def test_lines_names_and_members_are_counted(package: Path) -> None:
+    texts = count.sources(package)
+    first, last = texts[package / "a.py"], texts[package / "c.py"]
+    assert (count.lines_of_code(first), count.docstrings(first), count.comments([first])) == (3, 1, 1)
+    assert count.shared_names(texts) == {"Grid": [package / "a.py", package / "c.py"]}
+    assert count.parameters(last) == {"f": 2}
+    assert count.members(package, "_Grid", "c.py") == (1, 1)
 
 
-@pytest.mark.slow  # `test_imports.py` refuses arrows that point upwards, without which there is no circle between rooms
-def test_every_measure_has_a_value_and_there_is_no_circle() -> None:
-    found = dict(count.rows(PACKAGE, walks=False))
-    assert found["circles of modules, imports for types and by string too"] == "0"
-    assert all(value[0].isdigit() for value in found.values())
-    assert count.table(iter(found.items())).count("\n") == len(found) + 2
+def test_a_walk_is_the_calls_that_python_makes(package: Path) -> None:
+    calls = count.walk(package, "import own.b\nsys.setprofile(enter)\nown.b.two()\nsys.setprofile(None)")
+    assert count.files(calls) == ["a.py", "b.py"]
+    assert [call for call in calls if call[0]] == [("b.py", "two", "a.py", "one")]
+    assert count.steps(calls, ["b", "a", "c", ""]) == "2; 1; 0"  # with `a` above `b`
+    assert count.steps(calls, ["a", "b", "c", ""]) == "2; 0; 0"
+
+
+@pytest.mark.slow  # reads every file
+def test_every_measure_has_a_value() -> None:
+    measures = dict(count.rows(PACKAGE, walks=False))
+    assert all(value[0].isdigit() for value in measures.values())
 
 
 # ---- the architecture page says what the code does -------------------------------------------------------------------
@@ -112,10 +76,9 @@ TITLES = {"The walk of one `r`": "of `r`", "The walk of one token": "of a token"
 
 @pytest.fixture(scope="module")
 def walks() -> dict[str, list[str]]:
-    """The files on each walk, found in one process: importing takes longer than walking."""
+    """The files on each walk."""
     programs = [next(code for what, code in count.WALKS.items() if what.startswith(which)) for which in TITLES.values()]
-    both = "\nfirst = walk(); entered.clear()\n".join(programs) + "\nwalk = lambda second=walk(): [first, second]"
-    return dict(zip(TITLES, count.walk(PACKAGE, both), strict=True))
+    return {title: count.files(count.walk(PACKAGE, code)) for title, code in zip(TITLES, programs, strict=True)}
 
 
 @pytest.mark.slow  # starts a process for each walk
