@@ -1,14 +1,12 @@
 """Every selector of image tokens on photographs: does the class survive where only the selected tokens are read?
 
-    WEIGHTS="--model vit_tiny_patch16_224 --checkpoint VIT_TINY.safetensors"
-    python benchmarks/image_selectors.py $WEIGHTS --chosen-on PHOTOS --readers     # how many blocks read
-    python benchmarks/image_selectors.py $WEIGHTS --chosen-on PHOTOS --data HELD_OUT --json selectors.json
+    python benchmarks/image_selectors.py --model vit_tiny_patch16_224 --checkpoint WEIGHTS \\
+        --chosen-on PHOTOS --data HELD_OUT
 
 No language model with weights is at hand, so the tower is cut in two: its first blocks are the tower, and the last
 blocks, norm and classifier read, as a language model would, what the selector leaves. The class token, which has seen
-all patches, does not go on: in its place the reader gets its mean over the photographs of PHOTOS, the same
-for every image, so that what it answers comes from the selected tokens. How many blocks read is decided there, too.
-Nothing is trained. HELD_OUT is scored once.
+all patches, does not go on: in its place the reader gets its mean over PHOTOS, the same for every image, so that what
+it answers comes from the selected tokens. Nothing is trained. HELD_OUT is scored once.
 
 A linear probe on the mean of the selected tokens would say less: means of equal cells have the mean of all tokens, so
 `pool` loses nothing there whatever it blurs, and a random draw is an unbiased estimate of that mean.
@@ -28,25 +26,21 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from script import from_shell, write_json
+from script import Row, from_shell, table, write_json
 from vitrim.core.registry import parse_selector, selectors
 from vitrim.core.selection import Seen
 from vitrim.data import batches, eval_transform, load_images
-from vitrim.loading import create_model
+from vitrim.loading import ModelSpec
 from vitrim.measure import machine
-from vitrim.weights import load_checkpoint
 
 KEEPS = (0.5, 0.25, 0.11)
 SEEDS = range(10)
 WITHOUT_TEXT = {"dart": "text_pivots=0", "cdpruner": "text=none"}
 LEFT_OUT = {"evs"}
-READERS = (1, 2, 3, 4)
 
 
 class Tower:
@@ -129,7 +123,6 @@ class Right:
         chosen: by selector and share (images,) the share of settings that are right.
         same: the same, for the class that the reader finds in all tokens.
         counts: tokens that were read.
-        spread: of `random`, the least and the largest top-1 of its seeds.
     """
 
     all_tokens: Tensor
@@ -137,7 +130,6 @@ class Right:
     chosen: Mapping[tuple[str, float], Tensor]
     same: Mapping[tuple[str, float], Tensor]
     counts: Mapping[tuple[str, float], int]
-    spread: Mapping[float, tuple[float, float]]
 
 
 @torch.inference_mode()
@@ -161,7 +153,6 @@ def answers(tower: Tower, read: Iterable[Sequence[Tensor]], class_token: Tensor,
             right[text].append(told == labels)
             same[text].append(told == found)
             counts[text] = tokens.shape[1]
-    draws = {keep: [torch.cat(right[text]).double().mean() for text in settings["random", keep]] for keep in keeps}
 
     def over(kept: Mapping[str, list[Tensor]]) -> dict[tuple[str, float], Tensor]:
         return {
@@ -175,7 +166,6 @@ def answers(tower: Tower, read: Iterable[Sequence[Tensor]], class_token: Tensor,
         over(right),
         over(same),
         {key: counts[texts[0]] for key, texts in settings.items()},
-        {keep: (100 * float(min(own)), 100 * float(max(own))) for keep, own in draws.items()},
     )
 
 
@@ -190,7 +180,7 @@ def paired(own: Tensor, other: Tensor) -> tuple[float, float]:
     return 100 * float(difference.mean()), 100 * float(difference.std()) / len(difference) ** 0.5
 
 
-def rows_of(right: Right) -> list[dict[str, Any]]:
+def rows_of(right: Right) -> list[Row]:
     """A row for every selector and share."""
     return [
         {
@@ -207,90 +197,53 @@ def rows_of(right: Right) -> list[dict[str, Any]]:
     ]
 
 
-def markdown(rows: Sequence[Mapping[str, Any]], keeps: Sequence[float], column: str) -> str:
+def markdown(rows: Sequence[Row], keeps: Sequence[float], column: str) -> str:
     """A table of one difference: a line for each selector, the one that keeps most at the smallest share first.
 
     Example:
-        >>> row = {"selector": "pool", "keep": 0.5, "from_all": (-1.0, 0.25)}
-        >>> print(markdown([row], [0.5], "from_all"))
+        >>> print(markdown([{"selector": "pool", "keep": 0.5, "from_all": (-1.0, 0.25)}], [0.5], "from_all"))
         | selector | 0.5 |
         |---|---|
         | `pool` | -1.0 ± 0.2 |
     """
-    cells = {(row["selector"], row["keep"]): row[column] for row in rows}
-    names = sorted({row["selector"] for row in rows}, key=lambda name: -cells[name, keeps[-1]][0])
-    lines = ["| selector | " + " | ".join(f"{keep:g}" for keep in keeps) + " |", "|---" * (1 + len(keeps)) + "|"]
-    for name in names:
-        found = [cells[name, keep] for keep in keeps]
-        lines.append(f"| `{name}` | " + " | ".join(f"{value:+.1f} ± {error:.1f}" for value, error in found) + " |")
-    return "\n".join(lines)
-
-
-# ---- command line ----------------------------------------------------------------------------------------------------
-
-
-@torch.inference_mode()
-def readers(model: nn.Module, photos: Any, batch_size: int, limit: int | None) -> list[str]:
-    """Top-1 of readers of one to four blocks with all tokens, on the photographs that are chosen on."""
-    found = []
-    for count in READERS:
-        tower = Tower(model, count)
-        mean = tower.mean_class_token(batches(photos, batch_size, limit=limit))
-        right, whole = [], []
-        for images, labels in batches(photos, batch_size, limit=limit):
-            _, x = tower.tokens(images)
-            right.append(tower.read(x[:, 1:], mean).argmax(dim=1) == labels)
-            whole.append(tower.read(x[:, 1:], x[:, 0]).argmax(dim=1) == labels)
-        top1, own = (100 * float(torch.cat(part).double().mean()) for part in (right, whole))
-        found.append(f"{count} blocks read: top-1 {top1:.1f} of all patches and the mean class token, {own:.1f} as is")
-    return found
+    values = {(row["selector"], row["keep"]): row[column] for row in rows}
+    names = sorted({row["selector"] for row in rows}, key=lambda name: -values[name, keeps[-1]][0])
+    cells = ((f"`{name}`", *("{:+.1f} ± {:.1f}".format(*values[name, keep]) for keep in keeps)) for name in names)
+    return table(["selector", *(f"{keep:g}" for keep in keeps)], cells)
 
 
 def main() -> None:
     """Print tables in Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="vit_tiny_patch16_224", help="a ViT of timm with a class token")
-    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--chosen-on", required=True, help="photographs that the mean class token is of")
-    parser.add_argument("--data", help="photographs that are scored")
+    parser.add_argument("--data", required=True, help="photographs that are scored")
     parser.add_argument("--blocks", type=int, default=3, help="that read")
-    parser.add_argument("--readers", action="store_true", help="how well 1 to 4 blocks read, on --chosen-on")
     parser.add_argument("--limit", type=int)
     parser.add_argument("--batch-size", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json")
-    arguments = parser.parse_args()
-    machine.set_threads(arguments.threads)
-    model = create_model(arguments.model, pretrained=False)
-    load_checkpoint(model, arguments.checkpoint)
-    model.eval()
+    options = parser.parse_args()
+    machine.set_threads(options.threads)
+    model = ModelSpec(options.model, checkpoint=options.checkpoint).load().model.eval()
 
-    def photos(source: str) -> Any:
-        found = load_images(source)
-        found.transform = eval_transform(model)
-        return found
+    def photos(source: str) -> Iterable[Sequence[Tensor]]:
+        dataset = load_images(source)
+        dataset.transform = eval_transform(model)
+        return batches(dataset, options.batch_size, limit=options.limit)
 
-    if arguments.readers:
-        print(*readers(model, photos(arguments.chosen_on), arguments.batch_size, arguments.limit), sep="\n")
-        return
-    if arguments.data is None:
-        parser.error("give --data, or --readers")
-    tower = Tower(model, arguments.blocks)
+    tower = Tower(model, options.blocks)
     with torch.inference_mode():
-        mean = tower.mean_class_token(batches(photos(arguments.chosen_on), arguments.batch_size, limit=arguments.limit))
-    read = batches(photos(arguments.data), arguments.batch_size, limit=arguments.limit)
-    right = answers(tower, read, mean, KEEPS)
+        mean = tower.mean_class_token(photos(options.chosen_on))
+    right = answers(tower, photos(options.data), mean, KEEPS)
     rows = rows_of(right)
-    whole, everything = (100 * float(one.mean()) for one in (right.whole, right.all_tokens))
-    record = {"command": "selectors", "environment": machine.environment(), "model": arguments.model}
-    record |= {"blocks": arguments.blocks, "images": len(right.whole), "top1": whole, "top1_all_tokens": everything}
-    write_json(arguments.json, {**record, "random_seeds": right.spread, "rows": rows})
-    print(f"{arguments.model}: top-1 {whole:.1f} as it is, {everything:.1f} where the reader sees all patches\n")
+    whole, everything = (100 * float(each.mean()) for each in (right.whole, right.all_tokens))
+    record = {"command": "image_selectors", "environment": machine.environment(), "model": options.model}
+    write_json(options.json, {**record, "top1": whole, "top1_all_tokens": everything, "rows": rows})
+    print(f"{options.model}: top-1 {whole:.1f} as it is, {everything:.1f} where the reader sees all patches\n")
     for column in ("from_all", "from_random", "from_pool"):
         print(f"{column.replace('_', ' ')}\n\n{markdown(rows, KEEPS, column)}\n")
-    for keep, (least, most) in right.spread.items():
-        counts = ", ".join(f"{name} {right.counts[name, keep]}" for name in ("random", "pool"))
-        print(f"keep {keep:g}: tokens {counts}; seeds of random {least:.1f} to {most:.1f}")
 
 
 if __name__ == "__main__":

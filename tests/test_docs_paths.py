@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md")])
 NAMED = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|pyi|yaml|toml|css|js|html))`")
+RUN = re.compile(r"python ((?:benchmarks|docs|examples)/\S+\.py)")
 PLACEHOLDERS = re.compile(r"NAME|LIBRARY|MODEL|RECIPE")
 OTHERS = {"tests/test_modeling_common.py", "tests/test_models.py", "mine.py"}
 """Files of the host libraries, and of a reader."""
@@ -26,7 +27,7 @@ FILES = files()
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_that_a_document_names_exist(document: Path) -> None:
-    named = set(NAMED.findall(document.read_text()))
+    named = {*NAMED.findall(document.read_text()), *RUN.findall(document.read_text())}
     missing = [
         name
         for name in sorted(named)

@@ -125,7 +125,7 @@ def test_opset_23_repeats_the_row_of_a_mask() -> None:
 def test_a_block_that_merges_takes_37_operations_of_openvino_more(tmp_path: Path) -> None:
     """Those of the file, since what a plugin executes depends on the processor: 20 or 21 of them, with what it fuses.
 
-    A number that grows is worth a look at `benchmarks/nodes.py`.
+    A number that grows is worth a look.
     """
     pytest.importorskip("openvino")
     import timm

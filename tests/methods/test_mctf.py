@@ -395,7 +395,6 @@ def test_tables_c_and_d(name: str, models: dict[str, VisionTransformer]) -> None
     """The formula gives every row to its printed digits, and the profiler what the formula gives, up to two trifles:
 
     the published matching has a row for the class token, and here an active block that cannot fuse norms once more.
-    `benchmarks/mctf_tables.py` runs the profiler on every row.
     """
     dim, _ = GEOMETRY[name]
     path = golden.GOLDEN / "tables" / "mctf_table_c_d.csv"
