@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrim.core import compiled
 from vitrim.core.tokens import changed, decision_dtype, is_traced, take
 from vitrim.core.versions import cpu_capabilities
 from vitrim.errors import UnsupportedModelError
@@ -155,14 +154,6 @@ class Attention:
 
     def class_mean(self) -> Tensor:
         """(B, N) attention from the class token to each token, averaged over heads, in at least float32."""
-        k = self.k
-        plain = type(self) is Attention and self.own is None and k.stride(3) == 1 and self.q.shape[:2] == k.shape[:2]
-        if plain and compiled.suit(self.q, k, *(() if self.bias is None else (self.bias,))):
-            batch, heads, n, _ = k.shape
-            mean = k.new_empty(batch, n)
-            bias = k.new_empty(0, 0, 0) if self.bias is None else self.bias[:, :, 0].expand(batch, heads, n)
-            compiled.CLASS_MEAN(self.q[:, :, 0], *compiled.memory_of(k), self.scale, bias, mean)
-            return mean
         return self.class_row().mean(dim=1)
 
     def column_mean(self) -> Tensor:

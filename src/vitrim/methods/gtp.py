@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from vitrim.core import compiled
 from vitrim.core.assignment import Hard, Soft
 from vitrim.core.attention import Attention, KnownMap, map_is_faster
 from vitrim.core.block import Site, Step
@@ -140,12 +138,6 @@ class GTPReducer(ScorerReducer[GTP]):
         Rows of the graph have moved along with their tokens; columns are still those of the input tokens.
         """
         n, m, carry = state.num_tokens, after.num_tokens, dict(after.carry)
-        if compiled.suit(x, state.carry["root"]):
-            none = x.new_empty(x.shape[0], 0)
-            before, scale = state.carry.get("scale", none), carry.get("scale", none)  # moved along, so of this block
-            graph = (state.carry[name] for name in ("joined", "place", "root"))
-            SPREAD(x, assignment.anchor, *graph, before, self.config.alpha, reduced, scale)
-            return reduced, after
         stays = torch.zeros(x.shape[0], n, dtype=torch.int8, device=x.device).scatter_(1, assignment.anchor, 1)
         removed = stays.sort(dim=1, stable=True).indices[:, : n - m]
         places = state.carry["place"].gather(1, removed)
@@ -240,27 +232,3 @@ def semantic_neighbours(patches: Tensor, num_neighbours: int) -> Tensor:
     if count == 0:
         return torch.zeros_like(similarity, dtype=torch.bool)
     return similarity >= similarity.topk(count, dim=2).values[..., -1:]
-
-
-def _spread(
-    x: Any, anchor: Any, joined: Any, place: Any, root: Any, before: Any, alpha: float, reduced: Any, scale: Any
-) -> None:
-    """Add to ``reduced`` (B, M, C) and ``scale`` (B, M) as `GTPReducer.propagate` does; (B, 0) without scales."""
-    stays = np.empty(x.shape[1], np.bool_)
-    for b in range(x.shape[0]):
-        stays[:] = False
-        for m in range(anchor.shape[1]):
-            stays[anchor[b, m]] = True
-        for m in range(anchor.shape[1]):
-            a, row = anchor[b, m], reduced[b, m]
-            for n in range(len(stays)):
-                if not stays[n] and joined[b, a, place[b, n]]:
-                    weight = root.dtype.type(alpha) * root[b, a] * root[b, n]
-                    token = x[b, n]
-                    for c in range(len(row)):
-                        row[c] += weight * token[c]
-                    if scale.shape[1] > 0:
-                        scale[b, m] += weight * before[b, n]
-
-
-SPREAD = compiled.Loop(_spread)
