@@ -23,7 +23,7 @@ from vitrim.core.attention import Attention, merge_heads, unfused_is_faster
 from vitrim.core.method import MethodConfig, Restore
 from vitrim.core.plan import Layer
 from vitrim.core.schedule import Pattern
-from vitrim.core.tokens import STAMP, TokenState, Trace, product_dtype, take, unmerge, whole
+from vitrim.core.tokens import STAMP, Call, Note, TokenState, Trace, product_dtype, take, unmerge, whole
 from vitrim.errors import UnsupportedModelError, VitrimError
 
 Site = Literal["before", "query", "between", "after"]
@@ -241,6 +241,8 @@ class ReducedBlock(nn.Module):
     parallel: ClassVar[bool] = False
     """Attention and MLP read the same tokens: x + attention(x) + mlp(x). The site ``between`` then acts at the end
     of the block, with this block's attention."""
+    call_class: ClassVar[type[Call]] = Call
+    """What a forward keeps; a subclass for a family whose blocks share more, such as tables or attention maps."""
     plain: ClassVar[bool] = False
     """The host's own forward takes tokens only and equals `step` where the logits get no bias."""
 
@@ -306,8 +308,8 @@ class ReducedBlock(nn.Module):
         """
         reducer = self.reducer
         x, state = reducer.reduce("before", x, None, state)
-        rows = None if state.full_grid else self.head_rows
-        watched = state.compact and self.depth in self.trace.call.watched
+        rows = None if state.asked.full_grids else self.head_rows
+        watched = self.depth in state.asked.watched
 
         # the host's own forward, where nothing else happens: fewer calls between products
         if self.plain and rows is None and not (host_args or watched) and reducer.spares_block:
@@ -323,9 +325,7 @@ class ReducedBlock(nn.Module):
         at_query = reducer.site == "query"
         attention = reducer.prepare(self.project(x, state, None if at_query else rows, *host_args), state)
         if watched:
-            call = self.trace.call
-            kept = replace(attention, v=None).detach()
-            call.attentions.append((self.depth, kept, state, call.images))
+            self.trace.call.attentions.append(Note(self.depth, replace(attention, v=None).detach(), state))
         if at_query:
             x, out, state = reducer.query(self, x, attention, state, rows, *host_args)
         else:
@@ -375,7 +375,7 @@ class ReducedBlock(nn.Module):
         """The current tokens (B, N, C), from the block's input and the state that `incoming` found."""
         if state.held is not None:
             return state.held, replace(state, held=None)
-        if state.full_grid and state.reduced:
+        if state.asked.full_grids and state.reduced:
             x = take(x, state.position)  # the anchor holds its group's value
         return x, state
 
@@ -388,7 +388,7 @@ class ReducedBlock(nn.Module):
         stamp = getattr(x, STAMP, None)
         if self.depth > 0:
             state = stamp if isinstance(stamp, TokenState) else self._left_before(x)
-            expected = state.num_inputs if state.full_grid else state.num_tokens
+            expected = state.num_inputs if state.asked.full_grids else state.num_tokens
             if x.shape[1] != expected:
                 raise RuntimeError(
                     f"block {self.depth} got {x.shape[1]} tokens where {expected} left the block before it: something "
@@ -401,17 +401,18 @@ class ReducedBlock(nn.Module):
                 "no forward runs"
             )
         # a recomputed first block reads both from its input, since the embedding does not run again
-        full_grid = self.trace.full_grid or (isinstance(stamp, TokenState) and stamp.full_grid)
-        call = self.trace.call
+        asked, call = self.trace.asked, self.trace.call
+        if isinstance(stamp, TokenState) and stamp.asked.full_grids:
+            asked = stamp.asked
         grid = call.grid
         if grid is not None:  # used once: it must not apply to later tokens that no patch embedding made
             call.grid = None
         elif isinstance(stamp, TokenState):
             grid = stamp.grid
         banking = self.restore in ("end", "last_block")
-        state = TokenState.start(x, self.num_prefix, full_grid, grid, banking, call.compact)
+        state = TokenState.start(x, self.num_prefix, grid, banking, asked)
         self.trace.start(state, self.reducer.config)
-        if full_grid or grid is not None:
+        if asked.full_grids or grid is not None:
             setattr(x, STAMP, state)
         return state
 
@@ -432,18 +433,19 @@ class ReducedBlock(nn.Module):
 
     def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
         """Record the state, un-merge where the output must be complete, and stamp the state on the tokens."""
-        if not (self.last or state.full_grid):  # the usual case: every check costs as much as an operator
+        if not (self.last or state.asked.full_grids):  # the usual case: every check costs as much as an operator
             self.trace.leave(self.depth, state, False)
             setattr(x, STAMP, state)
             return x
         if state.banking and self.last:
             x, state = state.bring_back(x)
         restored = state.banking and len(state.bank) > 0
-        if state.full_grid and (state.mixed or (restored and not self.last)):
+        asked = state.asked
+        if asked.full_grids and (state.mixed or (restored and not self.last)):
             state = replace(state, held=x)
         self.trace.leave(self.depth, state, self.last)
-        fewer = state.compact or (state.pruned and self.restore is None)  # a head then pools over the survivors
-        full = state.full_grid and not (self.last and self.trace.call.spares_last)
+        fewer = asked.compact or (state.pruned and self.restore is None)  # a head then pools over the survivors
+        full = asked.full_grids and not (self.last and asked.spares_last)
         if state.reduced and (full or (self.unmerge_at_end and not fewer)):
             x = unmerge(*(state.bring_back(x) if restored else (x, state)))
         if not self.last:

@@ -169,7 +169,7 @@ def _reduce(
     refuse_while_running(part)
 
     # only now edit
-    trace = Trace(record, FormOfModel(host, part, forms))
+    trace = Trace(record, FormOfModel(host, part, forms), forms[0].call_class)
     trace.changing = True
     adopt(host.blocks(part), forms, config, fit, within is not None, trace)
     reduction = Reduction(part, config, trace, other_facts, within is not None, selector)
@@ -476,7 +476,7 @@ class Reduction:
             return [max(counts) for counts in zip(*(run.of_images("leaving") for run in self._planned()), strict=True)]
         counts = [state.num_tokens for state in self.states[1:]]
         rows = self._blocks()[-1].head_rows
-        return counts if rows is None or self.states[-1].full_grid else [*counts[:-1], rows]
+        return counts if rows is None or self.states[-1].asked.full_grids else [*counts[:-1], rows]
 
     @property
     def _facts(self) -> HostFacts:

@@ -133,7 +133,7 @@ class _Pruned(Observer):
         assert self.tokens is not None
         state, images = self.reduction.state, np.arange(len(batch))
         p, feature = state.num_prefix, output.feature
-        by_place = state.full_grid or (feature is not None and feature.ndim == 3)
+        by_place = state.asked.full_grids or (feature is not None and feature.ndim == 3)
         tokens = feature if feature is not None and feature.ndim == 3 else self.tokens[:, p:]
         found = tokens.double().cpu().numpy()
         place = np.arange(state.initial_patches) if by_place else (state.source[:, p:] - p).cpu().numpy()

@@ -92,7 +92,7 @@ class OwnPool(Installed):
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         state = self.trace.call.final
-        if state is not None and state.full_grid:
+        if state is not None and state.asked.full_grids:
             if state.held is not None:
                 x = state.held
             elif state.pruned:

@@ -265,7 +265,7 @@ class WindowBlock(NamedBlock):
         x = super().outgoing(x, state)
         if self.last:
             self.leave_states_of_images(state.windows)
-        elif not state.full_grid:
+        elif not state.asked.full_grids:
             return x
         image = state.windows.join(x)
         if self.channels_first:
