@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from typing import Any, ClassVar, Generic, Literal, Self, TypeGuard, TypeVar, cast, get_args
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeGuard, TypeVar, cast, get_args
 
 import torch
 import torch.nn.modules.module as hooks_of_all
@@ -133,7 +133,7 @@ class Reducer(nn.Module, Generic[C]):
         """The scores (B, P) by which `assign` ranks patches, the highest stay: for analysis. None if it ranks none."""
         return None
 
-    def fused_maps(self, given: Hard, block: ReducedBlock, *args: Any, **host: Any) -> tuple[Tensor, Tensor] | None:
+    def fused_maps(self, assignment: Hard, attention: Attention, inputs: BlockInput) -> tuple[Tensor, Tensor] | None:
         """The maps (B, H, M, M) that fused tokens get and that they would compute, for analysis; or None.
 
         Arguments as of `attend_reduced`.
@@ -157,19 +157,12 @@ class Reducer(nn.Module, Generic[C]):
         """Move the tokens ``x`` (B, N, C) as `assign` decided. Override it to change the tokens that come out."""
         return assignment.apply(x, state)
 
-    def query(
-        self,
-        block: ReducedBlock,
-        x: Tensor,
-        attention: Attention,
-        state: TokenState,
-        rows: int | None,
-        *host_args: Any,
-    ) -> tuple[Tensor, Tensor, TokenState]:
+    def query(self, attention: Attention, inputs: BlockInput) -> tuple[Tensor, Tensor, TokenState]:
         """Decide and attend, where the site is ``query``: tokens (B, M, C), attention output (B, M, H*d), state.
 
-        ``attention`` is that of all tokens ``x`` (B, N, C). With ``rows`` only the first ``rows`` tokens attend.
+        ``attention`` is that of all tokens of ``inputs``.
         """
+        block, x, state, rows, _ = inputs
         assignment = self(x, attention, state)
         if rows is not None:
             attention = attention.rows(rows)
@@ -179,22 +172,16 @@ class Reducer(nn.Module, Generic[C]):
             return x, merge_heads(self.attend(attention, state)), state
         if isinstance(assignment, Soft):
             raise TypeError("a soft assignment cannot act at the query site; use 'before'")
-        return self.attend_reduced(assignment, block, x, attention, state, rows, *host_args)
+        return self.attend_reduced(assignment, attention, inputs)
 
     def attend_reduced(
-        self,
-        assignment: Hard,
-        block: ReducedBlock,
-        x: Tensor,
-        attention: Attention,
-        state: TokenState,
-        rows: int | None,
-        *host_args: Any,
+        self, assignment: Hard, attention: Attention, inputs: BlockInput
     ) -> tuple[Tensor, Tensor, TokenState]:
-        """Move the tokens and attend, after `query` decided. With ``rows``, ``attention`` has only those queries.
+        """Move the tokens and attend, after `query` decided. ``attention`` has the queries of ``inputs.rows`` alone.
 
         A selection computes the query rows it keeps; a merge pools the output rows.
         """
+        _, x, state, rows, _ = inputs
         reduced, after = assignment.apply(x, state)
         if assignment.is_selection and rows is None:
             return reduced, merge_heads(self.attend(attention.select(assignment.anchor), after)), after
@@ -227,6 +214,24 @@ class Idle(Reducer[C]):
 
     def reduce(self, site: Site, x: Tensor, attention: Attention | None, state: TokenState) -> Step:
         return x, state
+
+
+class BlockInput(NamedTuple):
+    """The tokens among which a block attends.
+
+    Attributes:
+        block: the block.
+        x: (B, N, C).
+        state: of the tokens.
+        rows: only the first ``rows`` tokens attend; None for all.
+        given: what the host passes to the block besides tokens, see `ReducedBlock.project`.
+    """
+
+    block: ReducedBlock
+    x: Tensor
+    state: TokenState
+    rows: int | None
+    given: Any
 
 
 class ReducedBlock(nn.Module):
@@ -269,11 +274,11 @@ class ReducedBlock(nn.Module):
 
     # ---- what the host file writes ---------------------------------------------------------------------------------
 
-    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+    def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         """The attention of tokens ``x`` (B, N, C), pre-norm included; with ``rows``, only that many queries.
 
-        ``host_args`` are what the host passes to its blocks besides tokens. They are made for all N0 input tokens: read
-        tables of positions through ``state.patch_rows`` and ``state.pair_bias``.
+        ``given`` is what the host passes to its blocks besides tokens, as ``forward`` gave it to `run`. It is made for
+        all N0 input tokens: read tables of positions through ``state.patch_rows`` and ``state.pair_bias``.
         """
         raise NotImplementedError
 
@@ -300,7 +305,7 @@ class ReducedBlock(nn.Module):
 
     # ---- the data flow ---------------------------------------------------------------------------------------------
 
-    def step(self, x: Tensor, state: TokenState, *host_args: Any) -> Step:
+    def step(self, x: Tensor, state: TokenState, given: Any = None) -> Step:
         """One block as a pure function of tokens (B, N, C) and their state.
 
         If the head reads only the first ``head_rows`` tokens, the last block computes no others, and decides nothing at
@@ -312,7 +317,7 @@ class ReducedBlock(nn.Module):
         watched = self.depth in state.asked.watched
 
         # the host's own forward, where nothing else happens: fewer calls between products
-        if self.plain and rows is None and not (host_args or watched) and reducer.spares_block:
+        if self.plain and rows is None and not watched and reducer.spares_block:
             # it must compute the same (sizes and a mask would add a bias), and as fast
             unbiased = state.mask is None and (state.uniform or not self.proportional)
             batch, n, heads = x.shape[0], x.shape[1], reducer.layer.num_heads
@@ -323,11 +328,11 @@ class ReducedBlock(nn.Module):
 
         # attention; a decision at the query needs the queries of all tokens
         at_query = reducer.site == "query"
-        attention = reducer.prepare(self.project(x, state, None if at_query else rows, *host_args), state)
+        attention = reducer.prepare(self.project(x, state, None if at_query else rows, given), state)
         if watched:
             self.trace.call.attentions.append(Note(self.depth, replace(attention, v=None).detach(), state))
         if at_query:
-            x, out, state = reducer.query(self, x, attention, state, rows, *host_args)
+            x, out, state = reducer.query(attention, BlockInput(self, x, state, rows, given))
         else:
             out = merge_heads(reducer.attend(attention, state))
         x = self.add_attention(x if rows is None else x[:, :rows], out)
@@ -347,7 +352,7 @@ class ReducedBlock(nn.Module):
         update = self.attention_branch(out)
         return x + update + self.mlp_branch(x) if self.parallel else x + update
 
-    def run(self, x: Tensor, *host_args: Any) -> Tensor:
+    def run(self, x: Tensor, given: Any = None) -> Tensor:
         """Replace the host's ``forward``: find the state, step, pass tokens and state on."""
         if isinstance(x, Proxy):
             raise UnsupportedModelError(
@@ -355,9 +360,9 @@ class ReducedBlock(nn.Module):
                 "create_feature_extractor(..., tracer_kwargs={'leaf_modules': [vitrim.core.block.ReducedBlock]})"
             )
         if torch.compiler.is_compiling() or not torch._C._functorch.is_batchedtensor(x):
-            return self._run(x, *host_args)
+            return self._run(x, given)
         try:
-            return self._run(x, *host_args)
+            return self._run(x, given)
         except RuntimeError as error:
             name = self.reducer.config.name
             raise VitrimError(
@@ -365,13 +370,13 @@ class ReducedBlock(nn.Module):
                 "batch, or map it under none, tome or topk"
             ) from error
 
-    def _run(self, x: Tensor, *host_args: Any) -> Tensor:
-        x, state = self.receive(x, self.incoming(x), *host_args)
+    def _run(self, x: Tensor, given: Any) -> Tensor:
+        x, state = self.receive(x, self.incoming(x), given)
         if self.last and self.restore == "last_block":
             x, state = state.bring_back(x)
-        return self.outgoing(*self.step(x, state, *host_args))
+        return self.outgoing(*self.step(x, state, given))
 
-    def receive(self, x: Tensor, state: TokenState, *host_args: Any) -> Step:
+    def receive(self, x: Tensor, state: TokenState, given: Any) -> Step:
         """The current tokens (B, N, C), from the block's input and the state that `incoming` found."""
         if state.held is not None:
             return state.held, replace(state, held=None)

@@ -653,12 +653,12 @@ class Trace:
     @property
     def asked(self) -> Asked:
         """What this thread's next forward is asked for."""
-        call = self.call
+        call = self._calls.own
         return call.asked if call.once is None else call.asked | call.once
 
     def start(self, state: TokenState, config: Any = None) -> None:
         """Begin a forward under ``config``: discard this thread's previous states, and check `form`."""
-        call = self.call
+        call = self._calls.own
         more = 0 if call.patches is None else state.initial_patches - whole(call.patches)
         call.patches = None  # used once, as the grid
         if self.form is not None:
@@ -671,7 +671,7 @@ class Trace:
 
     def leave(self, depth: int, state: TokenState, last: bool) -> None:
         """Record the state in which block ``depth`` left the tokens."""
-        call = self.call
+        call = self._calls.own
         call.latest = (depth, state)
         if call.running and len(call.running) == depth + 1:  # a recomputed block is already there
             call.running = (*call.running, state)
@@ -686,10 +686,10 @@ class Trace:
         Yields:
             The attention of watched blocks, a list that grows.
         """
-        call = self.call
+        call = self._calls.own
         before, notes = call.asked, call.attentions
         call.asked = before | asked
-        if asked.watched:
+        if not before.watched:
             call.attentions = []
         try:
             yield call.attentions

@@ -14,7 +14,7 @@ from torch import Tensor
 from vitrim.core import compiled
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention, KnownMap, map_is_faster, merge_heads
-from vitrim.core.block import ReducedBlock, Reducer
+from vitrim.core.block import BlockInput, Reducer
 from vitrim.core.matching import (
     alternate_cosines,
     alternate_split,
@@ -184,30 +184,16 @@ class OneStepAhead(MCTFReducer):
         """True for the elementwise maximum of query rows, which is not linear and cannot act on the output instead."""
         return self.config.attention_map == "shared" or self.config.pooling == "max"
 
-    def query(
-        self,
-        block: ReducedBlock,
-        x: Tensor,
-        attention: Attention,
-        state: TokenState,
-        rows: int | None,
-        *host_args: Any,
-    ) -> tuple[Tensor, Tensor, TokenState]:
+    def query(self, attention: Attention, inputs: BlockInput) -> tuple[Tensor, Tensor, TokenState]:
         kept = self.config.attention_map  # "kept": the map is computed once, for deciding and attending
         if self.fuses_map or (map_is_faster(attention) if kept == "auto" else kept == "kept"):
             attention = KnownMap.of(attention)
-        return super().query(block, x, attention, state, rows, *host_args)
+        return super().query(attention, inputs)
 
     def attend_reduced(
-        self,
-        assignment: Hard,
-        block: ReducedBlock,
-        x: Tensor,
-        attention: Attention,
-        state: TokenState,
-        rows: int | None,
-        *host_args: Any,
+        self, assignment: Hard, attention: Attention, inputs: BlockInput
     ) -> tuple[Tensor, Tensor, TokenState]:
+        block, x, state, rows, _ = inputs
         reduced, after = assignment.apply(x, state)
         values = block.values(reduced)
         if self.fuses_map and isinstance(attention, KnownMap) and rows is None:
@@ -218,12 +204,11 @@ class OneStepAhead(MCTFReducer):
         out = merge_heads(self.attend(attention, state))
         return reduced, out if rows is not None else assignment.pool(out, state.size), after
 
-    def fused_maps(
-        self, assignment: Hard, block: ReducedBlock, x: Tensor, attention: Attention, state: TokenState, *host_args: Any
-    ) -> tuple[Tensor, Tensor]:
+    def fused_maps(self, assignment: Hard, attention: Attention, inputs: BlockInput) -> tuple[Tensor, Tensor]:
         """The attention map (B, H, M, M) that the fused tokens get, and the one that they would compute."""
+        block, x, state, _, given = inputs
         reduced, after = assignment.apply(x, state)
-        precise = block.project(reduced, after, None, *host_args).probabilities()
+        precise = block.project(reduced, after, None, given).probabilities()
         return fuse_map(assignment, attention.probabilities(), state.size), precise
 
 
@@ -232,17 +217,11 @@ class Precise(MCTFReducer):
     attends_anew = True
 
     def attend_reduced(
-        self,
-        assignment: Hard,
-        block: ReducedBlock,
-        x: Tensor,
-        attention: Attention,
-        state: TokenState,
-        rows: int | None,
-        *host_args: Any,
+        self, assignment: Hard, attention: Attention, inputs: BlockInput
     ) -> tuple[Tensor, Tensor, TokenState]:
+        block, x, state, rows, given = inputs
         x, state = assignment.apply(x, state)
-        attention = block.project(x, state, rows, *host_args)
+        attention = block.project(x, state, rows, given)
         return x, merge_heads(self.attend(attention, state)), state
 
 

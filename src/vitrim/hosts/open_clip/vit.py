@@ -55,7 +55,7 @@ class ReducedCustomBlock(NamedBlock, CustomResidualAttentionBlock):
         _refuse(attn_mask, v_x, checkpoint_mask)
         return self.run(x)
 
-    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+    def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         attn = self.attn
         q, k, v = project_parts(partial(packed_part, attn), self.pre_norm(x), rows, self.reducer.fresh_values)
         q, k = attn.ln_q(q), attn.ln_k(k)

@@ -254,11 +254,11 @@ class WindowBlock(NamedBlock):
         """The windows of a map, as batch rows (B*W, n, C)."""
         return windows.split(x.permute(0, 2, 3, 1) if self.channels_first else x)
 
-    def receive(self, x: Tensor, state: TokenState, *host_args: Any) -> tuple[Tensor, TokenState]:
+    def receive(self, x: Tensor, state: TokenState, given: Any) -> tuple[Tensor, TokenState]:
         assert isinstance(state, WindowState)
         if x.dim() == 4:
             x = self.rows_of(x, state.windows)
-        return super().receive(x, state)
+        return super().receive(x, state, given)
 
     def outgoing(self, x: Tensor, state: TokenState) -> Tensor:
         assert isinstance(state, WindowState)

@@ -23,8 +23,8 @@ class TimmWindowBlock(WindowBlock, TimmBlock):
     relative: ClassVar[Any] = None
     """See `WindowBlock.window_attention`."""
 
-    def project(self, x: Tensor, state: Any, rows: int | None, *host_args: Any) -> Attention:
-        attn, table = self.attn, host_args[0]
+    def project(self, x: Tensor, state: Any, rows: int | None, given: Any) -> Attention:
+        attn, table = self.attn, given
         q, k, v = project_qkv(attn, self.pre_norm(x), rows, self.reducer.fresh_values)
         q, k = attn.q_norm(q), attn.k_norm(k)
         k_raw = None

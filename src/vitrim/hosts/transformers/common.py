@@ -72,8 +72,8 @@ class ReducedLayer(NamedBlock):
         refuse_mask(attention_mask)
         return self.run(hidden_states)
 
-    def run(self, x: Tensor, *host_args: Any) -> Tensor:
-        out = super().run(x, *host_args)
+    def run(self, x: Tensor, given: Any = None) -> Tensor:
+        out = super().run(x, given)
         if self.trace.call.maps:
             (attn,), found = self.attentions(self), self.trace.call.map
             self.trace.call.map = None
@@ -90,8 +90,8 @@ class ReducedLayer(NamedBlock):
         """Undo `map_for_host`."""
         return host_map
 
-    def project(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
-        attention = self.projected(x, state, rows, *host_args)
+    def project(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
+        attention = self.projected(x, state, rows, given)
         if not self.trace.call.maps:
             return attention
         if all(
@@ -109,7 +109,7 @@ class ReducedLayer(NamedBlock):
         self.trace.call.map = self.map_for_host(self.reducer.attend(over_identity, state))
         return attention
 
-    def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+    def projected(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         (attn,) = self.attentions(self)
         q, k, v = self.queries_keys_values(attn, self.pre_norm(x), rows)
         bias = state.key_bias(q.dtype, self.proportional)

@@ -46,9 +46,9 @@ class ReducedRowLayer(WindowBlock, ReducedLayer):
             self.leave_states_of_images(state.windows)
         return x
 
-    def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
+    def projected(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
         assert isinstance(state, WindowState)
-        attention = super().projected(x, state, rows, *host_args)
+        attention = super().projected(x, state, rows, given)
         if not self.crosses or state.windows.number == 1:
             return attention
         bias = state.windows.bias_of_images(attention.bias)

@@ -84,10 +84,10 @@ class PackedLayer(ReducedLayer):
         hand_stamp(x, packed)
         return packed
 
-    def projected(self, x: Tensor, state: TokenState, rows: int | None, *host_args: Any) -> Attention:
-        attention = super().projected(x, state, rows)
+    def projected(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
+        attention = super().projected(x, state, rows, given)
         # images of one size have the same angles
-        cos, sin = (state.patch_rows(table[: state.initial_patches]) for table in host_args[0])
+        cos, sin = (state.patch_rows(table[: state.initial_patches]) for table in given)
         q, k = self.rotated(attention.q, attention.k, cos, sin)
         return replace(attention, q=q, k=k, k_raw=attention.k)
 

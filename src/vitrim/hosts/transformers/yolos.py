@@ -78,11 +78,11 @@ class ReducedYolosLayer(ReducedOlderLayer, yolos.YolosLayer):
         refuse_mask(attention_mask)
         return self.run(hidden_states, table)
 
-    def receive(self, x: Tensor, state: TokenState, *host_args: Any) -> tuple[Tensor, TokenState]:
+    def receive(self, x: Tensor, state: TokenState, given: Any) -> tuple[Tensor, TokenState]:
         if self.depth == 0 or state.asked.full_grids:
             x = prefix_in_front(x, self.num_prefix - 1)
-        x, state = super().receive(x, state)
-        table: Tensor | None = host_args[0]
+        x, state = super().receive(x, state, given)
+        table: Tensor | None = given
         if table is not None and self.depth > 0:
             own = table[self.depth - 1].to(x.device)
             x = x + (F.embedding(state.position, own[0]) if state.reduced else own)
