@@ -82,9 +82,10 @@ def method_block(name: str) -> str:
 
 def _properties(config: type[MethodConfig]) -> Iterable[tuple[str, str]]:
     yield "what it does", KINDS[config.kind]
-    yield "needs training", "no" if config.training_free else "yes"
+    yield "needs training", "no" if config.traits.training_free else "yes"
     yield "tokens left", "differ from image to image" if config().is_adaptive() else "the same for all images"
-    yield "an image's result", "depends on its batch" if config.batch_dependent else "does not depend on its batch"
+    depends = config.traits.batch_dependent
+    yield "an image's result", "depends on its batch" if depends else "does not depend on its batch"
     yield "needs a class token", "with its defaults" if config().needs().class_token else "no"
     yield "needs the attention map", "with its defaults" if config().needs().attention_map else "no"
     yield "a search or a slider moves", "nothing" if config.tunable is None else f"`{config.tunable.option}`"

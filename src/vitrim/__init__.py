@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vitrim.core.block import ReducedBlock, Reducer
     from vitrim.core.host import Host
     from vitrim.core.library import Library
-    from vitrim.core.method import Adaptive, MethodConfig, Needs, StagedConfig, Tunable
+    from vitrim.core.method import Adaptive, MethodConfig, Needs, StagedConfig, Traits, Tunable
     from vitrim.core.plan import HostFacts, Layer
     from vitrim.core.reduce import Reduction, get_reduction, reduce_, reduced, restore_
     from vitrim.core.registry import (
@@ -93,6 +93,7 @@ __all__ = [
     "Soft",
     "StagedConfig",
     "TokenState",
+    "Traits",
     "Tunable",
     "UnsupportedModelError",
     "VitrimError",
@@ -137,7 +138,7 @@ _NAMES = {
     "vitrim.core.block": ("ReducedBlock", "Reducer"),
     "vitrim.core.host": ("Host",),
     "vitrim.core.library": ("Library",),
-    "vitrim.core.method": ("Adaptive", "MethodConfig", "Needs", "StagedConfig", "Tunable"),
+    "vitrim.core.method": ("Adaptive", "MethodConfig", "Needs", "StagedConfig", "Traits", "Tunable"),
     "vitrim.core.plan": ("HostFacts", "Layer"),
     "vitrim.core.reduce": ("Reduction", "get_reduction", "reduce_", "reduced", "restore_"),
     "vitrim.core.registry": (

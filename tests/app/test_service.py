@@ -29,7 +29,7 @@ from vitrim.loading import create_model
 from vitrim.measure.macs import profile_of
 from vitrim.tasks.classes import class_names
 
-FREE = [name for name, kind in methods().items() if kind.training_free and kind.tunable is not None]
+FREE = [name for name, kind in methods().items() if kind.traits.training_free and kind.tunable is not None]
 
 
 def another(service: Service, seconds: float) -> Service:

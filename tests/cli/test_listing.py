@@ -61,7 +61,7 @@ def test_the_marked_methods_are_those_of_the_page() -> None:
     for name, how in listing.RECOMMENDED.items():
         part = untrained if how == "untrained" else trained.partition("\n## ")[0]
         assert f"`{name}" in part, name
-        assert registered()[name].training_free or how == "trained"
+        assert registered()[name].traits.training_free or how == "trained"
 
 
 def test_hosts(run: Run) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import tiny
 import vitrim
+from vitrim.core.method import Traits
 from vitrim.engines import Exported, check, timing, writing
 from vitrim.engines.exported import size_of, staged
 from vitrim.engines.formats.onnx import ONNX
@@ -218,7 +219,7 @@ class Together(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.gain = nn.Parameter(torch.tensor(1.0))
-        self.vitrim_reduction = SimpleNamespace(config=SimpleNamespace(batch_dependent=True))
+        self.vitrim_reduction = SimpleNamespace(config=SimpleNamespace(traits=Traits(batch_dependent=True)))
 
     def forward(self, images: Tensor) -> Tensor:
         own = images.flatten(1)[:, :2] * self.gain

@@ -252,7 +252,7 @@ class Single(Rounding):
     """Rounding, that runs methods which follow the image on single images alone, as the engines of files do."""
 
     def obstacle(self, config: MethodConfig, batch: int) -> str | None:
-        return "for single images" if config.single_images and batch > 1 else None
+        return "for single images" if config.traits.single_images and batch > 1 else None
 
 
 @pytest.mark.slow

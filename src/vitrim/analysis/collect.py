@@ -225,7 +225,7 @@ class _Collected(Gauge):
             "kind": "none" if config is None else config.kind,
             "soft": config is not None and config.kind == "soft",
             "adaptive": config is not None and config.is_adaptive(),
-            "batch_dependent": config is not None and config.batch_dependent,
+            "batch_dependent": config is not None and config.traits.batch_dependent,
             "num_prefix": 0 if facts is None else facts.num_prefix,
             "num_layers": num_layers,
             "grid": [0, 0] if facts is None else list(facts.grid_size),

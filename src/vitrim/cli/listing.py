@@ -97,9 +97,9 @@ def methods() -> list[dict[str, Any]]:
         {
             "name": name,
             "kind": config.kind,
-            "training_free": config.training_free,
+            "training_free": config.traits.training_free,
             "adaptive": config().is_adaptive(),
-            "batch_dependent": config.batch_dependent,
+            "batch_dependent": config.traits.batch_dependent,
             "needs_class_token": config().needs().class_token,
             "needs_attention_map": config().needs().attention_map,
             "paper": config.paper,

@@ -512,9 +512,10 @@ def parse_method(text: str) -> MethodConfig:
         except VitrimError as error:
             hint = "" if found["method"] in methods() else "; import the file that registers it if it is your own"
             raise VitrimError(f"{path}: {error}{hint}") from None
-        if found.get("version", config.version) != config.version:
+        version = config.traits.version
+        if found.get("version", version) != version:
             raise VitrimError(
-                f"{path} is of version {found['version']} of {config.name}, this vitrim has version {config.version}"
+                f"{path} is of version {found['version']} of {config.name}, this vitrim has version {version}"
             )
         return config.found_for(found["tuned"]["made_for"]) if found.get("tuned") else config
     name, options = read_options(text, "tome:r=13")

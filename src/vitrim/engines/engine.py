@@ -323,7 +323,7 @@ class FileEngine(Engine):
 
     def obstacle(self, config: MethodConfig, batch: int) -> str | None:
         why = config.in_graph(batch)
-        if why is None or not config.single_images:
+        if why is None or not config.traits.single_images:
             return why
         return f"{why}; its file is for single images: --batch-size 1"
 

@@ -297,7 +297,7 @@ def _near_ties(
         images = module.normalised(images)
     plain = Program(module.model).eval()
     config = getattr(getattr(module.model, HANDLE, None), "config", None)
-    together = config is not None and config.batch_dependent  # then outputs depend on the other images
+    together = config is not None and config.traits.batch_dependent  # then outputs depend on the other images
     chosen = np.arange(len(batch)) if together else np.flatnonzero(differs)
     some, deviation = images[torch.from_numpy(chosen)], images.std()
     generator = torch.Generator().manual_seed(0)

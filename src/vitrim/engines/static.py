@@ -98,7 +98,7 @@ def bound(
 
 def _adaptive(config: MethodConfig, way: Literal["freeze", "capacity"]) -> Adaptive:
     """``config``, if ``way`` can fix its counts; else raise `VitrimError`."""
-    if isinstance(config, Adaptive) and config.is_adaptive() and way in config.fixed_by:
+    if isinstance(config, Adaptive) and config.is_adaptive() and way in config.traits.fixed_by:
         return config
     what = "frozen" if way == "freeze" else "given a capacity"
     why = (config.obstacle() or "") if config.is_adaptive() else "its counts are fixed already"

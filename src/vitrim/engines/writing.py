@@ -446,10 +446,10 @@ def _reduced(
     if (reduction := get_reduction(reduced)) is not None:
         config = reduction.config
         if (obstacle := config.in_graph(batch)) is not None:
-            way_out = "; for single images it can as it is: --batch 1" if config.single_images else ""
+            way_out = "; for single images it can as it is: --batch 1" if config.traits.single_images else ""
             if isinstance(config, Adaptive):
-                options = " or ".join(f"--{way}" for way in config.fixed_by)
-                calls = " or ".join(f"vitrim.engines.{CALLS[way]}" for way in config.fixed_by)
+                options = " or ".join(f"--{way}" for way in config.traits.fixed_by)
+                calls = " or ".join(f"vitrim.engines.{CALLS[way]}" for way in config.traits.fixed_by)
                 way_out += f"; find fixed counts on images by {options} ({calls})"
             raise VitrimError(f"{config.describe()} cannot be exported: {obstacle}{way_out}")
         if bench and config.obstacle() is not None:

@@ -239,5 +239,5 @@ class _Contest:
             f"{name} counts on the whole batch: MACs saved are those of batches of {size}, and engines are scored "
             "on single images, of which it may merge more; with --batch-size 1 (batch_size=1) both are of those"
             for name, config in self.methods.items()
-            if config.batch_dependent and any(one.obstacle(config, size) is not None for one in self.lower)
+            if config.traits.batch_dependent and any(one.obstacle(config, size) is not None for one in self.lower)
         ]

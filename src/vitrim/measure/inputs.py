@@ -218,7 +218,7 @@ def image_shape(model: nn.Module) -> tuple[int, ...]:
 def untrained_methods(configs: Iterable[MethodConfig], learned: Path | None) -> list[str]:
     """The learned methods without learned parameters: theirs are random."""
     known = None if learned is None else saved_method(learned)
-    return [config.describe() for config in configs if not config.training_free and config.name != known]
+    return [config.describe() for config in configs if not config.traits.training_free and config.name != known]
 
 
 def untrained_counts(host: nn.Module, configs: Iterable[MethodConfig], learned: Path | None = None) -> list[str]:

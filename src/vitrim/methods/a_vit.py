@@ -11,7 +11,7 @@ from torch import Tensor
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site, Step
-from vitrim.core.method import MethodConfig, Needs, Tunable
+from vitrim.core.method import MethodConfig, Needs, Traits, Tunable
 from vitrim.core.registry import register
 from vitrim.core.scoring import prune_flagged
 from vitrim.core.tokens import TokenState, decision_dtype
@@ -50,9 +50,7 @@ class AViT(MethodConfig):
 
     name = "a_vit"
     paper = "A-ViT: Adaptive Tokens for Efficient Vision Transformer (CVPR 2022)"
-    kind = "prune"
-    single_images = True
-    training_free = False
+    traits = Traits(training_free=False, single_images=True)
     tunable = Tunable("gate_center", 100.0, 0.0, digits=3)
 
     gate_scale: float = Field(10.0, gt=0.0, description="gamma: factor of channel 0 in the halting probability")

@@ -22,7 +22,7 @@ from vitrim.core.matching import (
     most_similar_first,
     unit,
 )
-from vitrim.core.method import Adaptive, Count, MethodConfig, Needs, Tunable, refuse_align
+from vitrim.core.method import Adaptive, Count, MethodConfig, Needs, Traits, Tunable, refuse_align
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Limited, Pattern, Remove, half
@@ -60,13 +60,12 @@ class ALGM(Adaptive):
     """
 
     name = "algm"
-    single_images = True
     paper = (
         "ALGM: Adaptive Local-then-Global Token Merging for Efficient Semantic Segmentation with Plain Vision "
         "Transformers (CVPR 2024)"
     )
     kind = "merge"
-    batch_dependent = True
+    traits = Traits(batch_dependent=True, single_images=True)
     runtime: ClassVar[frozenset[str]] = frozenset({"threshold"})
     tunable = Tunable("threshold", 1.0, 0.05, digits=4, similarity=True)
 

@@ -24,7 +24,7 @@ from vitrim.core.matching import (
     unit,
     unit_mean_keys,
 )
-from vitrim.core.method import Adaptive, Count, MethodConfig, Tunable
+from vitrim.core.method import Adaptive, Count, MethodConfig, Traits, Tunable
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Limited, per_layer, removed_by
 from vitrim.core.tokens import TokenState, decision_dtype, is_traced, sizes_follow, take
@@ -38,6 +38,11 @@ ROUNDING: dict[str, Callable[[float], int]] = {
 
 THRESHOLDS = {"alpha", "beta", "theta_min", "theta", "granularity", "rounding", "capacity"}
 """Options that decide how many pairs merge."""
+
+
+def least_alternate(current: int) -> int:
+    """The fewest patch tokens that a layer leaves; behind the splitting layer the prefix counts as small tokens."""
+    return min(current // 2 + 1, current)
 
 
 class ATM(Adaptive):
@@ -78,9 +83,9 @@ class ATM(Adaptive):
     name = "atm"
     paper = "Lossless Token Merging Even Without Fine-Tuning in Vision Transformers (ECAI 2025)"
     kind = "merge"
-    single_images = True
-    fixed_by = ("freeze", "capacity")
-    batch_dependent = True
+    traits = Traits(
+        batch_dependent=True, single_images=True, least_kept=least_alternate, fixed_by=("freeze", "capacity")
+    )
     runtime: ClassVar[frozenset[str]] = frozenset({"alpha", "beta", "theta_min", "theta", "r"})
     tunable = Tunable(
         "alpha", 1.0, 0.05, digits=4, similarity=True, fixed={"beta": 0.0, "theta_min": 0.0}, per_layer="theta"
@@ -143,17 +148,13 @@ class ATM(Adaptive):
         """True behind the splitting layer, where a layer pairs small with large tokens instead of alternate places."""
         return depth + 1 > (num_layers * 3 // 4 if self.splitting_layer is None else self.splitting_layer)
 
-    @classmethod
-    def least_kept(cls, current: int) -> int:
-        return min(current // 2 + 1, current)  # behind the splitting layer the prefix counts among the smaller half
-
     def obstacle(self) -> str | None:
         return None if self.capacity is not None else super().obstacle()
 
     def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
         removed, current = [], initial
         for wanted in removed_by(initial, counts):
-            removed.append(min(wanted, current - self.least_kept(current)))
+            removed.append(min(wanted, current - least_alternate(current)))
             current -= removed[-1]
         return self.changed(*THRESHOLDS, r=tuple(removed))
 
@@ -306,7 +307,7 @@ def least_by_size(current: int, num_prefix: int) -> int:
         >>> least_by_size(256, num_prefix=1), least_by_size(256, num_prefix=5)
         (129, 131)
     """
-    return max(ATM.least_kept(current), current - max((current + num_prefix) // 2 - num_prefix, 0))
+    return max(least_alternate(current), current - max((current + num_prefix) // 2 - num_prefix, 0))
 
 
 def _first(flags: Tensor, count: int) -> Tensor:

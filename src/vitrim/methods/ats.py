@@ -60,7 +60,6 @@ class ATS(MethodConfig):
 
     name = "ats"
     paper = "Adaptive Token Sampling for Efficient Vision Transformers (ECCV 2022)"
-    kind = "prune"
     runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
     tunable = Tunable("keep_rate", 1.0, 0.05, digits=3)
 

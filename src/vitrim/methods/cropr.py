@@ -14,7 +14,7 @@ from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention, merge_heads, split_heads
 from vitrim.core.block import Reducer, Site, Step, draw_linear_, is_bare
 from vitrim.core.matching import full_precision
-from vitrim.core.method import Count, MethodConfig, Restore, Tunable
+from vitrim.core.method import Count, MethodConfig, Restore, Traits, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, BringBack, Remove, one_each
@@ -59,8 +59,7 @@ class Cropr(MethodConfig):
 
     name = "cropr"
     paper = "Token Cropr: Faster ViTs for Quite a Few Tasks (CVPR 2025)"
-    kind = "prune"
-    training_free = False
+    traits = Traits(training_free=False)
     runtime: ClassVar[frozenset[str]] = frozenset({"r"})
     tunable = Tunable("r", 0, None, per_layer="r", others={"per": None})
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitrim.core.attention import Attention
 from vitrim.core.block import Idle, Reducer, Site, Step, draw_linear_, is_bare
 from vitrim.core.matching import full_precision
-from vitrim.core.method import StagedConfig
+from vitrim.core.method import StagedConfig, Traits
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.scoring import ScorerReducer, masked_softmax
@@ -57,8 +57,7 @@ class DynamicViT(StagedConfig):
 
     name = "dynamicvit"
     paper = "DynamicViT: Efficient Vision Transformers with Dynamic Token Sparsification (NeurIPS 2021)"
-    kind = "prune"
-    training_free = False
+    traits = Traits(training_free=False)
 
     tau: float = Field(1.0, gt=0.0, description="temperature of the Gumbel softmax in training")
     epsilon_from_start: bool = Field(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitrim.core.assignment import Hard, Soft, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site, Step, draw_linear_
-from vitrim.core.method import Restore, Share, refuse_align
+from vitrim.core.method import Restore, Share, Traits, refuse_align
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, BringBack, KeepRule, effective_keep
@@ -71,7 +71,7 @@ class EvoViT(ScoredPruning):
 
     name = "evo_vit"
     paper = "Evo-ViT: Slow-Fast Token Evolution for Dynamic Vision Transformer (AAAI 2022)"
-    training_free = False
+    traits = Traits(training_free=False)
     runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate", "blocks"})
 
     keep_rate: Share | tuple[Share, ...] = Field(

@@ -42,7 +42,6 @@ class FixedRadial(StagedConfig):
     """
 
     paper = "Which Tokens to Use? Investigating Token Reduction in Vision Transformers (ICCVW 2023)"
-    kind = "prune"
     norm: ClassVar[Norm]
 
     float32_rings: bool = Field(False, description="rings as float32 rounding splits them, as published")

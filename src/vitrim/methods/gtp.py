@@ -56,7 +56,6 @@ class GTP(MethodConfig):
 
     name = "gtp"
     paper = "GTP-ViT: Efficient Vision Transformers via Graph-based Token Propagation (WACV 2024)"
-    kind = "prune"
     runtime: ClassVar[frozenset[str]] = frozenset({"num_prop"})
     tunable = Tunable("num_prop", 0, None, per_layer="num_prop", others={"per": None})
 

@@ -14,7 +14,7 @@ from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Site, Step, is_bare
 from vitrim.core.matching import full_precision
-from vitrim.core.method import Adaptive, Count, MethodConfig, Tunable
+from vitrim.core.method import Adaptive, Count, MethodConfig, Traits, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Remove, at_blocks, check_blocks, removed_by
@@ -57,9 +57,7 @@ class IARED2(Adaptive):
 
     name = "ia_red2"
     paper = "IA-RED2: Interpretability-Aware Redundancy Reduction for Vision Transformers (NeurIPS 2021)"
-    kind = "prune"
-    single_images = True
-    training_free = False
+    traits = Traits(training_free=False, single_images=True)
     runtime: ClassVar[frozenset[str]] = frozenset({"threshold", "stage"})
     tunable = Tunable("threshold", 0.0, 1.0, digits=4)
 

@@ -23,10 +23,10 @@ from vitrim.core.matching import (
     split_alternately,
     unit,
 )
-from vitrim.core.method import Fused, MethodConfig, Needs, Tunable, refuse_parts
+from vitrim.core.method import Fused, MethodConfig, Needs, Traits, Tunable, refuse_parts
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, Fuse, at_blocks, check_blocks
+from vitrim.core.schedule import Amount, Fuse, at_blocks, check_blocks, half
 from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient
 
 
@@ -74,7 +74,7 @@ class MCTF(MethodConfig):
     name = "mctf"
     paper = "Multi-criteria Token Fusion with One-step-ahead Attention for Efficient Vision Transformers (CVPR 2024)"
     kind = "merge"
-    merges_pairs = True
+    traits = Traits(least_kept=half)
     runtime: ClassVar[frozenset[str]] = frozenset({"r"})
     tunable = Tunable("r", 0, None, per_layer="r", places="blocks")
 

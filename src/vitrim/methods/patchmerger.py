@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitrim.core.assignment import Soft
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
-from vitrim.core.method import StagedConfig
+from vitrim.core.method import StagedConfig, Traits
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.tokens import TokenState, decision_dtype
@@ -26,7 +26,7 @@ class SoftMixing(StagedConfig):
     """
 
     kind = "soft"
-    training_free = False
+    traits = Traits(training_free=False)
     runtime: ClassVar[frozenset[str]] = frozenset()
 
     def tokens_at(self, layer: Layer) -> tuple[int, int]:

@@ -15,9 +15,9 @@ from vitrim.core.assignment import Hard, merge, merge_of
 from vitrim.core.attention import Attention, rows_at_once
 from vitrim.core.block import Reducer
 from vitrim.core.matching import cosines, full_precision, pair_most_similar, unit_mean_keys
-from vitrim.core.method import Share, StagedConfig
+from vitrim.core.method import Share, StagedConfig, Traits
 from vitrim.core.registry import register
-from vitrim.core.schedule import KeepRule
+from vitrim.core.schedule import KeepRule, half
 from vitrim.core.tokens import TokenState, no_gradient, take
 
 
@@ -51,7 +51,7 @@ class PiToMe(StagedConfig):
     name = "pitome"
     paper = "Accelerating Transformers with Spectrum-Preserving Token Merging (NeurIPS 2024)"
     kind = "merge"
-    merges_pairs = True
+    traits = Traits(least_kept=half)
 
     keep_rate: Share | tuple[Share, ...] = Field(
         0.9, description="share of the current patches kept by each block, or a list with one share per block"

@@ -13,9 +13,9 @@ from vitrim.core.assignment import Hard, merge, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Step
 from vitrim.core.matching import alternate_similarity, match_alternate
-from vitrim.core.method import Fused, MethodConfig, Needs, Tunable, refuse_parts
+from vitrim.core.method import Fused, MethodConfig, Needs, Traits, Tunable, refuse_parts
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, Fuse, at_blocks, check_blocks, quarter_blocks
+from vitrim.core.schedule import Amount, Fuse, at_blocks, check_blocks, half, quarter_blocks
 from vitrim.core.scoring import Score, needs_of, patch_score
 from vitrim.core.tokens import TokenState, changed, is_traced, no_gradient
 
@@ -49,7 +49,7 @@ class PPT(MethodConfig):
     name = "ppt"
     paper = "PPT: Token Pruning and Pooling for Efficient Vision Transformers (2023)"
     kind = "mixed"
-    merges_pairs = True
+    traits = Traits(least_kept=half)
     runtime: ClassVar[frozenset[str]] = frozenset({"r", "threshold", "spread"})
     tunable = Tunable("r", 0, None, per_layer="r", places="blocks")
 

@@ -13,7 +13,7 @@ from vitrim.core.assignment import Hard, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.matching import cosines, unit_mean_keys
-from vitrim.core.method import Adaptive, Count, MethodConfig, Tunable
+from vitrim.core.method import Adaptive, Count, MethodConfig, Traits, Tunable
 from vitrim.core.plan import Layer
 from vitrim.core.registry import register
 from vitrim.core.schedule import Amount, Remove, at_blocks, check_blocks, one_each, removed_by
@@ -22,6 +22,11 @@ from vitrim.core.tokens import TokenState, flagged, is_traced, no_gradient, size
 from vitrim.errors import VitrimError
 
 Cosine = Annotated[float, Field(ge=-1.0, le=1.0)]
+
+
+def odd_places(current: int) -> int:
+    """The fewest patch tokens that a layer leaves: those at odd places."""
+    return max(current // 2, 1)
 
 
 class SAINT(Adaptive):
@@ -50,8 +55,7 @@ class SAINT(Adaptive):
 
     name = "saint"
     paper = "Similarity-Aware Token Pruning: Your VLM but Faster (2025)"
-    kind = "prune"
-    single_images = True
+    traits = Traits(single_images=True, least_kept=odd_places)
     runtime: ClassVar[frozenset[str]] = frozenset({"threshold", "neighbours", "gamma"})
     tunable = Tunable(
         "threshold",
@@ -103,10 +107,6 @@ class SAINT(Adaptive):
         """Threshold of the block at ``depth``, one of the `stages`."""
         blocks = self.stages(num_layers)
         return one_each(self.threshold, len(blocks), "saint: threshold")[blocks.index(depth)]
-
-    @classmethod
-    def least_kept(cls, current: int) -> int:
-        return max(current // 2, 1)  # the patches at odd places stay
 
     def frozen(self, initial: int, counts: Sequence[float]) -> MethodConfig:
         removed = removed_by(initial, counts)

@@ -13,9 +13,9 @@ from vitrim.core.assignment import Hard, Soft, prune
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer, Step
 from vitrim.core.matching import alternate_similarity, match_alternate
-from vitrim.core.method import Share, StagedConfig
+from vitrim.core.method import Share, StagedConfig, Traits
 from vitrim.core.registry import register
-from vitrim.core.schedule import KeepRule
+from vitrim.core.schedule import KeepRule, half
 from vitrim.core.tokens import TokenState, decision_dtype, take
 
 
@@ -47,7 +47,7 @@ class ToFu(StagedConfig):
     name = "tofu"
     paper = "Token Fusion: Bridging the Gap between Token Pruning and Token Merging (WACV 2024)"
     kind = "mixed"
-    merges_pairs = True
+    traits = Traits(least_kept=half)
 
     keep_rate: Share | tuple[Share, ...] = Field(
         0.9, description="share of the current patches kept by each block, or a list with one share per block"

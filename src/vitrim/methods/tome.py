@@ -11,9 +11,9 @@ from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
 from vitrim.core.block import Reducer
 from vitrim.core.matching import alternate_similarity, match_alternate
-from vitrim.core.method import MethodConfig, Share, Tunable
+from vitrim.core.method import MethodConfig, Share, Traits, Tunable
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, MergeRule, keep_rate, linear, per_layer, quarter_blocks
+from vitrim.core.schedule import Amount, MergeRule, half, keep_rate, linear, per_layer, quarter_blocks
 from vitrim.core.tokens import TokenState
 
 
@@ -42,7 +42,7 @@ class ToMe(MethodConfig):
     name = "tome"
     paper = "Token Merging: Your ViT But Faster (ICLR 2023)"
     kind = "merge"
-    merges_pairs = True
+    traits = Traits(least_kept=half)
     runtime: ClassVar[frozenset[str]] = frozenset({"r", "inflect", "keep_rate"})
     tunable = Tunable("r", 0, None, per_layer="r", others=dict.fromkeys(("per", "blocks", "rule")))
 

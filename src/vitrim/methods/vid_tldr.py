@@ -12,9 +12,9 @@ from vitrim.core.assignment import Hard, Soft
 from vitrim.core.attention import MAP_BYTES, Attention, KnownMap, heads_at_once, map_is_faster
 from vitrim.core.block import Reducer, Step
 from vitrim.core.matching import alternate_cosines, match_alternate
-from vitrim.core.method import Fused, MethodConfig, Needs, Tunable, refuse_parts
+from vitrim.core.method import Fused, MethodConfig, Needs, Traits, Tunable, refuse_parts
 from vitrim.core.registry import register
-from vitrim.core.schedule import Amount, Fuse, at_blocks, check_blocks
+from vitrim.core.schedule import Amount, Fuse, at_blocks, check_blocks, half
 from vitrim.core.tokens import TokenState, changed, decision_dtype, no_gradient
 
 
@@ -42,7 +42,7 @@ class VidTLDR(MethodConfig):
     name = "vid_tldr"
     paper = "vid-TLDR: Training Free Token Merging for Light-weight Video Transformer (CVPR 2024)"
     kind = "merge"
-    merges_pairs = True
+    traits = Traits(least_kept=half)
     runtime: ClassVar[frozenset[str]] = frozenset({"r"})
     tunable = Tunable("r", 0, None, per_layer="r", places="blocks")
 

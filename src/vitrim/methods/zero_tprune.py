@@ -68,7 +68,6 @@ class ZeroTPrune(MethodConfig):
 
     name = "zero_tprune"
     paper = "Zero-TPrune: Zero-Shot Token Pruning through Leveraging of the Attention Graph (CVPR 2024)"
-    kind = "prune"
     runtime: ClassVar[frozenset[str]] = frozenset({"num_similar", "keep_rate"})
     tunable = Tunable(
         "keep_rate", 1.0, 0.05, digits=3, per_layer="keep_rate", places="blocks", others={"num_similar": 0}

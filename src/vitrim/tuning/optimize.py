@@ -277,7 +277,7 @@ def _open(
     if len(dataset) < LEAST:
         raise VitrimError(f"{dataset.source} has {len(dataset)} images, and {LEAST} are needed: ten for each third")
     for config in wanted or ():
-        if not config.training_free:
+        if not config.traits.training_free:
             raise VitrimError(
                 f"{config.name} learns parameters, which would be random here: name methods that need no training"
             )

@@ -52,7 +52,7 @@ def tsne(subject: Subject) -> FamilyResult:
         if not isinstance(method, Rejoins):
             continue
         forms = own_forms(subject, method) if subject.beside else method.rejoining()
-        if not method.training_free and subject.learned is None:
+        if not method.traits.training_free and subject.learned is None:
             result.notes.append(f"{method.describe()} has not learned its routers: it prunes at random")
         blocks = sum(amount is not None for amount in method.amounts(subject.num_layers)) - 1  # less the return
         most = POINTS // max(blocks, 1)
