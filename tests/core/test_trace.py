@@ -45,7 +45,7 @@ def test_a_new_forward_forgets_the_previous_one_at_once() -> None:
     trace.start(states[0])
     assert trace.call.final is None
     assert trace.call.latest is None
-    assert trace.call.states == ()
+    assert trace.call.states == (states[0],)
 
 
 @pytest.mark.parametrize("recording", [True, False])

@@ -133,13 +133,6 @@ class Reducer(nn.Module, Generic[C]):
         """The scores (B, P) by which `assign` ranks patches, the highest stay: for analysis. None if it ranks none."""
         return None
 
-    def fused_maps(self, assignment: Hard, attention: Attention, inputs: BlockInput) -> tuple[Tensor, Tensor] | None:
-        """The maps (B, H, M, M) that fused tokens get and that they would compute, for analysis; or None.
-
-        Arguments as of `attend_reduced`.
-        """
-        return None
-
     def forward(self, x: Tensor, attention: Attention | None, state: TokenState) -> Hard | Soft | None:
         # a module call, so that the MAC counter can attribute its cost to deciding
         if self.planned and self.num_removed(state) == 0:

@@ -395,7 +395,7 @@ class Reduction:
         if not self.config.is_adaptive():
             return self._planned()
         call = self._trace.call
-        if not self._trace.recording or not call.states or call.entered[0].config is not self.config:
+        if not self._trace.recording or call.final is None or call.entered[0].config is not self.config:
             return None  # only with the current options: `set` may have changed them since
         return recorded(call, self._blocks())
 
@@ -451,7 +451,7 @@ class Reduction:
         """The states of this thread's last forward: on entry, then after every block. Needs ``record``."""
         if not self._trace.recording:
             raise VitrimError("states are kept only when recording: vitrim.reduce_(..., record=True)")
-        if not self._trace.call.states:
+        if self._trace.call.final is None:
             raise VitrimError(f"no states yet: {NOT_RUN}")
         return self._trace.call.states
 

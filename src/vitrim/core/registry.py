@@ -36,7 +36,6 @@ from vitrim.errors import UnsupportedModelError, VitrimError, check_known, unkno
 
 C = TypeVar("C", bound=MethodConfig)
 H = TypeVar("H", bound=Host)
-V = TypeVar("V", bound=VisionLanguage)
 L = TypeVar("L", bound=Library)
 R = TypeVar("R")
 S = TypeVar("S", bound=Selector)
@@ -161,11 +160,6 @@ def register_host(*model_classes: str) -> Callable[[type[H]], type[H]]:
         VitrimError: a class has a host already.
     """
     return _HOSTS.register(model_classes)
-
-
-def register_vision_language(*model_classes: str) -> Callable[[type[V]], type[V]]:
-    """Class decorator: register a family of vision-language models for classes ``module.ClassName``."""
-    return _VISION_LANGUAGE.register(model_classes)
 
 
 def register_library(*names: str) -> Callable[[type[L]], type[L]]:

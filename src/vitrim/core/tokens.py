@@ -591,8 +591,7 @@ class Call:
         entered: what entered the first block, once per image size.
         latest: depth and state of the last block that ran.
         final: the state after the last block.
-        states: of a complete forward: the initial one, then one per block. Empty unless recording.
-        running: the same for an incomplete forward.
+        states: the initial one, then one per block that has run. Empty unless recording.
         attentions: of watched blocks.
         image_places: tokens of each image that last went to the language model; None before.
     """
@@ -605,7 +604,6 @@ class Call:
     latest: tuple[int, TokenState] | None = None
     final: TokenState | None = None
     states: tuple[TokenState, ...] = ()
-    running: tuple[TokenState, ...] = ()
     attentions: list[Note] = field(default_factory=list)
     image_places: list[ImagePlaces] | None = None
 
@@ -666,18 +664,16 @@ class Trace:
         call.once = None
         call.entered = (Entered(config, whole(state.size.shape[0]), state.initial_patches, state.grid),)
         call.latest = call.final = None
-        call.states = ()
-        call.running = (state,) if self.recording or state.asked.compact else ()
+        call.states = (state,) if self.recording or state.asked.compact else ()
 
     def leave(self, depth: int, state: TokenState, last: bool) -> None:
         """Record the state in which block ``depth`` left the tokens."""
         call = self._calls.own
         call.latest = (depth, state)
-        if call.running and len(call.running) == depth + 1:  # a recomputed block is already there
-            call.running = (*call.running, state)
+        if call.states and len(call.states) == depth + 1:  # a recomputed block is already there
+            call.states = (*call.states, state)
         if last:
             call.final = state
-            call.states = call.running
 
     @contextmanager
     def asking(self, asked: Asked) -> Iterator[list[Note]]:

@@ -205,7 +205,10 @@ class OneStepAhead(MCTFReducer):
         return reduced, out if rows is not None else assignment.pool(out, state.size), after
 
     def fused_maps(self, assignment: Hard, attention: Attention, inputs: BlockInput) -> tuple[Tensor, Tensor]:
-        """The attention map (B, H, M, M) that the fused tokens get, and the one that they would compute."""
+        """The attention map (B, H, M, M) that the fused tokens get, and the one that they would compute: for analysis.
+
+        Arguments as of `attend_reduced`.
+        """
         block, x, state, _, given = inputs
         reduced, after = assignment.apply(x, state)
         precise = block.project(reduced, after, None, given).probabilities()

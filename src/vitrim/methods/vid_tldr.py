@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from vitrim.core.assignment import Hard, Soft
-from vitrim.core.attention import MAP_BYTES, Attention, KnownMap, heads_at_once, map_is_faster
+from vitrim.core.attention import Attention, KnownMap, at_once, map_is_faster
 from vitrim.core.block import Reducer, Step
 from vitrim.core.matching import alternate_cosines, match_alternate
 from vitrim.core.method import Fused, MethodConfig, Needs, Traits, Tunable, refuse_parts
@@ -121,8 +121,7 @@ def sharpness(attention: Attention, size: Tensor | None) -> Tensor:
     n = attention.k.shape[2]
     step = heads
     if not (isinstance(attention, KnownMap) or torch.compiler.is_compiling()):
-        kind = "cpu" if attention.q.device.type in ("cpu", "meta") else "gpu"
-        step = heads_at_once(batch * m * n * decision_dtype(attention.q.dtype).itemsize, heads, MAP_BYTES[kind])
+        step = at_once(heads, batch * m * n * decision_dtype(attention.q.dtype).itemsize, attention.q.device)
     total: Tensor | None = None
     for first in range(0, heads, step):
         share = attention.narrow(1, first, min(step, heads - first)).probabilities()

@@ -15,7 +15,7 @@ from vitrim.analysis.statistics import BAND, columns_of, summary
 from vitrim.analysis.subject import EXAMPLES, Observer, Subject, reduced_blocks
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
-from vitrim.core.block import BlockInput, Reducer
+from vitrim.core.block import BlockInput
 from vitrim.core.tokens import TokenState
 from vitrim.measure.contestants import Contestant
 from vitrim.plots.charts import short
@@ -89,22 +89,21 @@ class _Maps(Observer):
         self.pictures: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
         for block in reduced_blocks(self.reduction):
             reducer = block.reducer
-            if type(reducer).fused_maps is not Reducer.fused_maps:
+            if hasattr(reducer, "fused_maps"):
                 # shadow the method of the class, on this private copy only
                 vars(reducer)["attend_reduced"] = partial(self._attend_reduced, reducer)
 
     def _attend_reduced(
         self,
-        reducer: Reducer[Any],
+        reducer: Any,
         assignment: Hard,
         attention: Attention,
         inputs: BlockInput,
     ) -> tuple[Tensor, Tensor, TokenState]:
         """Record both maps, then call the reducer's own ``attend_reduced``."""
-        found = reducer.fused_maps(assignment, attention, inputs) if inputs.rows is None else None
-        if found is not None:
-            depth = inputs.block.depth
-            given, precise = (one[:, :, 0].mean(1).double().cpu().numpy() for one in found)
+        if inputs.rows is None:
+            depth, maps = inputs.block.depth, reducer.fused_maps(assignment, attention, inputs)
+            given, precise = (one[:, :, 0].mean(1).double().cpu().numpy() for one in maps)
             self.numbers[depth].append(np.stack([np.abs(given - precise).mean(1), kl_nats(precise, given)], 1))
             # for pictures, spread a token's attention evenly over its patches
             after = assignment.advance(inputs.x, inputs.state)

@@ -43,7 +43,7 @@ class ReducedRowLayer(WindowBlock, ReducedLayer):
         assert isinstance(state, WindowState)
         x = ReducedBlock.outgoing(self, x, state)
         if self.last:
-            self.leave_states_of_images(state.windows)
+            self.leave_states_of_images()
         return x
 
     def projected(self, x: Tensor, state: TokenState, rows: int | None, given: Any) -> Attention:
