@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import timm
@@ -42,7 +42,7 @@ class Learned(vitrim.MethodConfig):
 
     name = "test_learned"
     rate: float = 0.5
-    runtime: ClassVar[frozenset[str]] = frozenset({"rate"})
+    runtime = frozenset({"rate"})
 
     def amounts(self, num_layers: int) -> list[Amount | None]:
         return keep_rate(self.rate, (1, 2), "floor_initial_power", num_layers)

@@ -409,7 +409,7 @@ class StagedConfig(MethodConfig):
         (3, 6, 9)
     """
 
-    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
+    runtime = frozenset({"keep_rate"})
     tunable = Tunable("keep_rate", 1.0, 0.05, digits=3, per_layer="keep_rate", places="blocks", first_place=0)
 
     keep_rate: Share | tuple[Share, ...] = Field(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field, model_validator
@@ -66,7 +66,7 @@ class ALGM(Adaptive):
     )
     kind = "merge"
     traits = Traits(batch_dependent=True, single_images=True)
-    runtime: ClassVar[frozenset[str]] = frozenset({"threshold"})
+    runtime = frozenset({"threshold"})
     tunable = Tunable("threshold", 1.0, 0.05, digits=4, similarity=True)
 
     threshold: float = Field(0.88, ge=-1.0, le=1.0, description="least mean cosine of a merged window")

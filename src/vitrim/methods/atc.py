@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ class ATC(StagedConfig):
     name = "atc"
     paper = "Agglomerative Token Clustering (ECCV 2024)"
     kind = "merge"
-    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate", "r", "linkage"})
+    runtime = frozenset({"keep_rate", "r", "linkage"})
     tunable = Tunable(
         "keep_rate",
         1.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -86,7 +86,7 @@ class ATM(Adaptive):
     traits = Traits(
         batch_dependent=True, single_images=True, least_kept=least_alternate, fixed_by=("freeze", "capacity")
     )
-    runtime: ClassVar[frozenset[str]] = frozenset({"alpha", "beta", "theta_min", "theta", "r"})
+    runtime = frozenset({"alpha", "beta", "theta_min", "theta", "r"})
     tunable = Tunable(
         "alpha", 1.0, 0.05, digits=4, similarity=True, fixed={"beta": 0.0, "theta_min": 0.0}, per_layer="theta"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -60,7 +60,7 @@ class ATS(MethodConfig):
 
     name = "ats"
     paper = "Adaptive Token Sampling for Efficient Vision Transformers (ECCV 2022)"
-    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate"})
+    runtime = frozenset({"keep_rate"})
     tunable = Tunable("keep_rate", 1.0, 0.05, digits=3)
 
     keep_rate: float = Field(1.0, gt=0.0, le=1.0, description="sample points per block, as a share of the patches")

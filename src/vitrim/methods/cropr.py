@@ -60,7 +60,7 @@ class Cropr(MethodConfig):
     name = "cropr"
     paper = "Token Cropr: Faster ViTs for Quite a Few Tasks (CVPR 2025)"
     traits = Traits(training_free=False)
-    runtime: ClassVar[frozenset[str]] = frozenset({"r"})
+    runtime = frozenset({"r"})
     tunable = Tunable("r", 0, None, per_layer="r", others={"per": None})
 
     r: Count | tuple[Count, ...] = Field(

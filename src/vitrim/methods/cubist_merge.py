@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from math import sqrt
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -47,7 +47,7 @@ class CubistMerge(MethodConfig):
     name = "cubist_merge"
     paper = "CubistMerge: Spatial-Preserving Token Merging For Diverse ViT Backbones (2025)"
     kind = "merge"
-    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate", "rows", "columns"})
+    runtime = frozenset({"keep_rate", "rows", "columns"})
     tunable = Tunable("keep_rate", 1.0, 0.25, digits=3)
 
     keep_rate: Share = Field(0.6, description="share of patches kept, in whole rows and columns")

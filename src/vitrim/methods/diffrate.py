@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -76,7 +75,7 @@ class DiffRate(MethodConfig):
     name = "diffrate"
     paper = "DiffRate: Differentiable Compression Rate for Efficient Vision Transformers (ICCV 2023)"
     kind = "mixed"
-    runtime: ClassVar[frozenset[str]] = frozenset({"r", "prune_kept", "merge_kept"})
+    runtime = frozenset({"r", "prune_kept", "merge_kept"})
     tunable = Tunable("r", 0, None, per_layer="r")
 
     prune_kept: tuple[int, ...] | None = Field(

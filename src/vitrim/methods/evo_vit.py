@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -72,7 +71,7 @@ class EvoViT(ScoredPruning):
     name = "evo_vit"
     paper = "Evo-ViT: Slow-Fast Token Evolution for Dynamic Vision Transformer (AAAI 2022)"
     traits = Traits(training_free=False)
-    runtime: ClassVar[frozenset[str]] = frozenset({"keep_rate", "blocks"})
+    runtime = frozenset({"keep_rate", "blocks"})
 
     keep_rate: Share | tuple[Share, ...] = Field(
         0.5, description="share of all patches that go through the blocks, or a list with one share per stage"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -56,7 +56,7 @@ class GTP(MethodConfig):
 
     name = "gtp"
     paper = "GTP-ViT: Efficient Vision Transformers via Graph-based Token Propagation (WACV 2024)"
-    runtime: ClassVar[frozenset[str]] = frozenset({"num_prop"})
+    runtime = frozenset({"num_prop"})
     tunable = Tunable("num_prop", 0, None, per_layer="num_prop", others={"per": None})
 
     num_prop: int | tuple[int, ...] = Field(8, description="patches removed per block, or a list with one per block")

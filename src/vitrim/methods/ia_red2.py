@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -58,7 +57,7 @@ class IARED2(Adaptive):
     name = "ia_red2"
     paper = "IA-RED2: Interpretability-Aware Redundancy Reduction for Vision Transformers (NeurIPS 2021)"
     traits = Traits(training_free=False, single_images=True)
-    runtime: ClassVar[frozenset[str]] = frozenset({"threshold", "stage"})
+    runtime = frozenset({"threshold", "stage"})
     tunable = Tunable("threshold", 0.0, 1.0, digits=4)
 
     blocks: tuple[int, ...] | None = Field(None, description="first block of each group, 0-based; default three groups")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -75,7 +75,7 @@ class MCTF(MethodConfig):
     paper = "Multi-criteria Token Fusion with One-step-ahead Attention for Efficient Vision Transformers (CVPR 2024)"
     kind = "merge"
     traits = Traits(least_kept=half)
-    runtime: ClassVar[frozenset[str]] = frozenset({"r"})
+    runtime = frozenset({"r"})
     tunable = Tunable("r", 0, None, per_layer="r", places="blocks")
 
     r: Fused | tuple[Fused, ...] = Field(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ class SoftMixing(StagedConfig):
 
     kind = "soft"
     traits = Traits(training_free=False)
-    runtime: ClassVar[frozenset[str]] = frozenset()
+    runtime = frozenset()
 
     def tokens_at(self, layer: Layer) -> tuple[int, int]:
         """Patches entering and leaving ``layer`` at the model's own image size."""

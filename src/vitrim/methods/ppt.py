@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -50,7 +49,7 @@ class PPT(MethodConfig):
     paper = "PPT: Token Pruning and Pooling for Efficient Vision Transformers (2023)"
     kind = "mixed"
     traits = Traits(least_kept=half)
-    runtime: ClassVar[frozenset[str]] = frozenset({"r", "threshold", "spread"})
+    runtime = frozenset({"r", "threshold", "spread"})
     tunable = Tunable("r", 0, None, per_layer="r", places="blocks")
 
     r: Fused | tuple[Fused, ...] = Field(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -56,7 +56,7 @@ class SAINT(Adaptive):
     name = "saint"
     paper = "Similarity-Aware Token Pruning: Your VLM but Faster (2025)"
     traits = Traits(single_images=True, least_kept=odd_places)
-    runtime: ClassVar[frozenset[str]] = frozenset({"threshold", "neighbours", "gamma"})
+    runtime = frozenset({"threshold", "neighbours", "gamma"})
     tunable = Tunable(
         "threshold",
         1.0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -43,7 +43,7 @@ class ToMe(MethodConfig):
     paper = "Token Merging: Your ViT But Faster (ICLR 2023)"
     kind = "merge"
     traits = Traits(least_kept=half)
-    runtime: ClassVar[frozenset[str]] = frozenset({"r", "inflect", "keep_rate"})
+    runtime = frozenset({"r", "inflect", "keep_rate"})
     tunable = Tunable("r", 0, None, per_layer="r", others=dict.fromkeys(("per", "blocks", "rule")))
 
     r: int | tuple[int, ...] = Field(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -43,7 +43,7 @@ class VidTLDR(MethodConfig):
     paper = "vid-TLDR: Training Free Token Merging for Light-weight Video Transformer (CVPR 2024)"
     kind = "merge"
     traits = Traits(least_kept=half)
-    runtime: ClassVar[frozenset[str]] = frozenset({"r"})
+    runtime = frozenset({"r"})
     tunable = Tunable("r", 0, None, per_layer="r", places="blocks")
 
     r: Fused | tuple[Fused, ...] = Field(

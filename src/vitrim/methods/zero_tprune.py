@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field, model_validator
@@ -68,7 +68,7 @@ class ZeroTPrune(MethodConfig):
 
     name = "zero_tprune"
     paper = "Zero-TPrune: Zero-Shot Token Pruning through Leveraging of the Attention Graph (CVPR 2024)"
-    runtime: ClassVar[frozenset[str]] = frozenset({"num_similar", "keep_rate"})
+    runtime = frozenset({"num_similar", "keep_rate"})
     tunable = Tunable(
         "keep_rate", 1.0, 0.05, digits=3, per_layer="keep_rate", places="blocks", others={"num_similar": 0}
     )
