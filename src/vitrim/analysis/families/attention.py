@@ -15,7 +15,7 @@ from vitrim.analysis.statistics import BAND, columns_of, summary
 from vitrim.analysis.subject import EXAMPLES, Observer, Subject, reduced_blocks
 from vitrim.core.assignment import Hard
 from vitrim.core.attention import Attention
-from vitrim.core.block import BlockInput
+from vitrim.core.block import BlockInput, Reducer
 from vitrim.core.tokens import TokenState
 from vitrim.measure.contestants import Contestant
 from vitrim.plots.charts import short
@@ -110,7 +110,8 @@ class _Maps(Observer):
             source, size = after.source[:, after.num_prefix :].cpu().numpy(), after.size.double().cpu().numpy()
             shares = (np.take_along_axis(one / size, np.maximum(source, 0), axis=1) for one in (given, precise))
             self.pictures[depth].append(np.stack([np.where(source >= 0, one, np.nan) for one in shares], 1))
-        return type(reducer).attend_reduced(reducer, assignment, attention, inputs)
+        kind: type[Reducer[Any]] = type(reducer)
+        return kind.attend_reduced(reducer, assignment, attention, inputs)
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
