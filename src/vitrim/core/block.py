@@ -240,7 +240,7 @@ class ReducedBlock(nn.Module):
     """Attention and MLP read the same tokens: x + attention(x) + mlp(x). The site ``between`` then acts at the end
     of the block, with this block's attention."""
     call_class: ClassVar[type[Call]] = Call
-    """What a forward keeps; a subclass for a family whose blocks share more, such as tables or attention maps."""
+    """The record of a forward; a subclass for a family whose blocks share more, such as tables or attention maps."""
     plain: ClassVar[bool] = False
     """The host's own forward takes tokens only and equals `step` where the logits get no bias."""
 

@@ -136,7 +136,7 @@ class Needs(NamedTuple):
 
 @dataclass(frozen=True)
 class Traits:
-    """What holds for a method whatever its options; a method states only what differs.
+    """Facts about a method that hold whatever its options; a method states only what differs.
 
     Attributes:
         training_free: it learns nothing.

@@ -266,7 +266,7 @@ def is_traced() -> bool:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a forward is to return besides its output, fixed when it begins (`Trace.asking`).
+    """The outputs that a forward is asked for besides its own, fixed when it begins (`Trace.asking`).
 
     Attributes:
         full_grids: all N0 tokens after every block, un-merged (dense outputs): merged ones as copies of their group,
@@ -650,7 +650,7 @@ class Trace:
 
     @property
     def asked(self) -> Asked:
-        """What this thread's next forward is asked for."""
+        """The outputs that this thread's next forward is asked for."""
         call = self._calls.own
         return call.asked if call.once is None else call.asked | call.once
 
