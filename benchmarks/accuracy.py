@@ -44,7 +44,7 @@ def cuts(given: argparse.Namespace) -> None:
     photos.transform = eval_transform(model)
     images, _ = next(iter(batches(photos, CHOSEN_ON, limit=CHOSEN_ON)))
     dense = profile_of(model, None, images).macs.total
-    free = [name for name, kind in methods().items() if kind.training_free and name != "none"]
+    free = [name for name, kind in methods().items() if kind.traits.training_free and name != "none"]
     source, _, split = given.data.partition(":")
     data = vitrim.DataSpec(source, split=split or None, limit=given.limit, batch_size=given.batch_size)
     reports = {}
